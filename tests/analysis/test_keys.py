@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtrace.analysis.keys import grouped, pack, sort_groups
+from commtrace.analysis.keys import find_rows, grouped, pack, sort_groups
 from commtrace.trace.order import stable_order
 
 anything = st.integers(-(2**63), 2**63 - 1)
@@ -44,3 +44,10 @@ def test_keys_are_numbered_in_their_order(keys: list[int]) -> None:
     assert [keys[at] for at in first] == sorted(set(keys))
     assert [keys.index(keys[at]) for at in first] == first.tolist()
     assert [keys[first[at]] for at in number] == keys
+
+
+@given(st.lists(st.tuples(small, small), max_size=8), st.lists(st.tuples(small, small), max_size=8))
+def test_rows_are_found_among_the_known_ones(known: list[tuple[int, int]], wanted: list[tuple[int, int]]) -> None:
+    columns = (np.array(rows, np.int64).reshape(-1, 2).T for rows in (known, wanted))
+
+    assert find_rows(*columns).tolist() == [known.index(row) if row in known else -1 for row in wanted]

@@ -9,8 +9,12 @@ computing the times again answers what would have happened.
 >>> graph.times(np.array([5, 7, 4])).tolist()
 [0, 5, 9]
 
-Nodes are processed level by level, all nodes of a level (of all ranks and all steps) at once. Weights may have a second
-dimension: one column per scenario.
+Nodes are processed level by level, all nodes of a level at once. Weights may have a second dimension: one column per
+scenario, or per step of steps that do the same.
+
+>>> steps = graph_of_steps(np.array([0, 2]), np.array([1, 3]), np.array([0, 0, 1, 1]))
+>>> steps.times(np.array([5, 7])).tolist()
+[0, 5, 0, 7]
 """
 
 from __future__ import annotations
@@ -21,10 +25,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from commtrace.analysis.keys import concatenated_ranges, pack
 from commtrace.errors import CommtraceError
+from commtrace.trace.blocks import bounds_of
 from commtrace.trace.order import stable_order
 from commtrace.trace.spans import Int64
 
@@ -39,15 +43,11 @@ class ReplayGraph:
 
     Attributes:
         num_nodes: nodes are numbered from 0.
-        num_edges: how many edges there are.
-        copies: of how many equal graphs it consists, which are replayed at once, each in a column of its own.
     """
 
     num_nodes: int
-    num_edges: int
     _order: _Order
     _levels: tuple[_Level, ...]
-    copies: int = 1
 
     @classmethod
     def from_edges(cls, num_nodes: int, sources: Int64, targets: Int64) -> ReplayGraph:
@@ -60,81 +60,101 @@ class ReplayGraph:
         level = _levels(num_nodes, sources, targets, degree)
         # Nodes that as many edges lead to stand together within their level.
         node_order = stable_order(pack((level, degree)))
-        position = inverse(node_order)
+        position = np.empty(num_nodes, np.int64)
+        position[node_order] = np.arange(num_nodes)
         blocks = _Blocks.of(level[node_order], degree[node_order])
         edge_order = blocks.edges(stable_order(targets), (np.cumsum(degree) - degree)[node_order])
         levels = tuple(blocks.levels(position[sources[edge_order]]))
-        return cls(num_nodes, len(sources), _Order(edge_order, node_order, position), levels)
+        return cls(num_nodes, _Order(edge_order, node_order, position), levels)
 
-    def repeated(self, nodes: Int64, edges: Int64) -> ReplayGraph:
-        """Copies of this graph; these are, row by row, the numbers of the nodes and edges of each."""
-        new = nodes.T.take(self._order.nodes, axis=0).reshape(-1)
-        order = _Order(edges.T.take(self._order.edges, axis=0).reshape(-1), new, inverse(new))
-        return ReplayGraph(nodes.size, edges.size, order, self._levels, len(nodes))
-
-    def times(
-        self, weights: npt.NDArray[np.int64], origins: Int64 | None = None, nodes: Int64 | None = None
-    ) -> npt.NDArray[np.int64]:
+    def times(self, weights: Int64, origins: Int64 | None = None) -> Int64:
         """Return the instant of every node.
 
         Args:
             weights: per edge; of shape (edges,) or (edges, scenarios).
-            origins: per node, the instant of those without an edge into them; 0 by default.
-            nodes: only the instants of these are wanted.
+            origins: per node, the instant of those without an edge into them; 0 by default. Shaped like the weights.
 
         Returns:
             Instants of shape (nodes,) or (nodes, scenarios).
         """
-        scenarios = weights.shape[1:]
-        columns = (self.copies, *scenarios) if self.copies > 1 else scenarios
-        times: npt.NDArray[np.int64] = np.empty((self.num_nodes, *scenarios), np.int64)
-        roots = self._order.nodes[: self._num_roots]
-        times[: len(roots)] = 0 if origins is None else origins[roots].reshape(-1, *(1 for _ in scenarios))
-        self._replay(weights.take(self._order.edges, axis=0).reshape(-1, *columns), times.reshape(-1, *columns))
-        return times.take(self._order.position if nodes is None else self._order.position[nodes], axis=0)
-
-    @property
-    def _num_roots(self) -> int:
-        """Nodes that no edge leads to, the first ones in the order of replay."""
-        return self._levels[0].blocks[0][1].start * self.copies if self._levels else self.num_nodes
-
-    def _replay(self, weights: npt.NDArray[np.int64], times: npt.NDArray[np.int64]) -> None:
-        """Fill in the times of all nodes that edges lead to; both in the order of replay, of shape (…, columns)."""
-        columns = times.shape[1:]
+        columns = weights.shape[1:]
+        times: Int64 = np.zeros((self.num_nodes, *columns), np.int64)
+        if origins is not None:
+            roots = self._levels[0].blocks[0].nodes.start if self._levels else self.num_nodes
+            times[:roots] = origins[self._order.nodes[:roots]]
+        ordered = weights[self._order.edges]
         for level in self._levels:
-            arrivals = times.take(level.sources, axis=0)
-            arrivals += weights[level.edges]
-            for degree, nodes, edges in level.blocks:
-                if degree == 1:
-                    times[nodes] = arrivals[edges]
-                else:
-                    arrivals[edges].reshape(degree, -1, *columns).max(axis=0, out=times[nodes])
+            arrivals = times[level.sources] + ordered[level.edges]
+            for block in level.blocks:
+                times[block.nodes] = arrivals[block.edges].reshape(block.degree, -1, *columns).max(axis=0)
+        return times[self._order.position]
 
 
 @dataclass(frozen=True, slots=True)
-class JoinedGraph:
-    """Graphs without an edge between them.
+class StepsGraph:
+    """The graphs of steps, without an edge between two steps; those that are alike are ordered and replayed at once."""
+
+    num_nodes: int
+    _parts: tuple[_AlikeSteps, ...]
+
+    def times(self, weights: Int64, origins: Int64 | None = None) -> Int64:
+        """Return the instant of every node; see :meth:`ReplayGraph.times`."""
+        times = np.empty(self.num_nodes, np.int64)
+        for part in self._parts:
+            times[part.nodes] = part.graph.times(weights[part.edges], None if origins is None else origins[part.nodes])
+        return times
+
+
+class _AlikeSteps(NamedTuple):
+    """Steps in which the same events depend on one another in the same way.
 
     Attributes:
-        edges, nodes: of each graph, the numbers that its edges and nodes have in the whole.
+        graph: of one of them.
+        edges, nodes: the numbers that its edges and nodes have in the whole, one column per step.
     """
 
-    graphs: tuple[ReplayGraph, ...]
-    edges: tuple[Int64, ...]
-    nodes: tuple[Int64, ...]
+    graph: ReplayGraph
+    edges: Int64
+    nodes: Int64
 
-    @property
-    def num_nodes(self) -> int:
-        return sum(graph.num_nodes for graph in self.graphs)
 
-    def times(
-        self, weights: npt.NDArray[np.int64], origins: Int64 | None = None, nodes: Int64 | None = None
-    ) -> npt.NDArray[np.int64]:
-        """Return the instant of every node; see :meth:`ReplayGraph.times`."""
-        times = np.empty((self.num_nodes, *weights.shape[1:]), np.int64)
-        for graph, edges, own in zip(self.graphs, self.edges, self.nodes, strict=True):
-            times[own] = graph.times(weights[edges], None if origins is None else origins[own])
-        return times if nodes is None else times[nodes]
+def graph_of_steps(sources: Int64, targets: Int64, step: Int64) -> StepsGraph:
+    """Return the graph that has an edge from each of ``sources`` to each of ``targets``, both of one step.
+
+    Which events depend on which is the same in nearly all steps of a job. Steps are alike if their edges are, in any
+    order. ``step`` is of each node, from 0.
+
+    Raises:
+        ReplayError: the edges form a circle.
+    """
+    nodes, sizes = stable_order(step), np.bincount(step)
+    node_bounds = bounds_of(sizes)
+    within = np.empty(len(step), np.int64)
+    within[nodes] = np.arange(len(step)) - np.repeat(node_bounds[:-1], sizes)
+    step_of_edge = step[sources]
+    edges = stable_order(pack((step_of_edge, within[sources], within[targets])))
+    edge_bounds = bounds_of(np.bincount(step_of_edge, minlength=len(sizes)))
+    own_nodes = [nodes[first:end] for first, end in pairwise(node_bounds)]
+    own_edges = [edges[first:end] for first, end in pairwise(edge_bounds)]
+
+    alike: dict[tuple[int, bytes, bytes], list[int]] = {}
+    for number, (own, size) in enumerate(zip(own_edges, sizes.tolist(), strict=True)):
+        ends = within[sources[own]].tobytes(), within[targets[own]].tobytes()
+        alike.setdefault((size, *ends), []).append(number)
+    parts = []
+    for numbers in (several for several in alike.values() if len(several) > 1):
+        first = own_edges[numbers[0]]
+        graph = ReplayGraph.from_edges(int(sizes[numbers[0]]), within[sources[first]], within[targets[first]])
+        columns = (np.stack([own[number] for number in numbers], axis=1) for own in (own_edges, own_nodes))
+        parts.append(_AlikeSteps(graph, *columns))
+    others = [numbers[0] for numbers in alike.values() if len(numbers) == 1]
+    if others:  # steps that are like no other one, together
+        own_node, own_edge = (np.concatenate([own[number] for number in others]) for own in (own_nodes, own_edges))
+        position = np.empty(len(step), np.int64)
+        position[own_node] = np.arange(len(own_node))
+        graph = ReplayGraph.from_edges(len(own_node), position[sources[own_edge]], position[targets[own_edge]])
+        parts.append(_AlikeSteps(graph, own_edge[:, np.newaxis], own_node[:, np.newaxis]))
+    return StepsGraph(len(step), tuple(parts))
 
 
 class _Order(NamedTuple):
@@ -155,13 +175,26 @@ class _Level(NamedTuple):
 
     Attributes:
         edges: those that lead to them; ``sources`` is where each comes from.
-        blocks: of nodes with equally many edges: how many, which nodes, and their edges among those of the level:
-            first one of each node, then the second one of each, ….
+        blocks: nodes with equally many edges.
     """
 
     edges: slice
     sources: Int64
-    blocks: tuple[tuple[int, slice, slice], ...]
+    blocks: tuple[_Block, ...]
+
+
+class _Block(NamedTuple):
+    """Nodes of a level with equally many edges.
+
+    Attributes:
+        degree: how many.
+        nodes: which.
+        edges: among those of the level: first one of each node, then the second one of each, ….
+    """
+
+    degree: int
+    nodes: slice
+    edges: slice
 
 
 class _Blocks(NamedTuple):
@@ -179,7 +212,6 @@ class _Blocks(NamedTuple):
 
     @classmethod
     def of(cls, level: Int64, degree: Int64) -> _Blocks:
-        """From the ordered nodes."""
         head = np.ones(len(level), np.bool_)
         head[1:] = (level[1:] != level[:-1]) | (degree[1:] != degree[:-1])
         first = np.flatnonzero(head)
@@ -188,8 +220,7 @@ class _Blocks(NamedTuple):
         return cls(node, edge, level[first], degree[first])
 
     def edges(self, by_target: Int64, first: Int64) -> Int64:
-        """Return the order of edges that blocks need: the first one into each of their nodes, then the second of each,
-        ….
+        """Return the edges in the order of the blocks: first one into each of their nodes, then the second of each, ….
 
         Args:
             by_target: edges by the node that they lead to.
@@ -202,7 +233,7 @@ class _Blocks(NamedTuple):
             if not degree:
                 continue
             own = first[begin:end]
-            nth = own if degree == 1 else (own + np.arange(degree)[:, None]).reshape(-1)
+            nth = (own + np.arange(degree)[:, None]).reshape(-1)
             order[edge : edge + len(nth)] = by_target[nth]
         return order
 
@@ -213,17 +244,10 @@ class _Blocks(NamedTuple):
         for first, end in pairwise(changes[1:]):
             begin = edge[first]
             blocks = tuple(
-                (degrees[at], slice(node[at], node[at + 1]), slice(edge[at] - begin, edge[at + 1] - begin))
+                _Block(degrees[at], slice(node[at], node[at + 1]), slice(edge[at] - begin, edge[at + 1] - begin))
                 for at in range(first, end)
             )
             yield _Level(slice(begin, edge[end]), sources[begin : edge[end]], blocks)
-
-
-def inverse(order: Int64) -> Int64:
-    """Return where each number stands in an order."""
-    position = np.empty(len(order), np.int64)
-    position[order] = np.arange(len(order))
-    return position
 
 
 def _levels(num_nodes: int, sources: Int64, targets: Int64, degree: Int64) -> Int64:

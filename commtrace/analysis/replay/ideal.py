@@ -10,24 +10,22 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.keys import grouped, pack
-from commtrace.analysis.replay.joins import Transfers
-from commtrace.analysis.replay.peers import Float64, grouped_median
+from commtrace.analysis.replay.edges import Transfers
 from commtrace.analysis.replay.program import Program
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD, Segments
+from commtrace.analysis.statistics import Float64, grouped_median
 from commtrace.trace.spans import Bool, Int64
 
 
 def mean_segments(program: Program) -> Int64:
-    """Of each segment, the mean over all segments that are the same work, ns."""
+    """Return, for each segment, the mean over all segments that are the same work, ns."""
     work = program.work
     total = np.bincount(work, program.segments.total_ns.astype(np.float64))
     return np.asarray(np.rint((total / np.bincount(work))[work]), np.int64)
 
 
 def equal_stages(program: Program, means: Int64) -> Int64:
-    """Return these means, scaled so that forwards (and backwards) of all stages and chunks take the mean of all of
-    them.
-    """
+    """Return these means, scaled so that phases of all stages and chunks take the mean of all of them."""
     if not len(means):
         return means
     segments, work = program.segments, program.work
@@ -37,15 +35,15 @@ def equal_stages(program: Program, means: Int64) -> Int64:
     kind = segments.kind[example]
     phase = np.isin(kind, (FORWARD, BACKWARD))
     place = pack([kind, *(np.where(phase, column[example], -1) for column in (segments.stage, segments.chunk))])
-    first_of_phase = _first_of_phase(segments)
+    is_first = first_of_phase(segments)
     total_ns = segments.total_ns.astype(np.float64)
-    here, everywhere = (_mean_of_phase(own, work, first_of_phase, total_ns) for own in (place, kind))
+    here, everywhere = (_mean_of_phase(own, work, is_first, total_ns) for own in (place, kind))
     scale = np.where(phase & (here > 0), everywhere / np.maximum(here, 1e-9), 1.0)
     return np.asarray(np.rint(means * scale[work]), np.int64)
 
 
 def median_transfers(program: Program) -> Int64:
-    """Of each transfer, the median over those of the same operation, size and number of participants, ns."""
+    """Return, for each transfer, the median over those that are alike (:func:`transfer_keys`), ns."""
     transfers = program.transfers
     if not len(transfers):
         return np.zeros(0, np.int64)
@@ -59,7 +57,7 @@ def transfer_keys(transfers: Transfers) -> Int64:
     return pack([transfers.name, transfers.bytes, transfers.participants])
 
 
-def _first_of_phase(segments: Segments) -> Bool:
+def first_of_phase(segments: Segments) -> Bool:
     """Return the first segment of each phase, whose segments are neighbours."""
     first = np.ones(len(segments), np.bool_)
     first[1:] = segments.instance[1:] != segments.instance[:-1]
@@ -69,7 +67,7 @@ def _first_of_phase(segments: Segments) -> Bool:
 
 
 def _mean_of_phase(group: npt.NDArray[np.integer], work: Int64, first_of_phase: Bool, total_ns: Float64) -> Float64:
-    """Of each work, which is of one of these groups: what a whole phase of its group takes in the mean."""
+    """Return, for each work, what a whole phase of its group takes in the mean."""
     _, of_work = grouped(group)
     index = of_work.take(work)
     total = np.bincount(index, total_ns)

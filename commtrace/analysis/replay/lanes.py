@@ -14,11 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from commtrace.analysis.breakdown.intervals import IntervalUnion, distinct
-from commtrace.analysis.keys import pack
+from commtrace.analysis.keys import find_rows, pack
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.operations import SYNCHRONISING, codes_named, communication_rows
-from commtrace.analysis.replay.lane_rows import LaneRows
-from commtrace.analysis.replay.segments import Phases, Pieces, Segments, find_segments, narrow
+from commtrace.analysis.replay.segments import LaneRows, Phases, Pieces, Segments, find_segments, narrow
 from commtrace.analysis.replay.step_bounds import StepBounds
 from commtrace.trace import schema
 from commtrace.trace.blocks import bounds_of
@@ -177,9 +176,7 @@ def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, bounds: StepBoun
 
 
 def concatenate_lanes(parts: Sequence[ReadLanes]) -> ReadLanes:
-    """Return the lanes of several parts of a run as those of one, in the order of the parts."""
-    if len(parts) == 1:
-        return parts[0]
+    """Return the lanes of several parts of a run as those of one."""
     nodes, pieces, segments, starts = (
         bounds_of([len(column) for column in columns])
         for columns in zip(
@@ -204,7 +201,6 @@ def concatenate_lanes(parts: Sequence[ReadLanes]) -> ReadLanes:
 
 
 def _numbered_from(lanes: Lanes, node: int, piece: int, segment: int, start: int) -> Lanes:
-    """Return the lanes with their nodes, pieces, segments and starts numbered from these on."""
     starts, waits = lanes.starts, lanes.waits
     return replace(
         lanes,
@@ -222,15 +218,11 @@ def _concatenated(kind: type[_Columns], parts: Sequence[_Columns]) -> _Columns:
 
 
 def _stalls(rows: LaneRows, steps: IntervalUnion) -> tuple[Int64, IntervalUnion]:
-    """Return rows of the stalls in the steps, in order, and when they were; of those that overlap only the first is
-    kept.
-
-    A communication that took no time has no stall, and yet the lane needed it to go on, and would have had to wait
-    had others been later: its own row stands for that wait.
-    """
+    """Return rows of the stalls in the steps, in order, and when they were; of those that overlap only the first."""
     spans = rows.spans
     stalls = np.flatnonzero(spans.kind == schema.STALL)
     stalls = stalls[steps.holding(rows.start(stalls)) >= 0]
+    # A communication that took no time has no stall, but the lane would have waited had others been later.
     instants = _instants(rows, steps, stalls)
     chosen = np.sort(np.concatenate([stalls, instants])) if len(instants) else stalls
     start, end = rows.start(chosen), rows.end(chosen)
@@ -287,8 +279,7 @@ def _begins(rows: LaneRows, numbers: Int64, intervals: IntervalUnion) -> _Begins
     number = rows.spans.step[found]
     step = np.minimum(np.searchsorted(numbers, number), len(numbers) - 1)
     wanted = numbers[step] == number
-    if not wanted.all():
-        found, step = found[wanted], step[wanted]
+    found, step = found[wanted], step[wanted]
     rank = rows.of_row[found]
     interval = rank * len(numbers) + step
     time = rows.spans.start[found] + rows.shift[rank]
@@ -299,29 +290,17 @@ def _begins(rows: LaneRows, numbers: Int64, intervals: IntervalUnion) -> _Begins
 def _waits(rows: LaneRows, own: Int64, interval: Int64, num_steps: int, node: Int64, begins: _Begins) -> Waits:
     spans, index = rows.spans, rows.of_row.take(own)
     # Rows that are communications themselves stand for a wait without a length.
+    begun_ids = spans.id[begins.row]
     waited_for = np.where(spans.kind[own] == schema.STALL, spans.stalled_on[own], spans.id[own])
     return Waits(
         rank=narrow(rows.ranks).take(index),
         row=narrow(own - rows.first.take(index)),
         step=narrow(interval % num_steps),
         node=node,
-        launch=_launch(begins.interval, spans.id[begins.row], interval, waited_for),
+        launch=np.where(waited_for >= 0, find_rows((begins.interval, begun_ids), (interval, waited_for)), -1),
         start=spans.start[own],
         end=spans.end[own],
     )
-
-
-def _launch(interval: Int64, ids: Int64, wanted_interval: Int64, wanted_id: Int64) -> Int64:
-    """Return which of the launches in these intervals, with these ids, each wanted one is; −1 for none."""
-    if not len(ids) or not len(wanted_id):
-        return np.full(len(wanted_id), -1)
-    key = pack([np.concatenate([interval, wanted_interval]), np.concatenate([ids, wanted_id])])
-    offered, wanted = key[: len(ids)], key[len(ids) :]
-    order = None if (offered[1:] > offered[:-1]).all() else stable_order(offered)
-    ordered = offered if order is None else offered.take(order)
-    found = np.minimum(np.searchsorted(ordered, wanted), len(ids) - 1)
-    same = (ordered.take(found) == wanted) & (wanted_id >= 0)
-    return np.where(same, found if order is None else order.take(found), -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,11 +323,13 @@ class _Places:
     def starts(self, piece_start: Int64, end: Int64) -> Starts:
         """Return where they start.
 
-        One that starts while the lane stands still starts a fixed time after that stall began: a stall begins a little
-        before the device starts the operation that it waits for.
+        A stall begins a little before the device starts its operation: that starts a fixed time after the stall began.
         """
         begun = np.searchsorted(self.stalls.start, self.begins.time, side="left") + self._instants_before()
-        in_step = np.maximum(begun - self.stalls_before[self.begins.interval], 0)
+        # One that starts as its step ends is not behind the waits that lie at that instant in the next step.
+        interval = self.begins.interval
+        begun = np.clip(begun, self.stalls_before[interval], self.stalls_before[interval + 1])
+        in_step = begun - self.stalls_before[interval]
         stalled = np.zeros(len(self.begins.time), np.bool_)
         anchor = self.begins.time
         if len(self.stalls):
@@ -356,14 +337,13 @@ class _Places:
             stalled = (in_step > 0) & (self.begins.time < self.stalls.end[newest])
             anchor = np.where(stalled, self.stalls.start[newest], self.begins.time)
         return Starts(
-            node=self.first_node[self.begins.interval] + in_step - stalled,
+            node=self.first_node[interval] + in_step - stalled,
             piece=np.searchsorted(piece_start, anchor, side="left"),
             extra_ns=self.begins.time - anchor,
             end=end,
         )
 
     def launches(self, matches: Matches) -> Launches:
-        """Return what they are."""
         rows, spans = self.rows, self.rows.spans
         bounds = np.searchsorted(self.begins.row, rows.first)
         bucket, complete, last_start = self._matched(matches, bounds)
@@ -391,7 +371,7 @@ class _Places:
         )
 
     def _instants_before(self) -> Int64 | int:
-        """Return how many waits without a length lie at the very instant of each and before it in the order of rows."""
+        """Return how many waits without a length lie at the very instant of each, before it in the order of rows."""
         instant = self.stalls.end == self.stalls.start
         moments = np.unique(self.stalls.start[instant])
         if not len(moments):

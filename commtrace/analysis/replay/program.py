@@ -14,7 +14,8 @@ the measured durations gives the measured times back; replaying others answers "
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 from typing import Any
 
@@ -22,13 +23,19 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.matching.match import Matches
-from commtrace.analysis.replay.edges import Edges, StallNodes, connect, work_between, worked_before
-from commtrace.analysis.replay.graph import JoinedGraph, ReplayError, ReplayGraph
-from commtrace.analysis.replay.joins import Joins, Transfers, join_launches
-from commtrace.analysis.replay.lane_rows import LaneRows
+from commtrace.analysis.replay.edges import (
+    Edges,
+    Joins,
+    StallNodes,
+    Transfers,
+    connect,
+    join_launches,
+    work_between,
+    worked_before,
+)
+from commtrace.analysis.replay.graph import ReplayError, StepsGraph, graph_of_steps
 from commtrace.analysis.replay.lanes import Lanes, ReadLanes, concatenate_lanes, read_lanes
-from commtrace.analysis.replay.repeated_steps import graph_of_steps
-from commtrace.analysis.replay.segments import Segments, same_work
+from commtrace.analysis.replay.segments import LaneRows, Segments, same_work
 from commtrace.analysis.replay.step_bounds import StepBounds
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
@@ -47,7 +54,7 @@ class Program:
         work: of each segment, a number from 0 that those share which are the same work (:func:`same_work`).
     """
 
-    graph: ReplayGraph | JoinedGraph
+    graph: StepsGraph
     edges: Edges
     segments: Segments
     transfers: Transfers
@@ -68,51 +75,40 @@ class Program:
         transfer_ns: npt.NDArray[np.int64] | None = None,
         origins: Int64 | None = None,
     ) -> Int64:
-        """Instants of all nodes with these durations; the measured ones where None.
+        """Return instants of all nodes with these durations; the measured ones where None.
 
-        Args:
-            segment_ns: per segment, what it shall last.
-            transfer_ns: per transfer.
-            origins: instants of ``first_node``, shape (ranks, steps); all 0 by default.
+        ``origins`` are those of ``first_node``, shape (ranks, steps); 0 by default.
         """
         return self.graph.times(self._weights(self._work_ns(segment_ns), transfer_ns), self._origins(origins))
 
     def stall_waits(self, chosen: Int64, segment_ns: Int64 | None = None, transfer_ns: Int64 | None = None) -> Int64:
-        """Of each of these stalls, how long the lane stood before the last participant had started.
+        """Return how long the lane stood in each of these stalls before the last participant had started.
 
         Every step of every rank starts when it was measured to start.
         """
         work_ns = self._work_ns(segment_ns)
         stalls, lane_edge = self.stalls, self.stalls.lane_edge[chosen]
         join = stalls.join_node[chosen]
-        before, joined, after = self.graph.times(
-            self._weights(work_ns, transfer_ns),
-            self._origins(self.start_ns),
-            np.concatenate([self.edges.source[lane_edge], np.maximum(join, 0), stalls.node[chosen]]),
-        ).reshape(3, -1)
-        begin = before + work_ns[lane_edge]
-        ready = np.where(join >= 0, joined, begin)
-        return np.asarray(np.maximum(np.minimum(ready, after) - begin, 0))
+        times = self.graph.times(self._weights(work_ns, transfer_ns), self._origins(self.start_ns))
+        begin = times[self.edges.source[lane_edge]] + work_ns[lane_edge]
+        ready = np.where(join >= 0, times[join], begin)
+        return np.asarray(np.maximum(np.minimum(ready, times[stalls.node[chosen]]) - begin, 0))
 
     def step_times(
         self, segment_ns: npt.NDArray[np.int64] | None = None, transfer_ns: npt.NDArray[np.int64] | None = None
     ) -> Int64:
-        """Replayed duration of every step, ns: the latest end of all ranks after a common start."""
-        weights = self._weights(self._work_ns(segment_ns), transfer_ns)
-        return np.asarray(
-            self.graph.times(weights, nodes=self.last_node.reshape(-1)).reshape(self.last_node.shape).max(axis=0)
-        )
+        """Return the replayed duration of every step, ns: the latest end of all ranks after a common start."""
+        times = self.graph.times(self._weights(self._work_ns(segment_ns), transfer_ns))
+        return np.asarray(times[self.last_node].max(axis=0))
 
     def measured_step_times(self) -> Int64:
-        """Recorded duration of every step, ns: the mean over ranks."""
+        """Return the recorded duration of every step, ns: the mean over ranks."""
         return np.asarray(np.rint((self.end_ns - self.start_ns).mean(axis=0)), np.int64)
 
     def scaled_pieces(self, segment_ns: Int64 | None) -> Int64:
         """Return what each piece lasts where its segment lasts this long, ns."""
         if segment_ns is None:
             return self.piece_ns
-        if len(self.piece_ns) == len(self.segments):
-            return segment_ns  # each segment is a single piece
         measured = np.maximum(self.segments.total_ns, 1)
         return np.rint(self.piece_ns * (segment_ns / measured)[self.piece_segment]).astype(np.int64)
 
@@ -127,57 +123,49 @@ class Program:
         return self.edges.weights(work_ns, self.transfers.ns if transfer_ns is None else transfer_ns)
 
     def _work_ns(self, segment_ns: Int64 | None) -> Int64:
-        """Of each edge with pieces: how long these last."""
         if segment_ns is None:
             return self.edges.work_ns
         before = worked_before(self.scaled_pieces(segment_ns))
         return work_between(before, self.edges.first_piece, self.edges.end_piece)
 
 
-def build_program(run: Run, matches: Matches) -> Program:
-    """Build the dependency graph of the steps that every rank recorded whole.
+def build_program(run: Run, matches: Matches, steps: Int64 | None = None) -> Program:
+    """Build the dependency graph of steps.
 
-    The clocks of the ranks must have been aligned.
+    Args:
+        run: with aligned clocks.
+        matches: its communications, joined.
+        steps: numbers of steps that every rank recorded whole, ascending; all of these where None.
 
     Raises:
         ReplayError: no step was recorded by all ranks, or what was recorded contradicts itself.
     """
-    steps = common_steps(run)
+    if steps is None:
+        steps = common_steps(run)
     if not len(steps):
         raise ReplayError("No step was recorded by all ranks, so nothing can be replayed.")
-    bounds = StepBounds.of(run, steps)
-    program, step = _without_graph(run, matches, bounds)
-    # Launches and waits are gone by now: the graph takes their memory.
-    return replace(program, graph=graph_of_steps(program.edges.source, program.edges.target, step))
-
-
-def _without_graph(run: Run, matches: Matches, bounds: StepBounds) -> tuple[Program, Int64]:
-    """Return the program but for its graph, and the index of the step of each node."""
-    lanes, launches = _lanes(run, matches, bounds)
+    lanes, launches = _lanes(run, matches, StepBounds.of(run, steps))
     joins = join_launches(run, launches, clocks_agree=matches.clocks_agree)
-    del launches  # the edges take their memory
     edges, stalls = connect(lanes, joins)
-    program = Program(
-        graph=JoinedGraph((), (), ()),
+    return Program(
+        graph=graph_of_steps(edges.source, edges.target, _step_of_node(lanes, joins)),
         edges=edges,
         segments=lanes.segments,
         transfers=joins.transfers,
         stalls=stalls,
         piece_ns=lanes.piece_ns,
         piece_segment=lanes.piece_segment,
-        steps=bounds.steps,
-        ranks=bounds.ranks,
+        steps=steps,
+        ranks=np.array(sorted(run.ranks), np.int64),
         first_node=lanes.first_node,
         last_node=lanes.last_node,
         start_ns=lanes.step_start,
         end_ns=lanes.step_end,
         work=same_work(lanes.segments),
     )
-    return program, _step_of_node(lanes, joins)
 
 
 def _step_of_node(lanes: Lanes, joins: Joins) -> Int64:
-    """Of each node, the index of its step; joins are numbered behind the nodes of the lanes."""
     ranks, steps = lanes.first_node.shape
     per_step = (lanes.last_node - lanes.first_node + 1).reshape(-1)
     return np.concatenate([np.repeat(np.tile(np.arange(steps), ranks), per_step), joins.step])
@@ -194,13 +182,8 @@ def _lanes(run: Run, matches: Matches, bounds: StepBounds) -> ReadLanes:
 
 def common_steps(run: Run) -> Int64:
     """Return numbers of the steps that every rank recorded, ascending."""
-    common: Int64 | None = None
-    for trace in run.ranks.values():
-        own = np.unique(trace.spans.step[trace.spans.kind == schema.STEP]).astype(np.int64)
-        if common is not None and len(own) == len(common) and (own == common).all():
-            continue
-        common = own if common is None else np.intersect1d(common, own, assume_unique=True)
-    return np.zeros(0, np.int64) if common is None else common
+    own = [np.unique(trace.spans.step[trace.spans.kind == schema.STEP]) for trace in run.ranks.values()]
+    return reduce(np.intersect1d, own).astype(np.int64) if own else np.zeros(0, np.int64)
 
 
 def stage_of(trace: RankTrace) -> int:
@@ -213,7 +196,7 @@ def stage_of(trace: RankTrace) -> int:
 
 
 def by_rank(program: Program, rank: Int32, row: Int32, values: Callable[[int], npt.NDArray[Any]]) -> Int64:
-    """Of each (rank, row), the rank's value at that row."""
+    """Return the value of its rank at each row; ranks come in ascending runs."""
     picked = np.empty(len(rank), np.int64)
     # Ranks come in ascending runs.
     heads = np.flatnonzero(np.diff(rank, prepend=-1))

@@ -3,6 +3,7 @@ between peers, and replaced in a replay."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -11,9 +12,63 @@ import numpy.typing as npt
 
 from commtrace.analysis.breakdown.intervals import IntervalUnion, begun_at, union
 from commtrace.analysis.keys import concatenated_ranges, grouped, pack
-from commtrace.analysis.replay.lane_rows import LaneRows
+from commtrace.analysis.matching.operations import unfinished_ids
 from commtrace.trace import schema
-from commtrace.trace.spans import Bool, Int32, Int64
+from commtrace.trace.blocks import Block
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRows:
+    """Rows of some ranks of a run.
+
+    Attributes:
+        ranks: their numbers, ascending.
+        first: of each rank, its first row; and behind the last one how many rows there are.
+        of_row: of each row, the index of its rank.
+        spans: the rows.
+        shift: of each rank, what brings its times behind those of the ranks before it.
+    """
+
+    run: Run
+    ranks: Int64
+    first: Int64
+    of_row: Int64
+    spans: Spans
+    shift: Int64
+
+    @classmethod
+    def of(cls, run: Run, block: Block) -> LaneRows:
+        return cls(
+            run=run,
+            ranks=np.array(block.ranks, np.int64),
+            first=block.bounds,
+            of_row=block.per_row(np.arange(len(block.ranks))),
+            spans=block.spans,
+            shift=block.end_to_end(),
+        )
+
+    def start(self, rows: Int64) -> Int64:
+        """Return when these rows start, all ranks one behind the other."""
+        return np.asarray(self.spans.start[rows] + self.shift[self.of_row[rows]])
+
+    def end(self, rows: Int64) -> Int64:
+        """Return when these rows end, likewise."""
+        return np.asarray(self.spans.end[rows] + self.shift[self.of_row[rows]])
+
+    def unfinished(self) -> Int64:
+        """Return rows of communications whose end was never seen, and of whatever shares an id with them."""
+        found = [
+            first + np.flatnonzero(np.isin(trace.spans.id, ids))
+            for first, trace in zip(self.first[:-1].tolist(), self._traces(), strict=True)
+            if (ids := unfinished_ids(trace))
+        ]
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    def _traces(self) -> Iterator[RankTrace]:
+        return (self.run.ranks[rank] for rank in self.ranks.tolist())
+
 
 FORWARD: Final = 1
 BACKWARD: Final = 2
@@ -66,8 +121,8 @@ class Segments:
         return self.work_ns + self.data_ns + self.gc_ns + self.checkpoint_ns + self.evaluation_ns
 
 
-def ends_with_a_phase(kind: Int32) -> Bool:
-    """Return which kinds are stretches before a phase: the host has come late to it, or did something else first."""
+def ends_with_a_phase(kind: Int32 | Int64) -> Bool:
+    """Return which kinds are stretches before a phase."""
     return np.asarray((kind >= BETWEEN) & ((kind - BETWEEN) % 4 > 0))
 
 
@@ -97,14 +152,12 @@ class Pieces(NamedTuple):
     def cut(
         cls, cuts: Int64, intervals: IntervalUnion, stalls: IntervalUnion, recorded: Int64, phases: IntervalUnion
     ) -> Pieces:
-        """Return the pieces between these instants, at which all of the bounds are; ``recorded`` are starts of
-        stalls.
-        """
+        """Return the pieces between instants, among which all of the bounds are; ``recorded`` are starts of stalls."""
         start = cuts[:-1]
         step = intervals.of_begun(begun_at(cuts, intervals.start)[:-1], start)
         stalled = begun_at(cuts, stalls.start)
         works = np.flatnonzero((step >= 0) & (stalls.of_begun(stalled[:-1], start) < 0))
-        begun = stalled if len(recorded) == len(stalls) else begun_at(cuts, recorded)
+        begun = begun_at(cuts, recorded)
         return cls(cuts[works], cuts[works + 1], step[works], begun_at(cuts, phases.start)[works] - 1, begun[works])
 
 
@@ -151,10 +204,9 @@ def find_segments(
         rows: of these lanes.
         stages: pipeline stage of each rank.
         num_steps: of each rank.
-        pieces: of the lanes.
+        pieces, phases: of the lanes.
         intervals: the steps, rank by rank.
         stalls: starts of the recorded stalls.
-        phases: of the lanes.
     """
     inside = phases.intervals.of_begun(pieces.phase + 1, pieces.start) >= 0
     number = (pieces.phase + 1) * 2 + inside
@@ -185,9 +237,7 @@ def find_segments(
 
 
 def narrow(numbers: npt.NDArray[np.integer]) -> Int32:
-    """Return ranks, steps and counts of rows: there are never 2³¹ of them, and columns half as wide take half the
-    memory.
-    """
+    """Return ranks, steps or counts in half the memory: there are never 2³¹ of them."""
     return numbers.astype(np.int32)
 
 
@@ -218,7 +268,6 @@ class _Instances(NamedTuple):
     def of(
         cls, first: Int64, in_phase: Bool, pieces: Pieces, intervals: IntervalUnion, stalls: Int64, phases: Phases
     ) -> _Instances:
-        """``first`` is the first piece of each."""
         phase, interval = pieces.phase[first], pieces.interval[first]
         start, end = _bounds(phase, in_phase, interval, intervals, phases.intervals)
         before = np.searchsorted(stalls, start, side="left")
@@ -237,7 +286,6 @@ class _Instances(NamedTuple):
 def _bounds(
     before: Int64, in_phase: Bool, interval: Int64, intervals: IntervalUnion, phases: IntervalUnion
 ) -> tuple[Int64, Int64]:
-    """Start and end of each instance."""
     step_start, step_end = intervals.start[interval], intervals.end[interval]
     if not len(phases):
         return step_start, step_end
@@ -249,9 +297,7 @@ def _bounds(
 
 
 def _shares(rows: LaneRows, pieces: Pieces, heads: Int64) -> dict[str, Int64]:
-    """Return what the time of each segment went to; what is nested counts once, for the first in the order of
-    _SHARES.
-    """
+    """Return what the time of each segment went to; what is nested counts once, for the first of _SHARES."""
     left = _sum(pieces.end - pieces.start, heads)
     share_of_kind = np.full(len(schema.KINDS), -1, np.int8)
     for number, kinds in enumerate(_SHARES.values()):
@@ -268,7 +314,7 @@ def _shares(rows: LaneRows, pieces: Pieces, heads: Int64) -> dict[str, Int64]:
 
 
 def _covered(pieces: Pieces, start: Int64, end: Int64) -> Int64:
-    """Return how much of each piece lies in any of these intervals, which are few."""
+    """Return how much of each piece lies in any of these few intervals."""
     covering = union(start, end)
     first = np.searchsorted(pieces.end, covering.start, "right")
     behind = np.searchsorted(pieces.start, covering.end, "left")
@@ -279,6 +325,4 @@ def _covered(pieces: Pieces, start: Int64, end: Int64) -> Int64:
 
 
 def _sum(values: Int64, heads: Int64) -> Int64:
-    if len(heads) == len(values):
-        return values
     return np.add.reduceat(values, heads) if len(heads) else np.zeros(0, np.int64)

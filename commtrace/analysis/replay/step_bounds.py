@@ -33,7 +33,7 @@ class StepBounds(NamedTuple):
 
     @classmethod
     def of(cls, run: Run, steps: Int64) -> StepBounds:
-        """Return the bounds of these steps, all of which every rank recorded; its clocks must have been aligned.
+        """Return the bounds of these steps, which every rank recorded on one clock.
 
         Raises:
             ReplayError: they do not follow each other in the order of their numbers, as where numbers occur again.
@@ -51,7 +51,7 @@ class StepBounds(NamedTuple):
 
 
 def _of_rank(trace: RankTrace, steps: Int64) -> tuple[Int64, Int64, Int64]:
-    """Start and end of each step as recorded, and since when the rank could have been in it."""
+    """Return start and end of each step as recorded, and since when the rank could have been in it."""
     spans = trace.spans
     rows = np.flatnonzero(spans.kind == schema.STEP)
     number = spans.step[rows]

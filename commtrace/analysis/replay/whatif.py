@@ -110,7 +110,7 @@ class Experiment:
     measured_step_ns: Int64
 
     def step_ns(self, ideal: Sequence[Bool]) -> npt.NDArray[np.float64]:
-        """Mean replayed step of each scenario; a scenario tells which operations are ideal."""
+        """Return the mean replayed step of each scenario, which says which operations are ideal."""
         at_once = max(1, _MOST_CELLS // max(len(self.measured_ns), 1))
         parts = [ideal[first : first + at_once] for first in range(0, len(ideal), at_once)]
         means = [self._mean_steps(part) for part in parts]
@@ -127,7 +127,7 @@ def what_if(run: Run, matches: Matches, program: Program | None = None) -> WhatI
     Args:
         run: with aligned clocks.
         matches: its communications, joined.
-        program: the run as :func:`build_program` gives it, if there is one already.
+        program: of the run, if there is one already.
 
     Raises:
         ReplayError: the run cannot be replayed; the message says why.
@@ -205,14 +205,13 @@ def dp_rank_of(run: Run) -> dict[int, int]:
 
 
 def _slowdowns(experiment: Experiment, slices: Int64, ideal_ns: float) -> dict[int, float]:
-    """By slice: S if only it keeps its measured durations."""
+    """Return S by slice, if only it keeps its measured durations."""
     codes = np.unique(slices)
     steps = experiment.step_ns([slices != code for code in codes])
     return dict(zip(codes.tolist(), (steps / ideal_ns).tolist(), strict=True))
 
 
 def _places(experiment: Experiment) -> list[tuple[int, int, int]]:
-    """Worker, stage and data-parallel rank of each worker."""
     columns = (experiment.worker, experiment.stage, experiment.dp_rank)
     order, begins = sort_groups(pack(columns))
     places = np.stack([column[order[begins]] for column in columns])
@@ -220,9 +219,7 @@ def _places(experiment: Experiment) -> list[tuple[int, int, int]]:
 
 
 def _slowest(places: Sequence[tuple[int, int, int]], by_worker: Mapping[int, float]) -> list[int]:
-    """Return the slowest workers, and all that share stage and data-parallel rank with them: S cannot tell these
-    apart.
-    """
+    """Return the slowest workers, and all that share stage and data-parallel rank with them."""
     cells: dict[tuple[int, int], list[int]] = {}
     for worker, stage, dp_rank in places:
         cells.setdefault((stage, dp_rank), []).append(worker)

@@ -1,8 +1,7 @@
-"""For whom the others waited, and what that rank was doing meanwhile.
+"""Finds for whom the others waited, and what that rank was doing meanwhile.
 
-The last rank to arrive at a communication makes the others wait. Both began to work when the communication before it
-had ended; since then the late one has evaluated, saved, collected garbage, waited for input or computed for longer than
-the one that waits: that difference is what the wait is due to, whether it lies inside of steps or between them.
+The last rank to arrive at a communication makes the others wait. Since the communication before it ended, it did
+something for longer than the one that waits: that difference is what the wait is due to.
 
 >>> [one.in_words() for one in awaited_ranks(analysis.context)]  # doctest: +SKIP
 """
@@ -19,7 +18,11 @@ import numpy.typing as npt
 from commtrace.analysis.breakdown.intervals import IntervalUnion, paint
 from commtrace.analysis.breakdown.occurrence import Occurrence, occurrence
 from commtrace.analysis.matched import Context
-from commtrace.analysis.matching.match import Matches
+from commtrace.analysis.matching.match import Matches, blame_ns
+from commtrace.analysis.stragglers.costs import cost_of
+from commtrace.analysis.stragglers.scenarios import Replay, Scenario
+from commtrace.analysis.stragglers.slow_ranks import WORK, SlowRanks, least_share_of_work, normal_speed
+from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace
@@ -80,13 +83,7 @@ _WORTH_A_WORD: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """Something that a rank did while others waited for it.
-
-    Attributes:
-        activity: one of the words of this module.
-        wait_ns: of the others, summed over them and the steps.
-        when: in which steps.
-    """
+    """Something that a rank did in some steps while others waited for it, ``wait_ns`` summed over them."""
 
     activity: str
     wait_ns: int
@@ -98,8 +95,7 @@ class Awaited:
     """A rank for which others waited.
 
     Attributes:
-        rank: which.
-        wait_ns: how long they waited for it, summed over them and the steps that count.
+        wait_ns: summed over those who waited and the steps that count.
         share: of all waiting.
         stands_out: it is waited for clearly more than if all ranks were waited for alike.
         doing: what it did for longer than those who waited, longest first; rounded, their waits add up to ``wait_ns``.
@@ -112,7 +108,7 @@ class Awaited:
     doing: tuple[Doing, ...]
 
     def in_words(self) -> str:
-        """``rank 0 (92 % of all waiting), which was evaluating (88 %, once, in step 9: 11 s, summed over ranks)``."""
+        """Return ``rank 0 (92 % of all waiting), which was evaluating (88 %, once, in step 9: 11 s, …)``."""
         told = [
             f"{_IN_WORDS[one.activity]} ({one.wait_ns / self.wait_ns:.0%}"
             + (f", {one.when.in_words()}, summed over ranks)" if one.when.is_rare else ")")
@@ -125,7 +121,6 @@ class Awaited:
 
     @property
     def next_step(self) -> str:
-        """Return what to do about it."""
         return NEXT_STEP[self.doing[0].activity]
 
     def to_json(self) -> JsonObject:
@@ -230,7 +225,7 @@ def _awaited(context: Context, rank: int, waits: _Waits, total: int) -> Awaited:
 def _due_to(
     waits: _Waits, of_last: Mapping[str, IntervalUnion], of_waiter: Mapping[str, IntervalUnion], steps: Sequence[int]
 ) -> npt.NDArray[np.float64]:
-    """Return what one rank's waits for another one are due to, ns: activities × steps."""
+    """Return what the waits of one rank for another are due to, ns, shape (activities, steps)."""
     arrival = waits.start + waits.ns
     last = _times(of_last, waits.since, arrival)
     more = np.maximum(last - _times(of_waiter, waits.since, waits.start), 0)
@@ -245,7 +240,7 @@ def _due_to(
 
 
 def _times(activities: Mapping[str, IntervalUnion], start: Int64, end: Int64) -> npt.NDArray[np.float64]:
-    """Return how long each activity lasted in these spans of time: activities × spans, ns."""
+    """Return how long each activity lasted in these intervals, ns, shape (activities, intervals)."""
     nowhere = IntervalUnion(np.zeros(0, np.int64), np.zeros(0, np.int64))
     known = [activities.get(activity, nowhere) for activity in _ACTIVITIES[:-1]]
     times = np.array([one.before(end) - one.before(start) for one in known], np.float64)
@@ -269,3 +264,72 @@ def _activities(trace: RankTrace) -> dict[str, IntervalUnion]:
         for activity in _ACTIVITIES
         if len(own := np.flatnonzero(np.isin(kind, [one for one, of in _ACTIVITY_OF_KIND.items() if of == activity])))
     }
+
+
+_ALIKE: Final = 0.001
+"""Work that is longer by at most this share is no longer."""
+
+
+def most_waited_for(found: SlowRanks, matches: Matches, replay: Replay) -> str:
+    """Return a few sentences; empty where nobody waited for anybody, or the clocks cannot tell."""
+    run = found.work.run
+    if not matches.clocks_agree:
+        return ""
+    blame = blame_ns(run, matches)
+    total = sum(blame.values())
+    if not total:
+        return ""
+    rank = max(blame, key=lambda one: (blame[one], -one))
+    who = f"rank {rank} on {run.ranks[rank].metadata.node}"
+    share = blame[rank] / total
+    waiting = "all waiting" if len(run.ranks) == run.world_size else "all waiting among the ranks recorded"
+    if share * len(run.ranks) < _STANDS_OUT:
+        return f"No rank is waited for much more than others: for {who}, the most, {share:.1%} of {waiting}."
+    return (
+        f"Others waited longest for {who}: {share:.0%} of {waiting}, "
+        f"{blame[rank] / len(found.work.steady) / 1e6:.1f} ms per step summed over those who wait (mean). "
+        f"{_why_not(found, rank, replay)}"
+    )
+
+
+def _why_not(found: SlowRanks, rank: int, replay: Replay) -> str:
+    work, limits = found.work, found.work.thresholds
+    others = work.peers
+    compared = (others.rank == rank) & np.isfinite(others.peer_ns) & np.isfinite(others.own_ns)
+    own, peers = (float((times * others.per_step)[compared].sum()) for times in (others.own_ns, others.peer_ns))
+    if not peers:
+        return "Whether it is slow cannot be told: no other rank does the same work."
+    longer, least = own / peers - 1, least_share_of_work(found, rank)
+    mean = _longer_in_the_mean(work, rank)
+    both = f"{own / 1e6:.1f} against {peers / 1e6:.1f} ms per step, medians over {work.num_steps} steps"
+    if longer <= least < mean:
+        return (
+            f"In most steps its own work takes as long as that of the ranks that do the same ({both}); in some it "
+            f"takes longer, by {mean:.0%} in the mean over all steps. A straggler is slow in most steps."
+        )
+    if longer <= _ALIKE:
+        return (
+            f"It is no straggler: its own work takes no longer than that of the ranks that do the same ({both}). It "
+            "comes last by its place in the schedule, or by what it waits for itself."
+        )
+    compared_with = f"Its own work takes {longer:.2%} longer than that of the ranks that do the same ({both})"
+    if not work.noise_is_known:
+        return f"{compared_with}: of so few steps a hint, no verdict."
+    if longer <= least:
+        return f"{compared_with}: a straggler is named from {least:.2%} on."
+    as_fast = Scenario(work=(normal_speed(found, {rank: (WORK, DATA, GC)}),))
+    cost = cost_of(work, replay.saved_ns(as_fast))
+    return (
+        f"{compared_with}. At their speed a step would be {cost.ms:.2g} ms ({cost.share:.1%}) shorter (median), at "
+        f"least half of that in {cost.persistence:.0%} of the steps; a straggler is named from {limits.cost_ms:g} ms "
+        f"and {limits.share_of_step:.0%} on, in {limits.majority:.0%} of them."
+    )
+
+
+def _longer_in_the_mean(work: WorkStatistics, rank: int) -> float:
+    own = work.ranks == rank
+    others = ~own & (work.stages == work.stage_of_rank[rank])
+    if not others.any():
+        return 0.0
+    typical = np.median(work.work_ns[others], axis=0)
+    return float((work.work_ns[own][0] - typical).mean() / max(typical.mean(), 1.0))

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from commtrace.analysis.replay.program import Program
-from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.limits import RECORDED, Thresholds
-from commtrace.analysis.stragglers.link_transfers import Traffic
 from commtrace.analysis.stragglers.normal import BASELINE
 from commtrace.analysis.stragglers.slow_links import typical_transfers
 from commtrace.analysis.stragglers.slow_ranks import typical_work_of_stages
+from commtrace.analysis.stragglers.transfers import Traffic
 from commtrace.analysis.stragglers.uneven_stages import quickest_of_stages
 from commtrace.analysis.stragglers.usual import Usual
+from commtrace.analysis.stragglers.work_statistics import StepStatistics, WorkStatistics
 from commtrace.trace.run import Run
 
 
@@ -22,8 +22,8 @@ class Baseline:
     """A run in which the job was well.
 
     Attributes:
-        work_ns: by pipeline stage, what its typical rank works per step.
-        quickest_ns: by pipeline stage, what its quickest rank works per step in forward and backward.
+        work_ns: by stage, of its typical rank, per step.
+        quickest_ns: by stage, of its quickest rank, per step in forward and backward.
         transfer_ns: how long transfers over each link take.
     """
 
@@ -33,41 +33,41 @@ class Baseline:
 
     @classmethod
     def of(cls, run: Run, program: Program) -> Baseline:
-        bench = Bench.of(run, program, Thresholds())
-        return cls(typical_work_of_stages(bench), _quickest(bench), typical_transfers(bench))
+        work = WorkStatistics.of(run, StepStatistics.of(run, program), Thresholds())
+        return cls(typical_work_of_stages(work), _quickest(work), typical_transfers(work))
 
     @property
     def usual(self) -> Usual:
-        """What stages and links do in it."""
+        """Return what stages and links do in it."""
         return Usual(self.quickest_ns, self.transfer_ns, BASELINE)
 
-    def of_ranks(self, bench: Bench) -> dict[int, float]:
-        """By rank of another run, what is normal at its stage; without the stages that this one lacks."""
-        return {rank: self.work_ns[stage] for rank, stage in bench.stage_of_rank.items() if stage in self.work_ns}
+    def of_ranks(self, work: WorkStatistics) -> dict[int, float]:
+        """Return, by rank of another run, what is normal at its stage."""
+        return {rank: self.work_ns[stage] for rank, stage in work.stage_of_rank.items() if stage in self.work_ns}
 
-    def difference(self, bench: Bench) -> str:
+    def difference(self, work: WorkStatistics) -> str:
         """Say how the work of a run, none of whose ranks is slow, differs from this one's; empty if it does not."""
-        own, other = typical_work_of_stages(bench), self.work_ns
+        own, other = typical_work_of_stages(work), self.work_ns
         if own.keys() != other.keys():
-            stages = (f"{len(work)} pipeline stage{'s' * (len(work) != 1)}" for work in (other, own))
+            stages = (f"{len(one)} pipeline stage{'s' * (len(one) != 1)}" for one in (other, own))
             return f"The baseline tells nothing of this run: it has {next(stages)}, and this run {next(stages)}."
         if not any(own.values()):  # no two ranks do the same work
-            own, other = _quickest(bench), self.quickest_ns
-        work, usual = sum(own.values()), sum(other.values())
-        if abs(work - usual) <= RECORDED.clearly * usual:
+            own, other = _quickest(work), self.quickest_ns
+        works, usual = sum(own.values()), sum(other.values())
+        if abs(works - usual) <= RECORDED.clearly * usual:
             return ""
-        both = f"{work / len(own) / 1e6:.1f} against {usual / len(own) / 1e6:.1f} ms per step"
-        if work > usual:
+        both = f"{works / len(own) / 1e6:.1f} against {usual / len(own) / 1e6:.1f} ms per step"
+        if works > usual:
             return (
-                f"All ranks work longer than in the baseline, by {work / usual - 1:.0%} ({both}): none is slower than "
+                f"All ranks work longer than in the baseline, by {works / usual - 1:.0%} ({both}): none is slower than "
                 "the others. They have more to do, or what they share is slower (power, clocks, software): `commtrace "
                 "compare` of both runs says which phase it is."
             )
         return (
-            f"All ranks work less than in the baseline, by {1 - work / usual:.0%} ({both}): it has more to do, or was "
+            f"All ranks work less than in the baseline, by {1 - works / usual:.0%} ({both}): it has more to do, or was "
             "not well, and tells nothing of this run."
         )
 
 
-def _quickest(bench: Bench) -> dict[int, float]:
-    return dict(zip(*(column.tolist() for column in quickest_of_stages(bench)), strict=True))
+def _quickest(work: WorkStatistics) -> dict[int, float]:
+    return dict(zip(*(column.tolist() for column in quickest_of_stages(work)), strict=True))

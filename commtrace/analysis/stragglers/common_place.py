@@ -14,7 +14,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from commtrace.analysis.rank_words import range_in_words, ranks_in_words
 from commtrace.analysis.stragglers.limits import SHARE_OF_HOST
-from commtrace.analysis.stragglers.long_microbatches import SEQUENCES
+from commtrace.analysis.stragglers.microbatches import SEQUENCES
 from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST
 from commtrace.analysis.stragglers.verdict import ACTIVITY, HOST, RANKS, TENSOR_GROUP, cause_in_words
 from commtrace.trace.run import Run
@@ -57,7 +57,6 @@ _Slow = TypeVar("_Slow", bound=SlowOne)
 
 
 def places_of(run: Run) -> dict[int, Place]:
-    """Return where each rank of a run works."""
     return {
         rank: Place(trace.metadata.node, tensor_group_of(trace.coordinates, trace.parallel))
         for rank, trace in run.ranks.items()
@@ -65,12 +64,7 @@ def places_of(run: Run) -> dict[int, Place]:
 
 
 def tensor_group_of(coordinates: Mapping[str, int], parallel: Mapping[str, int]) -> str:
-    """Return what ranks share that differ by nothing but their place in the tensor-parallel group.
-
-    Args:
-        coordinates: of a rank, by dimension.
-        parallel: size of each dimension.
-    """
+    """Return what ranks share that differ only by their place in the tensor-parallel group."""
     if parallel.get("tp", 1) < 2:
         return ""
     own = (f"{name} {at}" for name, at in sorted(coordinates.items()) if name not in ("tp", "ep"))
@@ -79,12 +73,9 @@ def tensor_group_of(coordinates: Mapping[str, int], parallel: Mapping[str, int])
 
 @dataclass(frozen=True, slots=True)
 class Together(Generic[_Slow]):
-    """Slow ranks that have something in common.
+    """Slow ranks that share a place: a HOST, a TENSOR_GROUP, or only RANKS that share a cause.
 
-    Attributes:
-        place: HOST, TENSOR_GROUP or RANKS.
-        what: of a host or a group, what its ranks stand out in; else their cause.
-        members: the ranks.
+    ``what`` is what the ranks of a host or a group stand out in, else their cause.
     """
 
     place: str
@@ -93,14 +84,9 @@ class Together(Generic[_Slow]):
 
 
 def by_common_place(places: Mapping[int, Place], slow: Iterable[_Slow]) -> list[Together[_Slow]]:
-    """Return sets of slow ranks: hosts first, then tensor-parallel groups, then those that have only a cause in common.
+    """Return sets of slow ranks: hosts, then tensor-parallel groups, then those that have only a cause in common.
 
-    A host is named when three quarters of its ranks stand out in the same, a tensor-parallel group when all of it
-    does, and neither when it is all of the job.
-
-    Args:
-        places: of all ranks of the job.
-        slow: which are slow.
+    No set is all of the job.
     """
     found: list[Together[_Slow]] = []
     left: list[_Slow] = []
@@ -123,7 +109,6 @@ def by_common_place(places: Mapping[int, Place], slow: Iterable[_Slow]) -> list[
 def _whole_places(
     places: Mapping[int, Place], slow: Sequence[_Slow]
 ) -> tuple[list[tuple[str, list[_Slow]]], list[_Slow]]:
-    """Hosts and tensor-parallel groups, nearly all of whose ranks are among these, and the ranks that are left."""
     found: list[tuple[str, list[_Slow]]] = []
     left = list(slow)
     for place, share in ((HOST, SHARE_OF_HOST), (TENSOR_GROUP, 1.0)):
@@ -151,7 +136,6 @@ def who_in_words(places: Mapping[int, Place], place: str, ranks: Sequence[int]) 
 
 
 def _on_hosts(places: Mapping[int, Place], ranks: Sequence[int]) -> str:
-    """``ranks 1, 3 on node0``; of ranks on many hosts, how many."""
     hosts: dict[str, list[int]] = {}
     for rank in ranks:
         hosts.setdefault(places[rank].host, []).append(rank)
@@ -161,7 +145,6 @@ def _on_hosts(places: Mapping[int, Place], ranks: Sequence[int]) -> str:
 
 
 def compared_with(told_by: str) -> str:
-    """Return with whom slow ranks are compared, in words."""
     return _COMPARED_WITH.get(told_by, "the ranks that do the same work")
 
 
@@ -173,16 +156,7 @@ def several_need_longer(
     percent: Sequence[float],
     excess_ms: Sequence[float],
 ) -> str:
-    """Return the sentence that several ranks work longer than their peers, without a full stop.
-
-    Args:
-        places: of all ranks of the job.
-        place: what they have in common.
-        ranks: which; the first one is the slowest.
-        told_by: what told what is normal.
-        percent: by how much longer each works, in percent of what is normal.
-        excess_ms: the same in ms per step.
-    """
+    """Return the sentence that ranks, the slowest first, work longer than their peers; without a full stop."""
     named, others = _subject(places, place, ranks), compared_with(told_by)
     if place == HOST:
         others = others.replace("ranks that", "ranks of other hosts that")
@@ -192,15 +166,7 @@ def several_need_longer(
 def several_pause_longer(
     places: Mapping[int, Place], place: str, cause: str, ranks: Collection[int], excess_ms: Iterable[float]
 ) -> str:
-    """Return the sentence that several ranks lose more to something that may strike now and then.
-
-    Args:
-        places: of all ranks of the job.
-        place: what they have in common.
-        cause: to what.
-        ranks: which.
-        excess_ms: by how much, per step.
-    """
+    """Return the sentence that ranks lose more to pauses than their peers."""
     what = f" for {cause_in_words(cause)}" if cause in ACTIVITY else ""
     return (
         f"{_subject(places, place, ranks)} need {range_in_words(excess_ms)} ms per step more{what} than "

@@ -1,27 +1,24 @@
-"""The price of a suspicion: what every step would save, and whether that stands out of the noise."""
+"""The cost of what is slow: what every step would save without it, and whether that stands out of the noise."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from commtrace.analysis.breakdown.occurrence import Occurrence, occurrence
-from commtrace.analysis.replay.peers import Float64, PeerComparison, compare_with_peers
-from commtrace.analysis.replay.program import Program, stage_of
-from commtrace.analysis.statistics import ERROR_OF_MEDIAN, QUARTILES_APART
-from commtrace.analysis.stragglers.limits import Thresholds
-from commtrace.trace.run import Run
+from commtrace.analysis.statistics import ERROR_OF_MEDIAN, Float64, robust_sigma
+from commtrace.analysis.stragglers.limits import ALIKE
+from commtrace.analysis.stragglers.verdict import Stretch
+from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.spans import Bool, Int64
 
 
 class Cost(NamedTuple):
-    """The time that a fix would save.
+    """The time per step that a fix would save, typically.
 
     Attributes:
-        ms: per step, typically.
         share: of the step.
         standard_error_ms: of ``ms``, from how the savings scatter over steps.
         persistence: share of the steps that save at least half of ``ms``.
@@ -35,119 +32,124 @@ class Cost(NamedTuple):
     when: Occurrence
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """A program with what every search needs.
+class TotalCost(NamedTuple):
+    """The cost of a verdict per step of the run.
 
     Attributes:
-        steady: which steps count: all but the first one of the job, the warm-up, if there are others.
-        counted: which segments lie in them.
-        actual_ns: replayed steps with the measured durations.
-        step_ns: the typical measured step.
-        replay_error: typical difference between the two, as a share.
-        work: comparison of the working time of segments with that of the peers.
+        costliest: number of the stretch in which it costs most.
+        cost: in a step of that one.
+        stretches: where it does not last all the run, the steps in which it does.
     """
 
-    run: Run
-    program: Program
-    thresholds: Thresholds
-    steady: Bool
-    counted: Bool
-    actual_ns: Int64
-    stage_of_rank: Mapping[int, int]
-    step_ns: float
-    replay_error: float
-    work: PeerComparison
-
-    @classmethod
-    def of(cls, run: Run, program: Program, thresholds: Thresholds) -> Bench:
-        first = min(trace.first_step for trace in run.ranks.values())
-        steady = (program.steps > first) | (len(program.steps) == 1)
-        counted = steady[program.segments.step]
-        measured, actual = program.measured_step_times(), program.step_times()
-        return cls(
-            run=run,
-            program=program,
-            thresholds=thresholds,
-            steady=steady,
-            counted=counted,
-            actual_ns=actual,
-            stage_of_rank={rank: stage_of(trace) for rank, trace in run.ranks.items()},
-            step_ns=float(np.median(measured[steady])),
-            replay_error=float(np.median((np.abs(actual - measured) / np.maximum(measured, 1))[steady])),
-            work=compare_with_peers(program.segments, program.segments.work_ns, counted, program.work),
-        )
-
-    @property
-    def num_steps(self) -> int:
-        """Return how many steps count."""
-        return int(self.steady.sum())
-
-    @property
-    def noise_is_known(self) -> bool:
-        """Return whether there are enough steps to tell what is slow from what scatters."""
-        return self.num_steps >= self.thresholds.fewest_steps
-
-    def within(self, steps: Bool) -> Bench:
-        """Return the same for a stretch of the run: these of the steps that count."""
-        steady = self.steady & steps
-        counted = steady[self.program.segments.step]
-        return replace(
-            self,
-            steady=steady,
-            counted=counted,
-            step_ns=float(np.median(self.program.measured_step_times()[steady])),
-            work=compare_with_peers(self.program.segments, self.program.segments.work_ns, counted, self.program.work),
-        )
-
-    def saved_ns(self, segment_ns: Int64 | None, transfer_ns: Int64 | None = None) -> Int64:
-        """Return what each step of the program would save with these durations."""
-        return np.asarray(self.actual_ns - self.program.step_times(segment_ns, transfer_ns))
-
-    def cost(self, segment_ns: Int64 | None, transfer_ns: Int64 | None = None, *, rare: bool = False) -> Cost:
-        """Return what the steps would save with these durations; the mean over steps for what strikes now and then."""
-        return self.cost_of(self.saved_ns(segment_ns, transfer_ns), rare=rare)
-
-    def cost_of(self, saved_ns: Int64, *, rare: bool = False) -> Cost:
-        """Return the cost of what would save so much of each step of the program."""
-        saved = saved_ns[self.steady] / 1e6
-        typical = float(saved.mean() if rare else np.median(saved))
-        persistence = float((saved >= max(typical, 1e-6) / 2).mean())
-        if not rare and persistence:
-            # Steps in which it costs nothing count, single ones that the machine held up do not.
-            typical = float(np.median(saved[saved >= max(typical, 1e-6) / 2])) * persistence
-        return Cost(
-            ms=typical,
-            share=typical * 1e6 / self.step_ns,
-            standard_error_ms=ERROR_OF_MEDIAN * robust_sigma(saved) / np.sqrt(len(saved)),
-            persistence=persistence,
-            when=occurrence(self.program.steps[self.steady].tolist(), saved * 1e6),
-        )
-
-    def passes(self, cost: Cost, *, rare: bool = False, meant: bool = False) -> bool:
-        """Return whether a cost is large, lasting, and stands out of its own noise.
-
-        Args:
-            cost: of the fix.
-            rare: it strikes now and then, and has spans of its own.
-            meant: the program does it on purpose, so that it is no chance even if it happens once.
-        """
-        limits = self.thresholds
-        if cost.ms < limits.cost_ms or cost.share < limits.share_of_step:
-            return False
-        if meant:
-            return True
-        if rare:
-            often = len(cost.when.steps) >= limits.fewest_strikes or not self.noise_is_known
-            return often and cost.persistence >= limits.rare_persistence
-        return cost.persistence >= limits.majority and cost.ms >= limits.standard_errors * cost.standard_error_ms
-
-    def gpu_hours_per_day(self, cost: Cost) -> float:
-        """Device hours that a day of the job would save."""
-        return cost.share * 24 * self.run.world_size
+    ms: float
+    gpu_hours_per_day: float
+    costliest: int
+    cost: Cost
+    stretches: tuple[Stretch, ...]
 
 
-def robust_sigma(values: Float64) -> float:
-    """Standard deviation estimated from the quartiles: single outliers do not count, two equal camps do."""
-    low, high = np.quantile(values, [0.25, 0.75])
-    return float(high - low) / QUARTILES_APART
+def cost_of(work: WorkStatistics, saved_ns: Int64, *, rare: bool = False) -> Cost:
+    """Return the cost of what would save so much of each step of the run: a median; a mean of what is rare."""
+    saved = saved_ns[work.steady] / 1e6
+    typical = float(saved.mean() if rare else np.median(saved))
+    persistence = float((saved >= max(typical, 1e-6) / 2).mean())
+    if not rare and persistence:
+        # Steps in which it costs nothing count, single ones that the machine held up do not.
+        typical = float(np.median(saved[saved >= max(typical, 1e-6) / 2])) * persistence
+    return Cost(
+        ms=typical,
+        share=typical * 1e6 / work.step_ns,
+        standard_error_ms=ERROR_OF_MEDIAN * robust_sigma(saved) / np.sqrt(len(saved)),
+        persistence=persistence,
+        when=occurrence(work.steps.tolist(), saved * 1e6),
+    )
+
+
+def stands_out(work: WorkStatistics, cost: Cost, *, rare: bool = False, meant: bool = False) -> bool:
+    """Return whether a cost is large, lasting, and above its own noise.
+
+    Args:
+        work: of the steps.
+        cost: of the fix.
+        rare: it strikes now and then, and has spans of its own.
+        meant: the program does it on purpose: once is no chance.
+    """
+    limits = work.thresholds
+    if cost.ms < limits.cost_ms or cost.share < limits.share_of_step:
+        return False
+    if meant:
+        return True
+    if rare:
+        often = len(cost.when.steps) >= limits.fewest_strikes or not work.noise_is_known
+        return often and cost.persistence >= limits.rare_persistence
+    return cost.persistence >= limits.majority and cost.ms >= limits.standard_errors * cost.standard_error_ms
+
+
+def gpu_hours_per_day(work: WorkStatistics, share_of_step: float) -> float:
+    """Return the device hours that a day of the job would save."""
+    return share_of_step * 24 * work.run.world_size
+
+
+def total_cost(
+    whole: WorkStatistics,
+    stretches: Sequence[WorkStatistics],
+    held_in: Iterable[int],
+    saved_ns: Int64,
+    *,
+    rare: bool = False,
+    meant: bool = False,
+) -> TotalCost | None:
+    """Return what a verdict costs; None where it does not stand out.
+
+    Args:
+        whole: all steps that count.
+        stretches: that were judged.
+        held_in: numbers of those in which it held.
+        saved_ns: of each step of the run, without it.
+        rare, meant: see :func:`stands_out`.
+    """
+    costs = {number: cost_of(stretches[number], saved_ns, rare=rare) for number in held_in}
+    costs = {
+        number: cost for number, cost in costs.items() if stands_out(stretches[number], cost, rare=rare, meant=meant)
+    }
+    if not costs:
+        return None
+    costliest = max(costs, key=lambda number: costs[number].ms)
+    if len(stretches) == 1:
+        # Of what strikes now and then the cost is a mean, and so a share of the mean step.
+        step_ms = (whole.mean_step_ns if rare else whole.step_ns) / 1e6
+        ms, lasted = costs[costliest].ms, tuple[Stretch, ...]()
+    else:
+        within = np.logical_or.reduce([stretches[number].steady for number in costs])
+        step_ms = whole.mean_step_ns / 1e6
+        ms, lasted = mean_ms(whole.steady, np.where(within, saved_ns, 0)), _joined(stretches, costs)
+    return TotalCost(ms, gpu_hours_per_day(whole, ms / step_ms), costliest, costs[costliest], lasted)
+
+
+def mean_ms(steps: Bool, saved_ns: Int64 | Float64) -> float:
+    return float(saved_ns[steps].mean()) / 1e6
+
+
+def _joined(stretches: Sequence[WorkStatistics], costs: Mapping[int, Cost]) -> tuple[Stretch, ...]:
+    """Join stretches that follow each other and cost about the same."""
+    joined: list[Stretch] = []
+    for number in sorted(costs):
+        work, cost = stretches[number], costs[number]
+        own = Stretch(int(work.steps[0]), int(work.steps[-1]), cost.ms)
+        before = joined[-1] if joined else None
+        if before is not None and _follow(work.of_steps.steps, before, own) and _cost_alike(before, own):
+            length, more = before.last - before.first + 1, own.last - own.first + 1
+            cost_ms = (length * before.cost_ms_per_step + more * own.cost_ms_per_step) / (length + more)
+            joined[-1] = Stretch(before.first, own.last, cost_ms)
+        else:
+            joined.append(own)
+    return tuple(joined)
+
+
+def _follow(steps: Int64, before: Stretch, own: Stretch) -> bool:
+    return not ((steps > before.last) & (steps < own.first)).any()
+
+
+def _cost_alike(one: Stretch, other: Stretch) -> bool:
+    most = max(one.cost_ms_per_step, other.cost_ms_per_step)
+    return abs(one.cost_ms_per_step - other.cost_ms_per_step) <= ALIKE * most

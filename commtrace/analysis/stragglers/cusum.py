@@ -28,12 +28,12 @@ Float64 = npt.NDArray[np.float64]
 
 
 class Series(NamedTuple):
-    """Series that are searched for changes, one row for each rank, stage or link.
+    """What is searched for changes, one row per rank, stage or link; ns.
 
     Attributes:
-        values: of each step, without single steps that differ; shape (rows, steps), ns.
-        error: of each row, the standard error of a single step, for means over many; ns.
-        least: of each row, the smallest change that counts; ns.
+        values: without single steps that differ, shape (rows, steps).
+        error: standard error of a single step, for means over many.
+        least: the smallest change that counts.
     """
 
     values: Float64
@@ -42,17 +42,11 @@ class Series(NamedTuple):
 
 
 def find_cuts(series: Series, shortest: int) -> list[int]:
-    """Return the places at which to cut the steps, ascending.
-
-    Args:
-        series: what may change.
-        shortest: fewer steps are not told apart.
-    """
+    """Return where to cut the steps, ascending, into parts of at least ``shortest`` steps."""
     return _cut(series, shortest, MOST_CHANGES, SPARE_STEPS * series.values.shape[1])
 
 
 def without_single_steps(values: Float64) -> Float64:
-    """Return the medians of the steps around each one."""
     half = SMOOTHED_STEPS // 2
     padded = np.pad(values, ((0, 0), (half, half)), mode="edge")
     return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, SMOOTHED_STEPS, axis=1), axis=2))
@@ -72,7 +66,7 @@ def error_of_steps(values: Float64, smooth: Float64, level: Float64, shortest: i
 
 
 def error_of_strikes(smooth: Float64) -> Float64:
-    """Return the same for what strikes in few steps, all others being alike: what smoothing leaves of strikes."""
+    """Return the error of what strikes in few steps, all others being alike: what smoothing leaves of strikes."""
     return np.asarray(DEPENDENCE * np.sqrt((np.diff(smooth, axis=1) ** 2).mean(axis=1) / 2))
 
 
@@ -93,7 +87,6 @@ def drift(values: Float64, level: Float64) -> float:
 
 
 def _noise(values: Float64, level: Float64) -> Float64:
-    """Of each row, how much a step scatters about its neighbours."""
     noise = MAD_TO_SIGMA * np.median(np.abs(np.diff(values, axis=1)), axis=1) / np.sqrt(2)
     scatters = noise[noise > 0]  # not so the input of ranks that get theirs from another one
     most = NOISIEST * np.median(scatters) if len(scatters) else 0.0
@@ -101,10 +94,7 @@ def _noise(values: Float64, level: Float64) -> Float64:
 
 
 def _wandering(steps: Float64, noise: Float64, level: Float64, length: int) -> float:
-    """By how much the means of so many steps scatter more than they would if steps were independent; 1 at least.
-
-    It is that of the typical rank.
-    """
+    """Return by how much means of so many steps scatter more than those of independent steps, on the typical rank."""
     if steps.shape[1] < 3 * length:
         return 1.0
     return max(1.0, float(np.median(_scatter_of_means(steps, level, length) * np.sqrt(length) / noise)))
@@ -123,7 +113,6 @@ def _scatter_of_means(steps: Float64, level: Float64, length: int) -> Float64:
 
 
 def _cut(series: Series, shortest: int, most: int, spare: float) -> list[int]:
-    """Places to cut; ends that are no slower and too short to be judged stay uncut, ``spare`` steps in all."""
     values, error, least = series
     steps = values.shape[1]
     if most < 1 or steps < 2 * shortest:

@@ -13,11 +13,9 @@ from commtrace.trace.metadata import KUBERNETES, KUBERNETES_NODE, SLURM_NODE, Ra
 
 
 def keep_out(ranks: Iterable[RankMetadata], job: Iterable[RankMetadata]) -> str:
-    """Return a command, or what to do by hand, that keeps the nodes of these ranks of a job out of the next one.
+    """Return a command, or a hint, that keeps the nodes of these ranks of a job out of the next one.
 
-    ``sbatch --exclude=…`` where Slurm started the job; ``kubectl cordon …`` in Kubernetes, where a rank knows its node
-    if NODE_NAME tells it and is found by its pod otherwise; else the lines of a hostfile, if that leaves any host.
-    Empty for no ranks.
+    A rank in Kubernetes knows its node if NODE_NAME tells it, and is found by its pod otherwise. Empty for no ranks.
     """
     listed = list(ranks)
     slurm = {rank.environment[SLURM_NODE] for rank in listed if SLURM_NODE in rank.environment}

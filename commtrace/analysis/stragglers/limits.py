@@ -11,10 +11,10 @@ class Limits:
     """When the work of a rank stands out of that of ranks that do the same.
 
     Attributes:
-        share: by this share of a rank's own normal work (recorded runs) or of the step (windows).
-        least_ns: by this much per step.
-        sigmas: by so many standard errors.
-        clearly: by this share where the fastest ranks are normal although they are no majority.
+        share: of its own normal work (recorded runs) or of the step (windows).
+        least_ns: per step.
+        sigmas: standard errors.
+        clearly: share where the fastest ranks are normal although they are no majority.
     """
 
     share: float
@@ -129,19 +129,17 @@ CLEARED_BELOW: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """When what a fix would save is named: all of them must be passed.
+    """When a cost is named: all of them must be passed.
 
     Attributes:
-        share_of_step: cost as a share of the step.
-        cost_ms: cost in ms per step.
+        share_of_step, cost_ms: of the cost, per step.
         persistence: share of the steps in which a rank's work exceeds what is normal by at least half as much as usual.
         majority: share of the steps in which it costs at least half as much.
-        rare_persistence: the same for what strikes now and then and has a span of its own: input, garbage collection.
-        fewest_strikes: in how many steps it strikes at least, if there are enough steps to tell it from chance.
-        standard_errors: cost in standard errors of its median over steps.
+        rare_persistence: the same for pauses, such as input and garbage collection.
+        fewest_strikes: in how many steps a pause strikes at least, if the noise is known.
+        standard_errors: of the cost's median over steps.
         replay_error: no verdict is given when the replay misses the measured steps by more.
-        fewest_steps: of fewer, nothing is told that has to stand out of the noise between steps: one step scatters by
-            nothing, and two ranks always differ. Input and garbage collection are told all the same.
+        fewest_steps: of fewer the noise between steps is not known, and only pauses are judged.
     """
 
     share_of_step: float = 0.02

@@ -1,7 +1,7 @@
-"""The time of a run's steps beyond the ideal, divided by cause: a sum that adds up.
+"""Divides the time of a run's steps beyond the ideal by cause: a sum that adds up.
 
 The steps are replayed several times, each time with one more thing ideal. What a replay is shorter than the one before
-it is the cost of that thing, so all costs and the ideal add up to the time in steps, to the nanosecond.
+it is the cost of that thing.
 
 >>> lost = lost_time(program, findings.verdicts)                # doctest: +SKIP
 >>> lost.steps_ns - lost.ideal_ns == sum(lost.costs_ns().values())  # doctest: +SKIP
@@ -18,8 +18,8 @@ import numpy as np
 
 from commtrace.analysis.keys import grouped, pack, sort_groups
 from commtrace.analysis.replay.ideal import equal_stages
-from commtrace.analysis.replay.peers import grouped_median
 from commtrace.analysis.replay.program import Program
+from commtrace.analysis.statistics import grouped_median
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.spans import Int64
@@ -65,11 +65,10 @@ class LostTime:
     rest_ns: int
 
     def costs_ns(self) -> dict[str, int]:
-        """By name, everything beyond the ideal."""
         return {field.name: getattr(self, field.name) for field in fields(self)[4:]}
 
     def plus(self, other: LostTime) -> LostTime:
-        """Return the sum over the steps of both, which are of one job."""
+        """Return the sum of two parts of one job."""
         names = [field.name for field in fields(self) if field.name != "gpus"]
         return LostTime(gpus=self.gpus, **{name: getattr(self, name) + getattr(other, name) for name in names})
 
@@ -127,7 +126,7 @@ def _sum(step_ns: Int64) -> int:
 
 
 def _ideal_work(program: Program) -> Int64:
-    """Of each segment, what the same work takes on the quicker ranks, made equal over the stages."""
+    """Return what each segment takes on the quicker ranks, made equal over the stages."""
     segments = program.segments
     nothing = np.zeros(len(segments), np.int64)
     work_ns = _typical_of_quicker_ranks(program)
@@ -138,9 +137,7 @@ def _ideal_work(program: Program) -> Int64:
 
 
 def _typical_of_quicker_ranks(program: Program) -> Int64:
-    """Return the median over steps and microbatches of the same work on each rank; of these, the lower quartile over
-    ranks.
-    """
+    """Return the median of the same work on each rank; of these, the lower quartile over ranks."""
     segments, work = program.segments, program.work
     if not len(segments):
         return segments.work_ns

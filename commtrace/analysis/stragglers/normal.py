@@ -1,8 +1,4 @@
-"""Decides what is normal among ranks that do the same work, and which ranks exceed it.
-
-The ranks of a class are sorted by their work. A gap between neighbours that is larger than the noise allows separates
-two clusters. Normal is the cluster that holds more than half of the ranks; where none does, the one whose work is what
-it was when the job was well; where that is not known, the fastest one if it is much faster. Else nobody is named.
+"""Decides what is normal among ranks that do the same work, and which ranks exceed it (docs/stragglers.md).
 
 >>> judged = judge(work, RECORDED)                              # doctest: +SKIP
 >>> judged.slow_ranks                                           # doctest: +SKIP
@@ -33,17 +29,14 @@ UNKNOWN: Final = ""
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work of ranks per step, one row each; times in ns. Waiting for other ranks is no work.
+    """The work of ranks per step, one row each; ns. Waiting for other ranks is no work.
 
     Attributes:
-        rank: its number.
-        peers: its class: equal for ranks that do the same work.
-        host: number of its host.
-        total_ns: typical work.
-        error_ns: standard error of that.
+        peers: equal for ranks that do the same work.
+        host: number of the host.
+        error_ns: standard error of ``total_ns``.
         scale_ns: what shares are taken of.
-        before_ns: the work when the job was well, in its own past or in another run; NaN where unknown.
-        before_by: which of both: PAST or BASELINE.
+        before_ns: the work when the job was well; NaN where unknown. ``before_by`` is PAST or BASELINE.
     """
 
     rank: Int64
@@ -61,13 +54,11 @@ class Judged:
     """The slow ranks; one row per rank of the work.
 
     Attributes:
-        rank: its number.
-        normal_ns: normal work of its class; NaN where there is nobody to compare with, or it cannot be told.
-        excess_ns: what the rank works beyond it.
-        limit_ns: from which excess on it is slow.
+        normal_ns: normal work of its class; NaN where that is not known.
+        excess_ns: beyond it; from ``limit_ns`` on a rank is slow.
         is_normal: its work makes the norm.
-        told_by: what told normal in its class: MAJORITY, PAST, BASELINE, FASTEST, or UNKNOWN.
-        undecided: sentences on classes in which it could not be told, with what would tell it.
+        told_by: what normal was taken from: MAJORITY, PAST, BASELINE, FASTEST, or UNKNOWN.
+        undecided: sentences on classes in which it is not known, with what would help.
     """
 
     rank: Int64
@@ -92,12 +83,7 @@ class Judged:
 
 
 class Names(NamedTuple):
-    """The names of the compared things in sentences.
-
-    Attributes:
-        in_words: of numbers, ``ranks 0–2``.
-        alike: those of a class.
-    """
+    """The names of the compared things in sentences: ``ranks 0–2``, and how those of a class are called."""
 
     in_words: Callable[[Sequence[int]], str]
     alike: str
@@ -156,9 +142,7 @@ def _least(work: Work, rows: Int64, limits: Limits) -> Float64:
 
 
 def _clusters(work: Work, rows: Int64, limits: Limits) -> list[Int64]:
-    """Return the rows, fastest first, parted where two neighbours are further apart than their noise and the limits
-    allow.
-    """
+    """Return the rows, fastest first, parted where neighbours are further apart than noise and limits allow."""
     ordered = rows[np.argsort(work.total_ns[rows], kind="stable")]
     error = work.error_ns[ordered]
     allowed = np.maximum(_least(work, ordered, limits)[:-1], limits.sigmas * np.hypot(error[:-1], error[1:]))
@@ -166,7 +150,6 @@ def _clusters(work: Work, rows: Int64, limits: Limits) -> list[Int64]:
 
 
 def _normal_cluster(work: Work, clusters: Sequence[Int64], limits: Limits) -> tuple[int, str] | None:
-    """Return which cluster is normal, and what tells it."""
     if len(clusters) == 1:
         return 0, MAJORITY
     sizes = [len(cluster) for cluster in clusters]
@@ -196,7 +179,7 @@ def _unchanged(work: Work, clusters: Sequence[Int64], limits: Limits) -> int | N
 
 
 def _are_whole_hosts(work: Work, some: Int64, others: Int64) -> bool:
-    """Return whether no host has ranks of both, and each has several: then a host tells them apart, and not chance."""
+    """Return whether no host has ranks of both, and each has several."""
     hosts, count = np.unique(work.host[np.concatenate([some, others])], return_counts=True)
     shared = np.intersect1d(work.host[some], work.host[others])
     return not len(shared) and len(hosts) > 1 and bool((count > 1).all())

@@ -1,15 +1,13 @@
-"""Pipeline stages of which even the quickest rank has more to do than the ranks of other stages.
+"""Finds pipeline stages of which even the quickest rank has more to do than the ranks of other stages.
 
-Ranks of different stages do not do the same work, so a whole stage that is slow is no straggler among its peers: it has
-too many layers, or layers that cost more. The rule for ranks holds for stages, too: normal is what most stages do, or
-what they did before, and a run is cut where a stage changes.
+The rule for ranks holds for stages, too: normal is what most stages do, or what they did before, and a run is cut where
+a stage changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -17,15 +15,16 @@ import numpy as np
 
 from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD
-from commtrace.analysis.stragglers.costs import Bench
+from commtrace.analysis.stragglers.costs import TotalCost, total_cost
 from commtrace.analysis.stragglers.cusum import Series, error_of_steps, find_cuts, without_single_steps
 from commtrace.analysis.stragglers.limits import ALIKE, LAST_OF_TWO, RECORDED, Limits
 from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, MAJORITY, PAST, Float64, Judged, Names, Work, judge
-from commtrace.analysis.stragglers.prices import Price, price_of
-from commtrace.analysis.stragglers.slow_ranks import error_of_typical_work, of_steps
+from commtrace.analysis.stragglers.scenarios import MEASURED, NormalStages, Replay, Scenario
+from commtrace.analysis.stragglers.slow_ranks import error_of_typical_work
 from commtrace.analysis.stragglers.stretches import cut_at
 from commtrace.analysis.stragglers.usual import Usual
 from commtrace.analysis.stragglers.verdict import NEXT_STEP, STAGE, STAGE_THAT_CHANGED, Member, Verdict
+from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.spans import Bool, Int64
 
 _CAUSE: Final = "stage_imbalance"
@@ -33,38 +32,28 @@ _CAUSE: Final = "stage_imbalance"
 
 @dataclass(frozen=True, slots=True)
 class UnevenStages:
-    """Stages with too much work.
+    """Verdicts on stages, costliest first, and all of their ranks; the scenario without them; what is not known.
 
-    Attributes:
-        verdicts: dearest first.
-        ranks: all of theirs.
-        ratio: of each segment, what it would last if they did what is normal, as a share of what it lasts; None where
-            there are none.
-        undecided: sentences on stages of which it cannot be told, with what would tell.
-        well_ns: by stage that is well in the last stretch, what its quickest rank works per step.
+    ``well_ns`` is, by stage that is well in the last stretch, what its quickest rank works per step.
     """
 
     verdicts: tuple[Verdict, ...] = ()
     ranks: tuple[int, ...] = ()
-    ratio: Float64 | None = None
+    normal: Scenario = MEASURED
     undecided: tuple[str, ...] = ()
     well_ns: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Stages:
-    """The work of each stage's quickest rank in forward and backward, in some steps.
+    """The work of each stage's quickest rank in forward and backward, per step, and which of them work too long.
 
     Attributes:
-        bench: of the steps.
-        stages: their numbers.
-        quickest_ns: per step.
         before_ns: the same when the job was well; NaN where that is not known.
-        judged: which of them work too long.
         is_well: of which that may be remembered: it is normal, or all differ, and did so from the first step on.
     """
 
-    bench: Bench
+    work: WorkStatistics
     stages: Int64
     quickest_ns: Float64
     before_ns: Float64
@@ -87,26 +76,28 @@ class _Stages:
 
 
 def uneven_stages(
-    bench: Bench,
-    mended_ns: Int64,
+    work: WorkStatistics,
+    replay: Replay,
+    others: Scenario,
     limits: Limits = RECORDED,
     *,
     is_cut: bool = False,
     usual: Usual | None = None,
 ) -> UnevenStages:
-    """Find the stages that hold up the others, and what the job would save if they did what is normal.
+    """Find the stages that hold up the others.
 
     Args:
-        bench: the run.
-        mended_ns: durations of its segments without the ranks that are slow among their peers.
+        work: of the run.
+        replay: of the same run.
+        others: the scenario without the ranks that are slow among their peers.
         limits: from when on a stage stands out.
-        is_cut: whether the run is cut where a stage changes; else its steps are judged together.
+        is_cut: cut the run where a stage changes.
         usual: what stages do where the job is well.
     """
-    stages, quickest = quickest_of_stages(bench)
+    stages, quickest = quickest_of_stages(work)
     if len(stages) < 2:
         return UnevenStages()
-    found = _judge_stretches(bench, stages, quickest, limits, usual or Usual(), is_cut=is_cut)
+    found = _judge_stretches(work, stages, quickest, limits, usual or Usual(), is_cut=is_cut)
     undecided = tuple(dict.fromkeys(sentence for one in found for sentence in one.judged.undecided))
     when: dict[int, list[int]] = {}
     for number, one in enumerate(found):
@@ -115,40 +106,43 @@ def uneven_stages(
     together: dict[tuple[tuple[int, ...], bool], list[int]] = {}
     for stage, held_in in when.items():
         together.setdefault((tuple(held_in), found[held_in[-1]].has_grown(stage)), []).append(stage)
-    saved_ns = partial(_saved_ns, bench, mended_ns, found)
-    all_saved = saved_ns(when)
+
+    def saved_ns(stages: Collection[int]) -> Int64:
+        return replay.saved_ns(_normal_stages(found, stages), others)
+
+    all_saved = saved_ns(when.keys())
     verdicts: list[Verdict] = []
     named: set[int] = set()
     for (numbers, _), own in together.items():
         saved = all_saved if len(together) == 1 else all_saved - saved_ns(when.keys() - own)
-        price = price_of(bench, [one.bench for one in found], numbers, saved)
-        if price is not None:
-            verdicts.append(_verdict(bench, found[price.dearest], sorted(own), price))
+        cost = total_cost(work, [one.work for one in found], numbers, saved)
+        if cost is not None:
+            verdicts.append(_verdict(work, found[cost.costliest], sorted(own), cost))
             named.update(own)
     return UnevenStages(
         tuple(sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)),
-        tuple(rank for rank, stage in bench.stage_of_rank.items() if stage in named),
-        _ratio(found, named) if named else None,
+        tuple(rank for rank, stage in work.stage_of_rank.items() if stage in named),
+        _normal_stages(found, named) if named else MEASURED,
         undecided,
         dict(zip(stages[found[-1].is_well].tolist(), found[-1].quickest_ns[found[-1].is_well].tolist(), strict=True)),
     )
 
 
-def quickest_of_stages(bench: Bench) -> tuple[Int64, Float64]:
+def quickest_of_stages(work: WorkStatistics) -> tuple[Int64, Float64]:
     """Return the stages, and what the quickest rank of each typically works in forward and backward, ns per step."""
-    work = bench.work
-    in_phase = (work.kind == FORWARD) | (work.kind == BACKWARD)
-    per_entry = np.nan_to_num(work.own_ns * work.per_step)
+    peers = work.peers
+    in_phase = (peers.kind == FORWARD) | (peers.kind == BACKWARD)
+    per_entry = np.nan_to_num(peers.own_ns * peers.per_step)
     quickest: dict[int, float] = {}
-    for rank, stage in bench.stage_of_rank.items():
-        value = float(per_entry[in_phase & (work.rank == rank)].sum())
+    for rank, stage in work.stage_of_rank.items():
+        value = float(per_entry[in_phase & (peers.rank == rank)].sum())
         quickest[stage] = min(quickest.get(stage, np.inf), value)
     stages = np.array(sorted(stage for stage, value in quickest.items() if value > 0), np.int64)
     return stages, np.array([quickest[stage] for stage in stages.tolist()])
 
 
 def _judge_stretches(
-    bench: Bench,
+    work: WorkStatistics,
     stages: Int64,
     quickest: Float64,
     limits: Limits,
@@ -156,23 +150,22 @@ def _judge_stretches(
     *,
     is_cut: bool,
 ) -> list[_Stages]:
-    """Return which stages work too long in each stretch of the run; a single one where that does not change."""
     before = np.array([usual.quickest_ns.get(stage, np.nan) for stage in stages.tolist()])
-    whole = [_judge(bench, stages, quickest, limits, before, usual.by)]
-    cuts = _find_changes(bench, stages, quickest, limits) if is_cut and bench.noise_is_known else []
-    found = _judge_each(bench, cuts, stages, limits, before, usual.by)
+    whole = [_judge(work, stages, quickest, limits, before, usual.by)]
+    cuts = _find_changes(work, stages, quickest, limits) if is_cut and work.noise_is_known else []
+    found = _judge_each(work, cuts, stages, limits, before, usual.by)
     if any(_are_alike(one, other) for one, other in pairwise(found)):
         cuts = [at for at, one, other in zip(cuts, found[:-1], found[1:], strict=True) if not _are_alike(one, other)]
-        found = _judge_each(bench, cuts, stages, limits, before, usual.by)
+        found = _judge_each(work, cuts, stages, limits, before, usual.by)
     return found if cuts and any(one.slow for one in found) else whole
 
 
 def _judge_each(
-    bench: Bench, cuts: Sequence[int], stages: Int64, limits: Limits, before: Float64, before_by: str
+    work: WorkStatistics, cuts: Sequence[int], stages: Int64, limits: Limits, before: Float64, before_by: str
 ) -> list[_Stages]:
     """Judge each stretch: where its stages do not tell what is normal, the nearest stretch in which all were alike."""
     found = []
-    for one in cut_at(bench, cuts):
+    for one in cut_at(work, cuts):
         _, quickest = quickest_of_stages(one)
         if len(quickest) != len(stages):  # a stage that did nothing in these steps
             return []
@@ -182,7 +175,7 @@ def _judge_each(
         nearest = sorted(range(len(found)), key=lambda other: (abs(other - number), other))
         past = [found[other] for other in nearest if other != number and found[other].judged.is_normal.all()]
         if past:
-            own = _judge(own.bench, stages, own.quickest_ns, limits, past[0].quickest_ns, PAST)
+            own = _judge(own.work, stages, own.quickest_ns, limits, past[0].quickest_ns, PAST)
         elif own.judged.undecided and len(nearest) > 1:
             own = _judge_growth(own, found[nearest[1]].quickest_ns, PAST, limits)
         judged.append(own)
@@ -192,7 +185,7 @@ def _judge_each(
 def _judge_growth(own: _Stages, before: Float64, before_by: str, limits: Limits) -> _Stages:
     """Judge stages that differ by design: by what they work more than before."""
     level, growth = float(own.quickest_ns.max()), own.quickest_ns - before
-    grown = _compare(own.bench, own.stages, level + growth, limits, np.full(len(growth), level), before_by)
+    grown = _compare(own.work, own.stages, level + growth, limits, np.full(len(growth), level), before_by)
     own = replace(own, before_ns=before, is_well=grown.is_normal)
     if not grown.is_slow.any():
         # Another run that is well and differs alike tells that this is no fault; the job's own past does not.
@@ -202,35 +195,38 @@ def _judge_growth(own: _Stages, before: Float64, before_by: str, limits: Limits)
     return replace(own, judged=replace(grown, normal_ns=normal, told_by=told_by, undecided=()))
 
 
-def _judge(bench: Bench, stages: Int64, quickest: Float64, limits: Limits, before: Float64, before_by: str) -> _Stages:
+def _judge(
+    work: WorkStatistics, stages: Int64, quickest: Float64, limits: Limits, before: Float64, before_by: str
+) -> _Stages:
     """Judge stages by each other; where that does not tell, by what they did before."""
-    judged = _compare(bench, stages, quickest, limits, before, before_by)
+    judged = _compare(work, stages, quickest, limits, before, before_by)
     if judged.undecided and not judged.is_slow.any():
-        own = _Stages(bench, stages, quickest, before, judged, np.ones(len(stages), np.bool_))
+        own = _Stages(work, stages, quickest, before, judged, np.ones(len(stages), np.bool_))
         return _judge_growth(own, before, before_by, limits) if np.isfinite(before).all() else own
     is_well = judged.is_normal & np.isin(judged.told_by, (MAJORITY, PAST, BASELINE))
-    return _Stages(bench, stages, quickest, before, judged, is_well)
+    return _Stages(work, stages, quickest, before, judged, is_well)
 
 
-def _compare(bench: Bench, stages: Int64, quickest: Float64, limits: Limits, before: Float64, before_by: str) -> Judged:
-    work = Work(
+def _compare(
+    work: WorkStatistics, stages: Int64, quickest: Float64, limits: Limits, before: Float64, before_by: str
+) -> Judged:
+    of_stages = Work(
         rank=stages,
         peers=np.zeros(len(stages), np.int64),
         host=stages,
         total_ns=quickest,
-        error_ns=error_of_typical_work(bench, quickest, _beyond_others(bench, stages), 1),
+        error_ns=error_of_typical_work(work, quickest, _beyond_others(work, stages), 1),
         scale_ns=quickest,
         before_ns=before,
         before_by=before_by,
     )
-    judged = judge(work, limits, Names(_stages_in_words, "stages"))
+    judged = judge(of_stages, limits, Names(_stages_in_words, "stages"))
     if len(stages) == 2 and judged.is_slow[1] and judged.told_by[1] == FASTEST:
         return _only_if_far_longer(judged, quickest)
     return judged
 
 
 def _only_if_far_longer(judged: Judged, quickest: Float64) -> Judged:
-    """Judge the last of two stages, which alone has an output layer and a loss."""
     excess, normal = float(judged.excess_ns[1]), float(judged.normal_ns[1])
     if excess > LAST_OF_TWO * normal:
         return judged
@@ -244,83 +240,67 @@ def _only_if_far_longer(judged: Judged, quickest: Float64) -> Judged:
     return replace(judged, limit_ns=limit, undecided=(said,))
 
 
-def _find_changes(bench: Bench, stages: Int64, quickest: Float64, limits: Limits) -> list[int]:
-    """Return where what a stage does changes against the others, as places among the steps that count; ascending."""
-    beyond, shortest = _beyond_others(bench, stages), bench.thresholds.fewest_steps
+def _find_changes(work: WorkStatistics, stages: Int64, quickest: Float64, limits: Limits) -> list[int]:
+    beyond, shortest = _beyond_others(work, stages), work.thresholds.fewest_steps
     smooth = without_single_steps(beyond)
     error = error_of_steps(beyond, smooth, quickest, shortest)
     least = np.maximum(limits.share * quickest, limits.least_ns) / 2  # where it comes and goes, means hold half of it
     return find_cuts(Series(smooth, error, least), shortest)
 
 
-def _beyond_others(bench: Bench, stages: Int64) -> Float64:
-    """By stage and step that counts: how much longer its quickest rank works than that of the typical stage, ns."""
-    segments = bench.program.segments
-    steps = of_steps(bench, np.where(np.isin(segments.kind, (FORWARD, BACKWARD)), segments.work_ns, 0))
-    stage = np.array([bench.stage_of_rank[rank] for rank in bench.program.ranks.tolist()])
-    quickest = np.array([steps[stage == one].min(axis=0) for one in stages.tolist()])
+def _beyond_others(work: WorkStatistics, stages: Int64) -> Float64:
+    """Return how much longer the quickest rank of each stage works in each step than that of the typical stage, ns."""
+    steps = work.by_step(np.where(work.table.is_in_phase, work.table.work_ns, 0))
+    quickest = np.array([steps[work.stages == one].min(axis=0) for one in stages.tolist()])
     return np.asarray(quickest - np.median(quickest, axis=0))
 
 
 def _are_alike(one: _Stages, other: _Stages) -> bool:
-    """Return whether the same stages work too long, and by as much."""
     own, others = one.judged.excess_ns[one.judged.is_slow], other.judged.excess_ns[one.judged.is_slow]
     return one.slow == other.slow and bool((np.abs(own - others) <= ALIKE * np.maximum(own, others)).all())
 
 
-def _ratio(found: Sequence[_Stages], stages: Collection[int]) -> Float64:
-    """Of each segment: what it would last if these stages did what is normal, as a share of what it lasts."""
-    segments = found[0].bench.program.segments
-    in_phase = np.isin(segments.kind, (FORWARD, BACKWARD))
-    evened = np.ones(len(segments))
+def _normal_stages(found: Sequence[_Stages], stages: Collection[int]) -> Scenario:
+    first = found[0]
+    ratio = np.ones((int(first.stages.max()) + 1, len(first.work.steady)))
     for one in found:
-        ratio = np.ones(int(max(one.stages.max(), segments.stage.max(initial=0))) + 1)
-        mended = [one.row(stage) for stage in one.slow if stage in stages]
-        ratio[one.stages[mended]] = (one.judged.normal_ns / one.quickest_ns)[mended]
-        here = in_phase & one.bench.counted
-        evened[here] = ratio[np.maximum(segments.stage[here], 0)]
-    return evened
+        normal = one.judged.normal_ns / one.quickest_ns
+        for stage in set(one.slow).intersection(stages):
+            ratio[stage, one.work.steady] = normal[one.row(stage)]
+    return Scenario(work=(NormalStages(ratio),))
 
 
-def _saved_ns(bench: Bench, mended_ns: Int64, found: Sequence[_Stages], stages: Collection[int]) -> Int64:
-    """Return what each step saves if these stages do what is normal, beside what is mended."""
-    evened = np.asarray(np.rint(mended_ns * _ratio(found, stages)), np.int64)
-    return bench.saved_ns(evened) - bench.saved_ns(mended_ns)
-
-
-def _verdict(bench: Bench, found: _Stages, own: Sequence[int], price: Price) -> Verdict:
-    ranks = [rank for rank, stage in bench.stage_of_rank.items() if stage in own]
+def _verdict(work: WorkStatistics, found: _Stages, own: Sequence[int], cost: TotalCost) -> Verdict:
+    ranks = [rank for rank, stage in work.stage_of_rank.items() if stage in own]
     slowest = max(own, key=lambda stage: found.judged.excess_ns[found.row(stage)])
-    first = min(rank for rank in ranks if bench.stage_of_rank[rank] == slowest)
+    first = min(rank for rank in ranks if work.stage_of_rank[rank] == slowest)
     is_told_by_past = found.judged.told_by[found.row(slowest)] in (PAST, BASELINE)
-    changed = is_told_by_past or found.has_grown(slowest) or _lasts_for_a_part(bench, price)
+    changed = is_told_by_past or found.has_grown(slowest) or _lasts_for_a_part(work, cost)
     return Verdict(
         rank=first,
-        host=bench.run.ranks[first].metadata.node,
+        host=work.run.ranks[first].metadata.node,
         place=STAGE,
         cause=_CAUSE,
         who=f"{_stages_in_words(own)} ({ranks_in_words(ranks)})",
-        cost_ms_per_step=price.ms,
-        gpu_hours_per_day=price.gpu_hours_per_day,
-        persistence=price.cost.persistence,
-        evidence=_evidence(found, slowest) + _or_slow_instead(bench, ranks),
+        cost_ms_per_step=cost.ms,
+        gpu_hours_per_day=cost.gpu_hours_per_day,
+        persistence=cost.cost.persistence,
+        evidence=_evidence(found, slowest) + _or_slow_instead(work, ranks),
         next_step=STAGE_THAT_CHANGED if changed else NEXT_STEP[_CAUSE],
-        members=_members(bench, found, ranks),
-        stretches=price.stretches,
+        members=_members(work, found, ranks),
+        stretches=cost.stretches,
     )
 
 
-def _members(bench: Bench, found: _Stages, ranks: Sequence[int]) -> tuple[Member, ...]:
-    """Return the ranks of the stages, the slowest stage first, each with the excess of its stage's quickest rank."""
-    excess_ms = {rank: float(found.judged.excess_ns[found.row(bench.stage_of_rank[rank])]) / 1e6 for rank in ranks}
+def _members(work: WorkStatistics, found: _Stages, ranks: Sequence[int]) -> tuple[Member, ...]:
+    excess_ms = {rank: float(found.judged.excess_ns[found.row(work.stage_of_rank[rank])]) / 1e6 for rank in ranks}
     ordered = sorted(ranks, key=lambda rank: (-excess_ms[rank], rank))
-    return tuple(Member(rank, bench.run.ranks[rank].metadata.node, excess_ms[rank]) for rank in ordered)
+    return tuple(Member(rank, work.run.ranks[rank].metadata.node, excess_ms[rank]) for rank in ordered)
 
 
-def _lasts_for_a_part(bench: Bench, price: Price) -> bool:
-    """Return whether there are steps in which it does not hold."""
-    steps = bench.program.steps[bench.steady]
-    within = [(steps >= one.first) & (steps <= one.last) for one in price.stretches]
+def _lasts_for_a_part(work: WorkStatistics, cost: TotalCost) -> bool:
+    steps = work.steps
+    within = [(steps >= one.first) & (steps <= one.last) for one in cost.stretches]
     return bool(within) and not np.logical_or.reduce(within).all()
 
 
@@ -337,7 +317,7 @@ def _evidence(found: _Stages, stage: int) -> str:
         end = " It is the last one: the output layer and the loss are part of that."
     elif stage == stages[0]:
         end = " It is the first one: the embedding is part of that."
-    ranks = [rank for rank, own in found.bench.stage_of_rank.items() if own == stage]
+    ranks = [rank for rank, own in found.work.stage_of_rank.items() if own == stage]
     who = f"Rank {ranks[0]} works" if len(ranks) == 1 else f"Every rank of stage {stage} works at least"
     more = f"{100 * (works_ns / normal_ns - 1):.0f} % more than {others}"
     return (
@@ -346,9 +326,9 @@ def _evidence(found: _Stages, stage: int) -> str:
     )
 
 
-def _or_slow_instead(bench: Bench, ranks: Sequence[int]) -> str:
-    """Return a sentence where the stages are one rank, or one host's and nothing else is: these may be what is slow."""
-    nodes = {rank: trace.metadata.node for rank, trace in bench.run.ranks.items()}
+def _or_slow_instead(work: WorkStatistics, ranks: Sequence[int]) -> str:
+    """Say that a rank or a host may be slow instead, where it is all of the stages."""
+    nodes = {rank: trace.metadata.node for rank, trace in work.run.ranks.items()}
     host = nodes[ranks[0]]
     if len(ranks) == 1:
         return f" Rank {ranks[0]} is all of it: it may be slow instead, which a run with its work elsewhere tells."
@@ -358,5 +338,4 @@ def _or_slow_instead(bench: Bench, ranks: Sequence[int]) -> str:
 
 
 def _stages_in_words(stages: Sequence[int]) -> str:
-    """``stage 2``; ``stages 1–2``."""
     return f"stage{'s' * (len(stages) > 1)} {ranges_in_words(ranges(stages))}"

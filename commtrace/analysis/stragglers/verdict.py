@@ -46,10 +46,9 @@ class Member:
     """One of the ranks that a verdict names.
 
     Attributes:
-        rank, host: which.
         excess_ms_per_step: what it works beyond what is normal.
-        share_ms_per_step: what a step would still lose if every other slow rank of the job were mended, and not this
-            one; None where there are too many of them to try. Ranks that are slow side by side each cost all of it.
+        share_ms_per_step: what a step would still lose to it with every other slow rank mended; None where there are
+            too many to try. Ranks that are slow side by side each cost all of it.
         alone_ms_per_step: what a step would save if only this one were mended.
     """
 
@@ -61,12 +60,9 @@ class Member:
 
 
 class Stretch(NamedTuple):
-    """Steps of a run in which one thing held, and what it cost.
+    """Steps of a run in which one thing held, from the first to the last, and what it cost in each.
 
-    Attributes:
-        first, last: numbers of the steps, both inclusive.
-        cost_ms_per_step: in these steps.
-        since_ns, until_ns: when the first one began and the last one ended, epoch ns; None where that is not known.
+    ``since_ns`` and ``until_ns`` are epoch ns; None where these are not known.
     """
 
     first: int
@@ -90,21 +86,19 @@ class Verdict:
     """One cause of lost time.
 
     Attributes:
-        rank: the slow one; the slowest of several; −1 where the cause moves between ranks.
+        rank: the slowest of those that are slow; −1 where the cause moves between ranks.
         host: its node; empty where the cause moves.
         place: where time is lost, one of PLACES.
         cause: why, one of CAUSES.
-        who: the same as the sentence names it: a rank, a host or a stage with its ranks, or that it moves.
+        who: rank, host or stage as a sentence names it.
         cost_ms_per_step: what a step would save without it, everything else that is named mended as well: the median
-            over steps; of what strikes now and then (input, garbage collection) or lasts for a part of the run only,
-            the mean over all steps.
+            over steps; the mean of pauses and of what lasts for a part of the run.
         gpu_hours_per_day: the same over all devices of the job, if it runs all day.
         persistence: share of the steps in which it costs at least half of that.
-        occurrence: of what happened in few steps only, in which, and how long in all: ``once, in step 7: 2.2 s``; else
-            empty.
-        evidence: a sentence with the numbers that speak for it.
-        next_step: a sentence: what to do.
-        members: the ranks that it names, slowest first, of a stage all of its ranks; empty where it names none.
+        occurrence: of what happened in few steps only: ``once, in step 7: 2.2 s``; else empty.
+        evidence: the numbers that speak for it.
+        next_step: what to do.
+        members: the ranks that it names, slowest first; empty where it names none.
         stretches: where it does not last all the run, the steps in which it does.
         since_step: the first step in which it was found; −1 before that was looked up.
         since_ns: when that step began, epoch ns; None where that is not known.
@@ -128,7 +122,7 @@ class Verdict:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The slow ranks, slowest first."""
+        """Return the slow ranks, slowest first."""
         return tuple(member.rank for member in self.members) or ((self.rank,) if self.rank >= 0 else ())
 
     def to_json(self) -> JsonObject:
@@ -152,7 +146,7 @@ def cause_in_words(cause: str) -> str:
 
 
 def on_gpu(run: Run) -> bool:
-    """Whether the job ran on GPUs, as far as was recorded: then lost time is told in GPU-hours too."""
+    """Return whether the job ran on GPUs, as far as was recorded."""
     device = run.any_metadata.device
     return bool(device) and not device.endswith("cpu") and not device.startswith("simulated")
 

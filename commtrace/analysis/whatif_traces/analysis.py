@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.replay.graph import ReplayGraph
-from commtrace.analysis.replay.peers import grouped_median
 from commtrace.analysis.replay.whatif import Experiment, WhatIf, analyse_experiment
+from commtrace.analysis.statistics import grouped_median
 from commtrace.analysis.whatif_traces.trace import WhatIfTrace
 from commtrace.errors import TraceFormatError
 from commtrace.trace.spans import Bool, Int64
@@ -162,8 +162,8 @@ class Graph:
         scenarios, rows = durations_ns.shape
         padded = np.empty((rows + 1, scenarios), np.int64)
         padded[:-1], padded[-1] = durations_ns.T, 0
-        ends = self.replay.times(padded.take(self.duration_of_edge, axis=0), nodes=self.last_nodes.reshape(-1))
-        return np.ascontiguousarray(ends.reshape(*self.last_nodes.shape, scenarios).max(axis=1).T)
+        ends = self.replay.times(padded[self.duration_of_edge])[self.last_nodes]
+        return np.ascontiguousarray(ends.max(axis=1).T)
 
 
 def build_graph(trace: WhatIfTrace) -> Graph:

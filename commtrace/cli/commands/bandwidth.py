@@ -17,9 +17,9 @@ from rich.table import Table
 
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.clocks.align import Alignment
+from commtrace.analysis.communication.links import Link, LinkSpeeds, SlowLinks, find_slow_links, measure_links
 from commtrace.analysis.communication.table import Communication, CommunicationSums, Detail, communication_sums
 from commtrace.analysis.rank_words import ranges, ranges_in_words
-from commtrace.analysis.stragglers.links import Link, LinkSpeeds, SlowLinks, find_slow_links, measure_links
 from commtrace.analysis.windows.run import measure_run
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.console import wide_console

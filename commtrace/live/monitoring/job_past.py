@@ -16,8 +16,8 @@ from typing import Final, TypeVar
 import numpy as np
 
 from commtrace.analysis.stragglers.limits import FAST_PERCENTILE, WINDOWS_TO_NAME
-from commtrace.analysis.stragglers.link_transfers import Traffic
 from commtrace.analysis.stragglers.normal import PAST
+from commtrace.analysis.stragglers.transfers import Traffic
 from commtrace.analysis.stragglers.usual import Usual
 
 _WINDOWS: Final = 16

@@ -3,8 +3,8 @@
 The same functions as for a recording, on the newest few steps (:mod:`commtrace.live.monitoring.sampled_steps`).
 
 >>> replay = SampledReplay(world_size=8)                        # doctest: +SKIP
->>> bench = replay.newest(reports, now)                         # doctest: +SKIP
->>> priced = price(bench, [frozenset({3})], normal_ranks)       # doctest: +SKIP
+>>> steps = replay.newest(reports, now)                         # doctest: +SKIP
+>>> priced = price(steps, [frozenset({3})], normal_ranks)       # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -20,33 +20,35 @@ import numpy as np
 
 from commtrace.analysis.matched import match_run
 from commtrace.analysis.replay.graph import ReplayError
-from commtrace.analysis.replay.program import build_program
+from commtrace.analysis.replay.program import Program, build_program
 from commtrace.analysis.steps.window import Window
-from commtrace.analysis.stragglers.costs import Bench
+from commtrace.analysis.stragglers.costs import cost_of
+from commtrace.analysis.stragglers.evidence import slow_phase
 from commtrace.analysis.stragglers.limits import LIVE, Thresholds
-from commtrace.analysis.stragglers.long_microbatches import (
+from commtrace.analysis.stragglers.microbatches import (
     LongerInput,
-    LongMicrobatches,
+    compare_microbatches,
     longer_inputs,
     replica_of_ranks,
 )
+from commtrace.analysis.stragglers.scenarios import MEASURED, Replay, Scenario
 from commtrace.analysis.stragglers.search import of_no_single_rank
 from commtrace.analysis.stragglers.slow_ranks import (
-    CHECKPOINT,
     MICROBATCHES,
-    RARE,
     WORK,
     SlowRanks,
-    at_normal_speed,
     find_slow_ranks,
     launches_late,
+    normal_speed,
 )
-from commtrace.analysis.stragglers.slow_sets import MOST_SHARES, slow_phase
+from commtrace.analysis.stragglers.slow_sets import MOST_SHARES
 from commtrace.analysis.stragglers.verdict import Verdict
+from commtrace.analysis.stragglers.work_statistics import CHECKPOINT, PAUSES, StepStatistics, WorkStatistics
 from commtrace.live.gil import GilYield
 from commtrace.live.monitoring.job_past import JobPast
 from commtrace.live.monitoring.sampled_steps import SampledSteps, SampleError
 from commtrace.live.monitoring.window import WindowReport
+from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 
 _logger = logging.getLogger("commtrace")
@@ -62,6 +64,18 @@ _UNKNOWN_THEN: Final = ("communication", "sequence_length_imbalance")
 _MOST_OF_EXCESS: Final = 0.5
 """Where the replay compares less of what a rank works too long, it does not tell the cost: a gap that only this rank
 has is in no work that its peers do as well, and single steps do not move a median."""
+
+
+class ReplayedSteps(NamedTuple):
+    """The newest sampled steps: their statistics, and what replays them."""
+
+    work: WorkStatistics
+    replay: Replay
+
+    @classmethod
+    def of(cls, run: Run, program: Program) -> ReplayedSteps:
+        work = WorkStatistics.of(run, StepStatistics.of(run, program), Thresholds())
+        return cls(work, Replay(run, program, work))
 
 
 class SampledReplay:
@@ -84,7 +98,7 @@ class SampledReplay:
         """In how many windows those of the newest steps were that are new."""
         return self._steps.windows
 
-    def newest(self, reports: Sequence[WindowReport], now: float) -> Bench | None:
+    def newest(self, reports: Sequence[WindowReport], now: float) -> ReplayedSteps | None:
         """Take what ranks have sampled, and return the newest steps; None where that cannot be had now.
 
         Args:
@@ -96,16 +110,16 @@ class SampledReplay:
         begin = self._thread_seconds()
         try:
             self._take(reports)
-            bench = _bench(self._steps) if now >= self._next_at else None
+            steps = _replayed(self._steps) if now >= self._next_at else None
         except Exception:
             self._is_off = True
             _logger.warning(
                 "commtrace: the monitor replays no steps any more; it still names slow ranks", exc_info=True
             )
             return None
-        if bench is not None:
+        if steps is not None:
             self._next_at = now + (self._thread_seconds() - begin) / _MOST_OF_A_CORE
-        return bench
+        return steps
 
     def _take(self, reports: Sequence[WindowReport]) -> None:
         gil_yield = GilYield()
@@ -123,7 +137,7 @@ class SampledReplay:
                     )
 
 
-def _bench(steps: SampledSteps) -> Bench | None:
+def _replayed(steps: SampledSteps) -> ReplayedSteps | None:
     run = steps.newest_run()
     if run is None:
         return None
@@ -131,12 +145,13 @@ def _bench(steps: SampledSteps) -> Bench | None:
     matched = match_run(Window(run, run), f"{max(int(numbers[0]), 0)}:{int(numbers[-1]) + 1}")
     if not matched.matches.clocks_agree or not matched.steps.used:
         return None
-    limits = Thresholds()
     try:
-        bench = Bench.of(matched.run, build_program(matched.run, matched.matches), limits)
+        program = build_program(matched.run, matched.matches)
     except ReplayError:
         return None  # what a rank told of a step is not whole
-    return bench if bench.noise_is_known and bench.replay_error <= limits.replay_error else None
+    replayed = ReplayedSteps.of(matched.run, program)
+    work = replayed.work
+    return replayed if work.noise_is_known and work.replay_error <= work.thresholds.replay_error else None
 
 
 class Price(NamedTuple):
@@ -191,45 +206,43 @@ class Priced:
         return self.of_rank.get(rank)
 
 
-def price(bench: Bench, slow: Sequence[frozenset[int]], normal: Int64, past: JobPast | None = None) -> Priced:
+def price(steps: ReplayedSteps, slow: Sequence[frozenset[int]], normal: Int64, past: JobPast | None = None) -> Priced:
     """Replay the steps without slow ranks, and look for what no rank is slow for.
 
     Args:
-        bench: the steps.
+        steps: to replay.
         slow: ranks that are named together.
         normal: ranks whose work is normal.
         past: what stages and links did before; takes what those do that are well in these steps.
     """
+    work, replay = steps
     past = past or JobPast()
-    found = find_slow_ranks(bench, {})
+    found = find_slow_ranks(work, {})
     if slow and len(normal):
-        compared = replace(found.bench, work=bench.work.among(normal))
-        found = replace(found, bench=compared, microbatches=LongMicrobatches.of(compared))
+        compared = replace(found.work, peers=work.peers.among(normal))
+        found = replace(found, work=compared, microbatches=compare_microbatches(compared))
     everybody = frozenset[int]().union(*slow)
     inputs = tuple(longer_inputs(found.microbatches, everybody))
     has_long_ones = frozenset(rank for one in inputs if one.microbatches for rank in one.ranks)
-    pauses = [cause for cause in RARE if cause != CHECKPOINT]
+    pauses = [cause for cause in PAUSES if cause != CHECKPOINT]
 
-    def mended_ns(ranks: frozenset[int]) -> Int64:
+    def as_normal(ranks: frozenset[int]) -> Scenario:
         causes = {rank: (MICROBATCHES if rank in has_long_ones else WORK, *pauses) for rank in ranks}
-        return at_normal_speed(found, causes) if ranks else bench.program.segments.total_ns
+        return Scenario(work=(normal_speed(found, causes),)) if ranks else MEASURED
 
     verdicts, others, undecided, well = of_no_single_rank(
-        bench, everybody, mended_ns(everybody), LIVE, usual=past.usual
+        work, replay, everybody, as_normal(everybody), LIVE, usual=past.usual
     )
     past.add(well)
 
     @cache
     def saved_ns(ranks: frozenset[int]) -> Int64:
         """What the steps save without these ranks, and without what else is slow."""
-        durations = mended_ns(ranks)
-        if others.ratio is not None:
-            durations = np.asarray(np.rint(durations * others.ratio), np.int64)
-        return bench.saved_ns(durations, others.transfer_ns)
+        return replay.saved_ns(as_normal(ranks) + others)
 
     def cost_ns(ranks: frozenset[int], of: frozenset[int]) -> float:
         """What these ranks cost if all others of some are mended as well."""
-        return bench.cost_of(saved_ns(of) - saved_ns(of - ranks)).ms * 1e6
+        return cost_of(work, saved_ns(of) - saved_ns(of - ranks)).ms * 1e6
 
     of_rank: dict[int, Price] = {}
     for one in slow:
@@ -243,19 +256,19 @@ def price(bench: Bench, slow: Sequence[frozenset[int]], normal: Int64, past: Job
         of_rank,
         sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step),
         _explained_ns(found),
-        {rank: slow_phase(found.bench, one) for one in slow for rank in one},
-        frozenset(rank for rank in everybody if launches_late(found.bench, rank)),
+        {rank: slow_phase(found.work, one) for one in slow for rank in one},
+        frozenset(rank for rank in everybody if launches_late(found.work, rank)),
         inputs,
-        replica_of_ranks(bench.run),
+        replica_of_ranks(work.run),
         undecided,
         _UNKNOWN_THEN if slow or has_stage else (),
     )
 
 
 def _explained_ns(found: SlowRanks) -> dict[int, float]:
-    work = found.bench.work
-    beyond = np.bincount(work.rank, work.excess_ns(), minlength=int(work.rank.max(initial=-1)) + 1)
+    peers = found.work.peers
+    beyond = np.bincount(peers.rank, peers.excess_ns, minlength=int(peers.rank.max(initial=-1)) + 1)
     return {
-        rank: float(beyond[rank]) + sum(max(own[rank], 0.0) for own in found.rare_excess_ns.values())
-        for rank in found.bench.program.ranks.tolist()
+        rank: float(beyond[rank]) + sum(max(own[rank], 0.0) for own in found.pause_excess_ns.values())
+        for rank in found.work.ranks.tolist()
     }

@@ -18,13 +18,14 @@ from commtrace.analysis.stragglers.common_place import (
     several_pause_longer,
     who_in_words,
 )
-from commtrace.analysis.stragglers.long_microbatches import (
+from commtrace.analysis.stragglers.microbatches import (
     SEQUENCES,
     evidence_of_longer_input,
     replicas_in_words,
 )
-from commtrace.analysis.stragglers.slow_ranks import RARE, WORK
+from commtrace.analysis.stragglers.slow_ranks import WORK
 from commtrace.analysis.stragglers.verdict import ONLY_PHASE, PHASES, RANKS, Member, next_step
+from commtrace.analysis.stragglers.work_statistics import PAUSES
 from commtrace.live.monitoring.findings import LiveStraggler
 from commtrace.live.monitoring.sampled_replay import Price
 from commtrace.live.monitoring.window import WORK as WORDS
@@ -66,7 +67,7 @@ class SlowNow:
 
     @property
     def beyond(self) -> str:
-        return self.cause if self.cause in RARE else WORK
+        return self.cause if self.cause in PAUSES else WORK
 
 
 def cause_of(members: Sequence[SlowNow]) -> str:
@@ -179,7 +180,7 @@ def _evidence(places: Mapping[int, Place], place: str, cause: str, members: Sequ
             f"{first.normal_ns / 1e6:.1f} ms."
         )
     excess_ms = [one.excess_ns / 1e6 for one in members]
-    if cause in RARE:
+    if cause in PAUSES:
         return several_pause_longer(places, place, cause, ranks, excess_ms)
     return several_need_longer(places, place, ranks, first.told_by, percent, excess_ms) + " (means of a window)."
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from commtrace.analysis.stragglers.long_microbatches import SEQUENCES
+from commtrace.analysis.stragglers.microbatches import SEQUENCES
 from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler, changed, cleared, found
 
 

@@ -237,14 +237,14 @@ class Watch:
 
     def _replayed(self, reports: Sequence[WindowReport], table: _Table, now: float) -> Priced | None:
         """What sampled steps tell of what slow ranks cost, and of what else is slow."""
-        bench = self._replay.newest(reports, now)
-        if bench is None:
+        steps = self._replay.newest(reports, now)
+        if steps is None:
             return None
         slow = {rank: record.slow for rank, record in self._records.items() if record.slow is not None}
         sets = [frozenset(one.rank for one in members) for _, members in self._together(is_due=True)]
         sets += [frozenset(one.rank for one in members) for _, members in self._together(is_due=False)]
         normal = [rank for rank in table.judged.normal_ranks.tolist() if rank not in slow]
-        priced = price(bench, sets, np.array(normal, np.int64), self._past)
+        priced = price(steps, sets, np.array(normal, np.int64), self._past)
         self._replica_of = priced.replica_of
         long_input = {rank: told.microbatches for told in priced.longer_inputs for rank in told.ranks}
         for rank, one in slow.items():

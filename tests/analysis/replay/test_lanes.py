@@ -107,9 +107,3 @@ def test_lanes_of_parts_are_numbered_on_from_those_before(sizes: list[tuple[int,
 
     assert _told(joined) == _expected(parts)
     assert _types(joined) == _types(parts[0])
-
-
-def test_a_single_part_stays_as_it_is() -> None:
-    part = _part(2, 3, np.random.default_rng(2))
-
-    assert concatenate_lanes([part]) is part

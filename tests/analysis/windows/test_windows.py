@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from commtrace.analysis.chain import Analysis
+from commtrace.analysis.communication.links import LinkSpeeds, measure_links
 from commtrace.analysis.communication.table import CommunicationSums, Detail, communication_sums
 from commtrace.analysis.comparison.compare import StepSeries, step_series
 from commtrace.analysis.step_totals import StepTotals, step_totals
-from commtrace.analysis.stragglers.links import LinkSpeeds, measure_links
 from commtrace.analysis.windows.run import MeasuredRun, measure_run
 from commtrace.synth import Fault, Job, random_clocks, synthesize
 from commtrace.synth.writing import write

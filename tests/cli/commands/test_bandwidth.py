@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from commtrace.analysis.stragglers.links import Link, SlowLinks, Traffic
+from commtrace.analysis.communication.links import Link, SlowLinks, Traffic
 from commtrace.cli.commands.bandwidth import slow_links_in_words
 from commtrace.cli.main import app
 

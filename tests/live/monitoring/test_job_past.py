@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commtrace.analysis.stragglers.link_transfers import Link, Traffic
+from commtrace.analysis.stragglers.transfers import Link, Traffic
 from commtrace.analysis.stragglers.usual import Usual
 from commtrace.live.monitoring.job_past import JobPast
 

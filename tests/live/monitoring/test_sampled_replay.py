@@ -12,11 +12,9 @@ import pytest
 from commtrace.analysis.matched import match_run
 from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.steps.window import Window
-from commtrace.analysis.stragglers.costs import Bench
-from commtrace.analysis.stragglers.limits import Thresholds
 from commtrace.analysis.stragglers.verdict import NEXT_STEP, STAGE_THAT_CHANGED
 from commtrace.live.monitoring.job_past import JobPast
-from commtrace.live.monitoring.sampled_replay import Priced, price
+from commtrace.live.monitoring.sampled_replay import Priced, ReplayedSteps, price
 from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace.run import Run
 
@@ -38,8 +36,8 @@ def replayed(job: dict[str, Any], faults: Sequence[str], windows: int, slow: Seq
     for first in range(0, windows * STEPS, STEPS):
         window = steps_of(run, range(first, first + STEPS))
         matched = match_run(Window(window, window), f"{first}:{first + STEPS}")
-        bench = Bench.of(matched.run, build_program(matched.run, matched.matches), Thresholds())
-        told.append(price(bench, [frozenset(slow)] if slow else [], normal, past))
+        steps = ReplayedSteps.of(matched.run, build_program(matched.run, matched.matches))
+        told.append(price(steps, [frozenset(slow)] if slow else [], normal, past))
     return told
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from commtrace.analysis.stragglers.device_evidence import DeviceEvidence, device_evidence
+from commtrace.analysis.stragglers.evidence import DeviceEvidence, device_evidence
 from commtrace.trace.device_state import DeviceState
 from commtrace.trace.run import Run
 from tests.factory import make_run, span

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from commtrace.analysis.communication.links import Link, Traffic, find_slow_links, measure_links
 from commtrace.analysis.matching.match import match
-from commtrace.analysis.stragglers.links import Link, Traffic, find_slow_links, measure_links
 from commtrace.trace.run import Run
 from tests.factory import Row, collective, group, make_run, p2p
 

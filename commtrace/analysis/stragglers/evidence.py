@@ -1,0 +1,239 @@
+"""The sentences that say why ranks are called slow: how long their work takes, and what speaks for the cause."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from statistics import median
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
+from commtrace.analysis.stragglers.common_place import (
+    compared_with,
+    places_of,
+    several_need_longer,
+    several_pause_longer,
+)
+from commtrace.analysis.stragglers.limits import MOST_OF_PHASE, ONE_PHASE
+from commtrace.analysis.stragglers.microbatches import SEQUENCES, evidence_of_longer_input
+from commtrace.analysis.stragglers.slow_ranks import MICROBATCHES, SELDOM, SlowRank, SlowRanks
+from commtrace.analysis.stragglers.verdict import ONLY_PHASE, PHASES, RANKS, cause_in_words
+from commtrace.analysis.stragglers.work_statistics import PAUSES, WorkStatistics
+from commtrace.trace.device_state import DeviceState
+from commtrace.trace.run import RankTrace, Run
+
+THROTTLED: Final = "throttled_device"
+
+_PHASES: Final = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
+_DIFFERS: Final = 0.01
+"""From this share on a phase is called longer than that of the peers."""
+
+
+def evidence_of(
+    found: SlowRanks,
+    place: str,
+    cause: str,
+    members: Sequence[SlowRank],
+    how_often: str,
+    device: DeviceEvidence | None,
+) -> str:
+    """Return what speaks for a verdict: the numbers, the only slow phase, the device of the slowest member."""
+    return " ".join(_sentences(found, place, cause, members, how_often, device))
+
+
+def main_cause(members: Sequence[SlowRank]) -> str:
+    """Return what most of the excess of these ranks is due to."""
+    excess: Counter[str] = Counter()
+    for member in members:
+        excess.update(member.excess_ns)
+    return max(excess, key=lambda cause: excess[cause])
+
+
+def slow_phase(work: WorkStatistics, ranks: Collection[int]) -> str:
+    """Return the one phase in which all of these ranks are slow, if the others are as fast as elsewhere; else empty."""
+    peers = work.peers
+    excess, usual = peers.excess_ns, peers.usual_ns
+    own = np.isin(peers.rank, list(ranks))
+    in_phase = own & (peers.kind < BETWEEN)
+    all_excess, all_work = float(excess[in_phase].sum()), float(usual[in_phase].sum())
+    for kind, name in _PHASES.items():
+        here = own & (peers.kind == kind)
+        if excess[here].sum() >= MOST_OF_PHASE * all_excess > 0 and usual[here].sum() <= ONE_PHASE * all_work:
+            return name
+    return ""
+
+
+def _sentences(
+    found: SlowRanks,
+    place: str,
+    cause: str,
+    members: Sequence[SlowRank],
+    how_often: str,
+    device: DeviceEvidence | None,
+) -> Iterator[str]:
+    yield _in_numbers(found, place, cause, members, how_often)
+    if cause in PHASES:
+        yield ONLY_PHASE.format(phase=PHASES[cause])
+    is_of_device = cause in ("compute", THROTTLED, *PHASES) or place != RANKS
+    if is_of_device and device is not None:
+        yield device.sentence if len(members) == 1 else f"Rank {members[0].rank}: {device.sentence}"
+
+
+def _in_numbers(found: SlowRanks, place: str, cause: str, members: Sequence[SlowRank], how_often: str) -> str:
+    work, first = found.work, members[0]
+    if cause == SEQUENCES:
+        ranks = [member.rank for member in members]
+        more = [100 * member.total_ns / max(member.normal_ns, 1.0) for member in members]
+        long = found.microbatches.in_words(ranks) if first.beyond == MICROBATCHES else ""
+        return evidence_of_longer_input(ranks, more, long)
+    others = compared_with(first.told_by)
+    if len(members) > 1:
+        ranks, excess_ms = [member.rank for member in members], [member.total_ns / 1e6 for member in members]
+        places = places_of(work.run)
+        if first.is_rare:
+            return several_pause_longer(places, place, cause, ranks, excess_ms)
+        percent = [100 * member.total_ns / max(member.normal_ns, 1.0) for member in members]
+        return several_need_longer(places, place, ranks, first.told_by, percent, excess_ms) + " (medians over steps)."
+    if first.is_rare:
+        return (
+            f"{_place(work.run, first.rank)} needs {_details(work, first)} (mean), "
+            f"{first.excess_ns[first.cause] / 1e6:.1f} ms more than other ranks of its stage; {how_often}."
+        )
+    return (
+        f"{_place(work.run, first.rank)} needs {_details(work, first)}: {first.excess_ns[first.cause] / 1e6:.1f} ms "
+        f"per step more than {others}, which need {first.normal_ns / 1e6:.1f} ms (medians over steps); {how_often}."
+    )
+
+
+def _place(run: Run, rank: int) -> str:
+    trace = run.ranks[rank]
+    place = ", ".join(f"{name} {at}" for name, at in trace.coordinates.items() if trace.parallel.get(name, 2) > 1)
+    return f"Rank {rank} ({place}, {trace.metadata.node})" if place else f"Rank {rank} ({trace.metadata.node})"
+
+
+def _details(work: WorkStatistics, slow: SlowRank) -> str:
+    if slow.beyond == SELDOM:
+        return f"{(slow.normal_ns + slow.total_ns) / 1e6:.1f} ms of work per step"
+    if slow.cause in PAUSES:
+        row = int(np.searchsorted(work.ranks, slow.rank))
+        mean_ns = float(work.pauses_ns(slow.cause)[row].sum()) / max(work.num_steps, 1)
+        return f"{mean_ns / 1e6:.1f} ms per step for {cause_in_words(slow.cause)}"
+    if slow.cause == "late_launch":
+        return f"{(slow.normal_ns + slow.total_ns) / 1e6:.1f} ms per step, more of it before its phases, in no span"
+    if slow.cause == "unknown":
+        return f"{(slow.normal_ns + slow.total_ns) / 1e6:.1f} ms per step, more of it outside of forward and backward"
+    parts = [
+        f"{own / 1e6:.1f} ms per {name} (peers {peers / 1e6:.1f})"
+        for kind, phase in _PHASES.items()
+        for name, own, peers in [(PHASES[phase], *_per_phase(work, slow.rank, kind))]
+        if own - peers > _DIFFERS * peers
+    ]
+    return ", ".join(parts) or f"{slow.excess_ns['compute'] / 1e6:.1f} ms more"
+
+
+def _per_phase(work: WorkStatistics, rank: int, kind: int) -> tuple[float, float]:
+    """Return the typical duration of a whole phase, own and of the peers, ns."""
+    table, peers = work.table, work.peers
+    phases = int(table.phases[(table.rank == rank) & (table.kind == kind) & work.counted].sum())
+    if not phases:
+        return 0.0, 0.0
+    entries = (peers.rank == rank) & (peers.kind == kind)
+    own, others = (
+        float(np.nan_to_num(values[entries] * peers.per_step[entries]).sum())
+        for values in (peers.own_ns, peers.peer_ns)
+    )
+    per_step = phases / max(work.num_steps, 1)
+    return own / per_step, others / per_step
+
+
+_SLOWER: Final = 0.97
+"""Of the others' clock: devices of one model, at the same work, differ by a few steps of 15 MHz."""
+
+_MOSTLY: Final = 0.5
+"""Of the readings."""
+
+
+class DeviceEvidence(NamedTuple):
+    """Evidence for or against the device.
+
+    ``is_throttled``: its clock was held down, and is lower than on other devices of its model, or than it can be.
+    """
+
+    is_throttled: bool
+    sentence: str
+    serial: str
+
+
+def device_evidence(run: Run, rank: int, within: tuple[int, int] | None = None) -> DeviceEvidence | None:
+    """Return the driver's readings of a rank's device against those of devices of the same name; None without any.
+
+    Args:
+        run: on one clock.
+        rank: whose device.
+        within: from when to when, ns; None for the whole recording.
+    """
+    own = _read(run.ranks[rank], within)
+    if not own:
+        return None
+    model = run.ranks[rank].metadata.device
+    others = [
+        states
+        for other, trace in run.ranks.items()
+        if other != rank and trace.metadata.device == model and (states := _read(trace, within))
+    ]
+    clock, usual_clock = _typical(own, "clock_mhz"), _typical_of_others(others, "clock_mhz")
+    reasons = Counter(reason for state in own for reason in state.slowdowns)
+    could_be = _typical(own, "most_clock_mhz") if usual_clock is None else usual_clock
+    held_down = bool(reasons) and reasons.most_common(1)[0][1] >= _MOSTLY * len(own)
+    is_throttled = held_down and clock is not None and could_be is not None and clock < _SLOWER * could_be
+    state = [part for part in (_clock(own, clock, usual_clock, reasons), *_conditions(own, others)) if part]
+    sentences = (("Its device: ", state), ("Its errors: ", [*_errors(own)]))
+    sentence = " ".join(f"{begin}{'; '.join(parts)}." for begin, parts in sentences if parts)
+    return DeviceEvidence(is_throttled, sentence, own[-1].serial) if sentence else None
+
+
+def _read(trace: RankTrace, within: tuple[int, int] | None) -> Sequence[DeviceState]:
+    if within is None:
+        return trace.device_states
+    return [state for state in trace.device_states if within[0] <= state.at_ns <= within[1]]
+
+
+def _clock(own: Sequence[DeviceState], clock: float | None, usual: float | None, reasons: Counter[str]) -> str:
+    if clock is None:
+        return ""
+    compared = f" (the others {usual:.0f} MHz)" if usual is not None else ""
+    reason, count = next(iter(reasons.most_common(1)), ("", 0))
+    why = f", held down by {reason} in {count} of {len(own)} readings" if count else ""
+    return f"{clock:.0f} MHz{compared}{why}"
+
+
+def _conditions(own: Sequence[DeviceState], others: Sequence[Sequence[DeviceState]]) -> Iterator[str]:
+    for field, unit, scale in (("temperature_c", "°C", 1.0), ("power_mw", "W", 1000.0)):
+        value, usual = _typical(own, field), _typical_of_others(others, field)
+        if value is not None:
+            compared = f" (the others {usual / scale:.0f} {unit})" if usual is not None else ""
+            yield f"{value / scale:.0f} {unit}{compared}"
+
+
+def _errors(own: Sequence[DeviceState]) -> Iterator[str]:
+    for field, words in (
+        ("uncorrected_errors", "uncorrectable memory errors"),
+        ("corrected_errors", "corrected memory errors"),
+        ("nvlink_errors", "NVLink errors"),
+        ("pcie_replays", "PCIe replays"),
+    ):
+        counts = [count for state in own if (count := getattr(state, field)) is not None]
+        if counts and counts[-1]:
+            yield f"{counts[-1]} {words}, {max(counts[-1] - counts[0], 0)} of them during the run"
+
+
+def _typical(states: Sequence[DeviceState], field: str) -> float | None:
+    values = [value for state in states if (value := getattr(state, field)) is not None]
+    return float(median(values)) if values else None
+
+
+def _typical_of_others(others: Sequence[Sequence[DeviceState]], field: str) -> float | None:
+    values = [value for states in others if (value := _typical(states, field)) is not None]
+    return float(median(values)) if values else None

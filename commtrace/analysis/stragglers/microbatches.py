@@ -1,0 +1,289 @@
+"""Microbatches that are longer than others, because their sequences are: of some replicas, or of changing ranks.
+
+All ranks that share the input of a replica take longer for the same microbatches, in forward and in backward. A slow
+device is slow in all microbatches, and in the optimizer step as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.keys import grouped, pack
+from commtrace.analysis.rank_words import range_in_words, ranks_in_words
+from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
+from commtrace.analysis.statistics import Float64, grouped_median
+from commtrace.analysis.stragglers.costs import cost_of, gpu_hours_per_day, stands_out
+from commtrace.analysis.stragglers.limits import (
+    FAR_LONGER,
+    FEW_MICROBATCHES,
+    FEWEST_LONG,
+    FEWEST_MICROBATCHES,
+    LONG_MICROBATCH,
+    LONG_TOGETHER,
+    MOST_OF_EXCESS,
+    SCATTER_OF_MICROBATCHES,
+)
+from commtrace.analysis.stragglers.scenarios import EqualMicrobatches, LongMicrobatches, Replay, Scenario
+from commtrace.analysis.stragglers.verdict import JOB, NEXT_STEP, Verdict
+from commtrace.analysis.stragglers.work_statistics import WorkStatistics
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Bool, Int64
+
+SEQUENCES = "sequence_length_imbalance"
+"""The cause."""
+
+_SHARED_INPUT = ("pp", "tp", "cp", "ep")
+"""Ranks that differ by nothing else work on the same microbatches."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicrobatchComparison:
+    """The microbatches of each rank and step, compared with the same work on other ranks.
+
+    Attributes:
+        excess_ns: by which forward and backward are longer than is normal, ``normal_ns``.
+        is_long: both are far longer.
+        longer_ns: by which the work of long microbatches is longer; 0 of others.
+    """
+
+    work: WorkStatistics
+    rank: Int64
+    step: Int64
+    chunk: Int64
+    microbatch: Int64
+    excess_ns: Float64
+    normal_ns: Float64
+    is_long: Bool
+    longer_ns: Float64
+
+    def long_ones(self, ranks: Collection[int]) -> LongMicrobatches:
+        own = self.is_long & np.isin(self.rank, list(ranks))
+        return LongMicrobatches(
+            rank=self.rank[own],
+            step=self.step[own],
+            chunk=self.chunk[own],
+            microbatch=self.microbatch[own],
+            normal_ns=self.work.peers.peer_ns,
+        )
+
+    def holds(self, rank: int) -> bool:
+        """Return whether a rank is slow because few microbatches of a step are long."""
+        own = self.rank == rank
+        struck = np.isin(self.step[own], self.step[own & self.is_long])
+        if not struck.any() or self.is_long[own][struck].mean() > FEW_MICROBATCHES:
+            return False
+        return float(self.excess_ns[own & self.is_long].sum()) >= MOST_OF_EXCESS * float(self.excess_ns[own].sum())
+
+    def excess_of_ns(self, rank: int) -> float:
+        return float(self.longer_ns[self.rank == rank].sum()) / self.work.num_steps
+
+    def in_words(self, ranks: Collection[int]) -> str:
+        """Return ``microbatch 3 takes 3.0 times as long``, or ``2 microbatches per step take``."""
+        own = self.is_long & np.isin(self.rank, list(ranks))
+        times = float(self.excess_ns[own].sum() / self.normal_ns[own].sum()) + 1
+        numbers, count = np.unique(self.microbatch[own], return_counts=True)
+        most = int(np.argmax(count))
+        if count[most] >= MOST_OF_EXCESS * count.sum():
+            return f"microbatch {numbers[most]} takes {times:.1f} times as long"
+        return (
+            f"{own.sum() / self.work.num_steps / len(ranks):.2g} microbatches per step take {times:.1f} times as long"
+        )
+
+
+def compare_microbatches(work: WorkStatistics) -> MicrobatchComparison:
+    table = work.table
+    usual_ns = np.nan_to_num(work.peers.peer_ns[work.entry])
+    rows = np.flatnonzero(table.is_in_phase & (table.microbatch >= 0) & (usual_ns > 0) & work.counted)
+    work_ns, usual_ns = table.work_ns[rows], usual_ns[rows] * table.count[rows]
+    place = [column[rows].astype(np.int64) for column in (table.rank, table.step, table.chunk, table.microbatch)]
+    first, cell = grouped(pack(place))
+
+    def sums(values: Float64 | Int64, chosen: Bool) -> Float64:
+        return np.asarray(np.bincount(cell[chosen], values[chosen], minlength=len(first)), np.float64)
+
+    phases = [table.kind[rows] == kind for kind in (FORWARD, BACKWARD)]
+    both = [(sums(work_ns, phase), sums(usual_ns, phase)) for phase in phases]
+    is_long = np.logical_and.reduce([own > (1 + LONG_MICROBATCH) * usual for own, usual in both])
+    longer = np.bincount(cell, np.maximum(work_ns - usual_ns, 0.0), minlength=len(first))
+    return MicrobatchComparison(
+        work=work,
+        rank=place[0][first],
+        step=place[1][first],
+        chunk=place[2][first],
+        microbatch=place[3][first],
+        excess_ns=np.asarray(sum(own - usual for own, usual in both)),
+        normal_ns=np.asarray(sum(usual for _, usual in both)),
+        is_long=is_long,
+        longer_ns=np.where(is_long, longer, 0.0),
+    )
+
+
+class LongerInput(NamedTuple):
+    """All ranks of a replica whose input is longer than that of others.
+
+    ``microbatches`` are the long ones in words; empty where all of them are longer.
+    """
+
+    ranks: tuple[int, ...]
+    microbatches: str
+
+
+def longer_inputs(compared: MicrobatchComparison, slow: Collection[int]) -> Iterator[LongerInput]:
+    """Yield the replicas, all of whose ranks are slow, and only because their input is longer.
+
+    A replica of a single rank must have few long microbatches: else nothing tells its input from its device.
+    """
+    for ranks in replicas(compared.work.run):
+        if not set(ranks) <= set(slow):
+            continue
+        if all(compared.holds(rank) for rank in ranks):
+            yield LongerInput(ranks, compared.in_words(ranks))
+        elif len(ranks) > 1 and is_input_longer(compared.work, ranks):
+            yield LongerInput(ranks, "")
+
+
+def evidence_of_longer_input(ranks: Collection[int], percent: Iterable[float], microbatches: str) -> str:
+    """Return why the input of these ranks is longer, and they are not slow.
+
+    Args:
+        ranks: of the replicas.
+        percent: by how much longer each works, in percent of what is normal.
+        microbatches: the long ones in words; empty where all of them are longer.
+    """
+    where = f"on {ranks_in_words(sorted(ranks))}" + (" alike" if len(ranks) > 1 else "")
+    if microbatches:
+        return (
+            f"{microbatches.capitalize()} as on other ranks, in forward and in backward, {where}; the other "
+            "microbatches take no longer than elsewhere. So its input is longer, and its devices are not slow."
+        )
+    return (
+        f"Forward and backward take {range_in_words(percent)} % longer than on the ranks that do the same work, "
+        f"{where}, and the optimizer step takes no longer. So its input is longer, and its devices are not slow."
+    )
+
+
+def is_input_longer(work: WorkStatistics, ranks: Collection[int]) -> bool:
+    """Return whether forwards and backwards of these slow ranks are longer and their optimizer steps are not."""
+    peers, own = work.peers, np.isin(work.peers.rank, list(ranks))
+    excess, usual = peers.excess_ns, peers.usual_ns
+
+    def share(kind: int) -> float:
+        here = own & (peers.kind == kind)
+        return float(excess[here].sum()) / max(float(usual[here].sum()), 1.0)
+
+    has_optimizer = bool(usual[own & (peers.kind == OPTIMIZER)].any())
+    in_phase = float(excess[own & (peers.kind < BETWEEN)].sum())
+    shares = share(FORWARD), share(BACKWARD)
+    return has_optimizer and in_phase > 0 and min(shares) > max(shares) / 2 and abs(share(OPTIMIZER)) < min(shares) / 2
+
+
+def replicas(run: Run) -> Iterator[tuple[int, ...]]:
+    """Yield the ranks of each data-parallel replica, which work on the same microbatches."""
+    found: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    for rank, trace in run.ranks.items():
+        place = tuple(sorted((name, at) for name, at in trace.coordinates.items() if name not in _SHARED_INPUT))
+        found.setdefault(place, []).append(rank)
+    yield from (tuple(ranks) for ranks in found.values())
+
+
+def replica_of_ranks(run: Run) -> dict[int, int]:
+    """Return the place of each rank in data parallelism, as far as that is known."""
+    return {rank: trace.coordinates["dp"] for rank, trace in run.ranks.items() if "dp" in trace.coordinates}
+
+
+def replicas_in_words(replica_of: Mapping[int, int], ranks: Sequence[int]) -> str:
+    """Return ``data-parallel replica 1 (ranks 1, 3)``; only the ranks if one has no place in data parallelism."""
+    places = {replica_of.get(rank) for rank in ranks}
+    if None in places:
+        return ranks_in_words(ranks)
+    numbers = ", ".join(map(str, sorted(one for one in places if one is not None)))
+    return f"data-parallel replica{'s' * (len(places) > 1)} {numbers} ({ranks_in_words(ranks)})"
+
+
+def uneven_sequences(work: WorkStatistics, replay: Replay) -> Verdict | None:
+    """Return the verdict on microbatches whose forwards and backwards are long together, on changing ranks."""
+    forward, backward = _microbatch_times(work)
+    if len(forward) < FEWEST_MICROBATCHES:
+        return None
+    spread = float(np.std(forward))
+    if spread < SCATTER_OF_MICROBATCHES or float(np.std(backward)) == 0.0:
+        return None
+    correlation, alike = _rank_correlation(forward, backward), _share_long_in_both(forward, backward)
+    if correlation < LONG_TOGETHER and alike < LONG_TOGETHER:
+        return None
+    cost = cost_of(work, replay.saved_ns(Scenario(work=(EqualMicrobatches(_mean_ns(work)),))))
+    evidence = (
+        f"Forwards of one stage differ by {100 * spread:.0f} % between microbatches, and a microbatch with a long "
+        f"forward has a long backward ({_how_alike(correlation, alike)}); no rank is slow in the mean."
+    )
+    if not stands_out(work, cost):
+        return None
+    return Verdict(
+        rank=-1,
+        host="",
+        place=JOB,
+        cause=SEQUENCES,
+        who="changing ranks",
+        cost_ms_per_step=cost.ms,
+        gpu_hours_per_day=gpu_hours_per_day(work, cost.share),
+        persistence=cost.persistence,
+        evidence=evidence,
+        next_step=NEXT_STEP[SEQUENCES],
+    )
+
+
+def _share_long_in_both(forward: Float64, backward: Float64) -> float:
+    """Return, of the few microbatches that are far longer in one phase, the share that is so in both."""
+    longer, also_longer = forward > FAR_LONGER, backward > FAR_LONGER
+    either = int((longer | also_longer).sum())
+    return float((longer & also_longer).sum()) / either if either >= FEWEST_LONG else 0.0
+
+
+def _how_alike(correlation: float, alike: float) -> str:
+    if correlation >= LONG_TOGETHER:
+        return f"rank correlation {correlation:.2f}"
+    return f"so are {alike:.0%} of those that take half as long again as usual"
+
+
+def _rank_correlation(first: Float64, second: Float64) -> float:
+    """Return Spearman's correlation, with equal values sharing a rank."""
+    rank, other_rank = (np.unique(values, return_inverse=True)[1].reshape(-1) for values in (first, second))
+    return float(np.corrcoef(rank, other_rank)[0, 1])
+
+
+def _mean_ns(work: WorkStatistics) -> Int64:
+    table = work.table
+    _, same = grouped(pack(work.entries[:-1]))
+    total = np.bincount(same[work.entry], table.total_ns.astype(np.float64))
+    count = np.bincount(same[work.entry], table.count)
+    return np.asarray(np.rint((total / count)[same]), np.int64)
+
+
+def _microbatch_times(work: WorkStatistics) -> tuple[Float64, Float64]:
+    """Return forward and backward of every microbatch, relative to the median of its rank."""
+    table = work.table
+    chosen = work.counted & (table.microbatch >= 0)
+    place = [table.rank, table.step, table.chunk, table.microbatch]
+    alike = [table.rank, table.chunk]
+    # A device that is slower in some steps than in others lengthens all microbatches of these.
+    if len(np.unique(table.microbatch[chosen])) > 1:
+        alike.append(table.step)
+    times = []
+    for kind in (FORWARD, BACKWARD):
+        mask = chosen & (table.kind == kind)
+        key = pack([column[mask] for column in place])
+        cells, first, cell = np.unique(key, return_index=True, return_inverse=True)
+        total = np.asarray(np.bincount(cell.reshape(-1), table.work_ns[mask], minlength=len(cells)), np.float64)
+        own = pack([column[mask][first] for column in alike])
+        _, group = np.unique(own, return_inverse=True)
+        group = group.reshape(-1)
+        typical = grouped_median(group, total, int(group.max(initial=-1)) + 1)
+        times.append((cells, total / np.maximum(typical[group], 1.0) - 1))
+    (forward_cells, forward), (backward_cells, backward) = times
+    if not np.array_equal(forward_cells, backward_cells):
+        return np.zeros(0), np.zeros(0)
+    return forward, backward

@@ -1,0 +1,202 @@
+"""Compares the work of every rank with the same work on its peers.
+
+Work is the same when it belongs to the same stage, chunk and kind of phase and lies between the same stalls of it. Its
+peers are the other ranks that do it: the other data- and tensor-parallel ranks, over all microbatches and steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.keys import find_rows, grouped, pack
+from commtrace.analysis.replay.ideal import first_of_phase
+from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, Segments
+from commtrace.analysis.statistics import Float64, grouped_median, leave_one_out_median
+from commtrace.trace.spans import Bool, Int32, Int64
+
+
+class Entries(NamedTuple):
+    """The kinds of work of every rank: what is done by others as well, if all but the rank is equal."""
+
+    stage: Int32
+    chunk: Int32
+    kind: Int32
+    stalls: Int32
+    ordinal: Int32
+    rank: Int32
+
+    def of_segments(self, segments: Segments) -> Int64:
+        """Return the entry that each segment belongs to; −1 for none."""
+        return find_rows(self, [getattr(segments, name) for name in self._fields])
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTable:
+    """The work of ranks, added up by step, microbatch and kind of work. Columns of equal length.
+
+    Attributes:
+        step: index of the step.
+        stage, chunk, kind, stalls, ordinal: which work it is; see :class:`.segments.Segments`.
+        count, phases: how many segments it adds up, and how many of them begin a phase.
+        total_ns: with the pauses in it.
+    """
+
+    rank: Int32
+    step: Int32
+    stage: Int32
+    chunk: Int32
+    kind: Int32
+    stalls: Int32
+    ordinal: Int32
+    microbatch: Int32
+    count: Int64
+    phases: Int64
+    work_ns: Int64
+    total_ns: Int64
+
+    @classmethod
+    def of(cls, segments: Segments) -> WorkTable:
+        keys = {field.name: getattr(segments, field.name) for field in fields(cls)[:8]}
+        first, row = grouped(pack(list(keys.values())))
+        order = np.argsort(first)  # rows in the order of time
+        number = np.empty(len(first), np.int64)
+        number[order] = np.arange(len(first))
+        row = number[row]
+
+        def added(values: Int64 | Bool) -> Int64:
+            return np.bincount(row, values, minlength=len(first)).astype(np.int64)
+
+        return cls(
+            **{name: column[first[order]] for name, column in keys.items()},
+            count=np.bincount(row, minlength=len(first)),
+            phases=added(first_of_phase(segments)),
+            work_ns=added(segments.work_ns),
+            total_ns=added(segments.total_ns),
+        )
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @property
+    def is_in_phase(self) -> Bool:
+        return np.isin(self.kind, (FORWARD, BACKWARD))
+
+    def entries(self) -> tuple[Entries, Int64]:
+        """Return the kinds of work of every rank, ascending, and which one each row is."""
+        columns = [getattr(self, name) for name in Entries._fields]
+        first, entry = grouped(pack(columns))
+        return Entries(*(column[first] for column in columns)), entry
+
+
+_USUAL: Final = 0.5
+"""What a rank does less often per step is no part of every step."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerComparison:
+    """Typical durations of every kind of work on every rank, and of the same work on its peers.
+
+    The last entries are work that others of a stage do and a rank does not: it takes no time.
+
+    Attributes:
+        work: a number that entries of different ranks share which are the same work.
+        own_ns: median over steps of the mean over microbatches.
+        peer_ns: median of ``own_ns`` over the other ranks, or the normal ones among them (:meth:`among`); NaN without.
+        per_step: how often a step has this work, in the mean.
+    """
+
+    rank: Int64
+    kind: Int64
+    work: Int64
+    own_ns: Float64
+    peer_ns: Float64
+    per_step: Float64
+
+    def among(self, normal: Int64) -> PeerComparison:
+        """Return the comparison with these ranks only, as far as one of them does the same work."""
+        is_normal = np.isin(self.rank, normal) & np.isfinite(self.own_ns)
+        peer = np.full(len(self.own_ns), np.nan)
+        peer[is_normal] = leave_one_out_median(self.work[is_normal], self.own_ns[is_normal])
+        medians = grouped_median(self.work[is_normal], self.own_ns[is_normal], int(self.work.max(initial=-1)) + 1)
+        peer[~is_normal] = medians[self.work[~is_normal]]
+        return replace(self, peer_ns=np.where(np.isnan(peer), self.peer_ns, peer))
+
+    def from_typical_ns(self) -> dict[int, float]:
+        """Return, by rank, how much longer per step it works than the median of all ranks, work by work."""
+        several = np.isfinite(self.peer_ns) & np.isfinite(self.own_ns)
+        groups = int(self.work.max(initial=-1)) + 1
+        typical = grouped_median(self.work[several], self.own_ns[several], groups)
+        beyond = np.where(several, (self.own_ns - typical[self.work]) * self.per_step, 0.0)
+        totals = np.bincount(self.rank, beyond, minlength=int(self.rank.max(initial=-1)) + 1)
+        return {rank: float(totals[rank]) for rank in np.unique(self.rank).tolist()}
+
+    @property
+    def ratio(self) -> Float64:
+        """Return what each entry would last at the speed of the peers, as a share of what it lasts."""
+        comparable = (self.own_ns > 0) & np.isfinite(self.peer_ns)
+        ratio = np.ones(len(self.own_ns))
+        ratio[comparable] = self.peer_ns[comparable] / self.own_ns[comparable]
+        return ratio
+
+    @property
+    def usual_ns(self) -> Float64:
+        """Return what the peers need per step for each entry; 0 without peers."""
+        return np.nan_to_num(self.peer_ns * self.per_step)
+
+    @property
+    def excess_ns(self) -> Float64:
+        """Return what the rank of each entry needs per step beyond its peers; 0 without peers."""
+        return np.asarray(np.nan_to_num(self.own_ns - self.peer_ns) * self.per_step)
+
+
+def compare_with_peers(table: WorkTable, entries: Entries, entry: Int64, steps: Bool) -> PeerComparison:
+    """Compare the work of every rank in some steps with the same work on the other ranks."""
+    counted = np.flatnonzero(steps[table.step])
+    step, size_of_row = table.step[counted], table.count[counted]
+    cells, cell = grouped(pack([entry[counted], step]))
+    cell_entry = entry[counted][cells]
+    size = np.bincount(cell, size_of_row, minlength=len(cells))
+    mean = np.bincount(cell, table.work_ns[counted], minlength=len(cells)) / np.maximum(size, 1)
+    own = grouped_median(cell_entry, mean, len(entries.rank))
+    per_step = np.bincount(cell_entry, size, minlength=len(entries.rank)) / max(len(np.unique(step)), 1)
+    rank, kind, stage = (column.astype(np.int64) for column in (entries.rank, entries.kind, entries.stage))
+    _, work = grouped(pack(entries[:-1]))
+    pauses = _pauses_of_others(rank, stage, kind, work, per_step)
+    own = np.concatenate([own, np.zeros(len(pauses.rank))])
+    work = np.concatenate([work, pauses.work])
+    return PeerComparison(
+        rank=np.concatenate([rank, pauses.rank]),
+        kind=np.concatenate([kind, pauses.kind]),
+        work=work,
+        own_ns=own,
+        peer_ns=leave_one_out_median(work, own),
+        per_step=np.concatenate([per_step, pauses.per_step]),
+    )
+
+
+class _Pauses(NamedTuple):
+    """Work that takes no time on a rank; one row per rank and work."""
+
+    rank: Int64
+    kind: Int64
+    work: Int64
+    per_step: Float64
+
+
+def _pauses_of_others(rank: Int64, stage: Int64, kind: Int64, work: Int64, per_step: Float64) -> _Pauses:
+    """Return what only some ranks of a stage do between two phases, for its other ranks.
+
+    A pause of 0 ns is no segment: a rank whose host launches late would have nothing to compare its pause with.
+    """
+    usual = np.flatnonzero((kind >= BETWEEN) & (per_step > _USUAL))
+    usual = usual[np.unique(work[usual], return_index=True)[1]]
+    ranks, at = np.unique(rank, return_index=True)
+    which, other = np.nonzero(stage[usual][:, np.newaxis] == stage[at])
+    which, other = usual[which], ranks[other]
+    key = pack([np.concatenate([work[which], work]), np.concatenate([other, rank])])
+    missing = ~np.isin(key[: len(which)], key[len(which) :])
+    which = which[missing]
+    return _Pauses(other[missing], kind[which], work[which], per_step[which])

@@ -1,0 +1,109 @@
+"""Statistics and scenarios of the steps of a job, taken of all steps at once and of some after the other."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import asdict, replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.replay.program import Program, build_program, common_steps
+from commtrace.analysis.stragglers.limits import Thresholds
+from commtrace.analysis.stragglers.scenarios import (
+    MEASURED,
+    EqualMicrobatches,
+    NormalLinks,
+    NormalStages,
+    Replay,
+    Scenario,
+)
+from commtrace.analysis.stragglers.slow_links import typical_transfers
+from commtrace.analysis.stragglers.slow_ranks import MICROBATCHES, SELDOM, WORK, find_slow_ranks, normal_speed
+from commtrace.analysis.stragglers.work_statistics import DATA, GC, StepStatistics, WorkStatistics
+from commtrace.synth import Fault, Job, synthesize
+from commtrace.trace.run import Run
+
+FAULTS = "slow-rank=3:1.4@4:12", "data=1:30@3:12:2", "gc=2:40", "slow-link=0-4:8", "sequence-imbalance=0.4"
+JOB = Job(dp=2, pp=2, tp=2, microbatches=4, steps=12, jitter=0.05, faults=(*map(Fault.parse, FAULTS),))
+
+
+class Recorded(NamedTuple):
+    """A job with slow ranks, input and links, as a whole and in parts of 1, 4 and 7 steps."""
+
+    run: Run
+    whole: Program
+    parts: list[Program]
+
+    @property
+    def work(self) -> WorkStatistics:
+        return WorkStatistics.of(self.run, StepStatistics.of(self.run, self.whole), Thresholds())
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Recorded:
+    analysis = analyse(synthesize(JOB).run)
+    run, matches = analysis.run, analysis.matches
+    parts = np.split(common_steps(run), [1, 5])
+    return Recorded(run, build_program(run, matches), [build_program(run, matches, steps) for steps in parts])
+
+
+def test_statistics_of_parts_add_up_to_those_of_the_whole(recorded: Recorded) -> None:
+    first, second, third = (StepStatistics.of(recorded.run, part) for part in recorded.parts)
+
+    added = WorkStatistics.of(recorded.run, first + second + third, Thresholds())
+
+    work = recorded.work
+    for one, other in (
+        (added.entries, work.entries),
+        (asdict(added.peers), asdict(work.peers)),
+        (added.work_ns, work.work_ns),
+        (added.of_steps.pauses_ns, work.of_steps.pauses_ns),
+        (added.of_steps.replayed_ns, work.of_steps.replayed_ns),
+        (typical_transfers(added), typical_transfers(work)),
+    ):
+        np.testing.assert_equal(one, other)
+    assert (added.step_ns, added.replay_error) == (work.step_ns, work.replay_error)
+    assert typical_transfers(work)
+
+
+def scenarios(work: WorkStatistics) -> list[Scenario]:
+    """One of each kind, and all of them together."""
+    found = find_slow_ranks(work, {})
+    of_ranks = Scenario((normal_speed(found, {3: (WORK, GC), 1: (SELDOM, DATA), 5: (MICROBATCHES,), 2: (GC,)}),))
+    of_stages = Scenario((NormalStages(np.linspace(0.5, 1, 2 * len(work.steady)).reshape(2, -1)),))
+    of_microbatches = Scenario((EqualMicrobatches(work.peers.own_ns.astype(np.int64)),))
+    rows = np.arange(len(work.of_steps.transfers.traffic))
+    of_links = Scenario(transfers=(NormalLinks(work.of_steps.steps > 3, np.where(rows % 2, 0.25, 1.0), rows * 1e3),))
+    return [MEASURED, of_ranks, of_stages, of_microbatches, of_links, of_ranks + of_stages + of_links]
+
+
+def test_a_scenario_is_replayed_part_by_part_as_in_the_whole(recorded: Recorded) -> None:
+    work = recorded.work
+    whole = Replay(recorded.run, recorded.whole, work)
+    parts = [Replay(recorded.run, part, work) for part in recorded.parts]
+
+    seen = set()
+    for scenario in pickle.loads(pickle.dumps(scenarios(work))):
+        step_ns = whole.step_ns(scenario)
+        np.testing.assert_array_equal(np.concatenate([part.step_ns(scenario) for part in parts]), step_ns)
+        seen.add(step_ns.tobytes())
+    assert len(seen) == 6  # each of them changes something
+
+
+def test_a_rank_at_normal_speed_saves_what_it_was_slow_for() -> None:
+    """Of four ranks one is slow from step 4 on; without noise, that is all that a step can save."""
+    job = Job(dp=4, steps=10)
+    slow, well = (synthesize(replace(job, faults=faults)) for faults in ((Fault.parse("slow-rank=3:1.4@4:10"),), ()))
+    lengths = [[step["end_ns"] - step["start_ns"] for step in made.truth["steps"]] for made in (slow, well)]
+    analysis = analyse(slow.run)
+    program = build_program(analysis.run, analysis.matches)
+    work = WorkStatistics.of(analysis.run, StepStatistics.of(analysis.run, program), Thresholds())
+    found = find_slow_ranks(work, {})
+
+    saved_ns = Replay(analysis.run, program, work).saved_ns(Scenario((normal_speed(found, {3: (WORK,)}),)))
+
+    assert saved_ns.tolist() == pytest.approx(np.subtract(*lengths)[program.steps].tolist(), rel=0.01)
+    assert not saved_ns[program.steps < 4].any()

@@ -89,7 +89,7 @@ def _overview() -> list[list[Panel]]:
                 Query(f"histogram_quantile(0.5, {_BUCKETS})", "p50", exemplars=True),
                 Query(f"histogram_quantile(0.99, {_BUCKETS})", "p99"),
                 Query(mean_step, "mean"),
-                told="Quantiles are as fine as the buckets. A point is a step; it leads to its trace.",
+                text="Quantiles are as fine as the buckets. A point is a step; it leads to its trace.",
             ),
             _step(RUN, "Mean over ranks, per step. The parts add up to the step."),
         ],
@@ -97,12 +97,12 @@ def _overview() -> list[list[Panel]]:
             lines(
                 "Exposed by role", "percentunit",
                 Query(f"avg by (role) (commtrace:exposed_by_role:ratio{{{RUN}}})", "{{role}}"), stacked=True,
-                told="Share of the step in which a rank stood still for communication, waiting included.",
+                text="Share of the step in which a rank stood still for communication, waiting included.",
             ),
             lines(
                 "Bubble by stage", "percentunit",
                 Query(f"avg by (pp) (commtrace:bubble:ratio{{{RUN}}})", "stage {{pp}}"),
-                told="Share of the step in which a rank stood still for its neighbour in the pipeline.",
+                text="Share of the step in which a rank stood still for its neighbour in the pipeline.",
             ),
         ],
         [
@@ -112,18 +112,18 @@ def _overview() -> list[list[Panel]]:
                     _share("rate", "commtrace_critical_path_seconds_total", "rank, kind"), "rank {{rank}}: {{kind}}",
                 ),
                 stacked=True,
-                told="Share of the job's steps by rank and kind, the ten largest. Needs commtrace metrics RUN --serve.",
+                text="Share of the job's steps by rank and kind, the ten largest. Needs commtrace metrics RUN --serve.",
             ),
             lines(
                 "Lost time", "percentunit",
                 Query(_share("delta", "commtrace_lost_seconds", "part"), "{{part}}"), stacked=True,
-                told="Share of the job's steps: the ideal time, and each loss. Needs commtrace metrics RUN --serve.",
+                text="Share of the job's steps: the ideal time, and each loss. Needs commtrace metrics RUN --serve.",
             ),
         ],
         [
             lines(
                 "Straggler score", "none", Query(score, "rank {{rank}} on {{node}}"),
-                told="Own work of a rank, as a multiple of what the ranks of its stage need. 1 is like the others.",
+                text="Own work of a rank, as a multiple of what the ranks of its stage need. 1 is like the others.",
             ),
             table(
                 "Slowest ranks", "none", Query(score, ""),
@@ -150,7 +150,7 @@ def _one_rank() -> list[list[Panel]]:
         [
             lines(
                 "Compute by phase", "s", Query(f"avg by (phase) ({phases})", "{{phase}}"), stacked=True,
-                told="Per step.",
+                text="Per step.",
             ),
             _exposed("Exposed by operation"),
         ],
@@ -159,7 +159,7 @@ def _one_rank() -> list[list[Panel]]:
                 "Own work", "s",
                 Query(f"commtrace:work_seconds:per_step{{{RANK}}}", "rank {{rank}}"),
                 Query(f"commtrace:work_seconds:typical{{{RUN}}}", "typical of stage {{pp}}"),
-                told="Per step, without waiting for others: against what is typical of the stage.",
+                text="Per step, without waiting for others: against what is typical of the stage.",
             ),
             _each_rank(
                 "Peak device memory", "bytes", "commtrace_device_memory_peak_bytes",
@@ -170,10 +170,10 @@ def _one_rank() -> list[list[Panel]]:
 
 
 def _grid() -> list[list[Panel]]:
-    told = "One cell per data-parallel replica (down) and pipeline stage (across); of its ranks the highest."
+    text = "One cell per data-parallel replica (down) and pipeline stage (across); of its ranks the highest."
 
     def cells(title: str, unit: str, series: str, limits: Sequence[tuple[float, str]] = ()) -> Panel:
-        return matrix(title, unit, Query(f"max by (dp, pp) ({series}{{{RUN}}})", ""), "dp", "pp", told, limits)
+        return matrix(title, unit, Query(f"max by (dp, pp) ({series}{{{RUN}}})", ""), "dp", "pp", text, limits)
 
     return [
         [
@@ -240,13 +240,13 @@ def _health() -> list[list[Panel]]:
             lines(
                 "Dropped spans", "ops",
                 Query(f"sum by (kind) ({_rate('commtrace_spans_dropped_total', RANK)})", "{{kind}}"),
-                told="Anything but 0 makes the other numbers too small.",
+                text="Anything but 0 makes the other numbers too small.",
             ),
         ],
         [
             lines(
                 "Overhead", "percentunit", Query(_rate("commtrace_overhead_seconds_total", RANK), "rank {{rank}}"),
-                told="Share of one CPU core that commtrace's own thread takes.",
+                text="Share of one CPU core that commtrace's own thread takes.",
             ),
             _each_rank(
                 "Clock residual", "s", "commtrace_clock_residual_seconds",
@@ -254,26 +254,26 @@ def _health() -> list[list[Panel]]:
             ),
             lines(
                 "Clock offset", "s", Query(f"abs(commtrace_clock_offset_seconds{{{RANK}}})", "rank {{rank}}"),
-                told="How far the wall clock was moved since the recording began.",
+                text="How far the wall clock was moved since the recording began.",
             ),
         ],
     ]  # fmt: skip
 
 
-def _average(title: str, series: str, told: str) -> Panel:
+def _average(title: str, series: str, text: str) -> Panel:
     """Return a share, as the mean over ranks, large."""
-    return number(title, "percentunit", Query(f"avg({series}{{{RUN}}})", ""), told)
+    return number(title, "percentunit", Query(f"avg({series}{{{RUN}}})", ""), text)
 
 
-def _each_rank(title: str, unit: str, series: str, told: str = "") -> Panel:
+def _each_rank(title: str, unit: str, series: str, text: str = "") -> Panel:
     """Return a line for each of the chosen ranks."""
-    return lines(title, unit, Query(f"{series}{{{RANK}}}", "rank {{rank}}"), told=told)
+    return lines(title, unit, Query(f"{series}{{{RANK}}}", "rank {{rank}}"), text=text)
 
 
-def _by_operation(title: str, unit: str, expr: str, told: str = "", *, stacked: bool = False) -> Panel:
+def _by_operation(title: str, unit: str, expr: str, text: str = "", *, stacked: bool = False) -> Panel:
     """Return a line for each operation and role; ``{by}`` in the expression stands for these two labels."""
     named = Query(expr.replace("{by}", _OPERATION), "{{operation}} {{role}}")
-    return lines(title, unit, named, told=told, stacked=stacked)
+    return lines(title, unit, named, text=text, stacked=stacked)
 
 
 def _exposed(title: str) -> Panel:
@@ -289,9 +289,9 @@ def _share_of_wait() -> str:
     return f"sum by ({{by}}) ({waited}) / (sum by ({{by}}) ({known}) > 0)"
 
 
-def _step(where: str, told: str) -> Panel:
+def _step(where: str, text: str) -> Panel:
     """Return the parts of a step, on top of each other."""
-    return lines("Where the step goes", "s", *_parts(where, "avg"), stacked=True, told=told)
+    return lines("Where the step goes", "s", *_parts(where, "avg"), stacked=True, text=text)
 
 
 def _rate(series: str, where: str) -> str:

@@ -28,13 +28,13 @@ class Query(NamedTuple):
     exemplars: bool = False
 
 
-def lines(title: str, unit: str, *queries: Query, told: str = "", stacked: bool = False) -> Panel:
+def lines(title: str, unit: str, *queries: Query, text: str = "", stacked: bool = False) -> Panel:
     """Series over time; ``stacked`` where they are parts of a whole."""
     custom: dict[str, Any] = {"fillOpacity": 70 if stacked else 5, "lineWidth": 1, "showPoints": "auto"}
     if stacked:
         custom["stacking"] = {"mode": "normal", "group": "A"}
     return {
-        **_panel("timeseries", title, told),
+        **_panel("timeseries", title, text),
         "fieldConfig": {"defaults": {"unit": unit, "min": 0, "custom": custom}, "overrides": []},
         "options": {
             "legend": {"displayMode": "table", "placement": "right", "calcs": ["mean", "max"], "showLegend": True},
@@ -44,10 +44,10 @@ def lines(title: str, unit: str, *queries: Query, told: str = "", stacked: bool 
     }
 
 
-def number(title: str, unit: str, query: Query, told: str = "", limits: Sequence[tuple[float, str]] = ()) -> Panel:
+def number(title: str, unit: str, query: Query, text: str = "", limits: Sequence[tuple[float, str]] = ()) -> Panel:
     """Return the newest value, large; ``limits`` are values from which on it has a colour."""
     return {
-        **_panel("stat", title, told),
+        **_panel("stat", title, text),
         "fieldConfig": {"defaults": {"unit": unit, "thresholds": _thresholds(limits)}, "overrides": []},
         "options": {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "value", "graphMode": "area"},
         "targets": [_target(0, query)],
@@ -55,7 +55,7 @@ def number(title: str, unit: str, query: Query, told: str = "", limits: Sequence
 
 
 def table(
-    title: str, unit: str, query: Query, columns: Mapping[str, str], told: str = "",
+    title: str, unit: str, query: Query, columns: Mapping[str, str], text: str = "",
     limits: Sequence[tuple[float, str]] = (), hides: Sequence[str] = (),
 ) -> Panel:  # fmt: skip
     """Return the newest value of each series, the highest first; ``columns`` are the labels shown and their
@@ -63,7 +63,7 @@ def table(
     """
     hidden = {"Time": True, **dict.fromkeys(("__name__", "instance", "job", *hides), True)}
     return {
-        **_panel("table", title, told),
+        **_panel("table", title, text),
         "fieldConfig": {
             "defaults": {"custom": {"align": "left"}},
             "overrides": [_value_column(unit, limits)],
@@ -77,7 +77,7 @@ def table(
 
 
 def matrix(
-    title: str, unit: str, query: Query, rows: str, columns: str, told: str = "",
+    title: str, unit: str, query: Query, rows: str, columns: str, text: str = "",
     limits: Sequence[tuple[float, str]] = (),
 ) -> Panel:  # fmt: skip
     """Return the newest values as a heat map: one label down, another across."""
@@ -91,7 +91,7 @@ def matrix(
     else:
         defaults["color"] = {"mode": "continuous-GrYlRd"}
     return {
-        **_panel("table", title, told),
+        **_panel("table", title, text),
         "fieldConfig": {
             "defaults": defaults,
             "overrides": [
@@ -126,8 +126,8 @@ def arrange(rows: Sequence[Sequence[Panel]]) -> list[Panel]:
     return placed
 
 
-def _panel(kind: str, title: str, told: str) -> Panel:
-    return {"type": kind, "title": title, "description": told, "datasource": DATASOURCE}
+def _panel(kind: str, title: str, text: str) -> Panel:
+    return {"type": kind, "title": title, "description": text, "datasource": DATASOURCE}
 
 
 def _target(number: int, query: Query) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the recording holds, what it lost, and what it cannot have seen."""
+"""Finds what a recording holds, what it lost, and what it cannot have seen, also per group."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _USUAL_BYPASS: Final = {
     "dp": "a reducer in C++",
     "pp": "NVSHMEM or NCCL called from C++",
 }
-"""By parallel dimension: how its communication is known to pass by what torch.distributed shows to Python."""
+"""By parallel dimension, paths of communication that bypass torch.distributed in Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def find_coverage(run: Run, roles: Roles) -> Coverage:
 
 
 def _invisible_paths(run: Run) -> Iterable[str]:
-    """Paths that the recorders found in their processes (capture/collectives/untraced_paths.py)."""
+    """Yield the paths that recorders found in their processes (capture/collectives/untraced_paths.py)."""
     found: dict[tuple[str, str], list[int]] = {}
     for rank, trace in run.ranks.items():
         for path, state in trace.topology.get("invisible_paths", {}).items():
@@ -133,18 +133,17 @@ _MOST_RANGES: Final = 16
 
 
 class Seen(NamedTuple):
-    """What one rank recorded of one group.
+    """The numbers of one group that one rank recorded.
 
     Attributes:
-        rank: the rank.
-        first, last: lowest and highest number recorded; None if none was.
-        recorded: how many numbers were recorded; the members of a bracket share one.
-        in_flight: how many it had launched whose end it had not seen when it last wrote.
-        missing: how many of those that it had launched are neither.
-        ranges: of the missing numbers, the first ones, as (first, last); not told of messages, which every pair numbers
-            for itself.
-        unwritten: how many more others got through with it: lost with its last second, or not written yet. None where
-            there are none: it ended in order, or stood still when it last wrote.
+        rank: this rank.
+        first, last: lowest and highest number recorded; None without any.
+        recorded: count of numbers recorded; the members of a bracket share one.
+        in_flight: count of those launched whose end it had not seen at its last write.
+        missing: count of those launched that are neither recorded nor in flight.
+        ranges: the first missing numbers, as (first, last); empty for messages, which every pair numbers separately.
+        unwritten: count of further ones that others completed with it: lost with its last second, or not written yet.
+            None if it ended in order, or stalled before its last write.
     """
 
     rank: int
@@ -158,11 +157,11 @@ class Seen(NamedTuple):
 
 
 class GroupCoverage(NamedTuple):
-    """What was seen of a group.
+    """The coverage of a group.
 
     Attributes:
         group: as results name it.
-        collectives, messages: by rank, of the ranks that recorded or launched any.
+        collectives, messages: of each rank that recorded or launched any.
     """
 
     group: GroupLabel
@@ -175,7 +174,7 @@ class GroupCoverage(NamedTuple):
 
 
 def cover_groups(run: Run, arrivals: Mapping[int, RankArrivals]) -> list[GroupCoverage]:
-    """What was seen of every group that any rank told of, largest groups first."""
+    """Return the coverage of all known groups, largest first."""
     groups = known_groups(run)
     collectives: dict[int, list[Seen]] = {}
     messages: dict[int, list[Seen]] = {}
@@ -197,9 +196,9 @@ def cover_groups(run: Run, arrivals: Mapping[int, RankArrivals]) -> list[GroupCo
 
 
 def missing_numbers(run: Run) -> int | None:
-    """Collectives between the first and the last of each rank and group that are not there.
+    """Return how many collectives are missing between the first and the last of each rank and group.
 
-    None where gaps are no sign of a loss: steps were left out on purpose, or the run was imported.
+    None if gaps are no loss: steps were left out on purpose, or the run was imported.
     """
     if any(trace.recording or trace.discarded or trace.metadata.boot_id == IMPORTED for trace in run.ranks.values()):
         return None
@@ -253,14 +252,14 @@ def _unwritten(trace: RankTrace, arrivals: RankArrivals, by_others: int) -> int 
 
 
 def _gaps(known: Any, end: int) -> list[tuple[int, int]]:
-    """Ranges of numbers from 0 to ``end`` − 1 that are not among these ascending ones."""
+    """Return the ranges of numbers below ``end`` that are not among these ascending ones."""
     edges = np.concatenate([[-1], known, [end]])
     holes = np.flatnonzero(np.diff(edges) > 1)
     return [(int(edges[at]) + 1, int(edges[at + 1]) - 1) for at in holes[:_MOST_RANGES]]
 
 
 def _messages(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
-    """Numbers are counted per direction and tag; here only how many there are of a group in all."""
+    """Return the messages of a rank by group. As pairs number them, they are only counted."""
     spans = trace.spans
     rows = np.flatnonzero((spans.kind == schema.P2P) & (spans.group >= 0))
     launched: dict[int, int] = {}
@@ -293,7 +292,7 @@ def _messages(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
 
 
 def _numbers(trace: RankTrace, kind: int) -> tuple[Any, Any]:
-    """Group and number of the rank's communications of a kind, each number once."""
+    """Return group and number of the rank's communications of a kind, each number once."""
     spans = trace.spans
     rows = np.flatnonzero((spans.kind == kind) & (spans.group >= 0) & (spans.seq >= 0))
     if not len(rows):

@@ -1,4 +1,4 @@
-"""Brings together the rows of all ranks that are one communication: one sort over all communication rows."""
+"""Finds the rows of all ranks that are one communication, with one sort of all communication rows."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Rows(NamedTuple):
     """Communication rows of all ranks, one rank after the other.
 
     Attributes:
-        rank: which rank the row is of.
-        clock: number of the clock that its times were read on.
-        position: of the row in its block.
-        is_send: it is the sending side of a point-to-point operation.
+        rank: of the row.
+        clock: number of its clock.
+        position: in its block.
+        is_send: the row is a send.
         finished: its end was seen.
         spans: the rows themselves.
     """
@@ -50,9 +50,9 @@ class Buckets(NamedTuple):
 
     Attributes:
         order: sorts the rows.
-        first: where each bucket begins in the sorted rows.
-        size: how many rows each bucket has.
-        of_sorted_row: the bucket of each sorted row.
+        first: position of each bucket's first sorted row.
+        size: number of rows by bucket.
+        of_sorted_row: bucket of each sorted row.
     """
 
     order: Int64
@@ -61,15 +61,15 @@ class Buckets(NamedTuple):
     of_sorted_row: Int64
 
     def maximum(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Largest value in each bucket, of values aligned with the unsorted rows."""
+        """Return the largest value in each bucket; values are aligned with the unsorted rows."""
         return np.asarray(np.maximum.reduceat(values[self.order], self.first))
 
     def minimum(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Smallest value in each bucket."""
+        """Return the smallest value in each bucket."""
         return np.asarray(np.minimum.reduceat(values[self.order], self.first))
 
     def differ(self, values: npt.NDArray[Any]) -> Bool:
-        """Buckets whose rows do not all have the same value."""
+        """Return the buckets with different values."""
         ordered = values[self.order]
         changes = ordered[1:] != ordered[:-1]
         changes &= self.of_sorted_row[1:] == self.of_sorted_row[:-1]
@@ -78,7 +78,7 @@ class Buckets(NamedTuple):
         return found
 
     def of_row(self) -> Int64:
-        """The bucket of each unsorted row."""
+        """Return the bucket of each unsorted row."""
         buckets = np.empty(len(self.order), np.int64)
         buckets[self.order] = self.of_sorted_row
         return buckets

@@ -32,24 +32,22 @@ _LARGEST = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class RankMatches:
-    """The join seen from one rank: every array is aligned with the rank's span rows.
+    """The matches of one rank; every array is aligned with its span rows.
 
     Rows that are no communication have bucket −1, no participants, and ``last_start = ready = start``.
 
     Attributes:
-        bucket: number of the communication in the whole run; its rows on all ranks have the same number.
-        participants: how many rows met, the own one included.
-        complete: every member was seen, and wait can be told from transfer.
+        bucket: number of the communication in the run, equal on all ranks.
+        participants: number of rows in the bucket.
+        complete: every member was seen, and wait and transfer can be separated.
         mismatched: the participants disagree on operation, bytes or dtype.
-        last_start: ns at which the last participant seen had arrived, on this rank's clock.
-        last_rank: the rank that arrived last; −1 where that is not known.
-        ready: ns in [start, end] from which the operation waited for nobody: before it is wait, after it transfer.
-            A send or a rooted collective that ended before its last participant came did not wait for it. Members
-            of a point-to-point bracket share their times, so they are ready together.
-        stall_ready: for a stall row: the instant from which the communication that it stalled on waited for nobody.
-            The row's start for other rows, and for stalls on what was not recorded: nothing says that somebody was
-            late, so such a stall is transfer.
-        stall_complete: for a stall row: whether that communication is complete. False for other rows.
+        last_start: ns at which the last participant arrived, on this rank's clock.
+        last_rank: the rank that arrived last; −1 if unknown.
+        ready: ns in [start, end] that separates wait from transfer. A send or rooted collective that ended before its
+            last participant arrived did not wait. Members of a point-to-point bracket are ready together.
+        stall_ready: of a stall, ``ready`` of its communication. The start for other rows, and for a stall on a
+            communication that was not recorded: nothing shows that a rank was late, so it counts as transfer.
+        stall_complete: of a stall, whether its communication is complete; else False.
     """
 
     bucket: Int64
@@ -63,27 +61,27 @@ class RankMatches:
     stall_complete: Bool
 
     def take(self, rows: Bool | Int64 | slice) -> RankMatches:
-        """Return only these rows, matched as they are."""
+        """Return only these rows."""
         return RankMatches(*(getattr(self, column.name)[rows] for column in fields(self)))
 
     def wait_ns(self, spans: Spans) -> Int64:
-        """Time in flight before the last participant arrived: max(0, last − start)."""
+        """Return the time in flight before the last participant arrived: max(0, last − start)."""
         return np.asarray(self.ready - spans.start)
 
     def transfer_ns(self, spans: Spans) -> Int64:
-        """Time in flight after it: end − max(last, start)."""
+        """Return the time in flight after it: end − max(last, start)."""
         return np.asarray(np.maximum(spans.end - self.ready, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """The join of a run.
+    """The matches of a run.
 
     Attributes:
         ranks: by rank.
-        clocks_agree: False when the hosts' clocks could not be aligned. Then, between hosts, the member of a
-            synchronising collective with the shortest duration counts as the last arriver, and rooted
-            collectives and point-to-point operations are not complete.
+        clocks_agree: False if the hosts' clocks could not be aligned. Then, between hosts, the member of a
+            synchronising collective with the shortest duration counts as the last to arrive, and rooted collectives and
+            point-to-point operations are not complete.
     """
 
     ranks: Mapping[int, RankMatches]
@@ -91,11 +89,11 @@ class Matches:
 
 
 def match(run: Run, *, clocks_agree: bool = True) -> Matches:
-    """Join the communications of all ranks.
+    """Match the communications of all ranks.
 
     Args:
         run: with all ranks on one clock (see :mod:`commtrace.analysis.clocks.align`).
-        clocks_agree: False if that could not be had; times of different hosts are then never compared.
+        clocks_agree: False if the clocks could not be aligned; times of different hosts are then never compared.
     """
     parts = gather_blocks(run)
     rows = concatenate(parts)
@@ -115,9 +113,7 @@ def match(run: Run, *, clocks_agree: bool = True) -> Matches:
 
 
 def _matches_of_block(block: Block, position: Int64, joined: _Joined | None, own: slice) -> RankMatches:
-    """Return what is known of all rows of a block; of its communications, at these positions, what their joined rows
-    say.
-    """
+    """Return the matches of a block, whose communications are at these positions and in ``joined[own]``."""
     matches = unmatched(block.spans)
     if joined is not None:
         for column in _Joined._fields:
@@ -132,14 +128,12 @@ def _matches_of_block(block: Block, position: Int64, joined: _Joined | None, own
 
 
 def communication_of(spans: Spans, stalls: Int64) -> Int64:
-    """Return the row of the communication that each of these stall rows of a rank names; −1 where it was not
-    recorded.
-    """
+    """Return the row of each stall's communication in a rank; −1 if it was not recorded."""
     return communications_of(Block((0,), bounds_of([len(spans)]), spans), stalls)
 
 
 def communications_of(block: Block, stalls: Int64) -> Int64:
-    """Return the same for rows of a block."""
+    """Return the same in a block."""
     spans = block.spans
     communications = np.flatnonzero(communication_rows(spans) & (spans.id >= 0))
     if not len(communications):
@@ -155,7 +149,7 @@ def communications_of(block: Block, stalls: Int64) -> Int64:
 
 
 def unmatched(spans: Spans) -> RankMatches:
-    """Return what is known of a rank by itself: nothing waited for anybody, as far as can be told."""
+    """Return the matches of a rank that is not compared with others: no wait."""
     count = len(spans)
     return RankMatches(
         bucket=np.full(count, -1, np.int64),
@@ -171,7 +165,7 @@ def unmatched(spans: Spans) -> RankMatches:
 
 
 class _Joined(NamedTuple):
-    """Facts about each communication row, aligned with the gathered rows; as in :class:`RankMatches`."""
+    """Columns of :class:`RankMatches`, aligned with the gathered rows."""
 
     bucket: Int64
     participants: Int32
@@ -200,7 +194,7 @@ def _join(run: Run, rows: Rows, clocks_agree: bool) -> _Joined:
 def _last_arrival(
     run: Run, rows: Rows, buckets: Buckets, of_row: Int64, clocks_agree: bool
 ) -> tuple[Int64, Int32, Bool]:
-    """Start of the last participant, its rank, and whether the participants' times could be compared."""
+    """Return start and rank of the last participant, and whether the times could be compared."""
     start = rows.spans.start
     last_start = buckets.maximum(start)[of_row]
     is_last = start == last_start
@@ -220,7 +214,7 @@ def _last_arrival(
 
 
 def _expected_participants(run: Run, rows: Rows, buckets: Buckets) -> Int32:
-    """Members of each bucket's group; 2 for point-to-point; −1 where no rank told what the group is."""
+    """Return the size of each bucket's group; 2 for point-to-point; −1 if no rank recorded the group."""
     example = buckets.order[buckets.first]
     sizes = {number: group.size for trace in run.ranks.values() for number, group in trace.groups.items()}
     known = np.array(sorted(sizes), np.int64)
@@ -232,14 +226,14 @@ def _expected_participants(run: Run, rows: Rows, buckets: Buckets) -> Int32:
 
 
 def _mismatched(run: Run, rows: Rows, buckets: Buckets) -> Bool:
-    """Buckets whose rows were not issued for one and the same communication."""
+    """Return the buckets whose rows disagree."""
     return np.asarray(np.logical_or.reduce(list(differences(run, rows, buckets).values())))
 
 
 def differences(run: Run, rows: Rows, buckets: Buckets) -> dict[str, Bool]:
-    """In what the rows of each bucket differ that should be equal: by aspect, which buckets."""
+    """Return by aspect the buckets whose rows differ in it."""
     spans = rows.spans
-    # The two sides of a P2P rightly have different names; two sends would be no pair.
+    # The two sides of a P2P have different names; two sends would be no pair.
     operation = np.where(spans.kind == schema.P2P, 0, spans.name)
     may_differ = named(run, spans, BYTES_DIFFER) | (spans.self_bytes >= 0)
     bytes_of_all = np.where(may_differ, schema.NOT_APPLICABLE, spans.bytes)
@@ -252,7 +246,7 @@ def differences(run: Run, rows: Rows, buckets: Buckets) -> dict[str, Bool]:
 
 
 def _same_side(rows: Rows, buckets: Buckets) -> Bool:
-    """Pairs of two sends, or of two receives."""
+    """Return the pairs of two sends, or of two receives."""
     found = np.zeros(len(buckets.first), np.bool_)
     pairs = np.flatnonzero(buckets.size == 2)
     one, other = buckets.order[buckets.first[pairs]], buckets.order[buckets.first[pairs] + 1]
@@ -261,11 +255,11 @@ def _same_side(rows: Rows, buckets: Buckets) -> Bool:
 
 
 def _known_values_differ(buckets: Buckets, values: npt.NDArray[np.integer]) -> Bool:
-    """Return where two values that are not "does not apply" differ."""
+    """Return the buckets with two different values, "does not apply" left out."""
     differ = buckets.differ(values)
     if not differ.any():
         return differ
-    # Widened first: numpy would squeeze the large number into a narrow column without a word.
+    # Widened first: numpy would silently truncate the large number in a narrow column.
     wide = values.astype(np.int64)
     smallest_known = buckets.minimum(np.where(wide == schema.NOT_APPLICABLE, _LARGEST, wide))
     return np.asarray((smallest_known != _LARGEST) & (smallest_known != buckets.maximum(wide)))
@@ -280,7 +274,7 @@ def _ready(run: Run, rows: Rows, last_start: Int64) -> Int64:
 
 
 def _shared_in_brackets(rows: Rows, ready: Int64) -> Int64:
-    """Return a bracket of point-to-point operations is waited for as a whole: it is ready when its last member is.
+    """Make a bracket of point-to-point operations ready with its last member, as it is waited for as a whole.
 
     Members of a bracket have consecutive ids, and ``op_in_seq`` counts them from 0.
     """
@@ -297,7 +291,7 @@ def _shared_in_brackets(rows: Rows, ready: Int64) -> Int64:
 
 
 def blame_ns(run: Run, matches: Matches) -> Mapping[int, int]:
-    """By rank: how long others waited, in all, for communications in which it arrived last.
+    """Return by rank the total wait of others for communications in which it arrived last, ns.
 
     Args:
         run: with all ranks on one clock.

@@ -13,19 +13,19 @@ from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int32, Spans
 
 ROOTED: Final = ("broadcast", "reduce", "gather", "scatter")
-"""Collectives with a root: a member may leave before the last one has arrived."""
+"""Collectives with a root: a member may end before the last one arrives."""
 
 SYNCHRONISING: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""Collectives that no member can leave before every member has arrived."""
+"""Collectives that end on no member before all have arrived."""
 
 BYTES_DIFFER: Final = ("all_to_all", "gather", "scatter", "barrier")
-"""Collectives whose members may rightly record different numbers of bytes."""
+"""Collectives whose members may record different numbers of bytes."""
 
 ONLY_KERNELS: Final = (
     "Stragglers were not looked for: kernels tell when a rank computes, not which microbatch or phase. How long each "
     "rank waited, and how long others waited for it, is in the summary (wait_ns and blame_ns with --json)."
 )
-"""Why nobody is named in a trace of kernels."""
+"""Says that a trace of kernels has no stragglers to find."""
 
 
 def communication_rows(spans: Spans) -> Bool:
@@ -46,14 +46,12 @@ def codes_named(run: Run, codes: Int32, operations: Iterable[str]) -> Bool:
 
 
 def is_kernel_trace(spans: Spans) -> bool:
-    """Return whether the rank's rows are kernels: then all that its device did is there, and what was exposed
-    follows.
-    """
+    """Return whether the rows are kernels: all work of the device, from which exposed time follows."""
     return bool((spans.timing == schema.KERNEL_TIMING).any())
 
 
 def of_one_sort(blocks: Iterable[Block]) -> list[Block]:
-    """Return the blocks; those in which the kernels of some ranks were traced, and of others not, rank by rank."""
+    """Return the blocks, but split into ranks those in which only some ranks have kernels."""
     return [one for block in blocks for one in ([*block.single()] if _is_mixed(block) else [block])]
 
 
@@ -63,7 +61,7 @@ def _is_mixed(block: Block) -> bool:
 
 
 def unfinished_rows(trace: RankTrace) -> Bool:
-    """Return which rows are communications whose end was never seen: their duration is unknown."""
+    """Return which rows are communications without an end, so of unknown duration."""
     ids = unfinished_ids(trace)
     if not ids:
         return np.zeros(len(trace.spans), np.bool_)
@@ -71,12 +69,12 @@ def unfinished_rows(trace: RankTrace) -> Bool:
 
 
 def unfinished_ids(trace: RankTrace) -> list[int]:
-    """Return the ids of these."""
+    """Return the ids of unfinished communications."""
     return [number for number, detail in trace.details.items() if '"unfinished"' in detail]
 
 
 def unfinished_rows_of(run: Run, block: Block) -> Bool:
-    """Return the same of all rows of a block."""
+    """Return likewise for a block."""
     unfinished = np.zeros(len(block), np.bool_)
     for rank, rows in block.slices().items():
         if run.ranks[rank].details:

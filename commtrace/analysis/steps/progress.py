@@ -1,4 +1,4 @@
-"""The progress of a running job, from the newest files of its ranks."""
+"""Finds how far a job has got, from the newest files of its ranks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ _LATEST_REPORT_NS: Final = 10_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Attributes:
-    latest: step that the foremost rank is in now, by its last report and the time since; −1 if no step is known.
-    step_ns: median duration of a step; None if that is not known.
-    age_ns: how long ago the newest report of a step was made.
-    closed: whether every rank has ended in order.
+    """The position of a job.
+
+    Attributes:
+        latest: present step of the foremost rank, from its last report and the time since; −1 if unknown.
+        step_ns: median duration of a step; None if unknown.
+        age_ns: age of the newest report of a step.
+        closed: every rank has ended in order.
     """
 
     latest: int
@@ -32,7 +34,7 @@ class Progress:
 
 
 def find_progress(run: Run, now_ns: int | None = None) -> Progress:
-    """Return where the run is.
+    """Return the progress of a run.
 
     Args:
         run: its newest part.
@@ -52,16 +54,14 @@ def find_progress(run: Run, now_ns: int | None = None) -> Progress:
 
 
 def _steps_since(since_ns: int, step_ns: float | None) -> int:
-    """Return steps since a report. A job that goes on reports every step, so what is older is a job that stands
-    still.
-    """
+    """Return the steps since a report; it is bounded, as a job that runs reports every step."""
     if not step_ns or since_ns <= 0:
         return 0
     return int(min(since_ns, step_ns + _LATEST_REPORT_NS) / step_ns)
 
 
 def _durations(trace: RankTrace) -> np.ndarray:
-    """Of the recorded steps; without any, between the reports of a rank that records nothing now."""
+    """Return durations of recorded steps, or from the reports of a rank that records none now."""
     rows = trace.spans.kind == schema.STEP
     if rows.any():
         return np.asarray(trace.spans.end[rows] - trace.spans.start[rows], np.float64)
@@ -71,7 +71,7 @@ def _durations(trace: RankTrace) -> np.ndarray:
 
 
 def _last_report(trace: RankTrace) -> tuple[int, int] | None:
-    """Return a step that the rank was in, and when, ns since the epoch."""
+    """Return the rank's latest step, and when it was in it, epoch ns."""
     rows = np.flatnonzero(trace.spans.kind == schema.STEP)
     reported = list(trace.progress)
     if len(rows):
@@ -85,13 +85,13 @@ def _last_report(trace: RankTrace) -> tuple[int, int] | None:
 
 
 def unreached_steps(run: Run) -> str | None:
-    """Return what to say of a run that recorded no step because the job did not get to those that were asked for.
+    """Return a sentence about a run that recorded no step because the job did not reach the chosen ones.
 
     Args:
         run: or the newest part of one.
 
     Returns:
-        A sentence; None where steps were recorded, or where nobody asked for particular ones.
+        None if steps were recorded, or all steps were to be recorded.
     """
     asked = {str(options["steps"]) for trace in run.ranks.values() if "steps" in (options := trace.recording)}
     recorded = any((trace.spans.kind == schema.STEP).any() for trace in run.ranks.values())

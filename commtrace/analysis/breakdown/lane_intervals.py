@@ -66,8 +66,8 @@ class ReadyTimes(NamedTuple):
     """The ready time and role of a block's stalls, aligned with its rows.
 
     Attributes:
-        ready: when the last participant of a communication had arrived.
-        stall_ready: of a stall: the same of the communication that it stalled on.
+        ready: arrival of the last participant of a communication.
+        stall_ready: likewise of the communication that a stall is on.
         role: of the communication.
     """
 
@@ -114,7 +114,7 @@ class LaneStates(NamedTuple):
     """The intervals of a block's spans on their lanes, the ranks end to end.
 
     Attributes:
-        work: of all that is no stall.
+        work: of all but stalls.
         stalls: of the lane.
         priority: of the stalls.
     """

@@ -23,9 +23,9 @@ class Occurrence(NamedTuple):
     """The fewest steps that hold most of a time.
 
     Attributes:
-        steps: their numbers, ascending; none where there was no time at all.
+        steps: their numbers, ascending; empty if the time is 0.
         total_ns: in all steps.
-        num_steps: how many steps were looked at.
+        num_steps: number of all steps.
     """
 
     steps: tuple[int, ...]
@@ -34,7 +34,7 @@ class Occurrence(NamedTuple):
 
     @property
     def is_rare(self) -> bool:
-        """Return whether a mean over all steps would tell of something that most of them do not have."""
+        """Return whether most steps have nothing of it, so that a mean over all steps would mislead."""
         enough = self.num_steps >= _FEWEST_STEPS and bool(self.steps)
         return enough and len(self.steps) <= max(1, int(_RARE * self.num_steps))
 
@@ -51,11 +51,11 @@ class Occurrence(NamedTuple):
 
 
 def occurrence(steps: Sequence[int], times_ns: npt.NDArray[Any]) -> Occurrence:
-    """In which steps something took time.
+    """Return the steps in which a time occurred.
 
     Args:
         steps: their numbers.
-        times_ns: how long it took in each.
+        times_ns: by step.
     """
     times = np.maximum(np.asarray(times_ns, np.float64), 0.0)
     total = float(times.sum())

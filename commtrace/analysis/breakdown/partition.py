@@ -31,14 +31,14 @@ class Partition:
 
     Attributes:
         states: the columns of ``ns``; see :mod:`commtrace.analysis.breakdown.states`.
-        rank, step: which row is which.
+        rank, step: of each row.
         start, end: of the step, ns.
-        ns: rows × states, time in each state; the sum of a row is end − start, to the nanosecond.
-        hidden_ns: time during which a communication of the rank was in flight and the lane did not stand still for
-            any; it lies beside the states, not among them.
-        stalled_ns: by rank, aligned with its span rows: for a stall, how much of the steps it stands for as wait or
-            bubble, and as transfer (two columns). Summed up, they are the exposed and bubble states. In a trace of
-            kernels, which has no stalls, the communication rows themselves.
+        ns: rows × states, time in each state; a row adds up to end − start, exactly.
+        hidden_ns: time in which communication of the rank was in flight without a stall; beside the states, not one of
+            them.
+        stalled_ns: by rank, aligned with its span rows: time of a stall as wait or bubble, and as transfer (two
+            columns). They add up to the exposed and bubble states. In a trace of kernels, which has no stalls, of the
+            communication rows.
     """
 
     states: tuple[State, ...]
@@ -63,7 +63,7 @@ class Partition:
 
 
 def concatenate(parts: Sequence[Partition]) -> Partition:
-    """Return the partition of all steps of these parts, which are of one run; without ``stalled_ns``."""
+    """Return the partition of all parts of one run, without ``stalled_ns``."""
     rank, start = (np.concatenate([getattr(part, name) for part in parts]) for name in ("rank", "start"))
     order = np.lexsort((start, rank))
     return Partition(
@@ -84,8 +84,8 @@ def partition(run: Run, matches: Matches, roles: Roles | None = None, steps: Seq
     Args:
         run: on one clock.
         matches: of this run.
-        roles: of this run, where the caller has them.
-        steps: only these. What began in others and reaches into them counts all the same.
+        roles: of this run, if they are known.
+        steps: only these; spans that began before and reach into them count.
     """
     roles = roles or find_roles(run)
     blocks = of_one_sort(run.blocks)
@@ -125,8 +125,8 @@ class StepTimes(NamedTuple):
     Attributes:
         row: span rows of the steps.
         ns: as in :class:`Partition`.
-        stall_step, stall_row, stall_ns: for how long a step stood still for a stall, or in a trace of kernels for a
-            communication; each pair once, those of a step behind those of the one before, none of 0 ns.
+        stall_step, stall_row, stall_ns: time of each stall (in a trace of kernels, communication) in each step; pairs
+            are unique, ascending by step, and none is 0 ns.
     """
 
     row: Int64
@@ -137,7 +137,7 @@ class StepTimes(NamedTuple):
 
 
 def step_times(run: Run, block: Block, matches: Matches, roles: Roles) -> StepTimes:
-    """Return the partition of a block, with what every single step stood still for.
+    """Return the partition of a block, with the stalls of every single step.
 
     Args:
         run: on one clock.
@@ -179,13 +179,13 @@ class _Lanes:
 
     Attributes:
         steps: of the block.
-        axis: what to add to the times of each row.
+        axis: shift of each row's times.
         states: of the run.
         edges: segment i is from ``edges[i]`` to ``edges[i + 1]``.
         state: of each segment.
-        row: of each segment, the span that is believed; of those that nothing claims, any.
-        is_wait, is_transfer: of each segment, whether the lane stands still in it.
-        step, segment, length_ns: which segments lie in which step; a segment of overlapping steps is there for each.
+        row: of each segment, the span that wins; any if there is none.
+        is_wait, is_transfer: of each segment, whether it is a stall.
+        step, segment, length_ns: segments by step; a segment of overlapping steps is in each.
     """
 
     steps: _Steps
@@ -257,7 +257,7 @@ def _paint_lanes(run: Run, block: Block, matches: Matches, roles: Roles, wanted:
 
 
 def _sums(cell: Int64, ns: Int64, count: int) -> Int64:
-    """Sum ns by cell. float64 sums are exact here: they stay far below 2⁵³ ns, which is 104 days."""
+    """Sum ns by cell, exactly: float64 sums stay far below 2⁵³ ns, which is 104 days."""
     return np.rint(np.bincount(cell, ns, count)).astype(np.int64)
 
 

@@ -17,7 +17,7 @@ WITHOUT_BANDWIDTH: Final = ("barrier",)
 
 
 def bus_factor(operation: str, group_size: int, *, uneven: bool = False) -> float:
-    """Return how much of the tensor crosses the busiest link, for a group of ``group_size`` members."""
+    """Return f: the share of the tensor that crosses the busiest link."""
     if operation == "all_reduce":
         return 2 * (group_size - 1) / group_size
     if operation in ("all_gather", "reduce_scatter") or (operation == "all_to_all" and not uneven):
@@ -26,7 +26,7 @@ def bus_factor(operation: str, group_size: int, *, uneven: bool = False) -> floa
 
 
 def moved_bytes(operation: str, num_bytes: Int64, self_bytes: Int64) -> Int64:
-    """S of each call: the tensor; of an uneven all_to_all only what goes to others."""
+    """Return S of each call: the tensor; of an uneven all_to_all, only the bytes for other ranks."""
     sent = np.maximum(num_bytes, 0)
     if operation != "all_to_all":
         return sent
@@ -34,6 +34,6 @@ def moved_bytes(operation: str, num_bytes: Int64, self_bytes: Int64) -> Int64:
 
 
 def bus_factors(operation: str, group_size: int, self_bytes: Int64) -> npt.NDArray[np.float64]:
-    """Return the factor of each call: even and uneven all_to_all differ."""
+    """Return the factor of each call; even and uneven all_to_all differ."""
     even, uneven = (bus_factor(operation, group_size, uneven=uneven) for uneven in (False, True))
     return np.where((self_bytes >= 0) & (operation == "all_to_all"), uneven, even)

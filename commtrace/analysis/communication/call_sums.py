@@ -1,4 +1,4 @@
-"""Sums over calls, exact and in integers, so that those of parts of a run add up to those of the run."""
+"""Exact integer sums over calls: sums of parts of a run add up to those of the run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from commtrace.trace.spans import Bool, Int64
 
 
 class Moved(NamedTuple):
-    """What some calls sent.
+    """Bytes and time of some calls.
 
     Attributes:
-        calls: how many.
+        calls: their number.
         num_bytes: full tensors.
-        even, uneven: S of the bandwidth (:mod:`commtrace.analysis.communication.bandwidth`): the tensors; of uneven
-            all_to_alls only what went to others.
-        time_ns: that they took.
+        even, uneven: S of :mod:`commtrace.analysis.communication.bandwidth`; uneven all_to_alls apart.
+        time_ns: total.
     """
 
     calls: int
@@ -45,12 +44,12 @@ class CallSums:
     Attributes:
         count, hidden_ns, wait_ns, mismatched, upper_bounds: as of
             :class:`commtrace.analysis.communication.calls.Calls`.
-        complete: matched on all members.
-        seen: their end was.
-        all: of all calls whose bytes are known; without a time.
-        finished: of those of them whose end was seen; the time is their duration.
-        matched: of those of them that are complete; the time is their transfer.
-        duration_ns, durations: of those whose end was seen, in all and one by one, ns.
+        complete: calls matched on all members.
+        seen: calls with an end.
+        all: calls of known bytes; without a time.
+        finished: those with an end; the time is their duration.
+        matched: those that are complete; the time is their transfer.
+        duration_ns, durations: of calls with an end, total and single, ns.
     """
 
     count: int
@@ -69,12 +68,12 @@ class CallSums:
 
     @property
     def num_bytes(self) -> int | None:
-        """Of the calls of which they are known; None where there is no such call."""
+        """Return the bytes of the calls of known bytes; None if there is none."""
         return self.all.num_bytes if self.all.calls else None
 
     @property
     def unsized(self) -> int:
-        """Calls of which nobody told the bytes."""
+        """Return the number of calls of unknown bytes."""
         return self.count - self.all.calls
 
     @property
@@ -100,13 +99,13 @@ class CallSums:
 
 
 def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> list[CallSums]:
-    """Sums of groups of calls.
+    """Sum each group of calls.
 
     Args:
         calls: at least one.
-        all_to_all: the code of that operation.
-        order: brings the calls of each group together.
-        begins: where in that order each group begins.
+        all_to_all: code of that operation.
+        order: sorts the calls by group.
+        begins: position of each group in that order.
     """
     made = (calls.calls > 0)[order]
     finished = made & calls.finished[order]
@@ -153,7 +152,7 @@ def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> lis
 
 
 def sum_stalls(stalls: Calls, order: Int64, begins: Int64) -> list[CallSums]:
-    """The same of stalls, which make no call."""
+    """Sum each group of stalls likewise."""
     exposed = np.add.reduceat(stalls.exposed[order], begins, dtype=np.int64)
     none: Distribution[int] = Distribution.of(np.zeros(0, np.int64))
     return [CallSums(0, one, 0, 0, 0, 0, 0, 0, _NOTHING, _NOTHING, _NOTHING, 0, none) for one in exposed.tolist()]

@@ -1,4 +1,4 @@
-"""Communications of ranks as calls: what the table of communication adds up."""
+"""Communications of ranks as calls, which the table of communication sums up."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ from commtrace.trace.spans import Bool, Int32, Int64
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls, column by column; a stall is a row that makes no call and has nothing but ``exposed``.
-
-    Where they are asked for, it has the bytes of the call that it waited for, too.
+    """Calls as columns; a stall is a row with nothing but ``exposed``, and its call's bytes on request.
 
     Attributes:
-        step: of the launch; equal in all rows of a bracket.
-        role, name, group_size, nodes: codes of the role and the operation, the members of the group, and their nodes.
-        group: id of the group that the call was made on.
+        step: of the launch, equal in a bracket.
+        role, name: codes of role and operation.
+        group_size, nodes: of the group.
+        group: its id.
         calls: 1 for a call, 0 for a stall.
-        num_bytes, self_bytes: as recorded; −1 where it is not known.
+        num_bytes, self_bytes: −1 if unknown.
         duration, transfer, wait: ns in flight, after and before the last participant arrived.
-        exposed: ns that the lane stood still.
-        hidden: ns in flight while the lane did not stand still.
+        exposed: ns of the lane's stalls.
+        hidden: ns in flight without a stall of the lane.
         finished, complete, mismatched: end seen, matched on all members, members disagree.
-        upper_bound: nobody stood still until its end, which was not measured: it ended at the time recorded or before,
-            so ``duration`` and ``hidden`` are upper bounds.
+        upper_bound: the end was not measured and is at or before the recorded one, so ``duration`` and ``hidden`` are
+            upper bounds.
     """
 
     step: Int32
@@ -71,7 +70,7 @@ class Calls:
 
     @classmethod
     def empty(cls, count: int, **columns: npt.NDArray[Any]) -> Calls:
-        """Return rows with nothing but these columns."""
+        """Return rows with these columns and zeros."""
         zeros = np.zeros(count, np.int64)
         flags = ("finished", "complete", "mismatched", "upper_bound")
         names = [column.name for column in fields(cls)]
@@ -79,13 +78,13 @@ class Calls:
 
 
 class CallRows(NamedTuple):
-    """Facts about the rows of a block.
+    """The rows of a block.
 
     Attributes:
         block: ranks whose kernels were all traced, or none's.
         matches, roles: of its rows.
-        stalled_ns: as of the partition.
-        unfinished: which are communications whose end was never seen.
+        stalled_ns: of the partition.
+        unfinished: communications without an end.
     """
 
     block: Block
@@ -102,7 +101,7 @@ def calls_of_rank(
     roles: RankRoles,
     steps: Sequence[int] | None = None,
 ) -> tuple[Calls, Calls]:
-    """Return the calls that one rank made, in these steps if any are given, and what else its lane stood still for."""
+    """Return the calls of one rank, in all or some steps, and its stalls on other communication."""
     block = Block.of_ranks({trace.rank: trace.spans})
     rows = CallRows(block, matches, roles, stalled_ns, unfinished_rows(trace))
     return calls_and_stalls(rows, steps)
@@ -111,12 +110,12 @@ def calls_of_rank(
 def calls_and_stalls(
     known: CallRows, steps: Sequence[int] | None = None, *, sizes_of_stalls: bool = False
 ) -> tuple[Calls, Calls]:
-    """Return the calls that ranks made, in these steps if any are given, and what else their lanes stood still for.
+    """Return the calls of ranks, in all or some steps, and their stalls on other communication.
 
     Args:
         known: the rows.
         steps: of the calls.
-        sizes_of_stalls: also look up the bytes of what was stalled on.
+        sizes_of_stalls: also return the bytes of the calls that stalls are on.
     """
     made = communication_rows(known.block.spans)
     if steps is not None:
@@ -125,12 +124,12 @@ def calls_and_stalls(
 
 
 def calls_of_rows(known: CallRows) -> Calls:
-    """Return all calls that ranks made."""
+    """Return all calls of ranks."""
     return _calls(known, np.flatnonzero(communication_rows(known.block.spans)))
 
 
 def _stalls(known: CallRows, among: Bool, with_sizes: bool) -> Calls:
-    """Return what the lanes stood still for, among these rows."""
+    """Return the stalls among these rows."""
     spans, roles, stalled_ns = known.block.spans, known.roles, known.stalled_ns
     stood = (stalled_ns[:, 0] | stalled_ns[:, 1]).astype(np.bool_)
     stalls = np.flatnonzero(stood & among)
@@ -148,9 +147,7 @@ def _stalls(known: CallRows, among: Bool, with_sizes: bool) -> Calls:
 
 
 def _bytes_stalled_on(block: Block, stalls: Int64) -> Int64:
-    """Return bytes of the call, of a bracket as a whole, that each of these rows names or is; −1 where it was not
-    recorded.
-    """
+    """Return the bytes of each row's call, or of its whole bracket; −1 if it was not recorded."""
     spans = block.spans
     communicates = communication_rows(spans)
     calls = np.where(communicates[stalls], stalls, communications_of(block, stalls))
@@ -171,7 +168,7 @@ def _bytes_stalled_on(block: Block, stalls: Int64) -> Int64:
 
 
 def _calls(known: CallRows, rows: Int64) -> Calls:
-    """Return the calls that these rows are."""
+    """Return these rows as calls."""
     spans, matches, roles = known.block.spans, known.matches, known.roles
     start, end, ready = spans.start[rows], spans.end[rows], matches.ready[rows]
     duration = np.maximum(end - start, 0)
@@ -206,7 +203,7 @@ def _calls(known: CallRows, rows: Int64) -> Calls:
 
 
 def _hidden(block: Block, rows: Int64, duration: Int64) -> Int64:
-    """Of each of these rows: for how long the lane did not stand still."""
+    """Return how long each row was in flight without a stall of its lane."""
     spans = block.spans
     traced = is_kernel_trace(spans)
     known = np.flatnonzero(spans.kind == (schema.KERNEL if traced else schema.STALL))
@@ -218,7 +215,7 @@ def _hidden(block: Block, rows: Int64, duration: Int64) -> Int64:
 
 
 def _merged_brackets(calls: Calls, rank: Int32, group: Int64, seq: Int64) -> Calls:
-    """One call per operation of a bracket: its members share group, seq and times; their bytes add up."""
+    """Merge each bracket into one call per operation: members share group, seq and times, and their bytes add up."""
     _, first, which = np.unique(
         pack((rank, calls.step, group, seq, calls.name)), return_index=True, return_inverse=True
     )

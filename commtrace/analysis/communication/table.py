@@ -1,4 +1,4 @@
-"""The table of communication: one row per role, operation, group size and reach, and finer where that is asked for."""
+"""The table of communication: one row per role, operation, group size and reach, or finer."""
 
 from __future__ import annotations
 
@@ -27,34 +27,32 @@ from commtrace.trace.spans import Int64
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """All calls of one operation, for one role, in groups of one size, within nodes or between them, on all ranks.
+    """The calls of all ranks of one operation and role, in groups of one size, within nodes or between them.
 
     Attributes:
-        role, operation: in the field's words.
-        group_size: members of the group; None where no rank told.
-        inter_node: whether the members are on several nodes; None where some were not recorded.
-        size: bytes of one call, from (inclusive) and to (exclusive); None where calls of all sizes are in the row, or
-            such as nobody told the size of.
-        ranks: members of the group, where the row is of one group.
+        role, operation: names.
+        group_size: None if unknown.
+        inter_node: whether the members are on several nodes; None if unknown.
+        size: bytes of one call, from (inclusive) and to (exclusive); None for all sizes, or unknown ones.
+        ranks: members of the group, if the row is of one group.
         count: calls, counted on every rank that made them; of a coalesced bracket once per operation.
-        num_bytes: of the calls whose bytes are known, full tensors; None if those of none are.
-        unsized: calls whose bytes are not known.
-        duration_p50_ns, duration_p99_ns, duration_max_ns, duration_sum_ns: of the calls whose end was seen (nearest
-            rank); None if none was.
-        algbw_gbps, busbw_gbps: 10⁹ bytes per second over the calls whose bytes are known; None where there is none.
-        bandwidth_time: ``transfer`` or ``duration``: what the bandwidths were divided by. Transfer is after the last
-            participant arrived, and needs calls matched on all members; duration includes waiting for them.
-        needed_busbw_gbps: the busbw at which all of these bytes would take as long as the ranks compute: below it, they
-            cannot be hidden however they are scheduled. None where nothing was computed, nothing is exposed, or the
-            bytes of some calls are not known.
-        exposed_ns: time the ranks' lanes stood still for these calls.
-        hidden_ns: time in flight while the rank's lane stood still for no communication at all.
+        num_bytes: full tensors of the calls of known bytes; None without such a call.
+        unsized: calls of unknown bytes.
+        duration_p50_ns, duration_p99_ns, duration_max_ns, duration_sum_ns: of the calls with an end (nearest rank);
+            None without such a call.
+        algbw_gbps, busbw_gbps: 10⁹ bytes per second over the calls of known bytes; None without such a call.
+        bandwidth_time: ``transfer`` (after the last participant arrived, of calls matched on all members) or
+            ``duration`` (waiting included): the divisor of the bandwidths.
+        needed_busbw_gbps: the busbw at which all of these bytes would take as long as the ranks compute: below it, no
+            schedule can hide them. None without compute or exposed time, or if some bytes are unknown.
+        exposed_ns: time of the lanes' stalls on these calls.
+        hidden_ns: time in flight without any stall of the lane.
         wait_ns: time in flight before the last participant arrived; None if no call was matched on all members.
-        unfinished: calls whose end was never seen.
+        unfinished: calls without an end.
         unmatched: calls that were not matched on all members.
         mismatched: calls whose members disagree on operation, bytes or dtype.
-        upper_bounds: calls that ended at the time recorded or before, as nothing measured the end: their durations, and
-            what is hidden of them, are upper bounds.
+        upper_bounds: calls whose end was not measured and is at or before the recorded one: their durations and hidden
+            times are upper bounds.
     """
 
     role: str
@@ -84,7 +82,7 @@ class Communication:
 
     @property
     def exposed_ratio(self) -> float | None:
-        """Share of the time in flight that the lanes stood still for; None where nothing was in flight."""
+        """Return the exposed share of the time in flight; None if nothing was in flight."""
         in_flight = self.exposed_ns + self.hidden_ns
         return self.exposed_ns / in_flight if in_flight else None
 
@@ -121,7 +119,7 @@ class Communication:
 
 
 class Detail(Enum):
-    """What the rows of the table are divided by, beside role, operation, group size and reach."""
+    """The further division of the rows."""
 
     NONE = "none"
     SIZE = "size"
@@ -136,24 +134,24 @@ def communication_table(
     steps: Sequence[int] | None = None,
     detail: Detail = Detail.NONE,
 ) -> list[Communication]:
-    """One row per (role, operation, group size, within or between nodes), the most exposed first.
+    """Return one row per (role, operation, group size, reach), the most exposed first.
 
     Args:
         run: on one clock.
         matches, partition, roles: of this run.
-        steps: those that count, where the run holds others as well: what was launched in them.
-        detail: by what to divide them further: bytes of the call (powers of two), or process group.
+        steps: only count calls that were launched in these.
+        detail: divide further by bytes of the call (powers of two), or by process group.
     """
     return communication_sums(run, matches, partition, roles, steps, detail).table(run)
 
 
 class CommunicationKey(NamedTuple):
-    """What the calls of one row of the table have in common.
+    """The key of a row of the table.
 
     Attributes:
-        role, operation: in the field's words.
-        group_size: members of the group; −1 where it is not known.
-        reach: 1 within a node, 2 between nodes, −1 where that is not known.
+        role, operation: names.
+        group_size: −1 if unknown.
+        reach: 1 within a node, 2 between nodes, −1 if unknown.
         detail: the power of two of the bytes, the id of the group, or 0.
     """
 
@@ -174,8 +172,8 @@ class CommunicationSums:
 
     Attributes:
         calls: by row of the table.
-        compute_ns: how long the ranks computed in the same steps, all together.
-        detail: by what rows are divided further.
+        compute_ns: compute of all ranks in the same steps.
+        detail: further division of the rows.
     """
 
     calls: Mapping[CommunicationKey, CallSums]
@@ -187,7 +185,7 @@ class CommunicationSums:
         return CommunicationSums(calls, self.compute_ns + other.compute_ns, self.detail)
 
     def table(self, run: Run) -> list[Communication]:
-        """Return the table; of the run its process groups matter, not its rows."""
+        """Return the table; only the process groups of the run are used."""
         table = [_row(run, key, self.calls[key], self.compute_ns, self.detail) for key in sorted(self.calls)]
         return sorted(table, key=lambda row: (-row.exposed_ns, -row.duration_sum_ns, row.role, row.operation))
 
@@ -224,7 +222,7 @@ def _added(parts: Iterable[Mapping[CommunicationKey, CallSums]]) -> dict[Communi
 
 
 class _Key(NamedTuple):
-    """The same with the codes of a run."""
+    """The key with the codes of a run."""
 
     role: int
     name: int
@@ -262,7 +260,7 @@ def _sums_of_block(
 
 
 def _grouped(calls: Calls, detail: Detail) -> tuple[list[_Key], Int64, Int64]:
-    """The keys of calls, the order that brings those of each key together, and where in it each key begins."""
+    """Return the keys of calls, the order that sorts calls by key, and the position of each key in it."""
     columns = _key_columns(calls, detail)
     order, begins = sort_groups(pack(columns))
     keys = zip(*(column[order[begins]].tolist() for column in columns), strict=True)
@@ -270,7 +268,7 @@ def _grouped(calls: Calls, detail: Detail) -> tuple[list[_Key], Int64, Int64]:
 
 
 def _of_block(block: Block, parts: Mapping[int, Any], kind: Any) -> Iterator[npt.NDArray[Any]]:
-    """The columns of these parts, one per rank, as columns of the block."""
+    """Return the columns of ranks as columns of the block."""
     for column in fields(kind):
         yield block.together({rank: getattr(parts[rank], column.name) for rank in block.ranks})
 
@@ -285,7 +283,7 @@ def _key_columns(calls: Calls, detail: Detail) -> list[npt.NDArray[Any]]:
 
 
 def _power_of_two(num_bytes: Int64) -> Int64:
-    """Exponent of the largest power of two that is not above each number; −1 for nothing, −2 where it is unknown."""
+    """Return the exponent of the largest power of two up to each number; −1 for 0, −2 if it is unknown."""
     exponent = np.frexp(np.maximum(num_bytes, 1))[1] - 1
     return np.where(num_bytes > 0, exponent, np.sign(num_bytes) - 1).astype(np.int64)
 
@@ -332,7 +330,7 @@ def _members(run: Run, group: int) -> tuple[int, ...]:
 
 
 def _bandwidth(operation: str, group_size: int, sums: CallSums) -> tuple[float | None, float | None, str | None]:
-    """algbw and busbw, GB/s, and what they were divided by: transfer times if any call was matched."""
+    """Return algbw and busbw, GB/s, and their divisor: transfer times if any call was matched."""
     timed, label = (sums.matched, "transfer") if sums.matched.calls else (sums.finished, "duration")
     if not _has_bandwidth(operation, group_size) or timed.time_ns == 0 or not timed.num_bytes:
         return None, None, None
@@ -340,7 +338,7 @@ def _bandwidth(operation: str, group_size: int, sums: CallSums) -> tuple[float |
 
 
 def _needed(operation: str, group_size: int, sums: CallSums, compute_ns: int) -> float | None:
-    """Bytes on the bus over the time that all ranks compute in, GB/s."""
+    """Return the bytes on the bus over the compute of all ranks, GB/s."""
     if not compute_ns or sums.unsized or not _has_bandwidth(operation, group_size):
         return None
     return _on_the_bus(operation, group_size, sums.all) / compute_ns or None

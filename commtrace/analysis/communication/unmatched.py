@@ -1,4 +1,4 @@
-"""Ranks and roles of which it is not known what was waiting and what was transfer, because members were not seen."""
+"""Finds ranks and roles whose wait and transfer cannot be separated, because members were not recorded."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Unmatched(NamedTuple):
     """Stalls whose wait and transfer cannot be separated.
 
     Attributes:
-        roles: by role, for those of which more than a few percent is unmatched: a sentence that says why.
-        ranks: by rank, ns over all steps that it stood still for what was not matched on all members.
+        roles: a sentence with the reason, by role that is unmatched by more than a few percent.
+        ranks: by rank, ns of stalls on communication that was not matched on all members, over all steps.
     """
 
     roles: dict[str, str]
@@ -78,7 +78,7 @@ def sum_unmatched(context: Context, partition: Partition) -> UnmatchedSums:
 
 
 def roles_of_one_rank(communication: Iterable[Communication]) -> dict[str, str]:
-    """By role, for those that no group of several ranks has: a sentence that says so."""
+    """Return a sentence for each role without a group of several recorded ranks."""
     sizes: dict[str, set[int | None]] = {}
     for row in communication:
         sizes.setdefault(row.role, set()).add(row.group_size)

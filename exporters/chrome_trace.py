@@ -1,10 +1,9 @@
-"""The JSON that chrome://tracing defined and that Perfetto, Speedscope and others open too.
+"""Writes Chrome's trace JSON, which Perfetto, Speedscope and others open.
 
 >>> write(outline, steps, Path("run.json"))                     # doctest: +SKIP
 
-The format has its own rules: a thread id is one thread whatever its process is, slices of one thread must nest, and
-times are doubles in microseconds, which cannot hold nanoseconds since the epoch. So every lane is a thread of its own,
-and times count from the first step; ``otherData.base_ns`` is the instant at which they are zero.
+In this format thread ids are global, slices of a thread must nest, and times are doubles in microseconds, which cannot
+hold epoch ns. So every lane is a thread, and times count from the first step, at ``otherData.base_ns``.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def _metadata(name: str, pid: int, tid: int, arguments: Mapping[str, Any]) -> di
 
 
 def _microseconds(ns: int) -> float:
-    """Exact: three decimals of a double are, up to a hundred days."""
+    """Return µs, exact up to a hundred days."""
     return ns / 1000
 
 

@@ -1,4 +1,4 @@
-"""The exporters that tell about steps while training goes on, by the names that ``COMMTRACE_EXPORT`` knows."""
+"""Opens the exporters that run during training, by their names in ``COMMTRACE_EXPORT``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LISTENERS: Final[Mapping[str, str]] = {
 def live_view(
     config: Config, end_first: Callable[[], None] = lambda: None
 ) -> Callable[[RankMetadata, Path, Recorder, Hang, Phase], Sequence[StepCollector]]:
-    """Return what opens the live view that the configuration asks for.
+    """Return a function that opens the exporters of a configuration.
 
     Args:
         config: options.
@@ -66,7 +66,7 @@ def exporter_names(export: str) -> tuple[str, ...]:
 
 
 def _opened(name: str, config: Config, rank: LiveRank) -> StepListener | None:
-    """Return the exporter; None if it has nothing to do on this rank, or cannot be had, which is said once."""
+    """Return the exporter; None if it has nothing to do on this rank, or fails to open, with a warning."""
     module, _, function = LISTENERS[name].partition(":")
     try:
         opener: OpenListener = getattr(importlib.import_module(module), function)

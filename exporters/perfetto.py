@@ -2,9 +2,8 @@
 
 >>> write(outline, steps, Path("run.pftrace"))                  # doctest: +SKIP
 
-Needs the ``perfetto`` package for its protocol buffers; :mod:`commtrace.exporters.chrome_trace` needs nothing, and the
-Perfetto UI opens it as well. What the native format has and the other has not: tracks that are not threads and keep
-their order, one colour for a collective on all ranks, and exact nanoseconds.
+Needs the ``perfetto`` package for its protocol buffers. Unlike :mod:`commtrace.exporters.chrome_trace`, it has tracks
+that are no threads and keep their order, one colour for a collective on all ranks, and exact nanoseconds.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class _Writer:
         return self._num_slices
 
     def _root(self) -> None:
-        """The order of processes is a property of this track, which holds nothing."""
+        """Declare the empty track that orders the processes."""
         descriptor = self._protocol.TrackDescriptor(uuid=_ROOT_TRACK)
         if "process_ordering" not in descriptor.DESCRIPTOR.fields_by_name:
             return  # an older perfetto package: the UI then sorts the processes itself
@@ -79,7 +78,7 @@ class _Writer:
         self._packet(track_descriptor=descriptor)
 
     def _process(self, rank: Process, order: int) -> int:
-        """Declare a rank and its counters; returns the track that holds its other tracks."""
+        """Declare a rank and its counters, and return its track."""
         process = self._protocol.ProcessDescriptor(pid=rank.rank + 1, process_name=rank.name, legacy_sort_index=order)
         uuid = self._track(name=rank.name, process=process, sibling_order_rank=order)
         # A process has no order of its own for its tracks, a track has: one that holds all the others.
@@ -146,6 +145,6 @@ class _Writer:
 
 
 def _closed_by(time: int, open_ends: list[int]) -> Iterator[int]:
-    """Takes off the ends, innermost first, that are not after ``time``."""
+    """Yield and remove the open ends up to ``time``, innermost first."""
     while open_ends and open_ends[-1] <= time:
         yield open_ends.pop()

@@ -1,4 +1,4 @@
-"""A timeline as nested slices on tracks, which is what trace viewers draw: common to all their formats.
+"""Turns a timeline into nested slices on tracks, for all formats of trace viewers.
 
 The input is the plain data of :mod:`commtrace.analysis.timeline`: its outline and any number of its steps.
 """
@@ -14,10 +14,7 @@ _WHERE: Final = ("microbatch", "chunk", "stage")
 
 
 class Slice(NamedTuple):
-    """A box with what is needed to describe it, which is done only when it is written.
-
-    ``start`` and ``end`` are ns on the clock of the run.
-    """
+    """A box; ``start`` and ``end`` are ns on the clock of the run."""
 
     start: int
     end: int
@@ -30,15 +27,13 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """Slices that are shown in one place; see :meth:`layers` for how they overlap."""
+    """Slices of one place, which may overlap; see :meth:`layers`."""
 
     name: str
     slices: list[Slice] = field(default_factory=list)
 
     def layers(self) -> list[list[Slice]]:
-        """Return the slices spread over as few layers as it takes for those of a layer to nest, each sorted by
-        start.
-        """
+        """Return the slices in as few layers as they need to nest, each sorted by start."""
         layers: list[list[Slice]] = []
         open_ends: list[list[int]] = []
         for one in sorted(self.slices, key=lambda candidate: (candidate.start, -candidate.end)):
@@ -52,14 +47,14 @@ class Track:
 
 
 def _nests(one: Slice, open_ends: list[int]) -> bool:
-    """Return whether a slice lies inside what is still open when it starts; forgets what is not."""
+    """Return whether a slice nests in the open ones; remove those that have ended."""
     while open_ends and open_ends[-1] <= one.start:
         open_ends.pop()
     return not open_ends or one.end <= open_ends[-1]
 
 
 class Layer(NamedTuple):
-    """Slices that nest, and where they belong: a track of a process, and where that lies among its layers."""
+    """Nested slices of a track, and the number of the layer."""
 
     process: int
     track: int
@@ -77,7 +72,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One rank: its tracks and counters, in the order in which they are to be shown."""
+    """One rank: its tracks and counters in the order of display."""
 
     rank: int
     name: str
@@ -93,7 +88,7 @@ class Words:
         self._outline = outline
 
     def name(self, one: Slice) -> str:
-        """Return what stands in the box: ``forward 3``, ``all_reduce``, ``bubble``."""
+        """Return the text of the box: ``forward 3``, ``all_reduce``, ``bubble``."""
         if one.table == "step":
             return f"step {one.step}"
         if one.table == "stalls":
@@ -110,19 +105,19 @@ class Words:
         return f"{kind}{number}" if name in ("", kind) else name
 
     def operation(self, one: Slice) -> str:
-        """Return the operation of a communication; nothing for other slices."""
+        """Return the operation of a communication; empty for other slices."""
         if one.table not in ("communication", "transfer"):
             return ""
         return self._word("names", one.columns["name"][one.row])
 
     def category(self, one: Slice) -> str:
-        """Return the kind of a slice: what viewers filter on."""
+        """Return the kind of a slice, for filters."""
         if one.table in ("work", "host"):
             return self._word("kinds", one.columns["kind"][one.row])
         return {"stalls": "stall"}.get(one.table, one.table)
 
     def arguments(self, one: Slice) -> dict[str, str | int]:
-        """Return what a viewer shows when the slice is selected; what does not apply is left out."""
+        """Return the details of a selected slice."""
         arguments: dict[str, str | int] = {"step": one.step}
         if one.table == "step":
             return arguments
@@ -171,9 +166,7 @@ def _applicable(name: str, value: int) -> dict[str, str | int]:
 
 
 def join_of(one: Slice) -> int | None:
-    """Return the number that a communication has on all ranks that took part in it; None where it was seen on one
-    only.
-    """
+    """Return the number of a communication on all its ranks; None if only one recorded it."""
     join = one.columns["join"][one.row] if one.table == "communication" else _NOT_APPLICABLE
     return None if join == _NOT_APPLICABLE else join
 
@@ -188,8 +181,7 @@ class Arrow(NamedTuple):
 def arrow_of(one: Slice, words: Words) -> Arrow | None:
     """Return the arrow that starts or ends in a slice.
 
-    It ends where the send had come: in the transfer of a receive that waited, which is a slice of its own, because
-    viewers draw arrows forward in time only.
+    Viewers only draw arrows forward in time, so an arrow ends in the transfer of a receive, a slice of its own.
     """
     if one.table not in ("communication", "transfer"):
         return None
@@ -203,10 +195,10 @@ def arrow_of(one: Slice, words: Words) -> Arrow | None:
 
 
 def layers(ranks: Sequence[Process], words: Words) -> list[Layer]:
-    """Return all slices, in layers; those that send come first.
+    """Return all slices in layers, sends first.
 
-    Viewers sort events by time and keep the order of the file where times are equal. A receive that is already there
-    transfers from the very instant at which the send starts, and an arrow must be begun before it is ended.
+    An arrow must begin before it ends, and viewers keep the order of the file where times are equal. The transfer of a
+    posted receive starts when the send does.
     """
     found = []
     for process, rank in enumerate(ranks):
@@ -270,7 +262,7 @@ def _slices(step: Mapping[str, Any], rank_columns: Mapping[str, Any], table: str
 
 
 def _with_transfer(one: Slice) -> Iterator[Slice]:
-    """Yield a communication and, inside it, the part after its last participant arrived, unless that is all of it."""
+    """Yield a communication and, inside it, its transfer, unless that is all of it."""
     yield one
     wait = one.columns["wait"][one.row]
     if wait > 0:
@@ -278,7 +270,7 @@ def _with_transfer(one: Slice) -> Iterator[Slice]:
 
 
 def _bytes_in_flight(communications: Iterable[Slice]) -> list[Sample]:
-    """Return how much was being communicated, at every instant at which that changed."""
+    """Return the bytes in flight at every change."""
     changes: dict[int, int] = {}
     for one in communications:
         size = max(one.columns["bytes"][one.row], 0)

@@ -1,9 +1,9 @@
-"""One HTML file that shows a run and opens offline: no server, no network, nothing to install.
+"""Renders a run as one HTML file, which opens offline.
 
 >>> page = render(summary, timeline)                            # doctest: +SKIP
 >>> Path("report.html").write_text(page.html, encoding="utf-8") # doctest: +SKIP
 
-A page holds a bounded number of steps and says which ones; the numbers beside the timeline are those of all steps.
+The timeline holds a bounded number of steps and names them; the numbers beside it are those of all steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Page:
     Attributes:
         html: the whole file.
         embedded: the steps in its timeline, ascending.
-        note: a sentence that says which steps these are and why.
+        note: a sentence about these steps and their choice.
     """
 
     html: str
@@ -58,8 +58,8 @@ def render(
         summary: of the same steps.
         timeline: the steps to choose from.
         plan: what :func:`commtrace.analysis.pipeline.plan.plan_timeline` returns; drawn below every step.
-        most_steps: how many steps the timeline holds at most; None for all.
-        most_bytes: no step is added once its data would exceed this; one step is always there.
+        most_steps: limit of steps in the timeline; None for all.
+        most_bytes: limit of their data; one step is always included.
     """
     durations = {step: timeline.duration_ns(step) for step in timeline.steps}
     preferred = _by_interest(durations, most_steps)

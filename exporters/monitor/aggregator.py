@@ -1,4 +1,4 @@
-"""Judges the reports of all ranks and tells what changed."""
+"""Judges the reports of all ranks and alerts on changes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Aggregator:
         self._hangs_failed = False
 
     def join(self, store: MonitorStore, now: float) -> list[LiveEvent]:
-        """Read the newest windows, judge them, alert, and leave in the store what ranks are told."""
+        """Judge the newest windows, alert, and publish the replies for ranks."""
         self._newest = store.windows()
         events = self._alert(self.watch.join(self._newest, now), now)
         least = self._least.join((report.rank, report.block) for report in self._newest)

@@ -1,7 +1,7 @@
 """One rank's side of the exchange with the monitor.
 
-Every exchange has a connection of its own and ends within seconds, whatever the other side does: nothing is kept that
-could be in the way of training, and a monitor that is frozen, slow or gone costs the thread that asks, and nobody else.
+Every exchange has a connection of its own and ends within seconds: a monitor that is frozen, slow or gone only costs
+the calling thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PIECE_BYTES: Final = 64 * 1024
 
 
 class MonitorError(CommtraceError):
-    """The monitor was not reached, or did not take what was sent."""
+    """The monitor was not reached, or refused the request."""
 
 
 class MonitorClient:
@@ -55,7 +55,7 @@ class MonitorClient:
         """Send a request and return the reply.
 
         Raises:
-            MonitorError: the monitor does not answer in time, refuses, or is none.
+            MonitorError: the monitor does not answer in time, or refuses.
         """
         deadline = time.monotonic() + SECONDS
         try:
@@ -74,7 +74,7 @@ class MonitorClient:
         return reply
 
     def cut(self) -> None:
-        """End the exchange that is under way, and let none begin; from another thread."""
+        """End the present exchange and refuse others; called from another thread."""
         self._is_cut = True
         connection = self._socket
         if connection is not None:
@@ -99,7 +99,7 @@ class MonitorClient:
 
 
 def _received(connection: socket.socket, length: int, deadline: float) -> bytes:
-    """Read so many bytes; memory is taken as they come."""
+    """Read this number of bytes; memory grows as they arrive."""
     received = bytearray()
     while len(received) < length:
         connection.settimeout(_left(deadline))

@@ -1,8 +1,8 @@
 """The address and token of the monitor in rank 0, kept in the job's own store.
 
-That is one short request of each rank. Rank 0 writes; the others read with ``compare_set``, which, of all requests of a
-store, answers at once whether the key is there or not: it can never make the training thread wait, which shares the
-connection. Whoever can write to the job's store can answer in the place of rank 0, and so what is read is checked.
+This takes one short request per rank. Rank 0 writes; the others read with ``compare_set``, the only request that
+answers at once whether or not the key exists, so it cannot block the training thread on the shared connection. Any
+process that can write to the job's store can answer in the place of rank 0, so the value is checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _START_A_MONITOR: Final = "start `commtrace monitor --serve HOST:PORT` and set C
 
 
 class RendezvousError(CommtraceError):
-    """The job has no store, or what is in it is of no use."""
+    """The job has no store, or an unusable value in it."""
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class Published(msgspec.Struct, frozen=True):
 
 
 def publish(run_id: str, attempt: int, address: Address, token: str) -> None:
-    """Tell the other ranks where the monitor listens. From rank 0.
+    """Publish the monitor's address to the other ranks. Called on rank 0.
 
     Raises:
         RendezvousError: the job's store does not take it.
@@ -49,7 +49,7 @@ def publish(run_id: str, attempt: int, address: Address, token: str) -> None:
 
 
 def find(run_id: str, attempt: int) -> tuple[Address, str] | None:
-    """Return the address and the token of the job's monitor; None while rank 0 has not told them.
+    """Return the address and the token of the job's monitor; None until rank 0 has published them.
 
     Raises:
         RendezvousError: the job's store does not answer, or holds something else.
@@ -74,8 +74,8 @@ def find(run_id: str, attempt: int) -> tuple[Address, str] | None:
 def host_for_ranks() -> str:
     """Return the address of this host at which the other ranks can reach it.
 
-    It is the one by which this host reaches the job's store, as they do. A store at ``localhost`` has all ranks on
-    this host; where the name of this host leads back to itself (Debian's 127.0.1.1), the default route's address.
+    It is the address by which this host reaches the job's store. With a store at ``localhost`` all ranks are here. If
+    the host name resolves to a loopback address (Debian's 127.0.1.1), it is the address of the default route.
 
     Raises:
         RendezvousError: the job has no store that others can connect to.

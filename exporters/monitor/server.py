@@ -1,8 +1,8 @@
 """The monitor's side of the exchange: a thread that listens, in rank 0 of a job or in ``commtrace monitor``.
 
-Nobody is trusted before the token is proved, and nobody much after that. Each connection has seconds for one exchange,
-a message has a bounded size, and there is a bounded number of connections at a time. In a training process only so many
-connections a second are looked at, because each takes some of Python's interpreter from training.
+A client must prove the token first. Each connection has seconds for one exchange, and the size of a message and the
+number of connections are bounded. In a training process the connections per second are bounded too, because each one
+takes the GIL from training.
 
 >>> server = MonitorServer(Address("127.0.0.1", 0), token, store)   # doctest: +SKIP
 >>> server.address, server.close()                                  # doctest: +SKIP
@@ -54,13 +54,13 @@ class ServerError(CommtraceError):
 
 
 class MonitorServer:
-    """Listens for ranks and has their requests answered.
+    """Listens for ranks and answers their requests.
 
     Args:
         address: to listen on, this one only; port 0: a free one.
         token: that the ranks share.
         answer: a request's reply. Called on the server's thread.
-        connections_per_second: look at no more; None: as many as come.
+        connections_per_second: limit; None for no limit.
 
     Attributes:
         address: on which it listens.
@@ -91,7 +91,7 @@ class MonitorServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more. Exchanges that are under way are cut."""
+        """Stop listening and cut open exchanges."""
         loop, task = self._loop, self._task
         if loop is not None and task is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended by itself
@@ -100,7 +100,7 @@ class MonitorServer:
         self._listener.close()
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: the thread is not there, and the port must not outlive the parent."""
+        """Close the copies of the sockets in a forked child, so that the port does not outlive the parent."""
         self._listener.close()
 
     def _run(self) -> None:
@@ -164,7 +164,7 @@ class MonitorServer:
             return Reply(refused=str(error)[:500])
 
     def _refused(self, error: MessageError) -> None:
-        """Say once that somebody is not let in: the token may be wrong, or he who asks."""
+        """Warn once about a refused client: its token may be wrong."""
         if not self._has_refused:
             self._has_refused = True
             _logger.warning("commtrace: the monitor at %s refuses a message: %s", self.address, error)

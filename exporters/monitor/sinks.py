@@ -1,4 +1,4 @@
-"""Where the monitor's findings go: the log, files of the run, a webhook, and what other exporters show."""
+"""Sinks of the monitor's findings: the log, files of the run, a webhook, and other exporters."""
 
 from __future__ import annotations
 
@@ -31,10 +31,7 @@ _MOST_RANKS: Final = 256
 
 
 class LogSink:
-    """One line per event; that something is over is told as loudly as that it began.
-
-    That it cannot be told who is slow is no event: it is said once, until it can be told again.
-    """
+    """Logs one line per event, ends like beginnings, and an abstention once until it is over."""
 
     def __init__(self) -> None:
         self._abstains = False
@@ -49,7 +46,7 @@ class LogSink:
 
 
 class FileSink:
-    """``monitor.json``, how things stand, and ``monitor.jsonl``, one line per event, in the run directory."""
+    """Writes ``monitor.json``, the present state, and ``monitor.jsonl``, one line per event."""
 
     def __init__(self, directory: Path) -> None:
         self._status = directory / "monitor.json"
@@ -72,7 +69,7 @@ class FileSink:
 
 
 class LiveSink:
-    """Leaves the findings where the other exporters of this process find them."""
+    """Passes the findings to the other exporters of this process."""
 
     def __init__(self, rank: LiveRank) -> None:
         self._rank = rank
@@ -84,7 +81,7 @@ class LiveSink:
 
 
 class FindingsSink:
-    """Leaves the findings of a monitor outside of the job where rank 0 gets them for its exporters.
+    """Passes the findings of a monitor outside of the job to the exporters of rank 0.
 
     Args:
         store: of the job.
@@ -103,12 +100,12 @@ class FindingsSink:
 
 
 def _with_fewer_ranks(straggler: LiveStraggler) -> LiveStraggler:
-    """What fits into a message, with others like it: half of a large job may be slow."""
+    """Return the finding with fewer ranks, as half of a large job may be slow and a message is bounded."""
     return replace(straggler, ranks=straggler.ranks[:_MOST_RANKS])
 
 
 class WebhookSink:
-    """POSTs every event as JSON, from a thread of its own: a dead receiver holds up nobody.
+    """POSTs every event as JSON from a thread, so that a dead receiver blocks nothing.
 
     Args:
         url: http or https.
@@ -129,7 +126,7 @@ class WebhookSink:
                 _logger.warning("commtrace: the webhook is too slow; an event is only in the log: %s", event.sentence)
 
     def close(self) -> None:
-        """Send what waits, for a moment: the end of the job must not wait for a dead receiver."""
+        """Send waiting events, with a short timeout."""
         try:
             self._waiting.put_nowait(None)
         except queue.Full:

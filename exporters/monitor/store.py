@@ -35,7 +35,7 @@ _GROUPS_PER_RANK: Final = 16
 class MonitorStore:
     """The newest reports of a job's ranks, written by the server's thread and read by the aggregator's.
 
-    What it holds is bounded by the number of ranks, whatever they send.
+    Its size is bounded by the number of ranks.
 
     Args:
         job: the only one that may report. None: the first to do so, until its next attempt begins, or another job when
@@ -67,7 +67,7 @@ class MonitorStore:
         return self._job
 
     def answer(self, request: Request) -> Reply:
-        """Take what a rank says, and return what it is to be told. From the server's thread."""
+        """Take a request of a rank and return the reply. Called on the server's thread."""
         with self._lock:
             if self._job is None or self._is_followed_by(request.job, self._job):
                 self._job = request.job
@@ -102,7 +102,7 @@ class MonitorStore:
             return dict(sorted(self._hangs.items()))
 
     def publish(self, block_steps: int, window: int, work_ns: Mapping[int, float], least: Sequence[Least]) -> None:
-        """Replace what ranks are told.
+        """Replace the content of replies.
 
         Args:
             block_steps, window: see :class:`commtrace.exporters.monitor.messages.PeerBaseline`.

@@ -24,7 +24,7 @@ def checked_token(text: str) -> str:
     """Return ``text`` if it can be a token.
 
     Raises:
-        ConfigurationError: it is too short, too long, or holds something else than printable ASCII.
+        ConfigurationError: it is too short, too long, or not printable ASCII.
     """
     if not is_token(text):
         raise ConfigurationError("the monitor's token must have 16 to 256 printable ASCII characters and no spaces")
@@ -45,7 +45,7 @@ def token_path() -> Path:
 
 
 def read_token(path: Path) -> str:
-    """Return the token in a file that nobody but the user can read.
+    """Return the token in a file that only the user can read.
 
     Raises:
         ConfigurationError: there is none, others could read it, or it holds something else.
@@ -65,7 +65,7 @@ def read_token(path: Path) -> str:
 
 
 def make_token(path: Path) -> str:
-    """Return the token in the file, which is made, for the user only, where it is not there.
+    """Return the token in the file; create it, readable by the user only, if it is missing.
 
     Raises:
         ConfigurationError: it can be neither made nor read.

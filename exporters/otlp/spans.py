@@ -1,8 +1,8 @@
-"""Rows as OpenTelemetry spans: times in epoch ns, ids that other ranks know, links to what happened there.
+"""Turns rows into OpenTelemetry spans: epoch ns, ids that other ranks can compute, links to their spans.
 
-Every rank's ``step`` is a child of one ``job step``, which the lowest exporting rank sends, with the times of as many
-ranks as it knows of. Everything else of a rank is a child of its ``step``. Names are low in
-cardinality (``forward``, ``all_reduce tp``); numbers are attributes.
+Every rank's ``step`` is a child of one ``job step``, which the lowest exporting rank sends with the times of all ranks
+that it knows. All other spans of a rank are children of its ``step``. Names are low in cardinality (``forward``,
+``all_reduce tp``); numbers are attributes.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class SpanMaker:
     """Makes the spans of one rank.
 
     Args:
-        rank: whose; what its marks have told by then is used.
-        span_filter: equal on all ranks: who else exports is known from it.
-        resource: of the rank, at the time of the call.
+        rank: this rank, with its present marks.
+        span_filter: equal on all ranks, so it says which ones export.
+        resource: returns the present resource of the rank.
     """
 
     def __init__(self, rank: LiveRank, span_filter: SpanFilter, resource: Callable[[], Resource]) -> None:
@@ -67,7 +67,7 @@ class SpanMaker:
         yield from _StepSpans(self, job).make()
 
     def next_own_id(self) -> int:
-        """For a span that no other rank links to."""
+        """Return the id of a span that no other rank links to."""
         self._number += 1
         return self._ids.own(self._rank.rank, self._number)
 
@@ -148,7 +148,7 @@ class _StepSpans:
         return self._span(f"{name} {self._role(row)}", own, parent, row, attributes, self._partners(row, trace), kind)
 
     def _stall(self, row: Row) -> ReadableSpan:
-        """Return the lane stood still; linked to the communication that it stood still for."""
+        """Return a stall, linked to its communication."""
         trace, parent = self._place(row)
         waited_for = self._communication_id(row)
         links = (Link(_context(trace, waited_for)),) if waited_for else ()
@@ -221,7 +221,7 @@ class _StepSpans:
         )
 
     def _place(self, row: Row) -> tuple[int, SpanContext]:
-        """Trace and parent of a row: those of its own step, which need not be the one that closed."""
+        """Return trace and parent of a row: those of its own step, not always the one that closed."""
         return self._step_context(row.step if row.step >= 0 else self._job.summary.step)
 
     def _step_context(self, step: int) -> tuple[int, SpanContext]:
@@ -233,7 +233,7 @@ class _StepSpans:
         return known
 
     def _where(self, row: Row) -> Attributes:
-        """Return where in the schedule, and how the times were obtained."""
+        """Return the attributes of the place in the schedule, and of the timing."""
         named: Attributes = {
             "commtrace.stream": schema.LANES[row.lane],
             "commtrace.timing.source": schema.TIMINGS[row.timing],
@@ -249,7 +249,7 @@ class _StepSpans:
         return named
 
     def _what(self, row: Row) -> Attributes:
-        """Return what a communication is."""
+        """Return the attributes of a communication."""
         group = self._groups.get(row.group)
         named: Attributes = {
             "commtrace.collective.operation": row.name,
@@ -279,7 +279,7 @@ class _StepSpans:
         return known
 
     def _communication_id(self, row: Row) -> int:
-        """Of the communication that a row is or names; 0 where it has no identity that others know."""
+        """Return the id of a row's communication; 0 if other ranks cannot know it."""
         if row.group < 0 or row.seq < 0:
             return 0
         if row.name in ("send", "recv"):
@@ -287,7 +287,7 @@ class _StepSpans:
         return self._ids.collective(self._rank.rank, row.group, row.seq, row.op_in_seq)
 
     def _message_id(self, row: Row, is_send: bool) -> int:
-        """One of the two sides of the message of a row."""
+        """Return the id of one side of a row's message."""
         own, peer = self._rank.rank, row.peer
         if peer < 0:
             return 0
@@ -295,7 +295,7 @@ class _StepSpans:
         return self._ids.message(is_send, row.group, sender, receiver, row.seq)
 
     def _partners(self, row: Row, trace: int) -> tuple[Link, ...]:
-        """Links to the same communication on other ranks, as far as they export."""
+        """Return links to the same communication on exporting ranks."""
         if row.group < 0 or row.seq < 0:
             return ()
         if row.kind == schema.P2P:
@@ -310,7 +310,7 @@ class _StepSpans:
         )
 
     def _exporting(self, group: Group) -> tuple[int, ...]:
-        """Return the first members of a group that send spans, ascending: as many as are linked."""
+        """Return the first members of a group that send spans, ascending."""
         known = self._members.get(group.id)
         if known is None:
             exporting = (rank for rank in group.ranks if self._filter.takes_rank(rank))

@@ -16,11 +16,7 @@ from commtrace.exporters.prometheus.targets import file_name, reachable, replace
 
 
 class PathCollector(Collector):
-    """Makes samples of what was added up so far, whenever they are asked for.
-
-    Args:
-        totals: of a run.
-    """
+    """Collects the sums of a run so far."""
 
     def __init__(self, totals: PathTotals) -> None:
         self._totals = totals
@@ -67,17 +63,17 @@ class PathCollector(Collector):
         yield last
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: what there is to tell depends on the run."""
+        """Return nothing, as the samples depend on the run."""
         return ()
 
 
 def path_target(endpoint: Endpoint, directory: Path, run_id: str) -> Path:
-    """Write the file that tells Prometheus where an endpoint is, and return where it lies.
+    """Write the target file of an endpoint and return its path.
 
     Args:
-        endpoint: of a :class:`PathCollector`, whose samples say of which run they are.
+        endpoint: of a :class:`PathCollector`, whose samples name the run.
         directory: of the target files.
-        run_id: of the run, for the name of the file.
+        run_id: for the name of the file.
     """
     labels = {"__scheme__": endpoint.scheme} if endpoint.scheme != "http" else {}
     targets = [{"targets": [reachable(endpoint.address, endpoint.port)], "labels": labels}]

@@ -30,12 +30,12 @@ class Endpoint:
     """Serves the samples of a collector from a thread of its own.
 
     Args:
-        config: address, port, TLS and who is let in.
-        local_rank: the ranks of a node take the ports from the configured one on, in this order.
+        config: address, port, TLS and password.
+        local_rank: added to the configured port.
 
     Attributes:
         address: that it listens on.
-        port: that it listens on, also where the system chose it.
+        port: that it listens on, also if the system chose it.
         scheme: ``http`` or ``https``.
 
     Raises:
@@ -89,9 +89,7 @@ class Endpoint:
 
 
 def _impatient(handler: Any) -> Any:
-    """Return a request handler that neither waits for a silent client for ever nor writes its traceback on the
-    rank's log.
-    """
+    """Return a request handler with a timeout for silent clients and without tracebacks in the rank's log."""
 
     class Handler(handler):  # type: ignore[misc]
         timeout = _CLIENT_SECONDS
@@ -108,7 +106,7 @@ def _path_or_none(option: FilePath) -> str | None:
 
 
 def _check_tls(config: Config) -> None:
-    """Before a port is taken: prometheus-client leaves it open when the files cannot be used."""
+    """Check the files before a port is taken, as prometheus-client leaves it open if they cannot be used."""
     if not config.prometheus.certfile:
         return
     try:

@@ -1,4 +1,4 @@
-"""The exporter: adds up steps, and shows the sum at an endpoint or in a file."""
+"""Adds up steps, and exports the sums at an endpoint or in a file."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def open_prometheus(config: Config, rank: LiveRank) -> StepListener:
 
 
 class EndpointExporter:
-    """An endpoint for Prometheus, and the target file that tells Prometheus about it.
+    """An endpoint for Prometheus, and its target file.
 
-    The target file is written with the first complete step: by then frameworks have told where the rank stands.
+    The target file is written with the first complete step, when the topology is known.
     """
 
     def __init__(self, config: Config, rank: LiveRank) -> None:
@@ -69,7 +69,7 @@ class EndpointExporter:
 
 
 class TextfileExporter:
-    """A file for node-exporter; its samples carry the labels that tell the rank from others."""
+    """A file for node-exporter; its samples carry the labels of the rank."""
 
     def __init__(self, config: Config, rank: LiveRank) -> None:
         self._totals = StepTotals()

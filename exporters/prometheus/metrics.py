@@ -1,8 +1,7 @@
 """The samples of a rank: names, units and labels. A custom collector on a registry of its own.
 
-Labels are ``operation`` and ``role``, and closed lists of words: ``phase`` of compute, ``part`` of exposed time,
-``kind`` of dropped spans. Never a step, layer, size or sequence number: a rank has at most 300 series, whatever it
-does.
+Labels are ``operation``, ``role`` and closed lists: ``phase`` of compute, ``part`` of exposed time, ``kind`` of dropped
+spans. They are never a step, layer, size or sequence number: a rank has at most 300 series.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ _PAUSES: Final = ("checkpoint", "evaluation")
 
 
 class RankCollector(Collector):
-    """Makes samples of a rank's totals whenever they are asked for, on the asking thread.
+    """Collects the totals of a rank, on the calling thread.
 
     Args:
-        rank, totals: whose samples.
-        identity: whether every sample carries the labels that tell the rank from others.
+        rank, totals: of the samples.
+        identity: whether every sample carries the labels of the rank.
     """
 
     def __init__(self, rank: LiveRank, totals: StepTotals, *, identity: bool = False) -> None:
@@ -45,13 +44,13 @@ class RankCollector(Collector):
         self._identity = identity
 
     def collect(self) -> Iterable[Metric]:
-        """Return all samples of this instant."""
+        """Return the present samples."""
         with self._totals.lock:
             families = [*self._of_steps(), *self._of_operations(), *self._of_commtrace(), *self._of_monitor()]
         return [_labelled(family, self._rank.identity()) for family in families] if self._identity else families
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: what there is to tell depends on the run."""
+        """Return nothing, as the samples depend on the run."""
         return ()
 
     def _of_steps(self) -> Iterator[Metric]:
@@ -163,7 +162,7 @@ class RankCollector(Collector):
         yield from (calls, seconds, num_bytes, exposed, split, overlap, busbw)
 
     def _split(self) -> Mapping[tuple[str, str], Split]:
-        """As the monitor knows it; pairs that have no series of their own are added up."""
+        """Yield the monitor's split; pairs without a series of their own are added up."""
         found: dict[tuple[str, str], Split] = {}
         for key, known in self._rank.split.items():
             sums = found.setdefault(key if key in self._totals.operations else (OTHER, OTHER), Split())

@@ -1,12 +1,12 @@
-"""Recording rules and alerts, written down once; ``python -m commtrace.exporters.prometheus.generate`` makes the files.
+"""Recording rules and alerts. ``python -m commtrace.exporters.prometheus.generate`` writes the files.
 
-A rank's *work* is its step without waiting for others. Ranks of one run and pipeline stage do the same work, so the one
-whose work takes longer is slow; those that wait for it have the same work as ever. The yardstick is the lower quartile
-of the stage (of two ranks the faster one): up to half of the ranks can be slow before it is. PromQL cannot sort ranks
-into clusters, as the rule for stragglers does elsewhere (docs/stragglers.md).
+A rank's *work* is its step without waiting for others. Ranks of one run and pipeline stage do the same work, so a rank
+whose work takes longer is slow; the work of those that wait for it is unchanged. The reference is the lower quartile
+of the stage (of two ranks the faster one), so up to half of the ranks may be slow. PromQL cannot cluster ranks, as the
+rule for stragglers does elsewhere (docs/stragglers.md).
 
-No alert has a ``for``: Prometheus forgets how long something was true when it is restarted. What an alert looks at is
-a mean, or the least, over less than a minute: so it fires and clears within one, and one odd step counts for little.
+No alert has a ``for``: a restarted Prometheus forgets how long a condition was true. Alerts use a mean or minimum over
+less than a minute instead: they fire and clear within a minute, and a single odd step counts little.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ _DIRECTORY: Final = (
     '{{ with printf "last_over_time(commtrace_run_info{run_id=%q}[1h])" $labels.run_id | query }}'
     '{{ . | first | label "directory" }}{{ else }}RUN{{ end }}'
 )
-"""In an annotation: the run's directory, as far as a rank has told it."""
+"""The run's directory in an annotation, if a rank exports it."""
 
 _TARGETS: Final = 'up{run_id!="", local_rank!=""}'
-"""The ranks that target files name."""
+"""The ranks in target files."""
 
 _PAUSING: Final = "max by (run_id) (sum without (phase) (commtrace_open_phase) > 0 and commtrace_hung == 0)"
-"""Runs of which a rank saves or evaluates and does not hang: the others may well wait for it."""
+"""Runs in which a rank saves or evaluates and does not hang: the others may wait for it."""
 
 
 _FEWEST_STEPS: Final = 4
-"""Of fewer in the shorter window, a single odd one would be an alert."""
+"""With fewer in the short window, a single odd step would be an alert."""
 
 
 class Timing(NamedTuple):
     """Time ranges of the rules, in Prometheus' notation.
 
     Attributes:
-        window: over which rates are taken: several scrapes and several steps long.
-        short_window: the same for what alerts look at, where it holds four steps; else ``window``.
-        baseline: how long ago "before" was, for what went up.
-        stalled: shortest silence that is one, seconds.
-        gone: how long a rank must not answer.
+        window: of rates: several scrapes and several steps.
+        short_window: of rates in alerts, if it holds four steps; else ``window``.
+        baseline: age of the value to compare with.
+        stalled: least silence, seconds.
+        gone: time without an answer of a rank.
     """
 
     window: str = "5m"
@@ -66,10 +66,10 @@ class Alert:
 
     Attributes:
         name: of the alert.
-        expr: true where it fires.
-        operands: the parts of ``expr`` that must have data for it to be able to fire.
+        expr: condition.
+        operands: parts of ``expr`` that need data for the alert to work.
             severity: ``warning`` or ``critical``.
-        summary, description: what is said, and what to do.
+        summary, description: the finding, and what to do.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Alert:
 
 
 def recording_rules(timing: Timing) -> tuple[RecordingRule, ...]:
-    """In the order in which they build on each other."""
+    """Return the recording rules; each uses only earlier ones."""
     window = timing.window
     steps = f"(rate(commtrace_step_duration_seconds_count[{window}]) > 0)"
     seconds = f"(rate(commtrace_step_duration_seconds_sum[{window}]) > 0)"
@@ -128,8 +128,7 @@ def recording_rules(timing: Timing) -> tuple[RecordingRule, ...]:
 
 
 def _soon(timing: Timing, rate: str, of: str) -> str:
-    """Return a rate divided by that of another counter, over the short window where it holds steps enough, else the
-    long one.
+    """Return a rate divided by that of another counter, over the short window if it holds enough steps.
 
     Args:
         timing: the windows.

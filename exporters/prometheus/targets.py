@@ -1,4 +1,4 @@
-"""Target files for Prometheus' ``file_sd_configs``: every rank says where it is and who it is."""
+"""Target files for Prometheus' ``file_sd_configs``: address and labels of every rank."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class TargetFile:
     """The file of one rank.
 
     Args:
-        chosen: a directory that may hold the files of several runs; empty for one inside the run directory.
-        rank: whose it is.
+        chosen: directory, perhaps of several runs; empty for one inside the run directory.
+        rank: this rank.
     """
 
     def __init__(self, chosen: str, rank: LiveRank) -> None:
@@ -33,7 +33,7 @@ class TargetFile:
             self._remove_files_of_more_ranks(rank.metadata.world_size)
 
     def write(self, target: str, labels: Mapping[str, str]) -> None:
-        """Write the file if it would say something new. Prometheus never sees half of one.
+        """Write the file if its content changed.
 
         Args:
             target: ``host:port``.
@@ -46,11 +46,11 @@ class TargetFile:
         replace_file(self.path, json.dumps([{"targets": [target], "labels": labels}], indent=1) + "\n")
 
     def remove(self) -> None:
-        """The rank is no target any more."""
+        """Remove the file."""
         self.path.unlink(missing_ok=True)
 
     def _remove_files_of_more_ranks(self, world_size: int) -> None:
-        """Of ranks that were killed and that this launch does not have: nobody else will remove their files."""
+        """Remove the files of killed ranks that this launch does not have."""
         for path in self.directory.glob(f"{self._prefix}rank-*.json"):
             match = _OF_RANK.fullmatch(path.name.removeprefix(self._prefix))
             if match and int(match[1]) >= world_size:
@@ -58,7 +58,7 @@ class TargetFile:
 
 
 def reachable(address: str, port: int) -> str:
-    """``host:port`` under which others reach who listens on this address."""
+    """Return the ``host:port`` under which others reach this address."""
     host = socket.gethostname() if address in _EVERYWHERE else address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -69,7 +69,7 @@ def file_name(run_id: str) -> str:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file so that readers see the old one or the new one."""
+    """Replace a file atomically."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text)
     draft.replace(path)

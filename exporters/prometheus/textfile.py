@@ -1,4 +1,4 @@
-"""A file per rank for node-exporter's textfile collector, written by a thread of its own: disks can stand still."""
+"""A file per rank for node-exporter's textfile collector, written by a thread, as disks may block."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Textfile:
     """Keeps a ``.prom`` file up to date.
 
     Args:
-        path: of the file. Its directory must exist: it is node-exporter's.
-        collector: whose samples.
+        path: in node-exporter's directory, which must exist.
+        collector: of the samples.
     """
 
     def __init__(self, path: Path, collector: Collector) -> None:
@@ -34,11 +34,11 @@ class Textfile:
         self._thread.start()
 
     def update(self) -> None:
-        """There is something new to write."""
+        """Have the file written."""
         self._news.set()
 
     def close(self) -> None:
-        """Stop, and remove the file: node-exporter would go on telling what it says."""
+        """Stop, and remove the file, which node-exporter would else export for ever."""
         self._closing.set()
         self._news.set()
         self._thread.join(1.0)

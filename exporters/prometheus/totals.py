@@ -1,4 +1,4 @@
-"""Totals of a rank over its steps: the numbers behind the samples."""
+"""Totals of a rank over its steps, from which samples are made."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class OperationTotals:
 
 @dataclass(slots=True)
 class Bucket:
-    """Steps that fall between two bounds, and the last one of them as the example."""
+    """Steps between two bounds, with the last one as the exemplar."""
 
     count: int = 0
     example: StepSummary | None = None
@@ -57,7 +57,7 @@ class Bucket:
 
 @dataclass(slots=True)
 class StepTotals:
-    """All steps so far. The harvester adds, a scrape reads, both under ``lock``; training never takes it.
+    """Sums over all steps. The harvester adds and a scrape reads under ``lock``; training never takes it.
 
     Attributes:
         last: the latest step.
@@ -82,7 +82,7 @@ class StepTotals:
     peak_memory_bytes: int | None = None
 
     def add(self, summary: StepSummary) -> None:
-        """Take one more step."""
+        """Add a step."""
         with self.lock:
             seconds = summary.duration_ns / 1e9
             bucket = self.buckets[sum(seconds > bound for bound in BUCKETS_SECONDS)]

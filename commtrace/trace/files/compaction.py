@@ -24,9 +24,6 @@ times as many rows."""
 MOST_ROWS: Final = 500_000
 """A larger segment is left as it is: rewriting it would keep the harvester from its work for too long."""
 
-LARGE_BATCH: Final = 2_048
-"""Batches of so many rows, on average, gain too little to be written again, if they are compressed with zstd."""
-
 SUFFIX: Final = ".compacting"
 """Of the file that is being made, beside the one that it will replace."""
 
@@ -34,12 +31,9 @@ _READ_OPTIONS: Final = pa.ipc.IpcReadOptions(use_threads=False)
 _WRITE_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 6), use_threads=False)
 
 
-def is_worthwhile(num_batches: int, num_rows: int, is_dense: bool) -> bool:
-    """Return whether a segment of so many batches and rows is to be compacted. ``is_dense``: with zstd it was
-    written.
-    """
-    has_small_batches = num_rows < num_batches * LARGE_BATCH
-    return num_batches > 1 and num_rows <= MOST_ROWS and (has_small_batches or not is_dense)
+def is_worthwhile(num_batches: int, num_rows: int) -> bool:
+    """Return whether a segment of so many batches and rows is to be compacted."""
+    return num_batches > 1 and num_rows <= MOST_ROWS
 
 
 def compact(segment: Path, num_rows: int, *, sync: bool) -> bool:

@@ -37,12 +37,10 @@ RANK_DIRECTORY_PATTERN: Final = re.compile(r"^rank-(\d+)$")
 
 # Threads would only add some to the training process: batches are small.
 _QUICK = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-"""For small batches: zstd needs four to eight times as long for them, most of it to set itself up for each column. They
-are compacted when their segment is complete, which then takes a fifth of the time as well."""
+"""For what is recorded, in batches that compaction will rewrite: zstd needs four to eight times as long for small ones,
+most of it to set itself up for each column."""
 _DENSE = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
-"""For batches that are large enough to stay as they are."""
-_BATCHES_SEEN: Final = 8
-"""After so many it is known whether the batches of a rank are large."""
+"""For columns that are written in batches as compaction makes them, and stay as they are."""
 _CLOSED_VOCABULARIES: Final = {
     "kind": pa.array(schema.KINDS), "lane": pa.array(schema.LANES), "timing": pa.array(schema.TIMINGS),
 }  # fmt: skip
@@ -58,12 +56,11 @@ def rank_directory(run_directory: Path, rank: int) -> Path:
 
 
 class _Complete(NamedTuple):
-    """A segment that has ended in order."""
+    """A segment of recorded rows that has ended in order."""
 
     path: Path
     num_batches: int
     num_rows: int
-    is_dense: bool
 
 
 class SegmentWriter:
@@ -160,20 +157,10 @@ class SegmentWriter:
         self._write_batch(self._batch(rows))
         self._last_step = max(self._last_step, max(map(attrgetter("step"), rows)))
         self._remember([row for row in rows if row.kind == schema.MARK])
-        if 0 < self._bytes_per_segment < self._file.num_bytes or self._is_to_be_compacted(len(rows)):
+        # One more such pass would make the segment too long to be rewritten.
+        is_long = not self._is_dense and self._num_rows + len(rows) > compaction.MOST_ROWS
+        if is_long or 0 < self._bytes_per_segment < self._file.num_bytes:
             self._end_segment()
-
-    def _is_to_be_compacted(self, next_rows: int) -> bool:
-        """Return whether the segment must end now, before ``next_rows`` more, because it is compressed for small
-        batches only: it would get too long to be written again, or has large ones.
-        """
-        if self._is_dense:
-            return False
-        has_large = self._num_batches >= _BATCHES_SEEN and self._has_large_batches()
-        return has_large or self._num_rows + next_rows > compaction.MOST_ROWS
-
-    def _has_large_batches(self) -> bool:
-        return self._num_rows >= max(self._num_batches, 1) * compaction.LARGE_BATCH
 
     def _write_batch(self, batch: pa.RecordBatch) -> None:
         try:
@@ -219,8 +206,9 @@ class SegmentWriter:
             finally:
                 file.close()
             self._discards.closed(self._path, self._first_step, self._last_step)
-            self._complete = _Complete(self._path, self._num_batches, self._num_rows, self._is_dense)
-            self._is_dense = self._has_large_batches()
+            if not self._is_dense:
+                self._complete = _Complete(self._path, self._num_batches, self._num_rows)
+            self._is_dense = False
 
     def _compact(self, *, sync: bool) -> None:
         segment, self._complete = self._complete, None

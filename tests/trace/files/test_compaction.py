@@ -78,21 +78,11 @@ def test_batches_are_merged_up_to_a_size_that_bounds_memory(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
-    ("batches", "rows", "is_dense", "worthwhile"),
-    [
-        (1, 100, False, False),
-        (2, 100, False, True),
-        (2, 100, True, True),
-        (100, 100 * compaction.LARGE_BATCH, True, False),
-        (100, 100 * compaction.LARGE_BATCH, False, True),
-        (100, 100 * compaction.LARGE_BATCH - 1, True, True),
-        (10_000, compaction.MOST_ROWS + 1, False, False),
-    ],
+    ("batches", "rows", "worthwhile"),
+    [(1, 100, False), (2, 100, True), (100, compaction.MOST_ROWS, True), (10_000, compaction.MOST_ROWS + 1, False)],
 )
-def test_what_is_dense_already_or_takes_too_long_stays(
-    batches: int, rows: int, is_dense: bool, worthwhile: bool
-) -> None:
-    assert compaction.is_worthwhile(batches, rows, is_dense) == worthwhile
+def test_a_single_batch_and_what_takes_too_long_stay(batches: int, rows: int, worthwhile: bool) -> None:
+    assert compaction.is_worthwhile(batches, rows) == worthwhile
 
 
 LZ4, ZSTD = b"\x04\x22\x4d\x18", b"\x28\xb5\x2f\xfd"
@@ -114,23 +104,6 @@ def test_small_batches_are_compressed_quickly_and_well_once_they_are_compacted(t
     assert compressions(writer.directory) == ["zstd", "zstd", "lz4"]
     writer.close()
     assert compressions(writer.directory) == ["zstd", "zstd", "zstd"]
-
-
-def test_a_rank_with_large_batches_has_them_compressed_well_from_its_second_segment_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compaction, "LARGE_BATCH", 10)
-    writer = SegmentWriter(tmp_path, metadata())
-    for step in range(8):
-        assert compressions(writer.directory) == ["lz4"] * (step > 0)
-        writer.write([row(step=step, id=step * 10 + i) for i in range(10)])
-    for step in range(8, 10):
-        writer.write([row(step=step, id=step * 10 + i) for i in range(10)])
-    assert compressions(writer.directory) == ["zstd", "zstd"]
-    assert [content(path)[0] for path in sorted(writer.directory.iterdir())] == [[80], [10, 10]]
-    writer.close()
-
-    assert load_run(tmp_path).ranks[0].spans.id.tolist() == list(range(100))
 
 
 def test_a_segment_ends_before_it_is_too_long_to_be_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import ctypes
 import faulthandler
 import os
 import signal
+import threading
 import time
 from collections.abc import Set
 from pathlib import Path
@@ -28,13 +29,14 @@ class NoStackTimerError(CommtraceError):
 
 
 class _SignalEvent(ctypes.Structure):
-    """``struct sigevent`` of Linux: 64 bytes, of which a signal needs the first three members."""
+    """``struct sigevent`` of Linux: 64 bytes, of which a signal to one thread needs the first four members."""
 
     _fields_ = (
         ("value", ctypes.c_void_p),
         ("signal", ctypes.c_int),
         ("notify", ctypes.c_int),
-        ("rest", ctypes.c_char * 48),
+        ("thread_id", ctypes.c_int),
+        ("rest", ctypes.c_char * 44),
     )
 
 
@@ -49,7 +51,8 @@ class _TimerSpec(ctypes.Structure):
     )
 
 
-_NOTIFY_BY_SIGNAL: Final = 0
+_NOTIFY_THREAD: Final = 4
+"""SIGEV_THREAD_ID. A signal to the process goes, since Linux 6.4, to the thread that runs as the timer expires."""
 
 
 class StackTimer:
@@ -120,7 +123,7 @@ class StackTimer:
 
     def _new_timer(self) -> ctypes.c_void_p:
         timer = ctypes.c_void_p()
-        event = _SignalEvent(None, self.signal, _NOTIFY_BY_SIGNAL)
+        event = _SignalEvent(None, self.signal, _NOTIFY_THREAD, threading.main_thread().native_id or os.getpid())
         if self._c.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
             raise _os_error()
         return timer

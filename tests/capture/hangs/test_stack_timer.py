@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +46,16 @@ def test_the_main_thread_is_found_in_code_that_keeps_the_lock(timer: StackTimer,
     line = hold_the_lock.__code__.co_firstlineno + 2
     assert innermost == f"{__file__}:{line} hold_the_lock"
     assert outer.endswith(" test_the_main_thread_is_found_in_code_that_keeps_the_lock")
+
+
+def test_it_is_the_main_thread_while_another_one_has_the_core(timer: StackTimer, path: Path) -> None:
+    busy = threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha256", b"", b"", 1_000_000))
+    busy.start()
+    for _ in range(10):
+        timer.set(0.005)
+        hold_the_lock()
+        assert read_stack(path)[0].endswith(" hold_the_lock")
+    busy.join()
 
 
 def test_who_goes_on_leaves_nothing(timer: StackTimer, path: Path) -> None:

@@ -21,9 +21,7 @@ class Edges:
     from joins to stalls; from joins to those of brackets.
 
     Attributes:
-        source, target: nodes.
-        first_piece, end_piece: of the first so many edges, the pieces of work that weigh on them.
-        work_ns: what these last, as measured.
+        first_piece, end_piece: of the first so many edges, the pieces of work that weigh on them; ``work_ns`` in all.
         transfer: of the last so many edges, the transfer that weighs on them; −1 for none.
         fixed_ns: what weighs on each edge besides.
     """
@@ -50,10 +48,9 @@ class Edges:
 
 @dataclass(frozen=True, slots=True)
 class StallNodes:
-    """The stalls of all lanes: what is needed to say, after a replay, how long each one lasted and why.
+    """The stalls of all lanes: how long each one lasted after a replay, and why.
 
     Attributes:
-        rank, row, step: which stall it is.
         node: instant at which the lane goes on.
         lane_edge: the edge into it along the lane: when the stall began, but for the edge's ``fixed_ns``.
         join_node: instant at which the last participant had started; −1 where the stall did not depend on others.
@@ -161,12 +158,9 @@ class Transfers:
     """The part of every communication, per participant, that is not waiting. Columns of equal length.
 
     Attributes:
-        rank: the participant.
-        row: its row of the communication.
         step: index into the steps of the program.
         join: number shared by the participants of one communication.
         participants: how many of them were found.
-        name, bytes: of its row.
         ns: measured end minus latest start; its own duration where ``eager``.
     """
 
@@ -189,8 +183,7 @@ class Joins:
     """All communications. Columns are aligned with the launches.
 
     Attributes:
-        count: how many joins there are, brackets included.
-        step: of each join, index into the steps of the program.
+        step: of each of ``count`` joins, brackets included, the index of its step.
         helps: the join that the launch helps to start; −1 where others do not wait for it.
         waits_for: the join that it ends after.
         members: from the join of one communication to that of a bracket that it is part of.

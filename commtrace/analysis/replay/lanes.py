@@ -46,15 +46,13 @@ class Starts:
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """The communications that start on the lanes, in the order of :class:`Starts`: what it takes to join them.
+    """The communications that start on the lanes, in the order of :class:`Starts`, as their rows say.
 
     Attributes:
-        rank, row: which row of which rank it is.
         step: index into the steps of the program.
         bucket: number of the communication in the run; −1 where it is not known.
         complete: what others did can be compared with it.
         last_start: when the last participant had arrived, as matched.
-        kind, name, peer, op_in_seq, bytes, id, start, end: of the row.
     """
 
     rank: Int32
@@ -81,11 +79,9 @@ class Waits:
     """The stalls of the lanes, and communications that a lane waited for without standing still.
 
     Attributes:
-        rank, row: which row of which rank it is.
         step: index into the steps of the program.
-        node: of the lane: the wait's end.
+        node: the wait's end on the lane.
         launch: index of the launch, of the same rank in the same step, that it was for; −1 where it is not known.
-        start, end: of the row.
     """
 
     rank: Int32
@@ -108,11 +104,8 @@ class Lanes:
     nodes lie the pieces from ``node_piece`` of the first to ``node_piece`` of the second.
 
     Attributes:
-        node_piece: pieces that lie before each node.
-        first_node, last_node: start and end of each step, shape (ranks, steps).
-        step_start, step_end: the same instants, ns.
-        piece_ns: duration of each piece.
-        piece_segment: the segment that it belongs to.
+        first_node, last_node: start and end of each step, shape (ranks, steps); ``step_start``, ``step_end`` in ns.
+        piece_segment: the segment that each piece belongs to.
     """
 
     node_piece: Int64
@@ -255,14 +248,7 @@ def _instants(rows: LaneRows, steps: IntervalUnion, stalls: Int64) -> Int64:
 
 
 class _Begins(NamedTuple):
-    """Communications that start in the steps.
-
-    Attributes:
-        row: which row each one is.
-        step: index of the step.
-        interval: which step of which rank it is.
-        time: when it starts.
-    """
+    """Communications that start in the steps; ``interval`` is the step of a rank."""
 
     row: Int64
     step: Int64

@@ -1,8 +1,7 @@
 """A recorded run as a dependency graph that can be replayed with other durations.
 
-Per rank and step the compute lane is a chain: stretches of work, and stalls on communications. A communication starts
-at a position of that chain; it ends, on each participant, its *transfer* after the last participant started. Replaying
-the measured durations gives the measured times back; replaying others answers "what if".
+Per rank and step the compute lane is a chain of work and stalls on communications. A communication starts at a position
+of that chain; it ends, on each participant, its *transfer* after the last participant started.
 
 * The transfer of a participant is its measured end minus the latest start, so waiting is not a duration but follows
   from the graph.

@@ -21,13 +21,11 @@ from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 @dataclass(frozen=True, slots=True)
 class LaneRows:
-    """Rows of some ranks of a run.
+    """Rows of some ranks of a run, one rank behind the other.
 
     Attributes:
-        ranks: their numbers, ascending.
         first: of each rank, its first row; and behind the last one how many rows there are.
         of_row: of each row, the index of its rank.
-        spans: the rows.
         shift: of each rank, what brings its times behind those of the ranks before it.
     """
 
@@ -136,7 +134,6 @@ class Pieces(NamedTuple):
     """The work of the lanes between stalls, cut at every boundary that matters to a replay; ascending.
 
     Attributes:
-        start, end: ns.
         interval: the step of a rank that the piece lies in.
         phase: the last phase that had begun; −1 where there was none.
         stalls: how many recorded stalls had begun.
@@ -251,11 +248,9 @@ class _Instances(NamedTuple):
     """Phases and stretches between phases, in order.
 
     Attributes:
-        phase: the last phase that had begun; −1 where there was none.
-        in_phase: the instance is that phase.
+        phase: the last phase that had begun, −1 for none; ``in_phase``: the instance is that phase.
         interval: the step of a rank that it lies in.
-        stalls_before: how many recorded stalls had begun.
-        stalls: how many began in it.
+        stalls: how many began in it; ``stalls_before``: how many had begun before.
     """
 
     phase: Int64

@@ -91,11 +91,7 @@ Replay = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
 class Experiment:
     """Operations with measured and ideal durations, and what each belongs to. Columns of equal length.
 
-    Attributes:
-        operations: the words that ``operation`` indexes.
-        worker: the rank.
-        steps: step numbers.
-        measured_step_ns: of each step, as recorded.
+    ``operations`` are the words that ``operation`` indexes, ``worker`` is the rank.
     """
 
     replay: Replay

@@ -426,6 +426,8 @@ def _pauses() -> Iterator[Case]:
     yield Case("data", "100 ms, of a host", _with(replace(DP16, gpus_per_host=4), "data=4,5,6,7:100"), ("data", "host"))
     yield Case("gc", "50 ms", _with(DP8, "gc=1:50"), ("gc",))
     yield Case("gc", "500 ms, every 10th step", _with(DP4, "gc=2:500@5:60:10"), ("gc",))
+    short = _job(dp=4, steps=200, forward_ns=7_500_000, backward_ns=15 * MS, optimizer_ns=MS)
+    yield Case("gc", "500 ms, every 2nd step of 100 ms", _with(short, "gc=3:500@60:90:2"), ("gc",))
     yield Case("gc", "50 ms, of a stage", _with(PP4, "gc=5:50"), ("gc",))
     yield Case("checkpoint", "2 s, every 20th step", _with(DP4, "checkpoint=1:2000@19:60:20"), ("checkpoint",))
     yield Case("checkpoint", "8 s, once", _with(DP4, "checkpoint=2:8000@30:31"), ("checkpoint",))

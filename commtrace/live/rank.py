@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.run_budget import LiveBudget
-from commtrace.trace.marks import Marks
+from commtrace.trace.device_state import DeviceState
+from commtrace.trace.marks import Marks, read_state
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 from commtrace.trace.rows import Row
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler
 
 _MOST_EVENTS: Final = 100
+
+MOST_READINGS: Final = 16
+"""Of the device, between two windows."""
 
 
 Hang = Callable[[], "Mapping[str, Any] | None"]
@@ -73,6 +77,7 @@ class LiveRank:
         self.job_steps: Mapping[tuple[int, int], JobStep] = {}
         self.split: Mapping[tuple[str, str], Split] = {}
         self.events: deque[LiveEvent] = deque(maxlen=_MOST_EVENTS)
+        self._device_states: deque[DeviceState] = deque(maxlen=MOST_READINGS)
 
     @property
     def run_id(self) -> str:
@@ -84,7 +89,14 @@ class LiveRank:
 
     def learn(self, mark: Row) -> None:
         """Take what a row of kind ``mark`` says."""
-        self.marks.read(mark.name, json.loads(mark.detail) if mark.detail else {})
+        detail = json.loads(mark.detail) if mark.detail else {}
+        self.marks.read(mark.name, detail)
+        if mark.name == "device_state":
+            self._device_states.append(read_state(detail))
+
+    def take_device_states(self) -> tuple[DeviceState, ...]:
+        """Return the readings of the device since the last call, the newest few. From one thread."""
+        return tuple(self._device_states.popleft() for _ in range(len(self._device_states)))
 
     @property
     def anchor(self) -> ClockAnchor:

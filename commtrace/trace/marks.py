@@ -358,7 +358,7 @@ class Marks:
         elif name == "activity":
             self.activity, self.activity_ns = detail, at_ns
         elif name == "device_state" and at_ns is not None:
-            self.device_states.append(DeviceState(**{**detail, "slowdowns": tuple(detail.get("slowdowns", ()))}))
+            self.device_states.append(read_state(detail))
         elif name == "progress" and at_ns is not None:
             self.progress.append((detail["step"], at_ns))
         elif name == "discarded":
@@ -372,3 +372,8 @@ class Marks:
             self.exception_frames = tuple(detail.get("frames", ()))
         elif name == "failed":
             self.failures.append(detail)
+
+
+def read_state(detail: Mapping[str, Any]) -> DeviceState:
+    """Return the reading of a device that a mark holds."""
+    return DeviceState(**{**detail, "slowdowns": tuple(detail.get("slowdowns", ()))})

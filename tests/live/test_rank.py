@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from commtrace.live.rank import LiveRank
+from commtrace.trace.device_state import DeviceState
 from tests.trace.rows import mark, metadata
 
 
@@ -25,3 +26,11 @@ def test_instants_are_put_on_the_wall_clock_by_the_newest_comparison() -> None:
     )
     assert live.epoch_ns(2_005) == 1_700_000_000_000_002_500
     assert live.clock() == (500, 30)
+
+
+def test_readings_of_the_device_are_told_once() -> None:
+    live = LiveRank(metadata(), Path("run"))
+    live.learn(mark("device_state", {"at_ns": 5, "clock_mhz": 1095, "slowdowns": ["power brake"]}))
+
+    assert live.take_device_states() == (DeviceState(5, clock_mhz=1095, slowdowns=("power brake",)),)
+    assert live.take_device_states() == ()

@@ -148,6 +148,53 @@ def compared_with(told_by: str) -> str:
     return _COMPARED_WITH.get(told_by, "the ranks that do the same work")
 
 
+def one_needs_longer(where: str, details: str, excess_ms: float, told_by: str, normal_ms: float, basis: str) -> str:
+    """Return the sentence that a rank works longer than its peers, without a full stop.
+
+    Args:
+        where: the rank.
+        details: what it needs, by :func:`work_in_words`.
+        excess_ms: by how much that is too much, per step.
+        told_by: what told what is normal.
+        normal_ms: that, per step.
+        basis: ``medians over steps``.
+    """
+    return (
+        f"{where} needs {details}: {excess_ms:.1f} ms per step more than {compared_with(told_by)}, which need "
+        f"{normal_ms:.1f} ms ({basis})"
+    )
+
+
+def work_in_words(cause: str, work_ms: float, phases: str = "") -> str:
+    """Return what a rank needs: its phases, as far as they are known, or all of its work.
+
+    Args:
+        cause: why it is slow.
+        work_ms: all of its work, per step.
+        phases: ``48.0 ms per forward (peers 40.0)``.
+    """
+    if cause == "late_launch":
+        return f"{work_ms:.1f} ms per step, more of it before its phases, in no span"
+    if cause == "unknown":
+        return f"{work_ms:.1f} ms per step, more of it outside of forward and backward"
+    return phases or f"{work_ms:.1f} ms of work per step"
+
+
+def one_pauses_longer(where: str, cause: str, mean_ms: float, excess_ms: float) -> str:
+    """Return the sentence that a rank loses more to something that may strike now and then, without a full stop.
+
+    Args:
+        where: the rank.
+        cause: to what.
+        mean_ms: what it loses per step.
+        excess_ms: by how much that is too much.
+    """
+    return (
+        f"{where} needs {mean_ms:.1f} ms per step for {cause_in_words(cause)} (mean), {excess_ms:.1f} ms more than "
+        "other ranks of its stage"
+    )
+
+
 def several_need_longer(
     places: Mapping[int, Place],
     place: str,

@@ -11,15 +11,17 @@ import numpy as np
 
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.stragglers.common_place import (
-    compared_with,
+    one_needs_longer,
+    one_pauses_longer,
     places_of,
     several_need_longer,
     several_pause_longer,
+    work_in_words,
 )
 from commtrace.analysis.stragglers.limits import MOST_OF_PHASE, ONE_PHASE
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, evidence_of_longer_input
 from commtrace.analysis.stragglers.slow_ranks import MICROBATCHES, SELDOM, SlowRank, SlowRanks
-from commtrace.analysis.stragglers.verdict import ONLY_PHASE, PHASES, RANKS, cause_in_words
+from commtrace.analysis.stragglers.verdict import ONLY_PHASE, PHASES, RANKS
 from commtrace.analysis.stragglers.work_statistics import PAUSES, WorkStatistics
 from commtrace.trace.device_state import DeviceState
 from commtrace.trace.run import RankTrace, Run
@@ -76,9 +78,8 @@ def _sentences(
     yield _in_numbers(found, place, cause, members, how_often)
     if cause in PHASES:
         yield ONLY_PHASE.format(phase=PHASES[cause])
-    is_of_device = cause in ("compute", THROTTLED, *PHASES) or place != RANKS
-    if is_of_device and device is not None:
-        yield device.sentence if len(members) == 1 else f"Rank {members[0].rank}: {device.sentence}"
+    if device is not None and is_of_device(place, cause):
+        yield device_in_words(device, members[0].rank, len(members))
 
 
 def _in_numbers(found: SlowRanks, place: str, cause: str, members: Sequence[SlowRank], how_often: str) -> str:
@@ -88,7 +89,6 @@ def _in_numbers(found: SlowRanks, place: str, cause: str, members: Sequence[Slow
         more = [100 * member.total_ns / max(member.normal_ns, 1.0) for member in members]
         long = found.microbatches.in_words(ranks) if first.beyond == MICROBATCHES else ""
         return evidence_of_longer_input(ranks, more, long)
-    others = compared_with(first.told_by)
     if len(members) > 1:
         ranks, excess_ms = [member.rank for member in members], [member.total_ns / 1e6 for member in members]
         places = places_of(work.run)
@@ -96,15 +96,17 @@ def _in_numbers(found: SlowRanks, place: str, cause: str, members: Sequence[Slow
             return several_pause_longer(places, place, cause, ranks, excess_ms)
         percent = [100 * member.total_ns / max(member.normal_ns, 1.0) for member in members]
         return several_need_longer(places, place, ranks, first.told_by, percent, excess_ms) + " (medians over steps)."
-    if first.is_rare:
-        return (
-            f"{_place(work.run, first.rank)} needs {_details(work, first)} (mean), "
-            f"{first.excess_ns[first.cause] / 1e6:.1f} ms more than other ranks of its stage; {how_often}."
-        )
-    return (
-        f"{_place(work.run, first.rank)} needs {_details(work, first)}: {first.excess_ns[first.cause] / 1e6:.1f} ms "
-        f"per step more than {others}, which need {first.normal_ns / 1e6:.1f} ms (medians over steps); {how_often}."
-    )
+    where, own_ms = _place(work.run, first.rank), first.excess_ns[first.cause] / 1e6
+    if first.cause in PAUSES:
+        row = int(np.searchsorted(work.ranks, first.rank))
+        mean_ns = float(work.pauses_ns(first.cause)[row].sum()) / max(work.num_steps, 1)
+        return f"{one_pauses_longer(where, first.cause, mean_ns / 1e6, own_ms)}; {how_often}."
+    now_and_then = first.beyond == SELDOM
+    phases = "" if now_and_then else phases_in_words(work, first.rank)
+    details = work_in_words(first.cause, (first.normal_ns + first.total_ns) / 1e6, phases)
+    basis = "means over steps" if now_and_then else "medians over steps"
+    sentence = one_needs_longer(where, details, own_ms, first.told_by, first.normal_ns / 1e6, basis)
+    return f"{sentence}; {how_often}."
 
 
 def _place(run: Run, rank: int) -> str:
@@ -113,24 +115,14 @@ def _place(run: Run, rank: int) -> str:
     return f"Rank {rank} ({place}, {trace.metadata.node})" if place else f"Rank {rank} ({trace.metadata.node})"
 
 
-def _details(work: WorkStatistics, slow: SlowRank) -> str:
-    if slow.beyond == SELDOM:
-        return f"{(slow.normal_ns + slow.total_ns) / 1e6:.1f} ms of work per step"
-    if slow.cause in PAUSES:
-        row = int(np.searchsorted(work.ranks, slow.rank))
-        mean_ns = float(work.pauses_ns(slow.cause)[row].sum()) / max(work.num_steps, 1)
-        return f"{mean_ns / 1e6:.1f} ms per step for {cause_in_words(slow.cause)}"
-    if slow.cause == "late_launch":
-        return f"{(slow.normal_ns + slow.total_ns) / 1e6:.1f} ms per step, more of it before its phases, in no span"
-    if slow.cause == "unknown":
-        return f"{(slow.normal_ns + slow.total_ns) / 1e6:.1f} ms per step, more of it outside of forward and backward"
-    parts = [
+def phases_in_words(work: WorkStatistics, rank: int) -> str:
+    """Return the phases that take longer, in numbers: ``48.0 ms per forward (peers 40.0)``; empty without."""
+    return ", ".join(
         f"{own / 1e6:.1f} ms per {name} (peers {peers / 1e6:.1f})"
         for kind, phase in _PHASES.items()
-        for name, own, peers in [(PHASES[phase], *_per_phase(work, slow.rank, kind))]
+        for name, own, peers in [(PHASES[phase], *_per_phase(work, rank, kind))]
         if own - peers > _DIFFERS * peers
-    ]
-    return ", ".join(parts) or f"{slow.excess_ns['compute'] / 1e6:.1f} ms more"
+    )
 
 
 def _per_phase(work: WorkStatistics, rank: int, kind: int) -> tuple[float, float]:
@@ -174,15 +166,17 @@ def device_evidence(run: Run, rank: int, within: tuple[int, int] | None = None) 
         rank: whose device.
         within: from when to when, ns; None for the whole recording.
     """
-    own = _read(run.ranks[rank], within)
-    if not own:
-        return None
     model = run.ranks[rank].metadata.device
     others = [
-        states
-        for other, trace in run.ranks.items()
-        if other != rank and trace.metadata.device == model and (states := _read(trace, within))
+        _read(trace, within) for other, trace in run.ranks.items() if other != rank and trace.metadata.device == model
     ]
+    return compare_devices(_read(run.ranks[rank], within), others)
+
+
+def compare_devices(own: Sequence[DeviceState], others: Sequence[Sequence[DeviceState]]) -> DeviceEvidence | None:
+    """Return what readings of a device show against those of other devices of its model; None without any."""
+    if not own:
+        return None
     clock, usual_clock = _typical(own, "clock_mhz"), _typical_of_others(others, "clock_mhz")
     reasons = Counter(reason for state in own for reason in state.slowdowns)
     could_be = _typical(own, "most_clock_mhz") if usual_clock is None else usual_clock
@@ -192,6 +186,21 @@ def device_evidence(run: Run, rank: int, within: tuple[int, int] | None = None) 
     sentences = (("Its device: ", state), ("Its errors: ", [*_errors(own)]))
     sentence = " ".join(f"{begin}{'; '.join(parts)}." for begin, parts in sentences if parts)
     return DeviceEvidence(is_throttled, sentence, own[-1].serial) if sentence else None
+
+
+def are_throttled(devices: Sequence[DeviceEvidence | None]) -> bool:
+    """Return whether the clocks of all of these devices were held down."""
+    return bool(devices) and all(one is not None and one.is_throttled for one in devices)
+
+
+def is_of_device(place: str, cause: str) -> bool:
+    """Return whether what a device does may be why ranks of this place are slow for this cause."""
+    return cause in ("compute", THROTTLED, *PHASES) or place != RANKS
+
+
+def device_in_words(device: DeviceEvidence, rank: int, num_ranks: int) -> str:
+    """Return the sentence; of several ranks, whose device it is of."""
+    return device.sentence if num_ranks == 1 else f"Rank {rank}: {device.sentence}"
 
 
 def _read(trace: RankTrace, within: tuple[int, int] | None) -> Sequence[DeviceState]:

@@ -33,8 +33,12 @@ that share the cores of a busy host may differ by 5 % for seconds, half against 
 LIVE_LASTING: Final = Limits(share=0.03, least_ns=1_000_000.0, sigmas=5.0)
 """For means over several windows in a row: their error is smaller, and a busy host is busy for seconds."""
 
-LIVE_PAUSES: Final = Limits(share=0.02, least_ns=500_000.0, sigmas=2.5, clearly=0.02)
-"""For what ranks lose to pauses in single steps of a minute, as a share of the step."""
+OF_PAUSES: Final = Limits(share=0.02, least_ns=500_000.0, sigmas=2.5, clearly=0.02)
+"""For what ranks lose to pauses in single steps, as a share of the step: in a recorded run, and in the last minute."""
+
+CHANCE: Final = 1e-3
+"""Pauses that may hit any rank are named if chance gives so many to one of them less often than this. Of a few, which
+are counts, a standard error tells too little."""
 
 SUMS: Final = Limits(share=0.1, least_ns=1_000_000.0, sigmas=5.0, clearly=0.1)
 """For sums over steps that tell nothing of the scatter between them (metrics), as a share of the step."""

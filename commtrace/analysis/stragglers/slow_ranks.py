@@ -19,6 +19,7 @@ from commtrace.analysis.stragglers.microbatches import (
     longer_inputs,
 )
 from commtrace.analysis.stragglers.normal import PAST, Judged, Work, judge
+from commtrace.analysis.stragglers.pauses import PausesOf, judge_pauses
 from commtrace.analysis.stragglers.scenarios import NormalSpeed
 from commtrace.analysis.stragglers.work_statistics import CHECKPOINT, DATA, EVALUATION, PAUSES, WorkStatistics
 from commtrace.trace.spans import Bool, Int32, Int64
@@ -316,13 +317,23 @@ def _judge_pauses(work: WorkStatistics, typical: Work, cause: str) -> Judged:
         place = place.reshape(-1).astype(np.int64)
         if (np.bincount(place) > 1).all():
             peers = place
-    steps = work.pauses_ns(cause)
-    # What a program does on purpose is no chance. What strikes by chance may strike one rank more often than its peers.
-    error = np.zeros(len(steps)) if cause in MEANT else error_of_means(steps.var(axis=1), steps.shape[1], peers)
-    return judge(
-        replace(typical, peers=peers, total_ns=steps.mean(axis=1), error_ns=error, before_ns=None),
-        RECORDED,
-    )
+    scale_ns = np.full(len(typical.rank), work.step_ns)
+    mean_ns = work.pauses_ns(cause).mean(axis=1)
+    compared = replace(typical, peers=peers, total_ns=mean_ns, scale_ns=scale_ns, before_ns=None)
+    # Of too few steps to know the noise, what has spans of its own is told all the same.
+    meant = cause in MEANT or not work.noise_is_known
+    return judge_pauses(compared, _pauses_of_run(work, cause, peers), meant=meant)
+
+
+def _pauses_of_run(work: WorkStatistics, cause: str, peers: Int64) -> list[PausesOf]:
+    """Return what each rank lost in single steps of the whole run, beyond what is usual in its class.
+
+    A stretch may have too few of them to tell that they are no chance.
+    """
+    steps = work.pauses_ns_of_run(cause)
+    for one in np.unique(peers):
+        steps[peers == one] -= np.median(steps[peers == one])
+    return [PausesOf(tuple(own[own > 0].tolist()), len(own)) for own in steps]
 
 
 def _by_rank(ranks: Int64, values: Float64) -> dict[int, float]:

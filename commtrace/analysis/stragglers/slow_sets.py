@@ -15,6 +15,7 @@ from commtrace.analysis.stragglers.costs import TotalCost, cost_of, mean_ms, tot
 from commtrace.analysis.stragglers.evidence import (
     THROTTLED,
     DeviceEvidence,
+    are_throttled,
     device_evidence,
     evidence_of,
     main_cause,
@@ -257,7 +258,7 @@ def _cause(work: WorkStatistics, members: Sequence[SlowRank], devices: Sequence[
     cause = main_cause(members)
     if cause != "compute" or not devices:  # without devices: what strikes now and then
         return cause
-    if all(one is not None and one.is_throttled for one in devices):
+    if are_throttled(devices):
         return THROTTLED
     return slow_phase(work, {member.rank for member in members}) or cause
 

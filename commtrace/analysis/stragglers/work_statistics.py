@@ -111,8 +111,7 @@ class WorkStatistics:
 
     @classmethod
     def of(cls, run: Run, of_steps: StepStatistics, thresholds: Thresholds) -> WorkStatistics:
-        first = min(trace.first_step for trace in run.ranks.values())
-        steady = (of_steps.steps > first) | (len(of_steps.steps) == 1)
+        steady = warmed_up(run, of_steps)
         entries, entry = of_steps.table.entries()
         peers = compare_with_peers(of_steps.table, entries, entry, steady)
         stages = {rank: stage_of(trace) for rank, trace in run.ranks.items()}
@@ -174,6 +173,11 @@ class WorkStatistics:
         """Return what ranks lost to one of PAUSES in each step that counts, shape (ranks, steps)."""
         return self.of_steps.pauses_ns[cause][:, self.steady].astype(np.float64)
 
+    def pauses_ns_of_run(self, cause: str) -> Float64:
+        """Return the same for all steps of the run but the warm-up, also where this is one of its stretches."""
+        counted = warmed_up(self.run, self.of_steps)
+        return self.of_steps.pauses_ns[cause][:, counted].astype(np.float64)
+
     def by_step(self, values: Int64 | Float64) -> Float64:
         """Return sums of a value of the rows of the table, by rank and step that counts."""
         return self.by_every_step(values)[:, self.steady]
@@ -205,3 +209,9 @@ def pause_ns(segments: Segments, cause: str) -> Int64:
         CHECKPOINT: segments.checkpoint_ns,
         EVALUATION: segments.evaluation_ns,
     }[cause]
+
+
+def warmed_up(run: Run, of_steps: StepStatistics) -> Bool:
+    """Return which steps count: all but the first one of the job, if there are others."""
+    first = min(trace.first_step for trace in run.ranks.values())
+    return np.asarray((of_steps.steps > first) | (len(of_steps.steps) == 1))

@@ -71,8 +71,8 @@ class LiveEvent:
     """Something that the person on call wants to know.
 
     Attributes:
-        kind: ``straggler``, ``changed`` (one that was told holds other ranks, or is a host by now),
-            ``recovered``, ``silent`` (a rank stopped reporting) or ``back``.
+        kind: ``straggler``, ``changed`` (one that was told holds other ranks, is a host by now, or is input that is
+            longer), ``recovered``, ``silent`` (a rank stopped reporting) or ``back``.
         time: epoch seconds.
         rank, host: whom it is about.
         sentence: for people.

@@ -12,28 +12,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from math import exp, lgamma, log, log1p
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from commtrace.analysis.breakdown.occurrence import Occurrence
-from commtrace.analysis.statistics import error_of_means
 from commtrace.analysis.stragglers.common_place import Place, by_common_place
-from commtrace.analysis.stragglers.limits import LIVE_PAUSES, Thresholds
-from commtrace.analysis.stragglers.normal import Work, judge
+from commtrace.analysis.stragglers.limits import WINDOWS_TO_NAME, Thresholds
+from commtrace.analysis.stragglers.normal import Work
+from commtrace.analysis.stragglers.pauses import PausesOf, judge_pauses
 from commtrace.analysis.stragglers.slow_ranks import MEANT
 from commtrace.live.monitoring.window import PAUSES, WORK, Pause, WindowReport
 
 _WINDOWS: Final = 15
 """A minute, with windows of the usual length."""
-
-_WINDOWS_TO_NAME: Final = 3
-"""So many must have pauses that nobody meant: a busy machine holds up single steps of a rank."""
-
-_CHANCE: Final = 1e-3
-"""Pauses that may hit any rank are named if chance gives so many to one of them less often than this. Of a few, which
-are counts, a standard error tells too little."""
 
 _LATE: Final = 1.5
 """Pauses are over when the next one is late by so much of what usually lies between two."""
@@ -112,32 +104,23 @@ class PauseMemory:
         if not any(pause.work == kind for one in reports for own in self._windows[one.rank] for pause in own.pauses):
             return
         steps = np.array([sum(own.steps for own in self._windows[one.rank]) for one in reports])
-        stage = np.array([one.stage for one in reports], np.int64)
-        lost = [sum(pause.ns for pause in self._pauses(one.rank, kind)) for one in reports]
-        squares = np.array([sum(float(pause.ns) ** 2 for pause in self._pauses(one.rank, kind)) for one in reports])
-        _, host = np.unique([one.host for one in reports], return_inverse=True)
+        pauses = [tuple(float(pause.ns) for pause in self._pauses(one.rank, kind)) for one in reports]
+        mean = np.array([sum(own) for own in pauses]) / np.maximum(steps, 1)
         duration = np.array([one.duration_ns for one in reports], np.float64)
-        mean = np.array(lost) / np.maximum(steps, 1)
-        error = error_of_means(squares / np.maximum(steps, 1), steps, stage)
-        judged = judge(
+        _, host = np.unique([one.host for one in reports], return_inverse=True)
+        judged = judge_pauses(
             Work(
                 rank=np.array([one.rank for one in reports], np.int64),
-                peers=stage,
+                peers=np.array([one.stage for one in reports], np.int64),
                 host=host.reshape(-1).astype(np.int64),
                 total_ns=mean,
-                error_ns=np.zeros(len(mean)) if WORK[kind] in MEANT else error,
+                error_ns=np.zeros(len(mean)),
                 scale_ns=duration,
             ),
-            LIVE_PAUSES,
+            [PausesOf(own, count) for own, count in zip(pauses, steps.tolist(), strict=True)],
+            meant=WORK[kind] in MEANT,
         )
-        slow = [
-            at
-            for at in np.flatnonzero(judged.is_slow).tolist()
-            if self._lasts(int(judged.rank[at]), kind)
-            and not self._may_be_chance(
-                int(judged.rank[at]), [one.rank for one in reports if one.stage == stage[at]], kind
-            )
-        ]
+        slow = [at for at in np.flatnonzero(judged.is_slow).tolist() if self._lasts(int(judged.rank[at]), kind)]
         members = [
             RankPauses(int(judged.rank[at]), WORK[kind], float(mean[at]), float(judged.normal_ns[at])) for at in slow
         ]
@@ -167,50 +150,23 @@ class PauseMemory:
     def _pauses(self, rank: int, kind: int) -> list[Pause]:
         return [pause for own in self._windows[rank] for pause in own.pauses if pause.work == kind]
 
-    def _may_be_chance(self, rank: int, peers: Sequence[int], kind: int) -> bool:
-        """Whether so many pauses may all hit one rank if each hits every rank of the class equally often.
-
-        Pauses that are less than half as long as those of the rank do not count.
-        """
-        if WORK[kind] in MEANT:
-            return False
-        own = self._pauses(rank, kind)
-        least_ns = float(np.median([pause.ns for pause in own])) / 2
-        in_all = sum(pause.ns >= least_ns for peer in peers for pause in self._pauses(peer, kind))
-        of_rank = sum(pause.ns >= least_ns for pause in own)
-        return len(peers) * _at_least(of_rank, in_all, 1 / len(peers)) > _CHANCE
-
     def _windows_since_first(self, rank: int, kind: int) -> int:
         own = self._windows[rank]
         first = next(one.number for one in own if any(pause.work == kind for pause in one.pauses))
         return own[-1].number - first + 1
 
     def _lasts(self, rank: int, kind: int) -> bool:
-        """Whether pauses are more than chance, and the next one is not late."""
+        """Whether pauses are in more than one window, unless somebody meant them, and the next one is not late."""
         windows = self._windows[rank]
         struck = [own.number for own in windows if any(pause.work == kind for pause in own.pauses)]
         newest = windows[-1]
         steps = [pause.step for pause in self._pauses(rank, kind)]
-        if len(struck) < _WINDOWS_TO_NAME and WORK[kind] not in MEANT:
+        if len(struck) < WINDOWS_TO_NAME and WORK[kind] not in MEANT:
             return False
         if not struck or struck[-1] == newest.number:
             return bool(struck)
         between = max((after - before for before, after in pairwise(steps)), default=0)
         return newest.last_step - steps[-1] <= _LATE * between
-
-
-def _at_least(some: int, all_of_them: int, share: float) -> float:
-    """How likely at least so many of all fall to one, if each does with the probability ``share``: binomial."""
-    if share >= 1 or some <= share * all_of_them:
-        return 1.0
-    tail = 0.0
-    for number in range(some, all_of_them + 1):
-        ways = lgamma(all_of_them + 1) - lgamma(number + 1) - lgamma(all_of_them - number + 1)
-        term = exp(ways + number * log(share) + (all_of_them - number) * log1p(-share))
-        tail += term
-        if term < 1e-6 * tail:
-            break
-    return tail
 
 
 def _cost(lost_ns: Sequence[tuple[int, float]], steps: int) -> tuple[float, int]:

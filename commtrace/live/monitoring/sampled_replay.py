@@ -23,7 +23,7 @@ from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import Program, build_program
 from commtrace.analysis.steps.window import Window
 from commtrace.analysis.stragglers.costs import cost_of
-from commtrace.analysis.stragglers.evidence import slow_phase
+from commtrace.analysis.stragglers.evidence import phases_in_words, slow_phase
 from commtrace.analysis.stragglers.limits import LIVE, Thresholds
 from commtrace.analysis.stragglers.microbatches import (
     LongerInput,
@@ -177,6 +177,7 @@ class Priced:
         verdicts: on stages, sequences and links, dearest first.
         explained_ns: of each rank, what it works beyond what is normal in work that its peers do as well.
         phases: of each slow rank the one phase in which its set is slow; empty where it is not one.
+        phases_in_words: of each slow rank the phases that take longer, in numbers, if there are few slow ranks.
         late: slow ranks most of whose excess lies before their phases.
         longer_inputs: the replicas of slow ranks whose input is longer than that of others.
         replica_of: by rank, its place in data parallelism, as far as they tell it.
@@ -188,6 +189,7 @@ class Priced:
     verdicts: Sequence[Verdict]
     explained_ns: Mapping[int, float]
     phases: Mapping[int, str]
+    phases_in_words: Mapping[int, str]
     late: frozenset[int]
     longer_inputs: tuple[LongerInput, ...] = ()
     replica_of: Mapping[int, int] = field(default_factory=dict)
@@ -257,6 +259,7 @@ def price(steps: ReplayedSteps, slow: Sequence[frozenset[int]], normal: Int64, p
         sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step),
         _explained_ns(found),
         {rank: slow_phase(found.work, one) for one in slow for rank in one},
+        {rank: phases_in_words(found.work, rank) for rank in everybody if len(everybody) <= MOST_SHARES},
         frozenset(rank for rank in everybody if launches_late(found.work, rank)),
         inputs,
         replica_of_ranks(work.run),

@@ -13,10 +13,19 @@ from typing import Final
 from commtrace.analysis.stragglers.common_place import (
     Place,
     by_common_place,
-    compared_with,
+    one_needs_longer,
+    one_pauses_longer,
     several_need_longer,
     several_pause_longer,
     who_in_words,
+    work_in_words,
+)
+from commtrace.analysis.stragglers.evidence import (
+    THROTTLED,
+    DeviceEvidence,
+    are_throttled,
+    device_in_words,
+    is_of_device,
 )
 from commtrace.analysis.stragglers.microbatches import (
     SEQUENCES,
@@ -41,18 +50,20 @@ class SlowNow:
     Attributes:
         rank: which.
         since, since_step: from when on: epoch seconds, and the first step of that window.
-        excess_ns_of: what it works beyond what is normal, by the words of ``WORK`` of a window.
+        work_ns_of, excess_ns_of: what it works, and beyond what is normal, by the words of ``WORK`` of a window.
         excess_ns, normal_ns: all of that, and what is normal.
         told_by: what told normal.
         waited_ns: how long a rank that is not slow stood still.
         duration_ns: of a step.
         long_input: where its input is longer and its device is not slow: its long microbatches in words, empty where
             all are longer; else None.
+        phases: those that take longer, in numbers, as far as steps were replayed.
     """
 
     rank: int
     since: float
     since_step: int
+    work_ns_of: tuple[float, ...]
     excess_ns_of: tuple[float, ...]
     excess_ns: float
     normal_ns: float
@@ -60,6 +71,7 @@ class SlowNow:
     waited_ns: float
     duration_ns: float
     long_input: str | None = None
+    phases: str = ""
 
     @property
     def cause(self) -> str:
@@ -118,6 +130,7 @@ def straggler_of(
     world_size: int,
     *,
     replica_of: Mapping[int, int],
+    devices: Sequence[DeviceEvidence | None] = (),
     late: bool = False,
 ) -> LiveStraggler:
     """Return a set as a finding of the monitor.
@@ -130,16 +143,22 @@ def straggler_of(
         phase: the one phase in which they are slow, if they compute for too long; empty where it is not one.
         world_size: ranks of the job.
         replica_of: by rank, its place in data parallelism, as far as that is known.
+        devices: what the drivers say of the members' devices; empty where they say nothing.
         late: they launch their phases late, if nothing else says what they do.
     """
     first, cost, ranks = members[0], cost_ns(members, prices), [one.rank for one in members]
     cause, earliest = cause_of(members), min(members, key=lambda one: one.since)
-    evidence = f"{_evidence(places, place, cause, members)} {_waiting(members)}"
-    if cause == "compute" and phase:
+    if cause == "compute" and are_throttled(devices):
+        cause = THROTTLED
+    elif cause == "compute" and phase:
         cause = phase
-        evidence += f" {ONLY_PHASE.format(phase=PHASES[phase])}"
     elif cause == "unknown" and late:
         cause = "late_launch"
+    evidence = f"{_evidence(places, place, cause, members)} {_waiting(members)}"
+    if cause in PHASES:
+        evidence += f" {ONLY_PHASE.format(phase=PHASES[cause])}"
+    if is_of_device(place, cause) and devices and devices[0] is not None:
+        evidence += f" {device_in_words(devices[0], first.rank, len(members))}"
     return LiveStraggler(
         rank=first.rank,
         host=places[first.rank].host,
@@ -174,15 +193,21 @@ def _evidence(places: Mapping[int, Place], place: str, cause: str, members: Sequ
     if cause == SEQUENCES:
         return evidence_of_longer_input(ranks, percent, first.long_input or "")
     if len(members) == 1:
-        return (
-            f"Rank {first.rank} works {(first.normal_ns + first.excess_ns) / 1e6:.1f} ms per step: "
-            f"{first.excess_ns / 1e6:.1f} ms more than {compared_with(first.told_by)}, which work "
-            f"{first.normal_ns / 1e6:.1f} ms."
-        )
-    excess_ms = [one.excess_ns / 1e6 for one in members]
+        where, normal_ms, excess_ms = where_in_words(places, first.rank), first.normal_ns / 1e6, first.excess_ns / 1e6
+        if cause in PAUSES:
+            at = WORDS.index(cause)
+            return one_pauses_longer(where, cause, first.work_ns_of[at] / 1e6, first.excess_ns_of[at] / 1e6) + "."
+        details = work_in_words(cause, normal_ms + excess_ms, first.phases)
+        return one_needs_longer(where, details, excess_ms, first.told_by, normal_ms, "means of a window") + "."
+    all_excess_ms = [one.excess_ns / 1e6 for one in members]
     if cause in PAUSES:
-        return several_pause_longer(places, place, cause, ranks, excess_ms)
-    return several_need_longer(places, place, ranks, first.told_by, percent, excess_ms) + " (means of a window)."
+        return several_pause_longer(places, place, cause, ranks, all_excess_ms)
+    return several_need_longer(places, place, ranks, first.told_by, percent, all_excess_ms) + " (means of a window)."
+
+
+def where_in_words(places: Mapping[int, Place], rank: int) -> str:
+    """Return ``Rank 3 (node0)``."""
+    return f"Rank {rank} ({places[rank].host})"
 
 
 def _waiting(members: Sequence[SlowNow]) -> str:

@@ -19,7 +19,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.stragglers.common_place import Place, several_pause_longer, who_in_words
+from commtrace.analysis.stragglers.common_place import Place, one_pauses_longer, several_pause_longer, who_in_words
+from commtrace.analysis.stragglers.evidence import DeviceEvidence, compare_devices
 from commtrace.analysis.stragglers.limits import (
     CLEARED_BELOW,
     LIVE,
@@ -31,14 +32,16 @@ from commtrace.analysis.stragglers.limits import (
 )
 from commtrace.analysis.stragglers.normal import MAJORITY, PAST, Judged, Work, judge
 from commtrace.analysis.stragglers.search import NO_PEERS
-from commtrace.analysis.stragglers.verdict import Member, Verdict, cause_in_words, next_step
+from commtrace.analysis.stragglers.verdict import Member, Verdict, next_step
 from commtrace.live.monitoring.findings import BACK, SILENT, LiveEvent, LiveStraggler
 from commtrace.live.monitoring.job_past import JobPast
 from commtrace.live.monitoring.pause_memory import PauseMemory, SlowPauses
 from commtrace.live.monitoring.sampled_replay import Price, Priced, SampledReplay, price
-from commtrace.live.monitoring.slow_now import MOST_MEMBERS, SlowNow, sets_now, straggler_of
+from commtrace.live.monitoring.slow_now import MOST_MEMBERS, SlowNow, sets_now, straggler_of, where_in_words
 from commtrace.live.monitoring.standing import StandingFindings
 from commtrace.live.monitoring.window import WindowReport
+from commtrace.live.rank import MOST_READINGS
+from commtrace.trace.device_state import DeviceState
 
 Float64 = npt.NDArray[np.float64]
 
@@ -57,11 +60,13 @@ class _Record:
         suspected: in how many windows in a row it is beyond what is normal, or has been named and is not clear yet.
         slow: by how much, in the newest window that tells; None while nobody suspects it.
         price: what it costs, as far as steps were replayed since.
+        phases: those that take longer, in numbers, by the same steps.
         phase: the one in which alone it is slow, as the newest replayed steps tell; else empty.
         launches_late: most of its excess lies before its phases, by the same steps.
         long_inputs: see :class:`SlowNow`, by the steps that were replayed in the last few windows.
         well_ns: its work when that was last known to be normal.
         windows: its work in the last few, and the standard error of it.
+        device_model, device_states: what its device is, and the newest readings of it with when they were told.
     """
 
     host: str
@@ -72,11 +77,14 @@ class _Record:
     slow: SlowNow | None = None
     price: Price | None = None
     phase: str = ""
+    phases: str = ""
     launches_late: bool = False
     long_inputs: deque[str | None] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_LASTING))
     is_named: bool = False
     well_ns: float = np.nan
     windows: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_LASTING))
+    device_model: str = ""
+    device_states: deque[tuple[float, DeviceState]] = field(default_factory=lambda: deque(maxlen=MOST_READINGS))
     is_silent: bool = False
     has_ended: bool = False
 
@@ -172,6 +180,8 @@ class Watch:
         for report in news:
             record = self._records.setdefault(report.rank, _Record(report.host, now))
             record.window, record.heard_at, record.has_ended = report.window, now, report.ended
+            record.device_model = report.device_model or record.device_model
+            record.device_states.extend((now, state) for state in report.device_states)
         stepping = [report for report in news if report.steps and not report.ended]
         events = self._judge(stepping, now) if stepping else []
         return [*events, *self._listen(now)]
@@ -227,13 +237,14 @@ class Watch:
             since = (now - self._seconds, first_step)
             if record.slow is not None:
                 since = (record.slow.since, record.slow.since_step)
-            record.slow = replace(table.slow(index, *since), long_input=record.long_input)
+            record.slow = replace(table.slow(index, *since), long_input=record.long_input, phases=record.phases)
             record.suspected, record.unsuspected = record.suspected + 1, 0
         elif table.is_clear[index] or not record.is_named:
             record.unsuspected += 1
             if not record.is_named or record.unsuspected >= WINDOWS_TO_CLEAR:
                 record.suspected, record.slow, record.price, record.phase, record.is_named = 0, None, None, "", False
                 record.long_inputs.clear()
+                record.phases = ""
 
     def _replayed(self, reports: Sequence[WindowReport], table: _Table, now: float) -> Priced | None:
         """What sampled steps tell of what slow ranks cost, and of what else is slow."""
@@ -250,7 +261,8 @@ class Watch:
         for rank, one in slow.items():
             record = self._records[rank]
             record.long_inputs.append(long_input.get(rank))
-            record.slow = replace(one, long_input=record.long_input)
+            record.phases = priced.phases_in_words.get(rank, "")
+            record.slow = replace(one, long_input=record.long_input, phases=record.phases)
             record.price = priced.price(rank, one.excess_ns) or record.price
             record.phase, record.launches_late = priced.phases[rank], rank in priced.late
         return priced
@@ -278,6 +290,7 @@ class Watch:
                 slowest.phase,
                 self._world_size,
                 replica_of=self._replica_of,
+                devices=[self._device(one) for one in members[:MOST_MEMBERS]],
                 late=slowest.launches_late,
             )
             own = [self._records[one.rank] for one in members]
@@ -286,6 +299,16 @@ class Watch:
                 for record in own:
                     record.is_named = True
         return found
+
+    def _device(self, slow: SlowNow) -> DeviceEvidence | None:
+        """What the driver says of a slow rank's device since it is slow, and of others of that model."""
+
+        def told(record: _Record) -> list[DeviceState]:
+            return [state for at, state in record.device_states if at > slow.since]
+
+        own = self._records[slow.rank]
+        others = (one for one in self._records.values() if one is not own and one.device_model == own.device_model)
+        return compare_devices(told(own), [told(one) for one in others])
 
     def _paused(self, one: SlowPauses, now: float) -> LiveStraggler:
         ranks, first = sorted(member.rank for member in one.members), one.members[0]
@@ -313,10 +336,8 @@ class Watch:
             ranks, excess_ms = zip(*((member.rank, member.excess_ns / 1e6) for member in one.members), strict=True)
             return several_pause_longer(self._places, one.place, one.cause, ranks, excess_ms)
         (member,) = one.members
-        return (
-            f"Rank {member.rank} needs {member.mean_ns / 1e6:.1f} ms per step for {cause_in_words(one.cause)} (mean of "
-            f"{one.when.num_steps} steps), the other ranks of its stage {member.normal_ns / 1e6:.1f} ms."
-        )
+        where = where_in_words(self._places, member.rank)
+        return f"{one_pauses_longer(where, one.cause, member.mean_ns / 1e6, member.excess_ns / 1e6)}."
 
     def _of_verdict(self, verdict: Verdict, reports: Sequence[WindowReport], now: float) -> LiveStraggler:
         return LiveStraggler(
@@ -434,6 +455,7 @@ class _Table:
             rank=int(self.compared.rank[index]),
             since=since,
             since_step=since_step,
+            work_ns_of=tuple(self.work[index].tolist()),
             excess_ns_of=self._excess_by_work(index),
             excess_ns=float(self.judged.excess_ns[index]),
             normal_ns=float(self.judged.normal_ns[index]),

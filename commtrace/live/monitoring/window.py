@@ -22,8 +22,9 @@ from commtrace.live.monitoring.declared import Count, Duration, Number, Rank, Te
 from commtrace.live.monitoring.job_steps import MOST_TOLD, Repetitions, StepTimes
 from commtrace.live.monitoring.sampled_steps import StepSample, StepSampler
 from commtrace.live.monitoring.waits import NO_BLOCK, Block, BlockWaits
-from commtrace.live.rank import LiveRank
+from commtrace.live.rank import MOST_READINGS, LiveRank
 from commtrace.live.summary import StepSummary
+from commtrace.trace.device_state import DeviceState
 from commtrace.trace.rows import Row
 from commtrace.trace.spans import Int64
 
@@ -35,10 +36,11 @@ PAUSES: Final = ("data", "gc", "checkpoint", "evaluation")
 """Of these, what may strike in single steps."""
 
 _PHASES_OF_COMPUTE: Final = ("forward", "backward", "recompute", "optimizer")
-_MOST_PAUSES: Final = 8
+_MOST_PAUSES: Final = 64
 _SHORTEST_PAUSE_NS: Final = 1_000_000
-_RARE: Final = 0.25
-"""What most of the time of a kind is spent on in at most this share of the steps is a pause, and no part of each."""
+_RARE: Final = 0.6
+"""What most of the time of a kind is spent on in at most this share of the steps is a pause, and no part of each. More
+than half: what strikes every other step would else be a pause in one window and work in the next."""
 _MOST_ROLES: Final = 6
 _FEWEST_STEPS: Final = 2
 """One step tells nothing of its scatter: steps longer than a window are gathered over several."""
@@ -81,6 +83,8 @@ class WindowReport:
         sample: some of the steps, row by row, for whoever replays them.
         tensor_group: equal for the ranks of one tensor-parallel group; empty where it is in none.
         step_times: when the steps that ended in it began and ended; the newest few, and none where nobody shows them.
+        device_model, device_states: what the driver has told of its device since the last window; empty where it tells
+            nothing.
     """
 
     rank: Rank
@@ -103,6 +107,8 @@ class WindowReport:
     sample: StepSample | None = None
     tensor_group: Text = ""
     step_times: Annotated[tuple[StepTimes, ...], Meta(max_length=MOST_TOLD)] = ()
+    device_model: Text = ""
+    device_states: Annotated[tuple[DeviceState, ...], Meta(max_length=MOST_READINGS)] = ()
 
     @property
     def steady_ns(self) -> list[float]:
@@ -172,7 +178,7 @@ class Window:
         steps: list[StepSummary] = []
         if len(self._steps) >= _FEWEST_STEPS:
             steps, self._steps = self._steps, []
-        step_times = tuple(self._times)
+        step_times, device_states = tuple(self._times), self._rank.take_device_states()
         self._times.clear()
         work = np.array([work_of(step) for step in steps], np.int64).reshape(len(steps), len(WORK))
         compute, data, garbage, checkpoint, evaluation, unknown = (_mean(column) for column in work.T.tolist())
@@ -195,6 +201,8 @@ class Window:
             sample=self._sampler.take() if steps else None,
             tensor_group=tensor_group_of(self._rank.marks.coordinates, self._rank.marks.parallel),
             step_times=step_times,
+            device_model=self._rank.marks.completed(self._rank.metadata).device if device_states else "",
+            device_states=device_states,
         )
 
 
@@ -222,9 +230,14 @@ def _pauses(steps: Sequence[int], work: Int64) -> tuple[Pause, ...]:
 def _pauses_of_kinds(steps: Sequence[int], work: Int64) -> Iterator[Pause]:
     at = {step: row for row, step in enumerate(steps)}
     for kind in map(WORK.index, PAUSES):
-        struck = occurrence(steps, work[:, kind]).steps
+        ns = work[:, kind]
+        longest = [int(ns[at[step]]) for step in occurrence(steps, ns).steps]
+        if not longest:
+            continue
+        # Of six that are alike, five hold most of the time: the sixth is one as well.
+        struck = np.flatnonzero(ns >= np.median(longest) / 2).tolist()
         if len(struck) <= max(1, int(_RARE * len(steps))):
-            pauses = (Pause(kind, step, int(work[at[step], kind])) for step in struck)
+            pauses = (Pause(kind, steps[row], int(ns[row])) for row in struck)
             yield from (pause for pause in pauses if pause.ns >= _SHORTEST_PAUSE_NS)
 
 

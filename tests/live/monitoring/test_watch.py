@@ -11,6 +11,7 @@ import pytest
 from commtrace.live.monitoring.findings import BACK, CHANGED, CLEARED, FOUND, SILENT, LiveEvent
 from commtrace.live.monitoring.watch import Watch
 from commtrace.live.monitoring.window import WindowReport
+from commtrace.trace.device_state import DeviceState
 
 MS = 1_000_000
 SECONDS = 4.0
@@ -64,10 +65,50 @@ def test_a_slow_rank_is_named_in_the_second_window() -> None:
     assert straggler.gpu_hours_per_day == pytest.approx(0.12 * 24 * 8)
     assert event.sentence.startswith(
         "Straggler: rank 5 on node1, compute: costs 12.0 ms per step, 23 GPU-hours per day, for 8.0 s, since step 0, "
-        "00:00:00 UTC. Rank 5 works 82.0 ms per step: 12.0 ms more than the ranks that do the same work, which work "
-        "70.0 ms. The others stand still for 30.0 ms."
+        "00:00:00 UTC. Rank 5 (node1) needs 82.0 ms of work per step: 12.0 ms per step more than the ranks that do "
+        "the same work, which need 70.0 ms (means of a window). The others stand still for 30.0 ms."
     )
     assert [one.rank for one in watch.stragglers] == [5]
+
+
+def test_one_that_waits_for_input_in_every_step_is_told_in_the_words_of_a_recording() -> None:
+    watch, _ = watched(2, {2: (60, 20, 0, 5)})
+    assert watch.stragglers[0].evidence == (
+        "Rank 2 (node0) needs 20.0 ms per step for input (mean), 15.0 ms more than other ranks of its stage. "
+        "The others stand still for 30.0 ms."
+    )
+
+
+@pytest.mark.parametrize(
+    ("held", "cause", "words"),
+    [
+        (
+            ("thermal slowdown",),
+            "throttled_device",
+            "Its device: 1095 MHz (the others 1980 MHz), held down by thermal slowdown in 2 of 2 readings; 91 °C.",
+        ),
+        ((), "compute", "Its device: 1095 MHz (the others 1980 MHz); 91 °C."),
+    ],
+)
+def test_a_device_whose_clock_is_held_down_is_the_cause(held: tuple[str, ...], cause: str, words: str) -> None:
+    watch = Watch(4, SECONDS)
+    for window in range(4):
+        hot = DeviceState(window, 1095, temperature_c=91, slowdowns=held) if window > 1 else DeviceState(window, 1980)
+        reports = [
+            report(
+                rank,
+                window,
+                (90 if rank == 2 and window > 1 else 60, 5, 0, 5),
+                device_model="H100",
+                device_states=(hot if rank == 2 else DeviceState(window, 1980),),
+            )
+            for rank in range(4)
+        ]
+        events = watch.join(reports, now=(window + 1) * SECONDS)
+    (event,) = events
+    assert event.straggler is not None
+    assert event.straggler.cause == cause
+    assert event.straggler.evidence.endswith(f"The others stand still for 30.0 ms. {words}")
 
 
 @pytest.mark.parametrize(
@@ -170,8 +211,8 @@ def test_a_slow_host_is_one_finding() -> None:
     ("ranks", "slow", "who", "place", "evidence"),
     [
         (2, (1,), "rank 1 on node0", "ranks",
-         "Rank 1 works 100.0 ms per step: 30.0 ms more than the fastest ranks that do the same work, which work "
-         "70.0 ms."),
+         "Rank 1 (node0) needs 100.0 ms of work per step: 30.0 ms per step more than the fastest ranks that do the "
+         "same work, which need 70.0 ms (means of a window)."),
         (4, (1, 3), "ranks 1, 3 on node0", "ranks",
          "Ranks 1, 3 need 43 % longer per step than the fastest ranks that do the same work, 30 ms "
          "(means of a window)."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -9,11 +10,13 @@ import pytest
 
 from commtrace.live.monitoring.job_steps import MOST_TOLD, StepTimes
 from commtrace.live.monitoring.waits import CALLS_OF_A_BLOCK, MOST_GROUPS, Block, BlockTime
-from commtrace.live.monitoring.window import Window, WindowReport, work_of
+from commtrace.live.monitoring.window import Pause, Window, WindowReport, work_of
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
+from commtrace.trace.device_state import DeviceState
 from commtrace.trace.metadata import ClockAnchor
 from tests.factory import metadata
+from tests.trace.rows import mark
 
 MS = 1_000_000
 
@@ -65,6 +68,19 @@ def test_a_report_holds_the_means_of_its_steps() -> None:
     )
 
 
+def test_a_report_holds_what_the_driver_told_of_the_device_since_the_last_one() -> None:
+    rank = LiveRank(metadata(3, world_size=8, node="node1"), Path("run"))
+    rank.learn(mark("topology", {"device": {"name": "NVIDIA H100", "uuid": "GPU-1"}}))
+    rank.learn(mark("device_state", {"at_ns": 5, "clock_mhz": 1095}))
+    gathered = Window(rank)
+    reports = [gathered.close(number, now_ns=MS) for number in (1, 2)]
+    assert msgspec.json.decode(msgspec.json.encode(reports[0]), type=WindowReport) == reports[0]
+    assert [(one.device_model, one.device_states) for one in reports] == [
+        ("NVIDIA H100", (DeviceState(5, clock_mhz=1095),)),
+        ("", ()),
+    ]
+
+
 def test_a_window_without_steps_says_how_long_ago_the_last_one_was() -> None:
     gathered = window()
     gathered.add(step(3))
@@ -84,6 +100,24 @@ def test_a_step_longer_than_a_window_is_told_together_with_the_next_one() -> Non
     assert (alone.steps, alone.last_step, alone.work_ns) == (0, 4, (0,) * 6)
     assert (report.steps, report.last_step, report.work_ns[0]) == (2, 5, 62 * MS)
     assert report.error_ns == round(1.4826 * 2 * MS / 2**0.5)
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_what_strikes_every_few_steps_is_told_step_by_step_and_left_out_of_the_work(every: int) -> None:
+    gathered = window()
+    for number in range(12):
+        gathered.add(replace(step(number), gc_ns=500 * MS if number % every == 0 else 0))
+    report = gathered.close(17, now_ns=0)
+
+    assert report.pauses == tuple(Pause(2, number, 500 * MS) for number in range(0, 12, every))
+    assert report.steady_ns[2] == pytest.approx(0, abs=1)  # means are whole ns
+
+
+def test_what_every_step_takes_is_work() -> None:
+    gathered = window()
+    for number in range(12):
+        gathered.add(step(number, data=10 + number % 3))
+    assert gathered.close(17, now_ns=0).pauses == ()
 
 
 def test_the_times_of_chosen_steps_are_told_once_on_the_wall_clock() -> None:

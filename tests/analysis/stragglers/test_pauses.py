@@ -1,0 +1,62 @@
+"""Who pauses more than its peers, and what chance does to any rank."""
+
+from __future__ import annotations
+
+from math import comb
+
+import numpy as np
+import pytest
+
+from commtrace.analysis.stragglers.normal import Work
+from commtrace.analysis.stragglers.pauses import PausesOf, chance_of_so_many, judge_pauses
+
+MS = 1e6
+NONE = PausesOf((), 60)
+
+
+def slow(*pauses: tuple[float, ...], meant: bool = False) -> list[int]:
+    """Who is slow of ranks that do the same work in 60 steps of half a second; of each the ms of its pauses."""
+    told = [PausesOf(tuple(ms * MS for ms in own), 60) for own in pauses]
+    count = len(told)
+    work = Work(
+        rank=np.arange(count),
+        peers=np.zeros(count, np.int64),
+        host=np.zeros(count, np.int64),
+        total_ns=np.array([sum(one.ns) / one.steps for one in told]),
+        error_ns=np.zeros(count),
+        scale_ns=np.full(count, 500 * MS),
+    )
+    return judge_pauses(work, told, meant=meant).slow_ranks
+
+
+def test_the_chance_that_all_pauses_hit_one_rank() -> None:
+    assert chance_of_so_many(PausesOf((5.0,) * 6, 60), [NONE] * 3) == pytest.approx(comb(60, 6) / comb(240, 6))
+
+
+def test_pauses_that_are_far_shorter_than_most_of_a_rank_do_not_count() -> None:
+    others = [PausesOf((2.0,) * 30, 60)] * 3
+    assert chance_of_so_many(PausesOf((5.0,) * 6 + (1.0,), 60), others) == pytest.approx(comb(60, 6) / comb(240, 6))
+
+
+def test_a_rank_that_pauses_no_more_often_than_others_may_be_struck_by_chance() -> None:
+    assert chance_of_so_many(PausesOf((5.0,) * 2, 60), [PausesOf((5.0,) * 2, 60)] * 3) == 1.0
+    assert chance_of_so_many(NONE, [NONE]) == 1.0
+
+
+@pytest.mark.parametrize(("ranks", "fewest"), [(2, 11), (4, 6), (8, 5), (64, 3), (1_024, 3)])
+def test_so_many_pauses_of_one_rank_and_of_no_other_are_no_chance(ranks: int, fewest: int) -> None:
+    for count in (fewest - 1, fewest):
+        assert slow(*[()] * (ranks - 1), (500.0,) * count) == ([ranks - 1] if count == fewest else [])
+
+
+def test_what_is_meant_is_named_at_once() -> None:
+    assert slow((), (8_000.0,), (), meant=True) == [1]
+    assert slow((), (8_000.0,), ()) == []
+
+
+def test_what_costs_less_than_two_percent_of_a_step_is_not_named() -> None:
+    assert [slow((), (), (), (ms,) * 20) for ms in (29.0, 31.0)] == [[], [3]]
+
+
+def test_each_of_two_ranks_is_compared_with_those_that_do_not_pause() -> None:
+    assert slow(*[()] * 6, (500.0,) * 6, (500.0,) * 6) == [6, 7]

@@ -1,4 +1,4 @@
-"""Keeps fitted clocks honest: a receive never ends before its send starts.
+"""Corrects fitted clocks so that no receive ends before its send starts.
 
 Ends of collectives may be seen later on one host than on the other, always by about the same time; the fit then puts
 one clock off by that much. Point-to-point operations between the hosts bound the error.
@@ -34,7 +34,7 @@ class _Messages(NamedTuple):
 
 
 def without_violations(run: Run, keys: Sequence[tuple[str, str]], clocks: list[PiecewiseClock]) -> list[PiecewiseClock]:
-    """The clocks, moved by as little as makes receives end after their sends start.
+    """Return the clocks, moved as little as needed for receives to end after their sends start.
 
     One message in a hundred between two hosts may be an outlier and is not followed. Where both directions between two
     hosts contradict each other, the middle is taken.
@@ -73,7 +73,7 @@ def _messages(run: Run, keys: Sequence[tuple[str, str]], clocks: Sequence[Piecew
 
 
 def _clock_of_rank(run: Run, keys: Sequence[tuple[str, str]]) -> Int64:
-    """Number of the clock that each rank reads; −1 for ranks that were not found."""
+    """Return the number of each rank's clock; −1 without one."""
     number = {key: position for position, key in enumerate(keys)}
     clock_of_rank = np.full(run.world_size, -1, np.int64)
     for rank, trace in run.ranks.items():
@@ -82,7 +82,7 @@ def _clock_of_rank(run: Run, keys: Sequence[tuple[str, str]]) -> Int64:
 
 
 def _between_hosts(run: Run, clock_of_rank: Int64) -> Callable[[Block], Bool]:
-    """Chooses the rows whose other side is on another host."""
+    """Return a function that chooses the rows whose other side is on another host."""
 
     def chosen(block: Block) -> Bool:
         spans = block.spans
@@ -113,7 +113,7 @@ def _sure(times: Int64, steps: Int32, clock: Int64, clocks: Sequence[PiecewiseCl
 
 
 def _needed(messages: _Messages) -> dict[tuple[int, int], int]:
-    """By (sender, receiver): how far the receiver must move up against the sender; negative is slack."""
+    """Return by (sender, receiver) how far the receiver must move up; negative is slack."""
     needed = {}
     for sender, receiver in np.unique(np.stack([messages.sender, messages.receiver]), axis=1).T.tolist():
         own = (messages.sender == sender) & (messages.receiver == receiver)
@@ -128,7 +128,7 @@ def _needed(messages: _Messages) -> dict[tuple[int, int], int]:
 
 
 def _shifts(needed: dict[tuple[int, int], int], count: int) -> Int64:
-    """By clock: the smallest moves that grant what is needed, seen from clock 0 (longest paths)."""
+    """Return the smallest moves of the clocks, relative to clock 0 (longest paths)."""
     shifts = np.zeros(count, np.int64)
     for _ in range(count):
         for (sender, receiver), least in needed.items():

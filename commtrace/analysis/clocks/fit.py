@@ -1,4 +1,10 @@
-"""What two clocks showed at one instant: ends of collectives that nobody can leave before everybody has arrived."""
+"""Fits offsets and drifts of the hosts' clocks to pairs of readings, in one robust least-squares problem.
+
+A reading T of clock h is T − o_h − d_h·(T − origin_h) on the reference clock. An observation is the end of a
+synchronising collective, which no member can leave before all have arrived, read on two clocks; both must give the same
+result, which is linear in all o and d. Readings that are far off (a rank was descheduled before it took the time) lose
+their weight by Huber's rule. The problem stays convex, so the start does not matter.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +25,7 @@ from commtrace.trace.run import Run
 from commtrace.trace.spans import Int32, Int64
 
 MOST_ENDS: Final = 600_000
-"""Fewer ends of collectives than so many tell how the clocks differ."""
+"""Most ends of collectives that are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +34,8 @@ class Observations:
 
     Attributes:
         clock_a, clock_b: numbers of two clocks.
-        time_a, time_b: what they showed, ns.
-        step: of training, in which the collective was launched; None where nobody asked.
+        time_a, time_b: their readings, ns.
+        step: of the launch; None if not needed.
     """
 
     clock_a: Int64
@@ -65,7 +71,7 @@ def _changes(values: Int64) -> npt.NDArray[np.bool_]:
 
 
 def _ends(run: Run, keys: Sequence[tuple[str, str]]) -> tuple[Any, ...]:
-    """Group, seq, clock, end and step of the synchronising collectives of all ranks."""
+    """Return group, seq, clock, end and step of the synchronising collectives of all ranks."""
     number = {key: position for position, key in enumerate(keys)}
     rows = [_synchronising(run, block) for block in run.blocks]
     seqs = [block.spans.seq[own] for block, own in zip(run.blocks, rows, strict=True)]
@@ -106,7 +112,7 @@ _FEW_READINGS = 20
 
 
 class Clock(Protocol):
-    """Anything whose readings can be put on the reference clock."""
+    """A clock whose readings can be put on the reference clock."""
 
     def to_reference(self, times: Int64, steps: Int32 | None = None) -> Int64:
         """Return these readings, taken in these steps of training, on the reference clock."""
@@ -127,7 +133,7 @@ class LinearClock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """By how much two readings of one instant differ on the reference clock, ns."""
+    """Differences between two readings of one instant on the reference clock, ns."""
 
     p50: int
     p99: int
@@ -143,7 +149,7 @@ class Residual:
 
 
 def unconnected(observations: Observations, count: int) -> list[int]:
-    """Clocks that no chain of observations connects with clock 0."""
+    """Return the clocks that no chain of observations connects with clock 0."""
     reached = np.zeros(count, np.bool_)
     reached[0] = True
     pairs = np.unique(np.stack([observations.clock_a, observations.clock_b]), axis=1)

@@ -1,4 +1,11 @@
-"""What each step of a run took, part by part: the samples that two runs are compared by."""
+"""Compares two runs, or several of each side: time, parts of the step, bandwidth, and circumstances.
+
+>>> sides = [[measure_run(path, step_series)] for path in ("runs/before", "runs/after")]  # doctest: +SKIP
+>>> compare(*sides).is_slower(threshold=0.05)                                             # doctest: +SKIP
+
+The noise is that of the steps within each run. Differences between two starts of a job (other nodes, a shared network)
+are part of it only if a side has several runs.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +41,12 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepSeries:
-    """One value per step, by ascending step, of everything that is compared.
+    """Values of each step, ascending.
 
     Attributes:
         wall_ns: length of the step, mean over the ranks.
-        states: by state, the time in it, mean over the ranks; they add up to ``wall_ns``.
-        busbw_gbps: by link, 10⁹ bytes per second of matched transfers; of the steps in which there were any.
+        states: time by state, mean over the ranks; they add up to ``wall_ns``.
+        busbw_gbps: by link, 10⁹ bytes per second of matched transfers, of steps with any.
     """
 
     wall_ns: FloatArray
@@ -65,7 +72,7 @@ class StepSeries:
 
 
 def step_series(analysis: Analysis) -> StepSeries:
-    """The series of a run that was analysed."""
+    """Return the series of an analysed run."""
     table = analysis.partition
     wall, of_state = _mean_over_ranks(table)
     states = {state: of_state[:, column] for column, state in enumerate(table.states) if of_state[:, column].any()}
@@ -110,7 +117,7 @@ def _bandwidths(analysis: Analysis) -> dict[Link, FloatArray]:
 
 
 def _bandwidth_per_step(run: Run, words: tuple[str, ...], calls: Calls) -> tuple[Link, FloatArray]:
-    """busbw of one link in each step: bytes on the bus over the sum of the transfers."""
+    """Return the busbw of one link in each step: bytes on the bus over the sum of the transfers."""
     code = int(calls.name[0])
     link = Link(words[calls.role[0]], run.names[code] if code >= 0 else "unknown", int(calls.group_size[0]))
     if link.operation in WITHOUT_BANDWIDTH:
@@ -138,14 +145,14 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs, or several of each side, beside each other.
+    """The comparison of two runs, or of several of each side.
 
     Attributes:
-        runs: how many of each side.
-        steps: how many steps of each side were used, the least of its runs.
+        runs: number of runs of each side.
+        steps: number of steps of each side, the least of its runs.
         wall_ns: length of a step, mean over the ranks, median over the steps.
-        parts: the same of each state; largest absolute difference first.
-        busbw_gbps: of each kind of communication that either run has; most changed first.
+        parts: likewise of each state; largest absolute difference first.
+        busbw_gbps: of each kind of communication in either run; most changed first.
         circumstances: versions, environment, layout: where the runs differ.
     """
 
@@ -157,13 +164,13 @@ class Comparison:
     circumstances: tuple[Difference, ...]
 
     def is_slower(self, threshold: float) -> bool:
-        """Whether a step of the second run takes longer by more than ``threshold`` (0.05: 5 %) and more than chance."""
+        """Return whether a step of the second side is longer by more than ``threshold`` (0.05: 5 %) and the noise."""
         relative = self.wall_ns.relative
         return self.wall_ns.is_real and relative is not None and relative > threshold
 
     @property
     def can_be_judged(self) -> bool:
-        """False where too few steps were recorded to know the noise."""
+        """Return whether there are enough steps to know the noise."""
         return self.wall_ns.noise is not None
 
     def to_json(self) -> JsonObject:
@@ -181,7 +188,7 @@ class Comparison:
 
 
 def compare(before: Sequence[MeasuredRun[StepSeries]], after: Sequence[MeasuredRun[StepSeries]]) -> Comparison:
-    """Compare the runs of one side, one or several, with those of the other."""
+    """Compare the runs of two sides."""
     series = [[run.result for run in side] for side in (before, after)]
     runs = [[run.recorded for run in side] for side in (before, after)]
     return compare_series(series[0], series[1], tuple(_circumstances(runs[0], runs[1])))
@@ -190,7 +197,7 @@ def compare(before: Sequence[MeasuredRun[StepSeries]], after: Sequence[MeasuredR
 def compare_series(
     before: Sequence[StepSeries], after: Sequence[StepSeries], circumstances: tuple[Difference, ...] = ()
 ) -> Comparison:
-    """The same of their series."""
+    """Compare their series."""
     return Comparison(
         runs=(len(before), len(after)),
         steps=(min(len(one.wall_ns) for one in before), min(len(one.wall_ns) for one in after)),

@@ -69,15 +69,13 @@ def analyse_whatif_trace(trace: WhatIfTrace) -> WhatIf:
 
 
 def _types(trace: WhatIfTrace) -> tuple[list[str], Int64]:
-    """Return the types of operations, and of each row its position among them; all copies of an operation are of
-    one.
-    """
+    """Return the types of operations, and the position of each row's type; all copies have one type."""
     types, kind = np.unique(trace.optype[:: trace.copies], return_inverse=True)
     return types.tolist(), np.repeat(kind.reshape(-1).astype(np.int64), trace.copies)
 
 
 def _ideal(types: Sequence[str], kind: Int64, durations: Int64) -> Int64:
-    """Mean (compute) or median (communication) over all rows of the same type."""
+    """Return the mean (compute) or median (communication) over all rows of the same type."""
     mean = np.bincount(kind, durations.astype(np.float64)) / np.bincount(kind)
     median = grouped_median(kind, durations, len(types))
     return np.asarray(np.rint(np.where(np.isin(types, COMPUTE), mean, median)), np.int64)[kind]
@@ -130,7 +128,7 @@ class _Model:
     communications: list[list[_Operation]] = field(default_factory=list)
 
     def chain(self, operations: Iterable[_Operation], after: Sequence[_Operation] = ()) -> None:
-        """Each operation waits for the one before it, the first one for ``after``."""
+        """Make each operation wait for the one before it, and the first one for ``after``."""
         before = list(after)
         for operation in operations:
             self.waits_for.setdefault(operation, []).extend(before)
@@ -145,7 +143,7 @@ class Graph:
     """The dependencies of all rows of a trace.
 
     Attributes:
-        duration_of_edge: of each edge the row whose duration is its weight; one past the last row for those of none.
+        duration_of_edge: by edge, the row whose duration is its weight; one past the last row for none.
         last_nodes: the ends of each step, of shape (steps, ends).
         is_communication: rows whose duration is a transfer, after the last participant has started.
         transfer_ns: of these rows, as measured; else 0.
@@ -158,7 +156,7 @@ class Graph:
     transfer_ns: Int64
 
     def step_times(self, durations_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Step durations, of shape (scenarios, steps), from durations of shape (scenarios, rows)."""
+        """Return step durations, shape (scenarios, steps), from durations, shape (scenarios, rows)."""
         scenarios, rows = durations_ns.shape
         padded = np.empty((rows + 1, scenarios), np.int64)
         padded[:-1], padded[-1] = durations_ns.T, 0
@@ -230,7 +228,7 @@ def _transfers(trace: WhatIfTrace, is_communication: Bool, join: Int64) -> Int64
 
 
 def _model(trace: WhatIfTrace) -> _Model:
-    """Dependencies and communications among the operations of the first replica in the first step."""
+    """Return dependencies and communications of the first replica in the first step."""
     first = slice(None, None, trace.copies)
     operations = [
         _Operation(str(optype), int(seq), int(stage))
@@ -288,7 +286,7 @@ class _Stage:
         self._trace = trace
 
     def add(self, *, data_parallel: bool, overlapped: bool) -> None:
-        """Add what the operations of this stage wait for."""
+        """Add the dependencies of this stage."""
         computes = self._of(_FORWARD, _BACKWARD)
         self._model.chain(computes)
         for optype in _PEER_OF:
@@ -320,10 +318,10 @@ class _Stage:
         return int(self._trace.chunk[self._row[operation]])
 
     def _tie_to_computes(self, optype: str) -> None:
-        """Each receive to the compute that needs it, each send to the one that it comes from.
+        """Tie each receive to the compute that needs it, and each send to the one that it comes from.
 
-        The recorder also wrote operations that nobody launched: receives after the last compute, sends before the end
-        of the first one, and those that would leave the model at its first or last chunk.
+        The recorder also wrote operations without a launch: receives after the last compute, sends before the end of
+        the first one, and those that would leave the model at its first or last chunk.
         """
         direction, side = optype.split("-")
         computes = self._of(f"{direction}-compute")

@@ -66,7 +66,7 @@ def is_whatif_run(run: Run) -> bool:
 
 
 def whatif_trace_of(run: Run) -> WhatIfTrace:
-    """Return the trace that an imported run holds; of all of its steps, or of those that were loaded.
+    """Return the trace in an imported run, of the steps that were loaded.
 
     Raises:
         TraceFormatError: the run was not made by ``commtrace import whatif``, or ranks of it are missing.
@@ -165,7 +165,7 @@ def _rows_of_rank(run: Run, trace: RankTrace, types: list[str]) -> _Rows:
 
 
 def _types(run: Run, trace: RankTrace, types: list[str], columns: Int64) -> Int64:
-    """Of each row: the position of its type in ``types``, to which new ones are added."""
+    """Return the position of each row's type in ``types``, and add new types to it."""
     example, which = grouped(pack([numbered(column) for column in columns]))
     codes = []
     for kind, group, name in columns[:, example].T.tolist():
@@ -183,7 +183,7 @@ def _types(run: Run, trace: RankTrace, types: list[str], columns: Int64) -> Int6
 
 
 def _ordinals(optype: Int64, step: Int64) -> Int64:
-    """Of each row: how many of its type come before it in its step; rows are in order of time."""
+    """Return the number of earlier rows of the same type and step; rows are in order of time."""
     key = pack((optype, step))
     order = np.argsort(key, kind="stable")
     begins = np.flatnonzero(np.append(True, np.diff(key[order]) != 0)) if len(key) else np.zeros(0, np.int64)

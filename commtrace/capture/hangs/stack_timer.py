@@ -15,7 +15,6 @@ import ctypes
 import faulthandler
 import os
 import signal
-import threading
 import time
 from collections.abc import Set
 from pathlib import Path
@@ -123,7 +122,8 @@ class StackTimer:
 
     def _new_timer(self) -> ctypes.c_void_p:
         timer = ctypes.c_void_p()
-        event = _SignalEvent(None, self.signal, _NOTIFY_THREAD, threading.main_thread().native_id or os.getpid())
+        main_thread = os.getpid()  # The threading module may, after a fork, still have the number of the parent's.
+        event = _SignalEvent(None, self.signal, _NOTIFY_THREAD, main_thread)
         if self._c.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
             raise _os_error()
         return timer

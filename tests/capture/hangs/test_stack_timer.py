@@ -58,6 +58,20 @@ def test_it_is_the_main_thread_while_another_one_has_the_core(timer: StackTimer,
     busy.join()
 
 
+def test_a_forked_rank_has_a_timer_of_its_own(path: Path) -> None:
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            timer = StackTimer(path)
+            timer.set(0.01)
+            hold_the_lock()
+            status = 0 if read_stack(path)[0].endswith(" hold_the_lock") else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_who_goes_on_leaves_nothing(timer: StackTimer, path: Path) -> None:
     timer.set(0.01)
     hold_the_lock()

@@ -46,7 +46,7 @@ def wrap_with_callbacks(
     failed, raised = part.failed, RAISED
 
     @functools.wraps(original)
-    def hooked(*args: Any, **kwargs: Any) -> Any:
+    def hooked(*args: object, **kwargs: object) -> Any:
         if is_compiling():  # first of all: the compiler reads no further
             return original(*args, **kwargs)
         begun = None
@@ -70,7 +70,7 @@ def wrap_with_callbacks(
     return hooked
 
 
-def do_nothing(*_arguments: Any) -> None:
+def do_nothing(*_arguments: object) -> None:
     """Do nothing: the original of a wrapper that wraps no function."""
 
 
@@ -117,7 +117,7 @@ def wrap_call_impl(
     begins, completes, attach = backward.begins, backward.completes, backward.attach
     watch_inputs, watch_outputs = backward.watch_inputs, backward.watch_outputs
 
-    def _call_impl(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def _call_impl(module: object, /, *args: object, **kwargs: object) -> Any:
         if is_compiling():  # first of all: the compiler reads no further
             return original(module, *args, **kwargs)
         label = None

@@ -356,7 +356,7 @@ class Config:
     prometheus: PrometheusConfig = field(default_factory=PrometheusConfig)
     otlp: OtlpConfig = field(default_factory=OtlpConfig)
 
-    def __new__(cls, **given: Any) -> Config:
+    def __new__(cls, **given: object) -> Config:
         """Refuse names that options had before there were sections, with the name that they have now."""
         for name in given:
             section, _, inner = name.partition("_")

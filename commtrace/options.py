@@ -121,7 +121,7 @@ def options_of(section: type) -> dict[str, Option]:
     return {one.name: one.metadata[_METADATA_KEY] for one in fields(section) if _METADATA_KEY in one.metadata}
 
 
-def check_options(section: Any, prefix: str = "") -> None:
+def check_options(section: object, prefix: str = "") -> None:
     """Raise ConfigurationError if an option of a dataclass has a value that cannot be used.
 
     Args:

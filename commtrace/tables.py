@@ -380,7 +380,7 @@ def _repeated(of_ranks: Mapping[int, Spans]) -> npt.NDArray[Any]:
     return np.repeat(np.array(list(of_ranks), np.int32), [len(own) for own in of_ranks.values()])
 
 
-def _concatenated(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def _concatenated(columns: Sequence[npt.NDArray[np.generic]]) -> npt.NDArray[Any]:
     return np.concatenate(columns) if columns else np.empty(0, np.int32)
 
 
@@ -388,7 +388,7 @@ def _is_left_out(of_rank: Spans, choice: StepChoice) -> Bool:
     return np.asarray((of_rank.kind == schema.STEP) & ~np.isin(of_rank.step, choice.used))
 
 
-def _where_it_applies(column: npt.NDArray[Any]) -> pa.Array:
+def _where_it_applies(column: npt.NDArray[np.generic]) -> pa.Array:
     return pa.array(column, mask=column == schema.NOT_APPLICABLE)
 
 

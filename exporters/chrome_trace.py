@@ -18,7 +18,7 @@ from commtrace.exporters.slices import Process, Slice, Words, arrow_of, join_of,
 _TIDS_PER_RANK: Final = 100
 
 
-def write(outline: Mapping[str, Any], steps: Iterable[Mapping[str, Any]], output: Path) -> int:
+def write(outline: Mapping[str, object], steps: Iterable[Mapping[str, Any]], output: Path) -> int:
     """Write steps of a timeline as Chrome trace events.
 
     Args:
@@ -85,7 +85,7 @@ def _counter(name: str, pid: int, time: int, value: float) -> dict[str, Any]:
     return {"ph": "C", "name": name, "pid": pid, "ts": _microseconds(time), "args": {"": value}}
 
 
-def _metadata(name: str, pid: int, tid: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _metadata(name: str, pid: int, tid: int, arguments: Mapping[str, object]) -> dict[str, Any]:
     return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": arguments}
 
 
@@ -94,6 +94,6 @@ def _microseconds(ns: int) -> float:
     return ns / 1000
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     # Not as ASCII: Perfetto shows escapes in the names of threads as they are written.
     return json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)

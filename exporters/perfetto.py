@@ -28,7 +28,7 @@ def is_available() -> bool:
     return find_spec("perfetto") is not None
 
 
-def write(outline: Mapping[str, Any], steps: Iterable[Mapping[str, Any]], output: Path) -> int:
+def write(outline: Mapping[str, object], steps: Iterable[Mapping[str, Any]], output: Path) -> int:
     """Write steps of a timeline as a native Perfetto trace.
 
     Args:
@@ -88,7 +88,7 @@ class _Writer:
         self._counter(parent, "stalled, % of the step", "percent", rank.stalled_percent, len(rank.tracks) + 1)
         return parent
 
-    def _track(self, **descriptor: Any) -> int:
+    def _track(self, **descriptor: object) -> int:
         uuid = next(self._uuids)
         self._packet(track_descriptor=self._protocol.TrackDescriptor(uuid=uuid, **descriptor))
         return uuid
@@ -136,11 +136,11 @@ class _Writer:
                 double_counter_value=sample.value,
             )
 
-    def _event(self, time: int, **event: Any) -> None:
+    def _event(self, time: int, **event: object) -> None:
         time = max(time, 0)  # Perfetto has no time before 0: what damaged rows place there is drawn at 0
         self._packet(timestamp=time, track_event=self._protocol.TrackEvent(**event))
 
-    def _packet(self, **fields: Any) -> None:
+    def _packet(self, **fields: object) -> None:
         self._builder.write_packet(self._protocol.TracePacket(trusted_packet_sequence_id=_SEQUENCE, **fields))
 
 

@@ -27,7 +27,7 @@ def hook(hooks: Hooks, tracer: Tracer, loop: ForwardWrapper) -> None:
     """Hook the class as soon as it is imported, or now if it has been."""
     known: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def tell(model: Any) -> None:
+    def tell(model: object) -> None:
         if model not in known:
             known.add(model)
             _tell(tracer, model)

@@ -112,12 +112,12 @@ class DeepSpeedIntegration:
             self._hooks.replace_required(module.DeepSpeedEngine, name, wrap)
 
     def _then_read_groups(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> Any:
             # While it initialises, DeepSpeed makes its optimizer step once: that is the end of no step.
             self._tracer.steps.give_way(is_users=False)
             return args[0]
 
-        def end(engine: Any, result: Any) -> None:
+        def end(engine: object, result: object) -> None:
             if result is not RAISED and self._hooks.active:
                 self._read_groups(engine)
 
@@ -133,7 +133,7 @@ class DeepSpeedIntegration:
             self._tracer.set_topology(topology(engine, roles))
 
     def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Span, bool] | None:
+        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> tuple[Span, bool] | None:
             engine = args[0]
             self._close_direct_backward(engine)
             if self._is_inside_a_microbatch() or self._evaluations:
@@ -142,14 +142,14 @@ class DeepSpeedIntegration:
                 return self._begin_evaluation(), True
             return self._enter(schema.FORWARD, "forward", self._microbatch_of_forward(engine), 0), False
 
-        def end(begun: tuple[Span, bool], result: Any) -> None:
+        def end(begun: tuple[Span, bool], result: object) -> None:
             span, is_evaluation = begun
             (self._end_evaluation if is_evaluation else self._hooks.end)(span, result)
 
         return self._hooks.around(begin, end)(original)
 
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Span | None:
+        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> Span | None:
             if self._is_inside_a_microbatch():
                 return None
             return self._enter(schema.BACKWARD, "backward", self._microbatch_of_backward(args[0]), 0)
@@ -159,24 +159,24 @@ class DeepSpeedIntegration:
     def _wrap_backward_prologue(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap what DeepSpeed calls when gradients reach the model's output: in any backward, also in a direct one."""
 
-        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> None:
             if not self._is_inside_a_microbatch():
                 self._open_direct_backward(args[0])
 
         return self._hooks.around(begin, self._hooks.end)(original)
 
     def _wrap_backward_epilogue(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> Any:
             return args[0]
 
-        def end(engine: Any, _result: Any) -> None:
+        def end(engine: object, _result: object) -> None:
             if self._hooks.active:
                 self._close_direct_backward(engine)
 
         return self._hooks.around(begin, end)(original)
 
     def _wrap_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, bool, Span | None]:
+        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> tuple[Any, bool, Span | None]:
             engine = args[0]
             self._close_direct_backward(engine)
             is_boundary = _is_boundary(engine)
@@ -184,7 +184,7 @@ class DeepSpeedIntegration:
                 return engine, is_boundary, None
             return engine, is_boundary, self._tracer.enter(schema.OPTIMIZER, _name_of_optimizer(engine))
 
-        def end(begun: tuple[Any, bool, Span | None], result: Any) -> None:
+        def end(begun: tuple[Any, bool, Span | None], result: object) -> None:
             engine, is_boundary, span = begun
             if span is not None:
                 self._tracer.leave(span)
@@ -197,13 +197,13 @@ class DeepSpeedIntegration:
         """Return whether a microbatch is open: the schedule's instruction, or another framework's."""
         return self._tracer.coordinates.microbatch >= 0
 
-    def _accumulation(self, engine: Any) -> Accumulation:
+    def _accumulation(self, engine: object) -> Accumulation:
         accumulation = self._engines.get(engine)
         if accumulation is None:
             accumulation = self._engines[engine] = Accumulation()
         return accumulation
 
-    def _microbatch_of_forward(self, engine: Any) -> int:
+    def _microbatch_of_forward(self, engine: object) -> int:
         accumulation = self._accumulation(engine)
         if not accumulation.begun:
             self._begin_step(engine)
@@ -213,23 +213,23 @@ class DeepSpeedIntegration:
         accumulation.finished = False
         return accumulation.microbatch
 
-    def _microbatch_of_backward(self, engine: Any) -> int:
+    def _microbatch_of_backward(self, engine: object) -> int:
         accumulation = self._accumulation(engine)
         accumulation.finished = True
         return accumulation.microbatch if accumulation.begun else schema.NOT_APPLICABLE
 
-    def _end_micro_step(self, engine: Any, is_boundary: bool) -> None:
+    def _end_micro_step(self, engine: object, is_boundary: bool) -> None:
         accumulation = self._accumulation(engine)
         accumulation.finished = True
         if is_boundary:
             accumulation.begun = False
 
-    def _open_direct_backward(self, engine: Any) -> None:
+    def _open_direct_backward(self, engine: object) -> None:
         microbatch = self._microbatch_of_backward(engine)
         if microbatch >= 0:
             self._accumulation(engine).direct_backward = self._enter(schema.BACKWARD, "backward", microbatch, 0)
 
-    def _close_direct_backward(self, engine: Any) -> None:
+    def _close_direct_backward(self, engine: object) -> None:
         accumulation = self._accumulation(engine)
         span, accumulation.direct_backward = accumulation.direct_backward, None
         if span is not None:
@@ -260,7 +260,7 @@ class DeepSpeedIntegration:
         self._evaluations += 1
         return span
 
-    def _end_evaluation(self, span: Span, _result: Any) -> None:
+    def _end_evaluation(self, span: Span, _result: object) -> None:
         self._evaluations -= 1
         self._tracer.leave(span)
 
@@ -296,12 +296,12 @@ class DeepSpeedIntegration:
                 self._hooks.replace_item(instructions, instruction, wrap)
 
     def _wrap_train_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> None:
             self._begin_batch(args[0])
 
         return self._hooks.around(begin, self._hooks.end)(original)
 
-    def _begin_batch(self, engine: Any) -> None:
+    def _begin_batch(self, engine: object) -> None:
         accumulation = self._accumulation(engine)
         accumulation.forwards = accumulation.backwards = 0
         self._begin_step(engine)
@@ -312,7 +312,7 @@ class DeepSpeedIntegration:
     def _wrap_instruction(
         self, kind: int, name: str, number: Callable[[Accumulation], int], original: Callable[..., Any]
     ) -> Callable[..., Any]:
-        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Span | None:
+        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> Span | None:
             if self._evaluations:
                 return None
             engine = args[0]
@@ -321,7 +321,7 @@ class DeepSpeedIntegration:
         return self._hooks.around(begin, self._hooks.end)(original)
 
     def _wrap_optimizer_instruction(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Span | None:
+        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> Span | None:
             if self._tracer.open_optimizers:
                 return None
             return self._tracer.enter(schema.OPTIMIZER, _name_of_optimizer(args[0]))
@@ -329,7 +329,7 @@ class DeepSpeedIntegration:
         return self._hooks.around(begin, self._hooks.end)(original)
 
 
-def _name_of_optimizer(engine: Any) -> str:
+def _name_of_optimizer(engine: object) -> str:
     return type(getattr(engine, "optimizer", None)).__name__
 
 

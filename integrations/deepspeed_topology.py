@@ -46,7 +46,7 @@ _ROLE_OF_ENGINE_ATTRIBUTE: Final[Mapping[str, str]] = {
 _DIMENSIONS: Final = ("tp", "pp", "dp", "sp", "ep", "expert-dp")
 
 
-def group_roles(engine: Any) -> list[tuple[ProcessGroup, str]]:
+def group_roles(engine: object) -> list[tuple[ProcessGroup, str]]:
     """Return every group that DeepSpeed holds for this engine, once, with its role.
 
     Where Megatron's own ``parallel_state`` is the ``mpu``, its integration sets the roles.
@@ -90,7 +90,7 @@ def topology(engine: Any, roles: list[tuple[ProcessGroup, str]]) -> dict[str, An
     }
 
 
-def _holdings(engine: Any, mpu: Any) -> Iterator[tuple[Any, str]]:
+def _holdings(engine: Any, mpu: object) -> Iterator[tuple[Any, str]]:
     groups = sys.modules.get("deepspeed.utils.groups")
     for holder in (getattr(engine, "grid", None), None if mpu is groups else mpu):
         for name, role in _ROLE_OF_MPU_METHOD.items():
@@ -119,7 +119,7 @@ def _group_of(method: Any) -> Any:
         return None
 
 
-def _groups_in(holding: Any) -> list[ProcessGroup]:
+def _groups_in(holding: object) -> list[ProcessGroup]:
     if isinstance(holding, dict):
         return [group for group in holding.values() if isinstance(group, ProcessGroup)]
     return [holding] if isinstance(holding, ProcessGroup) else []

@@ -46,12 +46,12 @@ class ZeroPhases:
     def _fetching(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the fetching of a module: first of its own parameters, then of those of modules to come."""
 
-        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any]:
+        def begin(args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[Any]:
             outer = self._fetched_for
             self._fetched_for = args[1] if len(args) > 1 else kwargs.get("current_submodule")
             return (outer,)
 
-        def end(begun: tuple[Any], _result: Any) -> None:
+        def end(begun: tuple[Any], _result: object) -> None:
             (self._fetched_for,) = begun
 
         return self._hooks.around(begin, end)(original)
@@ -66,7 +66,7 @@ class ZeroPhases:
         return self._hooks.around(begin, self._hooks.end)(original)
 
 
-def _is_parameter_of(module: Any, parameter: Any) -> bool:
+def _is_parameter_of(module: Any, parameter: object) -> bool:
     """Return whether this module, without the ones in it, needs the parameter."""
     own = module.parameters(recurse=bool(getattr(module, "_z3_leaf", False)))
     external = getattr(module, "_external_params", {}).values()  # of other modules, which it uses all the same

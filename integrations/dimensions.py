@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -33,7 +33,7 @@ def tell_framework(tracer: Tracer, name: str) -> None:
         tracer.set_topology({"framework": {"name": " + ".join([*names, name]), "version": torch.__version__}})
 
 
-def tell_role(tracer: Tracer, process_group: Any, role: str) -> str:
+def tell_role(tracer: Tracer, process_group: object, role: str) -> str:
     """Set what a group is for, unless a framework or the name of its mesh dimension has said so; return its role."""
     if _SAYS_NOTHING.fullmatch(tracer.groups.state(process_group).group.role):
         tracer.set_role(process_group, role)

@@ -113,7 +113,7 @@ class EvaluationMode:
 
         return train
 
-    def _begins(self, module: Any, was_training: bool) -> None:
+    def _begins(self, module: object, was_training: bool) -> None:
         tracer, key = self._tracer, id(module)
         if not self._hooks.active or tracer.steps.is_marked_by_framework or key in self._open:
             return
@@ -131,7 +131,7 @@ class EvaluationMode:
         if len(self._open) > _MOST:  # They are parts of one model.
             self._is_none(next(iter(self._open)))
 
-    def _ends(self, module: Any) -> None:
+    def _ends(self, module: object) -> None:
         known = self._open.pop(id(module), None)
         if known is not None and self._hooks.active and self._tracer.recording:
             self._tracer.leave_aside(known.span)
@@ -143,10 +143,10 @@ class EvaluationMode:
         if opened is not None and opened.reference() is not None:
             self._says_something_else[key] = opened.reference
 
-    def _until_gone(self, module: Any) -> weakref.ref[Any]:
+    def _until_gone(self, module: object) -> weakref.ref[Any]:
         key, opened, others = id(module), self._open, self._says_something_else
 
-        def gone(_reference: Any) -> None:  # before another object can have its id
+        def gone(_reference: object) -> None:  # before another object can have its id
             opened.pop(key, None)
             others.pop(key, None)
 

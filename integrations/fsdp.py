@@ -33,7 +33,7 @@ class Forwards(Protocol):
     def wrap_forward(self, original: Callable[..., Any], tell: Callable[[Any], None]) -> Callable[..., Any]:
         """Return ``original`` as a span; ``tell`` is called with the model before it."""
 
-    def begin_forward(self, module: Any) -> Span | None:
+    def begin_forward(self, module: object) -> Span | None:
         """Begin the outermost forward of a model."""
 
     def end_forward(self, span: Span | None) -> None:
@@ -95,7 +95,7 @@ class _States:
         failed = self._hooks.failed
 
         @functools.wraps(original)
-        def root_pre_forward(state: Any, /, module: Any, *args: Any, **kwargs: Any) -> Any:
+        def root_pre_forward(state: Any, /, module: Any, *args: object, **kwargs: object) -> Any:
             if torch.compiler.is_compiling():
                 return original(state, module, *args, **kwargs)
             try:
@@ -107,7 +107,7 @@ class _States:
 
         return root_pre_forward
 
-    def _begin(self, state: Any, module: Any) -> None:
+    def _begin(self, state: object, module: object) -> None:
         self._end()  # of a forward that raised, nobody said that it ended
         if state not in self._known:
             self._known.add(state)
@@ -121,7 +121,7 @@ class _States:
         failed = self._hooks.failed
 
         @functools.wraps(original)
-        def at_the_end(state: Any, /, *args: Any, **kwargs: Any) -> Any:
+        def at_the_end(state: object, /, *args: object, **kwargs: object) -> Any:
             result = original(state, *args, **kwargs)
             if torch.compiler.is_compiling():
                 return result
@@ -156,7 +156,7 @@ def _name(of_mesh: Any, word: str) -> str:
     return "" if names is None or dimension is None else str(names[dimension])
 
 
-def _parameter_groups(state: Any) -> list[Any]:
+def _parameter_groups(state: object) -> list[Any]:
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:  # older versions have at most one
         groups = [getattr(state, "_fsdp_param_group", None)]

@@ -64,14 +64,14 @@ class TrainingLoop:
     def wrap_forward(self, original: Callable[..., Any], tell: Callable[[Any], None]) -> Callable[..., Any]:
         """Wrap the forward of the class of a wrapped model; ``tell`` is called with each model before it."""
 
-        def begin_of(module: Any) -> Span | None:
+        def begin_of(module: object) -> Span | None:
             self._hooks.guarded(tell, module)
             return self.begin_forward(module)
 
         begin, end = self._unseen_by_dynamo(begin_of), self._unseen_by_dynamo(self.end_forward)
         failed = self._hooks.failed
 
-        def forward(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        def forward(module: object, /, *args: object, **kwargs: object) -> Any:
             if torch.compiler.is_compiling():
                 return original(module, *args, **kwargs)
             span: Span | None = None
@@ -90,7 +90,7 @@ class TrainingLoop:
         self._run_as_it_is(forward)
         return functools.wraps(original)(forward)
 
-    def begin_forward(self, module: Any) -> Span | None:
+    def begin_forward(self, module: object) -> Span | None:
         """Begin the outermost forward of a model; None inside another one, or inside a framework's."""
         if not self._hooks.active or self._is_inside_work():
             return None
@@ -120,7 +120,7 @@ class TrainingLoop:
         begin, end = self._unseen_by_dynamo(self._begin_backward), self._unseen_by_dynamo(self._end_backward)
         failed, tracer, steps = self._hooks.failed, self._tracer, self._tracer.steps
 
-        def backward(*args: Any, **kwargs: Any) -> Any:
+        def backward(*args: object, **kwargs: object) -> Any:
             # A backward inside a backward (activation checkpointing, double differentiation) is part of that one.
             if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
                 return original(*args, **kwargs)
@@ -185,7 +185,7 @@ class TrainingLoop:
         """Return ``function`` as one that dynamo neither compiles nor looks into once it has been imported."""
         disabled: Callable[..., Any] | None = None
 
-        def call(*args: Any) -> Any:
+        def call(*args: object) -> Any:
             nonlocal disabled
             if disabled is None:
                 # Looked up anew until it is there: importing it takes seconds, and most jobs never do.

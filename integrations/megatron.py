@@ -121,7 +121,7 @@ class MegatronIntegration:
         self._read_groups()
 
     def _then_read_groups(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def end(_begun: bool, result: Any) -> None:
+        def end(_begun: bool, result: object) -> None:
             if result is not RAISED and self._hooks.active:
                 self._read_groups()
 
@@ -158,18 +158,18 @@ class MegatronIntegration:
     def _wrap_schedule(self, original: Callable[..., Any]) -> Callable[..., Any]:
         schedule = original.__name__
 
-        def begin(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None]:
+        def begin(_args: tuple[object, ...], kwargs: Mapping[str, object]) -> Callable[[], None]:
             if kwargs.get("forward_only"):
                 return self._begin_evaluation()
             self._begin_iteration(schedule, kwargs)
             return self._time_finalization(kwargs.get("model"))
 
-        def end(finish: Callable[[], None], _result: Any) -> None:
+        def end(finish: Callable[[], None], _result: object) -> None:
             finish()
 
         return self._hooks.around(begin, end)(original)
 
-    def _begin_iteration(self, schedule: str, arguments: Mapping[str, Any]) -> None:
+    def _begin_iteration(self, schedule: str, arguments: Mapping[str, object]) -> None:
         self._forwards.clear()
         self._backwards.clear()
         self._awaiting_backward.clear()
@@ -190,7 +190,7 @@ class MegatronIntegration:
                 self._tracer.set_topology({"step_numbers": "Megatron's iterations"})
             self._tracer.begin_step(iteration)
 
-    def _read_arguments(self, arguments: Mapping[str, Any]) -> None:
+    def _read_arguments(self, arguments: Mapping[str, object]) -> None:
         """Read groups and stage from the schedule's arguments, where scripts do without parallel_state."""
         collection, communicator = arguments.get("pg_collection"), arguments.get("p2p_communicator")
         for group, role in communicator_roles(communicator):
@@ -202,7 +202,7 @@ class MegatronIntegration:
         # Of a pipeline of several modules, only the communicator knows the stages of the whole.
         self._stage = getattr(communicator, "current_stage", self._stage)
 
-    def _report_schedule(self, schedule: str, arguments: Mapping[str, Any]) -> None:
+    def _report_schedule(self, schedule: str, arguments: Mapping[str, object]) -> None:
         model = arguments.get("model")
         parallel_state = self._parallel_state
         pipeline = parallel_state is not None and parallel_state.model_parallel_is_initialized()
@@ -217,7 +217,7 @@ class MegatronIntegration:
             self._schedule = topology
             self._tracer.set_topology({**topology, "framework": framework()})
 
-    def _time_finalization(self, model: Any) -> Callable[[], None]:
+    def _time_finalization(self, model: object) -> Callable[[], None]:
         """Make what the schedule calls after the last backward a phase; return what puts the script's function back.
 
         The schedule takes it from the model's configuration: scripts bind it before commtrace is imported, or have
@@ -253,13 +253,13 @@ class MegatronIntegration:
     def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         argument = _argument_getter(original)
 
-        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Span, Place] | None:
+        def begin(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[Span, Place] | None:
             if self._evaluations:
                 return None
             place = self._place_of_forward(argument, args, kwargs)
             return self._enter(schema.FORWARD, "forward", place), place
 
-        def end(begun: tuple[Span, Place], result: Any) -> None:
+        def end(begun: tuple[Span, Place], result: object) -> None:
             span, place = begun
             self._tracer.leave(span)
             if result is not RAISED:
@@ -270,7 +270,7 @@ class MegatronIntegration:
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         argument = _argument_getter(original)
 
-        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span:
+        def begin(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Span:
             return self._enter(schema.BACKWARD, "backward", self._place_of_backward(argument, args, kwargs))
 
         return self._hooks.around(begin, self._hooks.end)(original)
@@ -300,13 +300,13 @@ class MegatronIntegration:
         self._forwards[chunk] += 1
         return Place(int(microbatch), int(chunk))
 
-    def _place_of_combined_backward(self, model: Any) -> Place:
+    def _place_of_combined_backward(self, model: object) -> Place:
         """Return the backwards of each chunk in the order of their microbatches."""
         chunk = self._chunk_of_model(model)
         self._backwards[chunk] += 1
         return Place(self._backwards[chunk] - 1, chunk)
 
-    def _place_of_forward(self, argument: Callable[..., Any], args: Any, kwargs: Any) -> Place:
+    def _place_of_forward(self, argument: Callable[..., Any], args: object, kwargs: object) -> Place:
         chunk = argument(args, kwargs, "vp_stage")
         if chunk is None:
             chunk = self._chunk_of_model(argument(args, kwargs, "model"))
@@ -316,7 +316,7 @@ class MegatronIntegration:
         self._forwards[chunk] += 1
         return Place(int(microbatch), int(chunk))
 
-    def _chunk_of_model(self, model: Any) -> int:
+    def _chunk_of_model(self, model: object) -> int:
         """Return the chunk where a version of Megatron does not pass it: the model or the global state knows it."""
         while model is not None:
             chunk = getattr(model, "vp_stage", None)
@@ -325,13 +325,13 @@ class MegatronIntegration:
             model = getattr(model, "module", None)
         return int(getattr(self._parallel_state, "_VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK", None) or 0)
 
-    def _remember(self, result: Any, place: Place) -> None:
+    def _remember(self, result: object, place: Place) -> None:
         # The schedule keeps the tensor until its backward, so the id cannot be used again before that.
         output = _first_tensor(result)
         if output is not None:
             self._awaiting_backward[id(output)] = place
 
-    def _place_of_backward(self, argument: Callable[..., Any], args: Any, kwargs: Any) -> Place | None:
+    def _place_of_backward(self, argument: Callable[..., Any], args: object, kwargs: object) -> Place | None:
         output = _first_tensor(argument(args, kwargs, "output_tensor"))
         place = self._awaiting_backward.pop(id(output), None)
         if place is None and self._awaiting_backward:
@@ -361,14 +361,14 @@ class MegatronIntegration:
                 self._hooks.replace(optimizer, "step", self._wrap_optimizer_step)
 
     def _wrap_optimizer_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Span | None:
+        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> Span | None:
             if self._open_optimizers:
                 return None
             span = self._tracer.enter(schema.OPTIMIZER, type(args[0]).__name__)
             self._open_optimizers += 1
             return span
 
-        def end(span: Span, _result: Any) -> None:
+        def end(span: Span, _result: object) -> None:
             self._open_optimizers -= 1
             self._tracer.leave(span)
 
@@ -386,7 +386,7 @@ def _argument_getter(function: Callable[..., Any]) -> Callable[[Sequence[Any], M
     """Return a function that reads an argument however it was passed; None where this version has none such."""
     positions = {name: position for position, name in enumerate(inspect.signature(function).parameters)}
 
-    def argument(args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    def argument(args: Sequence[object], kwargs: Mapping[str, object], name: str) -> Any:
         if name in kwargs:
             return kwargs[name]
         position = positions.get(name, len(args))
@@ -395,7 +395,7 @@ def _argument_getter(function: Callable[..., Any]) -> Callable[[Sequence[Any], M
     return argument
 
 
-def _first_tensor(value: Any) -> Any:
+def _first_tensor(value: object) -> Any:
     """Return the first tensor of what ``forward_step`` returns: one, a list, or one for each module, perhaps with
     tokens.
     """
@@ -404,7 +404,7 @@ def _first_tensor(value: Any) -> Any:
     return value
 
 
-def _configuration(model: Any) -> Any:
+def _configuration(model: object) -> Any:
     """Return the configuration that a schedule takes: that of the first chunk."""
     if isinstance(model, (list, tuple)):
         model = model[0] if model else None

@@ -52,7 +52,7 @@ class CombinedSteps:
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
             argument = argument_getter(original)
 
-            def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Combined:
+            def begin(args: tuple[object, ...], kwargs: dict[str, Any]) -> Combined:
                 around = self._tracer.coordinates
                 # These are the arguments that the step will get: it passes the functions by keyword.
                 for name in _MESSAGES:
@@ -66,7 +66,7 @@ class CombinedSteps:
 
         self._hooks.replace(module, "combined_forward_backward_step", wrap)
 
-    def _end(self, combined: Combined, _result: Any) -> None:
+    def _end(self, combined: Combined, _result: object) -> None:
         self._backward = None
         for span in reversed(combined.spans):
             self._tracer.leave(span)
@@ -82,11 +82,11 @@ class CombinedSteps:
         """Return ``original``, run at another place in the schedule, if there is one."""
         tracer = self._tracer
 
-        def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Coordinates | None:
+        def begin(_args: tuple[object, ...], _kwargs: dict[str, Any]) -> Coordinates | None:
             there = place()
             return None if there is None else tracer.be_at(there)
 
-        def end(before: Coordinates, _result: Any) -> None:
+        def end(before: Coordinates, _result: object) -> None:
             tracer.be_at(before)
 
         return self._hooks.around(begin, end)(original)

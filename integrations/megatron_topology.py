@@ -94,7 +94,7 @@ _DIMENSIONS: Final[Mapping[str, str]] = {
 }
 
 
-def group_roles(parallel_state: Any) -> list[tuple[ProcessGroup, str]]:
+def group_roles(parallel_state: object) -> list[tuple[ProcessGroup, str]]:
     """Return every group that ``megatron.core.parallel_state`` holds, once, with its role."""
     holdings = vars(parallel_state)
     unknown = {name: _role_from_name(name) for name in holdings if _holds_a_group(name) and name not in _ROLE_OF_GLOBAL}
@@ -102,7 +102,7 @@ def group_roles(parallel_state: Any) -> list[tuple[ProcessGroup, str]]:
     return list(_distinct((holdings.get(name), role) for name, role in roles.items()))
 
 
-def collection_roles(collection: Any) -> list[tuple[ProcessGroup, str]]:
+def collection_roles(collection: object) -> list[tuple[ProcessGroup, str]]:
     """Return the same for a ``ProcessGroupCollection``, or one for each module of a pipeline of several."""
     modules = getattr(collection, "module_pgs", None)
     collections = [collection] if modules is None else list(modules.values())
@@ -114,14 +114,14 @@ def collection_roles(collection: Any) -> list[tuple[ProcessGroup, str]]:
     ]
 
 
-def communicator_roles(communicator: Any) -> list[tuple[ProcessGroup, str]]:
+def communicator_roles(communicator: object) -> list[tuple[ProcessGroup, str]]:
     """Return the groups of a ``MultiModulePipelineCommunicator`` that join one module's stages to the next one's."""
     bridges = getattr(communicator, "bridge_comms", ())
     fields = {"bridge_pg": "pp", "src_grid_broadcast_pg": "bridge", "dest_grid_broadcast_pg": "bridge"}.items()
     return list(_distinct((getattr(bridge, field, None), role) for bridge in bridges for field, role in fields))
 
 
-def topology(parallel_state: Any) -> dict[str, Any]:
+def topology(parallel_state: object) -> dict[str, Any]:
     """Return the coordinates of this rank, sizes of every dimension, and the framework's version."""
     coordinates, sizes = {}, {}
     for dimension, name in _DIMENSIONS.items():
@@ -156,7 +156,7 @@ def _distinct(candidates: Iterator[tuple[Any, str]]) -> Iterator[tuple[ProcessGr
         yield group, role.removesuffix("-cp") if without_context_parallelism else role
 
 
-def _groups_in(holding: Any) -> list[ProcessGroup]:
+def _groups_in(holding: object) -> list[ProcessGroup]:
     if isinstance(holding, dict):
         holding = list(holding.values())
     if isinstance(holding, (list, tuple)):

@@ -71,13 +71,13 @@ class PipeliningIntegration:
             self._hooks.replace(base, "eval", self._wrap_eval)
 
     def _wrap_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> None:
             if not self._evaluations:
                 self._begin_iteration(args[0])
 
         return self._hooks.around(begin, lambda begun, result: None)(original)
 
-    def _begin_iteration(self, schedule: Any) -> None:
+    def _begin_iteration(self, schedule: object) -> None:
         if schedule not in self._announced:
             self._announced.add(schedule)
             self._tell(schedule)
@@ -105,13 +105,13 @@ class PipeliningIntegration:
         )
 
     def _wrap_eval(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Span, bool]:
+        def begin(_args: tuple[object, ...], _kwargs: Mapping[str, object]) -> tuple[Span, bool]:
             has_left = self._tracer.steps.evaluation_begins()
             span = self._tracer.enter(schema.EVALUATION, "evaluation")
             self._evaluations += 1
             return span, has_left
 
-        def end(begun: tuple[Span, bool], _result: Any) -> None:
+        def end(begun: tuple[Span, bool], _result: object) -> None:
             span, has_left = begun
             self._evaluations -= 1
             self._tracer.leave(span)
@@ -133,7 +133,7 @@ class PipeliningIntegration:
         return self._action(original, schema.FORWARD, lambda _: "forward")
 
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def name(arguments: Mapping[str, Any]) -> str:
+        def name(arguments: Mapping[str, object]) -> str:
             return "backward" if arguments.get("full_backward", True) else "backward_input"
 
         return self._action(original, schema.BACKWARD, name)

@@ -78,7 +78,7 @@ class Recomputation:
             checkpoint.run_function = recompute
             return checkpoint, run_function, recompute
 
-        def end(begun: tuple[Any, Any, Any], _result: Any) -> None:
+        def end(begun: tuple[Any, Any, Any], _result: object) -> None:
             checkpoint, run_function, recompute = begun
             if checkpoint.run_function is recompute:
                 checkpoint.run_function = run_function
@@ -86,7 +86,7 @@ class Recomputation:
         return self._hooks.around(begin, end)(original)
 
     def _keeping(self, original: Callable[..., None]) -> Callable[..., None]:
-        def end(frame: Any, result: Any) -> None:
+        def end(frame: Any, result: object) -> None:
             recompute = getattr(frame, "recompute_fn", None)
             if result is not RAISED and recompute is not None:
                 frame.recompute_fn = self._timed(recompute)
@@ -95,7 +95,7 @@ class Recomputation:
 
     def _calling_again(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
+        def checkpoint(function: object, *args: object, **kwargs: object) -> Any:
             repeated = self._hooks.guarded(self._after_the_first, function) if self._hooks.active else None
             return original(repeated or function, *args, **kwargs)
 
@@ -107,7 +107,7 @@ class Recomputation:
         timed = self._timed(function)
 
         @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             return next(calls, timed)(*args, **kwargs)
 
         return call

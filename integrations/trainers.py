@@ -61,5 +61,5 @@ class TrainerNumbers:
             self._tracer.set_topology({"step_numbers": whose})
 
 
-def _nothing(_begun: Any, _result: Any) -> None:
+def _nothing(_begun: object, _result: object) -> None:
     """Do nothing when training begins."""

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Final
+from typing import Final
 
 from commtrace.analysis.summary import Summary
 from commtrace.analysis.timeline import Timeline
@@ -48,7 +48,7 @@ def render(
     summary: Summary,
     timeline: Timeline,
     *,
-    plan: Mapping[str, Any] | None = None,
+    plan: Mapping[str, object] | None = None,
     most_steps: int | None = MOST_STEPS,
     most_bytes: int = MOST_BYTES,
 ) -> Page:
@@ -136,7 +136,7 @@ def _describe_choice(
     return " ".join(filter(None, sentences))
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     # "<" as an escape: no text of a user can end the script element that holds the data, or start a comment in it.
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 

@@ -91,7 +91,7 @@ def _stamp_steps(folder: str) -> None:
     stamps: list[tuple[int, int, int]] = []
     wall, cpu, pid = time.monotonic_ns, time.process_time_ns, os.getpid()
 
-    def stepped(optimizer: Any, _arguments: Any, _keywords: Any) -> None:
+    def stepped(optimizer: object, _arguments: object, _keywords: object) -> None:
         stamps.append((id(optimizer), wall(), cpu()))
 
     def write() -> None:

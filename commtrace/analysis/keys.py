@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from commtrace.trace.spans import Int64
 _LARGEST = 2**62
 
 
-def pack(columns: Sequence[npt.NDArray[Any]]) -> Int64:
+def pack(columns: Sequence[npt.NDArray[np.generic]]) -> Int64:
     """Return numbers that are equal exactly where all integer columns are equal, and that sort like the columns do."""
     first, *others = columns
     key, key_range = _from_zero(first)
@@ -31,7 +30,7 @@ def pack(columns: Sequence[npt.NDArray[Any]]) -> Int64:
     return key
 
 
-def numbered(column: npt.NDArray[Any]) -> Int64:
+def numbered(column: npt.NDArray[np.generic]) -> Int64:
     """Return numbers from 0 that are equal exactly where the values are, of a column that has few different ones.
 
     Process groups are 63-bit hashes, a few thousand of them in millions of rows.
@@ -43,7 +42,7 @@ def numbered(column: npt.NDArray[Any]) -> Int64:
     return np.asarray(number[np.cumsum(changes) - 1])
 
 
-def sort_groups(key: npt.NDArray[Any]) -> tuple[Int64, Int64]:
+def sort_groups(key: npt.NDArray[np.generic]) -> tuple[Int64, Int64]:
     """Return the order that sorts keys, and where in that order each group of equal ones begins."""
     order = stable_order(key)
     changes = np.ones(len(key), np.bool_)
@@ -52,7 +51,7 @@ def sort_groups(key: npt.NDArray[Any]) -> tuple[Int64, Int64]:
     return order, np.flatnonzero(changes)
 
 
-def grouped(key: npt.NDArray[Any]) -> tuple[Int64, Int64]:
+def grouped(key: npt.NDArray[np.generic]) -> tuple[Int64, Int64]:
     """Of each distinct key, ascending, where it is first; and of every key its number among them."""
     order, begins = sort_groups(key)
     number = np.empty(len(key), np.int64)
@@ -67,7 +66,7 @@ def concatenated_ranges(first: Int64, end: Int64) -> Int64:
     return np.asarray(np.arange(lengths.sum()) + np.repeat(first - offsets, lengths))
 
 
-def grouped_rows(columns: Sequence[npt.NDArray[Any]]) -> tuple[Int64, Int64]:
+def grouped_rows(columns: Sequence[npt.NDArray[np.generic]]) -> tuple[Int64, Int64]:
     """Of each distinct row of these columns, ascending, where it is first; and of every row its number among them.
 
     Meant for rows that are often equal to the one before.
@@ -97,6 +96,6 @@ def _from_zero(column: npt.NDArray[Any]) -> tuple[Int64, int]:
     return np.subtract(column, low, dtype=np.int64), high - low + 1
 
 
-def _dense(column: npt.NDArray[Any]) -> tuple[Int64, int]:
+def _dense(column: npt.NDArray[np.generic]) -> tuple[Int64, int]:
     number = numbered(column)
     return number, int(number.max(initial=0)) + 1

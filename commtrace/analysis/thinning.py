@@ -17,7 +17,7 @@ import numpy.typing as npt
 from commtrace.trace.spans import Bool, Spans
 
 
-def least_power(numbers: npt.NDArray[Any], fewer_than: int, power: int = 0) -> int:
+def least_power(numbers: npt.NDArray[np.generic], fewer_than: int, power: int = 0) -> int:
     """Return the smallest k, at least ``power``, of whose multiples of 2^k there are fewer than the limit."""
     while np.count_nonzero(multiples(numbers, power)) >= fewer_than and power < 62:
         power += 1

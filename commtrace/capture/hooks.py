@@ -69,7 +69,7 @@ class Hooks:
         self._waiting.append((module, waiting))
         wrapt.register_post_import_hook(waiting, module)
 
-    def replace(self, owner: Any, name: str, wrap: Wrap) -> None:
+    def replace(self, owner: object, name: str, wrap: Wrap) -> None:
         """Replace an attribute of a class or module, if this version has it."""
         original = vars(owner).get(name)
         if original is None:
@@ -123,7 +123,7 @@ class Hooks:
         """Return the classes and modules whose attribute ``name`` is replaced."""
         return [owner for owner, replaced, _, _ in self._attributes if replaced == name]
 
-    def replace_item(self, table: dict[Any, Any], key: Any, wrap: Wrap) -> None:
+    def replace_item(self, table: dict[Any, Any], key: object, wrap: Wrap) -> None:
         """Replace one value of a dictionary."""
         original = table[key]
         replacement = wrap(original)
@@ -170,7 +170,7 @@ class Hooks:
         self.active = False
         self._tracer.failed(self._part, error)
 
-    def guarded(self, action: Callable[..., Any], *arguments: Any) -> Any:
+    def guarded(self, action: Callable[..., Any], *arguments: object) -> Any:
         """Return what ``action`` returns; None if it fails, after which the part is off."""
         try:
             return action(*arguments)
@@ -193,7 +193,7 @@ class Hooks:
 
         return self.around(lambda args, kwargs: self._tracer.enter(kind, name), self.end)
 
-    def end(self, span: Any, _result: Any) -> None:
+    def end(self, span: Any, _result: object) -> None:
         """End the span that a ``begin`` has returned."""
         self._tracer.leave(span)
 
@@ -202,7 +202,7 @@ class Hooks:
             self.guarded(hook, module)
 
 
-def _decorated(function: Any) -> CellType | None:
+def _decorated(function: object) -> CellType | None:
     """Return the cell in which a decorator keeps the function that it was given; None without (such) a decorator."""
     inner = getattr(function, "__wrapped__", None)
     if inner is None:
@@ -210,7 +210,7 @@ def _decorated(function: Any) -> CellType | None:
     return next((cell for cell in getattr(function, "__closure__", None) or () if _holds(cell, inner)), None)
 
 
-def _holds(cell: CellType, value: Any) -> bool:
+def _holds(cell: CellType, value: object) -> bool:
     try:
         return cell.cell_contents is value
     except ValueError:  # it is empty

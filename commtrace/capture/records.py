@@ -445,6 +445,6 @@ def _stall_row(
 
 
 @functools.cache
-def dtype_name(dtype: Any) -> str | None:
+def dtype_name(dtype: object) -> str | None:
     """``torch.bfloat16`` → ``bfloat16``."""
     return None if dtype is None else str(dtype).removeprefix("torch.")

@@ -318,7 +318,7 @@ class Tracer:
         if self.recording:
             self.append((count_rows, schema.MARK, self.coordinates.step, now_ns(), counts))
 
-    def set_role(self, process_group: Any, role: str) -> None:
+    def set_role(self, process_group: object, role: str) -> None:
         """Set what a process group is for: ``tp``, ``pp``, ``dp``, …"""
         self.groups.set_role(process_group, role)
 

@@ -235,7 +235,7 @@ _OPERATIONS: Final = frozenset({
 })  # fmt: skip
 
 
-def _check_unpacked(loaded: Any) -> None:
+def _check_unpacked(loaded: object) -> None:
     """Refuse values that would take too much memory if every reference were a value of its own.
 
     Raises:
@@ -328,7 +328,7 @@ class _EntryInDump(msgspec.Struct):
     time_discovered_completed_ns: Any = None
 
 
-def _described(entry: Any) -> _EntryInDump | None:
+def _described(entry: object) -> _EntryInDump | None:
     try:
         return msgspec.convert(entry, _EntryInDump)
     except (msgspec.ValidationError, RecursionError):

@@ -38,7 +38,7 @@ class Call(NamedTuple):
 
 
 def describe(
-    kernels: Sequence[CommunicationKernel], rank: int, world: Sequence[int], distributed: Mapping[str, Any]
+    kernels: Sequence[CommunicationKernel], rank: int, world: Sequence[int], distributed: Mapping[str, object]
 ) -> tuple[list[Call], list[Group]]:
     """Describe the communication kernels of one rank.
 
@@ -100,7 +100,7 @@ def plain_name(kernel: str) -> str:
     return qualified_name(kernel).rpartition("::")[2] or "unknown"
 
 
-def _self_bytes(arguments: Mapping[str, Any], num_bytes: int, group: Group | None, rank: int) -> int:
+def _self_bytes(arguments: Mapping[str, object], num_bytes: int, group: Group | None, rank: int) -> int:
     """Return the bytes that a rank sends to itself in an uneven all_to_all; −1 for even or unknown splits."""
     try:
         splits: Any = decode_json(str(arguments.get("In split size", "[]")))
@@ -134,7 +134,7 @@ class _Groups:
     def used(self) -> list[Group]:
         return list({group.id: group for group in self._known.values()}.values())
 
-    def described(self, arguments: Mapping[str, Any]) -> Group:
+    def described(self, arguments: Mapping[str, object]) -> Group:
         words = ("Process Group Name", "Process Group Ranks", "Process Group Description")
         name, ranks, description = (_word(arguments.get(word, "")) for word in words)
         key = (name, ranks, description)
@@ -142,11 +142,11 @@ class _Groups:
             self._known[key] = self._from_description(name, ranks, description, arguments)
         return self._known[key]
 
-    def _from_description(self, name: str, ranks: str, description: str, arguments: Mapping[str, Any]) -> Group:
+    def _from_description(self, name: str, ranks: str, description: str, arguments: Mapping[str, object]) -> Group:
         members = self._members(name, ranks, arguments)
         return named_group(name, members, description, self._backend)
 
-    def _members(self, name: str, ranks: str, arguments: Mapping[str, Any]) -> tuple[int, ...]:
+    def _members(self, name: str, ranks: str, arguments: Mapping[str, object]) -> tuple[int, ...]:
         members = complete_list(ranks)
         if members:
             return members
@@ -175,7 +175,7 @@ class _Groups:
         return self._known[key]
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     """Return an argument as text; torch also writes lists as text."""
     return printable(str(value)) if isinstance(value, (str, int, float, list)) else ""
 
@@ -197,6 +197,6 @@ class _Numbers:
             return call._replace(seq=self._count(call.group))
         return call._replace(op_in_seq=self._count(call.group, "seq", call.seq))
 
-    def _count(self, *key: Any) -> int:
+    def _count(self, *key: object) -> int:
         self._next[key] += 1
         return self._next[key] - 1

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class Imported(NamedTuple):
     num_spans: int
 
 
-def mark_row(name: str, detail: Any) -> Row:
+def mark_row(name: str, detail: object) -> Row:
     return Row(schema.MARK, name, schema.HOST, 0, 0, detail=json.dumps(detail, sort_keys=True))
 
 

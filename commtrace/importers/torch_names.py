@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from typing import Any, Final
+from typing import Final
 
 from commtrace.trace.groups import UNKNOWN_ROLE, Group, group_id
 from commtrace.trace.inputs import MOST_RANKS, decode_json
@@ -33,7 +33,7 @@ def named_group(name: str, members: tuple[int, ...], description: str, backend: 
     return Group(group_id(members, ordinal), members, ordinal, role_of(description), name, description, backend)
 
 
-def complete_list(ranks: Any) -> tuple[int, ...]:
+def complete_list(ranks: object) -> tuple[int, ...]:
     """Return members from a list or its JSON; empty if torch cut the text off with ``...`` after 30.
 
     Raises:

@@ -274,7 +274,7 @@ def _decode_document(text: bytes) -> _Document | None:
     )
 
 
-def _whole(number: Any) -> int | None:
+def _whole(number: object) -> int | None:
     """Return an integer that some writers quote or write with a point; None if it is none."""
     try:
         decimal = Decimal(str(number)[:_LONGEST_NUMBER])

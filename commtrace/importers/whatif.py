@@ -214,7 +214,7 @@ class _Operations(NamedTuple):
     chunk: Int64
     microbatch: Int64
 
-    def take(self, rows: npt.NDArray[Any]) -> _Operations:
+    def take(self, rows: npt.NDArray[np.generic]) -> _Operations:
         return _Operations(*(column[rows] for column in self))
 
 
@@ -303,7 +303,7 @@ def _job_and_operations(path: Path, table: pa.Table) -> tuple[_Job, _Operations]
     return job, _Operations(worker, optype, step, start, end, seq, chunk, microbatch).take(order)
 
 
-def _numbers(column: npt.NDArray[Any]) -> Int64:
+def _numbers(column: npt.NDArray[np.generic]) -> Int64:
     """Return integers; −1 for missing values."""
     if not _may_lack(column):
         return column.astype(np.int64)
@@ -311,7 +311,7 @@ def _numbers(column: npt.NDArray[Any]) -> Int64:
     return np.where(np.isnan(known), schema.NOT_APPLICABLE, known).astype(np.int64)
 
 
-def _may_lack(column: npt.NDArray[Any]) -> bool:
+def _may_lack(column: npt.NDArray[np.generic]) -> bool:
     return not np.issubdtype(column.dtype, np.integer)  # pyarrow gives integers with nulls as floats
 
 
@@ -329,7 +329,7 @@ def _check_places(path: Path, columns: Mapping[str, Any]) -> None:
             raise ImportFileError(f"{path}: {name} is out of range in {bad} of {len(numbers)} rows.")
 
 
-def _since_the_step_began(start: npt.NDArray[Any], step: Int64) -> npt.NDArray[np.float64]:
+def _since_the_step_began(start: npt.NDArray[np.generic], step: Int64) -> npt.NDArray[np.float64]:
     """Return seconds since the first operation of the step; a trace may count them from 1970."""
     seconds = start.astype(np.float64)
     first = np.full(int(step.max()) + 1, np.inf)
@@ -385,7 +385,7 @@ def _nanoseconds(seconds: Any) -> Int64:
     return np.asarray(np.rint(seconds.astype(np.float64) * 1e9), np.int64)
 
 
-def _lay_out(numbers: Int64, step: Int64, columns: Mapping[str, Any]) -> tuple[_Steps, Int64, Int64]:
+def _lay_out(numbers: Int64, step: Int64, columns: Mapping[str, object]) -> tuple[_Steps, Int64, Int64]:
     """Return the steps, end to end, and the start and end of each row."""
     start = _nanoseconds(columns["start_ts"])
     end = start + _nanoseconds(columns["duration"])

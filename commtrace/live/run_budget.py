@@ -26,7 +26,7 @@ class LiveBudget:
         self._ns = [0] * len(PARTS)
         self._pending: list[tuple[int, int, int]] = []
 
-    def add(self, rows: Iterable[Row], topology: Mapping[str, Any]) -> None:
+    def add(self, rows: Iterable[Row], topology: Mapping[str, object]) -> None:
         """Take the rows of one pass.
 
         Args:

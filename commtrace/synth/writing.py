@@ -82,5 +82,5 @@ def _group(one: Group) -> dict[str, Any]:
     return {**one._asdict(), "ranks": list(one.ranks)}
 
 
-def _mark(name: str, detail: Any) -> Row:
+def _mark(name: str, detail: object) -> Row:
     return Row(schema.MARK, name, schema.HOST, 0, 0, detail=json.dumps(detail))

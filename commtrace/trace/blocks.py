@@ -55,7 +55,7 @@ class Block:
             for rank, (begin, end) in zip(self.ranks, pairwise(self.bounds.tolist()), strict=True)
         }
 
-    def split(self, column: npt.NDArray[Any]) -> dict[int, npt.NDArray[Any]]:
+    def split(self, column: npt.NDArray[np.generic]) -> dict[int, npt.NDArray[Any]]:
         """Return each rank's part of a column of the block, without a copy."""
         return {rank: column[own] for rank, own in self.slices().items()}
 
@@ -68,7 +68,7 @@ class Block:
         for rank, rows in self.slices().items():
             yield Block((rank,), bounds_of([rows.stop - rows.start]), self.spans.take(rows))
 
-    def per_row(self, of_rank: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def per_row(self, of_rank: npt.NDArray[np.generic]) -> npt.NDArray[Any]:
         """Return a value per rank, in the order of ``ranks``, repeated for every row of the rank."""
         return np.repeat(of_rank, np.diff(self.bounds))
 

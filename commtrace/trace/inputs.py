@@ -104,7 +104,7 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def all_printable(value: Any) -> Any:
+def all_printable(value: object) -> Any:
     """Return the same plain value with all text in it :func:`printable`, including keys of dictionaries."""
     if isinstance(value, str):
         return printable(value)

@@ -81,7 +81,7 @@ class Spans:
             rows = np.flatnonzero(rows)  # once instead of once for each column
         return Spans(*(getattr(self, column.name)[rows] for column in fields(self)))
 
-    def replace(self, **columns: npt.NDArray[Any]) -> Spans:
+    def replace(self, **columns: npt.NDArray[np.generic]) -> Spans:
         """Return these spans with some columns exchanged."""
         return Spans(*(columns.get(column.name, getattr(self, column.name)) for column in fields(self)))
 

@@ -284,7 +284,7 @@ class MonitorExporter:
         self._exchange(Hang(self._job, self._rank.rank, report is not None, self._declared(report)))
         self._told_hang = report
 
-    def _declared(self, report: Mapping[str, Any] | None) -> HangReport | None:
+    def _declared(self, report: Mapping[str, object] | None) -> HangReport | None:
         try:
             return None if report is None else hang_report(report)
         except MessageError as error:

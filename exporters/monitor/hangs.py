@@ -89,7 +89,7 @@ def hang_report(told: Mapping[str, Any]) -> HangReport:
     raise MessageError("what the rank is in is too long for a message")
 
 
-def _as_unicode(value: Any) -> Any:
+def _as_unicode(value: object) -> Any:
     """The same with texts that can be encoded: paths may hold any bytes."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()[:MOST_TEXT]

@@ -170,7 +170,7 @@ def _flags(other: SpanContext | None) -> int:
     return 0x300 if other is not None and other.is_remote else 0x100
 
 
-def _attributes(named: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _attributes(named: Mapping[str, object]) -> list[dict[str, Any]]:
     return [{"key": key, "value": _value(value)} for key, value in named.items()]
 
 

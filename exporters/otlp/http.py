@@ -96,7 +96,7 @@ class BoundedSession(requests.Session):
     def get_redirect_target(self, resp: requests.Response) -> None:
         """Return None: requests would read the whole body before it follows a redirect."""
 
-    def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
+    def send(self, request: requests.PreparedRequest, **kwargs: object) -> requests.Response:
         """Return the answer without its body.
 
         Raises:

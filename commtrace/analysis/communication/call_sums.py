@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -115,7 +115,7 @@ def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> lis
     uneven = ((calls.self_bytes >= 0) & (calls.name == all_to_all))[order]
     to_others = num_bytes - calls.self_bytes[order] if uneven.any() else num_bytes
 
-    def total(column: npt.NDArray[Any]) -> list[int]:
+    def total(column: npt.NDArray[np.generic]) -> list[int]:
         sums: list[int] = np.add.reduceat(column, begins, dtype=np.int64).tolist()
         return sums
 

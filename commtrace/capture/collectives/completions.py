@@ -54,7 +54,7 @@ class CompletionCallbacks:
         # while a communication is under way would die of SIGABRT because somebody listens.
         return _wait_while(lambda: self.pending, timeout_seconds)
 
-    def add_temporaries(self, tensors: Iterable[Any]) -> None:
+    def add_temporaries(self, tensors: Iterable[object]) -> None:
         """Count tensors of C++'s, which are Python objects only because of us, until they are freed."""
         self.saw_temporaries = True
         for tensor in tensors:

@@ -111,7 +111,7 @@ class CppCalls:
         unfinished[call.id] = call
         coordinates = self._tracer.coordinates
 
-        def completed(_alive: object, _future: Any) -> None:
+        def completed(_alive: object, _future: object) -> None:
             try:
                 call.completion[ENDED] = end = now_ns()
                 unfinished.pop(call.id, None)

@@ -30,7 +30,7 @@ def watch_creation(tracer: Tracer) -> Callable[[], None]:
 
     hooks = Hooks(CREATION, tracer)
 
-    def register(_begun: bool, group: Any) -> None:
+    def register(_begun: bool, group: object) -> None:
         if group is not RAISED:
             tracer.groups.register_known_groups()
 
@@ -59,14 +59,14 @@ def watch_meshes(tracer: Tracer) -> Callable[[], None]:
     """
     hooks = Hooks(MESH_NAMES, tracer)
 
-    def told_of_itself(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    def told_of_itself(args: tuple[object, ...], _kwargs: dict[str, Any]) -> Any:
         return args[0]
 
-    def tell_of_itself(mesh: Any, result: Any) -> None:
+    def tell_of_itself(mesh: object, result: object) -> None:
         if result is not RAISED:
             _name_dimensions(tracer, mesh)
 
-    def tell_of_result(_begun: bool, mesh: Any) -> None:
+    def tell_of_result(_begun: bool, mesh: object) -> None:
         if mesh is not RAISED:
             _name_dimensions(tracer, mesh)
 
@@ -106,7 +106,7 @@ def _name_dimensions(tracer: Tracer, mesh: Any) -> None:
             tracer.groups.name_dimension(group, name)
 
 
-def _was_made_with(mesh: Any, group: Any) -> bool:
+def _was_made_with(mesh: object, group: Any) -> bool:
     """Return whether this is the dimension's own group, or one that was given the same name after that was destroyed.
 
     A mesh finds its groups by name. Versions of torch that do not keep the groups beside the names cannot tell.
@@ -144,7 +144,7 @@ def watch_destruction(tracer: Tracer, before: Callable[[], None] = lambda: None)
         group, default = args[0] if args else kwargs.get("group"), distributed_c10d._world.default_pg
         return group is not None and default is not None and group is not default and group.size() < default.size()
 
-    def settle(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
+    def settle(args: tuple[object, ...], kwargs: dict[str, Any]) -> bool | None:
         nonlocal has_waited, is_inside
         if is_inside:
             return None
@@ -162,7 +162,7 @@ def watch_destruction(tracer: Tracer, before: Callable[[], None] = lambda: None)
         is_inside = True
         return True
 
-    def leave(_begun: bool, _result: Any) -> None:
+    def leave(_begun: bool, _result: object) -> None:
         nonlocal is_inside
         is_inside = False
 

@@ -107,7 +107,7 @@ class GroupRegistry:
         self._history: dict[int, Group] = {}
         self._followers: list[Callable[[Any, GroupState], None]] = []
 
-    def state(self, process_group: Any) -> GroupState:
+    def state(self, process_group: object) -> GroupState:
         """Return the state of a group, registering it if it is new. The fast path is ``states.get(id(group))``."""
         found = self.states.get(id(process_group))
         if found is not None:
@@ -152,7 +152,7 @@ class GroupRegistry:
         # The role is found as readers find it: a pipeline's messages may go over the group of all ranks.
         return ("pp" if peer in self._pipeline_peers else state.group.role) in self.skip_roles
 
-    def set_role(self, process_group: Any, role: str) -> None:
+    def set_role(self, process_group: object, role: str) -> None:
         """Set what a group is for. The first framework that knows wins over torch's description."""
         state = self.state(process_group)
         with self._lock:
@@ -160,7 +160,7 @@ class GroupRegistry:
                 state.group = state.group._replace(role=role)
                 self._remember(state.group)
 
-    def name_dimension(self, process_group: Any, dimension: str) -> None:
+    def name_dimension(self, process_group: object, dimension: str) -> None:
         """Name a group after its dimension of a ``DeviceMesh``, unless a framework has named it."""
         state = self.state(process_group)
         if state.group.role in _GENERIC_ROLES:
@@ -207,7 +207,7 @@ class GroupRegistry:
             self._pipeline_peers |= set(group.ranks)
         self.version += 1
 
-    def _forget(self, key: int, state: GroupState, _reference: Any) -> None:
+    def _forget(self, key: int, state: GroupState, _reference: object) -> None:
         # No lock: this runs wherever the last reference is dropped, perhaps inside code that holds the lock.
         if self.states.get(key) is state:
             self.states.pop(key, None)

@@ -47,7 +47,7 @@ class Operation(NamedTuple):
 _EMPTY: Final = (0, NO_SELF_BYTES, None, None, None)
 
 
-def _flat(value: Any) -> list[Any]:
+def _flat(value: object) -> list[Any]:
     if not isinstance(value, (list, tuple)):
         return [value]
     return [tensor for item in value for tensor in _flat(item)]
@@ -85,7 +85,7 @@ def _sum(tensors: list[Any]) -> Payload:
 def _coalesced(position: int) -> Measure:
     """Return the bytes of all tensors, like :func:`_tensors`, and those of each member where there are several."""
 
-    def measure(arguments: tuple[Any, ...], _process_group: Any) -> Payload:
+    def measure(arguments: tuple[Any, ...], _process_group: object) -> Payload:
         members = [_sum(_flat(member)) for member in arguments[position]]
         if not members:
             return _EMPTY
@@ -95,7 +95,7 @@ def _coalesced(position: int) -> Measure:
     return measure
 
 
-def _nothing(_arguments: tuple[Any, ...], _process_group: Any) -> Payload:
+def _nothing(_arguments: tuple[object, ...], _process_group: object) -> Payload:
     return _EMPTY
 
 
@@ -218,7 +218,7 @@ class Unmeasured:
         self._guard = guard
         self._reported: set[str] = set()
 
-    def __call__(self, operation: Operation, arguments: tuple[Any, ...], error: Exception) -> Payload:
+    def __call__(self, operation: Operation, arguments: tuple[object, ...], error: Exception) -> Payload:
         """Return the payload, of which the dtype and one tensor may be known. ``arguments`` are those of the call."""
         if operation.name not in self._reported:
             self._reported.add(operation.name)

@@ -149,7 +149,7 @@ class ProcessGroupHooks:
             self._about_to_issue,
         )
 
-        def pre(arguments: Any) -> None:
+        def pre(arguments: object) -> None:
             try:
                 if thread.has_counted:
                     if reducer.has_seen_ddp and graph_task() != -1:
@@ -165,7 +165,7 @@ class ProcessGroupHooks:
     def _post_hook(self, state: GroupState) -> Callable[[Any], None]:
         thread, failed, was_issued = self._tracer.thread, self._tracer.failed, self._was_issued
 
-        def post(arguments: Any) -> None:
+        def post(arguments: object) -> None:
             try:
                 if thread.issuing:
                     was_issued(state, arguments)

@@ -125,7 +125,7 @@ class ProcessGroupCapture:
         ]
         return waiting + ([] if self._devices is None else self._devices.unfinished())
 
-    def _waiting(self, original: Any) -> Callable[..., Any]:
+    def _waiting(self, original: object) -> Callable[..., Any]:
         if self._devices is None:
             return waiting(original, self._tracer, self.pending, PART)
         return waiting_beside(original, self._tracer, self.pending, PART, self._devices)
@@ -241,7 +241,7 @@ class ProcessGroupCapture:
         # Torch's own method: what FutureWaits puts in its place is for those who wait for the future.
         get_future, forgotten = self._get_future, self._forgotten
 
-        def launched(launch: Launch, work: Any) -> None:
+        def launched(launch: Launch, work: object) -> None:
             if work is None:  # It was blocking.
                 tracer.last_mark = end = now_ns()
                 append((waited_rows, kinds, launch, tracer.coordinates, launch.start, end))
@@ -264,7 +264,7 @@ class ProcessGroupCapture:
         tracer = self._tracer
         buffer, capacity, drop = tracer.recorder.buffer, tracer.recorder.capacity, tracer.recorder.drop
 
-        def completed(_alive: object, pending: tuple[Launch, Any], _future: Any) -> None:
+        def completed(_alive: object, pending: tuple[Launch, Any], _future: object) -> None:
             try:
                 end = now_ns()
                 launch, completion = pending
@@ -285,7 +285,7 @@ class ProcessGroupCapture:
         if completion is None:
             self._tracer.append((forgotten_rows, kind_of(launch), launch, next_id()))
 
-    def _unrecorded(self, work: Any) -> None:
+    def _unrecorded(self, work: object) -> None:
         earlier = self.pending.pop(id(work), None)
         if earlier is not None:
             self._forgotten(earlier)
@@ -293,7 +293,7 @@ class ProcessGroupCapture:
             self._devices.forget(work)
 
 
-def _collective_number(operation: Operation, state: GroupState, arguments: tuple[Any, ...]) -> tuple[int, int, bool]:
+def _collective_number(operation: Operation, state: GroupState, arguments: tuple[object, ...]) -> tuple[int, int, bool]:
     """Return sequence number, global rank of the root (or −1), and whether the caller gets the Work."""
     position = len(operation.arguments) - 1
     options = arguments[position] if len(arguments) > position else None
@@ -344,12 +344,12 @@ def _p2p_number(operation: Operation, state: GroupState, arguments: tuple[Any, .
     return seq, peer, is_async
 
 
-def _barrier_device(arguments: tuple[Any, ...]) -> Any:
+def _barrier_device(arguments: tuple[object, ...]) -> Any:
     return getattr(arguments[-1], "device", None) if arguments else None
 
 
 def _by_position(
-    arguments: tuple[Any, ...], keywords: dict[str, Any], names: tuple[tuple[str, ...], ...]
+    arguments: tuple[object, ...], keywords: dict[str, Any], names: tuple[tuple[str, ...], ...]
 ) -> tuple[Any, ...]:
     """Return arguments in the order of ``names``, also those passed by keyword; None for missing ones."""
     return arguments + tuple(

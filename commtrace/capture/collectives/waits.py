@@ -239,7 +239,7 @@ class FutureWaits:
 
         return get_future
 
-    def _taken(self, work: Any) -> _OfWork | None:
+    def _taken(self, work: object) -> _OfWork | None:
         if self._devices is not None:
             self._devices.future_taken(work)
         key = id(work)
@@ -266,7 +266,7 @@ class FutureWaits:
         else:
             self._devices.host_stalled(launch, number, start, end)
 
-    def _remember(self, future: Any, pending: _OfWork) -> None:
+    def _remember(self, future: object, pending: _OfWork) -> None:
         key, known = id(future), self._known
         known[key] = (pending, weakref.ref(future, lambda _: known.pop(key, None)))
 

@@ -94,11 +94,11 @@ class DeviceCalls:
             self.hidden_ends.follow(call)
         return call
 
-    def launched(self, call: DeviceCall, work: Any) -> None:
+    def launched(self, call: DeviceCall, work: object) -> None:
         """Take note of the Work that the backend has returned for ``call``."""
         self._launched((call,), work)
 
-    def complete(self, call: DeviceCall, _work: Any) -> None:
+    def complete(self, call: DeviceCall, _work: object) -> None:
         """Take note of an operation that C++ launched; :meth:`stalled` follows when C++ has waited for it."""
         # Neither waited for here nor called back, which would tell its end. Work.wait releases tensors that are in use.
         # A callback on the future runs on one of torch's 32 pooled streams, behind the operation: communicators and
@@ -127,7 +127,7 @@ class DeviceCalls:
             self._ended(ended)
         tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
 
-    def future_taken(self, work: Any) -> None:
+    def future_taken(self, work: object) -> None:
         """Take note that the future of a Work was taken: probably nobody will wait for the Work."""
         for call in self._pending.get(id(work), ()):
             call.has_future = True
@@ -143,12 +143,12 @@ class DeviceCalls:
         if calls:
             self._stood_still(calls[-1], start, end)
 
-    def about_to_wait(self, work: Any) -> tuple[tuple[DeviceCall, ...] | None, Mark | None]:
+    def about_to_wait(self, work: object) -> tuple[tuple[DeviceCall, ...] | None, Mark | None]:
         """Return the calls that this Work stands for, and a mark before the wait for it; None if it is not ours."""
         calls = self._pending.get(id(work))
         return calls, None if calls is None else self._clock.mark(calls[0].device)
 
-    def waited_by_its_work(self, work: Any, calls: tuple[DeviceCall, ...], start: Mark) -> None:
+    def waited_by_its_work(self, work: object, calls: tuple[DeviceCall, ...], start: Mark) -> None:
         """Record the return of the wait that :meth:`about_to_wait` has marked."""
         end = self._clock.mark(calls[0].device)
         if self._pending.pop(id(work), None) is calls:
@@ -210,7 +210,7 @@ class DeviceCalls:
         tracer.last_mark = end
         tracer.append((marked_stall_rows, schema.STALL, launch, number, tracer.coordinates, self._clock, start, end))
 
-    def forget(self, work: Any) -> None:
+    def forget(self, work: object) -> None:
         """Give up what had the id of this Work, which is not ours."""
         for call in self._pending.pop(id(work), ()):
             self._ended(call)
@@ -265,7 +265,7 @@ class DeviceCalls:
 
         return end_coalescing
 
-    def _close_bracket(self, process_group: Any) -> tuple[DeviceCall, ...]:
+    def _close_bracket(self, process_group: object) -> tuple[DeviceCall, ...]:
         """Give the members of a bracket their common launch mark and, to collectives, their common number."""
         state = self._tracer.groups.state(process_group)
         calls, state.bracket = tuple(state.bracket or ()), None
@@ -280,7 +280,7 @@ class DeviceCalls:
             call.launch = call.launch._replace(seq=seq, start=start)
         return calls
 
-    def _launched(self, calls: tuple[DeviceCall, ...], work: Any) -> None:
+    def _launched(self, calls: tuple[DeviceCall, ...], work: object) -> None:
         self._returned(calls)
         if work is None:
             self._ran_on_current_stream(calls)
@@ -307,7 +307,7 @@ class DeviceCalls:
             self._ended(call)
         self._stood_still(first, first.launch.start, end)
 
-    def _remember(self, work: Any, calls: tuple[DeviceCall, ...]) -> None:
+    def _remember(self, work: object, calls: tuple[DeviceCall, ...]) -> None:
         self.forget(work)
         self._pending[id(work)] = calls
 

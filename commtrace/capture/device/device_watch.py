@@ -104,7 +104,7 @@ def read_device(nvml: Any, device: Any, at_ns: int) -> DeviceState:
         at_ns: the time of the reading.
     """
 
-    def query(name: str, *arguments: Any) -> Any:
+    def query(name: str, *arguments: object) -> Any:
         ask = getattr(nvml, name, None)  # older ones lack some
         try:
             return None if ask is None else ask(device, *arguments)

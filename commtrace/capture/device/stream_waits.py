@@ -90,7 +90,7 @@ class StreamWaits:
 
         return wait
 
-    def _recorded(self, event: Any, stream: Any) -> None:
+    def _recorded(self, event: object, stream: Any) -> None:
         if stream is None:
             stream = self._clock.current_stream()
         call = self._latest.get((stream.device_index, stream.stream_id))
@@ -134,5 +134,5 @@ class StreamWaits:
         tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
 
 
-def _stream_of(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def _stream_of(arguments: tuple[object, ...], keywords: dict[str, Any]) -> Any:
     return arguments[0] if arguments else keywords.get("stream")

@@ -230,7 +230,7 @@ class HangWatch:
                 where,
             )
 
-    def _written(self, report: Mapping[str, Any]) -> str:
+    def _written(self, report: Mapping[str, object]) -> str:
         if self._directory is None:
             return ""
         path = self._directory / f"hang-{self._dumps:03}.json"

@@ -57,7 +57,7 @@ def _skip_own_files(rules: ModuleType) -> Callable[[], None]:
     return take_off
 
 
-def leave_to_python(*functions: Any) -> None:
+def leave_to_python(*functions: object) -> None:
     """Have ``torch.compile`` compile no frames of these: where a graph breaks it would take them for the model's."""
     codes = [function.__code__ for function in functions if hasattr(function, "__code__")]
 

@@ -66,7 +66,7 @@ class BackwardSpans:
         """Drop what is open now; it never ends."""
         self._open.clear()
 
-    def watch_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def watch_inputs(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
         """Hook the youngest input, to which autograd comes first."""
         youngest: tuple[int, Any, Any] = (-1, None, None)
         for tensor in _tensors((*args, *kwargs.values()) if kwargs else args):
@@ -79,7 +79,7 @@ class BackwardSpans:
         if tensor is not None and not _is_watched(tensor):
             attach(tensor, node, Hook(self.completes, number))
 
-    def watch_outputs(self, result: Any, name: str, first: int, last: int) -> None:
+    def watch_outputs(self, result: object, name: str, first: int, last: int) -> None:
         """Hook every output, but those that the module only passed through."""
         made = [
             (tensor, node)
@@ -120,7 +120,7 @@ def _hooks(
     mark, buffer, capacity, drop = clock.mark, recorder.buffer, recorder.capacity, recorder.drop
     kind = schema.MODULE
 
-    def begins(name: str, first: int, last: int, _gradient: Any) -> None:
+    def begins(name: str, first: int, last: int, _gradient: object) -> None:
         try:
             if not tracer.recording:
                 return
@@ -143,7 +143,7 @@ def _hooks(
         except Exception as error:
             tracer.failed(part, error)
 
-    def completes(number: int, _gradient: Any) -> None:
+    def completes(number: int, _gradient: object) -> None:
         try:
             stack = stack_of(graph_task())
             if not stack or stack[-1][1] <= number:
@@ -167,7 +167,7 @@ def _once_in_a_pass(begins: Callable[..., None]) -> Callable[..., None]:
     """Return a hook for a call with several outputs, of which only the first one with a gradient counts."""
     latest = -1
 
-    def once(name: str, first: int, last: int, gradient: Any) -> None:
+    def once(name: str, first: int, last: int, gradient: object) -> None:
         nonlocal latest
         task = torch._C._current_graph_task_id()
         if task != latest:

@@ -100,7 +100,7 @@ class Label:
         self.open_calls = 0
 
 
-def _calls_twice(module: Any) -> bool:
+def _calls_twice(module: object) -> bool:
     """Return whether a call goes through two functions that are replaced.
 
     Its class has a ``_call_impl`` of its own, which may call the one that it inherits, or it is compiled in place and
@@ -217,11 +217,11 @@ class ModuleSpans:
         if self._choice is None:  # A signal's handler has stopped the recording meanwhile.
             self.clear()
 
-    def _add(self, module: Any, label: Label) -> None:
+    def _add(self, module: object, label: Label) -> None:
         key = id(module)
         labels, alive = self._labels, self._alive
 
-        def gone(_reference: Any) -> None:  # before another object can have its id
+        def gone(_reference: object) -> None:  # before another object can have its id
             labels.pop(key, None)
             alive.pop(key, None)
 
@@ -306,7 +306,7 @@ def placed_modules(models: list[Any]) -> Iterator[Placed]:
         yield from _below(model, own.__name__, "" if own is main else f"{own.__name__}.", 0, seen)
 
 
-def _below(module: Any, name: str, prefix: str, depth: int, seen: set[int]) -> Iterator[Placed]:
+def _below(module: object, name: str, prefix: str, depth: int, seen: set[int]) -> Iterator[Placed]:
     if id(module) in seen or _is_script(module):
         return  # shared: it has the name under which it was met first
     chain = _unwrapped(module)
@@ -319,7 +319,7 @@ def _below(module: Any, name: str, prefix: str, depth: int, seen: set[int]) -> I
         yield from _below(child, full_name, f"{full_name}.", depth + is_called, seen)
 
 
-def _unwrapped(module: Any) -> tuple[Any, ...]:
+def _unwrapped(module: object) -> tuple[Any, ...]:
     chain = [module]
     while True:
         children = _children(chain[-1])
@@ -331,17 +331,17 @@ def _unwrapped(module: Any) -> tuple[Any, ...]:
         chain.append(inner)
 
 
-def _children(module: Any) -> dict[str, Any]:
+def _children(module: object) -> dict[str, Any]:
     return {name: child for name, child in module.__dict__.get("_modules", {}).items() if child is not None}
 
 
-def _is_container(module: Any) -> bool:
+def _is_container(module: object) -> bool:
     import torch
 
     return isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict))
 
 
-def _is_script(module: Any) -> bool:
+def _is_script(module: object) -> bool:
     import torch
 
     return isinstance(module, torch.jit.ScriptModule)

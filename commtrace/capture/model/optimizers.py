@@ -24,10 +24,10 @@ from commtrace.trace import schema
 class StepListener(Protocol):
     """What records the steps of optimizers."""
 
-    def before_step(self, optimizer: Any) -> None:
+    def before_step(self, optimizer: object) -> None:
         """Take note that an optimizer is about to step."""
 
-    def after_step(self, optimizer: Any) -> None:
+    def after_step(self, optimizer: object) -> None:
         """Take note that an optimizer has stepped."""
 
     def failed(self, error: Exception) -> None:
@@ -74,11 +74,11 @@ class StepHooks:
         self._is_registered = True
         return True
 
-    def _before_step(self, arguments: tuple[Any, ...], _keywords: dict[str, Any]) -> None:
+    def _before_step(self, arguments: tuple[object, ...], _keywords: dict[str, Any]) -> None:
         if self.listener is not None:
             self.listener.before_step(arguments[0])
 
-    def _after_step(self, arguments: tuple[Any, ...], _keywords: dict[str, Any]) -> None:
+    def _after_step(self, arguments: tuple[object, ...], _keywords: dict[str, Any]) -> None:
         if self.listener is not None:
             self.listener.after_step(arguments[0])
 
@@ -130,7 +130,7 @@ class OptimizerPhase:
 
     def _then_note(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
-        def __init__(optimizer: Any, /, *arguments: Any, **keywords: Any) -> None:  # noqa: N807
+        def __init__(optimizer: object, /, *arguments: object, **keywords: object) -> None:  # noqa: N807
             original(optimizer, *arguments, **keywords)
             try:
                 self._tracer.steps.optimizer_made(optimizer)
@@ -141,7 +141,7 @@ class OptimizerPhase:
 
     def _also_when_skipped(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def step(scaler: Any, /, optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
+        def step(scaler: object, /, optimizer: object, *arguments: object, **keywords: object) -> Any:
             updates = None
             try:
                 updates = self._tracer.steps.updates
@@ -161,7 +161,7 @@ class OptimizerPhase:
         """Switch the part off."""
         self._tracer.failed(PART, error)
 
-    def before_step(self, optimizer: Any) -> None:
+    def before_step(self, optimizer: object) -> None:
         """Begin a phase, if no other optimizer is stepping."""
         for listener in tuple(self._tracer.optimizer_listeners):
             listener()
@@ -176,7 +176,7 @@ class OptimizerPhase:
         self._tracer.steps.optimizer_begins(optimizer)
         stack.append((optimizer, self._tracer.enter(schema.OPTIMIZER, type(optimizer).__name__)))
 
-    def after_step(self, optimizer: Any) -> None:
+    def after_step(self, optimizer: object) -> None:
         """End the phase that it began."""
         stack = self._stack()
         if not any(opened is optimizer for opened, _ in stack):
@@ -195,5 +195,5 @@ class OptimizerPhase:
         return stack
 
 
-def _register(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+def _register(_args: tuple[object, ...], _kwargs: dict[str, Any]) -> None:
     STEP_HOOKS.register()

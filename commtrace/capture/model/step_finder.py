@@ -78,7 +78,7 @@ class StepFinder:
             if self._has_begun:
                 self._tracer.discard_step(frees_number=True)
 
-    def optimizer_begins(self, optimizer: Any) -> None:
+    def optimizer_begins(self, optimizer: object) -> None:
         """Take note that the outermost optimizer is about to step."""
         if not self.finding or self._has_computed:
             self.work_begins()
@@ -163,7 +163,7 @@ class StepFinder:
             if has_left:
                 self._return()
 
-    def optimizer_made(self, optimizer: Any) -> None:
+    def optimizer_made(self, optimizer: object) -> None:
         """Expect one optimizer more."""
         if not self.finding or id(optimizer) in self._references:
             return
@@ -171,12 +171,12 @@ class StepFinder:
         self._references[number] = weakref.ref(optimizer, lambda _: self._forget(number))
         self._missing.add(number)
 
-    def optimizer_is_part_of_another(self, optimizer: Any) -> None:
+    def optimizer_is_part_of_another(self, optimizer: object) -> None:
         """Wait no more for an optimizer that steps inside the step of another one."""
         if self.finding:
             self._forget(id(optimizer))
 
-    def optimizer_ended(self, optimizer: Any) -> None:
+    def optimizer_ended(self, optimizer: object) -> None:
         """Take note that the outermost optimizer has stepped, or was skipped because its gradients overflowed."""
         self.updates += 1
         if not self.finding:

@@ -85,12 +85,12 @@ def _opened(output: Path | None) -> AbstractContextManager[IO[str]]:
     return nullcontext(sys.stdout) if output is None else output.open("w", newline="")
 
 
-def _for_terminal(value: Any) -> Any:
+def _for_terminal(value: object) -> Any:
     """Return a value without control characters, which words of a recording may hold."""
     return printable(value) if isinstance(value, str) else value
 
 
-def _jsonable(value: Any) -> Any:
+def _jsonable(value: object) -> Any:
     """Return a value as JSON has it: what is no number, or no finite one, is null."""
     if isinstance(value, dict):
         return {name: _jsonable(inner) for name, inner in value.items()}

@@ -282,7 +282,7 @@ class SegmentWriter:
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=schema.SCHEMA)
 
-    def _column(self, field: pa.Field, values: npt.NDArray[Any], names: Sequence[str]) -> pa.Array:
+    def _column(self, field: pa.Field, values: npt.NDArray[np.generic], names: Sequence[str]) -> pa.Array:
         if field.name in _CLOSED_VOCABULARIES:
             return pa.DictionaryArray.from_arrays(pa.array(values, pa.int8()), _CLOSED_VOCABULARIES[field.name])
         if field.name in self._words:

@@ -29,11 +29,11 @@ class Part(Protocol):
 
 
 def wrap_with_callbacks(
-    original: Callable[..., Any],
+    original: Callable[..., object],
     is_compiling: Callable[[], bool],
     part: Part,
     begin: Callable[[tuple[Any, ...], dict[str, Any]], Any],
-    end: Callable[[Any, Any], None],
+    end: Callable[[object, object], None],
 ) -> Callable[..., Any]:
     """Wrap a function with ``begin`` before and ``end`` after it: see :meth:`commtrace.capture.hooks.Hooks.around`.
 
@@ -46,7 +46,7 @@ def wrap_with_callbacks(
     failed, raised = part.failed, RAISED
 
     @functools.wraps(original)
-    def hooked(*args: object, **kwargs: object) -> Any:
+    def hooked(*args: object, **kwargs: object) -> object:
         if is_compiling():  # first of all: the compiler reads no further
             return original(*args, **kwargs)
         begun = None
@@ -84,14 +84,14 @@ def wrapper_code() -> CodeType:
 
 
 def wrap_call_impl(
-    original: Callable[..., Any],
+    original: Callable[..., object],
     label_of: Callable[[int], Any],
     tracer: Any,
     backward: Any,
     kind: int,
     part: str,
     may_capture: bool,
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """Wrap ``_call_impl`` with a span around it when the module was chosen.
 
     Args:
@@ -117,7 +117,7 @@ def wrap_call_impl(
     begins, completes, attach = backward.begins, backward.completes, backward.attach
     watch_inputs, watch_outputs = backward.watch_inputs, backward.watch_outputs
 
-    def _call_impl(module: object, /, *args: object, **kwargs: object) -> Any:
+    def _call_impl(module: object, /, *args: object, **kwargs: object) -> object:
         if is_compiling():  # first of all: the compiler reads no further
             return original(module, *args, **kwargs)
         label = None

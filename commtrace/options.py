@@ -83,7 +83,7 @@ class Option:
     example: str
     is_secret: bool = False
 
-    def read(self, name: str, text: str) -> Any:
+    def read(self, name: str, text: str) -> object:
         """Return the value that the text of a variable stands for.
 
         Raises:

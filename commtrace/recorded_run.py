@@ -246,7 +246,7 @@ def _to_pandas() -> Callable[[pa.Table], pandas.DataFrame]:
     except ImportError as error:
         raise MissingExtraError("tables='pandas' needs pandas: pip install 'commtrace[pandas]'") from error
 
-    def column_type(kind: pa.DataType) -> Any:
+    def column_type(kind: pa.DataType) -> object:
         # With pandas' own types, whole numbers among which one is missing would become floats.
         return None if pa.types.is_dictionary(kind) else pandas.ArrowDtype(kind)
 

@@ -411,7 +411,7 @@ def uncaught_exception() -> BaseException | None:
     return None if hasattr(sys, "ps1") or threading.main_thread().is_alive() else error
 
 
-def _why_it_ended() -> dict[str, Any]:
+def _why_it_ended() -> dict[str, object]:
     error = uncaught_exception()
     return {} if error is None else {"exception": type(error).__name__, "frames": _frames_of(error)}
 

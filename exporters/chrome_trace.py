@@ -42,7 +42,7 @@ def write(outline: Mapping[str, object], steps: Iterable[Mapping[str, Any]], out
     return num_slices
 
 
-def _events(ranks: Sequence[Process], words: Words, base: int) -> Iterator[dict[str, Any]]:
+def _events(ranks: Sequence[Process], words: Words, base: int) -> Iterator[dict[str, object]]:
     for order, rank in enumerate(ranks):
         yield _metadata("process_name", rank.rank + 1, 0, {"name": rank.name})
         yield _metadata("process_sort_index", rank.rank + 1, 0, {"sort_index": order})
@@ -61,7 +61,7 @@ def _events(ranks: Sequence[Process], words: Words, base: int) -> Iterator[dict[
             yield from _slice(one, words, pid, tid, base)
 
 
-def _slice(one: Slice, words: Words, pid: int, tid: int, base: int) -> Iterator[dict[str, Any]]:
+def _slice(one: Slice, words: Words, pid: int, tid: int, base: int) -> Iterator[dict[str, object]]:
     where = {"pid": pid, "tid": tid}
     join = join_of(one)
     correlation = {} if join is None else {"correlation": join}
@@ -81,11 +81,11 @@ def _slice(one: Slice, words: Words, pid: int, tid: int, base: int) -> Iterator[
         yield {**phase, "id": arrow.number, "name": "p2p", "cat": "p2p", "ts": at, **where}
 
 
-def _counter(name: str, pid: int, time: int, value: float) -> dict[str, Any]:
+def _counter(name: str, pid: int, time: int, value: float) -> dict[str, object]:
     return {"ph": "C", "name": name, "pid": pid, "ts": _microseconds(time), "args": {"": value}}
 
 
-def _metadata(name: str, pid: int, tid: int, arguments: Mapping[str, object]) -> dict[str, Any]:
+def _metadata(name: str, pid: int, tid: int, arguments: Mapping[str, object]) -> dict[str, object]:
     return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": arguments}
 
 

@@ -120,7 +120,7 @@ class _Writer:
             **same_everywhere,
         )
 
-    def _annotation(self, name: str, value: str | int) -> Any:
+    def _annotation(self, name: str, value: str | int) -> object:
         field = "string_value" if isinstance(value, str) else "int_value"
         return self._protocol.DebugAnnotation(name=name, **{field: value})
 

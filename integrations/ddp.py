@@ -19,7 +19,7 @@ from commtrace.integrations.dimensions import tell_dimension, tell_framework, te
 class ForwardWrapper(Protocol):
     """Makes a forward a span."""
 
-    def wrap_forward(self, original: Callable[..., Any], tell: Callable[[Any], None]) -> Callable[..., Any]:
+    def wrap_forward(self, original: Callable[..., object], tell: Callable[[object], None]) -> Callable[..., object]:
         """Return ``original`` as a span; ``tell`` is called with the model before it."""
 
 
@@ -38,7 +38,9 @@ def hook(hooks: Hooks, tracer: Tracer, loop: ForwardWrapper) -> None:
     hooks.when_imported("torch.nn.parallel.distributed", replace)
 
 
-def _wrap(loop: ForwardWrapper, tell: Callable[[Any], None], original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap(
+    loop: ForwardWrapper, tell: Callable[[object], None], original: Callable[..., object]
+) -> Callable[..., object]:
     return loop.wrap_forward(original, tell)
 
 

@@ -111,7 +111,7 @@ class DeepSpeedIntegration:
         ):
             self._hooks.replace_required(module.DeepSpeedEngine, name, wrap)
 
-    def _then_read_groups(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _then_read_groups(self, original: Callable[..., object]) -> Callable[..., object]:
         def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> Any:
             # While it initialises, DeepSpeed makes its optimizer step once: that is the end of no step.
             self._tracer.steps.give_way(is_users=False)
@@ -132,7 +132,7 @@ class DeepSpeedIntegration:
         if self._leader() in (None, engine):
             self._tracer.set_topology(topology(engine, roles))
 
-    def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_forward(self, original: Callable[..., object]) -> Callable[..., object]:
         def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> tuple[Span, bool] | None:
             engine = args[0]
             self._close_direct_backward(engine)
@@ -148,7 +148,7 @@ class DeepSpeedIntegration:
 
         return self._hooks.around(begin, end)(original)
 
-    def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_backward(self, original: Callable[..., object]) -> Callable[..., object]:
         def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> Span | None:
             if self._is_inside_a_microbatch():
                 return None
@@ -156,7 +156,7 @@ class DeepSpeedIntegration:
 
         return self._hooks.around(begin, self._hooks.end)(original)
 
-    def _wrap_backward_prologue(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_backward_prologue(self, original: Callable[..., object]) -> Callable[..., object]:
         """Wrap what DeepSpeed calls when gradients reach the model's output: in any backward, also in a direct one."""
 
         def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> None:
@@ -165,7 +165,7 @@ class DeepSpeedIntegration:
 
         return self._hooks.around(begin, self._hooks.end)(original)
 
-    def _wrap_backward_epilogue(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_backward_epilogue(self, original: Callable[..., object]) -> Callable[..., object]:
         def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> Any:
             return args[0]
 
@@ -175,7 +175,7 @@ class DeepSpeedIntegration:
 
         return self._hooks.around(begin, end)(original)
 
-    def _wrap_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_step(self, original: Callable[..., object]) -> Callable[..., object]:
         def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> tuple[Any, bool, Span | None]:
             engine = args[0]
             self._close_direct_backward(engine)
@@ -295,7 +295,7 @@ class DeepSpeedIntegration:
             if wrap is not None:
                 self._hooks.replace_item(instructions, instruction, wrap)
 
-    def _wrap_train_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_train_batch(self, original: Callable[..., object]) -> Callable[..., object]:
         def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> None:
             self._begin_batch(args[0])
 
@@ -306,12 +306,12 @@ class DeepSpeedIntegration:
         accumulation.forwards = accumulation.backwards = 0
         self._begin_step(engine)
 
-    def _wrap_eval_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_eval_batch(self, original: Callable[..., object]) -> Callable[..., object]:
         return self._hooks.around(lambda args, kwargs: self._begin_evaluation(), self._end_evaluation)(original)
 
     def _wrap_instruction(
-        self, kind: int, name: str, number: Callable[[Accumulation], int], original: Callable[..., Any]
-    ) -> Callable[..., Any]:
+        self, kind: int, name: str, number: Callable[[Accumulation], int], original: Callable[..., object]
+    ) -> Callable[..., object]:
         def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> Span | None:
             if self._evaluations:
                 return None
@@ -320,7 +320,7 @@ class DeepSpeedIntegration:
 
         return self._hooks.around(begin, self._hooks.end)(original)
 
-    def _wrap_optimizer_instruction(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_optimizer_instruction(self, original: Callable[..., object]) -> Callable[..., object]:
         def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> Span | None:
             if self._tracer.open_optimizers:
                 return None

@@ -111,7 +111,7 @@ def _holdings(engine: Any, mpu: object) -> Iterator[tuple[Any, str]]:
     yield getattr(groups, "_WORLD_GROUP", None), "world"
 
 
-def _group_of(method: Any) -> Any:
+def _group_of(method: Any) -> object:
     """Return a group of an ``mpu`` that was written for something else, and may not have made it."""
     try:
         return method()

@@ -43,10 +43,10 @@ class ZeroPhases:
         for module, owner, method in _REDUCE:
             replace(module, owner, method, self._hooks.timed(schema.PHASE, "reduce"))
 
-    def _fetching(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _fetching(self, original: Callable[..., object]) -> Callable[..., object]:
         """Wrap the fetching of a module: first of its own parameters, then of those of modules to come."""
 
-        def begin(args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[Any]:
+        def begin(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Any]:
             outer = self._fetched_for
             self._fetched_for = args[1] if len(args) > 1 else kwargs.get("current_submodule")
             return (outer,)
@@ -56,8 +56,8 @@ class ZeroPhases:
 
         return self._hooks.around(begin, end)(original)
 
-    def _gathering(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Span:
+    def _gathering(self, original: Callable[..., object]) -> Callable[..., object]:
+        def begin(args: tuple[Any, ...], _kwargs: dict[str, object]) -> Span:
             module, parameters = self._fetched_for, args[1] if len(args) > 1 else ()
             one = next(iter(parameters), None)
             is_prefetch = not (module is None or one is None or _is_parameter_of(module, one))

@@ -49,11 +49,11 @@ class EvaluationMode:
             for key in tuple(self._open):
                 self._is_none(key)
 
-    def _wrap_eval(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_eval(self, original: Callable[..., object]) -> Callable[..., object]:
         failed, begins = self._hooks.failed, self._begins
 
         @functools.wraps(original)
-        def eval(module: Any) -> Any:
+        def eval(module: Any) -> object:
             if torch.compiler.is_compiling():
                 return original(module)
             was_training = False
@@ -70,14 +70,14 @@ class EvaluationMode:
 
         return eval
 
-    def _wrap_train(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_train(self, original: Callable[..., object]) -> Callable[..., object]:
         """Wrap ``train``, called for every module in a model: a look whether any model is in evaluation mode."""
         failed, begins, ends, opened = self._hooks.failed, self._begins, self._ends, self._open
         leaving: set[int] = set()  # threads in which a module leaves training, and with it its children
         thread = threading.get_ident
 
         @functools.wraps(original)
-        def train(module: Any, mode: bool = True) -> Any:
+        def train(module: Any, mode: bool = True) -> object:
             if torch.compiler.is_compiling():
                 return original(module, mode)
             if mode:

@@ -30,7 +30,7 @@ _STATE_MODULES: Final = (
 class Forwards(Protocol):
     """Makes forwards spans."""
 
-    def wrap_forward(self, original: Callable[..., Any], tell: Callable[[Any], None]) -> Callable[..., Any]:
+    def wrap_forward(self, original: Callable[..., object], tell: Callable[[object], None]) -> Callable[..., object]:
         """Return ``original`` as a span; ``tell`` is called with the model before it."""
 
     def begin_forward(self, module: object) -> Span | None:
@@ -45,7 +45,7 @@ def hook(hooks: Hooks, tracer: Tracer, loop: Forwards) -> None:
     wrapped = _Wrapped(tracer)
 
     def replace_wrapper(module: ModuleType) -> None:
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrap(original: Callable[..., object]) -> Callable[..., object]:
             return loop.wrap_forward(original, wrapped.tell)
 
         hooks.replace(module.FullyShardedDataParallel, "forward", wrap)
@@ -91,11 +91,11 @@ class _States:
         # After a forward that raised. Earlier versions have no such call: there the next forward ends the one before.
         self._hooks.replace(module.FSDPState, "_reset_iter_state", self._wrap_end)
 
-    def _wrap_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_begin(self, original: Callable[..., object]) -> Callable[..., object]:
         failed = self._hooks.failed
 
         @functools.wraps(original)
-        def root_pre_forward(state: Any, /, module: Any, *args: object, **kwargs: object) -> Any:
+        def root_pre_forward(state: Any, /, module: Any, *args: object, **kwargs: object) -> object:
             if torch.compiler.is_compiling():
                 return original(state, module, *args, **kwargs)
             try:
@@ -115,13 +115,13 @@ class _States:
         span = self._loop.begin_forward(module)
         self._open = None if span is None else (state, span)
 
-    def _wrap_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_end(self, original: Callable[..., object]) -> Callable[..., object]:
         """Wrap the end of every module's forward, the root's included."""
 
         failed = self._hooks.failed
 
         @functools.wraps(original)
-        def at_the_end(state: object, /, *args: object, **kwargs: object) -> Any:
+        def at_the_end(state: object, /, *args: object, **kwargs: object) -> object:
             result = original(state, *args, **kwargs)
             if torch.compiler.is_compiling():
                 return result

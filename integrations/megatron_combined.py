@@ -49,7 +49,7 @@ class CombinedSteps:
     def hook_steps(self, module: ModuleType, argument_getter: Callable[[Callable[..., Any]], Any]) -> None:
         """Hook ``megatron.core.pipeline_parallel.combined_1f1b``."""
 
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrap(original: Callable[..., object]) -> Callable[..., object]:
             argument = argument_getter(original)
 
             def begin(args: tuple[object, ...], kwargs: dict[str, Any]) -> Combined:
@@ -78,11 +78,11 @@ class CombinedSteps:
     def _place(self) -> Coordinates | None:
         return self._backward
 
-    def _at(self, place: Callable[[], Coordinates | None], original: Callable[..., Any]) -> Callable[..., Any]:
+    def _at(self, place: Callable[[], Coordinates | None], original: Callable[..., object]) -> Callable[..., Any]:
         """Return ``original``, run at another place in the schedule, if there is one."""
         tracer = self._tracer
 
-        def begin(_args: tuple[object, ...], _kwargs: dict[str, Any]) -> Coordinates | None:
+        def begin(_args: tuple[object, ...], _kwargs: dict[str, object]) -> Coordinates | None:
             there = place()
             return None if there is None else tracer.be_at(there)
 

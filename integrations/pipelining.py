@@ -70,7 +70,7 @@ class PipeliningIntegration:
         if base is not None:
             self._hooks.replace(base, "eval", self._wrap_eval)
 
-    def _wrap_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_step(self, original: Callable[..., object]) -> Callable[..., object]:
         def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> None:
             if not self._evaluations:
                 self._begin_iteration(args[0])
@@ -104,7 +104,7 @@ class PipeliningIntegration:
             }
         )
 
-    def _wrap_eval(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_eval(self, original: Callable[..., object]) -> Callable[..., object]:
         def begin(_args: tuple[object, ...], _kwargs: Mapping[str, object]) -> tuple[Span, bool]:
             has_left = self._tracer.steps.evaluation_begins()
             span = self._tracer.enter(schema.EVALUATION, "evaluation")
@@ -129,24 +129,24 @@ class PipeliningIntegration:
             self._hooks.replace(base, "backward_weight_one_chunk", self._wrap_backward_weight)
             self._hooks.replace(base, "perform_reduce_grad", self._hooks.timed(schema.PHASE, "reduce"))
 
-    def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_forward(self, original: Callable[..., object]) -> Callable[..., object]:
         return self._action(original, schema.FORWARD, lambda _: "forward")
 
-    def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_backward(self, original: Callable[..., object]) -> Callable[..., object]:
         def name(arguments: Mapping[str, object]) -> str:
             return "backward" if arguments.get("full_backward", True) else "backward_input"
 
         return self._action(original, schema.BACKWARD, name)
 
-    def _wrap_backward_weight(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_backward_weight(self, original: Callable[..., object]) -> Callable[..., object]:
         return self._action(original, schema.BACKWARD, lambda _: "backward_weight")
 
     def _action(
-        self, original: Callable[..., Any], kind: int, name: Callable[[Mapping[str, Any]], str]
-    ) -> Callable[..., Any]:
+        self, original: Callable[..., object], kind: int, name: Callable[[Mapping[str, Any]], str]
+    ) -> Callable[..., object]:
         """Wrap a method of an action; every version passes the microbatch first and the rest by name."""
 
-        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span | None:
+        def begin(args: tuple[Any, ...], kwargs: dict[str, object]) -> Span | None:
             stage, microbatch = args[:2]
             trains = kind == schema.FORWARD or getattr(stage, "has_backward", True)
             if self._evaluations or not trains:
@@ -163,7 +163,7 @@ def schedule_name(class_name: str) -> str:
     return known or words.lower()
 
 
-def _default_group() -> Any:
+def _default_group() -> object:
     from torch.distributed import distributed_c10d
 
     return distributed_c10d._get_default_group()

@@ -66,10 +66,10 @@ class Recomputation:
     def _hook_function(self, function: str, module: ModuleType) -> None:
         self._hooks.replace(module, function, self._calling_again)
 
-    def _repeating(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _repeating(self, original: Callable[..., object]) -> Callable[..., object]:
         """Wrap a checkpoint's backward, which calls its forward, ``run_function``, again: the recompute."""
 
-        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, Any, Any] | None:
+        def begin(args: tuple[Any, ...], _kwargs: dict[str, object]) -> tuple[Any, Any, Any] | None:
             checkpoint = args[0]
             run_function = getattr(checkpoint, "run_function", None)
             if run_function is None:
@@ -93,15 +93,15 @@ class Recomputation:
 
         return self._hooks.around(lambda args, kwargs: args[0], end)(original)
 
-    def _calling_again(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _calling_again(self, original: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(original)
-        def checkpoint(function: object, *args: object, **kwargs: object) -> Any:
+        def checkpoint(function: object, *args: object, **kwargs: object) -> object:
             repeated = self._hooks.guarded(self._after_the_first, function) if self._hooks.active else None
             return original(repeated or function, *args, **kwargs)
 
         return checkpoint
 
-    def _after_the_first(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _after_the_first(self, function: Callable[..., object]) -> Callable[..., object]:
         """Wrap ``function``, whose first call is the forward."""
         calls = iter((function,))
         timed = self._timed(function)

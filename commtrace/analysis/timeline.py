@@ -190,7 +190,7 @@ class Timeline:
             "ranks": [self._columns(rank, step, bounds[step], base) for rank, bounds in present if step in bounds],
         }
 
-    def _columns(self, rank: _Rank, step: int, bounds: tuple[int, int], base: int) -> dict[str, Any]:
+    def _columns(self, rank: _Rank, step: int, bounds: tuple[int, int], base: int) -> dict[str, object]:
         spans = rank.trace.spans
         rows = rank.rows(step)
         kind, lane = spans.kind[rows], spans.lane[rows]

@@ -170,7 +170,7 @@ class Hooks:
         self.active = False
         self._tracer.failed(self._part, error)
 
-    def guarded(self, action: Callable[..., Any], *arguments: object) -> Any:
+    def guarded(self, action: Callable[..., object], *arguments: object) -> Any:
         """Return what ``action`` returns; None if it fails, after which the part is off."""
         try:
             return action(*arguments)

@@ -316,7 +316,7 @@ class Instrumentation:
         return [*self._process_groups.unfinished(), *self._cpp.unfinished()]
 
 
-def recording_options(config: Config) -> dict[str, Any]:
+def recording_options(config: Config) -> dict[str, object]:
     """Return the options that say what is recorded and are not at their default, so that readers see no loss in it."""
     options = ("steps", "sample", "keep_steps", "keep_bytes", "skip_roles")
     usual = Config()

@@ -322,7 +322,7 @@ class Tracer:
         """Set what a process group is for: ``tp``, ``pp``, ``dp``, …"""
         self.groups.set_role(process_group, role)
 
-    def set_topology(self, topology: dict[str, Any]) -> None:
+    def set_topology(self, topology: dict[str, object]) -> None:
         """Set where this rank stands: ``coordinates``, ``parallel``, ``framework``, ``schedule``, … Keys are merged."""
         with self._lock:
             self._topology.update(topology)

@@ -114,7 +114,7 @@ class Triggers:
         (start, first), (end, last) = self._begun[0], self._begun[-1]
         return (end - start) / (last - first) if last > first else None
 
-    def _follow(self, request: Request) -> dict[str, Any]:
+    def _follow(self, request: Request) -> dict[str, object]:
         tracer = self._tracer
         tracer.detail.add(request.steps)
         if request.modules and self._modules is not None:

@@ -76,7 +76,7 @@ class _LazyGroup(TyperGroup):
             import_pyarrow()
         return name, command and load_command(str(name)), rest
 
-    def invoke(self, context: Any) -> Any:
+    def invoke(self, context: Any) -> object:
         try:
             return super().invoke(context)
         except BrokenPipeError:

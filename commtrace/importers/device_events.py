@@ -231,13 +231,13 @@ def integer(value: Any, default: int = -1) -> int:
     return number if abs(number) < _LARGEST_NUMBER else default
 
 
-def _arguments(event: Event) -> dict[str, Any]:
+def _arguments(event: Event) -> dict[str, object]:
     text = bytes(event.args)
     decoded: Any = decode_json(text) if text else {}
     return decoded if isinstance(decoded, dict) else {}
 
 
-def _link(arguments: dict[str, Any]) -> int | None:
+def _link(arguments: dict[str, object]) -> int | None:
     number = next((integer(arguments[name]) for name in _LINKS if name in arguments), -1)
     return number if number > 0 else None  # 0: launched outside of every operation
 

@@ -144,7 +144,7 @@ def _detail(entry: Entry) -> str:
     return json.dumps(detail)
 
 
-def _in_flight(entry: Entry) -> dict[str, Any]:
+def _in_flight(entry: Entry) -> dict[str, object]:
     return {
         "operation": entry.operation,
         "group": entry.group.id if entry.group else -1,
@@ -203,7 +203,7 @@ class FlightRecord:
 class _PlainUnpickler(pickle.Unpickler):
     """Loads containers, numbers and strings, but no object of a class."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, but a dump holds only plain values")
 
 
@@ -335,7 +335,7 @@ def _described(entry: object) -> _EntryInDump | None:
         return None
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path) -> object:
     try:
         content = read_file(path, _LARGEST_FILE)
     except OSError as error:

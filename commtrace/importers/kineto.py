@@ -125,7 +125,7 @@ def _ranks_of_files(files: Sequence[Path]) -> dict[int, tuple[Path, dict[str, An
     return found
 
 
-def _distributed_info(path: Path) -> dict[str, Any]:
+def _distributed_info(path: Path) -> dict[str, object]:
     file = TraceFile(path)
     with closing(file.events()) as pieces:
         for _ in pieces:

@@ -199,7 +199,7 @@ class _Distributed(msgspec.Struct, omit_defaults=True):
     pg_config: list[_ConfiguredGroup] | None = None
 
 
-def _distributed(info: dict[str, Any] | None) -> dict[str, Any]:
+def _distributed(info: dict[str, object] | None) -> dict[str, object]:
     try:
         plain = msgspec.to_builtins(msgspec.convert(info or {}, _Distributed))
     except (msgspec.ValidationError, RecursionError) as error:
@@ -283,7 +283,7 @@ def _whole(number: object) -> int | None:
         return None
 
 
-def _loads(text: bytes) -> Any:
+def _loads(text: bytes) -> object:
     try:
         # Numbers with a point stay text, and so exact.
         return json.loads(text.decode("utf-8", "replace"), strict=False, parse_float=str, parse_constant=str)
@@ -291,7 +291,7 @@ def _loads(text: bytes) -> Any:
         return None
 
 
-def _event(loaded: dict[str, Any]) -> Event:
+def _event(loaded: dict[str, object]) -> Event:
     ph, cat = loaded.get("ph"), loaded.get("cat")
     raw = {
         name: msgspec.Raw(json.dumps(loaded[name]).encode())

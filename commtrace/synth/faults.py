@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from commtrace.errors import ConfigurationError
 from commtrace.trace.selection.step_range import StepRange
@@ -128,7 +128,7 @@ class Fault:
             raise ConfigurationError(f"fault {text!r}: write {FORMS[kind]}") from error
         return cls(kind, where, amount, StepRange.parse(steps) if steps else StepRange())
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {"kind": self.kind, "where": list(self.where), "amount": self.amount, "steps": str(self.steps)}
 
 

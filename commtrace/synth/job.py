@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from commtrace.errors import ConfigurationError
 from commtrace.synth.clocks import Clock
@@ -143,7 +143,7 @@ class Job:
         """W: the part of a backward that is for the weights."""
         return self.backward_ns // 2
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         options = {name: getattr(self, name) for name in self.__slots__ if name not in ("faults", "clocks", "network")}
         network = {name: value if value < float("inf") else None for name, value in asdict(self.network).items()}
         return {**options, "schedule": self.order, "network": network}

@@ -172,7 +172,7 @@ def synthesize(job: Job) -> Synthetic:
     return Synthetic(job, _truth(job, layout, simulated), layout, simulated.stages, ids)
 
 
-def _truth(job: Job, layout: Layout, simulated: Simulated) -> dict[str, Any]:
+def _truth(job: Job, layout: Layout, simulated: Simulated) -> dict[str, object]:
     start, end = simulated.step_start.min(axis=1), simulated.step_end.max(axis=1)
     mean = _mean(simulated)
     mean_without = _mean_step_ns(replace(job, faults=())) if job.faults else mean
@@ -227,7 +227,7 @@ def _guilty(job: Job, layout: Layout, fault: Fault) -> list[int]:
     return sorted(fault.where)
 
 
-def _host(job: Job, host: int) -> dict[str, Any]:
+def _host(job: Job, host: int) -> dict[str, object]:
     clock = job.clocks.get(host, PERFECT)
     first = host * job.gpus_per_host
     return {

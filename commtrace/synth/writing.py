@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -78,7 +78,7 @@ def _marks(synthetic: Synthetic, trace: RankTrace) -> list[Row]:
     ]
 
 
-def _group(one: Group) -> dict[str, Any]:
+def _group(one: Group) -> dict[str, object]:
     return {**one._asdict(), "ranks": list(one.ranks)}
 
 

@@ -135,7 +135,7 @@ class Spans:
         )
 
 
-def _coded(row: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+def _coded(row: Mapping[str, Any], names: list[str]) -> dict[str, object]:
     unknown = set(row) - set(DTYPE_OF_COLUMN)
     if unknown:
         raise ValueError(f"no such columns: {sorted(unknown)}; the columns are {list(DTYPE_OF_COLUMN)}")

@@ -347,7 +347,7 @@ def _dashboard(name: str, title: str, rows: Sequence[Sequence[Panel]], *, ranks:
     }
 
 
-def _labels(name: str, title: str, query: str, *, several: bool) -> dict[str, Any]:
+def _labels(name: str, title: str, query: str, *, several: bool) -> dict[str, object]:
     return {
         "name": name,
         "label": title,

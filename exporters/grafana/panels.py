@@ -130,7 +130,7 @@ def _panel(kind: str, title: str, text: str) -> Panel:
     return {"type": kind, "title": title, "description": text, "datasource": DATASOURCE}
 
 
-def _target(number: int, query: Query) -> dict[str, Any]:
+def _target(number: int, query: Query) -> dict[str, object]:
     target: dict[str, Any] = {
         "refId": chr(ord("A") + number),
         "datasource": DATASOURCE,
@@ -141,7 +141,7 @@ def _target(number: int, query: Query) -> dict[str, Any]:
     return {**target, "exemplar": True} if query.exemplars else target
 
 
-def _value_column(unit: str, limits: Sequence[tuple[float, str]]) -> dict[str, Any]:
+def _value_column(unit: str, limits: Sequence[tuple[float, str]]) -> dict[str, object]:
     properties: list[dict[str, Any]] = [{"id": "unit", "value": unit}]
     if limits:
         properties += [
@@ -151,6 +151,6 @@ def _value_column(unit: str, limits: Sequence[tuple[float, str]]) -> dict[str, A
     return {"matcher": {"id": "byName", "options": "Value"}, "properties": properties}
 
 
-def _thresholds(limits: Sequence[tuple[float, str]]) -> dict[str, Any]:
+def _thresholds(limits: Sequence[tuple[float, str]]) -> dict[str, object]:
     steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
     return {"mode": "absolute", "steps": steps + [{"color": color, "value": value} for value, color in limits]}

@@ -89,7 +89,7 @@ def hang_report(told: Mapping[str, Any]) -> HangReport:
     raise MessageError("what the rank is in is too long for a message")
 
 
-def _as_unicode(value: object) -> Any:
+def _as_unicode(value: object) -> object:
     """The same with texts that can be encoded: paths may hold any bytes."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()[:MOST_TEXT]
@@ -98,7 +98,7 @@ def _as_unicode(value: object) -> Any:
     return [_as_unicode(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
-def _members(ranks: Sequence[int]) -> dict[str, Any]:
+def _members(ranks: Sequence[int]) -> dict[str, object]:
     """Every rank tells its groups: of many ranks, as a range where that says the same."""
     regular = regular_range(ranks)
     return (

@@ -114,7 +114,7 @@ class FileMetrics:
         """Do nothing: every line is in its file."""
 
 
-def spans_request(spans: Sequence[ReadableSpan]) -> dict[str, Any]:
+def spans_request(spans: Sequence[ReadableSpan]) -> dict[str, object]:
     """Return an ExportTraceServiceRequest in OTLP's JSON encoding.
 
     It is protobuf's JSON, but with hexadecimal ids and enums as numbers. It is made from the spans and not from the
@@ -135,7 +135,7 @@ def spans_request(spans: Sequence[ReadableSpan]) -> dict[str, Any]:
     return {"resourceSpans": [{"resource": resource, "scopeSpans": [encoded]}]}
 
 
-def _span(span: ReadableSpan) -> dict[str, Any]:
+def _span(span: ReadableSpan) -> dict[str, object]:
     context = span.get_span_context()
     assert context is not None, "every span here has a context"
     encoded: dict[str, Any] = {
@@ -156,7 +156,7 @@ def _span(span: ReadableSpan) -> dict[str, Any]:
     return encoded
 
 
-def _link(link: Link) -> dict[str, Any]:
+def _link(link: Link) -> dict[str, object]:
     encoded: dict[str, Any] = {
         "traceId": f"{link.context.trace_id:032x}",
         "spanId": f"{link.context.span_id:016x}",
@@ -174,7 +174,7 @@ def _attributes(named: Mapping[str, object]) -> list[dict[str, Any]]:
     return [{"key": key, "value": _value(value)} for key, value in named.items()]
 
 
-def _value(value: Any) -> dict[str, Any]:
+def _value(value: Any) -> dict[str, object]:
     if isinstance(value, bool):
         return {"boolValue": value}
     if isinstance(value, int):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -53,7 +53,7 @@ Pair = tuple[Measured, Measured]
 """A run without and a run with commtrace."""
 
 
-def summarise_overhead(pairs: Sequence[Pair]) -> dict[str, Any]:
+def summarise_overhead(pairs: Sequence[Pair]) -> dict[str, object]:
     """Ratios with / without, each the median over pairs with its spread, and what the recordings hold.
 
     Returns:
@@ -101,7 +101,7 @@ def _wall_time(measured: Measured) -> float:
     return float(measured.wall_ns)
 
 
-def _compared(pairs: Sequence[Pair], figure: Callable[[Measured], float]) -> dict[str, Any]:
+def _compared(pairs: Sequence[Pair], figure: Callable[[Measured], float]) -> dict[str, object]:
     without, recorded = ([figure(pair[side]) for pair in pairs] for side in (0, 1))
     ratios = [after / before for before, after in zip(without, recorded, strict=True)]
     return {
@@ -133,7 +133,7 @@ def _memory(pairs: Sequence[Pair]) -> dict[str, int]:
     return {"median": round(float(np.median(more))), "max": max(more)}
 
 
-def _recorded(runs: Sequence[Measured]) -> dict[str, Any]:
+def _recorded(runs: Sequence[Measured]) -> dict[str, object]:
     dropped: Counter[str] = Counter()
     for run in runs:
         dropped.update(run.dropped)

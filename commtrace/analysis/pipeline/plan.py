@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -132,7 +131,7 @@ def _moved(plan: RankPlan, begin: int) -> RankPlan:
     return RankPlan(plan.rank, plan.kind, plan.microbatch, plan.chunk, plan.start_ns - begin, plan.end_ns - begin)
 
 
-def plan_timeline(run: Run, plan: Plan) -> dict[str, Any]:
+def plan_timeline(run: Run, plan: Plan) -> dict[str, object]:
     """Return the plan in the form of one step of a timeline (see :mod:`.timeline`), with the outline that it needs."""
     return {
         "outline": {
@@ -153,7 +152,7 @@ def plan_timeline(run: Run, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _outline(trace: RankTrace) -> Mapping[str, Any]:
+def _outline(trace: RankTrace) -> Mapping[str, object]:
     return {
         "rank": trace.rank,
         "host": trace.metadata.node,
@@ -163,7 +162,7 @@ def _outline(trace: RankTrace) -> Mapping[str, Any]:
     }
 
 
-def _boxes(index: int, plan: RankPlan, duration_ns: int) -> dict[str, Any]:
+def _boxes(index: int, plan: RankPlan, duration_ns: int) -> dict[str, object]:
     """Work, and bubbles in every gap."""
     count = len(plan.start_ns)
     begins = np.concatenate([[0], plan.end_ns])

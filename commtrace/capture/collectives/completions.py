@@ -34,7 +34,7 @@ class CompletionCallbacks:
         self.alive = object()
         self._references = sys.getrefcount(self.alive)
 
-    def add(self, future: Any, completed: Callable[[Any], None]) -> None:
+    def add(self, future: Any, completed: Callable[[object], None]) -> None:
         """Have ``completed`` called when ``future`` is done.
 
         It holds :attr:`alive` (``functools.partial(function, callbacks.alive)``); nobody else may keep a reference to

@@ -101,11 +101,11 @@ class ReducerCapture:
         if self._issued.devices is not None:
             self._around_the_reducer()
 
-    def _communicating_in_cpp(self, original: Any) -> Callable[..., Any]:
+    def _communicating_in_cpp(self, original: Any) -> Callable[..., object]:
         """Wrap a function that communicates in C++ and waits there. Kernels are used at least while it runs."""
         thread, kernels = self._tracer.thread, self._kernels
 
-        def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[bool]:
+        def begin(_args: tuple[Any, ...], _kwargs: dict[str, object]) -> tuple[bool]:
             self._sent_outside = None
             thread.waits_in_cpp = True
             installs = kernels is not None and not kernels.installed
@@ -229,7 +229,7 @@ class ReducerKernels:
         """Have the kernels pass everything through."""
         self._captures.release()
 
-    def _capture(self, kernel: Kernel, method: str) -> Callable[..., Any]:
+    def _capture(self, kernel: Kernel, method: str) -> Callable[..., object]:
         from torch._C import DispatchKey
         from torch.distributed import Work
 
@@ -239,7 +239,7 @@ class ReducerKernels:
         thread, overload, original = self._tracer.thread, kernel.overload, kernel.original
         key_of = kernel.key_of
 
-        def capture(*arguments: Any, **keywords: Any) -> Any:
+        def capture(*arguments: Any, **keywords: Any) -> object:
             key: Any = None
             issued: CppCall | None = None
             state: GroupState | None = None
@@ -289,7 +289,7 @@ def _key_of_backend() -> KeyOf:
 
     meta, backends = DispatchKey.Meta, _dispatch_keyset_full_after(DispatchKey.BackendSelect)
 
-    def key_of(arguments: tuple[Any, ...]) -> Any:
+    def key_of(arguments: tuple[Any, ...]) -> object:
         tensor = next(iter(_flat(arguments[0])), None)
         # Not the device's key: sparse tensors and devices of other makers have keys of their own.
         return meta if tensor is None else (_dispatch_keys(tensor) & backends).highestPriorityTypeId()

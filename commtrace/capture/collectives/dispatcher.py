@@ -42,7 +42,7 @@ class Kernel:
         """Handle a call from torch."""
         return (self.capture or self.original)(*arguments, **keywords)
 
-    def original(self, *arguments: Any, **keywords: Any) -> Any:
+    def original(self, *arguments: Any, **keywords: Any) -> object:
         """Call the operator behind the kernel."""
         key: Any = None
         traced = False
@@ -62,7 +62,7 @@ class Kernel:
             return self._dispatched_without(*arguments, **keywords)
         return self.overload._op_dk(key, *arguments, **keywords)
 
-    def _dispatched_without(self, *arguments: Any, **keywords: Any) -> Any:
+    def _dispatched_without(self, *arguments: Any, **keywords: Any) -> object:
         """Have torch find the key, as if this kernel were not there."""
         from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
 
@@ -74,7 +74,7 @@ class Kernel:
             self.has_told = True
             _logger.warning("commtrace: a call of %s is passed on in another way: %r", self.overload, error)
 
-    def release(self, capture: Callable[..., Any]) -> None:
+    def release(self, capture: Callable[..., object]) -> None:
         """Have calls pass through, unless another capture gets them by now."""
         if self.capture is capture:
             self.capture = None
@@ -89,7 +89,7 @@ class Captures:
     def __bool__(self) -> bool:
         return bool(self._taken)
 
-    def take(self, kernel: Kernel, capture: Callable[..., Any]) -> None:
+    def take(self, kernel: Kernel, capture: Callable[..., object]) -> None:
         """Have a kernel call this capture."""
         self._taken.append((kernel, capture))
         kernel.capture = capture

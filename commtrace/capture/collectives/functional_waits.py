@@ -104,13 +104,13 @@ class FunctionalWaits:
             return
         self._tracer.append((forgotten_rows, kind_of(pending.launch), pending.launch, pending.number))
 
-    def _wait_capture(self, kernel: Kernel) -> Callable[..., Any]:
+    def _wait_capture(self, kernel: Kernel) -> Callable[..., object]:
         from torch._C import DispatchKey
 
         meta, composite, failed = DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, self._tracer.failed
         overload, original = kernel.overload, kernel.original
 
-        def capture(tensor: Any) -> Any:
+        def capture(tensor: Any) -> object:
             key = None
             try:
                 key = meta if is_traced(tensor) else composite
@@ -122,13 +122,13 @@ class FunctionalWaits:
 
         return capture
 
-    def _waits_capture(self, kernel: Kernel, one: Any) -> Callable[..., Any]:
+    def _waits_capture(self, kernel: Kernel, one: Any) -> Callable[..., object]:
         from torch._C import DispatchKey
 
         meta, composite, failed = DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, self._tracer.failed
         overload, original = kernel.overload, kernel.original
 
-        def capture(tensors: Any) -> Any:
+        def capture(tensors: Any) -> object:
             key = None
             ours: list[Any] = []
             try:
@@ -146,7 +146,7 @@ class FunctionalWaits:
 
         return capture
 
-    def _timed_wait(self, overload: Any, key: Any, tensor: Any) -> Any:
+    def _timed_wait(self, overload: Any, key: Any, tensor: Any) -> object:
         pending = start = None
         try:
             pending, start = self._about_to_wait(tensor)

@@ -59,7 +59,7 @@ def watch_meshes(tracer: Tracer) -> Callable[[], None]:
     """
     hooks = Hooks(MESH_NAMES, tracer)
 
-    def told_of_itself(args: tuple[object, ...], _kwargs: dict[str, Any]) -> Any:
+    def told_of_itself(args: tuple[object, ...], _kwargs: dict[str, object]) -> object:
         return args[0]
 
     def tell_of_itself(mesh: object, result: object) -> None:
@@ -144,7 +144,7 @@ def watch_destruction(tracer: Tracer, before: Callable[[], None] = lambda: None)
         group, default = args[0] if args else kwargs.get("group"), distributed_c10d._world.default_pg
         return group is not None and default is not None and group is not default and group.size() < default.size()
 
-    def settle(args: tuple[object, ...], kwargs: dict[str, Any]) -> bool | None:
+    def settle(args: tuple[object, ...], kwargs: dict[str, object]) -> bool | None:
         nonlocal has_waited, is_inside
         if is_inside:
             return None

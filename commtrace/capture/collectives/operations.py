@@ -230,7 +230,7 @@ class Unmeasured:
         return UNKNOWN_BYTES, NO_SELF_BYTES, getattr(tensor, "dtype", None), tensor, None
 
 
-def _tensor(values: Any, nesting: int) -> Any:
+def _tensor(values: Any, nesting: int) -> object:
     """Return the first tensor in arguments: its device decides how the communication is timed."""
     import torch
 

@@ -42,7 +42,7 @@ def find_invisible(modules: Modules | None = None) -> dict[str, str]:
     return {name: state for name, state in states if state is not None}
 
 
-def _held(modules: Modules, module: str, name: str) -> Any:
+def _held(modules: Modules, module: str, name: str) -> object:
     """Return a module's own variable, or None. By ``__dict__``: a lazy module would import it on access."""
     found = modules.get(module)
     return None if found is None else vars(found).get(name)

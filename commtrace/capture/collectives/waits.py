@@ -56,7 +56,7 @@ def _from_anybody(launch: Launch, work: Any) -> Launch:
     return launch._replace(seq=state.next_p2p(False, peer), peer=peer)
 
 
-def waiting(original: Any, tracer: Tracer, pending: PendingWorks, part: str) -> Callable[..., Any]:
+def waiting(original: Any, tracer: Tracer, pending: PendingWorks, part: str) -> Callable[..., object]:
     """Wrap ``wait`` of a Work, on a machine without an accelerator.
 
     Args:
@@ -68,7 +68,7 @@ def waiting(original: Any, tracer: Tracer, pending: PendingWorks, part: str) -> 
     blocked = tracer.blocked
     buffer, capacity, drop = tracer.recorder.buffer, tracer.recorder.capacity, tracer.recorder.drop
 
-    def wait(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
+    def wait(work: Any, /, *arguments: Any, **keywords: Any) -> object:
         start = 0
         try:
             key = id(work)
@@ -119,11 +119,11 @@ def waiting(original: Any, tracer: Tracer, pending: PendingWorks, part: str) -> 
 
 def waiting_beside(
     original: Any, tracer: Tracer, pending: PendingWorks, part: str, devices: DeviceCalls
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """Wrap ``wait`` where there is an accelerator: while its stream is busy, it misses nothing when the host waits."""
     blocked = tracer.blocked
 
-    def wait(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
+    def wait(work: Any, /, *arguments: Any, **keywords: Any) -> object:
         calls: tuple[DeviceCall, ...] | None = None
         stall_start: Mark | None = None
         try:
@@ -220,10 +220,10 @@ class FutureWaits:
         self._hooks.restore()
         self._known.clear()
 
-    def _handing_out(self, original: Any) -> Callable[..., Any]:
+    def _handing_out(self, original: Any) -> Callable[..., object]:
         future_taken, remember, failed = self._taken, self._remember, self._hooks.failed
 
-        def get_future(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        def get_future(work: Any, /, *arguments: Any, **keywords: Any) -> object:
             pending: _OfWork | None = None
             try:
                 pending = future_taken(work)
@@ -270,11 +270,11 @@ class FutureWaits:
         key, known = id(future), self._known
         known[key] = (pending, weakref.ref(future, lambda _: known.pop(key, None)))
 
-    def _waiting(self, original: Any) -> Callable[..., Any]:
+    def _waiting(self, original: Any) -> Callable[..., object]:
         known, hooks, failed, blocked = self._known, self._hooks, self._hooks.failed, self._tracer.blocked
         mark, waited_for = self._mark, self._waited_for
 
-        def wait(future: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        def wait(future: Any, /, *arguments: Any, **keywords: Any) -> object:
             pending: _OfWork | None = None
             start: Mark | None = None
             try:

@@ -154,12 +154,12 @@ class DeviceCalls:
         if self._pending.pop(id(work), None) is calls:
             self._waited(calls, start, end)
 
-    def synchronizing(self, original: Any) -> Callable[..., Any]:
+    def synchronizing(self, original: Any) -> Callable[..., object]:
         """Return a replacement of ``Work.synchronize``: a wait of the current stream, as ``Work.wait`` is."""
 
         blocked, failed = self._tracer.blocked, self._tracer.failed
 
-        def synchronize(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        def synchronize(work: Any, /, *arguments: Any, **keywords: Any) -> object:
             calls: tuple[DeviceCall, ...] | None = None
             start: Mark | None = None
             try:
@@ -231,11 +231,11 @@ class DeviceCalls:
         pending = [*list(self._pending.values()), *(tuple(calls) for calls in list(self._unwaited.values()))]
         return [call.launch for calls in pending for call in calls]
 
-    def starting_bracket(self, original: Any) -> Callable[..., Any]:
+    def starting_bracket(self, original: Any) -> Callable[..., object]:
         """Return a replacement of ``_start_coalescing``: what follows is launched by ``_end_coalescing``."""
         tracer = self._tracer
 
-        def start_coalescing(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        def start_coalescing(process_group: Any, /, *arguments: Any, **keywords: Any) -> object:
             try:
                 state = tracer.groups.state(process_group)
                 state.bracket, state.bracket_is_collective = [], False
@@ -245,11 +245,11 @@ class DeviceCalls:
 
         return start_coalescing
 
-    def ending_bracket(self, original: Any) -> Callable[..., Any]:
+    def ending_bracket(self, original: Any) -> Callable[..., object]:
         """Return a replacement of ``_end_coalescing``: the members are launched together, here."""
         tracer = self._tracer
 
-        def end_coalescing(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        def end_coalescing(process_group: Any, /, *arguments: Any, **keywords: Any) -> object:
             calls: tuple[DeviceCall, ...] = ()
             try:
                 calls = self._close_bracket(process_group)

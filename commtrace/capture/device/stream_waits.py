@@ -56,7 +56,7 @@ class StreamWaits:
         """Return a replacement of ``torch.cuda.Event.record``."""
         latest, failed, part = self._latest, self._tracer.failed, self._part
 
-        def record(event: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        def record(event: Any, /, *arguments: Any, **keywords: Any) -> object:
             result = original(event, *arguments, **keywords)
             try:
                 if latest:
@@ -67,11 +67,11 @@ class StreamWaits:
 
         return record
 
-    def waiting(self, original: Any) -> Callable[..., Any]:
+    def waiting(self, original: Any) -> Callable[..., object]:
         """Return a replacement of ``torch.cuda.Event.wait``, which ``Stream.wait_event`` and ``wait_stream`` call."""
         failed, part = self._tracer.failed, self._part
 
-        def wait(event: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        def wait(event: Any, /, *arguments: Any, **keywords: Any) -> object:
             call: DeviceCall | None = None
             start: CudaMark | None = None
             try:
@@ -134,5 +134,5 @@ class StreamWaits:
         tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
 
 
-def _stream_of(arguments: tuple[object, ...], keywords: dict[str, Any]) -> Any:
+def _stream_of(arguments: tuple[object, ...], keywords: dict[str, object]) -> object:
     return arguments[0] if arguments else keywords.get("stream")

@@ -87,7 +87,7 @@ class Activity:
         quiet_ns = now - self._progress_at
         yield "activity", {**self.described(), "quiet_ns": quiet_ns, "again_within_ns": interval + _LATENESS_NS}
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """What the training thread is doing now."""
         collectives, messages = self._launched()
         return {
@@ -102,7 +102,7 @@ class Activity:
         """The kinds of the phases that are open. From any thread."""
         return {schema.KINDS[span.kind] for span in _outwards(self._tracer.innermost)}
 
-    def progress(self) -> Any:
+    def progress(self) -> object:
         """A value that changes as training goes on: its place, and what it has launched."""
         return (self._tracer.coordinates, *self._launched())
 
@@ -136,7 +136,7 @@ class Activity:
         calls = (entry[2] for entry in entries if len(entry) > 2 and isinstance(entry[2], DeviceCall))
         return list({id(call): call for call in calls}.values())
 
-    def _described(self, launch: Launch, since: int, blocking: bool, call: DeviceCall | None) -> dict[str, Any]:
+    def _described(self, launch: Launch, since: int, blocking: bool, call: DeviceCall | None) -> dict[str, object]:
         start = launch.start
         told = {
             "operation": launch.operation.name, "group": launch.state.group.id, "seq": launch.seq, "peer": launch.peer,
@@ -168,7 +168,7 @@ def _outwards(span: Span | None) -> Iterator[Span]:
         span = span.outer
 
 
-def _open_span(span: Span, asks_device: bool) -> dict[str, Any]:
+def _open_span(span: Span, asks_device: bool) -> dict[str, object]:
     ask = span.start is not None and (asks_device or isinstance(span.start, int))
     since = span.clock.resolve(span.start) if ask else None
     return {"kind": schema.KINDS[span.kind], "name": span.name, "since": since}

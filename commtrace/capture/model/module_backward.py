@@ -66,7 +66,7 @@ class BackwardSpans:
         """Drop what is open now; it never ends."""
         self._open.clear()
 
-    def watch_inputs(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
+    def watch_inputs(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Hook the youngest input, to which autograd comes first."""
         youngest: tuple[int, Any, Any] = (-1, None, None)
         for tensor in _tensors((*args, *kwargs.values()) if kwargs else args):

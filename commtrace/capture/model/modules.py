@@ -249,7 +249,7 @@ class ModuleSpans:
         # Again: a signal's handler may have cleared everything in between.
         self._patched[owner] = (own, replacement)
 
-    def _original(self, owner: type) -> Callable[..., Any]:
+    def _original(self, owner: type) -> Callable[..., object]:
         for base in owner.__mro__:
             if base in self._patched and self._patched[base][0] is None:
                 continue
@@ -258,7 +258,7 @@ class ModuleSpans:
                 return self._patched[base][0] if base in self._patched else found
         raise AttributeError(f"{owner.__name__} has no _call_impl")
 
-    def _recorded(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _recorded(self, original: Callable[..., object]) -> Callable[..., object]:
         leave_to_python(self._tracer.clock.mark)
         may_capture = self._tracer.clock.timing != schema.HOST_TIMING
         return wrap_call_impl(
@@ -319,7 +319,7 @@ def _below(module: object, name: str, prefix: str, depth: int, seen: set[int]) -
         yield from _below(child, full_name, f"{full_name}.", depth + is_called, seen)
 
 
-def _unwrapped(module: object) -> tuple[Any, ...]:
+def _unwrapped(module: object) -> tuple[object, ...]:
     chain = [module]
     while True:
         children = _children(chain[-1])
@@ -331,7 +331,7 @@ def _unwrapped(module: object) -> tuple[Any, ...]:
         chain.append(inner)
 
 
-def _children(module: object) -> dict[str, Any]:
+def _children(module: object) -> dict[str, object]:
     return {name: child for name, child in module.__dict__.get("_modules", {}).items() if child is not None}
 
 

@@ -129,11 +129,11 @@ class PhaseCapture:
         self._hooks.replace(module, "_open_zipfile_writer", self._opening)
         self._hooks.replace(module, "_open_file_like", self._opening)
 
-    def _opening(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _opening(self, original: Callable[..., object]) -> Callable[..., object]:
         hooks = self._hooks
 
         @functools.wraps(original)
-        def opener(*arguments: Any, **keywords: Any) -> Any:
+        def opener(*arguments: Any, **keywords: Any) -> object:
             span: Span | None = None
             try:
                 file, *mode = (*arguments, *keywords.values())
@@ -165,7 +165,7 @@ class PhaseCapture:
         return self._hooks.around(lambda args, kwargs: enter_wait(kind, name), lambda span, _: leave(span))
 
     def _saving_between_steps(self, name: str) -> Wrap:
-        def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Span | None:
+        def begin(_args: tuple[Any, ...], _kwargs: dict[str, object]) -> Span | None:
             if not self._tracer.open_waits and threading.get_ident() == self._training_thread:
                 self._tracer.end_iteration()
             return self._enter_wait(schema.CHECKPOINT, name)
@@ -180,7 +180,7 @@ class PhaseCapture:
     def _clipping(self, name: str) -> Wrap:
         """Return a wrapper for clipping: the optimizer's work; inside an optimizer's step a part of that."""
 
-        def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Span | None:
+        def begin(_args: tuple[Any, ...], _kwargs: dict[str, object]) -> Span | None:
             if self._is_clipping:
                 return None
             span = self._tracer.enter(schema.PHASE if self._tracer.open_optimizers else schema.OPTIMIZER, name)
@@ -202,10 +202,10 @@ class _Opened:
         self._hooks = hooks
         self._span: Span | None = span
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._opened, name)
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> object:
         entered = None
         try:
             entered = self._opened.__enter__()
@@ -219,7 +219,7 @@ class _Opened:
 
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> Any:
+    ) -> object:
         try:
             return self._opened.__exit__(error, value, traceback)
         finally:

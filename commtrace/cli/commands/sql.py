@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from typing import IO, Annotated, Any, Final
+from typing import IO, Annotated, Final
 
 import pyarrow as pa
 import typer
@@ -85,12 +85,12 @@ def _opened(output: Path | None) -> AbstractContextManager[IO[str]]:
     return nullcontext(sys.stdout) if output is None else output.open("w", newline="")
 
 
-def _for_terminal(value: object) -> Any:
+def _for_terminal(value: object) -> object:
     """Return a value without control characters, which words of a recording may hold."""
     return printable(value) if isinstance(value, str) else value
 
 
-def _jsonable(value: object) -> Any:
+def _jsonable(value: object) -> object:
     """Return a value as JSON has it: what is no number, or no finite one, is null."""
     if isinstance(value, dict):
         return {name: _jsonable(inner) for name, inner in value.items()}

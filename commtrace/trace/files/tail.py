@@ -251,7 +251,7 @@ class _RankTail:
         """Return what was not readable, and what was damaged in what was."""
         return [*self.problems, *(problem for index in self._indexes for problem in index.problems)]
 
-    def _guarded(self, index: SegmentIndex, read: Any) -> Any:
+    def _guarded(self, index: SegmentIndex, read: Any) -> object:
         """Return what ``read`` returns; None if the file is gone or broken, which is said once."""
         try:
             return read()

@@ -80,14 +80,14 @@ def grouped_rows(columns: Sequence[npt.NDArray[np.generic]]) -> tuple[Int64, Int
     return begins[example], number[np.cumsum(changes) - 1]
 
 
-def find_rows(known: Sequence[npt.NDArray[Any]], wanted: Sequence[npt.NDArray[Any]]) -> Int64:
+def find_rows(known: Sequence[npt.NDArray[np.generic]], wanted: Sequence[npt.NDArray[Any]]) -> Int64:
     """Return the first known row, of columns, that each wanted row equals; −1 for none."""
     first, number = grouped(pack([np.concatenate(columns) for columns in zip(known, wanted, strict=True)]))
     found = first[number[len(known[0]) :]]
     return np.where(found < len(known[0]), found, -1)
 
 
-def _from_zero(column: npt.NDArray[Any]) -> tuple[Int64, int]:
+def _from_zero(column: npt.NDArray[np.generic]) -> tuple[Int64, int]:
     if not len(column):
         return column.astype(np.int64), 1
     low, high = int(column.min()), int(column.max())

@@ -50,7 +50,7 @@ class Occurrence(NamedTuple):
         return {"steps": list(self.steps), "total_ns": self.total_ns, "num_steps": self.num_steps}
 
 
-def occurrence(steps: Sequence[int], times_ns: npt.NDArray[Any]) -> Occurrence:
+def occurrence(steps: Sequence[int], times_ns: npt.NDArray[np.generic]) -> Occurrence:
     """Return the steps in which a time occurred.
 
     Args:

@@ -80,7 +80,7 @@ def grouped_rows(columns: Sequence[npt.NDArray[np.generic]]) -> tuple[Int64, Int
     return begins[example], number[np.cumsum(changes) - 1]
 
 
-def find_rows(known: Sequence[npt.NDArray[np.generic]], wanted: Sequence[npt.NDArray[Any]]) -> Int64:
+def find_rows(known: Sequence[npt.NDArray[np.generic]], wanted: Sequence[npt.NDArray[np.generic]]) -> Int64:
     """Return the first known row, of columns, that each wanted row equals; −1 for none."""
     first, number = grouped(pack([np.concatenate(columns) for columns in zip(known, wanted, strict=True)]))
     found = first[number[len(known[0]) :]]

@@ -58,6 +58,7 @@ def test_it_is_the_main_thread_while_another_one_has_the_core(timer: StackTimer,
     busy.join()
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_forked_rank_has_a_timer_of_its_own(path: Path) -> None:
     child = os.fork()
     if not child:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.breakdown.partition import Partition
-from commtrace.analysis.breakdown.states import State
+from commtrace.analysis.breakdown.states import BUBBLE, TRANSFER, WAIT, State
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH, bus_factors, moved_bytes
 from commtrace.analysis.communication.calls import Calls, calls_of_rank
@@ -191,30 +191,49 @@ def compare(before: Sequence[MeasuredRun[StepSeries]], after: Sequence[MeasuredR
     """Compare the runs of two sides."""
     series = [[run.result for run in side] for side in (before, after)]
     runs = [[run.recorded for run in side] for side in (before, after)]
-    return compare_series(series[0], series[1], tuple(_circumstances(runs[0], runs[1])))
+    some_are_missing = [any(len(run.ranks) < run.world_size for run in side) for side in runs]
+    split_is_known = (not some_are_missing[0] or some_are_missing[1], not some_are_missing[1] or some_are_missing[0])
+    return compare_series(series[0], series[1], tuple(_circumstances(runs[0], runs[1])), split_is_known)
 
 
 def compare_series(
-    before: Sequence[StepSeries], after: Sequence[StepSeries], circumstances: tuple[Difference, ...] = ()
+    before: Sequence[StepSeries],
+    after: Sequence[StepSeries],
+    circumstances: tuple[Difference, ...] = (),
+    split_is_known: tuple[bool, bool] = (True, True),
 ) -> Comparison:
-    """Compare their series."""
+    """Compare their series.
+
+    Args:
+        before, after: the runs of each side.
+        circumstances: in which they differ.
+        split_is_known: of each side, whether waiting is told from transfers as on the other one; not so where the files
+            of some ranks are missing on this side only.
+    """
     return Comparison(
         runs=(len(before), len(after)),
         steps=(min(len(one.wall_ns) for one in before), min(len(one.wall_ns) for one in after)),
         wall_ns=change_of_runs([one.wall_ns for one in before], [one.wall_ns for one in after]),
-        parts=_parts(before, after),
+        parts=_parts(before, after, split_is_known),
         busbw_gbps=_links(before, after),
         circumstances=circumstances,
     )
 
 
-def _parts(before: Sequence[StepSeries], after: Sequence[StepSeries]) -> dict[State, Change]:
+def _parts(
+    before: Sequence[StepSeries], after: Sequence[StepSeries], split_is_known: tuple[bool, bool]
+) -> dict[State, Change]:
     # A state that a run does not have took no time in it; a bandwidth that it does not have is unknown.
-    def times(side: Sequence[StepSeries], state: State) -> list[FloatArray]:
+    def times(side: Sequence[StepSeries], state: State, is_known: bool) -> list[FloatArray]:
+        if not is_known and state.kind in (WAIT, TRANSFER, BUBBLE):
+            return []
         return [one.states.get(state, np.zeros(len(one.wall_ns))) for one in side]
 
     states = {state: None for one in (*before, *after) for state in one.states}
-    changes = {state: change_of_runs(times(before, state), times(after, state)) for state in states}
+    changes = {
+        state: change_of_runs(times(before, state, split_is_known[0]), times(after, state, split_is_known[1]))
+        for state in states
+    }
     return dict(sorted(changes.items(), key=lambda item: (-abs(item[1].difference or 0), item[0])))
 
 
@@ -261,4 +280,5 @@ def _told(run: Run) -> dict[str, str]:
         ):
             told.setdefault(what, {})[str(value)] = None
     hosts = len({trace.metadata.node for trace in run.ranks.values()})
-    return {what: ", ".join(values) for what, values in told.items()} | {"hosts": str(hosts)}
+    counts = {"hosts": str(hosts), "ranks recorded": f"{len(run.ranks)} of {run.world_size}"}
+    return {what: ", ".join(values) for what, values in told.items()} | counts

@@ -144,7 +144,7 @@ def _print_parts(console: Console, comparison: Comparison) -> None:
     _add_change(table, "step", comparison.wall_ns)
     wall = comparison.wall_ns.before or 0
     for state, change in comparison.parts.items():
-        if change.is_real or abs(change.difference or 0) > _SMALLEST_SHARE * wall:
+        if change.is_real or change.difference is None or abs(change.difference) > _SMALLEST_SHARE * wall:
             _add_change(table, _name(state), change)
     console.print(table)
     medians = f"edians over {comparison.steps[0]} and {comparison.steps[1]} steps of the mean over ranks"

@@ -95,6 +95,19 @@ def test_a_state_that_one_run_lacks_took_no_time_in_it() -> None:
     assert State(OTHER) not in comparison.parts
 
 
+def test_where_ranks_are_missing_on_one_side_it_is_unknown_what_of_a_stall_is_transfer() -> None:
+    whole = job()
+    some = replace(whole, ranks={0: whole.ranks[0]})
+    comparison = compared(whole, some)
+
+    change = comparison.parts[State(TRANSFER, "dp")]
+    assert (change.before, change.after, change.difference) == (40.0, None, None)
+    assert [(one.what, one.before, one.after) for one in comparison.circumstances] == [
+        ("ranks recorded", "2 of 2", "1 of 2")
+    ]
+    assert compared(some, some).parts[State(TRANSFER, "dp")].difference == 0.0
+
+
 def test_too_few_steps_cannot_be_judged() -> None:
     comparison = compared(job(), job(steps=4, transfer=400))
     assert not comparison.can_be_judged

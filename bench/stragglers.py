@@ -307,6 +307,9 @@ def _one_rank() -> Iterator[Case]:
     yield Case("one rank", "20 %, overlapped", _with(replace(DP8, overlap_grad_reduce=True), "slow-rank=7:1.2"))
     big = _pipeline(8, 128, microbatches=8, steps=24)
     yield Case("one rank", "30 %, 8 stages of 128", _with(big, "slow-rank=700:1.3"))
+    yield Case("one rank", "30 %, all drift by 4 %", _with(DP8, "slow-rank=3:1.3", jitter=0.02, wander=0.04))
+    starved = [f"slow-rank=0:{1.2 + 0.25 * (step % 4)}@{step}:{step + 1}" for step in range(15, 33)]
+    yield Case("one rank", "75 %, its only replica starved", _with(_job(dp=2), "slow-rank=1:1.75", *starved))
     yield Case("phase", "forward 50 %", _with(DP8, "slow-forward=4:1.5"), ("forward",))
     yield Case("phase", "backward 30 %", _with(PP4, "slow-backward=4:1.3"), ("backward",))
     yield Case("phase", "optimizer 400 %", _with(DP4, "slow-optimizer=1:5"), ("optimizer",))
@@ -444,6 +447,12 @@ def _mixed() -> Iterator[Case]:
     host = replace(DP16, gpus_per_host=4)
     yield Case("mixed", "slow host, slow rank", _with(host, "slow-host=1:1.4", "slow-rank=13:1.2"), places=HOST)
     yield Case("mixed", "uneven stage, slow rank", _with(PP4, "uneven-stage=1:1.5", "slow-rank=6:1.2"), STAGE)
+    both = replace(_pipeline(4, 3), schedule="zero-bubble")
+    yield Case(
+        "mixed", "zero-bubble, uneven stage, slow rank", _with(both, "uneven-stage=0:1.25", "slow-rank=7:1.2"), STAGE
+    )
+    hosts = _pipeline(2, 6, gpus_per_host=4, sequence=16_384)
+    yield Case("mixed", "slow host, slow link", _with(hosts, "slow-host=0:1.3", "slow-link=5-11:8"), NETWORK)
     yield Case("mixed", "slow rank, slow link", _with(NODES, "slow-rank=7:1.3", "slow-link=0-2:4"))
 
 

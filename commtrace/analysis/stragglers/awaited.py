@@ -21,7 +21,13 @@ from commtrace.analysis.matched import Context
 from commtrace.analysis.matching.match import Matches, blame_ns
 from commtrace.analysis.stragglers.costs import cost_of
 from commtrace.analysis.stragglers.scenarios import Replay, Scenario
-from commtrace.analysis.stragglers.slow_ranks import WORK, SlowRanks, least_share_of_work, normal_speed
+from commtrace.analysis.stragglers.slow_ranks import (
+    WORK,
+    SlowRanks,
+    least_share_of_work,
+    normal_speed,
+    share_of_longer_steps,
+)
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
@@ -320,9 +326,11 @@ def _why_not(found: SlowRanks, rank: int, replay: Replay) -> str:
     as_fast = Scenario(work=(normal_speed(found, {rank: (WORK, DATA, GC)}),))
     cost = cost_of(work, replay.saved_ns(as_fast))
     return (
-        f"{compared_with}. At their speed a step would be {cost.ms:.2g} ms ({cost.share:.1%}) shorter (median), at "
-        f"least half of that in {cost.persistence:.0%} of the steps; a straggler is named from {limits.cost_ms:g} ms "
-        f"and {limits.share_of_step:.0%} on, in {limits.majority:.0%} of them."
+        f"{compared_with}, at least half of that in {share_of_longer_steps(work, rank):.0%} of the steps. At their "
+        f"speed a step would be {cost.ms:.1f} ms ({cost.share:.1%}) shorter (median), at least half of that in "
+        f"{cost.persistence:.0%} of the steps. A straggler is named from {limits.cost_ms:g} ms and "
+        f"{limits.share_of_step:.0%} on, in {limits.majority:.0%} of the steps, if it works longer in "
+        f"{limits.persistence:.0%}."
     )
 
 

@@ -17,7 +17,6 @@ from commtrace.analysis.stragglers.limits import (
     DEPENDENCE,
     FEWEST_FOR_DRIFT,
     MOST_CHANGES,
-    MOST_DRIFT,
     NOISIEST,
     SIGMAS_OF_CHANGE,
     SMOOTHED_STEPS,
@@ -62,7 +61,7 @@ def error_of_steps(values: Float64, smooth: Float64, level: Float64, shortest: i
         shortest: how many steps make the shortest mean.
     """
     noise = _noise(values, level)
-    return np.asarray(DEPENDENCE * noise * _wandering(smooth, noise, level, shortest))
+    return np.asarray(DEPENDENCE * noise * _wandering(smooth, noise, shortest))
 
 
 def error_of_strikes(smooth: Float64) -> Float64:
@@ -82,8 +81,8 @@ def drift(values: Float64, level: Float64) -> float:
     length = values.shape[1] // 3
     if values.shape[1] < FEWEST_FOR_DRIFT:
         return 0.0
-    sigma = _scatter_of_means(without_single_steps(values), level, length)
-    return float(np.median(sigma * np.sqrt(length) / np.maximum(level, 1.0)))
+    share = _scatter_of_means(without_single_steps(values), length) / np.maximum(level, 1.0)
+    return float(np.median(share) * np.sqrt(length))
 
 
 def _noise(values: Float64, level: Float64) -> Float64:
@@ -93,14 +92,14 @@ def _noise(values: Float64, level: Float64) -> Float64:
     return np.asarray(np.maximum(np.minimum(noise, most), 1e-3 * level + 1.0))
 
 
-def _wandering(steps: Float64, noise: Float64, level: Float64, length: int) -> float:
+def _wandering(steps: Float64, noise: Float64, length: int) -> float:
     """Return by how much means of so many steps scatter more than those of independent steps, on the typical rank."""
     if steps.shape[1] < 3 * length:
         return 1.0
-    return max(1.0, float(np.median(_scatter_of_means(steps, level, length) * np.sqrt(length) / noise)))
+    return max(1.0, float(np.median(_scatter_of_means(steps, length) * np.sqrt(length) / noise)))
 
 
-def _scatter_of_means(steps: Float64, level: Float64, length: int) -> Float64:
+def _scatter_of_means(steps: Float64, length: int) -> Float64:
     """Of each row, how much the means of so many steps scatter.
 
     A device whose clock goes up and down with its temperature is fast for some steps, then slow for some: its steps are
@@ -109,7 +108,7 @@ def _scatter_of_means(steps: Float64, level: Float64, length: int) -> Float64:
     """
     means = np.lib.stride_tricks.sliding_window_view(steps, length, axis=1).mean(axis=2)
     differences = np.quantile(np.abs(means[:, length:] - means[:, :-length]), 0.25, axis=1)
-    return np.asarray(np.minimum(differences / LOWER_QUARTILE_OF_DISTANCE / np.sqrt(2), MOST_DRIFT * level))
+    return np.asarray(differences / LOWER_QUARTILE_OF_DISTANCE / np.sqrt(2))
 
 
 def _cut(series: Series, shortest: int, most: int, spare: float) -> list[int]:

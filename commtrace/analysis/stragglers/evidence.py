@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.stragglers.common_place import (
     one_needs_longer,
@@ -20,13 +21,18 @@ from commtrace.analysis.stragglers.common_place import (
 )
 from commtrace.analysis.stragglers.limits import MOST_OF_PHASE, ONE_PHASE
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, evidence_of_longer_input
-from commtrace.analysis.stragglers.slow_ranks import MICROBATCHES, SELDOM, SlowRank, SlowRanks
+from commtrace.analysis.stragglers.slow_ranks import MICROBATCHES, SELDOM, WORK, SlowRank, SlowRanks
 from commtrace.analysis.stragglers.verdict import ONLY_PHASE, PHASES, RANKS
 from commtrace.analysis.stragglers.work_statistics import PAUSES, WorkStatistics
 from commtrace.trace.device_state import DeviceState
 from commtrace.trace.run import RankTrace, Run
 
 THROTTLED: Final = "throttled_device"
+
+_OUTSIDE: Final = {
+    "late_launch": ", most of it before their phases, in no span",
+    "unknown": ", most of it outside of forward and backward",
+}
 
 _PHASES: Final = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
 _DIFFERS: Final = 0.01
@@ -76,10 +82,22 @@ def _sentences(
     device: DeviceEvidence | None,
 ) -> Iterator[str]:
     yield _in_numbers(found, place, cause, members, how_often)
+    if cause == "compute" and len(members) > 1 and members[0].beyond == WORK:
+        yield from _in_phases_of_their_own(found.work, members)
     if cause in PHASES:
         yield ONLY_PHASE.format(phase=PHASES[cause])
     if device is not None and is_of_device(place, cause):
         yield device_in_words(device, members[0].rank, len(members))
+
+
+def _in_phases_of_their_own(work: WorkStatistics, members: Sequence[SlowRank]) -> Iterator[str]:
+    """Say which phase is slow on which of the members, where each is slow in one only."""
+    ranks: dict[str, list[int]] = {}
+    for rank in sorted(member.rank for member in members):
+        ranks.setdefault(slow_phase(work, {rank}), []).append(rank)
+    if len(ranks) > 1 and "" not in ranks:
+        of_phases = ", ".join(f"on {ranks_in_words(own)} only the {PHASES[phase]}" for phase, own in ranks.items())
+        yield f"Not all of them in the same phase: {of_phases}."
 
 
 def _in_numbers(found: SlowRanks, place: str, cause: str, members: Sequence[SlowRank], how_often: str) -> str:
@@ -95,7 +113,8 @@ def _in_numbers(found: SlowRanks, place: str, cause: str, members: Sequence[Slow
         if first.is_rare:
             return several_pause_longer(places, place, cause, ranks, excess_ms)
         percent = [100 * member.total_ns / max(member.normal_ns, 1.0) for member in members]
-        return several_need_longer(places, place, ranks, first.told_by, percent, excess_ms) + " (medians over steps)."
+        longer = several_need_longer(places, place, ranks, first.told_by, percent, excess_ms)
+        return f"{longer}{_OUTSIDE.get(cause, '')} (medians over steps)."
     where, own_ms = _place(work.run, first.rank), first.excess_ns[first.cause] / 1e6
     if first.cause in PAUSES:
         row = int(np.searchsorted(work.ranks, first.rank))

@@ -111,6 +111,9 @@ DEPENDENCE: Final = 1.5
 FEWEST_FOR_DRIFT: Final = 24
 """Of fewer steps it is not told whether the speed of healthy devices goes up and down slowly."""
 
+DRIFT_OF_FEW: Final = 1.5
+"""Of fewer ranks than tell how much healthy ones differ, drift counts for so much more: they show little of it."""
+
 MOST_DRIFT: Final = 0.05
 """Share of its work by which the speed of a healthy device goes up and down: what varies more has a reason, such as
 another process on its core, and must not hide a slow rank beside it."""

@@ -24,7 +24,7 @@ from commtrace.analysis.stragglers.limits import RECORDED, Limits, Thresholds
 from commtrace.analysis.stragglers.microbatches import uneven_sequences
 from commtrace.analysis.stragglers.scenarios import Replay, Scenario
 from commtrace.analysis.stragglers.slow_links import slow_links
-from commtrace.analysis.stragglers.slow_sets import judge_sets
+from commtrace.analysis.stragglers.slow_sets import SlowSets, judge_sets
 from commtrace.analysis.stragglers.stretches import common_change, judge_stretches
 from commtrace.analysis.stragglers.uneven_stages import uneven_stages
 from commtrace.analysis.stragglers.usual import Usual
@@ -89,11 +89,14 @@ def find_stragglers(
     verdicts, together = sets.verdicts, sets.together_ms
     undecided = tuple(sentence for one in stretches for sentence in one.undecided)
     if work.noise_is_known:
-        slow = {rank for one in sets.verdicts for rank in one.ranks}
         usual = baseline.usual if baseline else None
-        others = of_no_single_rank(work, replay, slow, sets.normal, is_cut=True, usual=usual)
-        if verdicts and others.verdicts:  # what a rank costs is hidden where others wait for something else as well
-            verdicts = judge_sets(work, replay, stretches, others.normal).verdicts
+        others = of_no_single_rank(work, replay, _ranks(sets), sets.normal, is_cut=True, usual=usual)
+        if others.verdicts and any(one.slow for one in stretches):
+            # What a rank costs is hidden where others wait for something else as well, and the other way round.
+            beside = judge_sets(work, replay, stretches, others.normal)
+            verdicts = beside.verdicts
+            if _ranks(beside) > _ranks(sets):
+                others = of_no_single_rank(work, replay, _ranks(beside), beside.normal, is_cut=True, usual=usual)
         verdicts = [*verdicts, *others.verdicts]
         together += sum(verdict.cost_ms_per_step for verdict in others.verdicts)
         undecided += others.undecided
@@ -134,6 +137,10 @@ class OfNoSingleRank(NamedTuple):
     normal: Scenario
     undecided: tuple[str, ...]
     well: Usual
+
+
+def _ranks(sets: SlowSets) -> set[int]:
+    return {rank for one in sets.verdicts for rank in one.ranks}
 
 
 def of_no_single_rank(

@@ -327,7 +327,7 @@ def _most_links(replay: Replay, others: Scenario, transfers: LinkTransfers, foun
     return (
         f"{int((slower & alike).sum())} of {int(alike.sum())} links take {ns / fast_ns:.1f} times as long as the "
         f"fastest that carry the same ({ns / 1e6:.2f} against {fast_ns / 1e6:.2f} ms): whether most links are slow, or "
-        f"the fastest have a shorter way, cannot be told. With all as fast as these a step would be {cost.ms:.3g} ms "
+        f"the fastest have a shorter way, cannot be told. With all as fast as these a step would be {cost.ms:.1f} ms "
         "shorter. A run in which the job was well tells it (--baseline RUN), or a bandwidth test between the hosts."
     )
 
@@ -347,8 +347,8 @@ def _most_of_step(replay: Replay, others: Scenario, transfers: LinkTransfers, fo
     most = int(np.argmax(total))
     traffic, ns = transfers.traffic[most], float(np.nan_to_num(found.ns[most]))
     return (
-        f"Transfers between hosts take {cost.share:.0%} of a step, {cost.ms:.3g} ms; most of it {traffic.operation} of "
-        f"{traffic.num_bytes / 1e6:.3g} MB in {ns / 1e6:.3g} ms ({traffic.num_bytes / max(ns, 1.0):.2g} GB/s). All "
+        f"Transfers between hosts take {cost.share:.0%} of a step, {cost.ms:.1f} ms; most of it {traffic.operation} of "
+        f"{traffic.num_bytes / 1e6:.1f} MB in {ns / 1e6:.2f} ms ({traffic.num_bytes / max(ns, 1.0):.2g} GB/s). All "
         "that are alike take about as long, so that it cannot be told whether the network is slow or the job sends too "
         "much. A run in which the network was well tells it (--baseline RUN), or a bandwidth test between pairs of "
         "hosts."

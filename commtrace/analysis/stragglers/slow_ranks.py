@@ -11,7 +11,14 @@ import numpy as np
 from commtrace.analysis.replay.segments import BETWEEN, ends_with_a_phase
 from commtrace.analysis.statistics import ERROR_OF_MEDIAN, MAD_TO_SIGMA, QUARTILES_APART, Float64, error_of_means
 from commtrace.analysis.stragglers.cusum import drift
-from commtrace.analysis.stragglers.limits import DEPENDENCE, RECORDED, STRUCK
+from commtrace.analysis.stragglers.limits import (
+    DEPENDENCE,
+    DRIFT_OF_FEW,
+    FEWEST_FOR_SCATTER,
+    MOST_DRIFT,
+    RECORDED,
+    STRUCK,
+)
 from commtrace.analysis.stragglers.microbatches import (
     SEQUENCES,
     MicrobatchComparison,
@@ -157,7 +164,7 @@ def _slow_in_work(work: WorkStatistics, judged: Judged) -> Iterator[SlowRank]:
     for row in np.flatnonzero(judged.is_slow).tolist():
         rank, own = int(judged.rank[row]), peers.rank == judged.rank[row]
         excess = _by_cause(peers.kind[own], all_excess[own])
-        persistence = float(_works_longer(work, rank)[work.steady].mean())
+        persistence = share_of_longer_steps(work, rank)
         if persistence >= work.thresholds.persistence:
             yield SlowRank(rank, excess, WORK, float(judged.normal_ns[row]), judged.told_by[row], persistence)
 
@@ -211,12 +218,22 @@ def _slow_seldom(work: WorkStatistics, typical: Work, seldom: Float64, but: Coll
             yield SlowRank(rank, excess, SELDOM, float(typical.total_ns[row]), judged.told_by[row], persistence)
 
 
+def share_of_longer_steps(work: WorkStatistics, rank: int) -> float:
+    """Return in which share of the steps a rank works longer than normal by at least half as much as usual."""
+    return float(_works_longer(work, rank)[work.steady].mean())
+
+
 def _works_longer(work: WorkStatistics, rank: int) -> Bool:
-    """Return in which steps a rank works longer than normal by at least half as much as usual."""
-    own_ns = work.by_every_step(work.table.work_ns)[np.searchsorted(work.ranks, rank)]
+    """Return in which steps a rank works longer than normal by at least half as much as usual.
+
+    Both count for less in steps that are shorter on all ranks.
+    """
+    steps = work.by_every_step(work.table.work_ns)
+    typical = np.maximum(np.median(steps[:, work.steady], axis=1, keepdims=True), 1.0)
+    shorter = np.minimum(np.median(steps / typical, axis=0), 1.0)
+    row = int(np.searchsorted(work.ranks, rank))
     excess = float(work.peers.excess_ns[work.peers.rank == rank].sum())
-    normal = float(np.median(own_ns[work.steady])) - excess
-    return np.asarray(own_ns - normal >= excess / 2)
+    return np.asarray(steps[row] >= shorter * (typical[row] - excess / 2))
 
 
 def normal_speed(found: SlowRanks, ranks: Mapping[int, Collection[str]]) -> NormalSpeed:
@@ -253,10 +270,20 @@ def least_share_of_work(found: SlowRanks, rank: int) -> float:
 
 
 def noise_between_steps(work: WorkStatistics) -> float:
-    """Return how much the work of the typical rank scatters from step to step, as a share of it."""
+    """Return how much the work of the typical rank scatters from step to step, as a share of it.
+
+    Steps that are longer on all ranks, as with longer sequences or a larger batch, are no scatter.
+    """
     steps = work.work_ns
-    low, high = np.quantile(steps, [0.25, 0.75], axis=1)
-    return float(np.median((high - low) / QUARTILES_APART / np.maximum(np.median(steps, axis=1), 1.0)))
+    relative = steps / np.maximum(np.median(steps, axis=1, keepdims=True), 1.0)
+    relative /= np.maximum(np.median(relative, axis=0), 1e-9)
+    low, high = np.quantile(relative, [0.25, 0.75], axis=1)
+    return float(np.median((high - low) / QUARTILES_APART)) / _follows(len(steps))
+
+
+def _follows(rows: float) -> float:
+    """Return how much of the scatter of so many is left beyond their median: that of few follows each of them."""
+    return float(np.sqrt(1 - 1 / rows)) if rows > 1 else 1.0
 
 
 def error_of_typical_work(work: WorkStatistics, typical_ns: Float64, beyond_ns: Float64, num_classes: int) -> Float64:
@@ -269,8 +296,10 @@ def error_of_typical_work(work: WorkStatistics, typical_ns: Float64, beyond_ns: 
         num_classes: into how many classes they fall.
     """
     peers = len(beyond_ns) / num_classes
-    follows = np.sqrt(1 - 1 / peers) if peers > 1 else 1.0  # the median of few goes up and down with each of them
-    noise = max(noise_between_steps(work), drift(beyond_ns, typical_ns) / follows)
+    wandering = drift(beyond_ns, typical_ns) / _follows(peers)
+    if peers < FEWEST_FOR_SCATTER:
+        wandering *= DRIFT_OF_FEW
+    noise = max(noise_between_steps(work), min(wandering, MOST_DRIFT * np.sqrt(work.num_steps / 3)))
     return np.asarray(noise * typical_ns * ERROR_OF_MEDIAN * DEPENDENCE / np.sqrt(max(work.num_steps, 1)))
 
 

@@ -37,7 +37,8 @@ _RECOVERS_SOMETHING: Final = 0.005
 _INDENT: Final = 13
 _LEGEND: Final = (
     "S: the mean step with measured durations over that with ideal ones (what the same work takes in the mean); of a "
-    "part, if only that part keeps its own."
+    "part, if only that part keeps its own. Below 1: the mean is longer than what steps waited for, as where work is "
+    "long on ranks that nobody waits for."
 )
 
 

@@ -60,7 +60,7 @@ def test_of_a_network_that_is_slow_all_the_time_it_is_said_what_would_tell() -> 
     assert findings.verdicts == ()
     (said,) = findings.abstentions
     assert said.startswith("Transfers between hosts take 65% of a step, 7")
-    assert "most of it all_reduce of 524 MB in 5" in said
+    assert "most of it all_reduce of 524.3 MB in 5" in said
     assert said.endswith("(--baseline RUN), or a bandwidth test between pairs of hosts.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace.device_state import DeviceState
 
 
-def judged(faults: Sequence[str], **job: int | float) -> tuple[Findings, float]:
+def judged(faults: Sequence[str], **job: Any) -> tuple[Findings, float]:
     """The findings on a job with these faults, and what they truly cost, ms per step."""
     made = synthesize(Job(**{"dp": 8, "steps": 30, "jitter": 0.02, **job}, faults=tuple(map(Fault.parse, faults))))
     truth = made.truth
@@ -248,3 +249,28 @@ def test_the_network_of_a_host_is_named_though_most_links_end_there() -> None:
     (verdict,) = findings.verdicts
     assert (verdict.who, verdict.ranks) == ("network of host node2 (ranks 4–5)", (4, 5))
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
+
+
+def test_a_slow_rank_and_an_uneven_stage_that_hide_each_other_are_both_named() -> None:
+    """Alone, each costs next to nothing: the others wait for the other one."""
+    faults = ("uneven-stage=0:1.25", "slow-rank=7:1.2")
+    job = {"pp": 4, "dp": 3, "layers": 4, "schedule": "zero-bubble"}
+    findings, _ = judged(faults, **job, microbatches=8, steps=20)
+
+    assert {(verdict.place, verdict.ranks) for verdict in findings.verdicts} == {("stage", (0, 1, 2)), ("ranks", (7,))}
+
+
+def test_ranks_that_are_slow_in_different_phases_are_told_apart() -> None:
+    findings, _ = judged(("slow-forward=2:1.5", "slow-backward=5:1.3"), microbatches=2)
+
+    (verdict,) = findings.verdicts
+    assert (set(verdict.ranks), verdict.cause) == ({2, 5}, "compute")
+    assert "on rank 2 only the forward, on rank 5 only the backward." in verdict.evidence
+
+
+def test_ranks_that_launch_late_are_said_to_do_so() -> None:
+    findings, _ = judged(("late-launch=2,7:40",), microbatches=2)
+
+    (verdict,) = findings.verdicts
+    assert (verdict.ranks, verdict.cause) == ((2, 7), "late_launch")
+    assert "most of it before their phases, in no span (medians over steps)." in verdict.evidence

@@ -112,7 +112,7 @@ def test_a_rank_that_becomes_slow_is_named_although_all_drift() -> None:
 def test_drift_does_not_hide_a_rank_that_is_far_slower_than_devices_drift(sizes: dict[str, int]) -> None:
     noise = {"jitter": 0.02, "wander": 0.04}
     for seed in range(2):
-        findings, _ = judged(("slow-rank=1:1.2",), **sizes, **noise, microbatches=4, steps=60, seed=seed)
+        findings, _ = judged(("slow-rank=1:1.3",), **sizes, **noise, microbatches=4, steps=60, seed=seed)
 
         assert [verdict.ranks for verdict in findings.verdicts] == [(1,)]
 
@@ -141,3 +141,9 @@ def test_evidence_of_some_steps_of_a_stretch_says_which() -> None:
     (collecting,) = (verdict for verdict in findings.verdicts if verdict.cause == "gc")
     assert [stretch[:2] for stretch in collecting.stretches] == [(1, 23)]
     assert collecting.evidence.endswith(("so in 9 of 9 steps from 1 to 9.", "so in 14 of 14 steps from 10 to 23."))
+
+
+def test_a_slow_rank_is_named_although_all_ranks_work_longer_from_the_middle_on() -> None:
+    findings, _ = judged(("slow-rank=0,1,2,3,4,5,6,7:1.25@20:40", "slow-rank=3:1.1"), microbatches=2, steps=40)
+
+    assert [verdict.ranks for verdict in findings.verdicts] == [(3,)]

@@ -93,7 +93,6 @@ class HangWatch:
     def start(self, directory: Path, metadata: RankMetadata) -> None:
         """Begin to watch; dumps go beside the rank's trace files."""
         self._metadata, self._directory = metadata, rank_directory(directory, metadata.rank)
-        self._open_stack_timer()
         thread = threading.Thread(target=self._run, name="commtrace-hang-watch", daemon=True)
         try:
             thread.start()
@@ -109,9 +108,6 @@ class HangWatch:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_TICK_SECONDS)
-        if self._stack_timer is not None:
-            self._stack_timer.close()
-            self._stack_timer = None
 
     def abandon_after_fork(self) -> None:
         """In a forked child: the thread is not there, the timer is not inherited, and its file is the parent's."""
@@ -142,13 +138,21 @@ class HangWatch:
             self._dump(quiet_ns, in_flight)
 
     def _run(self) -> None:
-        while not self._stop.wait(_TICK_SECONDS):
-            try:
+        try:
+            if not self._stop.is_set():  # a short job is first heard of as it ends
+                self._watch()
+        except Exception as error:
+            self._tracer.failed(PART, error)
+
+    def _watch(self) -> None:
+        self._open_stack_timer()
+        try:
+            while not self._stop.wait(_TICK_SECONDS):
                 self.look()
                 self._set_stack_timer()
-            except Exception as error:
-                self._tracer.failed(PART, error)
-                return
+        finally:
+            if self._stack_timer is not None:
+                self._stack_timer.close()
 
     def _open_stack_timer(self) -> None:
         assert self._metadata is not None
@@ -162,8 +166,8 @@ class HangWatch:
             self._tracer.failed("writing where code in C holds up all of Python", error)
 
     def _set_stack_timer(self) -> None:
-        """Have the stack written by the time at which this thread, could it run, would have told of a hang."""
-        timer = self._stack_timer  # another thread may stop the watch meanwhile
+        """Have the stack written by the time at which this thread, could it run, would have reported a hang."""
+        timer = self._stack_timer
         if timer is None:
             return
         if self.report is not None:

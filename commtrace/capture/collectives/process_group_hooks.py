@@ -21,6 +21,7 @@ from commtrace.capture.collectives.dispatcher import graph_task, is_traced
 from commtrace.capture.collectives.functional_waits import Awaited, FunctionalWaits, storage_of
 from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import HOOKED_OPERATIONS, Operation
+from commtrace.capture.threads import frames_by_thread
 from commtrace.capture.tracer import Tracer
 
 PART: Final = "capture through torch's hooks of process groups"
@@ -233,7 +234,7 @@ def _other_threads() -> set[int]:
     Threads of C++ that send for a backward pass are not among them, but the thread that has called it is.
     """
     ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(OUR_THREADS)}
-    return sys._current_frames().keys() - ours - {threading.get_ident()}
+    return frames_by_thread().keys() - ours - {threading.get_ident()}
 
 
 def _is_of_the_reducer() -> bool:

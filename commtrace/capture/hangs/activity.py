@@ -8,7 +8,6 @@ the harvester's thread: the training thread does nothing for it but set two attr
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
@@ -16,6 +15,7 @@ from typing import Any, Final
 from commtrace.capture.collectives.groups import next_number
 from commtrace.capture.device.clock import now_ns
 from commtrace.capture.records import DeviceCall, Launch, Span, dtype_name
+from commtrace.capture.threads import frames_by_thread
 from commtrace.capture.tracer import Tracer
 from commtrace.recorder import OWN_FILES
 from commtrace.trace import schema
@@ -176,7 +176,7 @@ def _open_span(span: Span, asks_device: bool) -> dict[str, object]:
 
 def _frames_of_main_thread() -> list[str]:
     """Where the main thread is. The frames are let go at once: they keep the tensors of their functions alive."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = frames_by_thread().get(threading.main_thread().ident or 0)
     told: list[str] = []
     while frame is not None and len(told) < MOST_FRAMES:
         code = frame.f_code

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 import threading
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from commtrace.capture.device.clock import now_ns
 from commtrace.capture.hangs.activity import Activity
 from commtrace.capture.hangs.stack_timer import NoStackTimerError, StackTimer
 from commtrace.capture.records import Launch
+from commtrace.capture.threads import frames_by_thread
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 from commtrace.trace.files.writer import rank_directory
@@ -250,7 +250,7 @@ def stacks_of_threads() -> list[dict[str, Any]]:
     """Of every Python thread but this one: its name and its frames, innermost first. The frames are let go at once."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     stacks = []
-    for ident, innermost in sys._current_frames().items():
+    for ident, innermost in frames_by_thread().items():
         if ident == threading.get_ident():
             continue
         frames: list[str] = []

@@ -1,0 +1,73 @@
+"""Looking at threads is safe whatever is collected meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from commtrace.capture import threads
+from commtrace.capture.threads import frames_by_thread
+
+COLLECTS_A_THREAD_LOCAL = """
+import gc, sys, threading
+from commtrace.capture.threads import frames_by_thread
+
+class Node: pass
+
+for _ in range(30):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+gc.collect()
+node = Node()
+node.itself, node.local = node, threading.local()
+node.local.x = 1
+del node
+gc.set_threshold(gc.get_count()[0] + 8)  # a collection begins after some of the threads
+frames_by_thread()
+print(gc.isenabled())
+"""
+
+
+def test_every_thread_has_its_frame() -> None:
+    frame = frames_by_thread()[threading.get_ident()]
+    while frame.f_back is not None and frame.f_code.co_name != "test_every_thread_has_its_frame":
+        frame = frame.f_back
+
+    assert frame.f_code.co_name == "test_every_thread_has_its_frame"
+
+
+def test_a_collection_that_frees_what_belongs_to_threads_does_not_stop_python() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTS_A_THREAD_LOCAL], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert done.stdout == "True\n"
+
+
+def test_who_has_switched_collections_off_finds_them_off() -> None:
+    gc.disable()
+    try:
+        frames_by_thread()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="this Python needs no lock")
+def test_a_child_that_is_forked_meanwhile_collects_and_can_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_was_enabled", True)
+    with threads._lock:
+        gc.disable()
+        child = os.fork()
+        if child == 0:
+            try:
+                frames_by_thread()
+            finally:
+                os._exit(0 if gc.isenabled() else 1)
+        gc.enable()
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

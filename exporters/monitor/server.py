@@ -95,9 +95,14 @@ class MonitorServer:
         loop, task = self._loop, self._task
         if loop is not None and task is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-                loop.call_soon_threadsafe(task.cancel)
+                loop.call_soon_threadsafe(self._end, loop, task)
         self._thread.join(_SECONDS_TO_END)
         self._listener.close()
+
+    def _end(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+        """Listen no more first: asyncio of Python 3.11 logs an error if a client comes as accepting is cancelled."""
+        loop.remove_reader(self._listener)
+        task.cancel()
 
     def abandon_after_fork(self) -> None:
         """Close the copies of the sockets in a forked child, so that the port does not outlive the parent."""

@@ -112,6 +112,25 @@ HOSTILE_BODIES = {
 }
 
 
+def test_a_client_that_comes_as_the_monitor_ends_is_no_error(
+    server: MonitorServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = server._loop
+    assert loop is not None
+    is_held, goes_on = threading.Event(), threading.Event()
+    loop.call_soon_threadsafe(lambda: (is_held.set(), goes_on.wait(LIMIT_SECONDS)))
+    assert is_held.wait(LIMIT_SECONDS)
+    with socket.create_connection((server.address.host, server.address.port), timeout=LIMIT_SECONDS):
+        ending = threading.Thread(target=server.close)
+        ending.start()
+        while len(loop._ready) < 1:
+            time.sleep(0.001)
+        goes_on.set()
+        ending.join()
+
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize("body", HOSTILE_BODIES.values(), ids=HOSTILE_BODIES.keys())
 def test_whoever_has_the_token_can_send_nothing_that_hurts(
     body: bytes, server: MonitorServer, client: MonitorClient, store: MonitorStore

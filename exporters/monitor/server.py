@@ -87,11 +87,13 @@ class MonitorServer:
         self._has_refused = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
+        self._has_begun = threading.Event()
         self._thread = threading.Thread(target=self._run, name="commtrace-monitor-server", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop listening and cut open exchanges."""
+        self._has_begun.wait(_SECONDS_TO_END)  # else there is nothing to cancel yet, and the thread would stay
         loop, task = self._loop, self._task
         if loop is not None and task is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended by itself
@@ -119,6 +121,7 @@ class MonitorServer:
     async def _listen(self) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
+        self._has_begun.set()
         connections: dict[asyncio.Task[None], socket.socket] = {}  # the oldest first
         accepted, slot = 0, loop.time()
         while True:

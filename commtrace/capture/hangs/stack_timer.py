@@ -102,11 +102,13 @@ class StackTimer:
         if self._is_closed:
             return
         self._is_closed = True
+        self._path.unlink(missing_ok=True)
+        if self.signal in _signals("SigPnd"):  # It has fired: without a handler it would end the process.
+            return
         if self._keeps_signal():
             faulthandler.unregister(self.signal)
         if self._keeps_file():
             os.close(self._file)
-        self._path.unlink(missing_ok=True)
 
     def _keeps_signal(self) -> bool:
         """Return whether faulthandler still handles the signal, and no handler that the program has set since."""

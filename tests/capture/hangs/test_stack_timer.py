@@ -73,6 +73,18 @@ def test_a_forked_rank_has_a_timer_of_its_own(path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_a_signal_that_is_on_its_way_at_the_end_ends_nobody(timer: StackTimer, path: Path) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {timer.signal})
+    try:
+        timer.set(0.001)
+        while timer.signal not in signal.sigpending():
+            time.sleep(0.001)
+        timer.close()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {timer.signal})  # Without a handler the process ends here.
+    assert not path.exists()
+
+
 def test_who_goes_on_leaves_nothing(timer: StackTimer, path: Path) -> None:
     timer.set(0.01)
     hold_the_lock()

@@ -115,6 +115,7 @@ HOSTILE_BODIES = {
 def test_a_client_that_comes_as_the_monitor_ends_is_no_error(
     server: MonitorServer, caplog: pytest.LogCaptureFixture
 ) -> None:
+    assert server._has_begun.wait(LIMIT_SECONDS)
     loop = server._loop
     assert loop is not None
     is_held, goes_on = threading.Event(), threading.Event()

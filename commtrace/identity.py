@@ -64,7 +64,9 @@ class Identity:
         self._environment = dict(os.environ if environment is None else environment)
         self._shared_name = run_id(config, self._environment)
         self._name = self._shared_name or _name_of_launcher(self._environment)
-        self._lock = threading.Lock()
+        # Re-entrant: a signal's handler may destroy the process groups, and so ask, while its thread does.
+        self._lock = threading.RLock()
+        self._is_asking = False
         self._agreement: Agreement | None = None
         self._asked_at: float | None = None
         self._found: Found | None = None
@@ -80,8 +82,13 @@ class Identity:
             place: of the process as capture has seen it; by now its process groups may be gone, or smaller.
         """
         with self._lock:
-            if self._found is None:
-                self._found = self._look(place)
+            if self._found is None and not self._is_asking:
+                self._is_asking = True
+                try:
+                    found = self._look(place)
+                finally:
+                    self._is_asking = False
+                self._found = self._found or found
             return self._found
 
     def settled(self, seconds: float, place: Place | None = None) -> Found:

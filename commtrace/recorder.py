@@ -173,6 +173,8 @@ class Recorder:
         self.recording = False
         self._stopping = True
         self._thread = None
+        # The thread may have held their locks.
+        self._wake, self._passed, self._pass_lock = threading.Event(), threading.Event(), threading.Lock()
         self._sinks = []
         self.buffer.clear()
 

@@ -328,3 +328,20 @@ def test_only_known_settings_with_short_values_are_stored() -> None:
     assert stored_settings(environment) == {
         "NCCL_ALGO": "Ring", "TORCH_NCCL_BLOCKING_WAIT": "1", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "4",
     }  # fmt: skip
+
+
+@pytest.mark.timeout(30)
+def test_a_handler_of_a_signal_may_ask_while_its_thread_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may destroy the process groups, before which the ranks agree."""
+    place = identity.Place(0, 2, "gloo")
+    asked = identity.Identity(Config(run_id="mine"), {})
+    by_handler: list[identity.Found | None] = []
+
+    def interrupted() -> None:
+        by_handler.append(asked.found(place))
+
+    monkeypatch.setattr(identity, "_default_store", interrupted)
+    found = asked.found(place)
+
+    assert found is not None
+    assert (by_handler, found.run_id, asked.found(place)) == ([None], "mine", found)

@@ -225,3 +225,15 @@ def test_starting_again_in_the_same_directory_is_said_and_readable(
         "1 segment of other runs or attempts in the same directory was left out; shown is run twice, attempt 1.",
     )
     assert caplog.text.count("holds a recording already") == 1
+
+
+def test_a_forked_child_asks_nothing_of_its_parents_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instrumentation, "_is_initialized", lambda: True)
+    recording = instrumentation.Instrumentation(commtrace.Config(dir=str(tmp_path)))
+    asked: list[float] = []
+    monkeypatch.setattr(recording._identity, "settled", lambda seconds, place: asked.append(seconds))
+    recording._identify_before_the_end()
+    recording.abandon_after_fork()
+    recording._identify_before_the_end()
+
+    assert asked == [instrumentation.LAST_WORD_SECONDS]

@@ -218,8 +218,7 @@ class Instrumentation:
 
     def abandon_after_fork(self) -> None:
         """Stay silent in a forked child. The patches stay and pass everything through."""
-        self.tracer.recording = False
-        self.tracer.renew_locks()
+        self.tracer.abandon_after_fork()
         self.recorder.abandon_after_fork()
         self._hang_watch.abandon_after_fork()
         self._peer_watch.abandon_after_fork()
@@ -245,7 +244,8 @@ class Instrumentation:
 
     def _identify_before_the_end(self) -> None:
         """Agree on the run while the store is still there: it may end with the process groups."""
-        if _is_initialized():
+        # Not in a forked child: the connection to the store is its parent's.
+        if self.recorder.recording and _is_initialized():
             self._identity.settled(LAST_WORD_SECONDS, self.tracer.groups.place)
 
     def _install_futures(self, tracer: Tracer) -> Callable[[], None]:

@@ -12,8 +12,8 @@ import sys
 import threading
 from types import FrameType
 
-_lock = threading.Lock()
-_was_enabled = False
+_lock = threading.RLock()  # re-entrant: a signal's handler may stop the recording while its thread is in here
+_is_paused = False
 
 
 def frames_by_thread() -> dict[int, FrameType]:
@@ -25,24 +25,26 @@ def frames_by_thread() -> dict[int, FrameType]:
     """
     if sys.version_info[:2] != (3, 11):
         return sys._current_frames()
-    global _was_enabled
+    global _is_paused
     with _lock:  # else one thread enables what another one has just disabled
-        _was_enabled = gc.isenabled()
-        gc.disable()
+        if not gc.isenabled():  # by the program, or by this thread further up
+            return sys._current_frames()
         try:
+            _is_paused = True
+            gc.disable()
             return sys._current_frames()
         finally:
-            if _was_enabled:
-                gc.enable()
+            gc.enable()
+            _is_paused = False
 
 
 def _after_fork() -> None:
     """Do in a forked child what the thread would have done that is not there."""
-    global _lock
-    if _lock.locked():
-        _lock = threading.Lock()
-        if _was_enabled:
-            gc.enable()
+    global _lock, _is_paused
+    _lock = threading.RLock()
+    if _is_paused:
+        _is_paused = False
+        gc.enable()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -122,6 +122,7 @@ class Tracer:
         self._topology: dict[str, Any] = {}
         self._topology_version = 0
         self._lock = threading.RLock()
+        self._is_abandoned = False
 
     @property
     def has_begun_a_step(self) -> bool:
@@ -166,7 +167,8 @@ class Tracer:
         step = self._latest_step + 1 if number is None else self._unused(number)
         if is_users and number is not None and self._latest_step < 0:
             self.set_topology({"step_numbers": "the script's numbers"})
-        record = self.window is None or step in self.window or self.detail.requests(step)
+        is_chosen = self.window is None or step in self.window or self.detail.requests(step)
+        record = is_chosen and not self._is_abandoned
         now = self.clock.mark() if record or self.recording else None
         self._close_step(now)
         self.open_optimizers = 0  # an optimizer that raised never left its phase
@@ -210,7 +212,7 @@ class Tracer:
         self._step_is_users = False
         self._close_step(self.clock.mark() if self.recording else None)
         self.coordinates = Coordinates()
-        self.recording = self.window is None
+        self.recording = self.window is None and not self._is_abandoned
 
     def end_iteration(self) -> None:
         """Close the step of a framework that only begins steps, because what follows is no training.
@@ -333,8 +335,11 @@ class Tracer:
         with self._lock:
             return self._topology_version, dict(self._topology)
 
-    def renew_locks(self) -> None:
-        """Make new locks, in a forked child: another thread of the parent may have held the old ones."""
+    def abandon_after_fork(self) -> None:
+        """Record nothing any more, in a forked child, also where that trains."""
+        self._is_abandoned = True
+        self.recording = False
+        # Another thread of the parent may have held the old locks.
         self._lock = threading.RLock()
         self.guard.renew_lock()
         self.groups.renew_lock()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from types import FrameType
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_who_has_switched_collections_off_finds_them_off() -> None:
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="this Python needs no lock")
 def test_a_child_that_is_forked_meanwhile_collects_and_can_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_was_enabled", True)
+    monkeypatch.setattr(threads, "_is_paused", True)
     with threads._lock:
         gc.disable()
         child = os.fork()
@@ -71,3 +72,21 @@ def test_a_child_that_is_forked_meanwhile_collects_and_can_look(monkeypatch: pyt
         gc.enable()
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="this Python needs no lock")
+@pytest.mark.timeout(30)
+def test_a_handler_of_a_signal_can_look_while_its_thread_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted: list[bool] = []
+
+    def interrupt() -> dict[int, FrameType]:
+        if not interrupted:
+            interrupted.append(gc.isenabled())
+            frames_by_thread()
+            interrupted.append(gc.isenabled())
+        return {}
+
+    monkeypatch.setattr(sys, "_current_frames", interrupt)
+    frames_by_thread()
+
+    assert (interrupted, gc.isenabled()) == ([False, False], True)

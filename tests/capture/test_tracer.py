@@ -291,3 +291,14 @@ def test_a_window_of_detail_was_chosen_for_its_steps() -> None:
         [step for step in range(-1, 7) if tracer.is_in_window(step)] for tracer in (plain, chosen, sampled, requested)
     ]
     assert found == [[], [2, 3], [0, 3, 6], [1]]
+
+
+def test_a_forked_child_that_trains_records_nothing(ticking: Recording) -> None:
+    tracer = ticking.tracer
+    tracer.abandon_after_fork()
+    tracer.begin_step()
+    tracer.leave(tracer.enter(schema.FORWARD, "forward"))
+    tracer.end_step()
+    tracer.leave(tracer.enter(schema.FORWARD, "forward"))
+
+    assert list(tracer.recorder.buffer) == []

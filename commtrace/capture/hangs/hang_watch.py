@@ -113,7 +113,7 @@ class HangWatch:
         """In a forked child: the thread is not there, the timer is not inherited, and its file is the parent's."""
         self._stack_timer = None
         self._thread = None
-        self._stop.set()
+        self._stop = threading.Event()  # the thread may have held the lock of the old one
 
     def slow_phase(self) -> str:
         """``checkpoint`` or ``evaluation`` while one is open: no step ends meanwhile. Else empty. From any thread."""

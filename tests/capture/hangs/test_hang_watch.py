@@ -190,3 +190,13 @@ def test_a_watch_that_cannot_start_costs_nothing_else_and_is_told_unless_python_
     watch.stop()
 
     assert len([record for record in caplog.records if "watching for hangs" in record.getMessage()]) == told
+
+
+def test_a_forked_child_waits_for_no_lock_of_the_watch(tmp_path: Path) -> None:
+    watch = Watched(tmp_path).watch
+    with watch._stop._cond:  # type: ignore[attr-defined]  # as its thread may at the moment of the fork
+        child = threading.Thread(target=watch.abandon_after_fork, daemon=True)
+        child.start()
+        child.join(10)
+
+        assert not child.is_alive()

@@ -273,7 +273,7 @@ def launch(case: Case, victim: int, seconds: float, folder: Path) -> None:
 
 def judge(case: Case, victim: int, failed_at: float, folder: Path) -> Outcome:
     """What the doctor and the monitor say of it."""
-    from commtrace.analysis.hangs.diagnosis import examine
+    from commtrace.analysis.hangs.examination import examine
     from commtrace.trace.processes import process_state
 
     diagnosis = examine(folder / "run", now_ns=time.time_ns(), ask=process_state)

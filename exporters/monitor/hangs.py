@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from commtrace.analysis.hangs.diagnosis import examine
+from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.findings import hang_findings, silence_findings
 from commtrace.analysis.hangs.last_activity import own_frame
 from commtrace.analysis.hangs.story import FROM_REPORTS, MOST_ROOTS, hang_sentences

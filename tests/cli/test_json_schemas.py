@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from commtrace.analysis.communication.links import Link, SlowLinks, Traffic
-from commtrace.analysis.hangs.diagnosis import examine
+from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.stragglers.verdict import CAUSES, PLACES
 from commtrace.cli.main import app
 from tests.analysis.hangs.test_flight_calls import calls, hung

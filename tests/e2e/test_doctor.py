@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from commtrace.analysis.hangs.diagnosis import examine
+from commtrace.analysis.hangs.examination import examine
 from commtrace.cli.main import app
 from commtrace.trace.processes import process_state
 from tests.e2e.launch import REPOSITORY

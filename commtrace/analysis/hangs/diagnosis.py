@@ -1,205 +1,202 @@
-"""What ``commtrace doctor`` says: what a recording holds and misses, and where its job hangs.
-
->>> diagnosis = examine("commtrace-runs/my-run", now_ns=time.time_ns())       # doctest: +SKIP
->>> diagnosis.findings                                                        # doctest: +SKIP
-"""
+"""Everything that ``commtrace doctor`` found: the parts of :class:`Diagnosis` and their names in its JSON."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from commtrace.analysis.clocks.align import align
-from commtrace.analysis.clocks.time_of_day import wall_clock_ns
-from commtrace.analysis.hangs.chain import find_chains
-from commtrace.analysis.hangs.examination import (
-    Diagnosis,
-    Drops,
-    ExaminedRank,
-    ExaminedRun,
-    Failure,
-    Hang,
-    LeftOut,
-    Mismatches,
-)
-from commtrace.analysis.hangs.findings import find_findings
-from commtrace.analysis.hangs.first_failure import find_first_failure
-from commtrace.analysis.hangs.flight_calls import (
-    FlightCall,
-    fit_flight_calls,
-    flight_evidence,
-    with_flight_calls,
-)
-from commtrace.analysis.hangs.last_activity import last_activity, own_frame
-from commtrace.analysis.hangs.liveness import Ending, find_endings
-from commtrace.analysis.hangs.stops import find_stops
-from commtrace.analysis.hangs.story import hang_sentences
-from commtrace.analysis.matching.arrivals import RankArrivals, describe_group, find_arrivals, known_groups
-from commtrace.analysis.matching.coverage import cover_groups, find_coverage
-from commtrace.analysis.matching.mismatches import find_mismatches
-from commtrace.analysis.matching.roles import find_roles
-from commtrace.analysis.stragglers.exclusion import keep_out
-from commtrace.trace.files.reader import load_run
-from commtrace.trace.groups import Group
-from commtrace.trace.processes import AskProcess, unknown_process
-from commtrace.trace.run import RankTrace, Run
-
-_FLUSH_NS = 500_000_000
-_MUST_AGREE = (
-    "commtrace", "torch", "cuda", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "megatron-core", "deepspeed",
-    "transformer-engine",
-)  # fmt: skip
+from commtrace.analysis.clocks.align import Alignment
+from commtrace.analysis.hangs.chain import Chains
+from commtrace.analysis.hangs.first_failure import FirstFailure
+from commtrace.analysis.hangs.flight_calls import FlightEvidence
+from commtrace.analysis.hangs.last_activity import LastActivity
+from commtrace.analysis.hangs.stops import HUNG, Stop
+from commtrace.analysis.matching.arrivals import GroupLabel
+from commtrace.analysis.matching.coverage import Coverage, GroupCoverage
+from commtrace.analysis.matching.mismatches import Mismatch
+from commtrace.trace.json_values import JsonObject, fields_to_json
 
 
-def examine(
-    source: str | Path | Run,
-    *,
-    now_ns: int,
-    ask: AskProcess = unknown_process,
-    all_ranks: bool = False,
-    flight_calls: Sequence[FlightCall] = (),
-    goes_on: bool | None = None,
-    silent: Sequence[RankTrace] = (),
-) -> Diagnosis:
-    """Find out what a run's files hold, what they miss, and where its job hangs or stopped.
+class ExaminedRun(NamedTuple):
+    """Which run it is, and what its files say as a whole.
 
-    Args:
-        source: a run directory or a loaded run.
-        now_ns: epoch ns, against which a run that is still going on is judged.
-        ask: for the process that recorded a rank.
-        flight_calls: from dumps of torch's flight recorder.
-        goes_on: whether the job does; None: to be found out.
-        silent: ranks of which only a last sign of life is known, or that they have ended, and not how far they had
-            come.
-        all_ranks: tell of every rank what it was doing; without, of those that a hang is about.
-
-    Raises:
-        RunNotFoundError: nothing was recorded there.
+    Attributes:
+        id, attempt, path, world_size, backend, device, versions: of the run; attempts count from 0.
+        missing_ranks: ranks without files.
+        hosts: names of the nodes.
+        states: by how its files end, how many ranks.
+        last_written_ns: epoch ns of the last thing that any rank wrote; None if nothing tells it.
+        differing_versions: of packages that should be the same everywhere and are not: by package and version, the
+            ranks.
     """
-    run = source if isinstance(source, Run) else load_run(source)
-    arrivals: Mapping[int, RankArrivals] = find_arrivals(run)
-    flight = fit_flight_calls(run, arrivals, flight_calls)
-    arrivals = with_flight_calls(arrivals, flight)
-    heard = replace(run, ranks={**run.ranks, **{trace.rank: trace for trace in silent}})
-    endings = find_endings(heard, now_ns, ask, goes_on)
-    stops = find_stops(run, arrivals, endings)
-    chains = find_chains(stops, arrivals, endings)
-    mismatches, num_mismatches = find_mismatches(run, arrivals)
-    groups = known_groups(run)
-    concerned = {rank for stop in stops for rank in (*stop.arrived, *(one.rank for one in stop.missing))} | {
-        rank for rank, ending in endings.items() if ending.state == "silent"
-    }
-    arrivals = {**arrivals, **{trace.rank: RankArrivals() for trace in silent}}
-    shown = list(heard.ranks) if all_ranks else sorted(concerned & set(heard.ranks))
-    first = find_first_failure(heard, arrivals, endings, stops)
-    evidence = flight_evidence(run, flight, stops, (call.rank for call in flight_calls)) if flight_calls else None
-    diagnosis = Diagnosis(
-        run=_identity(run, endings),
-        ranks=tuple(
-            _rank(heard.ranks[rank], heard, endings[rank], arrivals[rank], groups) for rank in sorted(heard.ranks)
-        ),
-        groups=tuple(cover_groups(run, arrivals)),
-        coverage=find_coverage(run, find_roles(run)),
-        recording=_recording(run),
-        drops=_drops(run),
-        alignment=align(run),
-        mismatches=Mismatches(num_mismatches, tuple(mismatches)),
-        hang=Hang(
-            tuple(stops),
-            chains,
-            {rank: last_activity(run, heard.ranks[rank], arrivals[rank], groups) for rank in shown},
-        ),
-        problems=tuple(run.problems),
-        first_failure=first,
-        flight_recorder=evidence,
-    )
-    hang = diagnosis.hang._replace(sentences=tuple(hang_sentences(diagnosis)))
-    findings, notes = find_findings(diagnosis)
-    return replace(diagnosis, hang=hang, findings=tuple(findings), notes=tuple(notes))
+
+    id: str
+    attempt: int
+    path: str
+    world_size: int
+    missing_ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    backend: str
+    device: str
+    states: Mapping[str, int]
+    last_written_ns: int | None
+    versions: Mapping[str, str]
+    differing_versions: Mapping[str, Mapping[str, tuple[int, ...]]]
 
 
-def _identity(run: Run, endings: Mapping[int, Ending]) -> ExaminedRun:
-    metadata = run.any_metadata
-    words = [ending.last_ns for ending in endings.values() if ending.last_ns is not None]
-    return ExaminedRun(
-        id=metadata.run_id,
-        attempt=metadata.attempt,
-        path=str(run.path),
-        world_size=run.world_size,
-        missing_ranks=tuple(sorted(set(range(run.world_size)) - set(run.ranks))),
-        hosts=tuple(dict.fromkeys(trace.metadata.node for trace in run.ranks.values())),
-        backend=metadata.backend,
-        device=metadata.device,
-        states=dict(Counter(ending.state for ending in endings.values())),
-        last_written_ns=max(words, default=None),
-        versions=dict(metadata.versions),
-        differing_versions=_differing_versions(run.ranks.values()),
-    )
+class Failure(NamedTuple):
+    """A communication that raised.
+
+    Attributes:
+        operation, group, seq, peer: which one.
+        exception: type of what it raised.
+        at_ns: when, ns of the rank's own clock.
+    """
+
+    operation: str
+    group: GroupLabel
+    seq: int
+    peer: int
+    exception: str
+    at_ns: int
 
 
-def _differing_versions(traces: Iterable[RankTrace]) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Return, of packages that should be the same everywhere and are not, the ranks by package and version."""
-    found: dict[str, dict[str, list[int]]] = {}
-    for trace in traces:
-        for package in _MUST_AGREE:
-            version = trace.metadata.versions.get(package, "none")
-            found.setdefault(package, {}).setdefault(version, []).append(trace.rank)
-    return {
-        package: {version: tuple(ranks) for version, ranks in versions.items()}
-        for package, versions in found.items()
-        if len(versions) > 1
-    }
+class ExaminedRank(NamedTuple):
+    """A rank, and how its files end.
+
+    Attributes:
+        rank, host, pid: who it is.
+        state, last_written_ns, behind_ns, process: see :class:`commtrace.analysis.hangs.liveness.Ending`.
+        exception: type of the one that nobody caught; None if there was none.
+        exception_at: where in the program it was raised, as ``file:line function``.
+        stack: where its main thread was when none of Python's threads could run any more, innermost first; empty
+            otherwise.
+        stack_at: the innermost of it that is not a library's.
+        device_uuid: of its device; None if that has none.
+        keep_out: command that keeps its node out of the next job.
+        failures: communications that raised.
+        dropped: spans that its recorder dropped, by kind.
+        collectives: how many it launched.
+        coordinates: in the parallel dimensions.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    state: str
+    last_written_ns: int | None
+    behind_ns: int | None
+    process: str | None
+    exception: str | None
+    exception_at: str | None
+    stack: tuple[str, ...]
+    stack_at: str | None
+    device_uuid: str | None
+    keep_out: str
+    failures: tuple[Failure, ...]
+    dropped: Mapping[str, int]
+    collectives: int
+    coordinates: Mapping[str, int]
 
 
-def _rank(
-    trace: RankTrace, heard: Run, ending: Ending, arrivals: RankArrivals, groups: Mapping[int, Group]
-) -> ExaminedRank:
-    return ExaminedRank(
-        rank=trace.rank,
-        host=trace.metadata.node,
-        pid=trace.metadata.pid,
-        state=ending.state,
-        last_written_ns=ending.last_ns,
-        behind_ns=ending.behind_ns,
-        process=ending.process,
-        exception=ending.exception or None,
-        exception_at=own_frame(trace.exception_frames),
-        stack=trace.stack,
-        stack_at=own_frame(trace.stack),
-        device_uuid=trace.metadata.device_uuid or None,
-        keep_out=keep_out([trace.metadata], (other.metadata for other in heard.ranks.values())),
-        failures=tuple(
-            Failure(**{**failure, "group": describe_group(groups.get(failure["group"]), failure["group"])})
-            for failure in trace.failures
-        ),
-        dropped=dict(trace.dropped),
-        collectives=sum(arrivals.launched.values()),
-        coordinates=dict(trace.coordinates),
-    )
+class LeftOut(NamedTuple):
+    """An option that leaves something out on purpose, and the ranks on which it was set."""
+
+    option: str
+    value: str
+    ranks: tuple[int, ...]
 
 
-def _recording(run: Run) -> tuple[LeftOut, ...]:
-    """Return the options that leave something out on purpose, and on which ranks they were set."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for rank, trace in run.ranks.items():
-        for option, value in trace.recording.items():
-            found.setdefault((option, str(value)), []).append(rank)
-        if trace.discarded:
-            last = trace.discarded.get("last_step", "?")
-            found.setdefault(("deleted to keep to its budget", f"steps up to {last}"), []).append(rank)
-    return tuple(LeftOut(option, value, tuple(ranks)) for (option, value), ranks in found.items())
+class Drops(NamedTuple):
+    """What a rank dropped, by kind, and between when; a rank says so at most half a second later. Epoch ns."""
+
+    rank: int
+    dropped: Mapping[str, int]
+    first_ns: int | None
+    last_ns: int | None
 
 
-def _drops(run: Run) -> tuple[Drops, ...]:
-    return tuple(
-        Drops(
-            rank,
-            dict(trace.dropped),
-            wall_clock_ns(trace, trace.drops[0].reported_ns) - _FLUSH_NS if trace.drops else None,
-            wall_clock_ns(trace, trace.drops[-1].reported_ns) if trace.drops else None,
-        )
-        for rank, trace in run.ranks.items()
-        if trace.dropped
-    )
+@dataclass(frozen=True, slots=True)
+class Mismatches:
+    """Communications whose members did not call the same: how many, and the first of them."""
+
+    count: int
+    first: tuple[Mismatch, ...]
+
+
+class Hang(NamedTuple):
+    """Where communication stopped.
+
+    Attributes:
+        stops: communications that did not end, the one that waited longest first.
+        chains: who waits for whom.
+        doing: by rank, what those concerned did last.
+        sentences: the story of it.
+    """
+
+    stops: tuple[Stop, ...]
+    chains: Chains
+    doing: Mapping[int, LastActivity]
+    sentences: tuple[str, ...] = ()
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether somebody has waited for longer than is usual."""
+        return any(stop.kind == HUNG for stop in self.stops)
+
+    def to_json(self) -> JsonObject:
+        """Return the fields, and ``is_hung``."""
+        parts = fields_to_json(self)
+        sentences = parts.pop("sentences")
+        return {**parts, "is_hung": self.is_hung, "sentences": sentences}
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What a run's files hold, what they miss, and where its job hangs or stopped.
+
+    Attributes:
+        run: which one.
+        ranks: every rank that is known of.
+        groups: what was seen of every process group.
+        coverage: what was recorded, and what cannot have been seen.
+        recording: what was left out on purpose.
+        drops: what was lost.
+        alignment: how the hosts' clocks were brought together.
+        mismatches: communications whose members did not call the same.
+        hang: where communication stopped.
+        problems: what is wrong with the files.
+        first_failure: which rank failed first; None if nobody did, or nothing tells.
+        flight_recorder: what dumps of torch's flight recorder add; None without dumps.
+        findings: what somebody should look at, in sentences; empty if the run is healthy.
+        notes: what is only good to know.
+    """
+
+    run: ExaminedRun
+    ranks: tuple[ExaminedRank, ...]
+    groups: tuple[GroupCoverage, ...]
+    coverage: Coverage
+    recording: tuple[LeftOut, ...]
+    drops: tuple[Drops, ...]
+    alignment: Alignment
+    mismatches: Mismatches
+    hang: Hang
+    problems: tuple[str, ...]
+    first_failure: FirstFailure | None
+    flight_recorder: FlightEvidence | None
+    findings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether nothing was found that somebody should look at."""
+        return not self.findings
+
+    def to_json(self) -> JsonObject:
+        """Return what ``commtrace doctor --json`` prints."""
+        return fields_to_json(self)
+
+    def rank(self, rank: int) -> ExaminedRank | None:
+        """Return a rank; None if nothing is known of it."""
+        return next((one for one in self.ranks if one.rank == rank), None)

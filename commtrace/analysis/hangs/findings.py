@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from commtrace.analysis.hangs.examination import Diagnosis, ExaminedRank
+from commtrace.analysis.hangs.diagnosis import Diagnosis, ExaminedRank
 from commtrace.analysis.hangs.first_failure import FirstFailure
 from commtrace.analysis.hangs.liveness import SILENT, STOPPED
 from commtrace.analysis.hangs.stops import HUNG, UNEQUAL, WAITING

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from commtrace.analysis.hangs.chain import Link
-from commtrace.analysis.hangs.examination import Diagnosis, ExaminedRank
+from commtrace.analysis.hangs.diagnosis import Diagnosis, ExaminedRank
 from commtrace.analysis.hangs.last_activity import LastActivity
 from commtrace.analysis.hangs.liveness import ENDED, SILENT
 from commtrace.analysis.hangs.stops import HUNG, UNEQUAL, WAITING, Stop

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
-from commtrace.analysis.hangs.diagnosis import examine
+from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.flight_calls import FlightCall
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.console import wide_console

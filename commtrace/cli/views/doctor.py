@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from commtrace.analysis.hangs.examination import Diagnosis, Drops
+from commtrace.analysis.hangs.diagnosis import Diagnosis, Drops
 from commtrace.analysis.hangs.liveness import SILENT, STOPPED
 from commtrace.analysis.hangs.story import activity_words
 from commtrace.analysis.matching.arrivals import GroupLabel
@@ -26,7 +26,7 @@ _MOST_FRAMES: Final = 4
 
 
 def print_doctor(console: Console, diagnosis: Diagnosis, *, now_ns: int) -> None:
-    """Print everything that :func:`commtrace.analysis.hangs.diagnosis.examine` found."""
+    """Print everything that :func:`commtrace.analysis.hangs.examination.examine` found."""
     for line in _header(diagnosis, now_ns):
         console.print(line)
     console.print()

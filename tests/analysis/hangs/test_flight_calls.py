@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commtrace.analysis.hangs.diagnosis import examine
+from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.flight_calls import FlightCall, FlightState, fit_flight_calls
 from commtrace.analysis.matching.arrivals import find_arrivals
 from commtrace.trace.run import Run

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from commtrace.analysis.hangs.chain import Chains, find_chains
-from commtrace.analysis.hangs.diagnosis import examine
+from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.first_failure import FirstFailure
 from commtrace.analysis.hangs.last_activity import own_frame
 from commtrace.analysis.hangs.liveness import find_endings

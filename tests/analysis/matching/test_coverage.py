@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from commtrace.analysis.hangs.diagnosis import examine
+from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.matching.arrivals import find_arrivals
 from commtrace.analysis.matching.coverage import Captured, Seen, cover_groups, find_coverage
 from commtrace.analysis.matching.roles import find_roles

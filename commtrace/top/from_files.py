@@ -14,7 +14,7 @@ import numpy as np
 from commtrace.analysis.breakdown.rank_means import RankMean, rank_means
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.time_of_day import wall_clock_ns
-from commtrace.analysis.hangs.liveness import ENDED, SILENT, STOPPED, Ending, find_endings
+from commtrace.analysis.hangs.rank_state import ENDED, SILENT, STOPPED, Ending, find_endings
 from commtrace.analysis.matching.arrivals import says_now
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.operations import is_kernel_trace

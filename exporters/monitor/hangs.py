@@ -12,7 +12,7 @@ import msgspec
 
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.findings import hang_findings, silence_findings
-from commtrace.analysis.hangs.last_activity import own_frame
+from commtrace.analysis.hangs.rank_state import own_frame
 from commtrace.analysis.hangs.story import FROM_REPORTS, MOST_ROOTS, hang_sentences
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.exporters.monitor.messages import (

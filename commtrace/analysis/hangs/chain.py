@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from commtrace.analysis.hangs.liveness import ENDED, SILENT, Ending
+from commtrace.analysis.hangs.rank_state import ENDED, SILENT, Ending
 from commtrace.analysis.hangs.stops import SHORTEST_HANG_NS, Stop
 from commtrace.analysis.matching.arrivals import RankArrivals
 

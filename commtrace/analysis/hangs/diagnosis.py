@@ -10,7 +10,7 @@ from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.hangs.chain import Chains
 from commtrace.analysis.hangs.first_failure import FirstFailure
 from commtrace.analysis.hangs.flight_calls import FlightEvidence
-from commtrace.analysis.hangs.last_activity import LastActivity
+from commtrace.analysis.hangs.rank_state import LastActivity
 from commtrace.analysis.hangs.stops import HUNG, Stop
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.coverage import Coverage, GroupCoverage
@@ -67,7 +67,7 @@ class ExaminedRank(NamedTuple):
 
     Attributes:
         rank, host, pid: who it is.
-        state, last_written_ns, behind_ns, process: see :class:`commtrace.analysis.hangs.liveness.Ending`.
+        state, last_written_ns, behind_ns, process: see :class:`commtrace.analysis.hangs.rank_state.Ending`.
         exception: type of the one that nobody caught; None if there was none.
         exception_at: where in the program it was raised, as ``file:line function``.
         stack: where its main thread was when none of Python's threads could run any more, innermost first; empty

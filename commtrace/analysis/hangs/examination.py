@@ -32,8 +32,7 @@ from commtrace.analysis.hangs.flight_calls import (
     flight_evidence,
     with_flight_calls,
 )
-from commtrace.analysis.hangs.last_activity import last_activity, own_frame
-from commtrace.analysis.hangs.liveness import Ending, find_endings
+from commtrace.analysis.hangs.rank_state import Ending, find_endings, last_activity, own_frame
 from commtrace.analysis.hangs.stops import find_stops
 from commtrace.analysis.hangs.story import hang_sentences
 from commtrace.analysis.matching.arrivals import RankArrivals, describe_group, find_arrivals, known_groups

@@ -7,7 +7,7 @@ from typing import Final
 
 from commtrace.analysis.hangs.diagnosis import Diagnosis, ExaminedRank
 from commtrace.analysis.hangs.first_failure import FirstFailure
-from commtrace.analysis.hangs.liveness import SILENT, STOPPED
+from commtrace.analysis.hangs.rank_state import SILENT, STOPPED
 from commtrace.analysis.hangs.stops import HUNG, UNEQUAL, WAITING
 from commtrace.analysis.hangs.story import exception_words, group_words, place_words, silence_words
 from commtrace.analysis.matching.mismatches import Mismatch

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from commtrace.analysis.hangs.liveness import ENDED, RUNNING, SILENT, STOPPED, Ending
+from commtrace.analysis.hangs.rank_state import ENDED, RUNNING, SILENT, STOPPED, Ending
 from commtrace.analysis.hangs.stops import HUNG, Stop
 from commtrace.analysis.matching.arrivals import RankArrivals, known_groups
 from commtrace.trace.processes import GONE

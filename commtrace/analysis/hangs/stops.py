@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from commtrace.analysis.hangs.liveness import ENDED, RUNNING, SILENT, Ending
+from commtrace.analysis.hangs.rank_state import ENDED, RUNNING, SILENT, Ending
 from commtrace.analysis.matching.arrivals import (
     GroupLabel,
     InFlight,

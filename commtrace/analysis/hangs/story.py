@@ -7,8 +7,7 @@ from typing import Final, NamedTuple
 
 from commtrace.analysis.hangs.chain import Link
 from commtrace.analysis.hangs.diagnosis import Diagnosis, ExaminedRank
-from commtrace.analysis.hangs.last_activity import LastActivity
-from commtrace.analysis.hangs.liveness import ENDED, SILENT
+from commtrace.analysis.hangs.rank_state import ENDED, SILENT, LastActivity
 from commtrace.analysis.hangs.stops import HUNG, UNEQUAL, WAITING, Stop
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words

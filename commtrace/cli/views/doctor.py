@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from commtrace.analysis.hangs.diagnosis import Diagnosis, Drops
-from commtrace.analysis.hangs.liveness import SILENT, STOPPED
+from commtrace.analysis.hangs.rank_state import SILENT, STOPPED
 from commtrace.analysis.hangs.story import activity_words
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.coverage import Seen

@@ -11,8 +11,7 @@ import pytest
 from commtrace.analysis.hangs.chain import Chains, find_chains
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.first_failure import FirstFailure
-from commtrace.analysis.hangs.last_activity import own_frame
-from commtrace.analysis.hangs.liveness import find_endings
+from commtrace.analysis.hangs.rank_state import find_endings, own_frame
 from commtrace.analysis.hangs.stops import Stop, find_stops
 from commtrace.analysis.matching.arrivals import find_arrivals
 from commtrace.trace.run import PeerLook, Run

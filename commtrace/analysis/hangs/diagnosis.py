@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from commtrace.analysis.clocks.align import Alignment
-from commtrace.analysis.hangs.chain import Chains
 from commtrace.analysis.hangs.first_failure import FirstFailure
 from commtrace.analysis.hangs.flight_calls import FlightEvidence
 from commtrace.analysis.hangs.rank_state import LastActivity
-from commtrace.analysis.hangs.stops import HUNG, Stop
+from commtrace.analysis.hangs.stops import HUNG, Chains, Stop
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.coverage import Coverage, GroupCoverage
 from commtrace.analysis.matching.mismatches import Mismatch

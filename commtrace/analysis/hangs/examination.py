@@ -13,7 +13,6 @@ from pathlib import Path
 
 from commtrace.analysis.clocks.align import align
 from commtrace.analysis.clocks.time_of_day import wall_clock_ns
-from commtrace.analysis.hangs.chain import find_chains
 from commtrace.analysis.hangs.diagnosis import (
     Diagnosis,
     Drops,
@@ -33,7 +32,7 @@ from commtrace.analysis.hangs.flight_calls import (
     with_flight_calls,
 )
 from commtrace.analysis.hangs.rank_state import Ending, find_endings, last_activity, own_frame
-from commtrace.analysis.hangs.stops import find_stops
+from commtrace.analysis.hangs.stops import find_chains, find_stops
 from commtrace.analysis.hangs.story import hang_sentences
 from commtrace.analysis.matching.arrivals import RankArrivals, describe_group, find_arrivals, known_groups
 from commtrace.analysis.matching.coverage import cover_groups, find_coverage

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from commtrace.analysis.hangs.chain import Link
 from commtrace.analysis.hangs.diagnosis import Diagnosis, ExaminedRank
 from commtrace.analysis.hangs.rank_state import ENDED, SILENT, LastActivity
-from commtrace.analysis.hangs.stops import HUNG, UNEQUAL, WAITING, Stop
+from commtrace.analysis.hangs.stops import HUNG, UNEQUAL, WAITING, Link, Stop
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
 from commtrace.trace.groups import UNKNOWN_ROLE

@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from commtrace.analysis.hangs.chain import Chains, find_chains
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.first_failure import FirstFailure
 from commtrace.analysis.hangs.rank_state import find_endings, own_frame
-from commtrace.analysis.hangs.stops import Stop, find_stops
+from commtrace.analysis.hangs.stops import Chains, Stop, find_chains, find_stops
 from commtrace.analysis.matching.arrivals import find_arrivals
 from commtrace.trace.run import PeerLook, Run
 from tests.analysis.hung_runs import NOW_NS, SECOND, activity, done, flight, stopped_run

@@ -11,9 +11,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from commtrace.analysis.hangs.examination import examine
-from commtrace.analysis.hangs.findings import hang_findings, silence_findings
 from commtrace.analysis.hangs.rank_state import own_frame
-from commtrace.analysis.hangs.story import FROM_REPORTS, MOST_ROOTS, hang_sentences
+from commtrace.analysis.hangs.story import FROM_REPORTS, MOST_ROOTS, hang_findings, hang_sentences, silence_findings
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.exporters.monitor.messages import (
     MOST_BYTES,

@@ -13,7 +13,7 @@ from commtrace.analysis.communication.links import Link, SlowLinks, Traffic
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.stragglers.verdict import CAUSES, PLACES
 from commtrace.cli.main import app
-from tests.analysis.hangs.test_flight_calls import calls, hung
+from tests.analysis.hangs.test_flight_recorder import calls, hung
 from tests.analysis.hung_runs import NOW_NS, done, flight, stopped_run
 from tests.cli.recorded import record
 from tests.factory import group

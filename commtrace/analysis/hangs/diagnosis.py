@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.hangs.first_failure import FirstFailure
-from commtrace.analysis.hangs.flight_calls import FlightEvidence
+from commtrace.analysis.hangs.flight_recorder import FlightEvidence
 from commtrace.analysis.hangs.rank_state import LastActivity
 from commtrace.analysis.hangs.stops import HUNG, Chains, Stop
 from commtrace.analysis.matching.arrivals import GroupLabel

@@ -24,7 +24,7 @@ from commtrace.analysis.hangs.diagnosis import (
     Mismatches,
 )
 from commtrace.analysis.hangs.first_failure import find_first_failure
-from commtrace.analysis.hangs.flight_calls import (
+from commtrace.analysis.hangs.flight_recorder import (
     FlightCall,
     fit_flight_calls,
     flight_evidence,

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import typer
 
 from commtrace.analysis.hangs.examination import examine
-from commtrace.analysis.hangs.flight_calls import FlightCall
+from commtrace.analysis.hangs.flight_recorder import FlightCall
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.console import wide_console
 from commtrace.cli.views.doctor import print_doctor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commtrace.analysis.hangs.examination import examine
-from commtrace.analysis.hangs.flight_calls import FlightCall, FlightState, fit_flight_calls
+from commtrace.analysis.hangs.flight_recorder import FlightCall, FlightState, fit_flight_calls
 from commtrace.analysis.matching.arrivals import find_arrivals
 from commtrace.trace.run import Run
 from tests.analysis.hung_runs import NOW_NS, done, flight, stopped_run

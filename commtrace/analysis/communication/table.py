@@ -13,8 +13,15 @@ import numpy.typing as npt
 from commtrace.analysis.breakdown.partition import Partition
 from commtrace.analysis.breakdown.states import COMPUTE
 from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH, bus_factor
-from commtrace.analysis.communication.call_sums import CallSums, Moved, sum_calls, sum_stalls
-from commtrace.analysis.communication.calls import CallRows, Calls, calls_and_stalls
+from commtrace.analysis.communication.calls import (
+    CallRows,
+    Calls,
+    CallSums,
+    Moved,
+    calls_and_stalls,
+    sum_calls,
+    sum_stalls,
+)
 from commtrace.analysis.keys import pack, sort_groups
 from commtrace.analysis.matching.match import Matches, RankMatches
 from commtrace.analysis.matching.operations import of_one_sort, unfinished_rows_of

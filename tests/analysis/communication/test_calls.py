@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtrace.analysis.communication.call_sums import CallSums, Moved, sum_calls, sum_stalls
-from commtrace.analysis.communication.calls import Calls
+from commtrace.analysis.communication.calls import Calls, CallSums, Moved, sum_calls, sum_stalls
 
 ALL_TO_ALL = 2
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.clocks.piecewise import PiecewiseClock
-from commtrace.analysis.matching.join import bucket, gather
+from commtrace.analysis.matching.match import bucket, gather
 from commtrace.analysis.thinning import least_power, multiples
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block

@@ -9,8 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.matching.arrivals import GroupLabel, InFlight, RankArrivals, describe_group, known_groups
-from commtrace.analysis.matching.join import Rows, bucket, concatenate, gather
-from commtrace.analysis.matching.match import differences
+from commtrace.analysis.matching.match import Rows, bucket, concatenate, differences, gather
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject, fields_to_json
 from commtrace.trace.run import RankTrace, Run

@@ -17,9 +17,17 @@ from typing import Final
 import numpy as np
 
 from commtrace.analysis.clocks.causality import without_violations
-from commtrace.analysis.clocks.fit import LinearClock, Observations, Residual, fit_clocks, observe, unconnected
+from commtrace.analysis.clocks.fit import (
+    NEVER_STEPPED,
+    LinearClock,
+    Observations,
+    PiecewiseClock,
+    Residual,
+    fit_clocks,
+    observe,
+    unconnected,
+)
 from commtrace.analysis.clocks.jumps import find_steps, split_at
-from commtrace.analysis.clocks.piecewise import NEVER_STEPPED, PiecewiseClock
 from commtrace.trace.blocks import Block
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run

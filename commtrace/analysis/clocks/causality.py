@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.clocks.piecewise import PiecewiseClock
+from commtrace.analysis.clocks.fit import PiecewiseClock
 from commtrace.analysis.matching.match import bucket, gather
 from commtrace.analysis.thinning import least_power, multiples
 from commtrace.trace import schema

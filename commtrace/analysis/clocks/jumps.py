@@ -14,8 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.clocks.fit import Observations
-from commtrace.analysis.clocks.piecewise import Begin
+from commtrace.analysis.clocks.fit import Begin, Observations
 from commtrace.analysis.statistics import ERROR_OF_MEDIAN, MAD_TO_SIGMA
 from commtrace.trace.spans import Int32, Int64
 

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.breakdown.intervals import union
-from commtrace.analysis.distribution import Distribution
 from commtrace.analysis.keys import pack
 from commtrace.analysis.matching.match import RankMatches, communications_of
 from commtrace.analysis.matching.operations import communication_rows, is_kernel_trace, unfinished_rows
 from commtrace.analysis.matching.roles import RankRoles
+from commtrace.analysis.statistics import Distribution
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import RankTrace

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH, bus_factors, moved_bytes
-from commtrace.analysis.distribution import Distribution
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.matching.match import Matches, RankMatches
+from commtrace.analysis.statistics import Distribution
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run

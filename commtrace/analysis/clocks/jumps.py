@@ -247,7 +247,7 @@ _WINDOWS: Final = 5
 
 _SMALLEST_WINDOW: Final = 4
 _SMALLEST_STEP_NS: Final = 20_000
-_SIGMAS: Final = 6.0
+_SIGMAS_OF_A_JUMP: Final = 6.0
 """Of medians of whole windows; more of smaller ones, since few readings do not tell well how much they scatter."""
 
 _SPREADS: Final = 8.0
@@ -313,7 +313,9 @@ def _largest_jump(time: Float64, difference: Float64) -> Change | None:
     largest = int(np.argmax(np.abs(jumps)))
     error_of_jump = error_of_median(noise_of(level), window) * float(np.sqrt(2))
     spread = MAD_TO_SIGMA * float(np.median(np.abs(jumps - np.median(jumps))))
-    if abs(jumps[largest]) < max(_SMALLEST_STEP_NS, _SIGMAS * WINDOW / window * error_of_jump, _SPREADS * spread):
+    if abs(jumps[largest]) < max(
+        _SMALLEST_STEP_NS, _SIGMAS_OF_A_JUMP * WINDOW / window * error_of_jump, _SPREADS * spread
+    ):
         return None
     left, right = float(medians[largest]), float(medians[largest + window])
     position = largest + _best_split(level[largest : largest + 2 * window], left, right)

@@ -24,10 +24,10 @@ from commtrace.live.collector import StepCollector
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace import schema
-from commtrace.trace.files.row_batch import RowBatch
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.rows import Row, mark_row
+from commtrace.trace.spans import RowBatch
 
 PASSES = 15
 CALLS_PER_STEP = (3, 30, 300, 3_000)

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 from commtrace.trace import schema
-from commtrace.trace.files.row_batch import RowBatch
 from commtrace.trace.rows import Row, mark_row
+from commtrace.trace.spans import RowBatch
 
 _logger = logging.getLogger("commtrace")
 

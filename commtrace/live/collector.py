@@ -18,9 +18,8 @@ from commtrace.live.rank import LiveRank
 from commtrace.live.summarise import StepWindow, summarise
 from commtrace.live.summary import StepListener, StepSummary
 from commtrace.trace import schema
-from commtrace.trace.files.row_batch import RowBatch
 from commtrace.trace.rows import Row
-from commtrace.trace.spans import Bool, Int64, Spans
+from commtrace.trace.spans import Bool, Int64, RowBatch, Spans
 
 _logger = logging.getLogger("commtrace")
 

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from commtrace.trace import schema
-from commtrace.trace.spans import DTYPE_OF_COLUMN, Spans
+from commtrace.trace.files.reader import load_run
+from commtrace.trace.files.writer import SegmentWriter
+from commtrace.trace.rows import Row
+from commtrace.trace.spans import DTYPE_OF_COLUMN, RowBatch, Spans
+from tests.trace.rows import mark, metadata, row
 
 
 def test_rows_are_coded_and_new_names_appended() -> None:
@@ -48,3 +54,42 @@ def test_no_spans_have_every_column_in_its_type() -> None:
     for spans in (Spans.empty(), Spans.concatenate([])):
         assert len(spans) == 0
         assert all(getattr(spans, name).dtype == dtype for name, dtype in DTYPE_OF_COLUMN.items())
+
+
+def rows(count: int) -> list[Row]:
+    """Words that come late, words that are missing, details, marks, and steps of two segments."""
+    made = [
+        row(kind=schema.COLLECTIVE, name=f"op{at // 400}", dtype="float32" if at % 3 else None, step=at // 100,
+            start=at, end=at + 5, detail='{"a": 1}' if at % 7 == 0 else None)
+        for at in range(count)
+    ]  # fmt: skip
+    return [*made, mark("topology", {"parallel": {"dp": 2}}), row(name="late", step=-1)]
+
+
+@pytest.mark.parametrize("count", [1, 499, 1_201])
+def test_a_file_is_the_same_whoever_made_the_columns(count: int, tmp_path: Path) -> None:
+    made = rows(count)
+    batch = RowBatch(made)
+    assert not batch.has_columns
+    assert len(batch.columns) == len(made)
+    for directory, given in ((tmp_path / "rows", made), (tmp_path / "columns", batch)):
+        writer = SegmentWriter(directory, metadata(), steps_per_segment=10)
+        writer.write([row(step=0)])
+        writer.write(given)
+        writer.close()
+
+    (of_rows,), (of_columns,) = (load_run(tmp_path / one).ranks.values() for one in ("rows", "columns"))
+    names = [load_run(tmp_path / one).names for one in ("rows", "columns")]
+    for column in schema.SCHEMA.names[:-1]:
+        told = [getattr(one.spans, column).tolist() for one in (of_rows, of_columns)]
+        if column in ("name", "dtype"):
+            told = [
+                [words[code] if code >= 0 else None for code in codes] for words, codes in zip(names, told, strict=True)
+            ]
+        assert told[0] == told[1], column
+    assert of_rows.details == of_columns.details
+    assert of_rows.parallel == of_columns.parallel == {"dp": 2}
+
+
+def test_nothing_has_no_columns() -> None:
+    assert len(RowBatch().columns) == 0

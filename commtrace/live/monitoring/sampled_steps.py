@@ -25,13 +25,12 @@ from commtrace.live.monitoring.declared import Instant, Number, Text
 from commtrace.live.monitoring.group_members import GroupMembers, group_members
 from commtrace.live.rank import LiveRank
 from commtrace.trace import schema
-from commtrace.trace.files.row_batch import RowBatch
 from commtrace.trace.files.row_checks import possible_rows
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 from commtrace.trace.rows import Row
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import DTYPE_OF_COLUMN, Int64, Spans
+from commtrace.trace.spans import DTYPE_OF_COLUMN, Int64, RowBatch, Spans
 
 MOST_STEPS: Final = 16
 """Of a window: of a job whose steps take half a second all of them are told."""

@@ -26,7 +26,7 @@ from commtrace.live.summary import StepSummary
 from commtrace.trace import schema
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.metadata import RankMetadata
-from commtrace.trace.rows import Row, mark_row
+from commtrace.trace.schema import Row, mark_row
 from commtrace.trace.spans import RowBatch
 
 PASSES = 15

@@ -53,8 +53,8 @@ from commtrace.live.summarise import StepWindow, summarise
 from commtrace.live.summary import StepSummary
 from commtrace.synth import Fault, Job, Synthetic, synthesize
 from commtrace.trace import schema
-from commtrace.trace.rows import Row
 from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.schema import Row
 from commtrace.trace.spans import Spans
 
 MS: Final = 1_000_000

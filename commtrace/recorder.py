@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 from commtrace.trace import schema
-from commtrace.trace.rows import Row, mark_row
+from commtrace.trace.schema import Row, mark_row
 from commtrace.trace.spans import RowBatch
 
 _logger = logging.getLogger("commtrace")

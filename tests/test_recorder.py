@@ -13,7 +13,7 @@ import pytest
 import commtrace.recorder as recorder_module
 from commtrace.recorder import Recorder
 from commtrace.trace import schema
-from commtrace.trace.rows import Row, mark_row
+from commtrace.trace.schema import Row, mark_row
 
 
 class Disk:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from commtrace.trace import schema
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 from tests.factory import group
 from tests.trace.rows import mark, row, write_rank
 

@@ -36,7 +36,7 @@ from commtrace.recorder import Recorder, Sink, uncaught_exception
 from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.writer import SegmentWriter, rank_directory, segment_paths
 from commtrace.trace.metadata import RankMetadata
-from commtrace.trace.rows import mark_row
+from commtrace.trace.schema import mark_row
 from commtrace.trace.selection.aggregates import AggregatingSink
 from commtrace.trace.selection.step_range import DetailPlan, StepRange
 

@@ -18,7 +18,7 @@ from commtrace.capture.device.clock import DeviceClock, Mark
 from commtrace.capture.device.cuda_clock import CudaClock
 from commtrace.trace import schema
 from commtrace.trace.groups import Group
-from commtrace.trace.rows import Row, mark_row, row_of
+from commtrace.trace.schema import Row, mark_row, row_of
 
 _NO = schema.NOT_APPLICABLE
 

@@ -32,7 +32,7 @@ from commtrace.importers.torch_names import DTYPES, complete_list, named_group, 
 from commtrace.trace import schema
 from commtrace.trace.groups import Group
 from commtrace.trace.inputs import MOST_RANKS, decode_json, printable, read_file
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 
 _USUAL_RANKS_PER_HOST: Final = 8
 _PEERS: Final = re.compile(r"([0-9]{1,9})\s*(->|<-)\s*([0-9]{1,9})")

@@ -22,7 +22,7 @@ from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_r
 from commtrace.importers.trace_events import TraceFile
 from commtrace.trace import schema
 from commtrace.trace.groups import Group
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 
 _RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[-_.]?(\d+)", re.IGNORECASE)
 _USUAL_DEVICES_PER_HOST: Final = 8

@@ -16,7 +16,7 @@ from commtrace.trace import schema
 from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, SegmentWriter
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import IMPORTED, ClockAnchor, RankMetadata
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 from commtrace.trace.spans import Spans
 
 _ROWS_PER_BATCH: Final = 20_000

@@ -23,7 +23,7 @@ from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_r
 from commtrace.trace import schema
 from commtrace.trace.groups import Group, group_id
 from commtrace.trace.inputs import open_file
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 
 _JOB: Final = re.compile(
     r"Profiler Info: Job \(\d+\), type = (?P<type>[a-zA-Z_]{1,100}?)(?P<chunk>[0-9]{0,4}), "

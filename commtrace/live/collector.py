@@ -18,7 +18,7 @@ from commtrace.live.rank import LiveRank
 from commtrace.live.summarise import StepWindow, summarise
 from commtrace.live.summary import StepListener, StepSummary
 from commtrace.trace import schema
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 from commtrace.trace.spans import Bool, Int64, RowBatch, Spans
 
 _logger = logging.getLogger("commtrace")

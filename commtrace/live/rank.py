@@ -15,7 +15,7 @@ from commtrace.live.run_budget import LiveBudget
 from commtrace.trace.device_state import DeviceState
 from commtrace.trace.marks import Marks, read_state
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 
 if TYPE_CHECKING:
     from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler

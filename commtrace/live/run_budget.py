@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from commtrace.analysis.breakdown.run_budget import PART_OF_KIND, PARTS, START, TRAINING, PartIntervals, divide
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 
 KNOWN_PARTS: Final = ("training", "evaluation", "checkpoint", "loading", "start", "unknown")
 

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from commtrace.analysis.matching.roles import PIPELINE
 from commtrace.live.device import Device, mfu
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 
 _POINT_TO_POINT: Final = ("send", "recv")
 

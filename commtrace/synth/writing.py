@@ -17,8 +17,8 @@ from commtrace.synth.synthesis import Synthetic
 from commtrace.trace import schema
 from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, SegmentWriter
 from commtrace.trace.groups import Group
-from commtrace.trace.rows import Row
 from commtrace.trace.run import RankTrace
+from commtrace.trace.schema import Row
 
 TRUTH_FILE: Final = "truth.json"
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.trace import schema
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 
 Int8 = npt.NDArray[np.int8]
 Int32 = npt.NDArray[np.int32]

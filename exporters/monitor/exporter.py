@@ -42,7 +42,7 @@ from commtrace.live.monitoring.window import Window, WindowReport
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepListener, StepSummary
 from commtrace.recorder import uncaught_exception
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 
 _logger = logging.getLogger("commtrace")
 

@@ -41,7 +41,7 @@ from commtrace.live.monitoring.job_steps import JobStep, Repetitions
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepListener, StepSummary
 from commtrace.trace import schema
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 
 if TYPE_CHECKING:
     from commtrace.exporters.otlp.sender import MetricSink, SpanSink

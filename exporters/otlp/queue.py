@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.summary import StepSummary
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

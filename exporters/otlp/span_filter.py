@@ -10,7 +10,7 @@ from typing import Final
 from commtrace.config import Config
 from commtrace.options import OTLP_LEVELS
 from commtrace.trace import schema
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 from commtrace.trace.selection.step_range import StepRange
 
 _ADDED_BY: Final[Mapping[str, frozenset[int]]] = {

@@ -30,8 +30,8 @@ from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary, trace_id
 from commtrace.trace import schema
 from commtrace.trace.groups import Group
-from commtrace.trace.rows import Row
 from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.schema import Row
 from commtrace.trace.spans import Spans
 
 Attributes = dict[str, AttributeValue]

@@ -15,7 +15,7 @@ from commtrace.exporters.prometheus.textfile import Textfile
 from commtrace.exporters.prometheus.totals import StepTotals
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepListener, StepSummary
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 
 _logger = logging.getLogger("commtrace")
 

@@ -15,8 +15,8 @@ from commtrace.analysis.path_totals import PathTotals
 from commtrace.errors import RunNotFoundError
 from commtrace.trace import schema
 from commtrace.trace.files.writer import SegmentWriter
-from commtrace.trace.rows import Row
 from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.schema import Row
 from tests.pipeline_factory import PipelineJob
 from tests.trace.rows import mark
 

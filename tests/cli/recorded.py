@@ -7,8 +7,8 @@ from typing import Any
 
 from commtrace.trace import schema
 from commtrace.trace.files.writer import SegmentWriter
-from commtrace.trace.rows import Row
 from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.schema import Row
 
 
 def record(run: Run, directory: Path) -> Path:

@@ -14,7 +14,7 @@ from commtrace.live.gil import GilYield
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace import schema
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 from commtrace.trace.spans import RowBatch
 from tests.factory import group
 from tests.live.test_summarise import Listener, told

@@ -5,7 +5,7 @@ from __future__ import annotations
 from commtrace.analysis.breakdown.run_budget import run_budget
 from commtrace.live.run_budget import KNOWN_PARTS, LiveBudget
 from commtrace.trace import schema
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 from tests.factory import make_run, span
 
 TOLD = {"process_start_ns": 0}

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from commtrace.trace import schema
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 from commtrace.trace.spans import DTYPE_OF_COLUMN
 
 

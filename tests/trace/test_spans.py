@@ -8,7 +8,7 @@ import pytest
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.writer import SegmentWriter
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 from commtrace.trace.spans import DTYPE_OF_COLUMN, RowBatch, Spans
 from tests.trace.rows import mark, metadata, row
 

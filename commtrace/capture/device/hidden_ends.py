@@ -18,7 +18,7 @@ from commtrace.capture.device.clock import now_ns
 from commtrace.capture.records import SHORTEST_STALL_NS, DeviceCall, Entry, Placed, communication_row
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
-from commtrace.trace.rows import Row, mark_row
+from commtrace.trace.schema import Row, mark_row
 
 PART: Final = "true ends of hidden communication"
 

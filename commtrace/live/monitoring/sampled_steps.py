@@ -28,8 +28,8 @@ from commtrace.trace import schema
 from commtrace.trace.files.row_checks import possible_rows
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
-from commtrace.trace.rows import Row
 from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.schema import Row
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Int64, RowBatch, Spans
 
 MOST_STEPS: Final = 16

@@ -25,7 +25,7 @@ from commtrace.live.monitoring.waits import NO_BLOCK, Block, BlockWaits
 from commtrace.live.rank import MOST_READINGS, LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace.device_state import DeviceState
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 from commtrace.trace.spans import Int64
 
 WORK: Final = ("compute", "data", "gc", "checkpoint", "evaluation", "unknown")

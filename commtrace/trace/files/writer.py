@@ -28,7 +28,7 @@ from commtrace.trace.files.checksums import SegmentFile
 from commtrace.trace.files.losses import write_losses
 from commtrace.trace.files.messages import custom_metadata
 from commtrace.trace.metadata import RankMetadata
-from commtrace.trace.rows import Row, mark_row
+from commtrace.trace.schema import Row, mark_row
 from commtrace.trace.spans import RowBatch, Spans
 
 SEGMENT_PATTERN: Final = re.compile(r"^spans-(\d+)\.arrows$")

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from commtrace.trace import schema
 from commtrace.trace.inputs import printable
-from commtrace.trace.rows import Row, mark_row
+from commtrace.trace.schema import Row, mark_row
 
 AGGREGATE: Final = "aggregate"
 """Name of the mark."""

@@ -8,8 +8,8 @@ import numpy as np
 
 from commtrace.trace import schema
 from commtrace.trace.files.writer import SegmentWriter
-from commtrace.trace.rows import Row
 from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.schema import Row
 from tests.trace.rows import mark
 
 _ROWS_PER_BATCH = 40

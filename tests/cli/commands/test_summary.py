@@ -204,7 +204,7 @@ def write_run(directory: Path, run: Run) -> Path:
     """The run as files, as a recorder leaves them."""
     from commtrace.trace import schema
     from commtrace.trace.files.writer import SegmentWriter
-    from commtrace.trace.rows import Row
+    from commtrace.trace.schema import Row
 
     columns = [field.name for field in schema.SCHEMA]
     for rank, trace in run.ranks.items():

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 import commtrace
 from commtrace.trace.files.writer import SegmentWriter
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 
 FOLDER = Path(sys.argv[1])
 AT_ONCE = 4

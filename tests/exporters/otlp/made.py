@@ -20,7 +20,7 @@ from commtrace.live.summary import StepSummary
 from commtrace.trace import schema
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import ClockAnchor
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 from tests.factory import group
 from tests.trace.rows import mark, metadata, row
 

@@ -16,7 +16,7 @@ from commtrace.exporters.prometheus.totals import StepTotals
 from commtrace.live.device import Device
 from commtrace.live.monitoring.waits import Split
 from commtrace.trace import schema
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 from tests.exporters.prometheus.steps import rank, summary
 from tests.live.findings import live_straggler
 

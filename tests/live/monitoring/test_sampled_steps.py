@@ -13,7 +13,7 @@ from commtrace.live.monitoring.group_members import GroupMembers, RankRange
 from commtrace.live.monitoring.sampled_steps import MOST_STEPS, SampledSteps, SampleError, StepSample, StepSampler
 from commtrace.live.rank import LiveRank
 from commtrace.trace import schema
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 from commtrace.trace.spans import DTYPE_OF_COLUMN
 from tests.factory import group, metadata
 from tests.trace.rows import row

@@ -11,7 +11,7 @@ from commtrace.trace.files import reader as reader_module
 from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.writer import SegmentWriter
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 from tests.trace.rows import mark, metadata, row, steps, write_rank
 
 GROUP = {"id": 7, "ranks": [0], "ordinal": 0, "role": "dp", "name": "", "description": "", "backend": "gloo"}

@@ -15,7 +15,7 @@ from commtrace.trace.files import segment_index
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.tail import RunTail
 from commtrace.trace.files.writer import SegmentWriter, segment_paths
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 from tests.trace.rows import mark, metadata, row
 
 GROUP = {"id": 7, "ranks": [0, 1], "ordinal": 0, "role": "dp", "name": "", "description": "", "backend": "gloo"}

@@ -9,7 +9,7 @@ import pytest
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.writer import SegmentWriter
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 from commtrace.trace.selection.aggregates import Aggregate, AggregatingSink, read_aggregates
 from commtrace.trace.selection.step_range import DetailPlan, StepRange
 from tests.trace.rows import mark, metadata, row, steps

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from commtrace.capture.tracer import Tracer
-from commtrace.trace.groups import UNKNOWN_ROLE
+from commtrace.trace.metadata import UNKNOWN_ROLE
 
 _SAYS_NOTHING: Final = re.compile(rf"{UNKNOWN_ROLE}|world|default|dim_\d+")
 """Roles that a group has because nobody said what it is for: torch's own words, those of unnamed meshes among them."""

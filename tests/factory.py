@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from commtrace.trace.groups import Group, group_id
-from commtrace.trace.metadata import ClockAnchor, RankMetadata
+from commtrace.trace.metadata import ClockAnchor, Group, RankMetadata, group_id
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Spans
 

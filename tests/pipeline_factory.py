@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from commtrace.trace.groups import Group
-from commtrace.trace.metadata import ClockAnchor
+from commtrace.trace.metadata import ClockAnchor, Group
 from commtrace.trace.run import Run
 from tests.factory import EPOCH_NS, Row, collective, group, make_run, p2p, span, stall
 

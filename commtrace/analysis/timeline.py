@@ -47,7 +47,7 @@ from commtrace.analysis.matching.roles import PIPELINE, UNKNOWN, Roles, find_rol
 from commtrace.analysis.steps.choice import select, whole_recording_as_step
 from commtrace.analysis.steps.inference import infer_steps
 from commtrace.trace import schema
-from commtrace.trace.groups import Group
+from commtrace.trace.metadata import Group
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.selection.step_range import StepRange
 from commtrace.trace.spans import Int64, Spans

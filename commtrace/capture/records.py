@@ -17,7 +17,7 @@ from commtrace.capture.collectives.operations import Operation
 from commtrace.capture.device.clock import DeviceClock, Mark
 from commtrace.capture.device.cuda_clock import CudaClock
 from commtrace.trace import schema
-from commtrace.trace.groups import Group
+from commtrace.trace.metadata import Group
 from commtrace.trace.schema import Row, mark_row, row_of
 
 _NO = schema.NOT_APPLICABLE

@@ -21,7 +21,7 @@ from commtrace.importers.nccl_calls import Call, describe, plain_name, qualified
 from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, write_rank
 from commtrace.importers.trace_events import TraceFile
 from commtrace.trace import schema
-from commtrace.trace.groups import Group
+from commtrace.trace.metadata import Group
 from commtrace.trace.schema import Row
 
 _RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[-_.]?(\d+)", re.IGNORECASE)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from commtrace.importers.device_events import CommunicationKernel, integer
 from commtrace.importers.torch_names import ANONYMOUS, DTYPES, complete_list, named_group, operation_of
-from commtrace.trace.groups import Group, group_id
 from commtrace.trace.inputs import MOST_RANKS, decode_json, printable
+from commtrace.trace.metadata import Group, group_id
 
 _MOST_ELEMENTS = 2**43
 """70 TB of doubles: more is damage."""

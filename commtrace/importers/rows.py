@@ -14,8 +14,7 @@ import numpy as np
 from commtrace.errors import ConfigurationError
 from commtrace.trace import schema
 from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, SegmentWriter
-from commtrace.trace.groups import Group
-from commtrace.trace.metadata import IMPORTED, ClockAnchor, RankMetadata
+from commtrace.trace.metadata import IMPORTED, ClockAnchor, Group, RankMetadata
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import Spans
 

@@ -6,8 +6,8 @@ import re
 import zlib
 from typing import Final
 
-from commtrace.trace.groups import UNKNOWN_ROLE, Group, group_id
 from commtrace.trace.inputs import MOST_RANKS, decode_json
+from commtrace.trace.metadata import UNKNOWN_ROLE, Group, group_id
 
 _PARALLEL_GROUP: Final = re.compile(r"(?:MODEL_)?(?:PARALLEL_)?GROUP")
 _MEGATRON_ROLES: Final = {

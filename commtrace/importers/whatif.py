@@ -29,8 +29,8 @@ from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_r
 from commtrace.importers.stalls import Intervals, gaps, stalls
 from commtrace.trace import schema
 from commtrace.trace.files.segment_index import first_line
-from commtrace.trace.groups import Group, group_id
 from commtrace.trace.inputs import MOST_RANKS, open_file, printable, read_file
+from commtrace.trace.metadata import Group, group_id
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Int64, Spans
 
 _COLUMNS: Final = (

@@ -21,8 +21,8 @@ from typing import Final, NamedTuple
 from commtrace.errors import ImportFileError
 from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, write_rank
 from commtrace.trace import schema
-from commtrace.trace.groups import Group, group_id
 from commtrace.trace.inputs import open_file
+from commtrace.trace.metadata import Group, group_id
 from commtrace.trace.schema import Row
 
 _JOB: Final = re.compile(

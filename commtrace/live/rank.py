@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.run_budget import LiveBudget
-from commtrace.trace.device_state import DeviceState
 from commtrace.trace.marks import Marks, read_state
-from commtrace.trace.metadata import ClockAnchor, RankMetadata
+from commtrace.trace.metadata import ClockAnchor, DeviceState, RankMetadata
 from commtrace.trace.schema import Row
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from commtrace.synth.job import Job
-from commtrace.trace.groups import Group, group_id
+from commtrace.trace.metadata import Group, group_id
 from commtrace.trace.spans import Int64
 
 

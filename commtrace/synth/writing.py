@@ -16,7 +16,7 @@ from commtrace.errors import ConfigurationError
 from commtrace.synth.synthesis import Synthetic
 from commtrace.trace import schema
 from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, SegmentWriter
-from commtrace.trace.groups import Group
+from commtrace.trace.metadata import Group
 from commtrace.trace.run import RankTrace
 from commtrace.trace.schema import Row
 

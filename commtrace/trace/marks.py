@@ -54,10 +54,8 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from commtrace.trace import schema
-from commtrace.trace.device_state import DeviceState
-from commtrace.trace.groups import Group
 from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json
-from commtrace.trace.metadata import ClockAnchor, RankMetadata
+from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, RankMetadata
 from commtrace.trace.run import Drop
 
 _LARGEST: Final = 2**62

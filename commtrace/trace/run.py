@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from commtrace.trace.blocks import Block, blocks_of
-from commtrace.trace.device_state import DeviceState
-from commtrace.trace.groups import Group
-from commtrace.trace.metadata import ClockAnchor, RankMetadata
+from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, RankMetadata
 from commtrace.trace.spans import Spans
 
 

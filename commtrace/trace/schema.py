@@ -67,7 +67,7 @@ SCHEMA: Final = pa.schema(
         ("microbatch", pa.int32()),
         ("chunk", pa.int32()),  # virtual pipeline chunk on this rank
         ("stage", pa.int32()),  # pipeline stage
-        ("group", pa.int64()),  # process group: the same number on every member (trace/groups.py)
+        ("group", pa.int64()),  # process group: the same number on every member (trace/metadata.py)
         ("seq", pa.int64()),  # per group for collectives; per (group, ordered pair) for P2P
         ("op_in_seq", pa.int32()),  # index inside a coalesced group of operations, which takes one seq
         ("bytes", pa.int64()),  # of the full tensor (docs/definitions.md)

@@ -29,8 +29,7 @@ from commtrace.live.monitoring.declared import MOST_TEXT
 from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.group_members import GroupMembers, regular_range
 from commtrace.live.monitoring.watch import SILENT_WINDOWS
-from commtrace.trace.groups import Group
-from commtrace.trace.metadata import ClockAnchor, RankMetadata
+from commtrace.trace.metadata import ClockAnchor, Group, RankMetadata
 from commtrace.trace.processes import AskProcess, process_state, unknown_process
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Spans

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from commtrace.config import Config
 from commtrace.exporters.otlp.queue import Job, MetricsSnapshot
 from commtrace.live.rank import LiveRank
-from commtrace.trace.groups import Group
-from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.metadata import Group, RankMetadata
 
 if TYPE_CHECKING:
     from commtrace.exporters.otlp.sender import Sender

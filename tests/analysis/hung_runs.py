@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from commtrace.trace.groups import Group
+from commtrace.trace.metadata import Group
 from commtrace.trace.run import Run
 from tests.factory import EPOCH_NS, Row, collective, make_run
 

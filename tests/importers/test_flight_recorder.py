@@ -15,7 +15,7 @@ from commtrace.importers import flight_recorder
 from commtrace.importers.flight_recorder import import_flight_recorder, read_flight_record
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
-from commtrace.trace.groups import group_id
+from commtrace.trace.metadata import group_id
 
 EPOCH = 1_724_779_239_000_000_000
 DP = ("1", "DATA_PARALLEL_GROUP")

@@ -17,7 +17,7 @@ from commtrace.errors import ConfigurationError, ImportFileError
 from commtrace.importers.kineto import KinetoOptions, import_kineto
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
-from commtrace.trace.groups import group_id
+from commtrace.trace.metadata import group_id
 from tests.importers.kineto_files import annotation, copy, kernel, nccl, write_trace
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from commtrace.live.rank import LiveRank
-from commtrace.trace.device_state import DeviceState
+from commtrace.trace.metadata import DeviceState
 from tests.trace.rows import mark, metadata
 
 

@@ -14,7 +14,7 @@ from commtrace.live.collector import StepCollector
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import GroupSummary, OperationSummary, StepSummary, trace_id
 from commtrace.trace import schema
-from commtrace.trace.groups import Group
+from commtrace.trace.metadata import Group
 from commtrace.trace.schema import Row
 from tests.factory import group
 from tests.trace.rows import mark, metadata, row

@@ -39,7 +39,7 @@ from commtrace.analysis.matching.mismatches import find_mismatches
 from commtrace.analysis.matching.roles import find_roles
 from commtrace.analysis.stragglers.exclusion import keep_out
 from commtrace.trace.files.reader import load_run
-from commtrace.trace.groups import Group
+from commtrace.trace.metadata import Group
 from commtrace.trace.processes import AskProcess, unknown_process
 from commtrace.trace.run import RankTrace, Run
 

@@ -14,7 +14,7 @@ import numpy as np
 from commtrace.analysis.clocks.time_of_day import wall_clock_ns
 from commtrace.analysis.matching.arrivals import GroupLabel, RankArrivals, describe_group, says_now
 from commtrace.trace import schema
-from commtrace.trace.groups import Group
+from commtrace.trace.metadata import Group
 from commtrace.trace.processes import GONE, SUSPENDED, AskProcess, unknown_process
 from commtrace.trace.run import RankTrace, Run
 

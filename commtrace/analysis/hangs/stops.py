@@ -19,8 +19,8 @@ from commtrace.analysis.matching.arrivals import (
     describe_group,
     known_groups,
 )
-from commtrace.trace.groups import Group
 from commtrace.trace.json_values import JsonObject, fields_to_json
+from commtrace.trace.metadata import Group
 from commtrace.trace.processes import GONE, SUSPENDED
 from commtrace.trace.run import Run
 

@@ -12,7 +12,7 @@ from commtrace.analysis.hangs.stops import HUNG, UNEQUAL, WAITING, Link, Stop
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.mismatches import Mismatch
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
-from commtrace.trace.groups import UNKNOWN_ROLE
+from commtrace.trace.metadata import UNKNOWN_ROLE
 from commtrace.trace.processes import GONE, IN_KERNEL, RUNS, SUSPENDED
 
 _MOST_STOPS: Final = 8

@@ -16,7 +16,7 @@ import numpy as np
 from commtrace.analysis.keys import pack
 from commtrace.analysis.matching.operations import SYNCHRONISING, named
 from commtrace.trace import schema
-from commtrace.trace.groups import UNKNOWN_ROLE, Group
+from commtrace.trace.metadata import UNKNOWN_ROLE, Group
 from commtrace.trace.run import RankTrace, Run
 
 TAG_SHIFT: Final = 32

@@ -17,7 +17,7 @@ from commtrace.analysis.keys import grouped_rows
 from commtrace.analysis.matching.operations import codes_named, communication_rows
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
-from commtrace.trace.groups import Group
+from commtrace.trace.metadata import Group
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int32, Spans
 

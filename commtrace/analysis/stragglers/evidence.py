@@ -24,7 +24,7 @@ from commtrace.analysis.stragglers.microbatches import SEQUENCES, evidence_of_lo
 from commtrace.analysis.stragglers.slow_ranks import MICROBATCHES, SELDOM, WORK, SlowRank, SlowRanks
 from commtrace.analysis.stragglers.verdict import ONLY_PHASE, PHASES, RANKS
 from commtrace.analysis.stragglers.work_statistics import PAUSES, WorkStatistics
-from commtrace.trace.device_state import DeviceState
+from commtrace.trace.metadata import DeviceState
 from commtrace.trace.run import RankTrace, Run
 
 THROTTLED: Final = "throttled_device"

@@ -12,7 +12,7 @@ from typing import Any
 from commtrace.capture.collectives.nccl import LEGACY, NcclBackend, nccl_backend
 from commtrace.capture.records import DeviceCall, Queue
 from commtrace.identity import Place, current_place
-from commtrace.trace.groups import UNKNOWN_ROLE, Group, group_id
+from commtrace.trace.metadata import UNKNOWN_ROLE, Group, group_id
 
 _GENERIC_ROLES = frozenset({UNKNOWN_ROLE, "world", "default"})
 """Roles that say nothing of what a group is for: a whole world, or one that torch made for a mesh of all ranks."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from commtrace.capture.device.clock import now_ns
-from commtrace.trace.device_state import SLOWDOWNS, DeviceState
+from commtrace.trace.metadata import SLOWDOWNS, DeviceState
 
 PART: Final = "watching the device"
 

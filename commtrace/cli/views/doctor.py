@@ -17,7 +17,7 @@ from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.coverage import Seen
 from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words, seconds_in_words
 from commtrace.cli.views.basis import clock_line
-from commtrace.trace.groups import UNKNOWN_ROLE
+from commtrace.trace.metadata import UNKNOWN_ROLE
 from commtrace.trace.processes import SUSPENDED
 
 _MOST_GROUPS: Final = 24

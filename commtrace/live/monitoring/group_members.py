@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from commtrace.live.monitoring.declared import Count, Key, Rank, Text, WorldSize
-from commtrace.trace.groups import Group
+from commtrace.trace.metadata import Group
 
 
 class RankRange(Struct, frozen=True, array_like=True):
@@ -23,7 +23,7 @@ class RankRange(Struct, frozen=True, array_like=True):
 
 
 class GroupMembers(Struct, frozen=True, omit_defaults=True):
-    """A process group, see :class:`commtrace.trace.groups.Group`.
+    """A process group, see :class:`commtrace.trace.metadata.Group`.
 
     Attributes:
         regular: the members of a regular group, which may be thousands; else ``members`` has them.

@@ -26,8 +26,7 @@ from commtrace.live.monitoring.group_members import GroupMembers, group_members
 from commtrace.live.rank import LiveRank
 from commtrace.trace import schema
 from commtrace.trace.files.row_checks import possible_rows
-from commtrace.trace.groups import Group
-from commtrace.trace.metadata import ClockAnchor, RankMetadata
+from commtrace.trace.metadata import ClockAnchor, Group, RankMetadata
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Int64, RowBatch, Spans

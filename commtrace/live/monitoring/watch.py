@@ -41,7 +41,7 @@ from commtrace.live.monitoring.slow_now import MOST_MEMBERS, SlowNow, sets_now, 
 from commtrace.live.monitoring.standing import StandingFindings
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.live.rank import MOST_READINGS
-from commtrace.trace.device_state import DeviceState
+from commtrace.trace.metadata import DeviceState
 
 Float64 = npt.NDArray[np.float64]
 

@@ -24,7 +24,7 @@ from commtrace.live.monitoring.sampled_steps import StepSample, StepSampler
 from commtrace.live.monitoring.waits import NO_BLOCK, Block, BlockWaits
 from commtrace.live.rank import MOST_READINGS, LiveRank
 from commtrace.live.summary import StepSummary
-from commtrace.trace.device_state import DeviceState
+from commtrace.trace.metadata import DeviceState
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import Int64
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from commtrace.analysis.matching.roles import UNKNOWN, find_roles
-from commtrace.trace.groups import Group
+from commtrace.trace.metadata import Group
 from tests.factory import Row, collective, group, make_run, p2p, span, stall
 
 WORLD = group("world", 0, 1, 2, 3)

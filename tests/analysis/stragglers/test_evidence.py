@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from commtrace.analysis.stragglers.evidence import DeviceEvidence, device_evidence
-from commtrace.trace.device_state import DeviceState
+from commtrace.trace.metadata import DeviceState
 from commtrace.trace.run import Run
 from tests.factory import make_run, span
 

@@ -11,7 +11,7 @@ import pytest
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
 from commtrace.synth import Fault, Job, synthesize
-from commtrace.trace.device_state import DeviceState
+from commtrace.trace.metadata import DeviceState
 
 
 def judged(faults: Sequence[str], **job: Any) -> tuple[Findings, float]:

@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d
 
 from commtrace.capture.collectives import group_lifecycle
 from commtrace.capture.collectives.groups import GroupRegistry
-from commtrace.trace.groups import group_id
+from commtrace.trace.metadata import group_id
 from tests.capture.recording import Recording, fake_backend
 
 

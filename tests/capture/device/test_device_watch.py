@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from commtrace.capture.device.device_watch import DeviceWatch, read_device
-from commtrace.trace.device_state import DeviceState
+from commtrace.trace.metadata import DeviceState
 
 
 class NotSupportedError(Exception):

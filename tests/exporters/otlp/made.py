@@ -18,8 +18,7 @@ from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace import schema
-from commtrace.trace.groups import Group
-from commtrace.trace.metadata import ClockAnchor
+from commtrace.trace.metadata import ClockAnchor, Group
 from commtrace.trace.schema import Row
 from tests.factory import group
 from tests.trace.rows import mark, metadata, row

@@ -11,7 +11,7 @@ import pytest
 from commtrace.live.monitoring.findings import BACK, CHANGED, CLEARED, FOUND, SILENT, LiveEvent
 from commtrace.live.monitoring.watch import Watch
 from commtrace.live.monitoring.window import WindowReport
-from commtrace.trace.device_state import DeviceState
+from commtrace.trace.metadata import DeviceState
 
 MS = 1_000_000
 SECONDS = 4.0

@@ -13,8 +13,7 @@ from commtrace.live.monitoring.waits import CALLS_OF_A_BLOCK, MOST_GROUPS, Block
 from commtrace.live.monitoring.window import Pause, Window, WindowReport, work_of
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
-from commtrace.trace.device_state import DeviceState
-from commtrace.trace.metadata import ClockAnchor
+from commtrace.trace.metadata import ClockAnchor, DeviceState
 from tests.factory import metadata
 from tests.trace.rows import mark
 

@@ -12,13 +12,11 @@ import pytest
 
 from commtrace.errors import ConfigurationError, RunNotFoundError, TraceFormatError
 from commtrace.trace import schema
-from commtrace.trace.device_state import DeviceState
 from commtrace.trace.files import compaction
 from commtrace.trace.files.locate import find_run_directory
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.writer import SegmentWriter
-from commtrace.trace.groups import Group
-from commtrace.trace.metadata import ClockAnchor
+from commtrace.trace.metadata import ClockAnchor, DeviceState, Group
 from commtrace.trace.run import Drop
 from commtrace.trace.selection.step_range import StepRange
 from tests.trace.rows import Row, mark, metadata, row, steps, write_rank

@@ -20,8 +20,8 @@ from typing import Final
 import pyarrow as pa
 
 from commtrace.trace import schema
+from commtrace.trace.files.side_files import forget_gone_peers, note_gone_peers
 from commtrace.trace.files.writer import rank_directory, segment_paths
-from commtrace.trace.gone_peers import forget_gone_peers, note_gone_peers
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.processes import GONE, process_state
 

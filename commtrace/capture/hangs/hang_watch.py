@@ -24,8 +24,8 @@ from commtrace.capture.records import Launch
 from commtrace.capture.threads import frames_by_thread
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
+from commtrace.trace.files.side_files import stack_path
 from commtrace.trace.files.writer import rank_directory
-from commtrace.trace.last_stack import stack_path
 from commtrace.trace.metadata import RankMetadata
 
 _logger = logging.getLogger("commtrace")

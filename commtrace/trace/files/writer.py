@@ -25,8 +25,8 @@ from commtrace.trace import schema
 from commtrace.trace.files import compaction
 from commtrace.trace.files.budget import Budget, Discards
 from commtrace.trace.files.checksums import SegmentFile
-from commtrace.trace.files.losses import write_losses
 from commtrace.trace.files.messages import custom_metadata
+from commtrace.trace.files.side_files import write_losses
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.schema import Row, mark_row
 from commtrace.trace.spans import RowBatch, Spans

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from commtrace.capture.hangs.stack_timer import StackTimer
-from commtrace.trace.last_stack import read_stack
+from commtrace.trace.files.side_files import read_stack
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs timers of Linux")
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from commtrace.trace.files.checksums import SegmentFile, is_as_written
+from commtrace.trace.files.messages import SegmentFile, is_as_written
 
 ROWS_PER_BATCH: Final = 8_192
 """A reader of some steps decodes whole batches. Batches of 65,536 rows take 4 % fewer bytes, and it then decodes eight

@@ -17,8 +17,16 @@ from typing import Final
 
 import pyarrow as pa
 
-from commtrace.trace.files.checksums import read_checksums
-from commtrace.trace.files.messages import DICTIONARY, RECORD_BATCH, SCHEMA, Message, is_end, message_at, unpacked_bytes
+from commtrace.trace.files.messages import (
+    DICTIONARY,
+    RECORD_BATCH,
+    SCHEMA,
+    Message,
+    is_end,
+    message_at,
+    read_checksums,
+    unpacked_bytes,
+)
 from commtrace.trace.inputs import open_file
 
 _MOST_UNPACKED: Final = 256 << 20

@@ -2,7 +2,7 @@
 
 A segment is an Arrow IPC *stream*, written batch by batch straight to the file descriptor, so a killed process leaves
 everything up to its last batch readable. Segments rotate by steps, so a range of steps can be read without the rest of
-a long run. A complete segment gets checksums (:mod:`commtrace.trace.files.checksums`) and is rewritten in fewer, larger
+a long run. A complete segment gets checksums (:mod:`commtrace.trace.files.messages`) and is rewritten in fewer, larger
 batches (:mod:`commtrace.trace.files.compaction`).
 """
 
@@ -24,8 +24,7 @@ import pyarrow as pa
 from commtrace.trace import schema
 from commtrace.trace.files import compaction
 from commtrace.trace.files.budget import Budget, Discards
-from commtrace.trace.files.checksums import SegmentFile
-from commtrace.trace.files.messages import custom_metadata
+from commtrace.trace.files.messages import SegmentFile, custom_metadata
 from commtrace.trace.files.side_files import write_losses
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.schema import Row, mark_row

@@ -10,8 +10,7 @@ import pytest
 
 from commtrace.errors import RunNotFoundError
 from commtrace.trace.files import compaction
-from commtrace.trace.files.checksums import Checked, read_checksums
-from commtrace.trace.files.messages import DICTIONARY, RECORD_BATCH, SCHEMA
+from commtrace.trace.files.messages import DICTIONARY, RECORD_BATCH, SCHEMA, Checked, read_checksums
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.segment_index import SegmentIndex
 from commtrace.trace.files.writer import SegmentWriter

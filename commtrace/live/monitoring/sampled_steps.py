@@ -25,7 +25,7 @@ from commtrace.live.monitoring.declared import Instant, Number, Text
 from commtrace.live.monitoring.group_members import GroupMembers, group_members
 from commtrace.live.rank import LiveRank
 from commtrace.trace import schema
-from commtrace.trace.files.row_checks import possible_rows
+from commtrace.trace.files.decoding import possible_rows
 from commtrace.trace.metadata import ClockAnchor, Group, RankMetadata
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.schema import Row

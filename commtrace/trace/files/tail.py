@@ -23,10 +23,9 @@ import pyarrow as pa
 
 from commtrace.errors import RunNotFoundError
 from commtrace.trace import schema
-from commtrace.trace.files.decoding import RankTable, decode, known_columns
+from commtrace.trace.files.decoding import LONGEST_NS, RankTable, decode, known_columns
 from commtrace.trace.files.locate import find_run_directory
 from commtrace.trace.files.reader import newest_segments
-from commtrace.trace.files.row_checks import LONGEST_NS
 from commtrace.trace.files.segment_index import SegmentIndex, SegmentReplacedError
 from commtrace.trace.files.sessions import missing_ranks
 from commtrace.trace.files.writer import rank_directory, segment_paths

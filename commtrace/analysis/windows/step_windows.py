@@ -23,8 +23,8 @@ from commtrace.analysis.windows.step_axis import StepAxis
 from commtrace.analysis.windows.survey import RankSurvey, Survey, with_last_attempts
 from commtrace.trace import schema
 from commtrace.trace.files.decoding import RankMarks
+from commtrace.trace.files.locate import Segment
 from commtrace.trace.files.segment_index import Extent, read_extents
-from commtrace.trace.files.sessions import Segment
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int64, Spans
 

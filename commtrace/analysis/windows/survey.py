@@ -29,8 +29,8 @@ from commtrace.analysis.windows.step_axis import StepAxis
 from commtrace.errors import RunNotFoundError
 from commtrace.trace import schema
 from commtrace.trace.files.decoding import RankMarks
+from commtrace.trace.files.locate import Segment, missing_ranks, missing_segments
 from commtrace.trace.files.segment_index import Extent, read_forward
-from commtrace.trace.files.sessions import Segment, missing_ranks, missing_segments
 from commtrace.trace.files.side_files import with_losses
 from commtrace.trace.inputs import printable
 from commtrace.trace.run import RankTrace, Run

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from commtrace.errors import RunNotFoundError
-from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN
+from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, rank_directory, segment_number, segment_paths
 from commtrace.trace.inputs import printable
+from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.run import RankTrace
 
 LATEST: Final = "latest"
 """As the last part of a path: the run below the rest of it that was written last."""
@@ -109,3 +114,352 @@ def _listing(runs: Sequence[Path]) -> str:
         for run in runs[-_MOST_RUNS:]
     ]
     return "\n".join([*left_out, *lines])
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A file of a rank, its size in bytes, and its header.
+
+    Attributes:
+        number: in its name when it was written; None in files of older versions.
+        first_number: that of the first segment of the same recording; None there as well.
+    """
+
+    path: Path
+    metadata: RankMetadata
+    first_step: int
+    size: int
+    number: int | None = None
+    first_number: int | None = None
+
+
+_MARGIN_NS: Final = 30_000_000_000
+"""The ranks of a job begin within seconds of each other; one of them may have to wait for its disk."""
+_MARGIN_OF_CLOCKS_NS: Final = 3_600_000_000_000
+
+_MOST_NAMES: Final = 4
+
+_OVERLAP_NS: Final = 1_000_000_000
+"""So long two processes must have recorded as one rank before they are taken for two jobs."""
+
+
+Described = Callable[[list[Segment]], "RankTrace | None"]
+"""Reads a rank's process groups and its last instant from segments."""
+
+
+def newest_session(segments: list[Segment], problems: list[str], described: Described) -> dict[int, list[Segment]]:
+    """Return the segments of the newest run and attempt in a directory, by rank.
+
+    If ranks are missing in it, those that the same job recorded under other names are included: see
+    :func:`why_not_one_job`.
+    """
+    if not segments:
+        return {}
+    launches = sorted(_launches(segments).values(), key=lambda launch: launch.session, reverse=True)
+    newest = launches[0]
+    read = sum(map(len, newest.ranks.values()))  # the functions below report what they leave out
+    _report_folders_of_another_write(newest.ranks, problems)
+    _leave_out_copies(newest.ranks, problems)
+    _leave_out_copied_segments(newest.ranks, problems)
+    _leave_out_an_earlier_job(newest.ranks, problems)
+    joined = _joined(launches, described)
+    chosen = {rank: own for launch in joined for rank, own in launch.ranks.items()}
+    if len(joined) > 1:
+        problems.append(
+            "One job was recorded under several names, and is shown as one: "
+            + "; ".join(f"{launch.name} holds {_ranks_in_words(launch.ranks)}" for launch in joined)
+            + ". Give all nodes the same COMMTRACE_RUN_ID."
+        )
+    others = len(segments) - read - sum(len(own) for launch in joined[1:] for own in launch.ranks.values())
+    if others:
+        named = [launch.name for launch in launches if launch not in joined]
+        which = f" ({_abbreviated(named, _MOST_NAMES)})" if named else ""
+        counted, were = ("1 segment", "was") if others == 1 else (f"{others} segments", "were")
+        problems.append(
+            f"{counted} of other runs or attempts in the same directory {were} left out{which}; shown is {newest.name}."
+        )
+    return dict(sorted(chosen.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The recording of one name, attempt and number of ranks, with the newest session of each rank."""
+
+    run_id: str
+    attempt: int
+    world_size: int
+    ranks: dict[int, list[Segment]]
+
+    @property
+    def name(self) -> str:
+        return f"run {self.run_id}, attempt {self.attempt + 1}"
+
+    @property
+    def session(self) -> int:
+        """Return when its last rank began, ns since the epoch."""
+        return max(own[-1].metadata.session for own in self.ranks.values())
+
+
+def newest_launch(segments: list[Segment]) -> Launch | None:
+    """Return the launch that began last; None without any."""
+    return max(_launches(segments).values(), key=lambda launch: launch.session, default=None)
+
+
+def why_not_one_job(first: Launch, second: Launch, described: Described) -> str:
+    """Return why the recordings of two names are not one job; empty if they are.
+
+    The ranks of one job have the same world size, each is in one of the two only, and they were recorded at the same
+    time. Process groups with members in both must agree: it must not be that each side has such groups that the other
+    lacks.
+    """
+    if first.world_size != second.world_size:
+        return f"one is of {first.world_size} ranks and the other of {second.world_size}"
+    both = first.ranks.keys() & second.ranks.keys()
+    if both:
+        return f"both hold {_ranks_in_words(both)}"
+    traces = [
+        [trace for own in launch.ranks.values() if (trace := described([own[0], *own[1:][-1:]])) is not None]
+        for launch in (first, second)
+    ]
+    (first_began, first_ended), (second_began, second_ended) = map(_recorded_between, traces)
+    if first_ended + _MARGIN_NS < second_began or second_ended + _MARGIN_NS < first_began:
+        return "one had ended before the other began"
+    ones, others = (_groups_with_members_in_both(own, first.ranks, second.ranks) for own in traces)
+    if ones - others and others - ones:
+        return "their process groups have other members"
+    return ""
+
+
+def _launches(segments: list[Segment]) -> dict[tuple[str, int, int], Launch]:
+    found: dict[tuple[str, int, int], Launch] = {}
+    for segment in segments:
+        key = _launch(segment.metadata)
+        found.setdefault(key, Launch(*key, {})).ranks.setdefault(segment.metadata.rank, []).append(segment)
+    for launch in found.values():
+        for rank, own in launch.ranks.items():
+            session = max(segment.metadata.session for segment in own)
+            launch.ranks[rank] = [segment for segment in own if segment.metadata.session == session]
+    return found
+
+
+def _joined(launches: Sequence[Launch], described: Described) -> list[Launch]:
+    """Return the newest launch, and of the others those that hold more ranks of its job."""
+    joined = [launches[0]]
+    for launch in launches[1:]:
+        held = {rank for one in joined for rank in one.ranks}
+        is_whole = len(held) >= launches[0].world_size
+        if not is_whole and held.isdisjoint(launch.ranks) and not why_not_one_job(launches[0], launch, described):
+            joined.append(launch)
+    return joined
+
+
+def _recorded_between(traces: Iterable[RankTrace]) -> tuple[int, int]:
+    """Return the first and the last instant of which any of them tells, ns since the epoch."""
+    began, ended = [], []
+    for trace in traces:
+        anchor = trace.metadata.anchor
+        last = anchor.monotonic_ns if trace.last_written_ns is None else trace.last_written_ns
+        began.append(anchor.realtime_ns)
+        ended.append(anchor.realtime_ns + last - anchor.monotonic_ns)
+    return min(began, default=0), max(ended, default=0)
+
+
+def _groups_with_members_in_both(
+    traces: Iterable[RankTrace], first: Collection[int], second: Collection[int]
+) -> set[tuple[int, tuple[int, ...]]]:
+    return {
+        (group.ordinal, group.ranks)
+        for trace in traces
+        for group in trace.groups.values()
+        if not (set(first).isdisjoint(group.ranks) or set(second).isdisjoint(group.ranks))
+    }
+
+
+def _report_folders_of_another_write(chosen: Mapping[int, list[Segment]], problems: list[str]) -> None:
+    """Ranks that were imported or made up are written by one call, which gives them one session; processes that record
+    have one each. Where several ranks share one, those with another are of another call under the same name."""
+    ranks_of = Counter(own[-1].metadata.session for own in chosen.values())
+    session, count = ranks_of.most_common(1)[0]
+    if count > 1 and len(ranks_of) > 1:
+        others = [rank for rank, own in chosen.items() if own[-1].metadata.session != session]
+        problems.append(
+            f"{_ranks_in_words(others)}: not written together with the others, though under the same name. Is what is "
+            "shown of two runs? Copy the folders of one run again."
+        )
+
+
+def _leave_out_copies(chosen: dict[int, list[Segment]], problems: list[str]) -> None:
+    """Leave out folders that are copies of another rank's folder: every row would count twice."""
+    for rank, own in chosen.items():
+        folders = sorted({segment.path.parent for segment in own})
+        if len(folders) < 2:
+            continue
+        read = next(
+            (folder for folder in folders if folder.name == rank_directory(folder.parent, rank).name), folders[0]
+        )
+        chosen[rank] = [segment for segment in own if segment.path.parent == read]
+        own_folders = {rank_directory(read.parent, other).name for other in chosen}
+        moved = [one.path for one in own if one.path.parent != read and one.path.parent.name in own_folders]
+        copies = [folder.name for folder in folders if folder != read and folder.name not in own_folders]
+        if copies:
+            problems.append(
+                f"{', '.join(copies)}: left out, holds rank {rank} as {read.name} does. Was a folder copied or renamed?"
+            )
+        if moved:
+            listed = _abbreviated(f"{path.parent.name}/{path.name}" for path in moved)
+            problems.append(f"{listed}: left out, of rank {rank} by the header. Was a file moved or copied there?")
+
+
+def _leave_out_copied_segments(chosen: dict[int, list[Segment]], problems: list[str]) -> None:
+    """Leave out segments that are copies of another one beside them: every row would count twice."""
+    for rank, own in chosen.items():
+        by_number: dict[int, Segment] = {}
+        for segment in own:
+            number = segment_number(segment.path) if segment.number is None else segment.number
+            there = by_number.setdefault(number, segment)
+            if there is segment:
+                continue
+            kept, left_out = there, segment
+            if segment_number(segment.path) == number:
+                kept, left_out = segment, there
+            by_number[number] = kept
+            problems.append(f"{left_out.path}: left out, it is a copy of {kept.path.name}.")
+        chosen[rank] = [by_number[number] for number in sorted(by_number)]
+
+
+def missing_segments(segments: Sequence[Segment], trace: RankTrace) -> list[str]:
+    """Return sentences about segments of a rank that are missing between others, or before them.
+
+    Segments of other recordings in the folder, and those without a readable header, have their own numbers. A budget
+    deletes the first segments. How many is only certain when the recording has ended, and a rank that loses spans may
+    have deleted files without recording it.
+    """
+    numbered = [(segment.number, segment) for segment in segments if segment.number is not None]
+    if not numbered:
+        return []
+    folder = segments[0].path.parent
+    there = {segment_number(path) for path in segment_paths(folder) if path.exists()}  # a link may point nowhere
+    sentences = []
+    for (before, earlier), (after, later) in pairwise(numbered):
+        absent = after - before - 1 - sum(before < number < after for number in there)
+        if absent:
+            sentences.append(
+                f"rank {trace.rank}: {_files(absent)} missing in {folder} between {earlier.path.name} and "
+                f"{later.path.name}, from about step {earlier.first_step} to {later.first_step}: its numbers are lower "
+                "bounds there. Copy the folder again."
+            )
+    first, discarded = numbered[0][1].first_number, trace.discarded.get("segments", 0)
+    keeps_all = not (trace.recording.get("keep_steps") or trace.recording.get("keep_bytes"))
+    absent_first = 0 if first is None else numbered[0][0] - first - discarded
+    if absent_first > 0 and (keeps_all or (trace.closed and not trace.dropped)):
+        sentences.append(
+            f"rank {trace.rank}: {_files(absent_first)} missing in {folder} before {numbered[0][1].path.name}, which "
+            f"begins with step {numbered[0][1].first_step}. Copy the folder again."
+        )
+    return sentences
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'s are' if count > 1 else ' is'}"
+
+
+def _leave_out_an_earlier_job(chosen: dict[int, list[Segment]], problems: list[str]) -> None:
+    """Leave out ranks of an earlier job with the same name and world size, whose rank in the second job has no files
+    (yet).
+
+    Their communications would be matched with those of the second job. They are recognised by their last write, before
+    the others began. On another host, or before its restart, clocks may differ.
+    """
+    newest = max((own[-1].metadata for own in chosen.values()), key=lambda metadata: metadata.session)
+    left_out = []
+    for rank, own in chosen.items():
+        margin_ns = _MARGIN_NS if own[-1].metadata.boot_id == newest.boot_id else _MARGIN_OF_CLOCKS_NS
+        if own[-1].metadata.session >= newest.session - margin_ns:
+            continue
+        try:
+            written_ns = max(segment.path.stat().st_mtime_ns for segment in own)
+        except FileNotFoundError:  # a running job deletes to keep to its budget
+            continue
+        if written_ns < newest.session - margin_ns:
+            left_out.append(rank)
+    for rank in left_out:
+        del chosen[rank]
+    if left_out:
+        ranks = "rank" if len(left_out) == 1 else "ranks"
+        problems.append(
+            f"{ranks} {', '.join(map(str, sorted(left_out)))} left out: recorded by an earlier job of the same name, "
+            f"{newest.run_id}, which had ended before this one began."
+        )
+
+
+def two_at_once(
+    found: list[Segment], chosen: Mapping[int, list[Segment]], recorded_until: Callable[[Path], int]
+) -> list[str]:
+    """Return sentences about jobs that ran at the same time under one name.
+
+    Two jobs are certain only if two processes of one host recorded as the same rank, one still running when the other
+    began. A restarted job, or two recordings in one process, have no such files.
+    """
+    ranks = []
+    for rank, own in sorted(chosen.items()):
+        shown = own[0].metadata
+        others = {
+            segment.metadata.session: segment  # the last one of each session
+            for segment in found
+            if segment.metadata.session != shown.session
+            and segment.metadata.pid != shown.pid
+            and (segment.metadata.rank, *_launch(segment.metadata)) == (rank, *_launch(shown))
+            and (segment.metadata.host, segment.metadata.boot_id) == (shown.host, shown.boot_id)
+        }
+        if any(recorded_until(other.path) > shown.anchor.monotonic_ns + _OVERLAP_NS for other in others.values()):
+            ranks.append(rank)
+    if not ranks:
+        return []
+    listed = f"{'rank' if len(ranks) == 1 else 'ranks'} {_abbreviated(ranks)}"
+    name = chosen[ranks[0]][0].metadata.run_id
+    return [
+        f"{listed}: another process recorded the same at the same time: two jobs ran under the name {name}, and what "
+        "is shown may be of both. Give each a COMMTRACE_RUN_ID or COMMTRACE_DIR of its own."
+    ]
+
+
+def _launch(metadata: RankMetadata) -> tuple[str, int, int]:
+    """Return what the ranks of one launch have in common, also when a run is repeated under its old name with fewer
+    ranks.
+    """
+    return metadata.run_id, metadata.attempt, metadata.world_size
+
+
+def missing_ranks(ranks: Mapping[int, RankTrace], directory: Path) -> list[str]:
+    """Sentences about the ranks of which nothing was found in a run directory, if there are any."""
+    world_size = max(trace.metadata.world_size for trace in ranks.values())
+    missing = set(range(world_size)) - set(ranks)
+    there = {rank for rank in missing if rank_directory(directory, rank).is_dir()}
+    source = next(iter(ranks.values())).metadata.versions.get("imported from")
+    hint = (
+        f"Import again with their {source} files as well, if there are any."
+        if source
+        else "Bring their rank-NNNNN folders together with `commtrace merge`, or use a shared file system."
+    )
+    sentences = []
+    if missing - there:
+        absent = sorted(missing - there)
+        sentences.append(f"{len(absent)} of {world_size} ranks have no readable files: {_abbreviated(absent)}. {hint}")
+    if there:
+        sentences.append(
+            f"{len(there)} of {world_size} ranks have folders in which nothing of this run can be read: "
+            f"{_abbreviated(sorted(there))}."
+        )
+    return sentences
+
+
+def _ranks_in_words(ranks: Iterable[int]) -> str:
+    listed = sorted(ranks)
+    if len(listed) > 2 and listed == list(range(listed[0], listed[-1] + 1)):
+        return f"ranks {listed[0]}–{listed[-1]}"
+    return f"rank{'s' * (len(listed) > 1)} {_abbreviated(listed)}"
+
+
+def _abbreviated(words: Iterable[object], most: int = 16) -> str:
+    listed = list(words)
+    return ", ".join(map(str, listed[:most])) + (" …" if len(listed) > most else "")

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from commtrace.errors import ConfigurationError, RunNotFoundError
-from commtrace.trace.files.locate import find_run_directory, rank_directories
+from commtrace.trace.files.locate import Launch, find_run_directory, rank_directories
 from commtrace.trace.files.reader import newest_launch_in, why_not_one_job
-from commtrace.trace.files.sessions import Launch
 
 Place = Callable[[Path, Path], None]
 """Puts a folder or file, the first path, at the second one."""

@@ -24,9 +24,17 @@ from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.files import sessions
 from commtrace.trace.files.decoding import DecodedBlock, RankTable, decode, known_columns
-from commtrace.trace.files.locate import find_run_directory, rank_directories
+from commtrace.trace.files.locate import (
+    Launch,
+    Segment,
+    find_run_directory,
+    missing_ranks,
+    missing_segments,
+    newest_session,
+    rank_directories,
+    two_at_once,
+)
 from commtrace.trace.files.segment_index import SegmentIndex, SegmentReplacedError, first_line
-from commtrace.trace.files.sessions import Launch, Segment, missing_ranks, missing_segments, newest_session, two_at_once
 from commtrace.trace.files.side_files import with_gone_peers, with_losses, with_stack
 from commtrace.trace.files.writer import segment_paths, segment_step_ranges
 from commtrace.trace.inputs import printable

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from commtrace.errors import RunNotFoundError
 from commtrace.trace.files.decoding import DecodedBlock, RankMarks, RankTable, decode, known_columns
+from commtrace.trace.files.locate import Segment
 from commtrace.trace.files.messages import (
     DICTIONARY,
     RECORD_BATCH,
@@ -32,7 +33,6 @@ from commtrace.trace.files.messages import (
     read_checksums,
     unpacked_bytes,
 )
-from commtrace.trace.files.sessions import Segment
 from commtrace.trace.inputs import open_file
 from commtrace.trace.spans import Spans
 

@@ -24,10 +24,9 @@ import pyarrow as pa
 from commtrace.errors import RunNotFoundError
 from commtrace.trace import schema
 from commtrace.trace.files.decoding import LONGEST_NS, RankTable, decode, known_columns
-from commtrace.trace.files.locate import find_run_directory
+from commtrace.trace.files.locate import find_run_directory, missing_ranks
 from commtrace.trace.files.reader import newest_segments
 from commtrace.trace.files.segment_index import SegmentIndex, SegmentReplacedError
-from commtrace.trace.files.sessions import missing_ranks
 from commtrace.trace.files.writer import rank_directory, segment_paths
 from commtrace.trace.inputs import MOST_RANKS, printable
 from commtrace.trace.marks import read_mark

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from commtrace.errors import RunNotFoundError
+from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.locate import find_run_directory
-from tests.trace.rows import steps, write_rank
+from commtrace.trace.files.reader import load_newest, load_run
+from commtrace.trace.files.writer import SegmentWriter
+from commtrace.trace.metadata import ClockAnchor
+from commtrace.trace.run import Run
+from tests.trace.rows import mark, metadata, row, steps, write_rank
 
 
 def recorded(directory: Path, written_at: int) -> Path:
@@ -66,3 +74,211 @@ def test_for_a_path_that_does_not_exist_the_runs_there_are_listed(
     head, *lines = refusal(Path("nowhere")).splitlines()
     assert head.endswith("Runs below ./commtrace-runs, the one that was written last at the end:")
     assert [line.split()[0] for line in lines] == ["commtrace-runs/old", "commtrace-runs/new"]
+
+
+SECOND = 1_000_000_000
+BEGAN = 1_700_000_000 * SECOND
+UNTIL = 50 * SECOND
+"""On the monotonic clock of every host, which says 5 s when a rank begins."""
+
+
+def write_node(directory: Path, ranks: list[int], run_id: str, began_s: float = 0, **changes: Any) -> None:
+    """Ranks of one node that record for 45 s."""
+    groups = changes.pop("groups", [list(range(changes.get("world_size", 4)))])
+    began = BEGAN + round(began_s * SECOND)
+    for rank in ranks:
+        told = [
+            mark("process_group", {"id": 100 + sum(group), "ranks": group, "ordinal": 0, "role": "", "name": "",
+                                   "description": "", "backend": "gloo"})
+            for group in groups
+            if rank in group
+        ]  # fmt: skip
+        fields = {
+            "world_size": 4,
+            "run_id": run_id,
+            "host": run_id,
+            "node": run_id,
+            "boot_id": run_id,
+            "session": began + rank,
+            "anchor": ClockAnchor(5 * SECOND, began),
+            **changes,
+        }
+        write_rank(directory, [*told, *steps(0, 3), row(start=6 * SECOND, end=UNTIL)], rank=rank, **fields)
+
+
+def test_nodes_that_were_given_other_names_are_one_job(tmp_path: Path) -> None:
+    write_node(tmp_path, [0, 1], "a")
+    write_node(tmp_path, [2, 3], "b", began_s=2)
+
+    for run in (load_run(tmp_path), load_newest(tmp_path)):
+        assert list(run.ranks) == [0, 1, 2, 3]
+        assert run.problems == (
+            "One job was recorded under several names, and is shown as one: run b, attempt 1 holds ranks 2, 3; "
+            "run a, attempt 1 holds ranks 0, 1. Give all nodes the same COMMTRACE_RUN_ID.",
+        )
+
+
+def test_also_those_whose_launcher_counted_another_attempt(tmp_path: Path) -> None:
+    write_node(tmp_path, [0, 1], "a")
+    write_node(tmp_path, [2, 3], "a", began_s=2, attempt=1)
+
+    assert list(load_run(tmp_path).ranks) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("others", "changes"),
+    [
+        ([0, 1, 2], {}),  # they hold a rank that is there
+        ([0, 1], {"world_size": 8}),
+        ([0, 1], {"began_s": -76}),  # they had ended 31 s before
+        ([0, 1], {"groups": [[0, 1, 2, 3], [0, 2]]}),  # here the others know a group of 1 and 3 or 0 and 3
+    ],
+)
+def test_another_job_is_named_and_left_out(tmp_path: Path, others: list[int], changes: dict[str, Any]) -> None:
+    write_node(tmp_path, others, "other", **{"began_s": -2, **changes})
+    write_node(tmp_path, [2, 3], "shown", groups=[[0, 1, 2, 3], [0, 3]])
+
+    run = load_run(tmp_path)
+
+    assert list(run.ranks) == [2, 3]
+    assert run.problems == (
+        f"{len(others)} segments of other runs or attempts in the same directory were left out (run other, attempt 1); "
+        "shown is run shown, attempt 1.",
+        "2 of 4 ranks have folders in which nothing of this run can be read: 0, 1.",
+    )
+
+
+def test_a_node_that_was_ended_before_all_groups_were_made_is_of_the_job(tmp_path: Path) -> None:
+    write_node(tmp_path, [0, 1], "a", groups=[[0, 1, 2, 3]])
+    write_node(tmp_path, [2, 3], "b", groups=[[0, 1, 2, 3], [0, 2], [1, 3]])
+
+    assert list(load_run(tmp_path).ranks) == [0, 1, 2, 3]
+
+
+def test_a_run_that_is_whole_takes_nothing_in(tmp_path: Path) -> None:
+    write_node(tmp_path, [0, 1], "old", world_size=2)
+    write_node(tmp_path, [0, 1], "new", began_s=1, world_size=2)
+
+    assert {trace.metadata.run_id for trace in load_run(tmp_path).ranks.values()} == {"new"}
+
+
+def write_two_ranks(directory: Path) -> tuple[Path, Path]:
+    """50 steps in five segments each; returns their folders."""
+    first, second = (
+        write_rank(directory, [*steps(0, 50), mark("end", {})], rank=rank, world_size=2, steps_per_segment=10)
+        for rank in (0, 1)
+    )
+    return first, second
+
+
+def recorded(run: Run) -> list[int]:
+    return [len(trace.spans) for trace in run.ranks.values()]
+
+
+def test_a_segment_that_is_missing_in_the_middle_is_told(tmp_path: Path) -> None:
+    _, folder = write_two_ranks(tmp_path)
+    (folder / "spans-0002.arrows").unlink()
+
+    run = load_run(tmp_path)
+
+    assert recorded(run) == [50, 40]
+    assert run.problems == (
+        f"rank 1: 1 file is missing in {folder} between spans-0001.arrows and spans-0003.arrows, from about step 10 to "
+        "30: its numbers are lower bounds there. Copy the folder again.",
+    )
+
+
+def test_a_number_that_no_folder_holds_costs_no_memory(tmp_path: Path) -> None:
+    folder, _ = write_two_ranks(tmp_path)
+    path = folder / "spans-0004.arrows"
+    with pa.OSFile(str(path)) as file:
+        table = pa.ipc.open_stream(file).read_all()
+    table = table.replace_schema_metadata({**table.schema.metadata, b"commtrace.segment": b"999999999"})
+    with pa.ipc.new_stream(str(path), table.schema) as stream:
+        stream.write_table(table)
+
+    assert "rank 0: 999999994 files are missing" in load_run(tmp_path).problems[0]
+
+
+def test_segments_that_are_missing_at_the_beginning_are_told(tmp_path: Path) -> None:
+    folder, _ = write_two_ranks(tmp_path)
+    for number in (0, 1):
+        (folder / f"spans-000{number}.arrows").unlink()
+
+    assert load_run(tmp_path).problems == (
+        f"rank 0: 2 files are missing in {folder} before spans-0002.arrows, which begins with step 20. Copy the folder "
+        "again.",
+    )
+    assert load_newest(tmp_path).problems == ()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_segments_that_were_deleted_to_keep_to_the_budget_are_not_missing(tmp_path: Path, ends: bool) -> None:
+    write_rank(tmp_path, steps(0, 30), steps_per_segment=10)
+    writer = SegmentWriter(tmp_path, metadata(session=2_000), budget=Budget(steps=16))
+    for step in range(100):
+        writer.write([*steps(step, step + 1), mark("topology", {"recording": {"keep_steps": 16}})])
+        if step > 20:
+            assert not any("missing" in one for one in load_run(tmp_path).problems)
+    if ends:
+        writer.write([mark("end", {})])
+    writer.close()
+    run = load_run(tmp_path)
+    assert (run.problems, run.ranks[0].discarded["last_step"] > 0) == ((), True)
+
+
+def test_one_more_than_the_budget_deleted_is_missing(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path, metadata(), budget=Budget(steps=16))
+    for step in range(100):
+        writer.write(steps(step, step + 1))
+    writer.write([mark("end", {})])
+    writer.close()
+    assert load_run(tmp_path).problems == ()
+
+    min(writer.directory.glob("*.arrows")).unlink()
+    assert "1 file is missing" in load_run(tmp_path).problems[0]
+
+
+def test_segments_that_were_exchanged_between_ranks_are_told(tmp_path: Path) -> None:
+    one, other = (folder / "spans-0002.arrows" for folder in write_two_ranks(tmp_path))
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+
+    run = load_run(tmp_path)
+
+    assert recorded(run) == [40, 40]
+    assert run.problems == (
+        "rank-00001/spans-0002.arrows: left out, of rank 0 by the header. Was a file moved or copied there?",
+        "rank-00000/spans-0002.arrows: left out, of rank 1 by the header. Was a file moved or copied there?",
+    )
+
+
+def test_a_segment_that_was_copied_counts_once(tmp_path: Path) -> None:
+    folder, _ = write_two_ranks(tmp_path)
+    shutil.copy(folder / "spans-0002.arrows", folder / "spans-0009.arrows")
+
+    run = load_run(tmp_path)
+
+    assert recorded(run) == [50, 50]
+    assert run.problems == (f"{folder}/spans-0009.arrows: left out, it is a copy of spans-0002.arrows.",)
+
+
+def test_segments_are_read_in_the_order_in_which_they_were_written(tmp_path: Path) -> None:
+    folder, _ = write_two_ranks(tmp_path)
+    (folder / "spans-0001.arrows").rename(folder / "spans-0077.arrows")
+
+    run = load_run(tmp_path, "12:14")
+
+    assert (recorded(run), run.problems) == ([2, 2], ())
+
+
+def test_a_rank_of_another_import_is_told(tmp_path: Path) -> None:
+    """One call writes all ranks of an import; here somebody has put a folder of another one in the place of its own."""
+    for rank in range(3):
+        write_rank(tmp_path, steps(0, 3), rank=rank, world_size=3, session=2_000 if rank == 1 else 1_000)
+
+    assert load_run(tmp_path).problems == (
+        "rank 1: not written together with the others, though under the same name. Is what is shown of two runs? Copy "
+        "the folders of one run again.",
+    )

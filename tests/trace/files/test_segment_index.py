@@ -13,9 +13,9 @@ from commtrace.trace import schema
 from commtrace.trace.files import extents
 from commtrace.trace.files.compaction import compact
 from commtrace.trace.files.decoding import RankMarks
+from commtrace.trace.files.locate import Segment
 from commtrace.trace.files.reader import load_run, newest_segments
 from commtrace.trace.files.segment_index import Extent, SegmentIndex, SegmentReplacedError, read_extents, read_forward
-from commtrace.trace.files.sessions import Segment
 from commtrace.trace.files.writer import SegmentWriter, segment_paths
 from tests.trace.rows import mark, metadata, row, steps
 

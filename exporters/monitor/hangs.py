@@ -159,7 +159,7 @@ _NOBODY: Final = Others()
 
 
 FindStack = Callable[[int, int], tuple[str, ...]]
-"""Returns where a rank was, by its number and session, when it could say no more; see commtrace/trace/files/side_files.py."""
+"""Returns where a rank was, by its number and session, when it could say no more."""
 
 
 def no_stack(rank: int, session: int) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from commtrace.trace import schema
 from commtrace.trace.files.decoding import RankMarks
 from commtrace.trace.files.locate import Segment, missing_ranks, missing_segments
 from commtrace.trace.files.segment_index import Extent, read_forward
-from commtrace.trace.files.side_files import with_losses
+from commtrace.trace.files.side_files import with_side_files
 from commtrace.trace.inputs import printable
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Spans
@@ -151,7 +151,7 @@ def survey_rank(segments: Sequence[Segment], clocks: Mapping[int, ClockKey]) -> 
         problems += [sentence for sentence in decoded.problems if sentence not in problems]
     if trace is None:
         trace = RankTrace(segments[0].metadata, Spans.empty())
-    return collected.survey(tuple(segments), with_losses(trace, segments[0].path.parent), problems)
+    return collected.survey(tuple(segments), with_side_files(trace, segments[0].path.parent), problems)
 
 
 def _discarded(segments: Sequence[Segment]) -> Mapping[str, int]:

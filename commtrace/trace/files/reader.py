@@ -22,7 +22,7 @@ import pyarrow as pa
 from commtrace.errors import RunNotFoundError, TraceFormatError
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
-from commtrace.trace.files import sessions
+from commtrace.trace.files import locate
 from commtrace.trace.files.decoding import DecodedBlock, RankTable, decode, known_columns
 from commtrace.trace.files.locate import (
     Launch,
@@ -35,7 +35,7 @@ from commtrace.trace.files.locate import (
     two_at_once,
 )
 from commtrace.trace.files.segment_index import SegmentIndex, SegmentReplacedError, first_line
-from commtrace.trace.files.side_files import with_gone_peers, with_losses, with_stack
+from commtrace.trace.files.side_files import with_side_files
 from commtrace.trace.files.writer import segment_paths, segment_step_ranges
 from commtrace.trace.inputs import printable
 from commtrace.trace.metadata import RankMetadata, measures_durations
@@ -129,12 +129,12 @@ def newest_segments(directory: Path, problems: list[str], newest: int) -> dict[i
 
 def newest_launch_in(directory: Path) -> Launch | None:
     """Return what was recorded last in a run directory under one name, as far as headers tell; None without any."""
-    return sessions.newest_launch(_scan(directory, []))
+    return locate.newest_launch(_scan(directory, []))
 
 
 def why_not_one_job(first: Launch, second: Launch) -> str:
     """Return why what was recorded under two names is not one job, read from their files; empty if it is."""
-    return sessions.why_not_one_job(first, second, _described)
+    return locate.why_not_one_job(first, second, _described)
 
 
 def _loaded(
@@ -156,7 +156,7 @@ def _loaded(
             blocks.append(read.block)
             for rank, trace in read.ranks.items():
                 folder = segments[rank][0].path.parent
-                ranks[rank] = with_stack(with_gone_peers(with_losses(trace, folder), folder), folder)
+                ranks[rank] = with_side_files(trace, folder)
     if not ranks:
         raise RunNotFoundError(f"{directory}: no readable spans. " + " ".join(problems))
     problems += missing_ranks(ranks, directory)

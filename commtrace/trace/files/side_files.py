@@ -1,7 +1,14 @@
-"""Keeps the count of spans that a rank could not write before its end.
+"""Small files beside a rank's segments, for what a rank can no longer write as rows.
 
-A full disk nearly always has room for an empty file, so the count is in the name of one, ``lost-SESSION-COUNT``.
-Without it, readers would take the rank for killed.
+* ``lost-SESSION-COUNT``: the recording ended in order, but so many spans were not written. A full disk nearly always
+  has room for an empty file, so the count is in its name. Without it, readers would take the rank for killed.
+* ``stack-SESSION``: where the main thread was when no thread of Python could run. faulthandler writes it in a handler
+  of a signal, which needs neither Python's lock nor the recorder.
+* ``gone-SESSION``: a line for each look that found other ranks of the host gone, ``[at_ns, [ranks]]``, and one without
+  ranks a little later: the rank that wrote it was still there. Rows would come too late, as the launcher kills the
+  rank a tenth of a second later, or sooner.
+
+A rank that ends in order removes the last two.
 """
 
 from __future__ import annotations
@@ -16,24 +23,28 @@ from pathlib import Path
 from typing import Final
 
 from commtrace.trace import schema
-from commtrace.trace.inputs import decode_json
+from commtrace.trace.inputs import decode_json, open_file, read_file
 from commtrace.trace.run import PeerLook, RankTrace
 
-_NAME: Final = re.compile(r"lost-([0-9]{1,19})-([0-9]{1,15})")
-_MOST_BYTES: Final = 4_096
+_LOSSES: Final = re.compile(r"lost-([0-9]{1,19})-([0-9]{1,15})")
 _OF_ANY_KIND: Final = "span"
+_FRAME: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_OWN_FILES: Final = f"{Path(__file__).resolve().parents[2]}/"
+_MOST_BYTES: Final = 65_536
+
+
+def with_side_files(trace: RankTrace, rank_directory: Path) -> RankTrace:
+    """Return the trace with what lies beside its segments, as far as that can be read."""
+    for add in (_with_losses, _with_gone_peers, _with_stack):
+        trace = add(trace, rank_directory)
+    return trace
 
 
 def write_losses(rank_directory: Path, session: int, lost: Mapping[str, int]) -> None:
-    """Record that a recording ended in order, and the spans that are in no segment.
-
-    Args:
-        rank_directory: of the rank; where it is gone, nothing is written.
-        session: of the recording.
-        lost: spans, by kind.
+    """Record that a recording ended in order, and the spans that are in no segment, by kind.
 
     Raises:
-        OSError: not even that can be written.
+        OSError: not even that can be written, or the folder is gone.
     """
     path = rank_directory / f"lost-{session}-{sum(lost.values())}"
     path.touch()
@@ -41,10 +52,9 @@ def write_losses(rank_directory: Path, session: int, lost: Mapping[str, int]) ->
         path.write_text(json.dumps(dict(lost)), encoding="ascii")
 
 
-def with_losses(trace: RankTrace, rank_directory: Path) -> RankTrace:
-    """Return the trace with what :func:`write_losses` has left for it."""
+def _with_losses(trace: RankTrace, rank_directory: Path) -> RankTrace:
     for path in rank_directory.glob("lost-*"):
-        match = _NAME.fullmatch(path.name)
+        match = _LOSSES.fullmatch(path.name)
         if match is not None and int(match[1]) == trace.metadata.session:
             lost = _by_kind(path, int(match[2]))
             kinds = {**trace.dropped, **lost}
@@ -54,29 +64,16 @@ def with_losses(trace: RankTrace, rank_directory: Path) -> RankTrace:
 
 
 def _by_kind(path: Path, total: int) -> dict[str, int]:
-    """Return what is in the file, if there was room for it and it fits its name."""
     try:
-        status = path.stat()
-        text = path.read_text(encoding="ascii") if path.is_file() and status.st_size <= _MOST_BYTES else ""
-        lost = json.loads(text)
-    except (OSError, ValueError, RecursionError):
+        lost: dict[str, int] = decode_json(read_file(path, _MOST_BYTES), dict[str, int])
+    except (OSError, ValueError):
         return {_OF_ANY_KIND: total}
-    is_whole = (
-        isinstance(lost, dict)
-        and set(lost) <= set(schema.KINDS)
-        and all(type(count) is int and count >= 0 for count in lost.values())
-        and sum(lost.values()) == total
-    )
-    return lost if is_whole else {_OF_ANY_KIND: total}
-
-
-_FRAME: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-_MOST_BYTES: Final = 65_536
-_OWN_FILES: Final = f"{Path(__file__).resolve().parents[1]}/"
+    fits = set(lost) <= set(schema.KINDS) and all(count >= 0 for count in lost.values())
+    return lost if fits and sum(lost.values()) == total else {_OF_ANY_KIND: total}
 
 
 def stack_path(rank_directory: Path, session: int) -> Path:
-    """Return the file of one recording."""
+    """Return the file in which faulthandler leaves the stack of one recording."""
     return rank_directory / f"stack-{session}"
 
 
@@ -86,21 +83,17 @@ def read_stack(path: Path) -> tuple[str, ...]:
     A file that is missing, empty or damaged has none.
     """
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            lines = file.read(_MOST_BYTES).splitlines()
+        with open_file(path) as file:
+            lines = file.read(_MOST_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
         return ()
     frames = [f"{found[1]}:{found[2]} {found[3]}" for line in lines if (found := _FRAME.fullmatch(line))]
     return tuple(frame for frame in frames if not frame.startswith(_OWN_FILES))
 
 
-def with_stack(trace: RankTrace, rank_directory: Path) -> RankTrace:
-    """Return the trace with its stack, if it has left one and has not ended since."""
+def _with_stack(trace: RankTrace, rank_directory: Path) -> RankTrace:
     stack = () if trace.closed else read_stack(stack_path(rank_directory, trace.metadata.session))
     return replace(trace, stack=stack) if stack else trace
-
-
-_MOST_BYTES: Final = 65_536
 
 
 def note_gone_peers(rank_directory: Path, session: int, at_ns: int, ranks: Collection[int]) -> None:
@@ -109,13 +102,13 @@ def note_gone_peers(rank_directory: Path, session: int, at_ns: int, ranks: Colle
     Args:
         rank_directory: of the rank that looked.
         session: of its recording.
-        at_ns: when, on the host's monotonic clock.
-        ranks: whose processes it found gone, those of earlier looks left out; none to tell that it is still there.
+        at_ns: on the host's monotonic clock.
+        ranks: those found gone since the last look; none to show that this rank is still there.
 
     Raises:
         OSError: it cannot be written.
     """
-    file = os.open(_path(rank_directory, session), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    file = os.open(_looks_path(rank_directory, session), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         os.write(file, f"{json.dumps([at_ns, sorted(ranks)])}\n".encode())
     finally:
@@ -128,15 +121,13 @@ def forget_gone_peers(rank_directory: Path, session: int) -> None:
     Raises:
         OSError: they cannot be removed.
     """
-    _path(rank_directory, session).unlink(missing_ok=True)
+    _looks_path(rank_directory, session).unlink(missing_ok=True)
 
 
-def with_gone_peers(trace: RankTrace, rank_directory: Path) -> RankTrace:
-    """Return the trace with its looks, as far as the file can be read."""
-    path = _path(rank_directory, trace.metadata.session)
+def _with_gone_peers(trace: RankTrace, rank_directory: Path) -> RankTrace:
+    path = _looks_path(rank_directory, trace.metadata.session)
     try:
-        text = path.read_text(encoding="ascii") if path.stat().st_size <= _MOST_BYTES else ""
-        looks: list[PeerLook] = [decode_json(line, PeerLook) for line in text.splitlines()]
+        looks: list[PeerLook] = [decode_json(line, PeerLook) for line in read_file(path, _MOST_BYTES).splitlines()]
     except (OSError, ValueError):
         return trace  # Most have none; of a damaged one nothing is believed.
     ranks = range(trace.metadata.world_size)
@@ -145,5 +136,5 @@ def with_gone_peers(trace: RankTrace, rank_directory: Path) -> RankTrace:
     return replace(trace, gone_peers=tuple(looks))
 
 
-def _path(rank_directory: Path, session: int) -> Path:
+def _looks_path(rank_directory: Path, session: int) -> Path:
     return rank_directory / f"gone-{session}"

@@ -20,7 +20,7 @@ from commtrace.analysis.windows.survey import survey_run as survey_segments
 from commtrace.synth import Job, random_clocks, synthesize
 from commtrace.synth.writing import write
 from commtrace.trace import schema
-from commtrace.trace.files import extents
+from commtrace.trace.files import segment_index
 from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.reader import find_segments, load_run
 from commtrace.trace.files.writer import SegmentWriter
@@ -97,7 +97,7 @@ def test_what_is_read_in_many_parts_is_what_is_read_in_one(tmp_path: Path, monke
     directory = record(far_reaching_run(), tmp_path / "run", steps_per_segment=100)
     whole = survey_run(directory).ranks[1]
     monkeypatch.setattr("commtrace.trace.files.compaction.is_worthwhile", lambda *_: False)
-    monkeypatch.setattr(extents, "_BYTES_AT_ONCE", 1)
+    monkeypatch.setattr(segment_index, "_BYTES_AT_ONCE", 1)
     parts = survey_run(record(far_reaching_run(), tmp_path / "parts", steps_per_segment=100)).ranks[1]
 
     assert len(parts.extents) > len(whole.extents) == 1

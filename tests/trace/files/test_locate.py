@@ -171,7 +171,7 @@ def write_two_ranks(directory: Path) -> tuple[Path, Path]:
     return first, second
 
 
-def recorded(run: Run) -> list[int]:
+def num_rows(run: Run) -> list[int]:
     return [len(trace.spans) for trace in run.ranks.values()]
 
 
@@ -181,7 +181,7 @@ def test_a_segment_that_is_missing_in_the_middle_is_told(tmp_path: Path) -> None
 
     run = load_run(tmp_path)
 
-    assert recorded(run) == [50, 40]
+    assert num_rows(run) == [50, 40]
     assert run.problems == (
         f"rank 1: 1 file is missing in {folder} between spans-0001.arrows and spans-0003.arrows, from about step 10 to "
         "30: its numbers are lower bounds there. Copy the folder again.",
@@ -247,7 +247,7 @@ def test_segments_that_were_exchanged_between_ranks_are_told(tmp_path: Path) -> 
 
     run = load_run(tmp_path)
 
-    assert recorded(run) == [40, 40]
+    assert num_rows(run) == [40, 40]
     assert run.problems == (
         "rank-00001/spans-0002.arrows: left out, of rank 0 by the header. Was a file moved or copied there?",
         "rank-00000/spans-0002.arrows: left out, of rank 1 by the header. Was a file moved or copied there?",
@@ -260,7 +260,7 @@ def test_a_segment_that_was_copied_counts_once(tmp_path: Path) -> None:
 
     run = load_run(tmp_path)
 
-    assert recorded(run) == [50, 50]
+    assert num_rows(run) == [50, 50]
     assert run.problems == (f"{folder}/spans-0009.arrows: left out, it is a copy of spans-0002.arrows.",)
 
 
@@ -270,7 +270,7 @@ def test_segments_are_read_in_the_order_in_which_they_were_written(tmp_path: Pat
 
     run = load_run(tmp_path, "12:14")
 
-    assert (recorded(run), run.problems) == ([2, 2], ())
+    assert (num_rows(run), run.problems) == ([2, 2], ())
 
 
 def test_a_rank_of_another_import_is_told(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from commtrace.trace import schema
-from commtrace.trace.files import extents
+from commtrace.trace.files import segment_index
 from commtrace.trace.files.compaction import compact
 from commtrace.trace.files.decoding import RankMarks
 from commtrace.trace.files.locate import Segment
@@ -177,7 +177,7 @@ def test_rows_of_no_step_are_found_by_time(begin: int, end: int, *, is_held: boo
 
 def test_parts_of_a_large_segment_are_read_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = all_of(recorded(tmp_path / "whole", steps_per_segment=100))
-    monkeypatch.setattr(extents, "_BYTES_AT_ONCE", 1)
+    monkeypatch.setattr(segment_index, "_BYTES_AT_ONCE", 1)
     monkeypatch.setattr("commtrace.trace.files.compaction.is_worthwhile", lambda *_: False)
     segments = recorded(tmp_path / "parts", steps_per_segment=100)
     parts, rows = all_of(segments)
@@ -189,7 +189,7 @@ def test_parts_of_a_large_segment_are_read_one_after_the_other(tmp_path: Path, m
 
 
 def test_a_segment_that_was_compacted_meanwhile_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extents, "_BYTES_AT_ONCE", 1)
+    monkeypatch.setattr(segment_index, "_BYTES_AT_ONCE", 1)
     with monkeypatch.context() as patched:
         patched.setattr("commtrace.trace.files.compaction.is_worthwhile", lambda *_: False)
         segments = recorded(tmp_path, steps_per_segment=100)

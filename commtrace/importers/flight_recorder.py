@@ -27,8 +27,8 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from commtrace.errors import ImportFileError
+from commtrace.importers.nccl_calls import DTYPES, complete_list, named_group, operation_of
 from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, write_rank
-from commtrace.importers.torch_names import DTYPES, complete_list, named_group, operation_of
 from commtrace.trace import schema
 from commtrace.trace.inputs import MOST_RANKS, decode_json, printable, read_file
 from commtrace.trace.metadata import Group

@@ -25,8 +25,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from commtrace.errors import ImportFileError
-from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, write_rank_spans
-from commtrace.importers.stalls import Intervals, gaps, stalls
+from commtrace.importers.rows import (
+    Imported,
+    Intervals,
+    gaps,
+    group_rows,
+    imported_rank,
+    mark_row,
+    new_run,
+    stalls,
+    write_rank_spans,
+)
 from commtrace.trace import schema
 from commtrace.trace.files.segment_index import first_line
 from commtrace.trace.inputs import MOST_RANKS, open_file, printable, read_file

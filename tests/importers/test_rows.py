@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtrace.importers.stalls import Intervals, gaps
-from commtrace.importers.stalls import stalls as stalls_of_gaps
+from commtrace.importers.rows import Intervals, gaps
+from commtrace.importers.rows import stalls as stalls_of_gaps
 
 
 class Stall(NamedTuple):

@@ -20,7 +20,7 @@ import numpy as np
 
 from commtrace.cli.views.top import draw
 from commtrace.synth import Job, synthesize
-from commtrace.synth.writing import _marks
+from commtrace.synth.synthesis import _marks
 from commtrace.top.from_files import FileSource
 from commtrace.trace.files.reader import load_newest
 from commtrace.trace.files.tail import RunTail

@@ -16,7 +16,6 @@ faults and clock errors are given, and :class:`Synthetic` holds the truth beside
 from commtrace.synth.clocks import Clock, random_clocks
 from commtrace.synth.faults import Fault
 from commtrace.synth.job import FREE, Job, Network
-from commtrace.synth.synthesis import Synthetic, synthesize
-from commtrace.synth.writing import write
+from commtrace.synth.synthesis import Synthetic, synthesize, write
 
 __all__ = ["FREE", "Clock", "Fault", "Job", "Network", "Synthetic", "random_clocks", "synthesize", "write"]

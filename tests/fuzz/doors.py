@@ -33,8 +33,7 @@ from commtrace.exporters.monitor.messages import (
 )
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.synth.job import Job
-from commtrace.synth.synthesis import synthesize
-from commtrace.synth.writing import write
+from commtrace.synth.synthesis import synthesize, write
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.writer import SegmentWriter

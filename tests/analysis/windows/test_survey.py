@@ -18,7 +18,7 @@ from commtrace.analysis.windows import survey as survey_module
 from commtrace.analysis.windows.survey import Survey
 from commtrace.analysis.windows.survey import survey_run as survey_segments
 from commtrace.synth import Job, random_clocks, synthesize
-from commtrace.synth.writing import write
+from commtrace.synth.synthesis import write
 from commtrace.trace import schema
 from commtrace.trace.files import segment_index
 from commtrace.trace.files.budget import Budget

@@ -18,7 +18,7 @@ from commtrace.analysis.comparison.compare import StepSeries, step_series
 from commtrace.analysis.step_totals import StepTotals, step_totals
 from commtrace.analysis.windows.run import MeasuredRun, measure_run
 from commtrace.synth import Fault, Job, random_clocks, synthesize
-from commtrace.synth.writing import write
+from commtrace.synth.synthesis import write
 from commtrace.trace.json_values import to_json
 from commtrace.trace.run import Run
 from tests.analysis.steps.test_window import crossing_run

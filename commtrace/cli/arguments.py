@@ -1,15 +1,21 @@
-"""Arguments that several commands share."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
 import atexit
+import multiprocessing
+import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
+from commtrace.analysis.windows.run import ALONE, Workers
+from commtrace.errors import ConfigurationError, MissingExtraError
 from commtrace.trace.files.locate import NEWEST_RUN, RUNS
 
 DEFAULT_RUNS: Final = [NEWEST_RUN]
@@ -38,3 +44,68 @@ def run_directory(runs: Sequence[Path]) -> Path:
     atexit.register(together.cleanup)
     merge(runs, Path(together.name), link)
     return Path(together.name)
+
+
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        metavar="N",
+        min=1,
+        help="Analyse a long run in N processes. Default: the cores of this machine.",
+        show_default=False,
+    ),
+]
+
+ClusterOption = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        metavar="HOST:PORT",
+        help="Analyse a long run on this Dask cluster, whose workers must see its files under the same path.",
+        show_default=False,
+    ),
+]
+
+
+@contextmanager
+def chosen_workers(count: int | None, cluster: str) -> Iterator[Workers]:
+    """Yield the workers that the options ask for.
+
+    Args:
+        count: processes; None for as many as this machine has cores.
+        cluster: address of a Dask scheduler; empty for processes.
+
+    Raises:
+        ConfigurationError: both are given, or no scheduler answers.
+        MissingExtraError: a cluster is asked for, and Dask is not installed.
+    """
+    if cluster and count is not None:
+        raise ConfigurationError("--workers and --cluster exclude each other: write one of them")
+    if cluster:
+        with _dask(cluster) as workers:
+            yield workers
+        return
+    count = count or len(os.sched_getaffinity(0))
+    if count == 1:
+        yield ALONE
+        return
+    # Not forked: this process has threads, of pyarrow among others. Processes start when they get something to do.
+    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield Workers(pool, count)
+
+
+@contextmanager
+def _dask(address: str) -> Iterator[Workers]:
+    try:
+        from distributed import Client, KilledWorker
+    except ImportError as error:
+        raise MissingExtraError("--cluster needs Dask: pip install 'commtrace[cluster]'") from error
+    try:
+        client: Any = Client(f"tcp://{address}", timeout=10)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{address}: no Dask scheduler answers there ({error})") from error
+    try:
+        yield Workers(client.get_executor(), max(sum(client.nthreads().values()), 1), (KilledWorker,))
+    finally:
+        client.close()

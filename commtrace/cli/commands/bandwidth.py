@@ -21,12 +21,18 @@ from commtrace.analysis.communication.links import Link, LinkSpeeds, SlowLinks, 
 from commtrace.analysis.communication.table import Communication, CommunicationSums, Detail, communication_sums
 from commtrace.analysis.rank_words import ranges, ranges_in_words
 from commtrace.analysis.windows.run import measure_run
-from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
+from commtrace.cli.arguments import (
+    DEFAULT_RUNS,
+    ClusterOption,
+    RunsArgument,
+    WorkersOption,
+    chosen_workers,
+    run_directory,
+)
 from commtrace.cli.console import wide_console
 from commtrace.cli.units import NODES, UNKNOWN, duration, num_bytes, power_of_two, share
 from commtrace.cli.units import bandwidth as gigabytes_per_second
 from commtrace.cli.views.basis import print_basis
-from commtrace.cli.workers import ClusterOption, WorkersOption, chosen_workers
 from commtrace.trace.json_values import fields_to_json
 
 _MOST_ROWS: Final = 60

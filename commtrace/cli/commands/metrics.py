@@ -88,7 +88,7 @@ def _as_text(collector: PathCollector) -> str:
 
 
 def _write(path: Path, collector: PathCollector) -> None:
-    from commtrace.exporters.prometheus.targets import replace_file
+    from commtrace.exporters.prometheus.endpoint import replace_file
 
     replace_file(path, _as_text(collector))
 
@@ -97,7 +97,7 @@ def _write(path: Path, collector: PathCollector) -> None:
 def _served(address: str, collector: PathCollector, run: Path) -> Iterator[None]:
     """An endpoint with the options of those of the ranks, and the file that tells Prometheus about it, meanwhile."""
     from commtrace.config import Config
-    from commtrace.exporters.monitor.address import Address
+    from commtrace.exporters.monitor.rendezvous import Address
     from commtrace.exporters.prometheus.critical_path import path_target
     from commtrace.exporters.prometheus.endpoint import Endpoint
 

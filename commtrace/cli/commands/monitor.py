@@ -33,12 +33,11 @@ def monitor(
     a token: COMMTRACE_MONITOR_TOKEN, else ~/.config/commtrace/monitor-token, which is created if it is missing.
     """
     from commtrace.config import Config
-    from commtrace.exporters.monitor.address import Address
     from commtrace.exporters.monitor.aggregator import Aggregator, AlertSink
-    from commtrace.exporters.monitor.server import MonitorServer
+    from commtrace.exporters.monitor.exchange import MonitorServer
+    from commtrace.exporters.monitor.rendezvous import Address, checked_token, make_token, token_path
     from commtrace.exporters.monitor.sinks import FileSink, FindingsSink, WebhookSink
     from commtrace.exporters.monitor.store import MonitorStore
-    from commtrace.exporters.monitor.tokens import checked_token, make_token, token_path
 
     address, store = Address.parse(serve), MonitorStore()
     given = Config.from_env().monitor.token

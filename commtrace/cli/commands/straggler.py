@@ -20,7 +20,7 @@ from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.console import wide_console
 from commtrace.cli.units import milliseconds
 from commtrace.cli.views.basis import print_basis
-from commtrace.cli.views.step_attempts import step_attempts_lines
+from commtrace.cli.views.run_time import step_attempts_lines
 from commtrace.cli.views.straggler import print_awaited, print_stragglers
 
 _MOST_PARTS: Final = 8

@@ -17,15 +17,10 @@ from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.steps.choice import StepChoice
 from commtrace.analysis.summary import Summary
 from commtrace.cli.units import NODES, UNKNOWN, bandwidth, duration, milliseconds, num_bytes, share
-from commtrace.cli.views.basis import clock_line
-from commtrace.cli.views.critical_path import critical_path_lines
-from commtrace.cli.views.detail import detail_lines, print_sums
-from commtrace.cli.views.lost_time import lost_time_lines
-from commtrace.cli.views.modules import NOTE, module_table
-from commtrace.cli.views.ranks import rank_table
-from commtrace.cli.views.run_budget import run_budget_lines
-from commtrace.cli.views.step_attempts import step_attempts_lines
+from commtrace.cli.views.basis import clock_line, detail_lines, print_sums
+from commtrace.cli.views.run_time import critical_path_lines, lost_time_lines, run_budget_lines, step_attempts_lines
 from commtrace.cli.views.straggler import print_awaited, print_stragglers
+from commtrace.cli.views.tables import NOTE, module_table, rank_table
 
 _IDENTITY_VERSIONS: Final = ("commtrace", "torch", "cuda", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 

@@ -14,7 +14,7 @@ import pytest
 
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.windows.run import Workers, measure_run
-from commtrace.cli.workers import chosen_workers
+from commtrace.cli.arguments import chosen_workers
 from commtrace.errors import CommtraceError, RunNotFoundError
 from tests.analysis.windows.recording import record
 from tests.analysis.windows.test_windows import Told, plain, tell

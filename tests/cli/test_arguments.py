@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace.analysis.windows.run import measure_run
+from commtrace.cli.arguments import chosen_workers
 from commtrace.cli.commands import bandwidth, compare
 from commtrace.cli.main import app
-from commtrace.cli.workers import chosen_workers
 from commtrace.errors import ConfigurationError, MissingExtraError
 from commtrace.synth import Fault, Job, random_clocks, synthesize, write
 

@@ -12,11 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from commtrace.live.device import Device, training_device
 from commtrace.live.gil import GilYield
 from commtrace.live.rank import LiveRank
 from commtrace.live.summarise import StepWindow, summarise
-from commtrace.live.summary import StepListener, StepSummary
+from commtrace.live.summary import Device, StepListener, StepSummary, training_device
 from commtrace.trace import schema
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import Bool, Int64, RowBatch, Spans

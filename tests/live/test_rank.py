@@ -2,8 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from commtrace.live.rank import LiveRank
-from commtrace.trace.metadata import DeviceState
+from commtrace.analysis.breakdown.run_budget import run_budget
+from commtrace.live.rank import KNOWN_PARTS, LiveBudget, LiveRank
+from commtrace.trace import schema
+from commtrace.trace.device_state import DeviceState
+from commtrace.trace.rows import Row
+from tests.factory import make_run, span
 from tests.trace.rows import mark, metadata
 
 
@@ -34,3 +38,59 @@ def test_readings_of_the_device_are_told_once() -> None:
 
     assert live.take_device_states() == (DeviceState(5, clock_mhz=1095, slowdowns=("power brake",)),)
     assert live.take_device_states() == ()
+
+
+TOLD = {"process_start_ns": 0}
+
+
+def row(kind: int, start: int, end: int) -> Row:
+    return Row(kind, "", schema.COMPUTE, start, end)
+
+
+PASSES = [
+    [row(schema.CHECKPOINT, 10, 20)],
+    [row(schema.STEP, 30, 40), row(schema.FORWARD, 30, 35), row(schema.STEP, 40, 50)],
+    [row(schema.EVALUATION, 50, 70), row(schema.DATA, 72, 75)],
+    [row(schema.EVALUATION, 78, 79), row(schema.STEP, 75, 85)],
+]
+
+
+def test_the_parts_add_up_to_the_time_until_the_last_step() -> None:
+    budget = LiveBudget()
+    for rows in PASSES:
+        budget.add(rows, TOLD)
+
+    seconds = {part: round(time * 1e9) for part, time in budget.seconds().items()}
+    assert seconds == {"training": 29, "evaluation": 21, "checkpoint": 10, "loading": 3, "start": 20, "unknown": 2}
+    assert sum(seconds.values()) == 85
+
+
+def test_it_agrees_with_what_is_read_afterwards() -> None:
+    budget = LiveBudget()
+    for rows in PASSES:
+        budget.add(rows, TOLD)
+    rows = [span(schema.KINDS[kind], start, end, step=-1) for one in PASSES for kind, _, _, start, end, *_ in one]
+    run = make_run({0: rows})
+    run.ranks[0].topology.update(TOLD)  # type: ignore[attr-defined]
+    job = run_budget(run).job
+
+    assert {part: round(time * 1e9) for part, time in budget.seconds().items()} == {
+        part: getattr(job, f"{part}_ns") for part in KNOWN_PARTS
+    }
+
+
+def test_goodput_falls_while_nothing_ends() -> None:
+    budget = LiveBudget()
+    assert budget.goodput(100) is None
+    budget.add([row(schema.STEP, 50, 100)], TOLD)
+
+    assert budget.goodput(100) == 0.5
+    assert budget.goodput(1_000) == 0.05
+
+
+def test_without_the_steps_before_the_window_nobody_knows_what_was_there() -> None:
+    budget = LiveBudget()
+    budget.add([row(schema.STEP, 50, 100)], {**TOLD, "recording": {"steps": "10:20"}})
+
+    assert budget.seconds()["unknown"] == 50e-9
+    assert budget.seconds()["start"] == 0.0

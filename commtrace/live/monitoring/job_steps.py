@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from commtrace.live.monitoring.declared import Count, Instant, Number
+from commtrace.live.monitoring.wire_types import Count, Instant, Number
 
 MOST_TOLD: Final = 64
 """Of so many steps a rank tells the times in one report, the newest."""

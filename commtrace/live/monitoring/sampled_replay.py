@@ -45,7 +45,7 @@ from commtrace.analysis.stragglers.slow_sets import MOST_SHARES
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.stragglers.work_statistics import CHECKPOINT, PAUSES, StepStatistics, WorkStatistics
 from commtrace.live.gil import GilYield
-from commtrace.live.monitoring.job_past import JobPast
+from commtrace.live.monitoring.past import JobPast
 from commtrace.live.monitoring.sampled_steps import SampledSteps, SampleError
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.trace.run import Run

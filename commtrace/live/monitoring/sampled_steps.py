@@ -21,8 +21,7 @@ from typing import Annotated, Final, NamedTuple
 import numpy as np
 from msgspec import Meta
 
-from commtrace.live.monitoring.declared import Instant, Number, Text
-from commtrace.live.monitoring.group_members import GroupMembers, group_members
+from commtrace.live.monitoring.wire_types import GroupMembers, Instant, Number, Text, group_members
 from commtrace.live.rank import LiveRank
 from commtrace.trace import schema
 from commtrace.trace.files.decoding import possible_rows

@@ -23,7 +23,7 @@ from typing import Annotated, Final, NamedTuple, TypeAlias
 
 from msgspec import Meta
 
-from commtrace.live.monitoring.declared import Count, Duration, Key, Number, WorldSize
+from commtrace.live.monitoring.wire_types import Count, Duration, Key, Number, WorldSize
 from commtrace.live.summary import StepSummary
 
 _BLOCKS_KEPT: Final = 4

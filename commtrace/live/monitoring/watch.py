@@ -33,12 +33,10 @@ from commtrace.analysis.stragglers.limits import (
 from commtrace.analysis.stragglers.normal import MAJORITY, PAST, Judged, Work, judge
 from commtrace.analysis.stragglers.search import NO_PEERS
 from commtrace.analysis.stragglers.verdict import Member, Verdict, next_step
-from commtrace.live.monitoring.findings import BACK, SILENT, LiveEvent, LiveStraggler
-from commtrace.live.monitoring.job_past import JobPast
-from commtrace.live.monitoring.pause_memory import PauseMemory, SlowPauses
+from commtrace.live.monitoring.findings import BACK, SILENT, LiveEvent, LiveStraggler, StandingFindings
+from commtrace.live.monitoring.past import JobPast, PauseMemory, SlowPauses
 from commtrace.live.monitoring.sampled_replay import Price, Priced, SampledReplay, price
 from commtrace.live.monitoring.slow_now import MOST_MEMBERS, SlowNow, sets_now, straggler_of, where_in_words
-from commtrace.live.monitoring.standing import StandingFindings
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.live.rank import MOST_READINGS
 from commtrace.trace.metadata import DeviceState

@@ -18,10 +18,10 @@ from msgspec import Meta
 from commtrace.analysis.breakdown.occurrence import occurrence
 from commtrace.analysis.statistics import MAD_TO_SIGMA
 from commtrace.analysis.stragglers.common_place import tensor_group_of
-from commtrace.live.monitoring.declared import Count, Duration, Number, Rank, Text, WindowNumber
 from commtrace.live.monitoring.job_steps import MOST_TOLD, Repetitions, StepTimes
 from commtrace.live.monitoring.sampled_steps import StepSample, StepSampler
 from commtrace.live.monitoring.waits import NO_BLOCK, Block, BlockWaits
+from commtrace.live.monitoring.wire_types import Count, Duration, Number, Rank, Text, WindowNumber
 from commtrace.live.rank import MOST_READINGS, LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace.metadata import DeviceState

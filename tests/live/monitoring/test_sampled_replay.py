@@ -13,7 +13,7 @@ from commtrace.analysis.matched import match_run
 from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.steps.window import Window
 from commtrace.analysis.stragglers.verdict import NEXT_STEP, STAGE_THAT_CHANGED
-from commtrace.live.monitoring.job_past import JobPast
+from commtrace.live.monitoring.past import JobPast
 from commtrace.live.monitoring.sampled_replay import Priced, ReplayedSteps, price
 from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace.run import Run

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from commtrace.live.monitoring.group_members import GroupMembers, RankRange
 from commtrace.live.monitoring.sampled_steps import MOST_STEPS, SampledSteps, SampleError, StepSample, StepSampler
+from commtrace.live.monitoring.wire_types import GroupMembers, RankRange
 from commtrace.live.rank import LiveRank
 from commtrace.trace import schema
 from commtrace.trace.schema import Row

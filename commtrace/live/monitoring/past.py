@@ -1,30 +1,79 @@
-"""What ranks did in single steps of the last minute: saving, evaluating, collecting garbage, waiting for input.
+"""The past of a job: what stages and links did while they were well, and the pauses of ranks in the last minute.
 
-Such a pause is in few windows, and a window that holds one tells nothing of how often it comes. So pauses are
-remembered, and ranks are compared by what they lost to them in all windows that are.
-
->>> memory = PauseMemory()                                      # doctest: +SKIP
->>> [one.members for one in memory.take(reports)]                  # doctest: +SKIP
+>>> past = JobPast()
+>>> past.add(Usual({0: 100.0, 1: 100.0}))
+>>> past.add(Usual({0: 102.0}))  # stage 1 is slow by now
+>>> past.usual.quickest_ns
+{0: 101.0, 1: 100.0}
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
 from commtrace.analysis.breakdown.occurrence import Occurrence
 from commtrace.analysis.stragglers.common_place import Place, by_common_place
-from commtrace.analysis.stragglers.limits import WINDOWS_TO_NAME, Thresholds
-from commtrace.analysis.stragglers.normal import Work
+from commtrace.analysis.stragglers.limits import FAST_PERCENTILE, WINDOWS_TO_NAME, Thresholds
+from commtrace.analysis.stragglers.normal import PAST, Work
 from commtrace.analysis.stragglers.pauses import PausesOf, judge_pauses
 from commtrace.analysis.stragglers.slow_ranks import MEANT
+from commtrace.analysis.stragglers.transfers import Traffic
+from commtrace.analysis.stragglers.usual import Usual
 from commtrace.live.monitoring.window import PAUSES, WORK, Pause, WindowReport
 
-_WINDOWS: Final = 15
+_WINDOWS_WELL: Final = 16
+"""Of each stage and each link so many are kept, the newest in which it was well."""
+
+_MOST_KEPT: Final = 10_000
+"""So many are remembered: a job of more sends too much of different sizes for its past to tell anything."""
+
+_Key = TypeVar("_Key")
+
+
+class JobPast:
+    """The work of stages and the speed of links while they were well. Not for several threads at a time."""
+
+    def __init__(self) -> None:
+        self._quickest_ns: dict[int, deque[float]] = {}
+        self._transfer_ns: dict[Traffic, deque[float]] = {}
+        self._windows = 0
+
+    def add(self, well: Usual) -> None:
+        """Take what some steps tell of the stages and links that are not slow in them."""
+        self._windows += 1
+        _remember(self._quickest_ns, well.quickest_ns)
+        _remember(self._transfer_ns, well.transfer_ns)
+
+    @property
+    def usual(self) -> Usual:
+        """Return what a stage did in the median, and how long transfers took in the fast windows of their link.
+
+        Links have no past before ``WINDOWS_TO_NAME`` windows: a network is busy for seconds.
+        """
+        has_links = self._windows >= WINDOWS_TO_NAME
+        return Usual(
+            quickest_ns={stage: float(np.median(told)) for stage, told in self._quickest_ns.items()},
+            transfer_ns={
+                link: float(np.percentile(told, FAST_PERCENTILE, method="lower"))
+                for link, told in self._transfer_ns.items()
+                if has_links
+            },
+            by=PAST,
+        )
+
+
+def _remember(known: dict[_Key, deque[float]], news: Mapping[_Key, float]) -> None:
+    for key, ns in news.items():
+        if key in known or len(known) < _MOST_KEPT:
+            known.setdefault(key, deque(maxlen=_WINDOWS_WELL)).append(ns)
+
+
+_WINDOWS_OF_PAUSES: Final = 15
 """A minute, with windows of the usual length."""
 
 _LATE: Final = 1.5
@@ -84,7 +133,7 @@ class _Window(NamedTuple):
 
 
 class PauseMemory:
-    """The pauses of all ranks. Not for several threads at a time."""
+    """The pauses of all ranks in single steps: checkpoints, evaluation, garbage collection, input. Not thread-safe."""
 
     def __init__(self) -> None:
         self._windows: dict[int, deque[_Window]] = {}
@@ -96,7 +145,7 @@ class PauseMemory:
             reports: with steps, at most one per rank.
         """
         for one in reports:
-            own = self._windows.setdefault(one.rank, deque(maxlen=_WINDOWS))
+            own = self._windows.setdefault(one.rank, deque(maxlen=_WINDOWS_OF_PAUSES))
             own.append(_Window(one.window, one.steps, one.last_step, one.pauses))
         return [found for kind in map(WORK.index, PAUSES) for found in self._judge(reports, kind)]
 

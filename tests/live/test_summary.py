@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from commtrace.live.device import Device, mfu, training_device
+from commtrace.live.summary import Device, mfu, training_device
 
 
 def torch_with(peaks: list[int | None], *, in_use: bool = True) -> Any:

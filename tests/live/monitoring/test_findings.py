@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from commtrace.live.monitoring.findings import LiveStraggler
-from commtrace.live.monitoring.standing import StandingFindings
+from commtrace.live.monitoring.findings import LiveStraggler, StandingFindings
 
 
 def stage(at: float, cause: str = "stage_imbalance") -> LiveStraggler:

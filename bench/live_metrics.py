@@ -18,8 +18,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 
-from commtrace.exporters.prometheus.metrics import RankCollector
-from commtrace.exporters.prometheus.totals import StepTotals
+from commtrace.exporters.prometheus.metrics import RankCollector, StepTotals
 from commtrace.live.collector import StepCollector
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary

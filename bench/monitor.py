@@ -14,11 +14,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from commtrace.exporters.monitor.address import Address
 from commtrace.exporters.monitor.aggregator import Aggregator
-from commtrace.exporters.monitor.client import MonitorClient
+from commtrace.exporters.monitor.exchange import MonitorClient, MonitorServer
 from commtrace.exporters.monitor.messages import Job, Report, encoded
-from commtrace.exporters.monitor.server import MonitorServer
+from commtrace.exporters.monitor.rendezvous import Address
 from commtrace.exporters.monitor.sinks import FileSink
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.waits import Block, BlockTime

@@ -53,8 +53,8 @@ class Cost(NamedTuple):
 
 def serve(otlp: int, metrics: int, store: int) -> None:
     """The other process: what exporters send to, and what asks them."""
-    from commtrace.exporters.monitor.address import Address
-    from commtrace.exporters.monitor.server import MonitorServer
+    from commtrace.exporters.monitor.exchange import MonitorServer
+    from commtrace.exporters.monitor.rendezvous import Address
     from commtrace.exporters.monitor.store import MonitorStore
 
     class Receiver(BaseHTTPRequestHandler):

@@ -1,1 +1,1 @@
-"""Dashboards for Grafana, made of plain dictionaries: ``python -m commtrace.exporters.grafana.generate``."""
+"""Dashboards for Grafana, generated from code and checked in."""

@@ -1,8 +1,10 @@
-"""The dashboards: overview, one rank, data x pipeline, communication, commtrace itself."""
+"""Grafana's dashboards: ``python -m commtrace.exporters.grafana.dashboards`` writes the files."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from commtrace.exporters.grafana.panels import (
@@ -361,3 +363,17 @@ def _labels(name: str, title: str, query: str, *, several: bool) -> dict[str, ob
         "includeAll": several,
         "allValue": ".*" if several else None,
     }
+
+
+DIRECTORY: Final = Path(__file__).parent / "dashboards"
+
+
+def dashboard_files() -> dict[str, str]:
+    """Return the texts of the files by name."""
+    return {name: json.dumps(dashboard, indent=1) + "\n" for name, dashboard in dashboards().items()}
+
+
+if __name__ == "__main__":
+    for name, text in dashboard_files().items():
+        (DIRECTORY / name).write_text(text)
+        print(DIRECTORY / name)

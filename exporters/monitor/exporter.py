@@ -18,9 +18,8 @@ from commtrace.config import Config
 from commtrace.errors import CommtraceError
 from commtrace.exporters.live import exporter_names
 from commtrace.exporters.monitor import rendezvous
-from commtrace.exporters.monitor.address import Address
 from commtrace.exporters.monitor.aggregator import Aggregator, AlertSink
-from commtrace.exporters.monitor.client import MonitorClient, MonitorError
+from commtrace.exporters.monitor.exchange import MonitorClient, MonitorError, MonitorServer
 from commtrace.exporters.monitor.hangs import hang_report
 from commtrace.exporters.monitor.messages import (
     MOST_GROUPS_ASKED,
@@ -33,10 +32,9 @@ from commtrace.exporters.monitor.messages import (
     Report,
     Request,
 )
-from commtrace.exporters.monitor.server import MonitorServer
+from commtrace.exporters.monitor.rendezvous import Address, checked_token, new_token, read_token, token_path
 from commtrace.exporters.monitor.sinks import FileSink, LiveSink, LogSink, WebhookSink
 from commtrace.exporters.monitor.store import MonitorStore
-from commtrace.exporters.monitor.tokens import checked_token, new_token, read_token, token_path
 from commtrace.exporters.otlp.span_filter import SpanFilter
 from commtrace.live.monitoring.window import Window, WindowReport
 from commtrace.live.rank import LiveRank

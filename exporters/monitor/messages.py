@@ -19,12 +19,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from commtrace.errors import CommtraceError
-from commtrace.live.monitoring.declared import Count, Instant, Key, Number, Rank, Text, WorldSize
 from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler
-from commtrace.live.monitoring.group_members import GroupMembers
 from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep
 from commtrace.live.monitoring.waits import Least
 from commtrace.live.monitoring.window import WindowReport
+from commtrace.live.monitoring.wire_types import Count, GroupMembers, Instant, Key, Number, Rank, Text, WorldSize
 
 GREETING: Final = b"commtrace-monitor 1\n"
 NONCE_BYTES: Final = 16

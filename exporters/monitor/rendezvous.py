@@ -1,20 +1,126 @@
-"""The address and token of the monitor in rank 0, kept in the job's own store.
+"""The address of the monitor and the token that it shares with the ranks.
 
-This takes one short request per rank. Rank 0 writes; the others read with ``compare_set``, the only request that
-answers at once whether or not the key exists, so it cannot block the training thread on the shared connection. Any
-process that can write to the job's store can answer in the place of rank 0, so the value is checked.
+The monitor in rank 0 publishes both in the job's own store: one short request per rank. Rank 0 writes; the others read
+with ``compare_set``, the only request that answers at once whether or not the key exists, so it cannot block the
+training thread on the shared connection. Any process that can write to the store can pose as rank 0, so the value is
+checked. A monitor outside of the job shares a token file or ``COMMTRACE_MONITOR_TOKEN`` with the ranks.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import secrets
 import socket
-from typing import Any, Final
+import stat
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from commtrace.errors import CommtraceError
-from commtrace.exporters.monitor.address import Address
-from commtrace.exporters.monitor.tokens import checked_token
+from commtrace.errors import CommtraceError, ConfigurationError
+from commtrace.options import is_token
+
+_MOST_BYTES: Final = 1_024
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+def new_token() -> str:
+    """Return a token that nobody can guess."""
+    return secrets.token_hex(32)
+
+
+def checked_token(text: str) -> str:
+    """Return ``text`` if it can be a token.
+
+    Raises:
+        ConfigurationError: it is too short, too long, or not printable ASCII.
+    """
+    if not is_token(text):
+        raise ConfigurationError("the monitor's token must have 16 to 256 printable ASCII characters and no spaces")
+    return text
+
+
+def token_path() -> Path:
+    """Return where the user's token is kept: ``~/.config/commtrace/monitor-token``.
+
+    Raises:
+        ConfigurationError: the user has no home directory.
+    """
+    try:
+        directory = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    except RuntimeError as error:
+        raise ConfigurationError(f"{error} Set COMMTRACE_MONITOR_TOKEN") from error
+    return Path(directory) / "commtrace" / "monitor-token"
+
+
+def read_token(path: Path) -> str:
+    """Return the token in a file that only the user can read.
+
+    Raises:
+        ConfigurationError: there is none, others could read it, or it holds something else.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_mode & _OTHERS or status.st_uid != os.geteuid():
+                raise ConfigurationError(f"{path} must be a file of yours that nobody else can read: chmod 600 {path}")
+            return checked_token(file.read(_MOST_BYTES).decode("ascii", "replace").strip())
+    except OSError as error:
+        raise ConfigurationError(
+            f"a monitor outside of the job shares a token with its ranks, and {path} cannot be read "
+            f"({error.strerror}): set COMMTRACE_MONITOR_TOKEN to what `commtrace monitor` uses"
+        ) from error
+
+
+def make_token(path: Path) -> str:
+    """Return the token in the file; create it, readable by the user only, if it is missing.
+
+    Raises:
+        ConfigurationError: it can be neither made nor read.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return read_token(path)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be made ({error.strerror}): set COMMTRACE_MONITOR_TOKEN") from error
+    with open(descriptor, "w") as file:
+        file.write(new_token() + "\n")
+    return read_token(path)
+
+
+_ADDRESS: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,253})):([0-9]{1,5})")
+_MOST_PORT: Final = 65_535
+
+
+class AddressError(CommtraceError, ValueError):
+    """Something is no address."""
+
+
+class Address(NamedTuple):
+    """A host, by name or number, and a TCP port."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Return the address that ``HOST:PORT`` or ``[IPv6]:PORT`` names.
+
+        Raises:
+            AddressError: the text is something else.
+        """
+        match = _ADDRESS.fullmatch(text)
+        if match is None or int(match[3]) > _MOST_PORT:
+            raise AddressError(f"{text[:300]!r} is no address: write HOST:PORT, or [ADDRESS]:PORT for IPv6")
+        return cls(match[1] or match[2], int(match[3]))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
 
 _LONGEST: Final = 1_024
 _NOT_THERE: Final = "-"

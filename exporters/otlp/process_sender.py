@@ -1,7 +1,8 @@
-"""Sends through a worker process (``worker.py``).
+"""The worker process beside a rank that makes, encodes and sends its spans, and the rank's side of it.
 
-Training shares its interpreter with every thread of its process. To send a span takes the SDK 20 to 40 µs of it; to
-hand the row to another process takes 0.2 µs.
+Training shares its interpreter with every thread of its process. Sending a span takes the SDK 20 to 40 µs of it,
+handing the row to another process 0.2 µs. The worker answers one message after the other, ends when the rank does, and
+never imports torch.
 """
 
 from __future__ import annotations
@@ -13,17 +14,120 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from commtrace.config import Config
 from commtrace.errors import CommtraceError
 from commtrace.exporters.otlp.queue import Job, MetricsSnapshot, Settle
-from commtrace.exporters.otlp.worker import Outcomes, SendSpans, Start, Update
 from commtrace.live.rank import LiveRank
+from commtrace.trace.groups import Group
+from commtrace.trace.metadata import RankMetadata
+
+if TYPE_CHECKING:
+    from commtrace.exporters.otlp.sender import Sender
+
+_SECONDS_BETWEEN_LOOKS: Final = 0.5
+_SECONDS_OF_GRACE: Final = 2.0
+_NICENESS: Final = 5
+
+
+class Start(NamedTuple):
+    """The first message: whose spans these are."""
+
+    config: Config
+    metadata: RankMetadata
+    directory: Path
+
+
+class Update(NamedTuple):
+    """What the rank has learnt since; sent when it changes and not answered.
+
+    Attributes:
+        groups, topology: of the rank.
+        provider_attributes: resource attributes of the TracerProvider that the script has installed.
+    """
+
+    groups: Mapping[int, Group]
+    topology: Mapping[str, Any]
+    provider_attributes: Mapping[str, Any]
+
+
+class SendSpans(NamedTuple):
+    """Send the spans of these steps."""
+
+    jobs: Sequence[Job]
+
+
+Outcomes: TypeAlias = tuple[tuple[int, "bool | None"], ...]
+"""The answer: for each batch the number of spans (or 1 request with metrics), and whether it was taken; None if no
+answer came. An empty one says that the worker is ready."""
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve a rank until it ends.
+
+    Args:
+        descriptor: of the connection.
+        parent: pid of the rank.
+    """
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    with contextlib.suppress(EOFError, ConnectionError):  # the rank has ended, or no longer waits
+        serve(Connection(descriptor))
+    # Not sys.exit: a thread of an exporter might delay it.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def serve(connection: Connection) -> None:
+    """Answer messages.
+
+    Raises:
+        EOFError, ConnectionError: the rank is gone.
+    """
+    from commtrace.exporters.otlp.sender import Sender  # the SDK, which the rank does not import
+
+    start: Start = connection.recv()
+    rank = LiveRank(start.metadata, start.directory)
+    with Sender(start.config, rank) as sender:
+        connection.send(())
+        with contextlib.suppress(OSError):
+            os.nice(_NICENESS)  # the data loader's workers go first
+        while True:
+            message: Update | SendSpans | MetricsSnapshot = connection.recv()
+            if isinstance(message, Update):
+                rank.marks.groups = dict(message.groups)
+                rank.marks.topology = message.topology
+                sender.provider_attributes = message.provider_attributes
+            else:
+                connection.send(_sent(sender, message))
+
+
+def _sent(sender: Sender, message: SendSpans | MetricsSnapshot) -> Outcomes:
+    outcomes: list[tuple[int, bool | None]] = []
+
+    def settle(count: int, was_sent: bool | None) -> None:
+        outcomes.append((count, was_sent))
+
+    if isinstance(message, SendSpans):
+        sender.send(message.jobs, settle)
+    else:
+        sender.send_metrics(message, settle)
+    return tuple(outcomes)
+
+
+def _end_with(parent: int) -> None:
+    # A request to a receiver that does not answer must not outlive the rank, and forked children of the rank may hold
+    # the connection open.
+    while os.getppid() == parent:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    time.sleep(_SECONDS_OF_GRACE)
+    os._exit(0)
+
 
 _logger = logging.getLogger("commtrace")
 
@@ -32,7 +136,7 @@ RESTART_SECONDS: Final = 10.0
 """Least time between two starts of a worker."""
 
 _PROGRAM: Final = (
-    "import sys; sys.path[:] = sys.argv[3:]; from commtrace.exporters.otlp.worker import main; "
+    "import sys; sys.path[:] = sys.argv[3:]; from commtrace.exporters.otlp.process_sender import main; "
     "main(*map(int, sys.argv[1:3]))"
 )
 _ENVIRONMENT: Final[Mapping[str, str]] = {"COMMTRACE_ENABLED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -1,7 +1,7 @@
 """Makes the spans and metrics of a rank and sends them, in the worker process or on a thread of the rank.
 
-Nearly all of the exporter's work is done here, most of it in the SDK's encoder. ``worker.py`` runs it in a process of
-its own; ``exporter.py`` runs it on a thread if spans go to a TracerProvider of the script.
+This is nearly all of the exporter's work, most of it in the SDK's encoder. ``process_sender.py`` runs it in a process
+of its own; ``exporter.py`` runs it on a thread if spans go to a TracerProvider of the script.
 """
 
 from __future__ import annotations

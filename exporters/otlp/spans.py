@@ -7,6 +7,7 @@ that it knows. All other spans of a rank are children of its ``step``. Names are
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -23,7 +24,6 @@ from opentelemetry.util.types import AttributeValue
 from commtrace.analysis.matching.roles import role_of
 from commtrace.exporters.otlp.queue import Job
 from commtrace.exporters.otlp.span_filter import SpanFilter
-from commtrace.exporters.otlp.span_ids import SpanIds
 from commtrace.live.monitoring.findings import FOUND, LiveEvent
 from commtrace.live.monitoring.job_steps import JobStep, Repetitions
 from commtrace.live.rank import LiveRank
@@ -33,6 +33,48 @@ from commtrace.trace.metadata import Group
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import Spans
+
+
+class SpanIds:
+    """The ids of one attempt of a run, which every rank can compute for every other rank.
+
+    An id is the first 8 bytes of a BLAKE2b digest over what identifies the span in the run. With 10⁵ spans in a trace
+    the chance that two have the same id is below 10⁻⁹.
+
+    Args:
+        run_id, attempt: of the job; a restarted job repeats steps and sequence numbers.
+    """
+
+    def __init__(self, run_id: str, attempt: int) -> None:
+        self._seed = hashlib.blake2b(f"{run_id}/{attempt}/".encode(), digest_size=8)
+
+    def job_step(self, step: int, repetition: int = 0) -> int:
+        """Return the id of the span that holds a step of all ranks.
+
+        Args:
+            step: its number.
+            repetition: how often a step of this number was seen before.
+        """
+        return self._id(f"job step {step} {repetition}")
+
+    def step(self, rank: int, step: int, repetition: int = 0) -> int:
+        return self._id(f"step {rank} {step} {repetition}")
+
+    def collective(self, rank: int, group: int, seq: int, op_in_seq: int) -> int:
+        return self._id(f"collective {rank} {group} {seq} {op_in_seq}")
+
+    def message(self, is_send: bool, group: int, sender: int, receiver: int, seq: int) -> int:
+        return self._id(f"{'send' if is_send else 'recv'} {group} {sender} {receiver} {seq}")
+
+    def own(self, rank: int, number: int) -> int:
+        """Return the id of any other span of a rank: no other rank links to it, so a running number is enough."""
+        return self._id(f"own {rank} {number}")
+
+    def _id(self, identity: str) -> int:
+        digest = self._seed.copy()
+        digest.update(identity.encode())
+        return int.from_bytes(digest.digest(), "big") or 1  # 0 is no span id
+
 
 Attributes = dict[str, AttributeValue]
 

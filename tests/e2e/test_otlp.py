@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from commtrace.exporters.otlp.span_ids import SpanIds
+from commtrace.exporters.otlp.spans import SpanIds
 from commtrace.live.summary import trace_id
 from commtrace.trace.files.reader import load_run
 from tests.e2e.launch import REPOSITORY, launch

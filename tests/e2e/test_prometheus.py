@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from commtrace.exporters.grafana.dashboards import ALERTS, FOUND, dashboards
-from commtrace.exporters.prometheus import generate
-from commtrace.exporters.prometheus.rules import Timing, alerts, recording_rules
+from commtrace.exporters.prometheus.rules import Timing, alerts, recording_rules, write
 from commtrace.live.summary import trace_id
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
@@ -69,7 +68,7 @@ def test_panels_rules_and_alerts_see_a_real_run(tmp_path: Path) -> None:
     targets, rules = tmp_path / "targets", tmp_path / "rules"
     for directory in (targets, rules):
         directory.mkdir()
-    generate.write(rules, TIMING, interval="1s")
+    write(rules, TIMING, interval="1s")
     environment = {
         "COMMTRACE_DIR": str(tmp_path / "run"),
         "COMMTRACE_RUN_ID": "watched",

@@ -18,7 +18,7 @@ import commtrace
 import commtrace.auto
 import commtrace.live.collector as live
 from commtrace import session
-from commtrace.live.device import Device
+from commtrace.live.summary import Device
 from commtrace.trace import schema
 
 WORK_SECONDS, SLOW_SECONDS, SLOW_RANK = 0.05, 0.1, 1

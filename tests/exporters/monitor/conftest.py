@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from commtrace.exporters.monitor.address import Address
-from commtrace.exporters.monitor.client import MonitorClient
+from commtrace.exporters.monitor.exchange import MonitorClient, MonitorServer
 from commtrace.exporters.monitor.messages import Job
-from commtrace.exporters.monitor.server import MonitorServer
+from commtrace.exporters.monitor.rendezvous import Address
 from commtrace.exporters.monitor.store import MonitorStore
 
 TOKEN = "a secret of sixteen bytes".replace(" ", "-")

@@ -16,8 +16,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from commtrace.exporters.monitor.address import Address, AddressError
-from commtrace.exporters.monitor.client import MonitorClient, MonitorError
+from commtrace.exporters.monitor.exchange import (
+    _MOST_CONNECTIONS,
+    MonitorClient,
+    MonitorError,
+    MonitorServer,
+    ServerError,
+)
 from commtrace.exporters.monitor.messages import (
     GREETING,
     HEADER_BYTES,
@@ -29,7 +34,7 @@ from commtrace.exporters.monitor.messages import (
     header,
     mac_of,
 )
-from commtrace.exporters.monitor.server import _MOST_CONNECTIONS, MonitorServer, ServerError
+from commtrace.exporters.monitor.rendezvous import Address, AddressError
 from commtrace.exporters.monitor.store import MonitorStore
 from tests.exporters.monitor.conftest import TOKEN
 from tests.exporters.monitor.test_store import report, stopped
@@ -334,10 +339,10 @@ def test_both_sides_need_no_torch() -> None:
     program = """
 import sys
 sys.modules["torch"] = None
-from commtrace.exporters.monitor.address import Address
+from commtrace.exporters.monitor.rendezvous import Address
 from commtrace.exporters.monitor.aggregator import Aggregator
-from commtrace.exporters.monitor.client import MonitorClient
-from commtrace.exporters.monitor.server import MonitorServer
+from commtrace.exporters.monitor.exchange import MonitorClient
+from commtrace.exporters.monitor.exchange import MonitorServer
 from commtrace.exporters.monitor.store import MonitorStore
 from tests.exporters.monitor.conftest import TOKEN, JOB
 from tests.exporters.monitor.test_store import report

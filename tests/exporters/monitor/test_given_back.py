@@ -13,10 +13,10 @@ import pytest
 
 from commtrace.config import Config, MonitorConfig, OtlpConfig
 from commtrace.errors import CommtraceError
-from commtrace.exporters.monitor.address import Address
-from commtrace.exporters.monitor.client import MonitorClient
+from commtrace.exporters.monitor.exchange import MonitorClient
 from commtrace.exporters.monitor.exporter import MonitorExporter
 from commtrace.exporters.monitor.messages import Job, PeerBaseline, Reply, Report, Request
+from commtrace.exporters.monitor.rendezvous import Address
 from commtrace.live.monitoring.job_steps import JobStep, StepTimes
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.live.rank import LiveRank

@@ -22,8 +22,8 @@ from commtrace.exporters.monitor.messages import (
 )
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.findings import LiveEvent
-from commtrace.live.monitoring.group_members import GroupMembers, RankRange
 from commtrace.live.monitoring.window import WindowReport
+from commtrace.live.monitoring.wire_types import GroupMembers, RankRange
 from commtrace.trace.run import RankTrace
 from tests.factory import group, metadata
 

@@ -16,10 +16,10 @@ from commtrace.exporters.monitor.messages import (
 )
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.findings import LiveEvent
-from commtrace.live.monitoring.group_members import GroupMembers, RankRange
 from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep, StepTimes
 from commtrace.live.monitoring.waits import Least
 from commtrace.live.monitoring.window import WindowReport
+from commtrace.live.monitoring.wire_types import GroupMembers, RankRange
 from tests.exporters.monitor.conftest import JOB
 
 

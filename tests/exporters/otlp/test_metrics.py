@@ -9,8 +9,7 @@ from opentelemetry.sdk.metrics.export import Histogram, MetricsData
 
 from commtrace.exporters.otlp.metrics import metrics_data
 from commtrace.exporters.otlp.queue import QUEUE_FULL, REFUSED, Account, SignalCounts
-from commtrace.exporters.prometheus.metrics import RankCollector
-from commtrace.exporters.prometheus.totals import StepTotals
+from commtrace.exporters.prometheus.metrics import RankCollector, StepTotals
 from tests.exporters.otlp.made import RESOURCE
 from tests.exporters.prometheus.steps import rank, summary
 

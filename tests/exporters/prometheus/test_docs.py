@@ -10,11 +10,10 @@ from commtrace.analysis.path_totals import PathTotals
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.exporters.grafana.dashboards import dashboards
 from commtrace.exporters.prometheus.critical_path import PathCollector
-from commtrace.exporters.prometheus.metrics import RankCollector
+from commtrace.exporters.prometheus.metrics import RankCollector, StepTotals
 from commtrace.exporters.prometheus.rules import Timing, alerts
-from commtrace.exporters.prometheus.totals import StepTotals
-from commtrace.live.device import Device
 from commtrace.live.monitoring.waits import Split
+from commtrace.live.summary import Device
 from commtrace.trace import schema
 from commtrace.trace.schema import Row
 from tests.exporters.prometheus.steps import rank, summary

@@ -20,9 +20,10 @@ import pytest
 from commtrace.config import Config, PrometheusConfig
 from commtrace.errors import ConfigurationError
 from commtrace.exporters.live import live_view
-from commtrace.exporters.prometheus import endpoint, textfile
+from commtrace.exporters.prometheus import endpoint
+from commtrace.exporters.prometheus import exporter as exporter_module
+from commtrace.exporters.prometheus.endpoint import TargetFile, reachable
 from commtrace.exporters.prometheus.exporter import EndpointExporter, TextfileExporter, open_prometheus
-from commtrace.exporters.prometheus.targets import TargetFile, reachable
 from commtrace.recorder import Recorder
 from tests.exporters.prometheus.steps import rank, summary
 from tests.trace.rows import mark, metadata
@@ -236,7 +237,7 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], sa
 def test_the_textfile_holds_samples_with_identity_and_goes_with_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(textfile, "SECONDS_BETWEEN", 0.01)
+    monkeypatch.setattr(exporter_module, "SECONDS_BETWEEN", 0.01)
     exporter = open_prometheus(Config(prometheus=PrometheusConfig(textfile=tmp_path)), rank(tmp_path))
     assert isinstance(exporter, TextfileExporter)
     path = tmp_path / "commtrace-r1-rank-00003.prom"
@@ -257,7 +258,7 @@ def test_the_textfile_holds_samples_with_identity_and_goes_with_the_run(
 def test_a_textfile_that_cannot_be_written_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(textfile, "SECONDS_BETWEEN", 0.01)
+    monkeypatch.setattr(exporter_module, "SECONDS_BETWEEN", 0.01)
     exporter = TextfileExporter(Config(prometheus=PrometheusConfig(textfile=tmp_path / "missing")), rank(tmp_path))
     for step in range(5):
         exporter.step(summary(step), [])

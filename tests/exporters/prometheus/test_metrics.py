@@ -14,11 +14,9 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from commtrace.exporters.prometheus.metrics import RankCollector
-from commtrace.exporters.prometheus.totals import MOST_OPERATIONS, StepTotals
-from commtrace.live.device import Device
+from commtrace.exporters.prometheus.metrics import MOST_OPERATIONS, RankCollector, StepTotals
 from commtrace.live.monitoring.waits import Split
-from commtrace.live.summary import OperationSummary, trace_id
+from commtrace.live.summary import Device, OperationSummary, trace_id
 from commtrace.trace import schema
 from tests.exporters.prometheus.steps import SECOND, rank, summary
 from tests.live.findings import live_straggler

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commtrace.exporters.prometheus.generate import DIRECTORY, rule_files, write
-from commtrace.exporters.prometheus.rules import Timing, alerts
+from commtrace.exporters.prometheus.rules import DIRECTORY, Timing, alerts, rule_files, write
 
 CASES = Path(__file__).with_name("alerts.test.yml")
 PROMTOOL = shutil.which("promtool")
@@ -25,7 +24,7 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_the_files_that_are_checked_in_are_those_that_are_generated() -> None:
     checked_in = {path.name: path.read_text() for path in DIRECTORY.iterdir()}
 
-    assert checked_in == rule_files(), "run python -m commtrace.exporters.prometheus.generate"
+    assert checked_in == rule_files(), "run python -m commtrace.exporters.prometheus.rules"
 
 
 @needs_promtool

@@ -1,11 +1,11 @@
-"""The monitor's side of the exchange: a thread that listens, in rank 0 of a job or in ``commtrace monitor``.
+"""The exchange between a rank and the monitor: a client in every rank, a server in rank 0 or in ``commtrace monitor``.
 
-A client must prove the token first. Each connection has seconds for one exchange, and the size of a message and the
-number of connections are bounded. In a training process the connections per second are bounded too, because each one
-takes the GIL from training.
+Every exchange has a connection of its own and ends within seconds: a monitor that is frozen, slow or gone costs only
+the calling thread. The server accepts a request only from a client that knows the token. It bounds the size of a
+message, the number of connections and, in a training process, the connections per second: each one takes the GIL.
 
->>> server = MonitorServer(Address("127.0.0.1", 0), token, store)   # doctest: +SKIP
->>> server.address, server.close()                                  # doctest: +SKIP
+>>> server = MonitorServer(Address("127.0.0.1", 0), token, store.answer)   # doctest: +SKIP
+>>> MonitorClient(server.address, token).exchange(request)                 # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
 from commtrace.errors import CommtraceError
-from commtrace.exporters.monitor.address import Address
 from commtrace.exporters.monitor.messages import (
     GREETING,
     HEADER_BYTES,
@@ -36,6 +36,94 @@ from commtrace.exporters.monitor.messages import (
     mac_of,
     read_header,
 )
+from commtrace.exporters.monitor.rendezvous import Address
+
+_PIECE_BYTES: Final = 64 * 1024
+
+
+class MonitorError(CommtraceError):
+    """The monitor was not reached, or refused the request."""
+
+
+class MonitorClient:
+    """Sends requests to a monitor.
+
+    Args:
+        address: where it listens.
+        token: that it shares with the ranks.
+    """
+
+    def __init__(self, address: Address, token: str) -> None:
+        self._address = address
+        self._token = token
+        self._socket: socket.socket | None = None
+        self._is_cut = False
+
+    def exchange(self, request: Request) -> Reply:
+        """Send a request and return the reply.
+
+        Raises:
+            MonitorError: the monitor does not answer in time, or refuses.
+        """
+        deadline = time.monotonic() + SECONDS
+        try:
+            body = encoded(request)
+            with socket.create_connection(self._address, SECONDS) as connection:
+                self._socket = connection
+                reply = self._exchanged(connection, body, deadline)
+        except MessageError as error:
+            raise MonitorError(f"the monitor at {self._address}: {error}") from error
+        except OSError as error:
+            raise MonitorError(f"the monitor does not answer at {self._address}: {error}") from error
+        finally:
+            self._socket = None
+        if reply.refused:
+            raise MonitorError(f"the monitor at {self._address} refuses: {reply.refused}")
+        return reply
+
+    def cut(self) -> None:
+        """End the present exchange and refuse others; called from another thread."""
+        self._is_cut = True
+        connection = self._socket
+        if connection is not None:
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _exchanged(self, connection: socket.socket, body: bytes, deadline: float) -> Reply:
+        if self._is_cut:
+            raise OSError("the job has ended")
+        greeting = _received(connection, len(GREETING) + NONCE_BYTES, deadline)
+        if not greeting.startswith(GREETING):
+            raise MessageError("what listens there is no commtrace monitor of this version")
+        nonces = (greeting[len(GREETING) :], os.urandom(NONCE_BYTES))
+        mac = mac_of(self._token, b"request", nonces, body)
+        connection.settimeout(_left(deadline))
+        connection.sendall(nonces[1] + header(mac, body) + body)
+        length, mac = read_header(_received(connection, HEADER_BYTES, deadline))
+        answer = _received(connection, length, deadline)
+        check_mac(mac_of(self._token, b"reply", nonces, answer), mac)
+        reply: Reply = decoded(answer, Reply)
+        return reply
+
+
+def _received(connection: socket.socket, length: int, deadline: float) -> bytes:
+    """Read this number of bytes; memory grows as they arrive."""
+    received = bytearray()
+    while len(received) < length:
+        connection.settimeout(_left(deadline))
+        piece = connection.recv(min(length - len(received), _PIECE_BYTES))
+        if not piece:
+            raise MessageError("it closed the connection; does it have another COMMTRACE_MONITOR_TOKEN?")
+        received += piece
+    return bytes(received)
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError(f"no whole answer within {SECONDS:g} s")
+    return left
+
 
 _logger = logging.getLogger("commtrace")
 
@@ -43,7 +131,6 @@ _MOST_CONNECTIONS: Final = 64
 """At a time. An honest exchange takes milliseconds: where there are more, the oldest is somebody who dawdles."""
 
 _BACKLOG: Final = 1_024
-_PIECE_BYTES: Final = 64 * 1024
 _SLOT_SECONDS: Final = 0.05
 _RETRY_SECONDS: Final = 1.0
 _SECONDS_TO_END: Final = 1.0
@@ -156,9 +243,9 @@ class MonitorServer:
         loop = asyncio.get_running_loop()
         nonce = os.urandom(NONCE_BYTES)
         await loop.sock_sendall(connection, GREETING + nonce)
-        nonces = (nonce, await _received(loop, connection, NONCE_BYTES))
-        length, mac = read_header(await _received(loop, connection, HEADER_BYTES))
-        body = await _received(loop, connection, length)
+        nonces = (nonce, await _read(loop, connection, NONCE_BYTES))
+        length, mac = read_header(await _read(loop, connection, HEADER_BYTES))
+        body = await _read(loop, connection, length)
         check_mac(mac_of(self._token, b"request", nonces, body), mac)
         answer = encoded(self._reply(body))
         mac = mac_of(self._token, b"reply", nonces, answer)
@@ -178,7 +265,7 @@ class MonitorServer:
             _logger.warning("commtrace: the monitor at %s refuses a message: %s", self.address, error)
 
 
-async def _received(loop: asyncio.AbstractEventLoop, connection: socket.socket, length: int) -> bytes:
+async def _read(loop: asyncio.AbstractEventLoop, connection: socket.socket, length: int) -> bytes:
     """Read so many bytes; memory is taken as they come."""
     received = bytearray()
     while len(received) < length:

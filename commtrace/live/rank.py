@@ -14,10 +14,9 @@ import numpy as np
 from commtrace.analysis.breakdown.run_budget import PART_OF_KIND, PARTS, START, TRAINING, PartIntervals, divide
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.monitoring.waits import Split
-from commtrace.trace.device_state import DeviceState
 from commtrace.trace.marks import Marks, read_state
-from commtrace.trace.metadata import ClockAnchor, RankMetadata
-from commtrace.trace.rows import Row
+from commtrace.trace.metadata import ClockAnchor, DeviceState, RankMetadata
+from commtrace.trace.schema import Row
 
 if TYPE_CHECKING:
     from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from commtrace.analysis.matching.roles import PIPELINE
-from commtrace.trace.rows import Row
+from commtrace.trace.schema import Row
 
 
 class Device(NamedTuple):

@@ -10,10 +10,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from commtrace.analysis.hangs.diagnosis import examine
-from commtrace.analysis.hangs.findings import hang_findings, silence_findings
-from commtrace.analysis.hangs.last_activity import own_frame
-from commtrace.analysis.hangs.story import FROM_REPORTS, MOST_ROOTS, hang_sentences
+from commtrace.analysis.hangs.examination import examine
+from commtrace.analysis.hangs.rank_state import own_frame
+from commtrace.analysis.hangs.story import FROM_REPORTS, MOST_ROOTS, hang_findings, hang_sentences, silence_findings
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.exporters.monitor.messages import (
     MOST_BYTES,
@@ -29,8 +28,7 @@ from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.watch import SILENT_WINDOWS
 from commtrace.live.monitoring.wire_types import MOST_TEXT, GroupMembers, regular_range
-from commtrace.trace.groups import Group
-from commtrace.trace.metadata import ClockAnchor, RankMetadata
+from commtrace.trace.metadata import ClockAnchor, Group, RankMetadata
 from commtrace.trace.processes import AskProcess, process_state, unknown_process
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Spans
@@ -160,7 +158,7 @@ _NOBODY: Final = Others()
 
 
 FindStack = Callable[[int, int], tuple[str, ...]]
-"""Returns where a rank was, by its number and session, when it could say no more; see commtrace/trace/last_stack.py."""
+"""Returns where a rank was, by its number and session, when it could say no more."""
 
 
 def no_stack(rank: int, session: int) -> tuple[str, ...]:

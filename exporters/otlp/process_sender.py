@@ -25,8 +25,7 @@ from commtrace.config import Config
 from commtrace.errors import CommtraceError
 from commtrace.exporters.otlp.queue import Job, MetricsSnapshot, Settle
 from commtrace.live.rank import LiveRank
-from commtrace.trace.groups import Group
-from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.metadata import Group, RankMetadata
 
 if TYPE_CHECKING:
     from commtrace.exporters.otlp.sender import Sender

@@ -5,8 +5,8 @@ from pathlib import Path
 from commtrace.analysis.breakdown.run_budget import run_budget
 from commtrace.live.rank import KNOWN_PARTS, LiveBudget, LiveRank
 from commtrace.trace import schema
-from commtrace.trace.device_state import DeviceState
-from commtrace.trace.rows import Row
+from commtrace.trace.metadata import DeviceState
+from commtrace.trace.schema import Row
 from tests.factory import make_run, span
 from tests.trace.rows import mark, metadata
 

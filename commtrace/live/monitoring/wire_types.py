@@ -7,7 +7,7 @@ from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta, Struct
 
-from commtrace.trace.groups import Group
+from commtrace.trace.metadata import Group
 
 MOST_LIVE_RANKS: Final = 1 << 17
 """More than any job has. Fewer than files may tell of: what is allocated for a running job grows with it."""
@@ -47,7 +47,7 @@ class RankRange(Struct, frozen=True, array_like=True):
 
 
 class GroupMembers(Struct, frozen=True, omit_defaults=True):
-    """A process group, see :class:`commtrace.trace.groups.Group`.
+    """A process group, see :class:`commtrace.trace.metadata.Group`.
 
     Attributes:
         regular: the members of a regular group, which may be thousands; else ``members`` has them.

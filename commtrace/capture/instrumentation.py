@@ -35,6 +35,7 @@ from commtrace.installation import warn_if_untried
 from commtrace.recorder import Recorder, Sink, uncaught_exception
 from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.writer import SegmentWriter, rank_directory, segment_paths
+from commtrace.trace.hang_report import HangReport
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.schema import mark_row
 from commtrace.trace.selection.aggregates import AggregatingSink
@@ -61,8 +62,8 @@ LAST_WORD_SECONDS: Final = 2.0
 """How long the end of the recording, or of its process groups, waits to hear from rank 0 what the run is called."""
 
 
-Hang = Callable[[], "Mapping[str, Any] | None"]
-"""What this process is in since training stopped; None while it goes on."""
+Hang = Callable[[], "HangReport | None"]
+"""Returns the state of this process since training stopped; None while it goes on."""
 
 OpenObservers = Callable[[RankMetadata, Path, Recorder, Hang, Callable[[], str]], Sequence[Observer]]
 """Opens what looks on beside the trace, when the rank is known; called on the harvester thread."""

@@ -16,10 +16,11 @@ from commtrace.capture.collectives.untraced_paths import PART as INVISIBLE
 from commtrace.capture.device.cuda_clock import CudaClock
 from commtrace.capture.device.device_watch import DeviceWatch
 from commtrace.capture.hangs.activity import PART as ACTIVITY
-from commtrace.capture.hangs.activity import Activity
+from commtrace.capture.hangs.activity import ActivityWatch
 from commtrace.capture.records import Launch
 from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
+from commtrace.trace.hang_report import InFlight
 
 ANCHOR_SECONDS: Final = 10.0
 """How often the monotonic clock is compared with the wall clock."""
@@ -61,8 +62,8 @@ class RunMarks:
         self._told_topology_version = 0
         self._told_device: int | None = None
         self._next_anchor_ns = 0
-        self._told_in_flight: list[Any] = []
-        self._activity: Activity | None = Activity(tracer)
+        self._told_in_flight: list[InFlight] = []
+        self._activity: ActivityWatch | None = ActivityWatch(tracer)
         self._told_invisible: dict[str, str] | None = {}
 
     def since_last_pass(self) -> Iterator[tuple[str, Any]]:
@@ -115,7 +116,7 @@ class RunMarks:
             in_flight = self._in_flight(self._activity)
             if in_flight != self._told_in_flight:
                 self._told_in_flight = in_flight
-                marks.append(("in_flight", in_flight))
+                marks.append(("in_flight", [communication.to_json() for communication in in_flight]))
             marks += self._activity.marks()
         except Exception as error:
             self._activity = None
@@ -174,6 +175,6 @@ class RunMarks:
                 self._told_groups[group.id] = group
                 yield "process_group", {**group._asdict(), "ranks": list(group.ranks)}
 
-    def _in_flight(self, activity: Activity) -> list[dict[str, Any]]:
+    def _in_flight(self, activity: ActivityWatch) -> list[InFlight]:
         """Return the communications that have been under way since before the last pass."""
         return activity.in_flight(self._unfinished())[:MOST_IN_FLIGHT]

@@ -14,6 +14,7 @@ import numpy as np
 from commtrace.analysis.breakdown.run_budget import PART_OF_KIND, PARTS, START, TRAINING, PartIntervals, divide
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.monitoring.waits import Split
+from commtrace.trace.hang_report import HangReport
 from commtrace.trace.marks import Marks, read_state
 from commtrace.trace.metadata import ClockAnchor, DeviceState, RankMetadata
 from commtrace.trace.schema import Row
@@ -79,7 +80,7 @@ MOST_READINGS: Final = 16
 """Of the device, between two windows."""
 
 
-Hang = Callable[[], "Mapping[str, Any] | None"]
+Hang = Callable[[], HangReport | None]
 Phase = Callable[[], str]
 
 

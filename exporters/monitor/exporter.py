@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from commtrace.config import Config
 from commtrace.errors import CommtraceError
@@ -108,7 +108,7 @@ class MonitorExporter:
         self._store: MonitorStore | None = None
         self._server: MonitorServer | None = None
         self._aggregator: Aggregator | None = None
-        self._told_hang: Mapping[str, Any] | None = None
+        self._told_hang: object = None
         self._webhook: WebhookSink | None = None
         self._failures = 0
         self._retry_at = 0.0
@@ -279,7 +279,14 @@ class MonitorExporter:
         report = self._rank.hang()
         if report is self._told_hang:
             return
-        self._exchange(Hang(self._job, self._rank.rank, report is not None, self._declared(report)))
+        self._exchange(
+            Hang(
+                self._job,
+                self._rank.rank,
+                report is not None,
+                self._declared(None if report is None else report.to_json()),
+            )
+        )
         self._told_hang = report
 
     def _declared(self, report: Mapping[str, object] | None) -> HangReport | None:

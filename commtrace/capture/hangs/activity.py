@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
 from commtrace.capture.collectives.groups import next_number
 from commtrace.capture.device.clock import now_ns
@@ -19,6 +19,7 @@ from commtrace.capture.threads import frames_by_thread
 from commtrace.capture.tracer import Tracer
 from commtrace.recorder import OWN_FILES
 from commtrace.trace import schema
+from commtrace.trace.hang_report import Activity, InFlight, OpenPhase
 
 PART: Final = "activity of a quiet rank"
 
@@ -37,7 +38,7 @@ _MOST_OPEN: Final = 16
 _MOST_PAIRS: Final = 512
 
 
-class Activity:
+class ActivityWatch:
     """Tells what the training thread is doing when it is quiet. Not for several threads at a time.
 
     Args:
@@ -52,7 +53,7 @@ class Activity:
         self,
         tracer: Tracer,
         now: Callable[[], int] = now_ns,
-        frames: Callable[[], list[str]] | None = None,
+        frames: Callable[[], tuple[str, ...]] | None = None,
         *,
         asks_device: bool = True,
     ) -> None:
@@ -61,11 +62,11 @@ class Activity:
         self._frames = frames or _frames_of_main_thread
         self._asks_device = asks_device
         self._recorded_at = self._progress_at = now()
-        self._progress: Any = None
+        self._progress: object = None
         self._due_at = 0
         self._seen: dict[int, tuple[Launch, int]] = {}
 
-    def marks(self) -> Iterator[tuple[str, Any]]:
+    def marks(self) -> Iterator[tuple[str, dict[str, object]]]:
         """The mark ``activity``, if it is time for one. Called once per pass, before the buffer is emptied.
 
         The first pass tells it in any case: from it readers learn how often to expect a word.
@@ -85,18 +86,14 @@ class Activity:
         interval = QUIET_NS if idle < LONG_QUIET_NS else SELDOM_NS
         self._due_at = now + interval
         quiet_ns = now - self._progress_at
-        yield "activity", {**self.described(), "quiet_ns": quiet_ns, "again_within_ns": interval + _LATENESS_NS}
+        again_within_ns = interval + _LATENESS_NS
+        yield "activity", {**self.current().to_json(), "quiet_ns": quiet_ns, "again_within_ns": again_within_ns}
 
-    def described(self) -> dict[str, object]:
-        """What the training thread is doing now."""
+    def current(self) -> Activity:
+        """Return the activity of the training thread."""
         collectives, messages = self._launched()
-        return {
-            "at": list(self._tracer.coordinates),
-            "open": [_open_span(span, self._asks_device) for span in _outwards(self._tracer.innermost)],
-            "collectives": collectives,
-            "p2p": messages,
-            "frames": self._frames(),
-        }
+        phases = tuple(_open_phase(span, self._asks_device) for span in _outwards(self._tracer.innermost))
+        return Activity(self._tracer.coordinates, phases, collectives, messages, self._frames())
 
     def open_kinds(self) -> set[str]:
         """The kinds of the phases that are open. From any thread."""
@@ -106,7 +103,7 @@ class Activity:
         """A value that changes as training goes on: its place, and what it has launched."""
         return (self._tracer.coordinates, *self._launched())
 
-    def in_flight(self, unfinished: Iterable[Launch]) -> list[dict[str, Any]]:
+    def in_flight(self, unfinished: Iterable[Launch]) -> list[InFlight]:
         """Communications that have been under way since before the last pass, the one that blocks training first.
 
         Args:
@@ -119,7 +116,7 @@ class Activity:
         before, now = self._seen, self._now()
         self._seen = {key: (launch, before[key][1] if key in before else now) for key, launch in unique.items()}
         return [
-            self._described(launch, since, launch is blocked, device.get(key))
+            _in_flight(launch, since, launch is blocked, device.get(key))
             for key, (launch, since) in self._seen.items()
             if key in before
         ]
@@ -136,27 +133,14 @@ class Activity:
         calls = (entry[2] for entry in entries if len(entry) > 2 and isinstance(entry[2], DeviceCall))
         return list({id(call): call for call in calls}.values())
 
-    def _described(self, launch: Launch, since: int, blocking: bool, call: DeviceCall | None) -> dict[str, object]:
-        start = launch.start
-        told = {
-            "operation": launch.operation.name, "group": launch.state.group.id, "seq": launch.seq, "peer": launch.peer,
-            "bytes": launch.num_bytes, "dtype": dtype_name(launch.dtype), "is_async": bool(launch.is_async),
-            "start": start if isinstance(start, int) else since, "blocking": blocking,
-        }  # fmt: skip
-        if call is not None:
-            started = call.clock.resolve(start) is not None
-            told["state"] = "started" if started else "scheduled"
-            told["blocking"] = blocking or started
-        return told
-
-    def _launched(self) -> tuple[dict[str, int], list[list[Any]]]:
+    def _launched(self) -> tuple[dict[str, int], tuple[tuple[int, bool, int, int, int], ...]]:
         """How many collectives were launched in each group, and how many messages in each direction."""
         states = list(self._tracer.groups.states.values())
-        messages = [
-            [state.group.id, is_send, peer, tag, next_number(counter) - ((tag & 0x7FFFFFFF) << 32)]
+        messages = tuple(
+            (state.group.id, is_send, peer, tag, next_number(counter) - ((tag & 0x7FFFFFFF) << 32))
             for state in states
             for (is_send, peer, tag), counter in list(state.p2p_seq.items())
-        ]
+        )
         return {str(state.group.id): next_number(state.collective_seq) for state in states}, messages[:_MOST_PAIRS]
 
 
@@ -168,19 +152,35 @@ def _outwards(span: Span | None) -> Iterator[Span]:
         span = span.outer
 
 
-def _open_span(span: Span, asks_device: bool) -> dict[str, object]:
+def _open_phase(span: Span, asks_device: bool) -> OpenPhase:
     ask = span.start is not None and (asks_device or isinstance(span.start, int))
     since = span.clock.resolve(span.start) if ask else None
-    return {"kind": schema.KINDS[span.kind], "name": span.name, "since": since}
+    return OpenPhase(schema.KINDS[span.kind], span.name, since)
 
 
-def _frames_of_main_thread() -> list[str]:
+def _in_flight(launch: Launch, since: int, blocking: bool, call: DeviceCall | None) -> InFlight:
+    is_started = call is not None and call.clock.resolve(launch.start) is not None
+    return InFlight(
+        operation=launch.operation.name,
+        group=launch.state.group.id,
+        seq=launch.seq,
+        peer=launch.peer,
+        bytes=launch.num_bytes,
+        dtype=dtype_name(launch.dtype),
+        is_async=bool(launch.is_async),
+        start=launch.start if isinstance(launch.start, int) else since,
+        blocking=blocking or is_started,
+        state="" if call is None else "started" if is_started else "scheduled",
+    )
+
+
+def _frames_of_main_thread() -> tuple[str, ...]:
     """Where the main thread is. The frames are let go at once: they keep the tensors of their functions alive."""
     frame = frames_by_thread().get(threading.main_thread().ident or 0)
-    told: list[str] = []
-    while frame is not None and len(told) < MOST_FRAMES:
+    frames: list[str] = []
+    while frame is not None and len(frames) < MOST_FRAMES:
         code = frame.f_code
         if not code.co_filename.startswith(OWN_FILES):
-            told.append(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")
+            frames.append(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")
         frame = frame.f_back
-    return told
+    return tuple(frames)

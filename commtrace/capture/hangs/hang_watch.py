@@ -12,13 +12,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from types import FrameType
+from typing import Final
 
 from commtrace.capture.device.clock import now_ns
-from commtrace.capture.hangs.activity import Activity
+from commtrace.capture.hangs.activity import ActivityWatch
 from commtrace.capture.hangs.stack_timer import NoStackTimerError, StackTimer
 from commtrace.capture.records import Launch
 from commtrace.capture.threads import frames_by_thread
@@ -26,6 +26,7 @@ from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 from commtrace.trace.files.side_files import stack_path
 from commtrace.trace.files.writer import rank_directory
+from commtrace.trace.hang_report import HangReport, InFlight, ThreadStack
 from commtrace.trace.metadata import RankMetadata
 
 _logger = logging.getLogger("commtrace")
@@ -72,15 +73,15 @@ class HangWatch:
         *,
         now: Callable[[], int] = now_ns,
     ) -> None:
-        self.report: Mapping[str, Any] | None = None
+        self.report: HangReport | None = None
         self._tracer = tracer
         self._unfinished = unfinished
         self._least_ns = round(least_seconds * 1e9)
         self._now = now
-        self._activity = Activity(tracer, now, asks_device=False)
+        self._activity = ActivityWatch(tracer, now, asks_device=False)
         self._metadata: RankMetadata | None = None
         self._directory: Path | None = None
-        self._progress: Any = None
+        self._progress: object = None
         self._moved_at = self._stepped_at = now()
         self._step = -1
         self._steps_seen = 0
@@ -210,19 +211,21 @@ class HangWatch:
         """A thousand ranks of a job that stands still have one thing to say."""
         return self._rank <= 0
 
-    def _dump(self, quiet_ns: int, in_flight: Sequence[Mapping[str, Any]]) -> None:
-        coordinates = self._tracer.topology()[1]
-        self.report = {
-            "time": time.time(),
-            "monotonic_ns": self._now(),
-            "quiet_ns": quiet_ns,
-            "metadata": {} if self._metadata is None else asdict(self._metadata),
-            "groups": [{**group._asdict(), "ranks": list(group.ranks)} for group in self._tracer.groups.known_groups()],
-            "topology": {name: coordinates[name] for name in ("coordinates", "parallel") if name in coordinates},
-            "activity": self._activity.described(),
-            "in_flight": list(in_flight),
-            "threads": stacks_of_threads(),
-        }
+    def _dump(self, quiet_ns: int, in_flight: Sequence[InFlight]) -> None:
+        assert self._metadata is not None
+        topology = self._tracer.topology()[1]
+        self.report = HangReport(
+            time=time.time(),
+            monotonic_ns=self._now(),
+            quiet_ns=quiet_ns,
+            metadata=self._metadata,
+            groups=tuple(self._tracer.groups.known_groups()),
+            coordinates=topology.get("coordinates", {}),
+            parallel=topology.get("parallel", {}),
+            activity=self._activity.current(),
+            in_flight=tuple(in_flight),
+            threads=tuple(stacks_of_threads()),
+        )
         self._dumps += 1
         where = self._written(self.report)
         if self._speaks:
@@ -234,19 +237,19 @@ class HangWatch:
                 where,
             )
 
-    def _written(self, report: Mapping[str, object]) -> str:
+    def _written(self, report: HangReport) -> str:
         if self._directory is None:
             return ""
         path = self._directory / f"hang-{self._dumps:03}.json"
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            path.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             return f"What it is in could not be written: {error}."
         return f"What it is in, with the stacks of its threads: {path}."
 
 
-def stacks_of_threads() -> list[dict[str, Any]]:
+def stacks_of_threads() -> list[ThreadStack]:
     """Of every Python thread but this one: its name and its frames, innermost first. The frames are let go at once."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     stacks = []
@@ -254,9 +257,9 @@ def stacks_of_threads() -> list[dict[str, Any]]:
         if ident == threading.get_ident():
             continue
         frames: list[str] = []
-        frame: Any = innermost
+        frame: FrameType | None = innermost
         while frame is not None and len(frames) < _MOST_FRAMES:
             frames.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
             frame = frame.f_back
-        stacks.append({"thread": names.get(ident, str(ident)), "frames": frames})
+        stacks.append(ThreadStack(names.get(ident, str(ident)), tuple(frames)))
     return stacks

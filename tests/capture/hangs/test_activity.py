@@ -12,7 +12,7 @@ from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import OPERATIONS
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture
 from commtrace.capture.collectives.waits import waiting
-from commtrace.capture.hangs.activity import Activity, _frames_of_main_thread
+from commtrace.capture.hangs.activity import ActivityWatch, _frames_of_main_thread
 from commtrace.capture.records import Coordinates, Launch
 from commtrace.integrations import loop
 from commtrace.trace import schema
@@ -29,7 +29,7 @@ class Quiet:
         self.now = 100 * SECOND
         self.recording = Recording()
         self.tracer = self.recording.tracer
-        self.activity = Activity(self.tracer, now=lambda: self.now, frames=lambda: ["train.py:7 step"])
+        self.activity = ActivityWatch(self.tracer, now=lambda: self.now, frames=lambda: ("train.py:7 step",))
 
     def told(self, seconds: float) -> list[dict[str, Any]]:
         """What is told by the passes of the next so many seconds, two a second."""
@@ -113,11 +113,11 @@ def test_a_communication_is_in_flight_when_two_passes_have_seen_it() -> None:
 
     assert quiet.activity.in_flight([first]) == []
     (told,) = quiet.activity.in_flight([first, second])
-    assert told == {
+    assert told.to_json() == {
         "operation": "all_reduce", "group": group("dp", 0, 1).id, "seq": 3, "peer": -1, "bytes": 40, "dtype": "float32",
         "is_async": False, "start": 7, "blocking": False,
     }  # fmt: skip
-    assert [entry["seq"] for entry in quiet.activity.in_flight([second])] == [4]
+    assert [entry.seq for entry in quiet.activity.in_flight([second])] == [4]
 
 
 def test_what_blocks_training_comes_first_also_when_nobody_else_knows_it() -> None:
@@ -127,13 +127,13 @@ def test_what_blocks_training_comes_first_also_when_nobody_else_knows_it() -> No
     quiet.activity.in_flight([others])
 
     told = quiet.activity.in_flight([others])
-    assert [(entry["seq"], entry["blocking"]) for entry in told] == [(9, True), (3, False)]
+    assert [(entry.seq, entry.blocking) for entry in told] == [(9, True), (3, False)]
 
 
 def test_numbers_of_communications_are_read_without_being_taken() -> None:
     recording = Recording()
     with fake_backend(world_size=2), recording.capturing():
-        activity = Activity(recording.tracer, frames=list)
+        activity = ActivityWatch(recording.tracer, frames=tuple)
         tensor = torch.ones(2)
         dist.all_reduce(tensor)
         dist.all_reduce(tensor)

@@ -13,6 +13,7 @@ from commtrace.capture.hangs.hang_watch import HangWatch, stacks_of_threads
 from commtrace.trace import schema
 from tests.capture.recording import Recording
 from tests.factory import metadata
+from tests.json_schemas import errors
 
 SECOND = 1_000_000_000
 
@@ -57,9 +58,11 @@ def test_after_ten_typical_steps_without_movement_it_writes_what_it_is_in(tmp_pa
     watched.wait(2)
     report = watched.watch.report
     assert report is not None
-    assert (report["metadata"]["rank"], report["activity"]["at"][0]) == (3, 9)
-    assert [span["name"] for span in report["activity"]["open"]] == ["forward"]
-    assert watched.dumps() == [report]
+    assert (report.metadata.rank, report.activity.at[0]) == (3, 9)
+    assert [phase.name for phase in report.activity.open] == ["forward"]
+    (dump,) = watched.dumps()
+    assert dump == report.to_json()
+    assert list(errors("hang", dump)) == []
     watched.tracer.leave(with_phase)
 
 
@@ -151,7 +154,7 @@ def test_stacks_tell_where_every_other_thread_is() -> None:
     thread = threading.Thread(target=waits_here, name="the one that waits")
     thread.start()
     ready.wait()
-    stacks = {one["thread"]: one["frames"] for one in stacks_of_threads()}
+    stacks = {one.thread: one.frames for one in stacks_of_threads()}
     go.set()
     thread.join()
     assert any("waits_here" in frame for frame in stacks["the one that waits"])

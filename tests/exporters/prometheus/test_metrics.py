@@ -18,6 +18,7 @@ from commtrace.exporters.prometheus.metrics import MOST_OPERATIONS, RankCollecto
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.summary import Device, OperationSummary, trace_id
 from commtrace.trace import schema
+from commtrace.trace.hang_report import Activity, HangReport
 from tests.exporters.prometheus.steps import SECOND, rank, summary
 from tests.live.findings import live_straggler
 from tests.trace.rows import mark
@@ -246,7 +247,8 @@ def test_the_rank_that_joins_tells_who_is_slow_and_every_rank_whether_it_hangs()
     assert not any(name.startswith("commtrace_straggler") for name in told)
     live.joins = True
     live.score = 1.25
-    live.hang = lambda: {"quiet_ns": 1}
+    activity = Activity((0, -1, -1, -1), (), {}, (), ())
+    live.hang = lambda: HangReport(0.0, 0, 1, live.metadata, (), {}, {}, activity, (), ())
     live.stragglers = tuple(map(live_straggler, range(20)))
     told = values(RankCollector(live, StepTotals()))
     assert told["commtrace_hung"] == 1

@@ -1,0 +1,126 @@
+"""The records of a rank that makes no progress: the mark ``activity``, the mark ``in_flight``, and its hang report.
+
+A hang report is ``rank-NNNNN/hang-NNN.json`` (docs/json/hang.schema.json).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from commtrace.trace.metadata import Group, RankMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPhase:
+    """A phase that has begun and not ended. ``since`` is ns; None while the device has not reached its beginning."""
+
+    kind: str
+    name: str
+    since: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """The place of the training thread, and its progress.
+
+    Attributes:
+        at: step, microbatch, chunk and stage.
+        open: innermost first.
+        collectives: how many were launched, by group id.
+        p2p: group id, whether it is a send, peer, tag and number of messages.
+        frames: ``file:line function``, innermost first.
+    """
+
+    at: tuple[int, int, int, int]
+    open: tuple[OpenPhase, ...]
+    collectives: Mapping[str, int]
+    p2p: tuple[tuple[int, bool, int, int, int], ...]
+    frames: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields of the mark ``activity``, without its times."""
+        return {
+            "at": list(self.at),
+            "open": [asdict(phase) for phase in self.open],
+            "collectives": dict(self.collectives),
+            "p2p": [list(messages) for messages in self.p2p],
+            "frames": list(self.frames),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A communication that was launched and has not ended.
+
+    Attributes:
+        group: id.
+        start: ns.
+        blocking: training stands still for it.
+        state: on a device, ``scheduled`` or ``started``; else empty.
+    """
+
+    operation: str
+    group: int
+    seq: int
+    peer: int
+    bytes: int
+    dtype: str | None
+    is_async: bool
+    start: int
+    blocking: bool
+    state: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return an item of the mark ``in_flight``."""
+        fields = asdict(self)
+        return fields if self.state else {name: value for name, value in fields.items() if name != "state"}
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStack:
+    """The stack of one thread of Python: ``file:line function``, innermost first."""
+
+    thread: str
+    frames: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HangReport:
+    """The state of a rank whose training makes no progress.
+
+    Attributes:
+        time: epoch seconds.
+        monotonic_ns: the same instant on the host's monotonic clock.
+        quiet_ns: for so long nothing has moved.
+        coordinates, parallel: place in each parallel dimension, and its size; empty where no framework says so.
+        in_flight: the one that blocks training first.
+        threads: all of Python but the one that has written the report.
+    """
+
+    time: float
+    monotonic_ns: int
+    quiet_ns: int
+    metadata: RankMetadata
+    groups: tuple[Group, ...]
+    coordinates: Mapping[str, int]
+    parallel: Mapping[str, int]
+    activity: Activity
+    in_flight: tuple[InFlight, ...]
+    threads: tuple[ThreadStack, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the contents of the file."""
+        topology = {"coordinates": dict(self.coordinates), "parallel": dict(self.parallel)}
+        return {
+            "time": self.time,
+            "monotonic_ns": self.monotonic_ns,
+            "quiet_ns": self.quiet_ns,
+            "metadata": asdict(self.metadata),
+            "groups": [{**group._asdict(), "ranks": list(group.ranks)} for group in self.groups],
+            "topology": {name: sizes for name, sizes in topology.items() if sizes},
+            "activity": self.activity.to_json(),
+            "in_flight": [communication.to_json() for communication in self.in_flight],
+            "threads": [{"thread": stack.thread, "frames": list(stack.frames)} for stack in self.threads],
+        }

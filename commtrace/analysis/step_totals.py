@@ -14,6 +14,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication.table import CommunicationSums, communication_sums
 from commtrace.analysis.communication.unmatched import UnmatchedSums, sum_unmatched
 from commtrace.analysis.matching.coverage import Captured, find_captured
+from commtrace.analysis.stragglers.awaited import AwaitedTotals, awaited_totals
 from commtrace.analysis.time_totals import TimeTotals, time_totals
 
 
@@ -28,6 +29,7 @@ class StepTotals:
         unmatched: stalls on what was not matched on all members.
         modules: those that took longest first.
         captured: rows by kind, and what communicated.
+        awaited: for whom ranks waited.
     """
 
     times: TimeTotals
@@ -36,6 +38,7 @@ class StepTotals:
     unmatched: UnmatchedSums
     modules: tuple[ModuleTime, ...]
     captured: Captured
+    awaited: AwaitedTotals
 
     def __add__(self, later: StepTotals) -> StepTotals:
         path, later_path = self.critical_path, later.critical_path
@@ -46,6 +49,7 @@ class StepTotals:
             unmatched=self.unmatched + later.unmatched,
             modules=tuple(add_modules(self.modules, later.modules)),
             captured=self.captured + later.captured,
+            awaited=self.awaited + later.awaited,
         )
 
 
@@ -60,4 +64,5 @@ def step_totals(analysis: Analysis) -> StepTotals:
         unmatched=unmatched,
         modules=tuple(module_table(context.run, times, context.steps)),
         captured=find_captured(analysis.run, analysis.roles, context.steps),
+        awaited=awaited_totals(context),
     )

@@ -31,7 +31,7 @@ from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeate
 from commtrace.analysis.steps.choice import StepChoice
 from commtrace.analysis.steps.detail import RecordedDetail, find_detail
 from commtrace.analysis.steps.window import Window, recorded_steps
-from commtrace.analysis.stragglers.awaited import Awaited, awaited_ranks
+from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
 from commtrace.analysis.stragglers.verdict import Verdict, on_gpu
@@ -152,7 +152,7 @@ def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> Summary
     communication = totals.communication.table(analysis.run)
     unmatched = totals.unmatched.find(analysis.recorded)
     budget, repeated = _launches(analysis.recorded, is_whole)
-    awaited = awaited_ranks(analysis.context)
+    awaited = totals.awaited.longest()
     pipeline, findings, lost = _replay(analysis)
     if findings is None:
         findings = Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))

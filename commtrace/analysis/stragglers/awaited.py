@@ -1,19 +1,18 @@
 """Finds for whom the others waited, and what that rank was doing meanwhile.
 
-The last rank to arrive at a communication makes the others wait. Since the communication before it ended, it did
-something for longer than the one that waits: that difference is what the wait is due to.
+The last rank to arrive at a communication makes the others wait. Since the communication before it ended, or the step
+before began, it did something for longer than the one that waits: that difference is what the wait is due to.
 
->>> [one.in_words() for one in awaited_ranks(analysis.context)]  # doctest: +SKIP
+>>> [one.in_words() for one in awaited_totals(analysis.context).longest()]  # doctest: +SKIP
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from commtrace.analysis.breakdown.intervals import IntervalUnion, paint
 from commtrace.analysis.breakdown.occurrence import Occurrence, occurrence
@@ -32,7 +31,7 @@ from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace
-from commtrace.trace.spans import Int64
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 EVALUATION, CHECKPOINT, GC, DATA, COMPUTE, COMMUNICATION, USER, NOTHING = (
     "evaluation", "checkpoint", "gc", "data", "compute", "communication", "user", "nothing",
@@ -54,6 +53,8 @@ _ACTIVITY_OF_KIND: Final[Mapping[int, str]] = {
 """In ascending order of belief, where spans overlap."""
 
 _ACTIVITIES: Final = (*dict.fromkeys(_ACTIVITY_OF_KIND.values()), NOTHING)
+_UNKNOWN: Final = -1
+"""The activity of a rank whose clock cannot be compared with that of the one that waits."""
 
 _IN_WORDS: Final = {
     EVALUATION: "evaluating",
@@ -77,12 +78,12 @@ NEXT_STEP: Final = {
     NOTHING: "Name what it does with commtrace.span.",
 }
 
+_NEXT_STEP_OF_UNKNOWN: Final = "Its clock cannot be compared with those of the ranks that wait: look at its own time."
+
 _STANDS_OUT: Final = 1.5
 """Times the share that each rank would have if all were waited for alike."""
 
 _MOST_RANKS: Final = 3
-_MOST_WAITERS: Final = 16
-"""So many ranks that waited longest tell what the wait for one was due to."""
 
 _WORTH_A_WORD: Final = 0.1
 
@@ -127,7 +128,7 @@ class Awaited:
 
     @property
     def next_step(self) -> str:
-        return NEXT_STEP[self.doing[0].activity]
+        return NEXT_STEP[self.doing[0].activity] if self.doing else _NEXT_STEP_OF_UNKNOWN
 
     def to_json(self) -> JsonObject:
         return {
@@ -141,24 +142,83 @@ class Awaited:
         }
 
 
-def awaited_ranks(context: Context) -> list[Awaited]:
-    """Return the ranks for which others waited longest, at most three.
+@dataclass(frozen=True, slots=True)
+class _Dues:
+    """Waits, summed by the rank that they were for, by what it did (see ``_ACTIVITIES``; ``_UNKNOWN``) and by step."""
+
+    last_rank: Int64
+    activity: Int64
+    step: Int64
+    ns: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedTotals:
+    """For whom ranks waited in some steps. Totals of several windows of a run add up to those of the run.
+
+    Attributes:
+        parts: the waits, by window.
+        steps: the numbers of the steps.
+        ranks: those that count.
+    """
+
+    parts: tuple[_Dues, ...]
+    steps: tuple[int, ...]
+    ranks: frozenset[int]
+
+    def __add__(self, later: AwaitedTotals) -> AwaitedTotals:
+        return AwaitedTotals(self.parts + later.parts, self.steps + later.steps, self.ranks | later.ranks)
+
+    def longest(self) -> list[Awaited]:
+        """Return the ranks for which others waited longest, at most three."""
+        dues = _Dues(*(np.concatenate([getattr(part, one.name) for part in self.parts]) for one in fields(_Dues)))
+        total = int(dues.ns.sum())
+        ranks, which = np.unique(dues.last_rank, return_inverse=True)
+        waited = np.zeros(len(ranks), np.int64)
+        np.add.at(waited, which, dues.ns)
+        longest = np.argsort(-waited, kind="stable")[:_MOST_RANKS]
+        return [
+            self._awaited(int(ranks[at]), dues, np.flatnonzero(which == at), total)
+            for at in longest.tolist()
+            if int(ranks[at]) in self.ranks
+        ]
+
+    def _awaited(self, rank: int, dues: _Dues, rows: Int64, total: int) -> Awaited:
+        wait_ns = int(dues.ns[rows].sum())
+        by_step = np.zeros((len(_ACTIVITIES), len(self.steps)), np.int64)
+        known = rows[dues.activity[rows] != _UNKNOWN]
+        np.add.at(by_step, (dues.activity[known], np.searchsorted(self.steps, dues.step[known])), dues.ns[known])
+        # Of waits for what is not known the same is believed.
+        of_known = by_step * (wait_ns / max(int(by_step.sum()), 1))
+        doing = [
+            Doing(activity, round(float(own.sum())), occurrence(self.steps, own))
+            for activity, own in zip(_ACTIVITIES, of_known, strict=True)
+            if own.any()
+        ]
+        share = wait_ns / total
+        stands_out = share * len(self.ranks) >= _STANDS_OUT
+        return Awaited(rank, wait_ns, share, stands_out, tuple(sorted(doing, key=lambda one: -one.wait_ns)))
+
+
+def awaited_totals(context: Context) -> AwaitedTotals:
+    """Add up for whom ranks waited, and what that rank did for longer than they.
 
     Args:
-        context: the steps that count, with everything that was recorded around them.
+        context: the steps that count, with the two steps before each of them.
     """
     waits = _Waits.of(context)
-    total = int(waits.ns.sum())
-    if not total:
-        return []
-    ranks, which = np.unique(waits.last_rank, return_inverse=True)
-    blame = np.bincount(which, waits.ns)
-    longest = np.argsort(-blame, kind="stable")[:_MOST_RANKS]
-    return [
-        _awaited(context, int(ranks[at]), waits.take(np.flatnonzero(which == at)), total)
-        for at in longest.tolist()
-        if int(ranks[at]) in context.run.ranks
-    ]
+    due = _due_to(waits, context)
+    activity, wait = np.nonzero(due)
+    unknown = np.flatnonzero(~waits.is_comparable)
+    rows = np.concatenate([wait, unknown])
+    activity = np.concatenate([activity, np.full(len(unknown), _UNKNOWN)])
+    ns = np.concatenate([due[due > 0], waits.ns[unknown]])
+    keys = np.stack([waits.last_rank[rows], activity, waits.step[rows]])
+    keys, which = np.unique(keys, axis=1, return_inverse=True)
+    total = np.zeros(keys.shape[1], np.int64)
+    np.add.at(total, which.reshape(-1), ns)
+    dues = _Dues(last_rank=keys[0], activity=keys[1], step=keys[2], ns=total)
+    return AwaitedTotals((dues,), context.steps, frozenset(context.run.ranks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +226,10 @@ class _Waits:
     """Each wait of a rank for the last participant of a communication.
 
     Attributes:
-        since: when the communication before it on the same group had ended: until then nobody was late.
+        since: until then nobody was late: when the communication before it on the same group had ended, at the earliest
+            when the step before began on either rank.
         start, ns: of the wait.
+        is_comparable: both ranks count, and their clocks were brought together.
     """
 
     rank: Int64
@@ -176,80 +238,89 @@ class _Waits:
     since: Int64
     start: Int64
     ns: Int64
+    is_comparable: Bool
 
     @classmethod
     def of(cls, context: Context) -> _Waits:
-        parts = [_waits_of_rank(trace, context.matches, context.steps) for trace in context.run.ranks.values()]
+        parts = [_waits_of_rank(trace, context) for trace in context.run.ranks.values()]
         return cls(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(cls)))
 
-    def take(self, rows: Int64) -> _Waits:
-        return _Waits(*(getattr(self, one.name)[rows] for one in fields(self)))
 
-
-def _waits_of_rank(trace: RankTrace, matches: Matches, steps: Sequence[int]) -> _Waits:
-    spans, own = trace.spans, matches.ranks[trace.rank]
+def _waits_of_rank(trace: RankTrace, context: Context) -> _Waits:
+    spans, own = trace.spans, context.matches.ranks[trace.rank]
     wait = own.wait_ns(spans)
-    late = (own.last_rank >= 0) & (own.last_rank != trace.rank) & (wait > 0) & np.isin(spans.step, steps)
+    late = (own.last_rank >= 0) & (own.last_rank != trace.rank) & (wait > 0) & np.isin(spans.step, context.steps)
     communication = np.flatnonzero((spans.kind == schema.COLLECTIVE) | (spans.kind == schema.P2P))
     # By group, then by start; of those of one time by what they are, as the order of their rows means nothing.
     keys = (spans.peer, spans.op_in_seq, spans.seq, spans.kind, -spans.end, spans.start, spans.group)
     order = communication[np.lexsort([key[communication] for key in keys])]
     before = np.where(np.diff(spans.group[order], prepend=-1) == 0, np.append(order[:1], order[:-1]), -1)
-    since = np.where(before >= 0, spans.end[before], spans.start[order])
     rows = np.flatnonzero(late[order])
-    chosen = order[rows]
+    chosen, before = order[rows], before[rows]
+    last_rank = own.last_rank[chosen].astype(np.int64)
+    comparable = {
+        rank: other
+        for rank, other in context.run.ranks.items()
+        if context.matches.clocks_agree or other.clock_key == trace.clock_key
+    }
+    begin = _begins(spans, spans.step[chosen])
+    earliest = _begins_of_steps_before(spans, begin)
+    for rank in np.unique(last_rank).tolist():
+        if rank in comparable:
+            for_it = np.flatnonzero(last_rank == rank)
+            theirs = _begins_of_steps_before(comparable[rank].spans, begin[for_it])
+            earliest[for_it] = np.maximum(earliest[for_it], theirs)
+    since = np.where((before >= 0) & (spans.start[before] >= earliest), spans.end[before], earliest)
     return _Waits(
         rank=np.full(len(chosen), trace.rank, np.int64),
-        last_rank=own.last_rank[chosen].astype(np.int64),
+        last_rank=last_rank,
         step=spans.step[chosen].astype(np.int64),
-        since=np.minimum(since[rows], spans.start[chosen]),
+        since=np.minimum(since, spans.start[chosen]),
         start=spans.start[chosen],
         ns=wait[chosen].astype(np.int64),
+        is_comparable=np.isin(last_rank, [*comparable]),
     )
 
 
-def _awaited(context: Context, rank: int, waits: _Waits, total: int) -> Awaited:
-    wait_ns = int(waits.ns.sum())
-    waiters, which = np.unique(waits.rank, return_inverse=True)
-    longest = np.argsort(-np.bincount(which, waits.ns), kind="stable")[:_MOST_WAITERS]
-    of_last = _activities(context.run.ranks[rank])
-    due = np.zeros((len(_ACTIVITIES), len(context.steps)))
-    for at in longest.tolist():
-        own = waits.take(np.flatnonzero(which == at))
-        due += _due_to(own, of_last, _activities(context.run.ranks[int(waiters[at])]), context.steps)
-    due *= wait_ns / max(due.sum(), 1.0)  # of those who waited shortest, the same is believed
-    doing = [
-        Doing(activity, round(float(own.sum())), occurrence(context.steps, own))
-        for activity, own in zip(_ACTIVITIES, due, strict=True)
-        if own.any()
-    ]
-    share = wait_ns / total
-    stands_out = share * len(context.run.ranks) >= _STANDS_OUT
-    return Awaited(rank, wait_ns, share, stands_out, tuple(sorted(doing, key=lambda one: -one.wait_ns)))
+def _begins(spans: Spans, steps: Int32) -> Int64:
+    """Return when the steps with these numbers began."""
+    rows = np.flatnonzero(spans.kind == schema.STEP)
+    rows = rows[np.argsort(spans.step[rows], kind="stable")]
+    return np.asarray(spans.start[rows[np.searchsorted(spans.step[rows], steps)]])
 
 
-def _due_to(
-    waits: _Waits, of_last: Mapping[str, IntervalUnion], of_waiter: Mapping[str, IntervalUnion], steps: Sequence[int]
-) -> npt.NDArray[np.float64]:
-    """Return what the waits of one rank for another are due to, ns, shape (activities, steps)."""
+def _begins_of_steps_before(spans: Spans, times: Int64) -> Int64:
+    """Return when the step before the first one that ends after each time began; of the first step, its own begin."""
+    rows = np.flatnonzero(spans.kind == schema.STEP)
+    rows = rows[np.argsort(spans.start[rows], kind="stable")]
+    place = np.searchsorted(np.maximum.accumulate(spans.end[rows]), times, side="right")
+    return np.asarray(spans.start[rows[np.maximum(place - 1, 0)]])
+
+
+def _due_to(waits: _Waits, context: Context) -> Int64:
+    """Return how much of each wait is due to what, ns, shape (activities, waits); 0 of those that are not known."""
     arrival = waits.start + waits.ns
-    last = _times(of_last, waits.since, arrival)
-    more = np.maximum(last - _times(of_waiter, waits.since, waits.start), 0)
-    total = more.sum(axis=0)
-    more[-1] += np.where(total == 0, waits.ns, 0)
-    share = more / np.maximum(more.sum(axis=0), 1)
-    due = np.zeros((len(_ACTIVITIES), len(steps)))
-    step = np.searchsorted(steps, waits.step)
-    for row, own in enumerate(share * waits.ns):
-        np.add.at(due[row], step, own)
+    more = np.zeros((len(_ACTIVITIES), len(waits.ns)))
+    known = np.flatnonzero(waits.is_comparable)
+    for whose, until, sign in ((waits.last_rank, arrival, 1), (waits.rank, waits.start, -1)):
+        by_rank = known[np.argsort(whose[known], kind="stable")]
+        ranks, begins, counts = np.unique(whose[by_rank], return_index=True, return_counts=True)
+        for rank, begin, count in zip(ranks.tolist(), begins.tolist(), counts.tolist(), strict=True):
+            own, activities = by_rank[begin : begin + count], _activities(context.run.ranks[rank])
+            more[:, own] += sign * _times(activities, waits.since[own], until[own])
+    more = np.maximum(more, 0)
+    more[-1, more.sum(axis=0) == 0] = 1
+    due: Int64 = np.floor(more / more.sum(axis=0) * waits.ns).astype(np.int64)
+    due[np.argmax(more, axis=0), np.arange(len(waits.ns))] += waits.ns - due.sum(axis=0)
+    due[:, ~waits.is_comparable] = 0
     return due
 
 
-def _times(activities: Mapping[str, IntervalUnion], start: Int64, end: Int64) -> npt.NDArray[np.float64]:
+def _times(activities: Mapping[str, IntervalUnion], start: Int64, end: Int64) -> Int64:
     """Return how long each activity lasted in these intervals, ns, shape (activities, intervals)."""
     nowhere = IntervalUnion(np.zeros(0, np.int64), np.zeros(0, np.int64))
     known = [activities.get(activity, nowhere) for activity in _ACTIVITIES[:-1]]
-    times = np.array([one.before(end) - one.before(start) for one in known], np.float64)
+    times = np.array([one.before(end) - one.before(start) for one in known])
     return np.concatenate([times, (end - start - times.sum(axis=0))[None]])
 
 

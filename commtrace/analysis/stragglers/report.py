@@ -19,7 +19,7 @@ from commtrace.analysis.replay.program import Program, build_program
 from commtrace.analysis.replay.whatif import WhatIf, what_if
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
 from commtrace.analysis.steps.window import recorded_steps
-from commtrace.analysis.stragglers.awaited import Awaited, awaited_ranks
+from commtrace.analysis.stragglers.awaited import Awaited, awaited_totals
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.exclusion import keep_out
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
@@ -125,7 +125,7 @@ def report_stragglers(run: str | Path, steps: str | None = None, baseline: Basel
         findings=findings,
         nodes=tuple(_nodes(matched.recorded, verdict.ranks) for verdict in findings.verdicts),
         repeated_steps=tuple(_repeated(matched.recorded)),
-        awaited=tuple(awaited_ranks(matched.context)),
+        awaited=tuple(awaited_totals(matched.context).longest()),
     )
 
 

@@ -172,7 +172,7 @@ def _part(one: RankSurvey, steps: tuple[int, ...], meanwhile: Int64) -> RankPart
         return RankPart(bare, one.segments, (), one.repeated, first_place=0, last_place=-1, far=Spans.empty())
     # How much of a communication was hidden is known when all that the rank stood still for until its end is.
     launched = communication_rows(far) & np.isin(reach.place, own)
-    first = min([min(around) - 1, *reach.first[launched].tolist()])
+    first = min([min(around) - 2, *reach.first[launched].tolist()])
     last = max([max(around) + 1, *reach.last[launched].tolist()])
     numbers, times = axis.numbers(first, last), axis.times(first, last)
     inside = (reach.place >= first) & (reach.place <= last)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.stragglers.awaited import awaited_ranks
+from commtrace.analysis.stragglers.awaited import awaited_totals
 from commtrace.analysis.summary import summarise
 from commtrace.trace.run import Run
 from tests.factory import Row, collective, group, make_run, span, stall
@@ -40,7 +40,7 @@ def job(late: dict[int, tuple[str, int]], num_steps: int = 8) -> Run:
 
 
 def test_what_the_awaited_rank_did_between_its_steps_is_named() -> None:
-    (rank_0,) = awaited_ranks(analyse(job({3: ("evaluation", 300), 6: ("checkpoint", 100)})).context)
+    (rank_0,) = awaited_totals(analyse(job({3: ("evaluation", 300), 6: ("checkpoint", 100)})).context).longest()
 
     assert (rank_0.rank, rank_0.wait_ns, rank_0.share) == (0, 400 * MS, 1.0)
     # Rank 0 computes for as long as rank 1 does, though much of that while rank 1 waits already.
@@ -59,3 +59,46 @@ def test_a_collection_of_garbage_that_happened_once_is_told_once() -> None:
 
     assert "once, in step 5: 2.2 s" in told
     assert "every step" not in told
+
+
+def test_of_the_time_before_the_step_before_nothing_is_told() -> None:
+    rows: dict[int, list[Row]] = {0: [], 1: []}
+    for step in range(9):
+        begin = 100 * step * MS
+        late = 30 * MS if step == 8 else 0
+        for rank, own in rows.items():
+            own.append(span("step", begin, begin + 100 * MS, step=step))
+            if step in (1, 8):
+                arrive = begin + 20 * MS + (late if rank == 0 else 0)
+                reduction = collective("all_reduce", DP, step // 8, arrive, begin + 60 * MS, step=step, id=step)
+                own += [reduction, stall(reduction, arrive, begin + 60 * MS, step=step)]
+        rows[0].append(span("gc", begin + 20 * MS, begin + 50 * MS, step=step))
+        if step in (2, 7):
+            rows[0].append(span("evaluation", begin + 70 * MS, begin + 80 * MS, step=step))
+
+    (rank_0,) = awaited_totals(analyse(make_run(rows, [DP])).context).longest()
+
+    # Since step 7 began: two collections (60 ms) and one evaluation (10 ms), not those of steps 2 to 6.
+    assert [(one.activity, one.wait_ns) for one in rank_0.doing] == [
+        ("gc", 25_714_286),
+        ("evaluation", 4_285_714),
+    ]
+
+
+def test_what_a_rank_did_whose_clock_is_another_one_is_not_known() -> None:
+    # Nothing ties the clock of rank 2 to the others, so that none of them is brought together.
+    rows: dict[int, list[Row]] = {0: [], 1: [], 2: []}
+    for step in range(4):
+        begin = 100 * step * MS
+        for rank, own in rows.items():
+            own.append(span("step", begin, begin + 100 * MS, step=step))
+            if rank < 2:
+                arrive = begin + (20 + 30 * rank) * MS
+                reduction = collective("all_reduce", DP, step, arrive, begin + 60 * MS, step=step, id=step)
+                own += [span("forward", begin, arrive, step=step), reduction]
+
+    (rank_1,) = awaited_totals(analyse(make_run(rows, [DP], nodes={0: "a", 1: "b", 2: "c"})).context).longest()
+
+    assert (rank_1.rank, rank_1.wait_ns, rank_1.doing) == (1, 3 * 30 * MS, ())
+    assert rank_1.in_words() == "rank 1 (100% of all waiting)"
+    assert "clock" in rank_1.next_step

@@ -84,6 +84,7 @@ def plain(run: MeasuredRun[Told]) -> dict[str, Any]:
         "unmatched": totals.unmatched.find(recorded),
         "modules": [row.to_json() for row in totals.modules],
         "coverage": totals.captured.coverage(recorded),
+        "awaited": [one.to_json() for one in totals.awaited.longest()],
         "partition": [getattr(divided, name).tolist() for name in ("rank", "step", "start", "end", "ns", "hidden_ns")],
         "busbw_gbps": {link: own.tolist() for link, own in sorted(told.series.busbw_gbps.items())},
     }

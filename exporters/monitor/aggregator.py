@@ -1,4 +1,4 @@
-"""Judges the reports of all ranks and alerts on changes."""
+"""Compares the reports of all ranks and alerts on changes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _logger = logging.getLogger("commtrace")
 
 
 class AlertSink(Protocol):
-    """Where findings go."""
+    """A destination of findings."""
 
     def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
-        """Take what is new, possibly nothing, and how things stand."""
+        """Take the new events, possibly none, and the present state."""
 
 
 class Aggregator:
     """Compares the windows of a job's ranks.
 
     Args:
-        job: that is watched.
+        job: the watched one.
         sinks: alerted after every comparison.
-        directory: of the run, where its files can be read.
+        directory: of the run, if its files can be read here.
     """
 
     def __init__(self, job: Job, sinks: Sequence[AlertSink], directory: Path | None = None) -> None:
@@ -47,7 +47,7 @@ class Aggregator:
         self._hangs_failed = False
 
     def join(self, store: MonitorStore, now: float) -> list[LiveEvent]:
-        """Judge the newest windows, alert, and publish the replies for ranks."""
+        """Compare the newest windows, alert, and publish the replies to ranks."""
         self._newest = store.windows()
         events = self._alert(self.watch.join(self._newest, now), now)
         least = self._least.join((report.rank, report.block) for report in self._newest)
@@ -56,15 +56,15 @@ class Aggregator:
         return events
 
     def look_for_hangs(self, store: MonitorStore, now: float) -> list[LiveEvent]:
-        """Tell who is in a hang, if that is news."""
+        """Alert on a new hang, or on news about the known one."""
         if self._hangs_failed:
             return []
         try:
             events = self._hangs.look(store, now)
         except Exception:
-            # Who is slow can still be told.
+            # Slow ranks are still found.
             self._hangs_failed = True
-            _logger.warning("commtrace: the monitor tells of no hang any more; each rank's file does", exc_info=True)
+            _logger.warning("commtrace: the monitor no longer reports hangs; each rank's file does", exc_info=True)
             return []
         return self._alert(events, now) if events else []
 

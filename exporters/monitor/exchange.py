@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from commtrace.errors import CommtraceError
 from commtrace.exporters.monitor.messages import (
@@ -30,7 +30,8 @@ from commtrace.exporters.monitor.messages import (
     Reply,
     Request,
     check_mac,
-    decoded,
+    decoded_reply,
+    decoded_request,
     encoded,
     header,
     mac_of,
@@ -46,12 +47,7 @@ class MonitorError(CommtraceError):
 
 
 class MonitorClient:
-    """Sends requests to a monitor.
-
-    Args:
-        address: where it listens.
-        token: that it shares with the ranks.
-    """
+    """Sends requests to the monitor at an address, with the token that it shares with the ranks."""
 
     def __init__(self, address: Address, token: str) -> None:
         self._address = address
@@ -82,7 +78,7 @@ class MonitorClient:
         return reply
 
     def cut(self) -> None:
-        """End the present exchange and refuse others; called from another thread."""
+        """End the present exchange and refuse others. Called from another thread."""
         self._is_cut = True
         connection = self._socket
         if connection is not None:
@@ -94,7 +90,7 @@ class MonitorClient:
             raise OSError("the job has ended")
         greeting = _received(connection, len(GREETING) + NONCE_BYTES, deadline)
         if not greeting.startswith(GREETING):
-            raise MessageError("what listens there is no commtrace monitor of this version")
+            raise MessageError("the program that listens there is not a commtrace monitor of this version")
         nonces = (greeting[len(GREETING) :], os.urandom(NONCE_BYTES))
         mac = mac_of(self._token, b"request", nonces, body)
         connection.settimeout(_left(deadline))
@@ -102,18 +98,16 @@ class MonitorClient:
         length, mac = read_header(_received(connection, HEADER_BYTES, deadline))
         answer = _received(connection, length, deadline)
         check_mac(mac_of(self._token, b"reply", nonces, answer), mac)
-        reply: Reply = decoded(answer, Reply)
-        return reply
+        return decoded_reply(answer)
 
 
 def _received(connection: socket.socket, length: int, deadline: float) -> bytes:
-    """Read this number of bytes; memory grows as they arrive."""
     received = bytearray()
     while len(received) < length:
         connection.settimeout(_left(deadline))
         piece = connection.recv(min(length - len(received), _PIECE_BYTES))
         if not piece:
-            raise MessageError("it closed the connection; does it have another COMMTRACE_MONITOR_TOKEN?")
+            raise MessageError("it closed the connection; is its COMMTRACE_MONITOR_TOKEN the same?")
         received += piece
     return bytes(received)
 
@@ -121,14 +115,14 @@ def _received(connection: socket.socket, length: int, deadline: float) -> bytes:
 def _left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise TimeoutError(f"no whole answer within {SECONDS:g} s")
+        raise TimeoutError(f"no complete answer within {SECONDS:g} s")
     return left
 
 
 _logger = logging.getLogger("commtrace")
 
 _MOST_CONNECTIONS: Final = 64
-"""At a time. An honest exchange takes milliseconds: where there are more, the oldest is somebody who dawdles."""
+"""Open at a time. An exchange takes milliseconds: the oldest of more is a client that does not go on."""
 
 _BACKLOG: Final = 1_024
 _SLOT_SECONDS: Final = 0.05
@@ -146,7 +140,7 @@ class MonitorServer:
     Args:
         address: to listen on, this one only; port 0: a free one.
         token: that the ranks share.
-        answer: a request's reply. Called on the server's thread.
+        answer: returns the reply to a request. Called on the server's thread.
         connections_per_second: limit; None for no limit.
 
     Attributes:
@@ -180,21 +174,21 @@ class MonitorServer:
 
     def close(self) -> None:
         """Stop listening and cut open exchanges."""
-        self._has_begun.wait(_SECONDS_TO_END)  # else there is nothing to cancel yet, and the thread would stay
+        self._has_begun.wait(_SECONDS_TO_END)  # before that there is nothing to cancel, and the thread would stay
         loop, task = self._loop, self._task
         if loop is not None and task is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._end, loop, task)
         self._thread.join(_SECONDS_TO_END)
         self._listener.close()
 
     def _end(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
-        """Listen no more first: asyncio of Python 3.11 logs an error if a client comes as accepting is cancelled."""
+        # First: asyncio of Python 3.11 logs an error if a client connects while accepting is cancelled.
         loop.remove_reader(self._listener)
         task.cancel()
 
     def abandon_after_fork(self) -> None:
-        """Close the copies of the sockets in a forked child, so that the port does not outlive the parent."""
+        # The child's copies of the sockets would keep the port open after the parent's end.
         self._listener.close()
 
     def _run(self) -> None:
@@ -203,7 +197,7 @@ class MonitorServer:
         except asyncio.CancelledError:
             return
         except Exception:
-            _logger.warning("commtrace: the monitor listens no more; training goes on", exc_info=True)
+            _logger.warning("commtrace: the monitor has stopped listening; training goes on", exc_info=True)
 
     async def _listen(self) -> None:
         loop = self._loop = asyncio.get_running_loop()
@@ -235,7 +229,7 @@ class MonitorServer:
         except MessageError as error:
             self._refused(error)
         except (OSError, EOFError, asyncio.TimeoutError):
-            return  # whoever it was has gone, or dawdles; a rank says so on its side
+            return  # the client is gone or too slow; a rank logs that on its side
         except Exception:
             _logger.warning("commtrace: the monitor could not answer a request", exc_info=True)
 
@@ -253,20 +247,19 @@ class MonitorServer:
 
     def _reply(self, body: bytes) -> Reply:
         try:
-            return self._answer(decoded(body, Request))
+            return self._answer(decoded_request(body))
         except MessageError as error:
             self._refused(error)
             return Reply(refused=str(error)[:500])
 
     def _refused(self, error: MessageError) -> None:
-        """Warn once about a refused client: its token may be wrong."""
+        # Warned once: the client's token may be wrong.
         if not self._has_refused:
             self._has_refused = True
             _logger.warning("commtrace: the monitor at %s refuses a message: %s", self.address, error)
 
 
 async def _read(loop: asyncio.AbstractEventLoop, connection: socket.socket, length: int) -> bytes:
-    """Read so many bytes; memory is taken as they come."""
     received = bytearray()
     while len(received) < length:
         piece = await loop.sock_recv(connection, min(length - len(received), _PIECE_BYTES))
@@ -277,15 +270,10 @@ async def _read(loop: asyncio.AbstractEventLoop, connection: socket.socket, leng
 
 
 def _listening(address: Address) -> socket.socket:
-    """Return a socket that listens on one address of this host."""
     try:
-        family, _, _, _, place = _resolved(address)
-        listener = socket.create_server(place[:2], family=family, backlog=_BACKLOG)
+        family, *_, (host, port, *_) = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
         raise ServerError(f"the monitor cannot listen at {address}: {error}") from error
     listener.setblocking(False)
     return listener
-
-
-def _resolved(address: Address) -> tuple[Any, ...]:
-    return socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]

@@ -1,6 +1,6 @@
-"""The monitor's part in every rank: a thread that reports, and on one rank also listens and compares.
+"""The monitor's part in every rank: a thread that reports, and on rank 0 also listens and compares.
 
-Training threads and the harvester only leave step summaries; what talks to others are threads of the monitor's own.
+Training threads and the harvester only leave step summaries; the monitor's own threads talk to other ranks.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _JOIN_DELAY: Final = 0.25
 _TICK_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 10.0
 _SECONDS_TO_END: Final = 0.5
-"""How long the end of the job waits for an exchange that is under way; then it is cut."""
+"""The end of the job waits for an exchange this long, then cuts it."""
 
 _WINDOWS_KEPT: Final = 4
-_FAILURES_TOLD: Final = 3
-"""The end of a job takes the monitor away before the last rank is gone: single failures are nothing to tell."""
+_FAILURES_TO_WARN: Final = 3
+"""When a job ends, the monitor ends before the last rank: a single failure is no reason to warn."""
 
 _CONNECTIONS_PER_SECOND: Final = 100
-"""So many, and one for each rank, are looked at by the monitor in rank 0: they take its interpreter from training."""
+"""Limit of the monitor in rank 0, plus one for each rank: each connection takes the GIL from training."""
 
 
 def open_monitor(config: Config, rank: LiveRank) -> StepListener:
@@ -108,7 +108,7 @@ class MonitorExporter:
         self._store: MonitorStore | None = None
         self._server: MonitorServer | None = None
         self._aggregator: Aggregator | None = None
-        self._told_hang: object = None
+        self._reported_hang: object = None
         self._webhook: WebhookSink | None = None
         self._failures = 0
         self._retry_at = 0.0
@@ -147,21 +147,21 @@ class MonitorExporter:
             if number != reported:
                 reported = number
                 self._guarded(lambda number=number: self._report(number))  # type: ignore[misc]
-            self._guarded(self._tell_of_hang)
+            self._guarded(self._report_hang)
             if self._store is not None:
                 if joined != reported and now >= (reported + _JOIN_DELAY) * seconds:
                     joined = reported
                     self._guarded(self._join)
                 self._guarded(self._look_for_hangs)
         if self._closing:
-            self._say_farewell(reported)
+            self._report_end(reported)
 
     @property
     def _compares(self) -> bool:
         return self._rank.rank == 0 and not self._config.monitor.store
 
     def _listen(self) -> None:
-        """On rank 0: listen for the others, and tell them where."""
+        """Listen on rank 0, and publish the address to the other ranks."""
         store, token = MonitorStore(self._job), new_token()
         self._server = MonitorServer(
             Address(rendezvous.host_for_ranks(), 0),
@@ -179,20 +179,19 @@ class MonitorExporter:
         self._aggregator = Aggregator(self._job, self._sinks(), self._rank.directory)
 
     def _exchange(self, request: Request) -> Reply:
-        """Send a request to the monitor, wherever it is."""
         if self._store is not None:
             return self._store.answer(request)
         if self._client is None:
             found = None if self._compares else rendezvous.find(self._job.run_id, self._job.attempt)
             if found is None:
-                raise MonitorError("rank 0 has not told yet where its monitor listens")
+                raise MonitorError("rank 0 has not published its monitor's address yet")
             self._client = MonitorClient(*found)
         return self._client.exchange(request)
 
-    def _say_farewell(self, window: int) -> None:
-        """That this rank ends, and for which exception if nobody caught it: others must not take it for dead."""
+    def _report_end(self, window: int) -> None:
         if self._client is None or self._clock() < self._retry_at:
             return
+        # Otherwise the others would take this rank for dead.
         error = uncaught_exception()
         exception = "" if error is None else type(error).__name__
         node = self._rank.metadata.node
@@ -212,15 +211,14 @@ class MonitorExporter:
             _logger.warning("commtrace: the monitor is off in this process; training goes on", exc_info=True)
 
     def _failed(self, error: CommtraceError) -> None:
-        """Try again, later; say so when it lasts."""
         self._rank.score = None
         if self._config.monitor.store:
             self._rank.stragglers = ()
         self._failures += 1
-        self._retry_at = self._clock() + (_RETRY_SECONDS if self._failures >= _FAILURES_TOLD else 0.0)
-        if self._failures == _FAILURES_TOLD:
+        self._retry_at = self._clock() + (_RETRY_SECONDS if self._failures >= _FAILURES_TO_WARN else 0.0)
+        if self._failures == _FAILURES_TO_WARN:
             _logger.warning(
-                "commtrace: rank %d does not reach its monitor and tries again every %g s; training goes on: %s",
+                "commtrace: rank %d cannot reach its monitor and tries again every %g s; training goes on: %s",
                 self._rank.rank,
                 _RETRY_SECONDS,
                 error,
@@ -242,7 +240,6 @@ class MonitorExporter:
             self._learn_findings(reply)
 
     def _learn(self, report: WindowReport, reply: Reply) -> None:
-        """How slow this rank is; and of what it stood still, how much was waiting, as far as all have told."""
         if report.steps:
             self._worked_ns = dict([*self._worked_ns.items(), (report.window, sum(report.work_ns))][-_WINDOWS_KEPT:])
         baseline = reply.baseline
@@ -256,14 +253,14 @@ class MonitorExporter:
             self._rank.split = {key: replace(split) for key, split in waits.split.items()}
 
     def _learn_findings(self, reply: Reply) -> None:
-        """What a monitor outside of the job has found is shown by the exporters of one rank."""
+        # The findings of a monitor outside of the job are exported by one rank.
         self._rank.joins = True
         self._rank.stragglers = reply.findings.stragglers
         self._rank.events = deque(reply.findings.events, self._rank.events.maxlen)
 
     @property
     def _shows_more(self) -> bool:
-        """Whether some exporter beside the monitor shows what is learnt; else it is not asked for."""
+        # Without another exporter, nothing would show the replies: they are not asked for.
         return self._config.export.strip().lower() != "monitor"
 
     def _join(self) -> None:
@@ -274,26 +271,19 @@ class MonitorExporter:
         if self._aggregator is not None and self._store is not None:
             self._aggregator.look_for_hangs(self._store, self._clock())
 
-    def _tell_of_hang(self) -> None:
-        """Tell the monitor, as soon as this process notices that training has stopped, and when it goes on."""
+    def _report_hang(self) -> None:
         report = self._rank.hang()
-        if report is self._told_hang:
+        if report is self._reported_hang:
             return
-        self._exchange(
-            Hang(
-                self._job,
-                self._rank.rank,
-                report is not None,
-                self._declared(None if report is None else report.to_json()),
-            )
-        )
-        self._told_hang = report
+        declared = None if report is None else self._declared(report.to_json())
+        self._exchange(Hang(self._job, self._rank.rank, report is not None, declared))
+        self._reported_hang = report
 
-    def _declared(self, report: Mapping[str, object] | None) -> HangReport | None:
+    def _declared(self, report: Mapping[str, object]) -> HangReport | None:
         try:
-            return None if report is None else hang_report(report)
+            return hang_report(report)
         except MessageError as error:
-            _logger.warning("commtrace: rank %d cannot tell what it is in: %s", self._rank.rank, error)
+            _logger.warning("commtrace: rank %d cannot report its hang in detail: %s", self._rank.rank, error)
             return None
 
     def _sinks(self) -> list[AlertSink]:
@@ -304,7 +294,6 @@ class MonitorExporter:
 
 
 def _outside(config: Config) -> MonitorClient:
-    """Return the client of a monitor outside of the job."""
     address = Address.parse(config.monitor.store)
     token = checked_token(config.monitor.token) if config.monitor.token else read_token(token_path())
     return MonitorClient(address, token)

@@ -1,4 +1,4 @@
-"""From what ranks in a hang say of themselves to who did not arrive where."""
+"""Joins the reports of ranks in a hang: which ranks did not arrive, and where."""
 
 from __future__ import annotations
 
@@ -37,43 +37,42 @@ _logger = logging.getLogger("commtrace")
 
 HUNG = "hang"
 _GATHER_SECONDS = 1.5
-"""So long ranks that notice later have to say so: each looks once a second, and the monitor too."""
+"""Time for other ranks to notice and report: each looks once a second, and so does the monitor."""
 
 _ROUNDS_SECONDS: Final = 1.5
-"""A rank that lives reports by so long after the end of a window."""
+"""A live rank reports within this time after the end of a window."""
 
 _STACK_SECONDS: Final = 5.0
 _MOST_ASKED: Final = 4
-"""Silent ranks that are told of by themselves, and how long after they were it is looked for their stacks."""
+"""Silent ranks whose stacks are looked for, and for how long after they were reported."""
 
 _MOST_PLACES = 3
 _MOST_REPORT_BYTES: Final = MOST_BYTES - 4_096
-"""Leaves room for what is around a report in its message."""
+"""Leaves room for the rest of the message."""
 
 _MEMBERS_PER_RANK: Final = 64
 _MEMBERS_OF_ANY_JOB: Final = 4_096
-"""So many members do the groups of a job have, all of them together: each of its few sorts of groups has every rank
-once."""
+"""Limits of the members of all groups of a job together: each of its few kinds of groups holds every rank once."""
 
 
-def hang_report(told: Mapping[str, Any]) -> HangReport:
-    """Return what a rank sends of the report that it has written: without the stacks of its other threads.
+def hang_report(record: Mapping[str, Any]) -> HangReport:
+    """Return the report that a rank sends of a hang: its own record without the stacks of its other threads.
 
     Args:
-        told: see :class:`commtrace.capture.hangs.hang_watch.HangWatch`.
+        record: see :class:`commtrace.capture.hangs.hang_watch.HangWatch`.
 
     Raises:
         MessageError: it does not fit the schema.
     """
-    metadata, activity = told["metadata"], told["activity"]
-    groups = [{**group, **_members(group["ranks"])} for group in told["groups"][:MOST_GROUPS]]
+    metadata, activity = record["metadata"], record["activity"]
+    groups = [{**group, **_members(group["ranks"])} for group in record["groups"][:MOST_GROUPS]]
     report = {
         **{name: metadata[name] for name in ("rank", "node", "boot_id", "backend")},
-        **{name: told[name] for name in ("time", "monotonic_ns", "quiet_ns")},
-        **{name: told["topology"].get(name, {}) for name in ("coordinates", "parallel")},
+        **{name: record[name] for name in ("time", "monotonic_ns", "quiet_ns")},
+        **{name: record["topology"].get(name, {}) for name in ("coordinates", "parallel")},
         "groups": groups,
         "activity": activity,
-        "in_flight": told["in_flight"][:MOST_IN_FLIGHT],
+        "in_flight": record["in_flight"][:MOST_IN_FLIGHT],
     }
     without_groups = {**report, "groups": [], "activity": {**activity, "collectives": {}, "p2p": []}}
     try:
@@ -82,12 +81,11 @@ def hang_report(told: Mapping[str, Any]) -> HangReport:
             if len(msgspec.json.encode(declared)) <= _MOST_REPORT_BYTES:
                 return declared
     except msgspec.ValidationError as error:
-        raise MessageError(f"what the rank is in does not fit a message: {error}") from error
-    raise MessageError("what the rank is in is too long for a message")
+        raise MessageError(f"the state of the rank does not fit the schema of messages: {error}") from error
+    raise MessageError("the state of the rank is too long for a message")
 
 
 def _as_unicode(value: object) -> object:
-    """The same with texts that can be encoded: paths may hold any bytes."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()[:MOST_TEXT]
     if isinstance(value, Mapping):
@@ -96,7 +94,6 @@ def _as_unicode(value: object) -> object:
 
 
 def _members(ranks: Sequence[int]) -> dict[str, object]:
-    """Every rank tells its groups: of many ranks, as a range where that says the same."""
     regular = regular_range(ranks)
     return (
         {"regular": None, "members": list(ranks)}
@@ -106,41 +103,37 @@ def _members(ranks: Sequence[int]) -> dict[str, object]:
 
 
 class _Groups:
-    """The groups of a job, of which every member tells: the members of each are kept once.
-
-    Args:
-        world_size: ranks of the job.
-    """
+    """The groups of a job, which every member reports: the members of each are kept once."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._left = _MEMBERS_OF_ANY_JOB + _MEMBERS_PER_RANK * world_size
         self._known: dict[Any, tuple[int, ...]] = {}
 
-    def group(self, told: GroupMembers) -> Group:
+    def group(self, sent: GroupMembers) -> Group:
         """Return a group as it is recorded.
 
         Raises:
-            MessageError: it has ranks that the job has not, or all groups together have too many.
+            MessageError: it has ranks that the job does not have, or all groups together have too many.
         """
-        key = told.regular or told.members
+        key = sent.regular or sent.members
         if key not in self._known:
-            ranks = told.ranks
+            ranks = sent.ranks
             if len(ranks) > self._left or (ranks and max(ranks[0], ranks[-1]) >= self._world_size):
                 raise MessageError("groups with ranks that the job does not have")
             self._left -= len(ranks)
             self._known[key] = tuple(ranks)
-        return Group(told.id, self._known[key], told.ordinal, told.role, told.name, told.description, told.backend)
+        return Group(sent.id, self._known[key], sent.ordinal, sent.role, sent.name, sent.description, sent.backend)
 
 
 class Others(NamedTuple):
-    """Ranks that have said nothing of a hang.
+    """Ranks that have not reported the hang.
 
     Attributes:
         silent: those of which nothing is heard any more, with their last sign of life.
         going_on: those whose windows still come.
-        ended: those that have ended, some with an exception that nobody caught.
-        busy: those of them that go on and are in something in which no step ends: a checkpoint, an evaluation.
+        ended: those that have ended, some with an uncaught exception.
+        busy: those that go on and are in a phase in which no step ends: a checkpoint, an evaluation.
     """
 
     silent: Sequence[RankTrace] = ()
@@ -150,7 +143,7 @@ class Others(NamedTuple):
 
     @property
     def raised(self) -> Mapping[int, str]:
-        """Return those that have ended with an exception, with its type."""
+        """Return the type of the exception with which ranks ended, by rank."""
         return {trace.rank: trace.exception for trace in self.ended if trace.exception}
 
 
@@ -158,11 +151,10 @@ _NOBODY: Final = Others()
 
 
 FindStack = Callable[[int, int], tuple[str, ...]]
-"""Returns where a rank was, by its number and session, when it could say no more."""
+"""Returns the last stack of a rank, by its number and session, if it wrote one before it fell silent."""
 
 
 def no_stack(rank: int, session: int) -> tuple[str, ...]:
-    """Return none: the files of the ranks are not here."""
     return ()
 
 
@@ -173,14 +165,14 @@ def others_of(
     now: float,
     find_stack: FindStack = no_stack,
 ) -> Others:
-    """Return what the windows of ranks say that have said nothing of a hang.
+    """Return the ranks that have not reported the hang, by the state that their windows show.
 
-    A rank goes on if its newest window is as new as that of one that lives, and ended after the others had stopped.
+    A rank goes on if its newest window is recent, and ended after the others had stopped.
 
     Args:
         reports: the newest one of each rank.
-        stopped: ranks that have said that training has stopped.
-        stopped_at: since when, in epoch seconds.
+        stopped: ranks that have reported that training has stopped.
+        stopped_at: since when, epoch seconds.
         now: epoch seconds.
         find_stack: of a silent rank.
     """
@@ -202,7 +194,6 @@ def others_of(
 
 
 def _last_sign_of(report: Report, at: float) -> RankTrace:
-    """Return a rank of which nothing is known but that it lived then."""
     job, window = report.job, report.window
     process = report.process or Process(window.host, "", 0, 0)
     at_ns = round(at * 1e9)
@@ -226,7 +217,7 @@ def _last_sign_of(report: Report, at: float) -> RankTrace:
         ),
         spans=Spans.empty(),
         anchors=(anchor,),
-        # It has had its time to say something: whatever is later than this is silence.
+        # It has had its time to report: from now on it is silent.
         activity={"at": [window.last_step, -1, -1, -1], "again_within_ns": 0},
         activity_ns=at_ns,
         last_written_ns=at_ns,
@@ -242,14 +233,14 @@ def hang_event(
     others: Others = _NOBODY,
     ask: AskProcess = unknown_process,
 ) -> LiveEvent:
-    """Return what the ranks, put together, say: the same analysis that reads the files of a hung job.
+    """Return the finding about a hang, by the analysis that reads the files of a hung job.
 
     Args:
-        traces: of the ranks that say something, one at least.
+        traces: of the ranks that have reported, one at least.
         world_size: ranks of the job.
         now: epoch seconds.
-        unreadable: ranks that have said something that is not understood; they are not silent.
-        others: what is known of ranks that have said nothing of a hang.
+        unreadable: ranks whose report cannot be used; they are not silent.
+        others: ranks that have not reported.
         ask: for the process of a silent rank.
     """
     run = Run(Path("running job"), {trace.rank: trace for trace in sorted(traces, key=lambda trace: trace.rank)}, [])
@@ -263,21 +254,21 @@ def hang_event(
         *(trace.rank for trace in silent),
     }
     unheard = sorted(set(range(world_size)) - named)
-    # Every rank that speaks has stood still for longer than is usual: judged like a job that will not go on.
-    told = examine(run, now_ns=round(now * 1e9), ask=ask, goes_on=False, silent=[*silent, *ended])
-    roots = [root.rank for root in told.hang.chains.roots]
+    # Every rank that reports has made no progress for longer than usual: judged like a job that will not go on.
+    diagnosis = examine(run, now_ns=round(now * 1e9), ask=ask, goes_on=False, silent=[*silent, *ended])
+    roots = [root.rank for root in diagnosis.hang.chains.roots]
     going_on = sorted(others.going_on)
     in_order = sorted(trace.rank for trace in others.ended if not trace.exception)
     sentences = [
-        f"Training has stopped: {len(run.ranks)} of {world_size} ranks say so.",
-        *hang_findings(told),
-        *silence_findings(told, besides=roots[:MOST_ROOTS]),
-        *([f"No word from {ranks_in_words(unheard)}, ever: not started, or cut off."] if unheard else []),
+        f"Training has stopped: {len(run.ranks)} of {world_size} ranks report it.",
+        *hang_findings(diagnosis),
+        *silence_findings(diagnosis, besides=roots[:MOST_ROOTS]),
+        *([f"{ranks_in_words(unheard).capitalize()} never reported: not started, or cut off."] if unheard else []),
         *([f"{ranks_in_words(in_order).capitalize()} ended in order."] if in_order else []),
         *_exceptions(others.raised),
-        *([f"{ranks_in_words(going_on).capitalize()}: something still moves there."] if going_on else []),
-        *([f"What {ranks_in_words(unreadable)} says cannot be read, and is left out."] if unreadable else []),
-        *(hang_sentences(told, FROM_REPORTS) or _places(traces)),
+        *([f"{ranks_in_words(going_on).capitalize()} still makes progress."] if going_on else []),
+        *([f"The report of {ranks_in_words(unreadable)} cannot be read, and is left out."] if unreadable else []),
+        *(hang_sentences(diagnosis, FROM_REPORTS) or _places(traces)),
     ]
     roots = [rank for rank in roots if rank not in unreadable] or roots
     suspects = [*roots, *sorted(others.raised), *(trace.rank for trace in silent), *unheard, *going_on, *in_order]
@@ -297,11 +288,10 @@ def _exceptions(raised: Mapping[int, str]) -> list[str]:
 
 
 def _places(traces: Sequence[RankTrace]) -> list[str]:
-    """Where ranks are that stand still, though none waits in a communication for another one."""
     ranks: dict[str, list[int]] = {}
     for trace in traces:
         frames = trace.activity["frames"]
-        place = own_frame(frames) or next(iter(frames), "a place that is not known")
+        place = own_frame(frames) or next(iter(frames), "an unknown place")
         ranks.setdefault(place, []).append(trace.rank)
     return [
         f"{ranks_in_words(own).capitalize()} in no communication, at {place}."
@@ -310,10 +300,10 @@ def _places(traces: Sequence[RankTrace]) -> list[str]:
 
 
 def trace_of(report: HangReport, job: Job, groups: _Groups) -> RankTrace:
-    """Return one rank without rows, with what it was doing.
+    """Return one rank without rows, with its last activity.
 
     Raises:
-        MessageError: the report tells of ranks that the job does not have.
+        MessageError: the report names ranks that the job does not have.
     """
     anchor = ClockAnchor(report.monotonic_ns, round(report.time * 1e9))
     return RankTrace(
@@ -347,18 +337,18 @@ def trace_of(report: HangReport, job: Job, groups: _Groups) -> RankTrace:
 
 
 class HangAggregator:
-    """Puts together what the ranks of a hung job say, once they have had time to say it.
+    """Joins the reports of the ranks of a hung job.
 
-    A rank that says nothing is the most interesting one, so nobody is waited for: the finding is told after a few
-    seconds, and again when more ranks have spoken.
+    A rank that does not report is the most interesting one, so the finding does not wait for all: it comes after a few
+    seconds, and again when more ranks have reported.
 
     Args:
-        job: that is watched.
+        job: the watched one.
         ask: for the process of a silent rank.
         find_stack: of a silent rank.
 
     Attributes:
-        sentence: what was last told of the hang that the job is in; empty while it goes on.
+        sentence: the newest finding about the present hang; empty while training goes on.
     """
 
     def __init__(self, job: Job, ask: AskProcess = process_state, find_stack: FindStack = no_stack) -> None:
@@ -376,12 +366,10 @@ class HangAggregator:
         self._traces: Mapping[int, RankTrace] = {}
 
     def look(self, store: MonitorStore, now: float) -> list[LiveEvent]:
-        """Return who is in a hang, if that is news.
-
-        While a rank that does not hang saves a checkpoint or evaluates, the others wait for it in good order.
+        """Return the event of a hang if there is news.
 
         Args:
-            store: what ranks say.
+            store: of the reports.
             now: epoch seconds.
         """
         self._read(store)
@@ -397,10 +385,10 @@ class HangAggregator:
         if not (is_news and (has_waited or len(stopped) == self._job.world_size)):
             return []
         others = others_of(store.reports(), stopped, self._stopped_at, now, self._find_stack)
-        if others.busy:
+        if others.busy:  # while a rank saves a checkpoint or evaluates, the others wait for it as they should
             return []
         if others.ended and not others.raised and not any(trace.in_flight for trace in traces.values()):
-            return []  # the job comes to its end, and somebody has something left to do
+            return []  # the job ends, and some rank still has work to do
         self._reported_at, self._num_reported = now, len(stopped)
         self._without_stack = [trace for trace in others.silent if not trace.stack][:_MOST_ASKED]
         unreadable = sorted(stopped.difference(traces))
@@ -409,15 +397,13 @@ class HangAggregator:
         return [event]
 
     def _have_left_stacks(self, now: float) -> bool:
-        """Whether a silent rank has written where it is since it was told of: that is later than others notice."""
         if not self._num_reported or now - self._reported_at > _STACK_SECONDS:
             return False
         return any(self._find_stack(trace.rank, trace.metadata.session) for trace in self._without_stack)
 
     def _read(self, store: MonitorStore) -> None:
-        """Read what ranks say, if any has said something since: of thousands, that takes seconds."""
         num_messages = store.num_hang_messages
-        if num_messages != self._num_messages:
+        if num_messages != self._num_messages:  # of thousands of ranks, reading takes seconds
             reports, groups = store.hangs(), _Groups(self._job.world_size)
             traces = {}
             for rank, report in reports.items():
@@ -425,7 +411,7 @@ class HangAggregator:
                     if report is not None:
                         traces[rank] = trace_of(report, self._job, groups)
                 except MessageError as error:  # it must not hide the others
-                    _logger.warning("commtrace: what rank %d says of a hang is left out: %s", rank, error)
+                    _logger.warning("commtrace: the hang report of rank %d is left out: %s", rank, error)
             self._num_messages, self._stopped, self._traces = num_messages, frozenset(reports), traces
             since = [report.time - report.quiet_ns / 1e9 for report in reports.values() if report is not None]
             self._stopped_at = max(since, default=0.0)

@@ -1,11 +1,11 @@
-"""The messages between ranks and the monitor: their schema, their bounds, and how they are authenticated.
+"""The messages between ranks and the monitor: their schema, their bounds, and their authentication.
 
 A rank connects, and the monitor greets it with a random number. The rank sends one request and reads one reply. Each
-of the two is a *frame*: a length, an HMAC-SHA256 that the shared token makes of the frame and of the random numbers of
-both sides, and JSON. So neither can be made without the token nor sent a second time; both can be read on the way.
+is a *frame*: a length, an HMAC-SHA256 over the frame and the random numbers of both sides with the shared token as its
+key, and JSON. So nobody can forge or replay a frame without the token; frames are not encrypted.
 
 >>> body = encoded(Report(job, window, groups))                 # doctest: +SKIP
->>> decoded(body, Request)                                      # doctest: +SKIP
+>>> decoded_request(body)                                       # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import hmac
 import struct
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -31,10 +31,10 @@ _LENGTH: Final = struct.Struct("!I")
 _MAC_BYTES: Final = 32
 HEADER_BYTES: Final = _LENGTH.size + _MAC_BYTES
 MOST_BYTES: Final = 256 * 1024
-"""Of one message: nothing longer is read, whatever its length says."""
+"""The longest message that is read."""
 
 SECONDS: Final = 3.0
-"""For one exchange, from connecting to the reply."""
+"""Limit of one exchange, from connecting to the reply."""
 
 MOST_GROUPS_ASKED: Final = 64
 MOST_GROUPS: Final = 512
@@ -48,13 +48,7 @@ class MessageError(CommtraceError):
 
 
 class Job(Struct, frozen=True):
-    """The job that a request is about.
-
-    Attributes:
-        run_id, attempt: name it.
-        world_size: its ranks.
-        seconds: length of a window.
-    """
+    """The job that a request is about; ``seconds`` is the length of a window."""
 
     run_id: Text
     attempt: Count
@@ -63,8 +57,6 @@ class Job(Struct, frozen=True):
 
 
 class Process(Struct, frozen=True):
-    """The process of a rank, see :class:`commtrace.trace.metadata.RankMetadata`."""
-
     host: Text
     boot_id: Text
     pid: Count
@@ -72,14 +64,12 @@ class Process(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True, tag="report"):
-    """A rank's newest window, and what it wants to know.
+    """A rank's newest window, and what it asks for.
 
     Attributes:
-        job: of the rank.
-        window: what it did.
         groups: process groups whose least times it asks for.
-        asks_findings: whether it asks what the monitor has found.
-        process: that reports; what it is in can be seen on its own host when it says nothing any more.
+        asks_findings: whether it asks for the findings of the monitor.
+        process: the reporting one; if it falls silent, its state can be read on its own host.
         asks_job_steps: whether it asks when the steps of the job began and ended.
     """
 
@@ -92,7 +82,7 @@ class Report(Struct, frozen=True, tag="report"):
 
 
 class InFlight(Struct, frozen=True, omit_defaults=True):
-    """A communication under way, see the mark ``in_flight`` in trace/marks.py."""
+    """A communication in flight, see the mark ``in_flight`` in trace/marks.py."""
 
     operation: Text
     group: Key
@@ -109,7 +99,6 @@ class InFlight(Struct, frozen=True, omit_defaults=True):
 class OpenPhase(Struct, frozen=True):
     """A phase that has begun and not ended."""
 
-    kind: Text
     name: Text | None
     since: Instant | None
 
@@ -128,10 +117,9 @@ class HangReport(Struct, frozen=True):
     """A rank's report when training makes no progress.
 
     Attributes:
-        rank, node, boot_id, backend: who, as in :class:`commtrace.trace.metadata.RankMetadata`.
         time: epoch seconds.
         monotonic_ns: the same instant on the host's monotonic clock.
-        quiet_ns: for so long nothing had moved.
+        quiet_ns: time without any progress.
         groups, coordinates, parallel, activity, in_flight: as in the rank's own file.
     """
 
@@ -153,10 +141,7 @@ class Hang(Struct, frozen=True, tag="hang"):
     """Training has stopped on a rank, or goes on again.
 
     Attributes:
-        job: of the rank.
-        rank: which.
-        has_stopped: which of the two.
-        report: what the rank is in, if that can be told in a message.
+        report: the state of the rank, if it fits into a message.
     """
 
     job: Job
@@ -166,15 +151,16 @@ class Hang(Struct, frozen=True, tag="hang"):
 
 
 Request: TypeAlias = Report | Hang
+_Message = TypeVar("_Message")
 
 
 class PeerBaseline(Struct, frozen=True):
     """Facts about other ranks that a rank needs.
 
     Attributes:
-        block_steps: how many steps a block has; 0 while that is not known.
+        block_steps: steps of a block; 0 if not known yet.
         window: the newest one that was joined; −1 before the first.
-        work_ns: what a rank of the asking one's stage typically worked per step in it; 0 where there is no other one.
+        work_ns: typical work per step at the rank's stage in that window; 0 if the stage has no other rank.
     """
 
     block_steps: Count = 0
@@ -183,12 +169,7 @@ class PeerBaseline(Struct, frozen=True):
 
 
 class Findings(Struct, frozen=True):
-    """Findings of a monitor outside of the job, for the exporters of rank 0.
-
-    Attributes:
-        stragglers: who is slow now, costliest first.
-        events: the newest few, oldest first.
-    """
+    """The newest findings of a monitor outside of the job, for the exporters of rank 0: stragglers costliest first."""
 
     stragglers: Annotated[tuple[LiveStraggler, ...], Meta(max_length=MOST_EVENTS)] = ()
     events: Annotated[tuple[LiveEvent, ...], Meta(max_length=MOST_EVENTS)] = ()
@@ -199,10 +180,8 @@ class Reply(Struct, frozen=True):
 
     Attributes:
         refused: why it did not take the request; empty if it did.
-        baseline: of the other ranks.
-        least: of the groups that were asked for.
-        findings: if they were asked for.
-        job_steps: the newest, if they were asked for.
+        least: least times of the groups that were asked for.
+        findings, job_steps: if they were asked for.
     """
 
     refused: Text = ""
@@ -212,43 +191,53 @@ class Reply(Struct, frozen=True):
     job_steps: Annotated[tuple[JobStep, ...], Meta(max_length=MOST_JOINED)] = ()
 
 
-_DECODERS: Final = {schema: msgspec.json.Decoder(schema) for schema in (Request, Reply)}
-"""Made by one thread, here: two that make the first of a type at once crash (see commtrace/trace/inputs.py)."""
+# Made here, by one thread: two threads that make the first decoder of a type at once crash (commtrace/trace/inputs.py).
+_REQUESTS: Final[msgspec.json.Decoder[Request]] = msgspec.json.Decoder(Request)
+_REPLIES: Final = msgspec.json.Decoder(Reply)
 
 
 def encoded(message: Request | Reply) -> bytes:
     """Return the message as JSON.
 
     Raises:
-        MessageError: it is too long, or holds text that is no Unicode.
+        MessageError: it is too long, or a text in it is not Unicode.
     """
     try:
         body = msgspec.json.encode(message)
     except UnicodeEncodeError as error:
         raise MessageError(f"a message cannot be sent: {error}") from error
     if len(body) > MOST_BYTES:
-        raise MessageError(f"a message of {len(body)} bytes is not sent: at most {MOST_BYTES} are read")
+        raise MessageError(f"a message of {len(body)} bytes is too long to be sent; the limit is {MOST_BYTES}")
     return body
 
 
-def decoded(body: bytes, schema: Any) -> Any:
-    """Return the message in ``body``.
-
-    Args:
-        body: JSON.
-        schema: ``Request`` or ``Reply``.
+def decoded_request(body: bytes) -> Request:
+    """Return the request in ``body``.
 
     Raises:
-        MessageError: it is none.
+        MessageError: there is none.
     """
+    return _decoded(body, _REQUESTS)
+
+
+def decoded_reply(body: bytes) -> Reply:
+    """Return the reply in ``body``.
+
+    Raises:
+        MessageError: there is none.
+    """
+    return _decoded(body, _REPLIES)
+
+
+def _decoded(body: bytes, decoder: msgspec.json.Decoder[_Message]) -> _Message:
     try:
-        return _DECODERS[schema].decode(body)
+        return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MessageError(f"not a message of this version: {error}") from error
 
 
 def header(mac: bytes, body: bytes) -> bytes:
-    """Return what goes in front of ``body``."""
+    """Return the header of a frame."""
     return _LENGTH.pack(len(body)) + mac
 
 
@@ -260,15 +249,15 @@ def read_header(received: bytes) -> tuple[int, bytes]:
     """
     (length,) = _LENGTH.unpack_from(received)
     if length > MOST_BYTES:
-        raise MessageError(f"a message of {length} bytes is not read: at most {MOST_BYTES} are")
+        raise MessageError(f"a message of {length} bytes is too long to be read; the limit is {MOST_BYTES}")
     return length, received[_LENGTH.size :]
 
 
 def mac_of(token: str, direction: bytes, nonces: Sequence[bytes], body: bytes) -> bytes:
-    """Return what proves that ``body`` was sent by somebody who knows the token, in this exchange and direction.
+    """Return the proof that a holder of the token sent ``body`` in this exchange and direction.
 
     Args:
-        token: that the ranks share.
+        token: the shared one.
         direction: ``b"request"`` or ``b"reply"``.
         nonces: of the monitor and of the rank.
         body: of the frame.
@@ -277,10 +266,10 @@ def mac_of(token: str, direction: bytes, nonces: Sequence[bytes], body: bytes) -
 
 
 def check_mac(expected: bytes, received: bytes) -> None:
-    """Compare two MACs, in a time that does not depend on where they differ.
+    """Compare two MACs in constant time.
 
     Raises:
-        MessageError: they are not equal.
+        MessageError: they differ.
     """
     if not hmac.compare_digest(expected, received):
-        raise MessageError("the two sides do not have the same token (COMMTRACE_MONITOR_TOKEN)")
+        raise MessageError("the two sides have different tokens (COMMTRACE_MONITOR_TOKEN)")

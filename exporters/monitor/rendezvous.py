@@ -26,7 +26,6 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 def new_token() -> str:
-    """Return a token that nobody can guess."""
     return secrets.token_hex(32)
 
 
@@ -42,7 +41,7 @@ def checked_token(text: str) -> str:
 
 
 def token_path() -> Path:
-    """Return where the user's token is kept: ``~/.config/commtrace/monitor-token``.
+    """Return the path of the user's token: ``~/.config/commtrace/monitor-token``.
 
     Raises:
         ConfigurationError: the user has no home directory.
@@ -58,14 +57,14 @@ def read_token(path: Path) -> str:
     """Return the token in a file that only the user can read.
 
     Raises:
-        ConfigurationError: there is none, others could read it, or it holds something else.
+        ConfigurationError: the file is missing, others can read it, or it holds no token.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_mode & _OTHERS or status.st_uid != os.geteuid():
-                raise ConfigurationError(f"{path} must be a file of yours that nobody else can read: chmod 600 {path}")
+                raise ConfigurationError(f"{path} must be your own file and readable only by you: chmod 600 {path}")
             return checked_token(file.read(_MOST_BYTES).decode("ascii", "replace").strip())
     except OSError as error:
         raise ConfigurationError(
@@ -78,7 +77,7 @@ def make_token(path: Path) -> str:
     """Return the token in the file; create it, readable by the user only, if it is missing.
 
     Raises:
-        ConfigurationError: it can be neither made nor read.
+        ConfigurationError: the file can be neither created nor read.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -86,7 +85,7 @@ def make_token(path: Path) -> str:
     except FileExistsError:
         return read_token(path)
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be made ({error.strerror}): set COMMTRACE_MONITOR_TOKEN") from error
+        raise ConfigurationError(f"{path} cannot be created ({error.strerror}): set COMMTRACE_MONITOR_TOKEN") from error
     with open(descriptor, "w") as file:
         file.write(new_token() + "\n")
     return read_token(path)
@@ -97,12 +96,10 @@ _MOST_PORT: Final = 65_535
 
 
 class AddressError(CommtraceError, ValueError):
-    """Something is no address."""
+    """A text that is not an address."""
 
 
 class Address(NamedTuple):
-    """A host, by name or number, and a TCP port."""
-
     host: str
     port: int
 
@@ -115,7 +112,7 @@ class Address(NamedTuple):
         """
         match = _ADDRESS.fullmatch(text)
         if match is None or int(match[3]) > _MOST_PORT:
-            raise AddressError(f"{text[:300]!r} is no address: write HOST:PORT, or [ADDRESS]:PORT for IPv6")
+            raise AddressError(f"{text[:300]!r} is not an address: write HOST:PORT, or [ADDRESS]:PORT for IPv6")
         return cls(match[1] or match[2], int(match[3]))
 
     def __str__(self) -> str:
@@ -125,7 +122,7 @@ class Address(NamedTuple):
 _LONGEST: Final = 1_024
 _NOT_THERE: Final = "-"
 _SOMEWHERE: Final = ("192.0.2.1", 9)
-"""An address of no host (RFC 5737). A UDP socket that is connected to it tells this host's address; nothing is sent."""
+"""An address that no host has (RFC 5737). A UDP socket connected to it knows this host's address; nothing is sent."""
 
 _START_A_MONITOR: Final = "start `commtrace monitor --serve HOST:PORT` and set COMMTRACE_MONITOR_STORE=HOST:PORT"
 
@@ -135,8 +132,6 @@ class RendezvousError(CommtraceError):
 
 
 class Published(msgspec.Struct, frozen=True):
-    """The entry of rank 0 in the store."""
-
     address: str
     token: str
 
@@ -145,13 +140,13 @@ def publish(run_id: str, attempt: int, address: Address, token: str) -> None:
     """Publish the monitor's address to the other ranks. Called on rank 0.
 
     Raises:
-        RendezvousError: the job's store does not take it.
+        RendezvousError: the job's store does not accept it.
     """
     value = msgspec.json.encode(Published(str(address), token)).decode()
     try:
         _store_of_job().set(_key(run_id, attempt), value)
     except (RuntimeError, NotImplementedError) as error:
-        raise RendezvousError(f"the job's store does not take the monitor's address: {error}") from error
+        raise RendezvousError(f"the job's store does not accept the monitor's address: {error}") from error
 
 
 def find(run_id: str, attempt: int) -> tuple[Address, str] | None:
@@ -164,7 +159,7 @@ def find(run_id: str, attempt: int) -> tuple[Address, str] | None:
         value = bytes(_store_of_job().compare_set(_key(run_id, attempt), _NOT_THERE, _NOT_THERE))
     except (RuntimeError, NotImplementedError) as error:
         raise RendezvousError(
-            f"the job's store does not tell the monitor's address: {error}; {_START_A_MONITOR}"
+            f"the job's store does not return the monitor's address: {error}; {_START_A_MONITOR}"
         ) from error
     if value == _NOT_THERE.encode():
         return None
@@ -174,14 +169,14 @@ def find(run_id: str, attempt: int) -> tuple[Address, str] | None:
         published = msgspec.json.decode(value, type=Published)
         return Address.parse(published.address), checked_token(published.token)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, CommtraceError) as error:
-        raise RendezvousError(f"what the job's store holds is no address of a monitor: {error}") from error
+        raise RendezvousError(f"the job's store holds no valid address of a monitor: {error}") from error
 
 
 def host_for_ranks() -> str:
-    """Return the address of this host at which the other ranks can reach it.
+    """Return the address at which the other ranks can reach this host.
 
-    It is the address by which this host reaches the job's store. With a store at ``localhost`` all ranks are here. If
-    the host name resolves to a loopback address (Debian's 127.0.1.1), it is the address of the default route.
+    This is the address from which this host reaches the job's store. With a store at ``localhost`` all ranks are here.
+    If the host name resolves to a loopback address (Debian's 127.0.1.1), it is the address of the default route.
 
     Raises:
         RendezvousError: the job has no store that others can connect to.
@@ -208,7 +203,7 @@ def _own_address(host: str, port: int, otherwise: str | None = None) -> str:
     except OSError as error:
         if otherwise is not None:
             return otherwise
-        raise RendezvousError(f"there is no way to {host}: {error}; {_START_A_MONITOR}") from error
+        raise RendezvousError(f"{host} cannot be reached: {error}; {_START_A_MONITOR}") from error
 
 
 def _key(run_id: str, attempt: int) -> str:

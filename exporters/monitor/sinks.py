@@ -31,7 +31,7 @@ _MOST_RANKS: Final = 256
 
 
 class LogSink:
-    """Logs one line per event, ends like beginnings, and an abstention once until it is over."""
+    """Logs one line per event, and an abstention once until it is over."""
 
     def __init__(self) -> None:
         self._abstains = False
@@ -46,7 +46,7 @@ class LogSink:
 
 
 class FileSink:
-    """Writes ``monitor.json``, the present state, and ``monitor.jsonl``, one line per event."""
+    """Writes ``monitor.json``, the present state, and ``monitor.jsonl``, one line per event. Schemas: docs/json."""
 
     def __init__(self, directory: Path) -> None:
         self._status = directory / "monitor.json"
@@ -81,11 +81,7 @@ class LiveSink:
 
 
 class FindingsSink:
-    """Passes the findings of a monitor outside of the job to the exporters of rank 0.
-
-    Args:
-        store: of the job.
-    """
+    """Passes the findings of a monitor outside of the job to the exporters of rank 0."""
 
     def __init__(self, store: MonitorStore) -> None:
         self._store = store
@@ -100,16 +96,12 @@ class FindingsSink:
 
 
 def _with_fewer_ranks(straggler: LiveStraggler) -> LiveStraggler:
-    """Return the finding with fewer ranks, as half of a large job may be slow and a message is bounded."""
+    # Half of a large job may be slow, and a message is bounded.
     return replace(straggler, ranks=straggler.ranks[:_MOST_RANKS])
 
 
 class WebhookSink:
-    """POSTs every event as JSON from a thread, so that a dead receiver blocks nothing.
-
-    Args:
-        url: http or https.
-    """
+    """POSTs every event as JSON from a thread, so that a dead receiver blocks nothing."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -123,10 +115,11 @@ class WebhookSink:
             try:
                 self._waiting.put_nowait(event)
             except queue.Full:
-                _logger.warning("commtrace: the webhook is too slow; an event is only in the log: %s", event.sentence)
+                sentence = printable(event.sentence)
+                _logger.warning("commtrace: the webhook is too slow; an event is only in the log: %s", sentence)
 
     def close(self) -> None:
-        """Send waiting events, with a short timeout."""
+        """Send the waiting events, with a short timeout."""
         try:
             self._waiting.put_nowait(None)
         except queue.Full:
@@ -142,7 +135,7 @@ class WebhookSink:
                 self._failures += 1
                 if self._failures == 1:
                     _logger.warning(
-                        "commtrace: the webhook %s did not take an event: %s",
+                        "commtrace: the webhook %s did not accept an event: %s",
                         redacted_url(self._url),
                         http_reason(error),
                     )

@@ -1,4 +1,4 @@
-"""The state of the monitor of one job: reports of the ranks, and answers to them."""
+"""The state of the monitor of one job: the newest reports of its ranks, and the replies to them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from commtrace.live.monitoring.window import WindowReport
 
 _MEMBERS_PER_RANK: Final = 64
 _MEMBERS_OF_ANY_JOB: Final = 4_096
-"""So many members of irregular groups are kept, of all hang reports together: a job has few sorts of groups, and each
-of them has every rank once."""
+"""Limits of the members of irregular groups in all hang reports together: a job has few kinds of groups, and each kind
+holds every rank once."""
 
 _GROUPS_PER_RANK: Final = 16
-"""Of so many groups per rank the least times are kept, the newest."""
+"""Groups per rank whose least times are kept, the newest."""
 
 
 class MonitorStore:
@@ -38,8 +38,8 @@ class MonitorStore:
     Its size is bounded by the number of ranks.
 
     Args:
-        job: the only one that may report. None: the first to do so, until its next attempt begins, or another job when
-            nothing more comes from it.
+        job: the only one that may report. None: the first to report, until its next attempt begins, or another job
+            reports after it has fallen silent.
         monotonic: clock, in seconds.
     """
 
@@ -63,7 +63,7 @@ class MonitorStore:
 
     @property
     def job(self) -> Job | None:
-        """The job that reports here; None before one does."""
+        """Return the job that reports here; None before one does."""
         return self._job
 
     def answer(self, request: Request) -> Reply:
@@ -83,21 +83,20 @@ class MonitorStore:
             return self._reply_to(request)
 
     def windows(self) -> list[WindowReport]:
-        """Return the newest window of each rank that has reported."""
         return [report.window for report in self.reports()]
 
     def reports(self) -> list[Report]:
-        """Return the newest report of each rank that has sent one."""
+        """Return the newest report of each rank, in the order of ranks."""
         with self._lock:
             return [self._reports[rank] for rank in sorted(self._reports)]
 
     @property
     def num_hang_messages(self) -> int:
-        """Return how often ranks have said that training has stopped or goes on."""
+        """Return the number of messages that training has stopped or goes on."""
         return self._num_hang_messages
 
     def hangs(self) -> dict[int, HangReport | None]:
-        """Return, by rank, what the ranks are in on which training stands still; None where that could not be told."""
+        """Return the reports of ranks that hang, by rank; None if a rank's report did not fit."""
         with self._lock:
             return dict(sorted(self._hangs.items()))
 
@@ -106,7 +105,7 @@ class MonitorStore:
 
         Args:
             block_steps, window: see :class:`commtrace.exporters.monitor.messages.PeerBaseline`.
-            work_ns: what a rank typically worked per step, by stage.
+            work_ns: typical work per step, by stage.
             least: the newest least times; those of other groups stay.
         """
         with self._lock:
@@ -119,7 +118,6 @@ class MonitorStore:
                 del self._least[next(iter(self._least))]
 
     def publish_findings(self, findings: Findings) -> None:
-        """Replace what has been found."""
         with self._lock:
             self._findings = findings
 
@@ -130,11 +128,18 @@ class MonitorStore:
         return is_next_attempt or self._monotonic() - self._heard_at > SILENT_WINDOWS * job.seconds
 
     def _reason_to_refuse(self, request: Request, job: Job) -> str:
-        if request.job != job:
+        own = request.job
+        if (own.run_id, own.attempt) != (job.run_id, job.attempt):
             return f"it watches attempt {job.attempt + 1} of {job.run_id}; start another one for another job"
+        if own != job:
+            return (
+                f"the first rank to report said {job.world_size} ranks and windows of {job.seconds:g} s, this one says "
+                f"{own.world_size} ranks and windows of {own.seconds:g} s: set COMMTRACE_MONITOR_SECONDS alike on all "
+                "ranks"
+            )
         rank = request.rank if isinstance(request, Hang) else request.window.rank
         if rank >= job.world_size:
-            return f"the job has {job.world_size} ranks, and no rank {rank}"
+            return f"the job has {job.world_size} ranks; rank {rank} is not one of them"
         return ""
 
     def _take_hang(self, request: Hang) -> Reply:

@@ -27,8 +27,8 @@ from commtrace.exporters.monitor.messages import (
     MessageError,
     PeerBaseline,
     Reply,
-    Request,
-    decoded,
+    decoded_reply,
+    decoded_request,
     encoded,
 )
 from commtrace.exporters.monitor.store import MonitorStore
@@ -416,9 +416,9 @@ def _take_messages(folder: Path) -> None:
     store, aggregator = MonitorStore(JOB), Aggregator(JOB, [])
     for name in ("report", "hang", "regular-hang"):
         with suppress(MessageError):
-            store.answer(decoded((folder / name).read_bytes()[:MOST_BYTES], Request))
+            store.answer(decoded_request((folder / name).read_bytes()[:MOST_BYTES]))
     with suppress(MessageError):
-        decoded((folder / "reply").read_bytes()[:MOST_BYTES], Reply)
+        decoded_reply((folder / "reply").read_bytes()[:MOST_BYTES])
     for now in (1.0, 9.0, 17.0):
         aggregator.join(store, now)
         aggregator.look_for_hangs(store, now)

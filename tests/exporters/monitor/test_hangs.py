@@ -73,7 +73,7 @@ def traces(reports: Sequence[dict[str, Any]]) -> list[RankTrace]:
 def test_the_rank_that_did_not_arrive_is_named_with_the_place_where_it_is() -> None:
     event = hang_event(traces(hung()), 4, now=1.0)
     assert (event.kind, event.rank, event.host) == ("hang", 2, "node2")
-    assert "4 of 4 ranks say so" in event.sentence
+    assert "4 of 4 ranks report it" in event.sentence
     assert "Hung at seq 5 of the dp group" in event.sentence
     assert "Root: rank 2" in event.sentence
     assert "train.py:2 f" in event.sentence
@@ -82,7 +82,7 @@ def test_the_rank_that_did_not_arrive_is_named_with_the_place_where_it_is() -> N
 def test_a_rank_that_says_nothing_is_the_suspect() -> None:
     event = hang_event(traces(hung([0, 1, 3])), 4, now=1.0)
     assert event.rank == 2
-    assert "No word from rank 2, ever: not started, or cut off." in event.sentence
+    assert "Rank 2 never reported: not started, or cut off." in event.sentence
     assert "Nothing is known of rank 2, which sent no report of a hang." in event.sentence
     assert "left no files" not in event.sentence
 
@@ -188,11 +188,11 @@ def test_it_is_told_when_all_have_spoken_or_after_two_looks() -> None:
     assert ranks.look(61) == []
     assert ranks.look(62) == []
     (event,) = ranks.look(63)
-    assert "2 of 4 ranks say so" in event.sentence
+    assert "2 of 4 ranks report it" in event.sentence
     assert ranks.look(90) == []
     ranks.say(hung())
     (event,) = ranks.look(91)
-    assert "4 of 4 ranks say so" in event.sentence
+    assert "4 of 4 ranks report it" in event.sentence
 
 
 def test_nobody_is_called_silent_before_its_window_has_ended() -> None:
@@ -230,7 +230,7 @@ def test_a_rank_that_goes_on_is_not_said_to_be_dead() -> None:
     ranks.report(2, 60)
     assert ranks.look(60) == []
     (event,) = ranks.look(62)
-    assert "Rank 2: something still moves there." in event.sentence
+    assert "Rank 2 still makes progress." in event.sentence
     assert "sign of life" not in event.sentence
     assert event.rank == 2
 
@@ -286,7 +286,7 @@ def test_a_silent_rank_is_told_in_the_words_of_the_doctor(process: str | None, w
     silence = f"Rank 2 gave its last sign of life 64 s before the others: {why}"
     assert (event.rank, event.host) == (2, "node2")
     assert event.sentence == (
-        "Training has stopped: 3 of 4 ranks say so. The job hangs: 1 communication waits in the end for rank 2. "
+        "Training has stopped: 3 of 4 ranks report it. The job hangs: 1 communication waits in the end for rank 2. "
         f"Hung at seq 5 of the dp group of ranks 0–3. Arrived: ranks 0–1, 3 in all_reduce, waiting for 50 s. "
         "Not known to have arrived: rank 2, see below. Root: rank 2, for which 3 ranks wait in the end. "
         f"{silence} At the end of the last window that it reported: step 99."
@@ -297,7 +297,7 @@ def test_where_nobody_is_in_a_communication_it_is_said_where_ranks_are() -> None
     reports = [report(rank, waits_at=None, launched=5, at=f"train.py:{7 + (rank == 3)} validate") for rank in range(4)]
     event = hang_event(traces(reports), 4, now=1.0)
     assert event.sentence == (
-        "Training has stopped: 4 of 4 ranks say so. Ranks 0–2 in no communication, at train.py:7 validate. "
+        "Training has stopped: 4 of 4 ranks report it. Ranks 0–2 in no communication, at train.py:7 validate. "
         "Rank 3 in no communication, at train.py:8 validate."
     )
 
@@ -310,7 +310,7 @@ def test_a_rank_that_works_on_when_the_others_have_ended_does_not_hang_unless_it
     assert [ranks.look(after) for after in range(60, 160, 5)] == [[]] * 20
     ranks.say([report(0, waits_at=5, launched=6)])
     (event,) = ranks.look(160)
-    assert "1 of 4 ranks say so. " in event.sentence
+    assert "1 of 4 ranks report it. " in event.sentence
     assert "Ranks 1–3 ended in order. Hung at seq 5 of the dp group" in event.sentence
     assert "No word" not in event.sentence
 
@@ -357,9 +357,9 @@ def test_a_rank_that_cannot_tell_hides_no_other_and_is_not_accused() -> None:
     ranks.store.answer(Hang(JOB, 1, True))
     (event,) = ranks.look(61)
     assert (event.rank, event.host) == (2, "node2")
-    assert "3 of 4 ranks say so" in event.sentence
-    assert "What rank 1 says cannot be read, and is left out" in event.sentence
-    assert "No word from" not in event.sentence
+    assert "3 of 4 ranks report it" in event.sentence
+    assert "The report of rank 1 cannot be read, and is left out" in event.sentence
+    assert "never reported" not in event.sentence
 
 
 def test_a_report_of_ranks_that_are_not_there_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -368,8 +368,8 @@ def test_a_report_of_ranks_that_are_not_there_is_left_out(caplog: pytest.LogCapt
     made_up["groups"][0]["ranks"] = list(range(100_000))
     ranks.say([*hung([0, 2, 3]), made_up])
     (event,) = ranks.look(61)
-    assert "What rank 1 says cannot be read, and is left out" in event.sentence
-    assert caplog.text.count("what rank 1 says of a hang is left out") == 1
+    assert "The report of rank 1 cannot be read, and is left out" in event.sentence
+    assert caplog.text.count("the hang report of rank 1 is left out") == 1
 
 
 def test_an_analysis_that_fails_does_not_switch_the_monitor_off(
@@ -380,4 +380,4 @@ def test_an_analysis_that_fails_does_not_switch_the_monitor_off(
     monkeypatch.setattr(hangs, "hang_event", lambda *_: 1 / 0)
     assert aggregator.look_for_hangs(ranks.store, STOPPED_AT + 61) == []
     assert aggregator.look_for_hangs(ranks.store, STOPPED_AT + 62) == []
-    assert caplog.text.count("the monitor tells of no hang any more") == 1
+    assert caplog.text.count("the monitor no longer reports hangs") == 1

@@ -58,7 +58,7 @@ def test_what_rank_0_publishes_is_found(store: Any) -> None:
 )  # fmt: skip
 def test_anything_else_in_its_place_is_an_error(store: Any, value: bytes) -> None:
     store.set(KEY, value)
-    with pytest.raises(RendezvousError, match="no address of a monitor"):
+    with pytest.raises(RendezvousError, match="no valid address of a monitor"):
         find("run", 0)
 
 

@@ -1,21 +1,29 @@
-"""What the sinks of the monitor make of how things stand."""
+"""The sinks of the monitor: the log, files of the run, and a webhook."""
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from commtrace.exporters.monitor import sinks
-from commtrace.exporters.monitor.sinks import LogSink, WebhookSink
+from commtrace.exporters.monitor.aggregator import Aggregator
+from commtrace.exporters.monitor.messages import Job, Report
+from commtrace.exporters.monitor.sinks import FileSink, LogSink, WebhookSink
+from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.findings import LiveEvent
+from tests.json_schemas import errors
 from tests.live.findings import status
+from tests.live.monitoring.test_watch import SECONDS, report
 
 
 def test_that_it_cannot_be_told_who_is_slow_is_logged_once_until_it_can_be_told_again(
@@ -31,8 +39,37 @@ def test_that_it_cannot_be_told_who_is_slow_is_logged_once_until_it_can_be_told_
     ]
 
 
+def test_the_files_of_a_run_are_what_their_schemas_say(tmp_path: Path) -> None:
+    job = Job("run", 0, 8, SECONDS)
+    store = MonitorStore(job)
+    aggregator = Aggregator(job, [FileSink(tmp_path)])
+    states = []
+    for window in range(8):
+        for rank in range(8 if window < 6 else 7):
+            is_slow = rank == 5 and window < 4
+            store.answer(Report(job, report(rank, window, (72, 5, 0, 5) if is_slow else (60, 5, 0, 5))))
+        aggregator.join(store, now=(window + 1) * SECONDS if window < 7 else 100.0)
+        states.append(json.loads((tmp_path / "monitor.json").read_text()))
+    events = [json.loads(line) for line in (tmp_path / "monitor.jsonl").read_text().splitlines()]
+
+    assert [event["kind"] for event in events] == ["straggler", "recovered", *["silent"] * 1]
+    assert [len(state["stragglers"]) for state in states] == [0, 1, 1, 1, 0, 0, 0, 0]
+    assert [found for state in states for found in errors("monitor", state)] == []
+    assert [found for event in events for found in errors("monitor-event", event)] == []
+
+
 EVENT = LiveEvent("silent", 1.0, 3, "node0", "Rank 3 is silent.")
 LIMIT_SECONDS = 30.0
+
+
+def test_an_event_that_the_webhook_does_not_get_is_logged_without_control_characters(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WebhookSink, "_run", lambda _: None)
+    sink = WebhookSink("http://127.0.0.1:1/")
+    sink.alert([replace(EVENT, sentence="node\x1b[2J")] * 101, status())
+    assert "\x1b" not in caplog.text
+    assert caplog.text.count("the webhook is too slow") == 1
 
 
 @pytest.fixture
@@ -69,7 +106,7 @@ def test_a_refusal_is_said_once_without_what_is_secret(
     sink.close()
     sink._thread.join(LIMIT_SECONDS)
     assert [record.getMessage() for record in caplog.records] == [
-        f"commtrace: the webhook http://127.0.0.1:{refusing}/… did not take an event: HTTP status 500"
+        f"commtrace: the webhook http://127.0.0.1:{refusing}/… did not accept an event: HTTP status 500"
     ]
 
 
@@ -81,7 +118,7 @@ def test_an_address_that_cannot_be_used_does_not_show_its_secret(url: str, caplo
     sink.alert([EVENT], status())
     sink.close()
     sink._thread.join(LIMIT_SECONDS)
-    assert "did not take an event" in caplog.text
+    assert "did not accept an event" in caplog.text
     assert "s3cret" not in caplog.text
 
 

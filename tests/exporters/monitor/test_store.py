@@ -76,7 +76,7 @@ def test_no_more_steps_are_kept_than_are_told(store: MonitorStore) -> None:
 def test_another_job_and_a_rank_that_the_job_does_not_have_are_refused(store: MonitorStore) -> None:
     assert "watches attempt 1 of run" in store.answer(report(0, 1, Job("other", 0, 4, 4.0))).refused
     assert "watches attempt 1 of run" in store.answer(report(0, 1, Job("run", 1, 4, 4.0))).refused
-    assert "4 ranks, and no rank 4" in store.answer(report(4, 1)).refused
+    assert "4 ranks; rank 4 is not one of them" in store.answer(report(4, 1)).refused
     assert store.windows() == []
 
 
@@ -121,3 +121,11 @@ def test_a_job_whose_groups_are_irregular_can_tell_of_a_hang(world_size: int) ->
     for rank in range(min(world_size, 8)):
         store.answer(Hang(job, rank, True, stopped(rank, members).report))
     assert None not in store.hangs().values()
+
+
+@pytest.mark.parametrize("other", [Job("run", 0, 8, 4.0), Job("run", 0, 4, 2.0)])
+def test_ranks_that_disagree_about_their_job_are_refused_with_what_differs(store: MonitorStore, other: Job) -> None:
+    assert store.answer(report(0, 1, other)).refused == (
+        "the first rank to report said 4 ranks and windows of 4 s, this one says "
+        f"{other.world_size} ranks and windows of {other.seconds:g} s: set COMMTRACE_MONITOR_SECONDS alike on all ranks"
+    )

@@ -10,8 +10,7 @@ from typing import Final, Protocol
 
 from commtrace.capture.collectives.cpp_calls import CppCalls
 from commtrace.capture.collectives.ddp_reducer import ReducerCapture
-from commtrace.capture.collectives.functional import FUNCTIONAL_P2P, FunctionalCapture
-from commtrace.capture.collectives.functional_waits import FunctionalWaits
+from commtrace.capture.collectives.functional import FUNCTIONAL_P2P, FunctionalCapture, FunctionalWaits
 from commtrace.capture.collectives.process_group_hooks import ProcessGroupHooks
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.hooks import Part

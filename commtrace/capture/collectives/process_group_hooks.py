@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from commtrace.capture.collectives.cpp_calls import CppCall, CppCalls, HostCall
 from commtrace.capture.collectives.ddp_reducer import ReducerCapture
 from commtrace.capture.collectives.dispatcher import graph_task, is_traced
-from commtrace.capture.collectives.functional_waits import Awaited, FunctionalWaits, storage_of
+from commtrace.capture.collectives.functional import Awaited, FunctionalWaits, storage_of
 from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import HOOKED_OPERATIONS, Operation
 from commtrace.capture.threads import frames_by_thread

@@ -11,8 +11,7 @@ import torch.distributed as dist
 
 from commtrace.capture.collectives.cpp_calls import CppCalls
 from commtrace.capture.collectives.ddp_reducer import ReducerCapture
-from commtrace.capture.collectives.functional import FunctionalCapture
-from commtrace.capture.collectives.functional_waits import FunctionalWaits
+from commtrace.capture.collectives.functional import FunctionalCapture, FunctionalWaits
 from commtrace.capture.collectives.groups import GroupState
 from tests.capture.recording import Recording, of_all_reduce
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commtrace.capture.collectives.functional import FunctionalCapture
-from commtrace.capture.collectives.functional_waits import FunctionalWaits
+from commtrace.capture.collectives.functional import FunctionalCapture, FunctionalWaits
 from commtrace.capture.collectives.groups import GroupRegistry
 from commtrace.capture.tracer import Tracer
 from tests.capture.recording import Recording, fake_backend

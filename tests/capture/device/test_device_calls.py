@@ -14,8 +14,7 @@ from torch.distributed import distributed_c10d
 
 from commtrace.capture.collectives.cpp_calls import CppCalls
 from commtrace.capture.collectives.ddp_reducer import ReducerCapture
-from commtrace.capture.collectives.functional import FUNCTIONAL, FunctionalCapture
-from commtrace.capture.collectives.functional_waits import FunctionalWaits, storage_of
+from commtrace.capture.collectives.functional import FUNCTIONAL, FunctionalCapture, FunctionalWaits, storage_of
 from commtrace.capture.collectives.operations import OPERATIONS
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture
 from commtrace.capture.device.cuda_clock import CudaClock

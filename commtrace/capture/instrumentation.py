@@ -126,8 +126,8 @@ class Instrumentation:
     def start(self) -> None:
         """Install everything and start the harvester. A part that cannot be installed is left out, with a warning."""
         from commtrace.capture.collectives import (
-            cpp_calls,
             cpp_communication,
+            ddp_reducer,
             functional,
             group_lifecycle,
             process_group_hooks,
@@ -143,7 +143,7 @@ class Instrumentation:
             (device_calls.PART, self._stop_capture),
             (cpp_communication.PART, self._stop_capture),
             (functional.PART, self._stop_capture),
-            (cpp_calls.PART, self._stop_capture),
+            (ddp_reducer.PART, self._stop_capture),
             (process_group_hooks.PART, self._stop_capture),
             (optimizers.PART, self._optimizers.uninstall),
             (garbage.PART, self._garbage.uninstall),

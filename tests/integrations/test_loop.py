@@ -15,8 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from commtrace.capture.collectives.cpp_calls import CppCalls
-from commtrace.capture.collectives.ddp_reducer import ReducerCapture
+from commtrace.capture.collectives.ddp_reducer import CppCalls, ReducerCapture
 from commtrace.capture.model.optimizers import OptimizerPhase
 from commtrace.integrations import fsdp, loop
 from commtrace.trace import schema

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from commtrace.capture.collectives.cpp_calls import CppCalls
-from commtrace.capture.collectives.ddp_reducer import ReducerCapture
+from commtrace.capture.collectives.ddp_reducer import CppCalls, ReducerCapture
 from commtrace.capture.collectives.functional import FUNCTIONAL_P2P, FunctionalCapture, FunctionalWaits
 from commtrace.capture.collectives.process_group_hooks import ProcessGroupHooks
 from commtrace.capture.device.device_calls import DeviceCalls

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
-from commtrace.capture.collectives.cpp_calls import CppCall, CppCalls, HostCall
-from commtrace.capture.collectives.ddp_reducer import ReducerCapture
+from commtrace.capture.collectives.ddp_reducer import CppCall, CppCalls, HostCall, ReducerCapture
 from commtrace.capture.collectives.dispatcher import graph_task, is_traced
 from commtrace.capture.collectives.functional import Awaited, FunctionalWaits, storage_of
 from commtrace.capture.collectives.groups import GroupState

@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commtrace.capture.collectives.completions import CompletionCallbacks
-from commtrace.capture.collectives.cpp_calls import CppCalls, HostCall
-from commtrace.capture.collectives.ddp_reducer import ReducerCapture
+from commtrace.capture.collectives.ddp_reducer import CppCalls, HostCall, ReducerCapture
 from commtrace.capture.collectives.operations import OPERATIONS
 from commtrace.capture.records import ENDED
 from tests.capture.recording import Recording, of_all_reduce

@@ -9,8 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commtrace.capture.collectives.cpp_calls import CppCalls
-from commtrace.capture.collectives.ddp_reducer import ReducerCapture
+from commtrace.capture.collectives.ddp_reducer import CppCalls, ReducerCapture
 from commtrace.capture.collectives.functional import FunctionalCapture, FunctionalWaits
 from commtrace.capture.collectives.groups import GroupState
 from tests.capture.recording import Recording, of_all_reduce

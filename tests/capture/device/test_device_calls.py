@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from commtrace.capture.collectives.cpp_calls import CppCalls
-from commtrace.capture.collectives.ddp_reducer import ReducerCapture
+from commtrace.capture.collectives.ddp_reducer import CppCalls, ReducerCapture
 from commtrace.capture.collectives.functional import FUNCTIONAL, FunctionalCapture, FunctionalWaits, storage_of
 from commtrace.capture.collectives.operations import OPERATIONS
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture

@@ -130,7 +130,6 @@ class Instrumentation:
             ddp_reducer,
             functional,
             group_lifecycle,
-            process_group_hooks,
             process_groups,
             waits,
         )
@@ -144,7 +143,7 @@ class Instrumentation:
             (cpp_communication.PART, self._stop_capture),
             (functional.PART, self._stop_capture),
             (ddp_reducer.PART, self._stop_capture),
-            (process_group_hooks.PART, self._stop_capture),
+            (cpp_communication.HOOKS_PART, self._stop_capture),
             (optimizers.PART, self._optimizers.uninstall),
             (garbage.PART, self._garbage.uninstall),
             (phases.PART, self._phases.uninstall),

@@ -373,8 +373,6 @@ NOT_REACHED = {
     "capture/hangs/stack_timer.py": "the thread of the watch for hangs sets it",
 }
 """Modules that no job breaks, and why."""
-if not torch_has_hooks():
-    NOT_REACHED["capture/collectives/process_group_hooks.py"] = "only torch 2.14 and newer have such hooks"
 
 
 def test_every_module_of_capture_and_every_integration_is_broken_by_a_job(

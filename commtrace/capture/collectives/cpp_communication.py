@@ -2,24 +2,263 @@
 
 No method of ``ProcessGroup`` sees it. On torch ≥ 2.14 its hooks of process groups do (:class:`Hooked`), before that
 kernels in its dispatcher (:class:`Dispatched`). Both count alike; only ends of functional collectives differ.
+
+Every group gets a pair of hooks, which torch calls for each communication, whoever issued it. What a method of
+``ProcessGroup`` or a kernel has counted is passed by: methods know tags, splits, and the Work that is waited for.
 """
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+import atexit
+import itertools
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, Final, NamedTuple, Protocol
 
-from commtrace.capture.collectives.ddp_reducer import CppCalls, ReducerCapture
-from commtrace.capture.collectives.functional import FUNCTIONAL_P2P, FunctionalCapture, FunctionalWaits
-from commtrace.capture.collectives.process_group_hooks import ProcessGroupHooks
+from commtrace.capture.collectives.ddp_reducer import CppCall, CppCalls, HostCall, ReducerCapture
+from commtrace.capture.collectives.dispatcher import graph_task, is_traced
+from commtrace.capture.collectives.functional import (
+    FUNCTIONAL_P2P,
+    Awaited,
+    FunctionalCapture,
+    FunctionalWaits,
+    storage_of,
+)
+from commtrace.capture.collectives.groups import GroupState
+from commtrace.capture.collectives.operations import HOOKED_OPERATIONS, Operation
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.hooks import Part
 from commtrace.capture.records import Launch
+from commtrace.capture.threads import frames_by_thread
 from commtrace.capture.tracer import Tracer
 
 PART: Final = "capture of what C++ communicates"
 
 NOT_TOLD_TO_HOOKS: Final = frozenset({"all_to_all_single", *FUNCTIONAL_P2P})
 """Functional operators with splits or tags."""
+
+HOOKS_PART: Final = "capture through torch's hooks of process groups"
+
+OUR_THREADS: Final = "commtrace-"
+"""What the names of our own threads begin with. They do not communicate."""
+
+_hook_ids: Final = itertools.count(int.from_bytes(b"commtrac", "big") >> 1)
+"""torch calls hooks in the order of these numbers, its own first."""
+
+
+class Issuing(NamedTuple):
+    """An operation between its pre-hook and its post-hook.
+
+    Attributes:
+        op_id: torch's number of it.
+        operation: what it is.
+        peer: rank inside the group: the root, or the other side of a message; −1 if there is none.
+        issued: its times; None if it is not recorded.
+        results: tensors that somebody may wait for.
+    """
+
+    op_id: int
+    operation: Operation
+    peer: int
+    issued: CppCall | None
+    results: list[Any]
+
+
+class OwnRank(NamedTuple):
+    """What the measuring of a payload asks a process group. A hook that held the group itself would keep it alive for
+    ever.
+    """
+
+    own: int
+
+    def rank(self) -> int:
+        """Return this rank's place in the group."""
+        return self.own
+
+
+class ProcessGroupHooks:
+    """Registers the hooks with every group, and turns what passes them into entries of the recorder's buffer.
+
+    Args:
+        tracer: where entries go and coordinates come from.
+        issued: times what nobody in Python waits for.
+        waits: captures the waits for the results of functional collectives.
+        reducer: takes the times of DDP's stalls.
+    """
+
+    def __init__(self, tracer: Tracer, issued: CppCalls, waits: FunctionalWaits, reducer: ReducerCapture) -> None:
+        self._tracer = tracer
+        self._issued = issued
+        self._waits = waits
+        self._reducer = reducer
+        self._active = False
+        self._id = next(_hook_ids)
+        self._groups: list[weakref.ref[Any]] = []
+        self._operations: dict[int, Operation] = {}
+        self._code: set[CodeType] = set()
+
+    def install(self) -> None:
+        """Register the hooks with the groups there are, and with new ones as they are made. Idempotent."""
+        from torch._C._distributed_c10d import HookOpName  # type: ignore[attr-defined]
+
+        if self._active:
+            return
+        names = HookOpName.__members__
+        self._operations = {int(names[name]): each for name, each in HOOKED_OPERATIONS.items() if name in names}
+        self._active = True
+        atexit.register(self._end)
+        self._tracer.groups.follow(self._register)
+
+    def uninstall(self) -> None:
+        """Have the hooks do nothing, and take them out where that is safe."""
+        self._active = False
+        self._tracer.groups.unfollow(self._register)
+        # torch keeps hooks in a map without a lock: taking one out while a communication passes it, on this thread or
+        # another, ends the process with a segmentation fault. So it is done only where nobody can be in one. Elsewhere
+        # they stay, do nothing, and go with their group, or at exit: a group that outlives Python with a hook ends it
+        # with a segmentation fault, too.
+        thread = self._tracer.thread
+        is_inside = thread.has_counted or bool(thread.issuing) or self._is_in_a_hook()
+        if not is_inside and thread.threads == {threading.get_ident()} and not _other_threads():
+            self._take_out()
+            atexit.unregister(self._end)
+
+    def _end(self) -> None:
+        """Take the hooks out as Python ends, unless a daemon thread communicates: it may be in a hook now."""
+        self._active = False
+        self._tracer.groups.unfollow(self._register)
+        if not self._tracer.thread.threads & _other_threads():
+            self._take_out()
+
+    def _is_in_a_hook(self) -> bool:
+        """Return whether the calling thread is: a hook has failed, or a signal's handler stops the recording in one."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame.f_code not in self._code:
+            frame = frame.f_back
+        return frame is not None
+
+    def _take_out(self) -> None:
+        while self._groups:
+            process_group = self._groups[-1]()
+            if process_group is not None:
+                process_group.unregister_pre_hook(self._id)
+                process_group.unregister_post_hook(self._id)
+            self._groups.pop()
+
+    def _register(self, process_group: Any, state: GroupState) -> None:
+        try:
+            self._groups.append(weakref.ref(process_group))
+            process_group.register_pre_hook(self._id, self._pre_hook(state, OwnRank(process_group.rank())))
+            process_group.register_post_hook(self._id, self._post_hook(state))
+        except Exception as error:  # A class of somebody's that is no group of C++.
+            self._tracer.guard.noticed(
+                f"group {state.group.name!r} takes no hooks ({error}): what C++ sends over it is not recorded"
+            )
+
+    def _pre_hook(self, state: GroupState, own_rank: OwnRank) -> Callable[[Any], None]:
+        thread, reducer, failed, about_to_issue = (
+            self._tracer.thread,
+            self._reducer,
+            self._tracer.failed,
+            self._about_to_issue,
+        )
+
+        def pre(arguments: object) -> None:
+            try:
+                if thread.has_counted:
+                    if reducer.has_seen_ddp and graph_task() != -1:
+                        reducer.sent_by_python()
+                elif self._active:
+                    about_to_issue(state, own_rank, arguments)
+            except Exception as error:
+                failed(HOOKS_PART, error)
+
+        self._code.add(pre.__code__)
+        return pre
+
+    def _post_hook(self, state: GroupState) -> Callable[[Any], None]:
+        thread, failed, was_issued = self._tracer.thread, self._tracer.failed, self._was_issued
+
+        def post(arguments: object) -> None:
+            try:
+                if thread.issuing:
+                    was_issued(state, arguments)
+            except Exception as error:
+                failed(HOOKS_PART, error)
+
+        self._code.add(post.__code__)
+        return post
+
+    def _about_to_issue(self, state: GroupState, own_rank: OwnRank, arguments: Any) -> None:
+        operation = self._operations.get(int(arguments.name))
+        if operation is None:
+            return
+        inputs, outputs, peer = arguments.input_tensors, arguments.output_tensors, arguments.root
+        if is_traced(inputs or outputs):
+            return
+        # Methods that take one list of tensors have two arguments; what they receive into is told as output.
+        tensors = (outputs, inputs) if len(operation.arguments) == 3 and not operation.is_p2p else (inputs or outputs,)
+        try:
+            payload = operation.measure(tensors, own_rank)
+        except Exception as error:
+            payload = self._tracer.unmeasured(operation, tensors, error)
+        has_peer = operation.has_root or operation.is_p2p
+        issued = self._issued.launch(operation, state, -1, payload, peer if has_peer else None)
+        self._tracer.thread.issuing.append(Issuing(arguments.op_id, operation, peer, issued, outputs or inputs))
+
+    def _was_issued(self, state: GroupState, arguments: Any) -> None:
+        issuing, op_id = self._tracer.thread.issuing, arguments.op_id
+        # An operation that was refused had no post-hook.
+        found = None
+        while issuing and (found is None or found.op_id != op_id):
+            found = issuing.pop()
+        if found is None or found.op_id != op_id:
+            return
+        # Here, not in the pre-hook: what is refused takes no number.
+        seq = self._number(state, found)
+        issued = found.issued
+        if issued is None:
+            return
+        issued.launch = issued.launch._replace(seq=seq)
+        thread, in_backward = self._tracer.thread, graph_task() != -1
+        if thread.waits_in_cpp or (in_backward and self._reducer.has_seen_ddp and _is_of_the_reducer()):
+            if thread.waits_in_cpp:  # In a backward they are the reducer's buckets, which live as long as it.
+                self._tracer.completions.add_temporaries(found.results)
+            self._reducer.sent(issued, arguments.work, in_backward=not thread.waits_in_cpp)
+        elif isinstance(issued, HostCall):
+            self._issued.complete(issued, arguments.work, stalls_until_end=False)
+            awaited = Awaited(issued.launch, completion=issued.completion)
+            self._waits.remember(awaited, map(storage_of, found.results))
+        else:
+            self._waits.remember(Awaited(issued.launch, issued), map(storage_of, found.results))
+
+    def _number(self, state: GroupState, found: Issuing) -> int:
+        if not found.operation.is_p2p:
+            return next(state.collective_seq)
+        ranks = state.ranks_by_group_rank
+        if not 0 <= found.peer < len(ranks):  # a receive from anybody
+            return -1
+        return state.next_p2p(found.operation.is_send, ranks[found.peer])
+
+
+def _other_threads() -> set[int]:
+    """Return the idents of threads, but for this one and ours, that could communicate for the first time now.
+
+    Threads of C++ that send for a backward pass are not among them, but the thread that has called it is.
+    """
+    ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(OUR_THREADS)}
+    return frames_by_thread().keys() - ours - {threading.get_ident()}
+
+
+def _is_of_the_reducer() -> bool:
+    """Return whether the backward is where a reducer sends: where a gradient is accumulated, or behind all nodes."""
+    import torch
+
+    node = torch._C._current_autograd_node()
+    return node is None or type(node).__name__ == "AccumulateGrad"
 
 
 class CppCommunication(Part, Protocol):

@@ -18,9 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from commtrace.capture.collectives import cpp_communication, group_lifecycle, process_group_hooks
-from commtrace.capture.collectives.cpp_communication import Hooked
-from commtrace.capture.collectives.process_group_hooks import ProcessGroupHooks
+from commtrace.capture.collectives import cpp_communication, group_lifecycle
+from commtrace.capture.collectives.cpp_communication import Hooked, ProcessGroupHooks
 from tests.capture.recording import Recording
 
 pytestmark = pytest.mark.skipif(
@@ -38,7 +37,7 @@ def alone(recording: Recording) -> Iterator[Recording]:
     hooked = Hooked(recording.tracer)
     with recording.capturing():
         hooked.install()
-        recording.tracer.guard.on_failure(process_group_hooks.PART, hooked.uninstall)
+        recording.tracer.guard.on_failure(cpp_communication.HOOKS_PART, hooked.uninstall)
         try:
             yield recording
         finally:
@@ -143,7 +142,7 @@ def test_a_failure_of_ours_does_not_reach_training(alone: Recording, monkeypatch
 
     assert result.tolist() == [1.0, 1.0]
     (told,) = alone.warnings()
-    assert told.startswith(process_group_hooks.PART)
+    assert told.startswith(cpp_communication.HOOKS_PART)
 
 
 def hooks_called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -172,7 +171,7 @@ def test_hooks_are_taken_out_where_no_other_thread_can_be_in_one(
 ) -> None:
     """torch ends the process with a segmentation fault if one is taken out while a communication passes it."""
     called = hooks_called(monkeypatch)
-    monkeypatch.setattr(process_group_hooks, "_other_threads", lambda: running)  # pytest has threads of its own
+    monkeypatch.setattr(cpp_communication, "_other_threads", lambda: running)  # pytest has threads of its own
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         hooked = Hooked(recording.tracer)
@@ -198,11 +197,11 @@ def test_hooks_are_taken_out_where_no_other_thread_can_be_in_one(
 def test_a_thread_of_ours_is_none_that_could_communicate() -> None:
     done = threading.Event()
     threads = [threading.Thread(target=done.wait, name=name) for name in ("commtrace-harvester", "evaluation")]
-    before = process_group_hooks._other_threads()
+    before = cpp_communication._other_threads()
     for thread in threads:
         thread.start()
     try:
-        assert process_group_hooks._other_threads() - before == {threads[1].ident}
+        assert cpp_communication._other_threads() - before == {threads[1].ident}
     finally:
         done.set()
         for thread in threads:

@@ -20,10 +20,9 @@ from commtrace.capture.device.device_watch import DeviceWatch
 from commtrace.capture.hangs.hang_watch import HangWatch
 from commtrace.capture.hooks import installed
 from commtrace.capture.model import modules
-from commtrace.capture.model.garbage import GarbageCollections
 from commtrace.capture.model.modules import ModuleSelection
 from commtrace.capture.model.optimizers import OptimizerPhase
-from commtrace.capture.model.phases import PhaseCapture
+from commtrace.capture.model.phases import GarbageCollections, PhaseCapture
 from commtrace.capture.peer_watch import PeerWatch
 from commtrace.capture.records import Launch
 from commtrace.capture.run_marks import RunMarks
@@ -134,7 +133,7 @@ class Instrumentation:
             waits,
         )
         from commtrace.capture.device import device_calls
-        from commtrace.capture.model import compiler, garbage, optimizers, phases
+        from commtrace.capture.model import compiler, optimizers, phases
 
         for part, switch_off in (
             # Together: if one of them stopped alone, this rank would number its communications otherwise than others.
@@ -145,7 +144,7 @@ class Instrumentation:
             (ddp_reducer.PART, self._stop_capture),
             (cpp_communication.HOOKS_PART, self._stop_capture),
             (optimizers.PART, self._optimizers.uninstall),
-            (garbage.PART, self._garbage.uninstall),
+            (phases.GARBAGE, self._garbage.uninstall),
             (phases.PART, self._phases.uninstall),
             (modules.PART, self._modules.uninstall),
         ):
@@ -153,7 +152,7 @@ class Instrumentation:
         self._install(process_groups.PART, self._process_groups.install, self._process_groups.uninstall)
         self._install(cpp_communication.PART, self._cpp.install, self._cpp.uninstall)
         self._install(optimizers.PART, self._optimizers.install, self._optimizers.uninstall)
-        self._install(garbage.PART, self._garbage.install, self._garbage.uninstall)
+        self._install(phases.GARBAGE, self._garbage.install, self._garbage.uninstall)
         self._install(phases.PART, self._phases.install, self._phases.uninstall)
         self._install(modules.PART, self._modules.install, self._modules.uninstall)
         for name, install in (

@@ -34,7 +34,7 @@ from commtrace import session
 from commtrace.capture.collectives import dispatcher
 from commtrace.capture.collectives.cpp_communication import torch_has_hooks
 from commtrace.capture.instrumentation import Instrumentation
-from commtrace.capture.model import compiler, garbage
+from commtrace.capture.model import compiler, phases
 from commtrace.capture.model.optimizers import STEP_HOOKS
 from commtrace.capture.triggers import Triggers
 from commtrace.recorder import Recorder
@@ -115,7 +115,7 @@ class Recorded:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
     """Makes recordings; no thread of commtrace's runs beside the training."""
     monkeypatch.setattr(Recorder, "start", lambda recorder: None)
-    monkeypatch.setattr(garbage, "SHORTEST_NS", 0)
+    monkeypatch.setattr(phases, "SHORTEST_GARBAGE_NS", 0)
     monkeypatch.setattr(atexit, "register", lambda *_: None)
     # What takes most of the time of a start: Dynamo's list of what it skips is compiled anew.
     monkeypatch.setattr(compiler, "_skip_own_files", lambda rules: lambda: None)

@@ -1,4 +1,4 @@
-"""Captures phases of a training loop beside its model: data, gradient clipping, checkpoints.
+"""Captures phases of a training loop beside its model: data, gradient clipping, checkpoints, garbage collection.
 
 * ``data``: ``next`` of a ``DataLoader``'s iterator (of torchdata's stateful loaders too), and its start;
 * ``checkpoint``: ``torch.save`` and ``torch.load`` of files, ``torch.distributed.checkpoint``, Megatron's
@@ -9,19 +9,23 @@ Only the outermost of nested ``data`` and ``checkpoint`` calls is a span, and on
 (a loader that reads ahead, an asynchronous checkpoint) stop no training. Nothing is imported here that the job has not
 imported. Names that scripts bound early (``from torch import save``) are met where there is something underneath to
 replace (:meth:`commtrace.capture.hooks.Hooks.replace_function`).
+
+Python's collector of garbage stops the thread that launches the work: long collections are spans.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import threading
 from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import Any, Final
 
+from commtrace.capture.device.clock import HostClock, now_ns
 from commtrace.capture.hooks import Hooks, Wrap
-from commtrace.capture.records import Span
+from commtrace.capture.records import Span, span_rows
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
@@ -241,3 +245,44 @@ def _is_file(file: Any) -> bool:
         return isinstance(file.fileno(), int)
     except (AttributeError, OSError, ValueError):
         return False
+
+
+GARBAGE: Final = "capture of garbage collections"
+SHORTEST_GARBAGE_NS: Final = 200_000
+
+
+class GarbageCollections:
+    """Listens to ``gc.callbacks``."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._clock = HostClock()
+        self._start_ns = 0
+        self._listener = self._collected  # one object, so that it can be found again in gc.callbacks
+
+    def install(self) -> None:
+        """Start listening. Idempotent."""
+        if self._listener not in gc.callbacks:
+            gc.callbacks.append(self._listener)
+
+    def uninstall(self) -> None:
+        """Stop listening."""
+        if self._listener in gc.callbacks:
+            gc.callbacks.remove(self._listener)
+
+    def _collected(self, phase: str, info: dict[str, Any]) -> None:
+        try:
+            if phase == "start":
+                self._start_ns = now_ns()
+                return
+            end = now_ns()
+            if end - self._start_ns < SHORTEST_GARBAGE_NS:
+                return
+            # Outside of steps collections cost no step anything: imports alone cause hundreds of them.
+            if self._tracer.recording and self._tracer.coordinates.step >= 0:
+                name = f"generation {info['generation']}"
+                span = Span(schema.GC, name, schema.HOST, self._tracer.coordinates, self._clock, self._start_ns)
+                span.end = end
+                self._tracer.append((span_rows, schema.GC, span))
+        except Exception as error:
+            self._tracer.failed(GARBAGE, error)

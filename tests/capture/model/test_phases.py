@@ -1,7 +1,8 @@
-"""Data loading, clipping and checkpoints: each call once, the outermost where they are nested."""
+"""Data loading, clipping, checkpoints and garbage collections: each once, the outermost where they are nested."""
 
 from __future__ import annotations
 
+import gc
 import io
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from torch.nn.utils import clip_grad_norm_ as clip_bound_early
 from torch.utils.data import DataLoader, Dataset
 
 from commtrace.capture.model import compiler
-from commtrace.capture.model.phases import PhaseCapture
+from commtrace.capture.model import phases as phases_module
+from commtrace.capture.model.phases import GarbageCollections, PhaseCapture
 from commtrace.trace import schema
 from tests.capture.recording import Recording, fake_backend
 
@@ -253,3 +255,88 @@ def test_what_torch_opens_keeps_what_it_has(phases: Recording, tmp_path: Path) -
     opened = torch.serialization._open_file_like(tmp_path / "saved", "rb")
     with opened as file:
         assert opened.file_like is file
+
+
+class Time:
+    """Each reading is ``step_ns`` later than the one before."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.step_ns = 0
+
+    def __call__(self) -> int:
+        self.now_ns += self.step_ns
+        return self.now_ns
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    time = Time()
+    monkeypatch.setattr(phases_module, "now_ns", time)
+    return time
+
+
+@pytest.fixture
+def collecting(recording: Recording, time: Time) -> Iterator[Recording]:
+    gc.disable()
+    collections = GarbageCollections(recording.tracer)
+    collections.install()
+    yield recording
+    collections.uninstall()
+    gc.enable()
+
+
+def test_a_long_collection_is_a_span(collecting: Recording, time: Time) -> None:
+    collecting.tracer.begin_step(3)
+    time.step_ns = SHORTEST_GARBAGE_NS
+    gc.collect(1)
+
+    (row,) = collecting.rows()
+    assert (row.kind, row.name, row.lane, row.step) == (schema.GC, "generation 1", schema.HOST, 3)
+    assert row.end - row.start == SHORTEST_GARBAGE_NS
+    assert row.timing == schema.HOST_TIMING
+
+
+def test_a_short_one_is_not(collecting: Recording, time: Time) -> None:
+    time.step_ns = SHORTEST_GARBAGE_NS - 1
+    gc.collect()
+
+    assert collecting.rows() == []
+
+
+def test_outside_of_steps_and_of_the_window_there_is_none(collecting: Recording, time: Time) -> None:
+    time.step_ns = SHORTEST_GARBAGE_NS
+    gc.collect()
+    collecting.tracer.begin_step()
+    collecting.tracer.recording = False
+    gc.collect()
+
+    assert collecting.rows() == []
+
+
+def test_it_listens_once_and_stops(recording: Recording) -> None:
+    before = list(gc.callbacks)
+    collections = GarbageCollections(recording.tracer)
+    collections.install()
+    collections.install()
+    assert len(gc.callbacks) == len(before) + 1
+
+    collections.uninstall()
+    collections.uninstall()
+
+    assert gc.callbacks == before
+
+
+def test_a_failure_of_ours_does_not_stop_the_collector(
+    collecting: Recording, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: Any) -> Any:
+        raise ZeroDivisionError
+
+    collecting.tracer.begin_step()
+    monkeypatch.setattr(collecting.tracer, "append", fail)
+    time.step_ns = SHORTEST_GARBAGE_NS
+
+    gc.collect()
+
+    assert len(collecting.warnings()) == 1

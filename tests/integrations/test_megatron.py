@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from commtrace.capture.records import Coordinates
 from commtrace.integrations import megatron
-from commtrace.integrations.megatron_combined import _MESSAGES
+from commtrace.integrations.megatron import _MESSAGES
 from commtrace.trace import schema
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")

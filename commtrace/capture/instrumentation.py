@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from commtrace import identity
-from commtrace.capture import announcement, triggers
+from commtrace.capture import triggers
 from commtrace.capture.collectives.cpp_communication import capture_of_cpp
 from commtrace.capture.collectives.groups import GroupRegistry
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture
@@ -28,7 +30,7 @@ from commtrace.capture.records import Launch
 from commtrace.capture.run_marks import RunMarks
 from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
-from commtrace.config import Config
+from commtrace.config import FORWARDED, NOTES_VARIABLE, Config, has_variables
 from commtrace.identity import Identity
 from commtrace.installation import warn_if_untried
 from commtrace.recorder import Recorder, Sink, uncaught_exception
@@ -270,7 +272,7 @@ class Instrumentation:
         )
         # At once: of a rank that is killed while exporters are loaded nothing else would be known.
         writer.write([mark_row("clock_anchor", asdict(identity.clock_anchor()))])
-        announcement.announce(directory, metadata)
+        announce(directory, metadata)
         self._peer_watch.start(directory, metadata)
         if self._config.hang_seconds:
             self._hang_watch.start(directory, metadata)
@@ -347,3 +349,49 @@ def _device_clock() -> CudaClock | None:
     import torch
 
     return None if torch.version.cuda is None and torch.version.hip is None else CudaClock()
+
+
+def announce(directory: Path, metadata: RankMetadata) -> None:
+    """Tell ``commtrace run`` on this node where the rank records; without one, rank 0 prints it."""
+    is_noted = _note(rank_directory(directory, metadata.rank))
+    if metadata.rank == 0:
+        if _logger.isEnabledFor(logging.INFO) and _logger.hasHandlers():
+            _logger.info("commtrace records to %s", directory)
+        elif not is_noted:
+            _print(f"commtrace: recording to {directory}. Read it with: commtrace summary {directory}")
+    if metadata.local_rank == 0 and _lacks_variables():
+        _logger.warning(
+            "commtrace: the launcher has brought PYTHONPATH of `commtrace run` to %s, and none of its options: this "
+            "node records with the defaults, to %s. Let it forward %s as well, for example with mpirun -x %s.",
+            metadata.node,
+            directory,
+            FORWARDED,
+            FORWARDED,
+        )
+
+
+def _note(folder: Path) -> bool:
+    """Return whether a ``commtrace run`` on this node now knows of the folder."""
+    notes = os.environ.get(NOTES_VARIABLE)
+    if not notes:
+        return False
+    try:
+        with open(os.open(notes, os.O_WRONLY | os.O_APPEND), "w") as file:
+            file.write(f"{folder}\n")
+    except OSError:  # it runs on another node, or the disk of its notes is full
+        return False
+    return True
+
+
+def _print(line: str) -> None:
+    try:
+        print(line, file=sys.stderr)
+    except (OSError, ValueError) as error:  # The job has closed its stderr: recording must not depend on it.
+        _logger.debug("commtrace could not say where it records: %s", error)
+
+
+def _lacks_variables() -> bool:
+    """Return whether ``commtrace run`` of another node did not get its variables forwarded."""
+    search_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    is_injected = any(Path(entry).parts[-2:] == ("commtrace", "_inject") for entry in search_path)
+    return is_injected and not has_variables(os.environ)

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from commtrace.capture.model import compiler
 from commtrace.capture.model import phases as phases_module
-from commtrace.capture.model.phases import GarbageCollections, PhaseCapture
+from commtrace.capture.model.phases import SHORTEST_GARBAGE_NS, GarbageCollections, PhaseCapture
 from commtrace.trace import schema
 from tests.capture.recording import Recording, fake_backend
 

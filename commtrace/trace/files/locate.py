@@ -60,13 +60,21 @@ def find_run_directory(path: Path) -> Path:
 
 def runs_below(path: Path) -> list[Path]:
     """Return the run directories directly below, the last written one at the end."""
-    found = [child for child in path.iterdir() if child.is_dir() and rank_directories(child)]
+    found = [child for child in path.iterdir() if child.is_dir() and _holds_ranks(child)]
     return sorted(found, key=lambda run: (_written_at(run), run.name))
 
 
 def rank_directories(directory: Path) -> list[Path]:
-    """Return the folders of the ranks, in order."""
-    return sorted(child for child in directory.iterdir() if RANK_DIRECTORY_PATTERN.match(child.name))
+    """Return the folders of the ranks, in order, without links that lead nowhere."""
+    named = (child for child in directory.iterdir() if RANK_DIRECTORY_PATTERN.match(child.name))
+    return sorted(child for child in named if child.is_dir())
+
+
+def _holds_ranks(directory: Path) -> bool:
+    try:
+        return bool(rank_directories(directory))
+    except OSError:  # a folder of somebody else, such as lost+found
+        return False
 
 
 def _latest(path: Path) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 from commtrace.errors import ConfigurationError, RunNotFoundError
 from commtrace.trace.files.locate import Launch, find_run_directory, rank_directories
 from commtrace.trace.files.reader import newest_launch_in, why_not_one_job
+from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN
 
 Place = Callable[[Path, Path], None]
 """Puts a folder or file, the first path, at the second one."""
@@ -84,8 +85,7 @@ def _beside_ranks(directories: Sequence[Path]) -> list[Path]:
     """Return what lies beside the ranks in one of the directories only, such as the report of the monitor."""
     found: dict[str, list[Path]] = {}
     for directory in directories:
-        ranks = set(rank_directories(directory))
         for path in directory.iterdir():
-            if path not in ranks:
+            if not RANK_DIRECTORY_PATTERN.match(path.name):
                 found.setdefault(path.name, []).append(path)
     return [paths[0] for paths in found.values() if len(paths) == 1]

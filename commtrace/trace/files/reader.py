@@ -195,7 +195,12 @@ def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[Segment
     """Return the segments of all ranks, or only so many newest of each, with the metadata in their headers."""
     found = []
     for folder in rank_directories(directory):
-        for path in segment_paths(folder)[-newest:]:
+        try:
+            paths = segment_paths(folder)[-newest:]
+        except OSError as error:
+            problems.append(f"{folder}: skipped, it cannot be read ({error.strerror}).")
+            continue
+        for path in paths:
             try:
                 found.append(_read_header(path))
             except FileNotFoundError:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from commtrace.errors import RunNotFoundError
+from commtrace.trace.files import reader
 from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.locate import find_run_directory
 from commtrace.trace.files.reader import load_newest, load_run
@@ -59,6 +61,57 @@ def test_what_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
     assert refusal(tmp_path / "notes.txt") == f"{tmp_path / 'notes.txt'} is a file; pass the run directory."
     assert "no such directory" in refusal(tmp_path / "latest")
     assert "no such directory" in refusal(tmp_path / "nowhere")
+
+
+def test_folders_that_cannot_be_read_hide_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recorded(tmp_path / "run", 1)
+    dead = tmp_path / "dead" / "rank-00000"
+    dead.parent.mkdir()
+    dead.symlink_to("/no/such/node")
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / "rank-00000").touch()
+    forbidden = tmp_path / "lost+found"
+    forbidden.mkdir()
+    contents = Path.iterdir
+
+    def guarded(path: Path) -> Iterator[Path]:
+        if path == forbidden:
+            raise PermissionError(13, "Permission denied", str(path))
+        return contents(path)
+
+    monkeypatch.setattr(Path, "iterdir", guarded)
+
+    assert find_run_directory(tmp_path) == run
+
+
+def test_a_rank_whose_folder_is_a_link_to_nowhere_is_missing(tmp_path: Path) -> None:
+    write_rank(tmp_path, steps(0, 1), rank=0, world_size=2)
+    (tmp_path / "rank-00001").symlink_to("/no/such/node")
+
+    run = load_run(tmp_path)
+
+    assert list(run.ranks) == [0]
+    assert run.problems[0].startswith("1 of 2 ranks have no readable files: 1. Bring their")
+
+
+def test_a_rank_whose_folder_may_not_be_read_is_skipped_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in (0, 1):
+        write_rank(tmp_path, steps(0, 1), rank=rank, world_size=2)
+    contents = reader.segment_paths
+
+    def guarded(folder: Path) -> list[Path]:
+        if folder.name == "rank-00001":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return contents(folder)
+
+    monkeypatch.setattr(reader, "segment_paths", guarded)
+
+    run = load_run(tmp_path)
+
+    assert list(run.ranks) == [0]
+    assert run.problems[0] == f"{tmp_path / 'rank-00001'}: skipped, it cannot be read (Permission denied)."
 
 
 def test_for_a_path_that_does_not_exist_the_runs_there_are_listed(

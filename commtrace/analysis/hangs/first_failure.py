@@ -81,7 +81,9 @@ def find_first_failure(
     broken = tuple(rank for rank, ending in bad.items() if not ending.exception and rank not in cut_off)
     victims = tuple(rank for rank in raised if _may_be_cut_off(run.ranks[rank]))
     lost = tuple(sorted((*cut_off, *victims)))
-    earliest = _surely_first(broken, endings)
+    left = _left_early(run, arrivals, endings, cut_off)
+    in_order = {rank for rank, ending in endings.items() if ending.state == ENDED and not ending.exception}
+    earliest = _surely_first(broken, endings, in_order - {*left})
     gone, agreed = _gone_at_first(run, earliest or broken, lost)
     if not lost and not raised and _hung_before(gone or earliest, stops, endings):
         return None  # Whoever ended a job that hung says nothing of why it did.
@@ -96,7 +98,6 @@ def find_first_failure(
     if own and (lost or broken or len({endings[rank].exception for rank in own}) > 1):
         first = min(own, key=lambda rank: (endings[rank].last_ns is None, endings[rank].last_ns))
         return FirstFailure((first,), True, cut_off)
-    left = _left_early(run, arrivals, endings, cut_off)
     if left:
         return FirstFailure(left, False, lost, ended=True)
     unheard = _unheard(run)
@@ -218,11 +219,13 @@ def _are_whole_hosts(run: Run, ranks: Collection[int]) -> bool:
     return all(rank in ranks for rank, trace in run.ranks.items() if trace.metadata.node in nodes)
 
 
-def _surely_first(broken: Collection[int], endings: Mapping[int, Ending]) -> tuple[int, ...]:
-    """The ranks whose last words came so long before anybody else's that it cannot be chance."""
+def _surely_first(broken: Collection[int], endings: Mapping[int, Ending], in_order: Collection[int]) -> tuple[int, ...]:
+    """Return the ranks whose last words came so long before anybody else's that it cannot be chance."""
     if not broken or any(ending.last_ns is None for ending in endings.values()):
         return ()
-    ranks = sorted(endings, key=lambda rank: endings[rank].last_ns or 0)
+    ascending = sorted(endings, key=lambda rank: endings[rank].last_ns or 0)
+    # A rank that had nothing more to do and ended in order, long before, is no failure.
+    ranks = list(itertools.dropwhile(lambda rank: rank in in_order, ascending))
     for number, (rank, later) in enumerate(itertools.pairwise(ranks), start=1):
         if rank not in broken:
             return ()

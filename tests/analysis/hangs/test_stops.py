@@ -96,6 +96,12 @@ def test_of_ranks_that_were_killed_the_one_that_stopped_first_is_told() -> None:
     assert [*together] == [broken]
 
 
+def test_a_rank_that_had_ended_in_order_long_before_hides_nobody() -> None:
+    rows = {rank: done({TP: 5}) for rank in (0, 1)}
+    run = stopped_run({**rows, 2: []}, [TP], closed=[2], last={2: 10, 1: 50})
+    assert examine(run, now_ns=NOW_NS).first_failure == FirstFailure((1,), raised=False, cut_off=())
+
+
 def test_a_rank_that_was_killed_while_all_others_raised_is_where_to_look() -> None:
     run = stopped_run(
         {rank: done({WORLD: 5}) for rank in range(3)},

@@ -28,6 +28,13 @@ ERROR_OF_MEDIAN: Final = 1.2533
 """Standard errors of a median per standard error of a mean."""
 
 
+_BITS: Final = 11
+"""Leading bits that are kept of a value when there are very many. The middle of what they leave open is wrong by at
+most one part in 2^11."""
+Values = npt.NDArray[Any]
+Value = TypeVar("Value", int, float)
+
+
 def error_of_means(variance: Float64, count: Int64 | int, group: Int64) -> Float64:
     """Return the standard error of each mean, if all of a group scatter alike.
 
@@ -75,14 +82,6 @@ def leave_one_out_median(group: Int64, values: Float64) -> Float64:
     middle = (ordered[(first + lower)[several]] + ordered[(first + upper)[several]]) / 2
     medians[order[several]] = middle
     return medians
-
-
-_BITS: Final = 11
-"""Leading bits that are kept of a value when there are very many. The middle of what they leave open is wrong by at
-most one part in 2^11."""
-
-Values = npt.NDArray[Any]
-Value = TypeVar("Value", int, float)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,58 @@ from commtrace.trace.metadata import UNKNOWN_ROLE, Group, group_id
 _MOST_ELEMENTS = 2**43
 """70 TB of doubles: more is damage."""
 
+_PARALLEL_GROUP: Final = re.compile(r"(?:MODEL_)?(?:PARALLEL_)?GROUP")
+_MEGATRON_ROLES: Final = {
+    "TENSOR": "tp",
+    "PIPELINE": "pp",
+    "DATA": "dp",
+    "DATA_WITH_CP": "dp-cp",
+    "CONTEXT": "cp",
+    "EXPERT": "ep",
+    "EXPERT_DATA": "expert-dp",
+    "EXPERT_TENSOR": "expert-tp",
+    "EMBEDDING": "embedding",
+    "POSITION_EMBEDDING": "position-embedding",
+}
+_NUMBER: Final = re.compile("[0-9]{1,9}")
+_LARGEST_ORDINAL: Final = 2**31
+
+_OPERATIONS: Final = {
+    "reducescatter": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "barrier": "barrier",
+    # Without a description, sends and receives that NCCL runs as one kernel are an all_to_all.
+    "sendrecv": "all_to_all",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce": "reduce",
+    "send": "send",
+    "recv": "recv",
+}
+"""By a part of the name without underscores; the first match counts."""
+
+ANONYMOUS: Final = "(anonymous namespace)::"
+"""Removed first: its bracket does not begin the arguments of a kernel."""
+
+DTYPES: Final = {
+    "Float": ("float32", 4),
+    "Double": ("float64", 8),
+    "Half": ("float16", 2),
+    "BFloat16": ("bfloat16", 2),
+    "Long": ("int64", 8),
+    "Int": ("int32", 4),
+    "Short": ("int16", 2),
+    "Char": ("int8", 1),
+    "Byte": ("uint8", 1),
+    "Bool": ("bool", 1),
+    "Float8_e4m3fn": ("float8_e4m3fn", 1),
+    "Float8_e5m2": ("float8_e5m2", 1),
+}
+"""torch's names of scalar types in C++, as in Python, and their sizes."""
+
 
 class Call(NamedTuple):
     """The call of a communication kernel; fields are those of a span."""
@@ -203,23 +255,6 @@ class _Numbers:
         return self._next[key] - 1
 
 
-_PARALLEL_GROUP: Final = re.compile(r"(?:MODEL_)?(?:PARALLEL_)?GROUP")
-_MEGATRON_ROLES: Final = {
-    "TENSOR": "tp",
-    "PIPELINE": "pp",
-    "DATA": "dp",
-    "DATA_WITH_CP": "dp-cp",
-    "CONTEXT": "cp",
-    "EXPERT": "ep",
-    "EXPERT_DATA": "expert-dp",
-    "EXPERT_TENSOR": "expert-tp",
-    "EMBEDDING": "embedding",
-    "POSITION_EMBEDDING": "position-embedding",
-}
-_NUMBER: Final = re.compile("[0-9]{1,9}")
-_LARGEST_ORDINAL: Final = 2**31
-
-
 def named_group(name: str, members: tuple[int, ...], description: str, backend: str = "") -> Group:
     """Return the group of this name. It is equal on all ranks."""
     # torch numbers groups in order of creation. Any other name only has to keep groups apart.
@@ -254,43 +289,6 @@ def role_of(description: str) -> str:
         return description.removeprefix("mesh_")
     kind = "_".join(part for part in _PARALLEL_GROUP.sub("", description).split("_") if part)
     return _MEGATRON_ROLES.get(kind) or ("" if description == "undefined" else description) or UNKNOWN_ROLE
-
-
-_OPERATIONS: Final = {
-    "reducescatter": "reduce_scatter",
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "barrier": "barrier",
-    # Without a description, sends and receives that NCCL runs as one kernel are an all_to_all.
-    "sendrecv": "all_to_all",
-    "gather": "gather",
-    "scatter": "scatter",
-    "reduce": "reduce",
-    "send": "send",
-    "recv": "recv",
-}
-"""By a part of the name without underscores; the first match counts."""
-
-ANONYMOUS: Final = "(anonymous namespace)::"
-"""Removed first: its bracket does not begin the arguments of a kernel."""
-
-DTYPES: Final = {
-    "Float": ("float32", 4),
-    "Double": ("float64", 8),
-    "Half": ("float16", 2),
-    "BFloat16": ("bfloat16", 2),
-    "Long": ("int64", 8),
-    "Int": ("int32", 4),
-    "Short": ("int16", 2),
-    "Char": ("int8", 1),
-    "Byte": ("uint8", 1),
-    "Bool": ("bool", 1),
-    "Float8_e4m3fn": ("float8_e4m3fn", 1),
-    "Float8_e5m2": ("float8_e5m2", 1),
-}
-"""torch's names of scalar types in C++, as in Python, and their sizes."""
 
 
 def operation_of(name: str) -> str:

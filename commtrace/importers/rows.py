@@ -23,6 +23,10 @@ _ROWS_PER_SEGMENT: Final = 50_000
 _LEAST_STEPS_PER_SEGMENT: Final = 100
 
 
+_CLOCK_SLACK_NS: Final = 50_000
+"""Tolerance between the end of a gap and of its communication, whose ends are read one after the other."""
+
+
 class Imported(NamedTuple):
     """Counts of an import; marks are no spans."""
 
@@ -130,10 +134,6 @@ def new_run(output: Path) -> tuple[str, int]:
     if output.is_dir() and any(RANK_DIRECTORY_PATTERN.match(child.name) for child in output.iterdir()):
         raise ConfigurationError(f"{output} holds a run already. Give another directory with -o, or delete that one.")
     return output.resolve().name, time.time_ns()
-
-
-_CLOCK_SLACK_NS: Final = 50_000
-"""Tolerance between the end of a gap and of its communication, whose ends are read one after the other."""
 
 
 class Intervals(NamedTuple):

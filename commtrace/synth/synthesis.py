@@ -42,6 +42,16 @@ _LATE_NS: Final = 5_000_000.0
 
 _SCHEDULE_NAMES: Final = {"interleaved": "interleaved 1f1b"}
 
+_OWN_FIELDS: Final = ("coordinates", "parallel")
+_AS_IS: Final = (
+    "kind", "name", "lane", "step", "microbatch", "chunk", "stage", "seq", "dtype", "is_async", "id", "stalled_on",
+    "timing",
+)  # fmt: skip
+TRUTH_FILE: Final = "truth.json"
+
+_THREADS: Final = 2
+"""Compression releases the GIL; more threads would not help."""
+
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
@@ -162,13 +172,6 @@ class Synthetic:
         return np.asarray(np.where(late, end + by, end))
 
 
-_OWN_FIELDS: Final = ("coordinates", "parallel")
-_AS_IS: Final = (
-    "kind", "name", "lane", "step", "microbatch", "chunk", "stage", "seq", "dtype", "is_async", "id", "stalled_on",
-    "timing",
-)  # fmt: skip
-
-
 def synthesize(job: Job) -> Synthetic:
     """Simulate a job."""
     simulated = simulate(job)
@@ -265,12 +268,6 @@ def _mean(simulated: Simulated) -> int:
     """Return the time from the start of the first step to the end of the last one, per step."""
     whole = simulated.step_end[-1].max() - simulated.step_start[0].min()
     return round(float(whole) / len(simulated.step_end))
-
-
-TRUTH_FILE: Final = "truth.json"
-
-_THREADS: Final = 2
-"""Compression releases the GIL; more threads would not help."""
 
 
 def write(

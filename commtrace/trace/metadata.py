@@ -31,6 +31,20 @@ _LARGEST: Final = 2**62
 """Differences of such numbers still fit into 64 bits."""
 
 
+UNKNOWN_ROLE: Final = "unknown"
+"""Of a group of which nobody said what it is for."""
+
+SLOWDOWNS: Final = {
+    "power cap": 0x4,
+    "hardware slowdown": 0x8,
+    "sync boost": 0x10,
+    "thermal slowdown": 0x20,
+    "hardware thermal slowdown": 0x40,
+    "power brake": 0x80,
+}
+"""Why a device runs below its clock, by NVML's bits; idleness and what users have set are left out."""
+
+
 def measures_durations(environment: Mapping[str, str]) -> bool:
     """Return whether the job's environment makes torch measure the durations of NCCL operations.
 
@@ -102,10 +116,6 @@ class RankMetadata:
 _WORDS: Final = tuple(one.name for one in fields(RankMetadata) if one.type in ("str", "dict[str, str]"))
 
 
-UNKNOWN_ROLE: Final = "unknown"
-"""Of a group of which nobody said what it is for."""
-
-
 class Group(NamedTuple):
     """A process group as recorded by one rank.
 
@@ -140,17 +150,6 @@ def group_id(ranks: Sequence[int], ordinal: int) -> int:
     """
     text = ",".join(map(str, sorted(ranks))) + f";{ordinal}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-
-
-SLOWDOWNS: Final = {
-    "power cap": 0x4,
-    "hardware slowdown": 0x8,
-    "sync boost": 0x10,
-    "thermal slowdown": 0x20,
-    "hardware thermal slowdown": 0x40,
-    "power brake": 0x80,
-}
-"""Why a device runs below its clock, by NVML's bits; idleness and what users have set are left out."""
 
 
 class DeviceState(NamedTuple):

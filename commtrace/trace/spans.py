@@ -42,6 +42,8 @@ DTYPE_OF_COLUMN: Mapping[str, Any] = {
 }
 """Every column but ``detail``: that one is read into marks by the reader."""
 
+_ROWS_AT_A_TIME: Final = 500
+
 
 @dataclass(frozen=True, slots=True)
 class Spans:
@@ -150,9 +152,6 @@ def _coded(row: Mapping[str, Any], names: list[str]) -> dict[str, object]:
                 names.append(coded[column])
             coded[column] = names.index(coded[column])
     return coded
-
-
-_ROWS_AT_A_TIME: Final = 500
 
 
 class RowBatch(list[Row]):

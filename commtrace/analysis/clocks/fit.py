@@ -27,6 +27,20 @@ from commtrace.trace.spans import Bool, Int32, Int64
 MOST_ENDS: Final = 600_000
 """Most ends of collectives that are used."""
 
+Float64 = npt.NDArray[np.float64]
+
+_ROUNDS: Final = 60
+_HUBER_K: Final = 1.345
+_SMALLEST_SCALE_NS: Final = 100.0
+# A crystal drifts by less than this; it decides where too few observations cannot (one alone: no drift).
+_LIKELY_DRIFT: Final = 200e-6
+# A round that changes no clock by more is the last one; the rough fit only has to show which drifts can be seen.
+_ROUGH_NS: Final = 10.0
+_PRECISE_NS: Final = 0.1
+# A drift that the observations do not show is not applied: it would bend durations by what is only noise.
+_SIGMAS_OF_A_DRIFT: Final = 3.0
+_FEW_READINGS: Final = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Observations:
@@ -93,22 +107,6 @@ def _synchronising(run: Run, block: Block) -> Int64:
     rows = (spans.kind == schema.COLLECTIVE) & named(run, spans, SYNCHRONISING) & ~unfinished_rows_of(run, block)
     # An uneven all_to_all does not end together; nor is an operation without group or number an observation.
     return np.flatnonzero(rows & (spans.self_bytes < 0) & (spans.group >= 0) & (spans.seq >= 0))
-
-
-Float64 = npt.NDArray[np.float64]
-
-_ROUNDS = 60
-_HUBER_K = 1.345
-_SMALLEST_SCALE_NS = 100.0
-# A crystal drifts by less than this; it decides where too few observations cannot (one alone: no drift).
-_LIKELY_DRIFT = 200e-6
-_ROUGH_NS = 10.0
-_PRECISE_NS = 0.1
-"""That clocks may still change by in a round; roughly is enough to tell which drifts can be seen."""
-
-_SIGMAS_OF_A_DRIFT = 3.0
-_FEW_READINGS = 20
-"""A drift that the observations do not show is not applied: it would bend durations by what is only noise."""
 
 
 class Clock(Protocol):

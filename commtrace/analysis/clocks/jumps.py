@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from commtrace.analysis.clocks.fit import Begin, Observations
+from commtrace.analysis.clocks.fit import Begin, Float64, Observations
 from commtrace.analysis.statistics import ERROR_OF_MEDIAN, MAD_TO_SIGMA
 from commtrace.trace.spans import Int32, Int64
 
@@ -22,6 +21,27 @@ _FEWEST: Final = 3
 """Readings of a pair on either side of an instant, from which on it says whether its difference jumped there."""
 
 _SIGMAS: Final = 3.0
+
+WINDOW: Final = 15
+"""So many readings on either side decide: their medians ignore those that were seen late."""
+
+_WINDOWS: Final = 5
+"""Windows are smaller where there are too few readings for so many of them: in most of them there must be no jump."""
+_SMALLEST_WINDOW: Final = 4
+_SMALLEST_STEP_NS: Final = 20_000
+
+_SIGMAS_OF_A_JUMP: Final = 6.0
+"""Of medians of whole windows; more of smaller ones, since few readings do not tell well how much they scatter."""
+
+_SPREADS: Final = 8.0
+"""A step must stand out from how the medians of neighbouring windows differ elsewhere, not only from the readings."""
+
+_PERSISTENCE: Final = 0.8
+
+_NEIGHBOURHOOD: Final = 4 * WINDOW
+"""So much of what is so near to the step must be on its side of it: operations whose ends are seen late by turns are
+no steps."""
+_MOST_CHANGES: Final = 8
 
 
 class ClockStep(NamedTuple):
@@ -235,30 +255,6 @@ def _may_be_one(known: ClockStep, step: ClockStep, readings: _Series) -> bool:
     times = readings.of(step.clock)
     inside = int(((times > between[0]) & (times < between[1])).sum())
     return (one[0] < other[1] and other[0] < one[1]) or inside < WINDOW
-
-
-Float64 = npt.NDArray[np.float64]
-
-WINDOW: Final = 15
-"""So many readings on either side decide: their medians ignore those that were seen late."""
-
-_WINDOWS: Final = 5
-"""Windows are smaller where there are too few readings for so many of them: in most of them there must be no jump."""
-
-_SMALLEST_WINDOW: Final = 4
-_SMALLEST_STEP_NS: Final = 20_000
-_SIGMAS_OF_A_JUMP: Final = 6.0
-"""Of medians of whole windows; more of smaller ones, since few readings do not tell well how much they scatter."""
-
-_SPREADS: Final = 8.0
-"""A step must stand out from how the medians of neighbouring windows differ elsewhere, not only from the readings."""
-
-_PERSISTENCE: Final = 0.8
-_NEIGHBOURHOOD: Final = 4 * WINDOW
-"""So much of what is so near to the step must be on its side of it: operations whose ends are seen late by turns are
-no steps."""
-
-_MOST_CHANGES: Final = 8
 
 
 class Change(NamedTuple):

@@ -38,6 +38,10 @@ _USUAL_PERCENTILE: Final = 75
 """One bad node of three has four of their six links: the median of the others would be slow itself."""
 
 
+MOST_SPEEDS: Final = 1_000_000
+"""Of a run, up to which medians are exact: 8 MB."""
+
+
 class Traffic(NamedTuple):
     """What calls have in common that can be compared.
 
@@ -122,10 +126,6 @@ class Route(NamedTuple):
     traffic: Traffic
     source: str
     target: str
-
-
-MOST_SPEEDS: Final = 1_000_000
-"""Of a run, up to which medians are exact: 8 MB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,9 @@ from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 
+MOST_DURATIONS: Final = 1_000_000
+"""Of a table, up to which its quantiles are exact: 8 MB."""
+
 
 @dataclass(frozen=True, slots=True)
 class Communication:
@@ -167,10 +170,6 @@ class CommunicationKey(NamedTuple):
     group_size: int
     reach: int
     detail: int
-
-
-MOST_DURATIONS: Final = 1_000_000
-"""Of a table, up to which its quantiles are exact: 8 MB."""
 
 
 @dataclass(frozen=True, slots=True)

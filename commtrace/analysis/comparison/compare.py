@@ -30,6 +30,8 @@ from commtrace.trace.run import Run
 
 FloatArray = npt.NDArray[np.float64]
 
+_ABSENT: Final = "–"
+
 
 class Link(NamedTuple):
     """A kind of communication whose bandwidth can be compared between runs."""
@@ -130,9 +132,6 @@ def _bandwidth_per_step(run: Run, words: tuple[str, ...], calls: Calls) -> tuple
     carried = np.bincount(which.reshape(-1), on_the_bus, len(steps))
     known = (time > 0) & (carried > 0)
     return link, carried[known] / time[known]
-
-
-_ABSENT: Final = "–"
 
 
 class Difference(NamedTuple):

@@ -1,4 +1,4 @@
-"""Everything that ``commtrace doctor`` found: the parts of :class:`Diagnosis` and their names in its JSON."""
+"""The result of ``commtrace doctor``, typed; the names are those of its JSON (docs/json/doctor.schema.json)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from commtrace.trace.json_values import JsonObject, fields_to_json
 
 
 class ExaminedRun(NamedTuple):
-    """Which run it is, and what its files say as a whole.
+    """The run as a whole.
 
     Attributes:
-        id, attempt, path, world_size, backend, device, versions: of the run; attempts count from 0.
+        attempt: from 0.
         missing_ranks: ranks without files.
         hosts: names of the nodes.
-        states: by how its files end, how many ranks.
-        last_written_ns: epoch ns of the last thing that any rank wrote; None if nothing tells it.
-        differing_versions: of packages that should be the same everywhere and are not: by package and version, the
-            ranks.
+        states: by state of its files' end, how many ranks.
+        last_written_ns: epoch ns of the last thing that any rank wrote; None if unknown.
+        differing_versions: of packages that must be the same everywhere and are not, the ranks by package and version.
     """
 
     id: str
@@ -45,13 +44,7 @@ class ExaminedRun(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A communication that raised.
-
-    Attributes:
-        operation, group, seq, peer: which one.
-        exception: type of what it raised.
-        at_ns: when, ns of the rank's own clock.
-    """
+    """A communication that raised ``exception``, at ``at_ns`` of the rank's own clock."""
 
     operation: str
     group: GroupLabel
@@ -62,17 +55,14 @@ class Failure(NamedTuple):
 
 
 class ExaminedRank(NamedTuple):
-    """A rank, and how its files end.
+    """A rank and the end of its files.
 
     Attributes:
-        rank, host, pid: who it is.
         state, last_written_ns, behind_ns, process: see :class:`commtrace.analysis.hangs.rank_state.Ending`.
-        exception: type of the one that nobody caught; None if there was none.
-        exception_at: where in the program it was raised, as ``file:line function``.
-        stack: where its main thread was when none of Python's threads could run any more, innermost first; empty
-            otherwise.
-        stack_at: the innermost of it that is not a library's.
-        device_uuid: of its device; None if that has none.
+        exception: type of the uncaught one; None if there was none.
+        exception_at: where it was raised, as ``file:line function``.
+        stack: where its main thread was when no thread of Python could run any more, innermost first; else empty.
+        stack_at: the innermost frame of it that is not a library's.
         keep_out: command that keeps its node out of the next job.
         failures: communications that raised.
         dropped: spans that its recorder dropped, by kind.
@@ -108,7 +98,7 @@ class LeftOut(NamedTuple):
 
 
 class Drops(NamedTuple):
-    """What a rank dropped, by kind, and between when; a rank says so at most half a second later. Epoch ns."""
+    """Spans that a rank dropped, by kind, and between when, epoch ns; they are reported at most half a second later."""
 
     rank: int
     dropped: Mapping[str, int]
@@ -141,11 +131,10 @@ class Hang(NamedTuple):
 
     @property
     def is_hung(self) -> bool:
-        """Whether somebody has waited for longer than is usual."""
+        """Return whether somebody has waited for longer than is usual."""
         return any(stop.kind == HUNG for stop in self.stops)
 
     def to_json(self) -> JsonObject:
-        """Return the fields, and ``is_hung``."""
         parts = fields_to_json(self)
         sentences = parts.pop("sentences")
         return {**parts, "is_hung": self.is_hung, "sentences": sentences}
@@ -156,18 +145,12 @@ class Diagnosis:
     """What a run's files hold, what they miss, and where its job hangs or stopped.
 
     Attributes:
-        run: which one.
-        ranks: every rank that is known of.
-        groups: what was seen of every process group.
-        coverage: what was recorded, and what cannot have been seen.
         recording: what was left out on purpose.
         drops: what was lost.
-        alignment: how the hosts' clocks were brought together.
         mismatches: communications whose members did not call the same.
-        hang: where communication stopped.
         problems: what is wrong with the files.
-        first_failure: which rank failed first; None if nobody did, or nothing tells.
-        flight_recorder: what dumps of torch's flight recorder add; None without dumps.
+        first_failure: None if nobody failed, or nothing says who was first.
+        flight_recorder: None without dumps.
         findings: what somebody should look at, in sentences; empty if the run is healthy.
         notes: what is only good to know.
     """
@@ -189,7 +172,6 @@ class Diagnosis:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether nothing was found that somebody should look at."""
         return not self.findings
 
     def to_json(self) -> JsonObject:

@@ -1,4 +1,4 @@
-"""What ``commtrace doctor`` says: what a recording holds and misses, and where its job hangs.
+"""Examines a run for ``commtrace doctor``: what a recording holds and misses, and where its job hangs.
 
 >>> diagnosis = examine("commtrace-runs/my-run", now_ns=time.time_ns())       # doctest: +SKIP
 >>> diagnosis.findings                                                        # doctest: +SKIP
@@ -65,12 +65,11 @@ def examine(
     Args:
         source: a run directory or a loaded run.
         now_ns: epoch ns, against which a run that is still going on is judged.
-        ask: for the process that recorded a rank.
+        ask: returns the state of the process that recorded a rank.
+        all_ranks: show what every rank was doing; without, only those that a hang is about.
         flight_calls: from dumps of torch's flight recorder.
-        goes_on: whether the job does; None: to be found out.
-        silent: ranks of which only a last sign of life is known, or that they have ended, and not how far they had
-            come.
-        all_ranks: tell of every rank what it was doing; without, of those that a hang is about.
+        goes_on: whether the job does; None to find out.
+        silent: ranks of which only the last sign of life, or their end, is known, not how far they had come.
 
     Raises:
         RunNotFoundError: nothing was recorded there.

@@ -1,12 +1,10 @@
-"""Which rank of a job that ended badly failed first, as far as the files tell.
+"""Which rank of a job that ended badly failed first, as far as the files say.
 
 A rank whose own communication failed was cut off by another one, and a rank that raised what torch raises for a lost
 peer may have been: neither comes before a rank that broke off without a word, nor before one that ended in order and
 never came to that communication. Launchers kill what is left once one has failed, a tenth of a second later. What
 ranks noted of each other's ends decides alone only where it looks like that, and not like ranks that were all ended
 from outside, one right after the other.
-
->>> find_first_failure(run, arrivals, endings)                  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -46,16 +44,15 @@ _WAIT_FOR_OTHERS: Final = ("/torch/autograd/", "/torch/distributed/")
 
 @dataclass(frozen=True, slots=True)
 class FirstFailure:
-    """Who failed first.
+    """The rank that failed first.
 
     Attributes:
-        ranks: the rank; several where they failed together, or where it is one of them and nothing tells which.
+        ranks: several where they failed together, or where it is one of them and nothing says which.
         raised: it ended with an exception of its own; else its files break off, or there are none.
         cut_off: ranks whose communication failed because of it.
-        together: the ranks, if several, were gone at the same time.
+        together: several ranks were gone at the same time.
         ended: they ended in order, and never came to the communication in which the others failed.
-        ahead_ns: nothing says that they failed: they only ended so long before the next one, 0 if that was right after.
-            None otherwise.
+        ahead_ns: no failure is known, but they ended so long before the next one, 0 for right before it; else None.
     """
 
     ranks: tuple[int, ...]
@@ -69,7 +66,7 @@ class FirstFailure:
 def find_first_failure(
     run: Run, arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending], stops: Sequence[Stop]
 ) -> FirstFailure | None:
-    """Return who failed first; None if nobody did, all did alike, or nothing tells."""
+    """Return who failed first; None if nobody did, all did alike, or nothing says."""
     if run.world_size < 2:
         return None
     goes_on = any(ending.state == RUNNING for ending in endings.values())
@@ -128,17 +125,13 @@ def _was_cut_off(trace: RankTrace) -> bool:
 
 
 def _may_be_cut_off(trace: RankTrace) -> bool:
-    """Whether its exception may have come out of a communication that nobody saw fail, as one in C++."""
+    """Return whether its exception may be of a communication in C++, which no hook sees fail."""
     innermost = next(iter(trace.exception_frames), "")
     return trace.exception == _OF_LOST_PEERS and (not innermost or any(part in innermost for part in _WAIT_FOR_OTHERS))
 
 
 def _gone_at_first(run: Run, broken: Collection[int], lost: Collection[int]) -> tuple[tuple[int, ...], bool]:
-    """Those of the broken whom the others saw end first, and whether all who saw it agree.
-
-    The launcher kills the others soon: what the first to look has seen is the least. Where it was a rank that had been
-    cut off, what cut it off was on another host, or not seen.
-    """
+    """Return the broken ranks that others saw end first, and whether all who saw it agree."""
     seen = []
     for one in run.ranks.values():
         look = next((look.ended for look in one.gone_peers if not {*broken, *lost}.isdisjoint(look.ended)), ())
@@ -149,10 +142,7 @@ def _gone_at_first(run: Run, broken: Collection[int], lost: Collection[int]) -> 
 
 
 def _ahead(run: Run, first: Collection[int]) -> tuple[int, bool]:
-    """How long before the next end the first one was seen, and whether the launcher may have made that next one.
-
-    Where no other end was seen, it is how long somebody was still there.
-    """
+    """Return how long before the next end the first was seen, and whether a launcher may have made that next one."""
     ahead, is_alone = [], []
     for looks in _looks_by_node(run):
         seen = sorted((look.at_ns, rank) for look in looks for rank in look.ended)
@@ -171,7 +161,7 @@ def _ahead(run: Run, first: Collection[int]) -> tuple[int, bool]:
 
 
 def _looks_by_node(run: Run) -> list[list[PeerLook]]:
-    """What the ranks of each host saw: by one clock."""
+    """Return what the ranks of each host saw; they share a clock."""
     looks: dict[str, list[PeerLook]] = {}
     for trace in run.ranks.values():
         looks.setdefault(trace.metadata.node, []).extend(trace.gone_peers)
@@ -179,7 +169,6 @@ def _looks_by_node(run: Run) -> list[list[PeerLook]]:
 
 
 def _hung_before(ranks: Collection[int], stops: Sequence[Stop], endings: Mapping[int, Ending]) -> bool:
-    """Whether these ranks still wrote when others had waited long in what is a hang."""
     last = [ending.last_ns for rank in ranks if (ending := endings[rank]).last_ns is not None]
     for stop in stops:
         words = [ending.last_ns for rank in stop.arrived if (ending := endings[rank]).last_ns is not None]
@@ -193,7 +182,7 @@ def _hung_before(ranks: Collection[int], stops: Sequence[Stop], endings: Mapping
 def _left_early(
     run: Run, arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending], cut_off: Collection[int]
 ) -> tuple[int, ...]:
-    """Ranks that ended in order and had not come to a communication in which another one failed."""
+    """Return ranks that ended in order and had not come to a communication in which another one failed."""
     groups = known_groups(run)
     left = set[int]()
     for failure in (run.ranks[rank].failures[-1] for rank in cut_off if run.ranks[rank].failures):
@@ -208,13 +197,12 @@ def _left_early(
 
 
 def _unheard(run: Run) -> set[int]:
-    """Ranks without files: killed before their first word. Where most are missing, their files are elsewhere."""
+    """Return ranks without files: killed before they wrote any. Where most are missing, their files are elsewhere."""
     unheard = set(range(run.world_size)) - set(run.ranks)
     return unheard if len(unheard) <= len(run.ranks) else set()
 
 
 def _are_whole_hosts(run: Run, ranks: Collection[int]) -> bool:
-    """Whether these are all ranks of their hosts."""
     nodes = {run.ranks[rank].metadata.node for rank in ranks}
     return all(rank in ranks for rank, trace in run.ranks.items() if trace.metadata.node in nodes)
 

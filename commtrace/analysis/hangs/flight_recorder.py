@@ -1,7 +1,7 @@
-"""What dumps of torch's flight recorder add to the files of a run: who had enqueued what, in which state, from where.
+"""What dumps of torch's flight recorder add to the files of a run: calls that were enqueued, their states and frames.
 
 torch numbers the collectives of a group by itself. Groups are told apart by their members and, among those of the same
-members, by the order in which they were made; by how much the two numbers differ is found by comparing operations.
+members, by the order in which they were made; the difference of the two numbers is found by comparing operations.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ _MOST_FRAMES: Final = 16
 
 
 class FlightCall(NamedTuple):
-    """A collective that a rank had enqueued, as the flight recorder has it.
+    """A collective that a rank had enqueued.
 
     Attributes:
-        rank: who enqueued it.
-        members: of its group.
         order: sorts groups of the same members by when they were made.
         operation, seq: as torch counts it.
         state: ``scheduled``, ``started`` or ``completed``.
@@ -47,7 +45,7 @@ class FlightCall(NamedTuple):
 
 
 class FlightGroup(NamedTuple):
-    """How a group of the dumps fits one of the run.
+    """The match of a group in the dumps with one of the run.
 
     Attributes:
         offset: torch's number minus ours.
@@ -64,7 +62,7 @@ class FlightGroup(NamedTuple):
 def fit_flight_calls(
     run: Run, arrivals: Mapping[int, RankArrivals], calls: Iterable[FlightCall]
 ) -> dict[int, FlightGroup]:
-    """The groups of the dumps that the run knows, by the run's number of the group."""
+    """Return the groups of the dumps that the run knows, by the run's number of the group."""
     by_group: dict[int, list[FlightCall]] = defaultdict(list)
     listed = list(calls)
     number_of = _numbers(run, listed)
@@ -76,7 +74,7 @@ def fit_flight_calls(
 
 
 def _numbers(run: Run, calls: Sequence[FlightCall]) -> dict[tuple[tuple[int, ...], int], int]:
-    """By members and order in the dumps: the group's number in the run."""
+    """Return the group's number in the run, by members and order in the dumps."""
     ours: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, group in sorted(known_groups(run).items(), key=lambda item: item[1].ordinal):
         ours[group.ranks].append(number)
@@ -117,7 +115,7 @@ def _fitted(run: Run, arrivals: Mapping[int, RankArrivals], number: int, calls: 
 
 
 def _operations(run: Run, arrivals: Mapping[int, RankArrivals], number: int) -> dict[tuple[int, int], str]:
-    """By rank and number: what the run says was called in a group."""
+    """Return what was called in a group according to the run, by rank and number."""
     found: dict[tuple[int, int], str] = {}
     for rank, trace in run.ranks.items():
         spans = trace.spans
@@ -136,7 +134,7 @@ def _operations(run: Run, arrivals: Mapping[int, RankArrivals], number: int) -> 
 def with_flight_calls(
     arrivals: Mapping[int, RankArrivals], groups: Mapping[int, FlightGroup]
 ) -> dict[int, RankArrivals]:
-    """The arrivals with what the dumps add: collectives that were enqueued and of which the files do not tell."""
+    """Return the arrivals with collectives that were enqueued according to the dumps and are not in the files."""
     refined = dict(arrivals)
     for number, group in groups.items():
         furthest: dict[int, int] = {}
@@ -152,8 +150,6 @@ def with_flight_calls(
 
 
 class FlightFit(NamedTuple):
-    """How a group of the dumps fits one of the run; see :class:`FlightGroup`."""
-
     group: GroupLabel
     offset: int
     agreed: int
@@ -161,10 +157,9 @@ class FlightFit(NamedTuple):
 
 
 class FlightState(NamedTuple):
-    """What a dump says of one rank at a stop.
+    """The state of one rank at a stop, from its dump.
 
     Attributes:
-        rank: whose.
         arrived: it had enqueued the collective at which others stopped.
         seq: of that one, or else of the last one before it.
         collective_seq_id, operation, state, frames: as torch has it.
@@ -183,9 +178,9 @@ class FlightEvidence(NamedTuple):
     """What dumps of torch's flight recorder add.
 
     Attributes:
-        ranks: whose dumps there are.
+        ranks: those with a dump.
         groups: how their groups fit those of the run.
-        stops: by position among the stops, what the dumps say of each rank.
+        stops: by position among the stops, the state of each rank.
     """
 
     ranks: tuple[int, ...]
@@ -196,7 +191,7 @@ class FlightEvidence(NamedTuple):
 def flight_evidence(
     run: Run, groups: Mapping[int, FlightGroup], stops: Sequence[Stop], ranks: Iterable[int]
 ) -> FlightEvidence:
-    """Return what the dumps of ``ranks`` say of every stop."""
+    """Return the states of all ranks at every stop."""
     known = known_groups(run)
     return FlightEvidence(
         ranks=tuple(sorted(set(ranks))),
@@ -218,7 +213,7 @@ def flight_evidence(
 
 
 def _of_stop(group: FlightGroup, stop: Stop) -> Iterable[tuple[int, int, FlightCall]]:
-    """Of each rank, the call at the number of the stop, or the last one before it."""
+    """Yield, of each rank, the call at the number of the stop, or the last one before it."""
     last: dict[int, int] = {}
     for rank, seq in group.calls:
         if seq <= stop.seq:

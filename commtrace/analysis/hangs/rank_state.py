@@ -1,4 +1,4 @@
-"""How each rank's files end: in order, still being written, or broken off, and how long before the others'.
+"""The state of each rank at the end of its files: ended, running or broken off, and what it was doing last.
 
 Times of different hosts are compared by their wall clocks, which is good enough for seconds.
 """
@@ -32,18 +32,38 @@ _OLDER_RECORDER_NS: Final = 11_000_000_000
 
 _SLACK_NS: Final = 2_000_000_000
 
+_LIBRARIES: Final = ("site-packages/", "dist-packages/", "/lib/python")
+
+_NO_FILE: Final = "<"
+"""What begins with it comes from no file: ``<frozen runpy>``, ``<string>``. A module's own code is ``<module>``."""
+_WORK: Final = (
+    schema.FORWARD,
+    schema.BACKWARD,
+    schema.RECOMPUTE,
+    schema.OPTIMIZER,
+    schema.DATA,
+    schema.CHECKPOINT,
+    schema.EVALUATION,
+    schema.MODULE,
+    schema.USER,
+    schema.PHASE,
+    schema.COLLECTIVE,
+    schema.P2P,
+)
+_MOST_IN_FLIGHT: Final = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How one rank's files end.
+    """The end of one rank's files.
 
     Attributes:
         state: ``ended`` (in order), ``running``, ``stopped`` (broken off, no earlier than others) or ``silent`` (broken
             off while others still wrote, silent though its process lives, or suspended).
-        last_ns: epoch ns of the last thing written; None if nothing tells it.
+        last_ns: epoch ns of the last thing written; None if unknown.
         behind_ns: how long before the last word of any rank that was; before now for a run that goes on.
-        process: what its process is in, see :mod:`commtrace.trace.processes`; None if that cannot be told.
-        exception: type of the one that nobody caught, if it ended for one; else empty.
+        process: state of its process (:mod:`commtrace.trace.processes`); None if unknown.
+        exception: type of the uncaught exception that ended it; else empty.
     """
 
     state: str
@@ -56,13 +76,13 @@ class Ending:
 def find_endings(
     run: Run, now_ns: int, ask: AskProcess = unknown_process, goes_on: bool | None = None
 ) -> Mapping[int, Ending]:
-    """By rank.
+    """Return the end of each rank.
 
     Args:
         run: whatever was loaded.
         now_ns: epoch ns.
-        ask: for the process of a rank.
-        goes_on: whether the job does; None: to be found out.
+        ask: returns the state of a rank's process.
+        goes_on: whether the job does; None to find out.
     """
     last = {rank: last_word_ns(trace) for rank, trace in run.ranks.items()}
     processes = {rank: None if trace.closed else ask(trace.metadata) for rank, trace in run.ranks.items()}
@@ -101,7 +121,7 @@ def _state(trace: RankTrace, behind: int | None, process: str | None, goes_on: b
 
 
 def _allowed_ns(trace: RankTrace) -> int:
-    """How long this rank may have written nothing and still be well."""
+    """Return how long this rank may have written nothing and still be well."""
     if not trace.activity or trace.activity_ns is None or trace.last_written_ns is None:
         return _OLDER_RECORDER_NS
     if trace.last_written_ns > trace.activity_ns:
@@ -110,33 +130,12 @@ def _allowed_ns(trace: RankTrace) -> int:
 
 
 def last_word_ns(trace: RankTrace) -> int | None:
-    """Epoch ns of the latest instant of which the rank's files tell."""
+    """Return the latest instant in the rank's files, epoch ns; None if they hold none."""
     return None if trace.last_written_ns is None else wall_clock_ns(trace, trace.last_written_ns)
 
 
-_LIBRARIES: Final = ("site-packages/", "dist-packages/", "/lib/python")
-_NO_FILE: Final = "<"
-"""What begins with it comes from no file: ``<frozen runpy>``, ``<string>``. A module's own code is ``<module>``."""
-
-_WORK: Final = (
-    schema.FORWARD,
-    schema.BACKWARD,
-    schema.RECOMPUTE,
-    schema.OPTIMIZER,
-    schema.DATA,
-    schema.CHECKPOINT,
-    schema.EVALUATION,
-    schema.MODULE,
-    schema.USER,
-    schema.PHASE,
-    schema.COLLECTIVE,
-    schema.P2P,
-)
-_MOST_IN_FLIGHT: Final = 8
-
-
 class OpenPhase(NamedTuple):
-    """A phase that had begun and not ended; for how long, ns."""
+    """A phase that had begun and not ended, ``for_ns`` ago."""
 
     kind: str
     name: str
@@ -144,13 +143,7 @@ class OpenPhase(NamedTuple):
 
 
 class LastSpan(NamedTuple):
-    """The last piece of work or communication that ended.
-
-    Attributes:
-        kind, name, step, microbatch: of it.
-        role, seq: of a communication.
-        ago_ns: before the last word of its rank.
-    """
+    """The last piece of work or communication that ended, ``ago_ns`` before the last word of its rank."""
 
     kind: str
     name: str
@@ -165,9 +158,8 @@ class OpenCall(NamedTuple):
     """A communication that had been launched and had not ended.
 
     Attributes:
-        operation, group, seq, peer, bytes, dtype: of it.
-        for_ns: how long it had been under way.
-        blocking: training stands still for it; None if that is not known.
+        for_ns: how long it had been in flight.
+        blocking: training stalls on it; None if unknown.
         state: on a device, ``scheduled`` or ``started``.
     """
 
@@ -183,16 +175,16 @@ class OpenCall(NamedTuple):
 
 
 class LastActivity(NamedTuple):
-    """What a rank was doing when it wrote its last word; None for what it does not say.
+    """What a rank was doing when it wrote its last word; None for what is unknown.
 
     Attributes:
         step, microbatch, chunk, stage: where in the schedule.
-        stood_still_ns: for how long nothing had moved.
+        stood_still_ns: how long it had made no progress.
         open: phases, the innermost first.
         at: the innermost frame that is not a library's.
         frames: where in the program, innermost first.
         last: the last thing that it recorded.
-        in_flight: communications under way, the one that blocks training first.
+        in_flight: communications, the one that blocks training first.
     """
 
     step: int | None
@@ -243,7 +235,7 @@ def last_activity(run: Run, trace: RankTrace, arrivals: RankArrivals, groups: Ma
 
 
 def own_frame(frames: Sequence[str]) -> str | None:
-    """The innermost frame that is not a library's, as ``file:line function``."""
+    """Return the innermost frame that is not a library's, as ``file:line function``."""
     return next(
         (frame for frame in frames if not frame.startswith(_NO_FILE) and not any(part in frame for part in _LIBRARIES)),
         None,
@@ -260,7 +252,6 @@ def _last_step(trace: RankTrace) -> int | None:
 
 
 def _last_span(run: Run, trace: RankTrace, groups: Mapping[int, Group]) -> LastSpan | None:
-    """Return the last piece of work or communication that ended."""
     spans = trace.spans
     rows = np.flatnonzero(np.isin(spans.kind, _WORK))
     if not len(rows):

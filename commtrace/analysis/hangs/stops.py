@@ -1,6 +1,9 @@
-"""Where communication stopped: per group the number at which it did, who had arrived and who had not.
+"""Where communication stopped: who had arrived, who is missing, and whom the missing ranks wait for themselves.
 
 >>> stops = find_stops(run, find_arrivals(run), find_endings(run, now_ns))            # doctest: +SKIP
+
+Stops form a graph: one leads to another where a rank that is missing in the first is stuck in the second. A rank that
+is missing somewhere and stuck nowhere is a root.
 """
 
 from __future__ import annotations
@@ -39,14 +42,14 @@ _FIRST_NS: Final = 60_000_000_000
 
 
 class MissingRank(NamedTuple):
-    """A rank that had not arrived, and the last number that it had launched; None for none."""
+    """A rank that had not arrived, and the last number that it had launched, if any."""
 
     rank: int
     last_seq: int | None
 
 
 class Between(NamedTuple):
-    """Who sends a message to whom; the sender is −1 for anybody."""
+    """The two sides of a message; the sender is −1 for anybody."""
 
     sender: int
     receiver: int
@@ -55,21 +58,20 @@ class Between(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A communication that did not come to its end.
+    """A communication that did not end.
 
     Attributes:
         kind: ``hung``; ``waiting``, which may be usual; or ``unequal``: all ranks ended, but not after equally many.
-        group: of the communication.
-        group_id: its number.
-        seq: the number at which it stopped; of a message, its number among those of its direction and tag.
+        group_id: number of the group.
+        seq: the number at which it stopped; of a message, among those of its direction and tag.
         operations: what those who arrived had called, by operation the ranks.
         arrived: ranks that had launched it.
         missing: ranks that had not.
-        unknown: members that have no files.
-        waited_ns: how long the first of those who arrived had waited when it last wrote; None if it cannot be told.
-        longest_before_ns: the longest collective, or of a message the longest message, that those who arrived had
+        unknown: members without files.
+        waited_ns: how long the first of those who arrived had waited when it last wrote; None if unknown.
+        longest_before_ns: the longest collective (of a message, the longest message) that those who arrived had
             completed in this group before; None if there was none.
-        message: of a point-to-point operation: who sends to whom, and the tag.
+        message: of a point-to-point operation.
     """
 
     kind: str
@@ -85,7 +87,6 @@ class Stop:
     message: Between | None = None
 
     def to_json(self) -> JsonObject:
-        """Return the fields, the number of the group within it; ``message`` only of a message."""
         parts = fields_to_json(self)
         del parts["group_id"]
         if self.message is None:
@@ -94,7 +95,7 @@ class Stop:
 
 
 def find_stops(run: Run, arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending]) -> list[Stop]:
-    """Every communication that had begun on some rank and had not ended, the one that waited longest first."""
+    """Return every communication that had begun on some rank and had not ended, the one that waited longest first."""
     groups = known_groups(run)
     stops = [
         stop
@@ -154,12 +155,11 @@ def _collective(
 
 
 def _missing(absent: Mapping[int, int]) -> tuple[MissingRank, ...]:
-    """Return those who are absent, of whom the last number that they launched is known, −1 for none."""
     return tuple(MissingRank(rank, last if last >= 0 else None) for rank, last in absent.items())
 
 
 def _waits(number: int, members: Sequence[int], arrivals: Mapping[int, RankArrivals]) -> dict[int, InFlight]:
-    """By rank: the oldest collective of the group that it has in flight."""
+    """Return the oldest collective of the group that each rank has in flight."""
     waits = {}
     for rank in members:
         own = [one for one in arrivals[rank].in_flight if one.group == number and not one.is_p2p]
@@ -169,7 +169,7 @@ def _waits(number: int, members: Sequence[int], arrivals: Mapping[int, RankArriv
 
 
 def _went_on(number: int, seq: int, arrivals: Mapping[int, RankArrivals]) -> bool:
-    """Whether later ones of the group have ended: then this one has as well, and nobody has asked for its end."""
+    """Return whether later ones of the group have ended: then this one has too, and nobody has asked for its end."""
     return any(own.ended.get(number, 0) > seq + 1 for own in arrivals.values())
 
 
@@ -181,7 +181,7 @@ def _kind(
     longest: int,
     endings: Mapping[int, Ending],
 ) -> str | None:
-    """What to call it; None where nothing is wrong."""
+    """Return the kind of a stop; None where nothing is wrong."""
     states = {rank: endings[rank].state for rank in (*there, *absent)}
     if all(state == ENDED for state in states.values()):
         return UNEQUAL if absent and _counts_are_sure(run, states) else None
@@ -199,7 +199,7 @@ def _kind(
 
 
 def _counts_are_sure(run: Run, ranks: Mapping[int, str]) -> bool:
-    """Whether every row was to be written and none was lost."""
+    """Return whether every row was to be written and none was lost."""
     return not any(run.ranks[rank].dropped or run.ranks[rank].recording or run.ranks[rank].discarded for rank in ranks)
 
 
@@ -209,7 +209,7 @@ def _messages(
     arrivals: Mapping[int, RankArrivals],
     endings: Mapping[int, Ending],
 ) -> list[Stop]:
-    """Messages of which one side has waited: by sender, receiver, group and tag."""
+    """Return messages of which one side has waited."""
     sides: dict[tuple[int, int, int, int, int], dict[int, InFlight]] = defaultdict(dict)
     for rank, own in arrivals.items():
         for one in own.in_flight:
@@ -251,7 +251,7 @@ def _messages(
 
 
 def _last(rank: int, waits: Mapping[int, InFlight], arrivals: Mapping[int, RankArrivals], sender: int) -> int | None:
-    """Number of the last message that the other side had launched; None for a side that waits, or is anybody."""
+    """Return the number of the last message that the other side had launched; None if it waits, or is anybody."""
     if rank in waits or rank < 0 or rank not in arrivals:
         return None
     one = next(iter(waits.values()))
@@ -262,12 +262,11 @@ def _last(rank: int, waits: Mapping[int, InFlight], arrivals: Mapping[int, RankA
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One sentence of a chain: these ranks are missing in one communication because they are stuck in another.
+    """Ranks that are missing in one communication because they are stuck in another.
 
     Attributes:
-        ranks: the ranks.
         stuck_in_stop: position, among the stops, of what they are stuck in; None where the chain ends with them.
-        sure: training is known to stand still for it.
+        sure: training is known to stall on it.
     """
 
     ranks: tuple[int, ...]
@@ -288,7 +287,7 @@ class Chains:
 
     Attributes:
         links: by position of a stop, what keeps its missing ranks away.
-        roots: ranks that others wait for and that wait for nobody, those that hold up most first.
+        roots: those that hold up most first.
         cycles: stops that wait for each other in a circle, in that order: a deadlock.
     """
 
@@ -314,7 +313,7 @@ def find_chains(stops: Sequence[Stop], arrivals: Mapping[int, RankArrivals], end
 def _stuck_in(
     stops: Sequence[Stop], arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending]
 ) -> dict[int, tuple[int, bool]]:
-    """By rank: position of the stop that it is stuck in, and whether that is sure."""
+    """Return, by rank, the position of the stop that it is stuck in, and whether that is sure."""
     by_wait = {}
     for position, stop in enumerate(stops):
         for rank in stop.arrived:
@@ -339,7 +338,7 @@ def _links(stop: Stop, stuck: Mapping[int, tuple[int, bool]]) -> tuple[Link, ...
 
 
 def _cycles(links: Mapping[int, Sequence[Link]]) -> tuple[tuple[int, ...], ...]:
-    """Circles of links that are sure: whoever only perhaps waits may be busy with something else."""
+    """Return circles of links that are sure: a rank that only perhaps waits may be busy with something else."""
     state: dict[int, int] = {}
     found = []
     for begin in links:
@@ -370,7 +369,7 @@ def _next(links: Sequence[Link]) -> list[int]:
 
 
 def _roots(begin: int, links: Mapping[int, Sequence[Link]], in_cycle: set[int]) -> set[int]:
-    """Ranks at the ends of all chains from a stop on. A circle through a wait that is not sure ends there."""
+    """Return the ranks at the ends of all chains from a stop on."""
     roots: set[int] = set()
     seen = {begin}
     waiting = [begin]

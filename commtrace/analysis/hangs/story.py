@@ -1,4 +1,4 @@
-"""The story of a hang in sentences: from those who wait, through those who are missing, to the root."""
+"""The sentences of ``commtrace doctor``: the story of a hang from those who wait to the root, and other findings."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ _MOST_STOPS: Final = 8
 MOST_ROOTS: Final = 8
 _MOST_PLACES: Final = 4
 
+_MOST_SILENT: Final = 4
+
 
 def group_words(group: GroupLabel) -> str:
-    """``tp group of ranks 0–3``; ``group of ranks 0–3`` where nobody said what it is for."""
+    """Return ``tp group of ranks 0–3``; ``group of ranks 0–3`` where its role is unknown."""
     ranks = ranks_in_words(group.ranks) if group.ranks else f"id {group.id}"
     return f"group of {ranks}" if group.role == UNKNOWN_ROLE else f"{group.role} group of {ranks}"
 
 
 class Heard(NamedTuple):
-    """How to speak of ranks of which little is known.
+    """Wording for ranks of which little is known.
 
     Attributes:
-        nothing: of those of which nothing is, after their names.
-        last: of silent ones, before what they said last.
+        nothing: after the names of those of which nothing is known.
+        last: before the last word of silent ones.
     """
 
     nothing: str
@@ -43,10 +45,10 @@ FROM_REPORTS: Final = Heard("which sent no report of a hang", "At the end of the
 
 
 def hang_sentences(diagnosis: Diagnosis, heard: Heard = _FROM_FILES) -> list[str]:
-    """Of every stop who arrived, who did not and why; then who is at the root of it.
+    """Return for every stop who arrived, who did not and why, and then the roots.
 
     Args:
-        diagnosis: what was found, without its sentences.
+        diagnosis: without its sentences.
         heard: where it comes from.
     """
     hang = diagnosis.hang
@@ -110,7 +112,7 @@ def _stop_sentences(diagnosis: Diagnosis, stop: Stop, links: Sequence[Link], hea
 
 
 def _places(diagnosis: Diagnosis, ranks: Iterable[int]) -> str:
-    """Where in the program ranks are that wait, those at the same place together."""
+    """Return where in the program waiting ranks are, those at the same place together."""
     at: dict[str, list[int]] = {}
     for rank in ranks:
         doing = diagnosis.hang.doing.get(rank)
@@ -121,7 +123,7 @@ def _places(diagnosis: Diagnosis, ranks: Iterable[int]) -> str:
 
 
 def _flight_sentences(diagnosis: Diagnosis, stop: Stop, position: int) -> Iterable[str]:
-    """What the flight recorder says: ranks in the same state at the same place together."""
+    """Yield what the flight recorder says, ranks in the same state at the same place together."""
     flight = diagnosis.flight_recorder
     alike: dict[tuple[bool, int, str, str, str], list[int]] = {}
     for one in flight.stops.get(position, ()) if flight else ():
@@ -163,7 +165,6 @@ def _link_sentence(diagnosis: Diagnosis, stop: Stop, link: Link, heard: Heard) -
 
 
 def _last_seen(diagnosis: Diagnosis, rank: int, heard: Heard) -> str:
-    """What a rank that others wait for was doing."""
     own = diagnosis.rank(rank)
     if own is None:
         return f"Nothing is known of rank {rank}, {heard.nothing}."
@@ -210,7 +211,7 @@ def silence_words(rank: ExaminedRank) -> str:
 
 
 def activity_words(doing: LastActivity | None) -> str:
-    """``in forward, microbatch 3 of step 17, for 41 s, at train.py:12 main``."""
+    """Return ``in forward, microbatch 3 of step 17, for 41 s, at train.py:12 main``."""
     if doing is None:
         return "it says nothing of what it did"
     words = []
@@ -238,11 +239,8 @@ def activity_words(doing: LastActivity | None) -> str:
     return "; ".join(words) or "it recorded nothing"
 
 
-_MOST_SILENT: Final = 4
-
-
 def find_findings(diagnosis: Diagnosis) -> tuple[list[str], list[str]]:
-    """What somebody should look at, and what is only good to know."""
+    """Return what somebody should look at, and what is only good to know."""
     findings = [
         *_first_failure(diagnosis),
         *hang_findings(diagnosis),
@@ -282,7 +280,7 @@ def hang_findings(diagnosis: Diagnosis) -> Iterable[str]:
 
 
 def silence_findings(diagnosis: Diagnosis, besides: Sequence[int] = ()) -> Iterable[str]:
-    """Ranks that say nothing any more though others do, or though their process is there; not those told elsewhere."""
+    """Yield the ranks that are silent though others write, or though their process lives, but for those ``besides``."""
     silent = [one for one in diagnosis.ranks if one.state == SILENT and one.rank not in besides]
     silent.sort(key=lambda one: -(one.behind_ns or 0))  # who fell silent first
     for one in silent[:_MOST_SILENT]:
@@ -346,7 +344,7 @@ def _ended_first(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
 
 
 def _unheard(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
-    """Of ranks without files it is only known that communication of the others failed."""
+    """Return that communication of the others failed, which is all that is known of ranks without files."""
     unheard = set(first.ranks) - {one.rank for one in own}
     one_of = "one of " if len(first.ranks) > 1 else ""
     failed = ranks_in_words(first.cut_off or [one.rank for one in own if one.exception])
@@ -387,7 +385,7 @@ def _cut_off(first: FirstFailure, gone: str) -> str:
 
 
 def _keep_out(rank: ExaminedRank) -> str:
-    """What to do with a node whose rank died without a word: no exception of the program's says why."""
+    """Return what to do with a node whose rank died without an exception."""
     return f" Until it is known why, keep its node out of the next job: {rank.keep_out}."
 
 
@@ -443,7 +441,7 @@ def _mismatches(diagnosis: Diagnosis) -> Iterable[str]:
 
 
 def mismatch_words(one: Mismatch) -> str:
-    """``seq 7 of the dp group of ranks 0–3: all_reduce 40 B float32 by ranks 0–2; broadcast …``."""
+    """Return ``seq 7 of the dp group of ranks 0–3: all_reduce 40 B float32 by ranks 0–2; broadcast …``."""
     calls = "; ".join(
         " ".join(
             filter(

@@ -28,6 +28,8 @@ _USUAL_BYPASS: Final = {
 }
 """By parallel dimension, paths of communication that bypass torch.distributed in Python."""
 
+_MOST_RANGES: Final = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
@@ -127,9 +129,6 @@ def _roles_that_communicated(run: Run, roles: Roles) -> set[str]:
     for rank, trace in run.ranks.items():
         heard[roles.ranks[rank].role[communication_rows(trace.spans)]] = True
     return {word for word, is_heard in zip(roles.words, heard, strict=True) if is_heard}
-
-
-_MOST_RANGES: Final = 16
 
 
 class Seen(NamedTuple):

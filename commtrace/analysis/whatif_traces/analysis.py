@@ -44,6 +44,29 @@ _MERGED: Final = {
 COMPUTE: Final = ("forward-compute", "backward-compute", "optimizer", "gc")
 """Operations that are idealised by the mean; all others are communication."""
 
+_FORWARD: Final = "forward-compute"
+_BACKWARD: Final = "backward-compute"
+_GATHER: Final = "params-all-gather"
+_SCATTER: Final = "grads-reduce-scatter"
+_SEPARATE: Final = "separate-grads-all-reduce"
+_LAYER_NORM: Final = "layernorm-grads-all-reduce"
+_EMBEDDING: Final = "embedding-grads-all-reduce"
+_CLIP: Final = "optimizer-clip-main-grad"
+_OPTIMIZER: Final = "optimizer"
+_COLLECTION: Final = "gc"
+
+_PEER_OF: Final = {
+    "forward-send": ("forward-recv", 1),
+    "forward-recv": ("forward-send", -1),
+    "backward-send": ("backward-recv", -1),
+    "backward-recv": ("backward-send", 1),
+}
+"""The type of the other side, and on which stage it is."""
+_CLOCK_SLACK_NS: Final = 50_000
+
+_EARLY_NS: Final = 10_000_000
+"""A transfer that would be more negative than this was a send that did not wait: it took no time."""
+
 
 def analyse_whatif_trace(trace: WhatIfTrace) -> WhatIf:
     """Return the what-if analysis of such a trace, by the rules of its authors."""
@@ -85,30 +108,6 @@ def _measured_steps(trace: WhatIfTrace) -> Int64:
     ends = np.zeros(len(trace.steps), np.int64)
     np.maximum.at(ends, trace.step, trace.end_ns)
     return ends
-
-
-_FORWARD: Final = "forward-compute"
-_BACKWARD: Final = "backward-compute"
-_GATHER: Final = "params-all-gather"
-_SCATTER: Final = "grads-reduce-scatter"
-_SEPARATE: Final = "separate-grads-all-reduce"
-_LAYER_NORM: Final = "layernorm-grads-all-reduce"
-_EMBEDDING: Final = "embedding-grads-all-reduce"
-_CLIP: Final = "optimizer-clip-main-grad"
-_OPTIMIZER: Final = "optimizer"
-_COLLECTION: Final = "gc"
-
-_PEER_OF: Final = {
-    "forward-send": ("forward-recv", 1),
-    "forward-recv": ("forward-send", -1),
-    "backward-send": ("backward-recv", -1),
-    "backward-recv": ("backward-send", 1),
-}
-"""The type of the other side, and on which stage it is."""
-
-_CLOCK_SLACK_NS: Final = 50_000
-_EARLY_NS: Final = 10_000_000
-"""A transfer that would be more negative than this was a send that did not wait: it took no time."""
 
 
 class _Operation(NamedTuple):

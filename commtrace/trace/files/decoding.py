@@ -21,6 +21,20 @@ from commtrace.trace.selection.aggregates import AGGREGATE
 from commtrace.trace.selection.step_range import StepRange
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans
 
+_LATEST_NS: Final = 2**61
+"""In the year 2043 of an imported trace; differences of such times fit into 64 bits."""
+
+LONGEST_NS: Final = 2**55
+"""A year and a month."""
+
+_MOST_BYTES: Final = 2**47
+"""141 TB in one communication."""
+_AT_LEAST_NONE: Final = (
+    "step", "microbatch", "chunk", "stage", "group", "seq", "op_in_seq", "bytes", "self_bytes", "peer", "id",
+    "stalled_on", "dtype",
+)  # fmt: skip
+_OF_EVERY_ROW: Final = ("kind", "name", "lane", "timing")
+
 
 class RankTable(NamedTuple):
     """All rows that were read of a rank, in the order in which they were written."""
@@ -314,19 +328,6 @@ def _details(block: Block, detail: pa.ChunkedArray, selected: Bool) -> list[dict
     for row, owner, text in zip(rows, owners, detail.take(rows).to_pylist(), strict=True):
         found[owner][int(block.spans.id[row])] = text
     return found
-
-
-_LATEST_NS: Final = 2**61
-"""In the year 2043 of an imported trace; differences of such times fit into 64 bits."""
-LONGEST_NS: Final = 2**55
-"""A year and a month."""
-_MOST_BYTES: Final = 2**47
-"""141 TB in one communication."""
-_AT_LEAST_NONE: Final = (
-    "step", "microbatch", "chunk", "stage", "group", "seq", "op_in_seq", "bytes", "self_bytes", "peer", "id",
-    "stalled_on", "dtype",
-)  # fmt: skip
-_OF_EVERY_ROW: Final = ("kind", "name", "lane", "timing")
 
 
 def possible_rows(spans: Spans, most_ranks: Int64) -> Bool:

@@ -28,6 +28,15 @@ NEWEST_RUN: Final = RUNS / LATEST
 _MOST_RUNS: Final = 12
 
 
+_MARGIN_NS: Final = 30_000_000_000
+"""The ranks of a job begin within seconds of each other; one of them may have to wait for its disk."""
+_MARGIN_OF_CLOCKS_NS: Final = 3_600_000_000_000
+_MOST_NAMES: Final = 4
+
+_OVERLAP_NS: Final = 1_000_000_000
+"""So long two processes must have recorded as one rank before they are taken for two jobs."""
+
+
 def find_run_directory(path: Path) -> Path:
     """Return ``path`` if it has folders of ranks, else the only run directory below it; for ``…/latest`` the newest.
 
@@ -139,16 +148,6 @@ class Segment:
     size: int
     number: int | None = None
     first_number: int | None = None
-
-
-_MARGIN_NS: Final = 30_000_000_000
-"""The ranks of a job begin within seconds of each other; one of them may have to wait for its disk."""
-_MARGIN_OF_CLOCKS_NS: Final = 3_600_000_000_000
-
-_MOST_NAMES: Final = 4
-
-_OVERLAP_NS: Final = 1_000_000_000
-"""So long two processes must have recorded as one rank before they are taken for two jobs."""
 
 
 Described = Callable[[list[Segment]], "RankTrace | None"]

@@ -35,6 +35,11 @@ _KEY, _VALUE = 0, 1
 _NOT_COMPRESSED: Final = -1
 _CRCS: Final = b"commtrace.crc32"
 
+_MAGIC: Final = b"ctcrc32\n"
+_ENTRY: Final = struct.Struct("<QIHH")
+_FOOTER: Final = struct.Struct("<II8s")
+_MOST_ENTRIES: Final = 1 << 22
+
 
 class Message(NamedTuple):
     """Position, length (bytes) and kind of one message.
@@ -189,12 +194,6 @@ def _inner(metadata: bytes, table: int, number: int) -> int:
     if not at:
         raise struct.error("a field is missing")
     return at + int(struct.unpack_from("<I", metadata, at)[0])
-
-
-_MAGIC: Final = b"ctcrc32\n"
-_ENTRY: Final = struct.Struct("<QIHH")
-_FOOTER: Final = struct.Struct("<II8s")
-_MOST_ENTRIES: Final = 1 << 22
 
 
 class Checked(NamedTuple):

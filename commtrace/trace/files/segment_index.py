@@ -42,6 +42,11 @@ _MOST_UNPACKED_PER_BYTE: Final = 100
 that were recorded, a byte becomes 5 to 15."""
 
 
+_BYTES_AT_ONCE: Final = 50_000
+"""Compressed: about 8,000 rows, as of a batch that compaction made, or some smaller batches of files that it has not
+come to."""
+
+
 class SegmentReplacedError(OSError):
     """Another file has taken the place of a segment since the last look: it was compacted."""
 
@@ -256,11 +261,6 @@ def first_line(error: BaseException) -> str:
 
 def _pread(file: int, size: int, offset: int) -> bytes:
     return os.pread(file, size, offset)
-
-
-_BYTES_AT_ONCE: Final = 50_000
-"""Compressed: about 8,000 rows, as of a batch that compaction made, or some smaller batches of files that it has not
-come to."""
 
 
 class Extent(NamedTuple):

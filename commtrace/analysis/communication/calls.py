@@ -1,4 +1,4 @@
-"""Communications of ranks as calls, which the table of communication sums up."""
+"""Communications of ranks as calls, and exact integer sums over them, which add up over parts of a run."""
 
 from __future__ import annotations
 
@@ -28,16 +28,13 @@ class Calls:
     Attributes:
         step: of the launch, equal in a bracket.
         role, name: codes of role and operation.
-        group_size, nodes: of the group.
-        group: its id.
         calls: 1 for a call, 0 for a stall.
         num_bytes, self_bytes: −1 if unknown.
         duration, transfer, wait: ns in flight, after and before the last participant arrived.
         exposed: ns of the lane's stalls.
         hidden: ns in flight without a stall of the lane.
         finished, complete, mismatched: end seen, matched on all members, members disagree.
-        upper_bound: the end was not measured and is at or before the recorded one, so ``duration`` and ``hidden`` are
-            upper bounds.
+        upper_bound: the end was not measured; ``duration`` and ``hidden`` are upper bounds.
     """
 
     step: Int32
@@ -79,10 +76,9 @@ class Calls:
 
 
 class CallRows(NamedTuple):
-    """The rows of a block.
+    """The rows of a block, in which all kernels were traced or none.
 
     Attributes:
-        block: ranks whose kernels were all traced, or none's.
         matches, roles: of its rows.
         stalled_ns: of the partition.
         unfinished: communications without an end.
@@ -114,8 +110,6 @@ def calls_and_stalls(
     """Return the calls of ranks, in all or some steps, and their stalls on other communication.
 
     Args:
-        known: the rows.
-        steps: of the calls.
         sizes_of_stalls: also return the bytes of the calls that stalls are on.
     """
     made = communication_rows(known.block.spans)
@@ -125,12 +119,10 @@ def calls_and_stalls(
 
 
 def calls_of_rows(known: CallRows) -> Calls:
-    """Return all calls of ranks."""
     return _calls(known, np.flatnonzero(communication_rows(known.block.spans)))
 
 
 def _stalls(known: CallRows, among: Bool, with_sizes: bool) -> Calls:
-    """Return the stalls among these rows."""
     spans, roles, stalled_ns = known.block.spans, known.roles, known.stalled_ns
     stood = (stalled_ns[:, 0] | stalled_ns[:, 1]).astype(np.bool_)
     stalls = np.flatnonzero(stood & among)
@@ -169,7 +161,6 @@ def _bytes_stalled_on(block: Block, stalls: Int64) -> Int64:
 
 
 def _calls(known: CallRows, rows: Int64) -> Calls:
-    """Return these rows as calls."""
     spans, matches, roles = known.block.spans, known.matches, known.roles
     start, end, ready = spans.start[rows], spans.end[rows], matches.ready[rows]
     duration = np.maximum(end - start, 0)
@@ -235,10 +226,8 @@ class Moved(NamedTuple):
     """Bytes and time of some calls.
 
     Attributes:
-        calls: their number.
         num_bytes: full tensors.
         even, uneven: S of :mod:`commtrace.analysis.communication.bandwidth`; uneven all_to_alls apart.
-        time_ns: total.
     """
 
     calls: int
@@ -259,14 +248,11 @@ class CallSums:
     """Sums over calls, and over stalls, which add to ``exposed_ns`` alone.
 
     Attributes:
-        count, hidden_ns, wait_ns, mismatched, upper_bounds: as of
-            :class:`commtrace.analysis.communication.calls.Calls`.
         complete: calls matched on all members.
         seen: calls with an end.
         all: calls of known bytes; without a time.
         finished: those with an end; the time is their duration.
         matched: those that are complete; the time is their transfer.
-        duration_ns, durations: of calls with an end, total and single, ns.
     """
 
     count: int
@@ -290,7 +276,6 @@ class CallSums:
 
     @property
     def unsized(self) -> int:
-        """Return the number of calls of unknown bytes."""
         return self.count - self.all.calls
 
     @property
@@ -316,10 +301,9 @@ class CallSums:
 
 
 def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> list[CallSums]:
-    """Sum each group of calls.
+    """Sum each group of at least one call.
 
     Args:
-        calls: at least one.
         all_to_all: code of that operation.
         order: sorts the calls by group.
         begins: position of each group in that order.
@@ -369,7 +353,6 @@ def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> lis
 
 
 def sum_stalls(stalls: Calls, order: Int64, begins: Int64) -> list[CallSums]:
-    """Sum each group of stalls likewise."""
     exposed = np.add.reduceat(stalls.exposed[order], begins, dtype=np.int64)
     none: Distribution[int] = Distribution.of(np.zeros(0, np.int64))
     return [CallSums(0, one, 0, 0, 0, 0, 0, 0, _NOTHING, _NOTHING, _NOTHING, 0, none) for one in exposed.tolist()]

@@ -1,11 +1,11 @@
-"""Which link between nodes is slow: the bandwidth of large messages by the nodes that they pass between.
+"""Finds slow links between nodes by the bandwidth of large messages.
 
 >>> slow = find_slow_links(measure_links(run, matches).links())  # doctest: +SKIP
 >>> slow.links[0].source, slow.links[0].target, slow.links[0].gbps
 ('node2', 'node0', 0.0239)
 
 A message shows one link, from the sender's node to the receiver's. A collective shows one where its group is on two
-nodes at most; in a group of more nodes nothing tells which of their links the others waited for.
+nodes at most; in a group of more nodes nothing says which of their links the others waited for.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Traffic(NamedTuple):
 
     Attributes:
         operation: ``send`` stands for messages.
-        group_size: members of the group; 2 for messages.
+        group_size: 2 for messages.
         size: the power of two that a call's bytes reach.
     """
 
@@ -58,14 +58,12 @@ class Traffic(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What passed from one node to another, or within one.
+    """Traffic from one node to another, or within one.
 
     Attributes:
-        traffic: what passed.
-        source, target: names of nodes; of a collective in the order of the alphabet.
-        calls: how many.
-        gbps: median of the calls' bandwidths, 10⁹ bytes per second: of messages algbw, of collectives busbw, both of
-            the transfer, after the last participant had arrived.
+        source, target: nodes; of a collective in alphabetical order.
+        gbps: median bandwidth of the calls, 10⁹ bytes per second: of messages algbw, of collectives busbw, both of the
+            transfer, after the last participant had arrived.
     """
 
     traffic: Traffic
@@ -97,8 +95,8 @@ class SlowLinks:
 
     Attributes:
         links: the slowest first; all of the same traffic.
-        usual_gbps: what links like them carry, GB/s.
-        within_nodes: they are compared with what passes within nodes, for want of other links between nodes.
+        usual_gbps: bandwidth of links like them.
+        within_nodes: compared with traffic within nodes, for want of other links between nodes.
     """
 
     links: tuple[Link, ...]
@@ -107,7 +105,7 @@ class SlowLinks:
 
     @property
     def common_node(self) -> str | None:
-        """The only node that all of several slow links have in common."""
+        """Return the only node that all of several slow links have in common."""
         common = set.intersection(*({link.source, link.target} for link in self.links))
         return next(iter(common)) if len(common) == 1 and len(self.links) > 1 else None
 
@@ -121,7 +119,7 @@ class SlowLinks:
 
 
 class Route(NamedTuple):
-    """What passed between which nodes; see :class:`Link`."""
+    """Nodes between which traffic passed."""
 
     traffic: Traffic
     source: str
@@ -130,7 +128,7 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LinkSpeeds:
-    """Of every route, how the bandwidths of its calls are distributed, GB/s. Those of parts of a run add up."""
+    """The distribution of bandwidths of every route, GB/s. Those of parts of a run add up."""
 
     routes: Mapping[Route, Distribution[float]]
 
@@ -138,7 +136,7 @@ class LinkSpeeds:
         return _joined([*self.routes.items(), *other.routes.items()])
 
     def links(self) -> list[Link]:
-        """Return the links with enough calls to tell how fast each is."""
+        """Return the links with enough calls to judge."""
         return [
             Link(*route, len(self.routes[route]), gbps)
             for route in sorted(self.routes)
@@ -147,12 +145,9 @@ class LinkSpeeds:
 
 
 def measure_links(run: Run, matches: Matches, steps: Sequence[int] | None = None) -> LinkSpeeds:
-    """Return the bandwidths of every route, by traffic, of calls of at least :data:`SMALLEST_BYTES`.
+    """Return the bandwidths of every route, of calls of at least :data:`SMALLEST_BYTES`.
 
-    Args:
-        run: on one clock.
-        matches: of this run. Calls that were not matched on all members do not count: they may have waited.
-        steps: those that count; all without.
+    Calls that were not matched on all members do not count: they may have waited.
     """
     return _joined(
         (route, Distribution.of(own))
@@ -171,10 +166,9 @@ def _joined(speeds: Iterable[tuple[Route, Distribution[float]]]) -> LinkSpeeds:
 
 
 def find_slow_links(links: Sequence[Link]) -> SlowLinks | None:
-    """Return the links between nodes that are slow among their like, of the traffic in which they are slowest.
+    """Return the slow links between nodes, of the traffic in which they are slowest; None without any.
 
-    They are compared with other links between nodes, and where there are none, with what passes within nodes. None
-    where nothing is slow, or nothing can be compared.
+    They are compared with other links between nodes, and where there are none, with traffic within nodes.
     """
     found = [slow for traffic in {link.traffic for link in links} if (slow := _slow_of(links, traffic)) is not None]
     return min(found, key=lambda slow: (slow.within_nodes, slow.links[0].gbps / slow.usual_gbps), default=None)
@@ -209,8 +203,7 @@ def _usual(gbps: Sequence[float]) -> float:
 def _speeds_of_rank(
     run: Run, trace: RankTrace, matches: RankMatches, steps: Sequence[int] | None
 ) -> Iterator[tuple[Route, npt.NDArray[np.float64]]]:
-    """Bandwidths of the calls that this rank answers for: messages that it received, and collectives of groups whose
-    first member it is."""
+    """Yield bandwidths of messages that this rank received, and of collectives of groups whose first member it is."""
     spans = trace.spans
     large = matches.complete & ~matches.mismatched & (spans.bytes >= SMALLEST_BYTES) & (matches.transfer_ns(spans) > 0)
     if steps is not None:
@@ -231,13 +224,12 @@ def _speeds_of_rank(
 
 
 def _leads(trace: RankTrace) -> Bool:
-    """Which rows are of groups whose first member this rank is: of a collective, one rank's rows are enough."""
     led = [number for number, group in trace.groups.items() if group.ranks and min(group.ranks) == trace.rank]
     return np.isin(trace.spans.group, led)
 
 
 def _route(run: Run, trace: RankTrace, row: int) -> tuple[str, int, str, str] | None:
-    """Operation, members, source and target of a call; None where no single link can be told."""
+    """Return operation, members, source and target of a call; None where no single link is known."""
     if trace.spans.kind[row] == schema.P2P:
         sender = run.ranks.get(int(trace.spans.peer[row]))
         return None if sender is None else ("send", 2, sender.metadata.node, trace.metadata.node)
@@ -252,7 +244,7 @@ def _route(run: Run, trace: RankTrace, row: int) -> tuple[str, int, str, str] | 
 def _bandwidths(
     trace: RankTrace, matches: RankMatches, rows: Int64, operation: str, group_size: int
 ) -> npt.NDArray[np.float64]:
-    """GB/s of each call: bytes per nanosecond."""
+    """Return GB/s of each call: bytes per nanosecond."""
     num_bytes, self_bytes = trace.spans.bytes[rows], trace.spans.self_bytes[rows]
     sent = moved_bytes(operation, num_bytes, self_bytes) * bus_factors(operation, group_size, self_bytes)
     return np.asarray(sent / matches.transfer_ns(trace.spans)[rows])

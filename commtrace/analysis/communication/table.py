@@ -40,9 +40,8 @@ class Communication:
     """The calls of all ranks of one operation and role, in groups of one size, within nodes or between them.
 
     Attributes:
-        role, operation: names.
         group_size: None if unknown.
-        inter_node: whether the members are on several nodes; None if unknown.
+        inter_node: members are on several nodes; None if unknown.
         size: bytes of one call, from (inclusive) and to (exclusive); None for all sizes, or unknown ones.
         ranks: members of the group, if the row is of one group.
         count: calls, counted on every rank that made them; of a coalesced bracket once per operation.
@@ -51,18 +50,17 @@ class Communication:
         duration_p50_ns, duration_p99_ns, duration_max_ns, duration_sum_ns: of the calls with an end (nearest rank);
             None without such a call.
         algbw_gbps, busbw_gbps: 10⁹ bytes per second over the calls of known bytes; None without such a call.
-        bandwidth_time: ``transfer`` (after the last participant arrived, of calls matched on all members) or
-            ``duration`` (waiting included): the divisor of the bandwidths.
+        bandwidth_time: divisor of the bandwidths: ``transfer`` (after the last participant arrived, of calls matched on
+            all members) or ``duration`` (waiting included).
         needed_busbw_gbps: the busbw at which all of these bytes would take as long as the ranks compute: below it, no
             schedule can hide them. None without compute or exposed time, or if some bytes are unknown.
-        exposed_ns: time of the lanes' stalls on these calls.
-        hidden_ns: time in flight without any stall of the lane.
-        wait_ns: time in flight before the last participant arrived; None if no call was matched on all members.
+        exposed_ns: stalls of the lanes on these calls.
+        hidden_ns: in flight without any stall of the lane.
+        wait_ns: in flight before the last participant arrived; None if no call was matched on all members.
         unfinished: calls without an end.
-        unmatched: calls that were not matched on all members.
+        unmatched: calls not matched on all members.
         mismatched: calls whose members disagree on operation, bytes or dtype.
-        upper_bounds: calls whose end was not measured and is at or before the recorded one: their durations and hidden
-            times are upper bounds.
+        upper_bounds: calls whose end was not measured: their durations and hidden times are upper bounds.
     """
 
     role: str
@@ -147,8 +145,7 @@ def communication_table(
     """Return one row per (role, operation, group size, reach), the most exposed first.
 
     Args:
-        run: on one clock.
-        matches, partition, roles: of this run.
+        run: on one clock; ``matches``, ``partition`` and ``roles`` are of it.
         steps: only count calls that were launched in these.
         detail: divide further by bytes of the call (powers of two), or by process group.
     """
@@ -159,7 +156,6 @@ class CommunicationKey(NamedTuple):
     """The key of a row of the table.
 
     Attributes:
-        role, operation: names.
         group_size: −1 if unknown.
         reach: 1 within a node, 2 between nodes, −1 if unknown.
         detail: the power of two of the bytes, the id of the group, or 0.
@@ -179,7 +175,6 @@ class CommunicationSums:
     Attributes:
         calls: by row of the table.
         compute_ns: compute of all ranks in the same steps.
-        detail: further division of the rows.
     """
 
     calls: Mapping[CommunicationKey, CallSums]
@@ -274,7 +269,6 @@ def _grouped(calls: Calls, detail: Detail) -> tuple[list[_Key], Int64, Int64]:
 
 
 def _of_block(block: Block, parts: Mapping[int, Any], kind: Any) -> Iterator[npt.NDArray[Any]]:
-    """Return the columns of ranks as columns of the block."""
     for column in fields(kind):
         yield block.together({rank: getattr(parts[rank], column.name) for rank in block.ranks})
 

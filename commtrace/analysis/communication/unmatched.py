@@ -36,7 +36,7 @@ class Unmatched(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UnmatchedSums:
-    """How long lanes stalled, ns. Sums of several windows add up.
+    """Stalls of lanes, ns. Sums of several windows add up.
 
     Attributes:
         roles: by role, in all, and on what was not matched on all members.
@@ -54,11 +54,7 @@ class UnmatchedSums:
         return UnmatchedSums(roles, {rank: time + other.ranks[rank] for rank, time in self.ranks.items()})
 
     def find(self, recorded: Run) -> Unmatched:
-        """Return what matters of it.
-
-        Args:
-            recorded: whatever was loaded: which ranks there are.
-        """
+        """Return what matters of it; ``recorded`` says which ranks there are."""
         sentence = f"How much of it is waiting cannot be told, because {_reason(recorded)}."
         return Unmatched(
             {role: sentence for role, (total, unmatched) in self.roles.items() if unmatched > _FEW * total},
@@ -87,7 +83,7 @@ def roles_of_one_rank(communication: Iterable[Communication]) -> dict[str, str]:
 
 
 class _Stood(NamedTuple):
-    """Of a block. By role: how long the lanes stood still, and for what was not matched; by rank: the latter."""
+    """Stalls of a block, ns: by role in all and unmatched; by rank unmatched."""
 
     roles: npt.NDArray[np.float64]
     ranks: dict[int, int]

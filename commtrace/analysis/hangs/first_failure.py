@@ -134,6 +134,8 @@ def _gone_at_first(run: Run, broken: Collection[int], lost: Collection[int]) -> 
     """Return the broken ranks that others saw end first, and whether all who saw it agree."""
     seen = []
     for one in run.ranks.values():
+        # The launcher kills the others soon, so the first look that found somebody is the one that counts. Where it
+        # found a rank that had been cut off, what cut it off was on another host, or not seen.
         look = next((look.ended for look in one.gone_peers if not {*broken, *lost}.isdisjoint(look.ended)), ())
         if look and set(lost).isdisjoint(look):
             seen.append(set(broken) & set(look))
@@ -153,6 +155,7 @@ def _ahead(run: Run, first: Collection[int]) -> tuple[int, bool]:
         if not own:
             continue
         others = sorted(at_ns for rank, at_ns in ends.items() if rank not in first)
+        # Where no other end was seen, the last look is how long somebody was still there.
         times = [min(own), *others, max(look.at_ns for look in looks)]
         gap, *later = [after - before for before, after in itertools.pairwise(times)]
         ahead.append(gap)

@@ -1,8 +1,8 @@
 """How far each rank had come in each of its groups, whether or not the rows of it were written.
 
 Three sources are put together: the rows (what has ended), the communications in flight, and the numbers that a quiet
-rank tells of itself. From them follows who has arrived at a number and who has not. A rank that was stopped in the
-middle of its work tells nothing of its last moments, but others do: no member can leave an all_reduce before it came.
+rank reports of itself. From them follows who has arrived at a number and who has not. A rank that was stopped in the
+middle of its work says nothing of its last moments, but others do: no member can leave an all_reduce before it came.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ class InFlight(NamedTuple):
     """A communication that had been launched and had not ended when its rank last wrote.
 
     Attributes:
-        operation, group, seq, peer, num_bytes, dtype: as of a row.
-        age_ns: how long it had been under way by then.
-        blocking: True if training stands still for it, None if that is not known.
+        age_ns: how long it had been in flight by then.
+        blocking: training stalls on it; None if unknown.
         state: on a device, ``scheduled`` or ``started``; else empty.
     """
 
@@ -65,27 +64,27 @@ class InFlight(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Of a message: its place among those of its tag."""
+        """Return the place of a message among those of its tag."""
         return self.seq & ((1 << TAG_SHIFT) - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class RankArrivals:
-    """How far one rank had come.
+    """How far one rank had come; by group unless something else is said.
 
     Attributes:
-        launched: by group: how many collectives it had launched.
+        launched: how many collectives it had launched.
         arrived: the same, without those that its device had not begun, and with those that others could not have
             completed without it.
-        ended: by group: one more than the highest number of a collective that is known to have ended.
-        longest_ns: by group: the longest collective that ended; the first one, which waits for all to have started,
-            only where there is no other.
-        longest_message_ns: by group: the longest message that ended; the first of a direction and tag only where there
-            is no other.
-        messages: how many it had launched, by direction, as it tells itself.
+        ended: one more than the highest number of a collective that is known to have ended.
+        longest_ns: the longest collective that ended; the first one, which waits for all to have started, only where
+            there is no other.
+        longest_message_ns: the longest message that ended; the first of a direction and tag only where there is no
+            other.
+        messages: how many it had launched, by direction, as it reports itself.
         sent: the same, as far as others have received them; empty of a rank that ended in order.
         in_flight: the one that blocks training first.
-        stood_still_ns: how long it had neither recorded nor launched anything by its last word; 0 if it says nothing.
+        stood_still_ns: how long it had neither recorded nor launched anything by its last word; 0 if unknown.
     """
 
     launched: Mapping[int, int] = field(default_factory=dict)
@@ -100,7 +99,7 @@ class RankArrivals:
 
 
 def find_arrivals(run: Run) -> dict[int, RankArrivals]:
-    """By rank."""
+    """Return how far each rank had come."""
     send = run.name_code("send")
     told = {rank: _of_rank(trace, send) for rank, trace in run.ranks.items()}
     least: dict[int, int] = {}
@@ -123,7 +122,7 @@ def find_arrivals(run: Run) -> dict[int, RankArrivals]:
 
 
 def _sent_by(run: Run, send: int) -> dict[int, dict[Message, int]]:
-    """By rank: how many messages it must have sent, because others have received them."""
+    """Return, by rank, how many messages it must have sent, because others have received them."""
     sent: dict[int, dict[Message, int]] = {}
     for rank, trace in run.ranks.items():
         for message, count in _messages(trace, send).items():
@@ -133,15 +132,13 @@ def _sent_by(run: Run, send: int) -> dict[int, dict[Message, int]]:
 
 
 def _joined_by_all(run: Run, trace: RankTrace, own: RankArrivals) -> dict[int, int]:
-    """By group: how many of its collectives every member has joined, because this rank came out of a later one.
-
-    The last one that a rank launched does not count: its wait may have ended with an error.
-    """
+    """Return, by group, how many collectives every member has joined, as this rank came out of a later one."""
     spans = trace.spans
     rows = np.flatnonzero((spans.kind == schema.COLLECTIVE) & (spans.group >= 0) & named(run, spans, SYNCHRONISING))
     joined: dict[int, int] = {}
     for group in np.unique(spans.group[rows]).tolist():
         seqs = spans.seq[rows[spans.group[rows] == group]]
+        # The wait for the last one that it launched may have ended with an error.
         ended = seqs[seqs < own.launched[group] - 1]
         if len(ended):
             joined[group] = int(ended.max()) + 1
@@ -156,7 +153,6 @@ def _at_least(
 
 
 def known_groups(run: Run) -> dict[int, Group]:
-    """The groups of all ranks."""
     return {number: group for trace in run.ranks.values() for number, group in trace.groups.items()}
 
 
@@ -198,7 +194,7 @@ def _stood_still_ns(trace: RankTrace) -> int:
 
 
 def says_now(trace: RankTrace) -> bool:
-    """Whether what the rank said of itself still held when it wrote its last word: it recorded nothing since."""
+    """Return whether the rank recorded nothing since it last reported its activity, so that the report still holds."""
     if trace.activity_ns is None or not trace.activity:
         return False
     return not len(trace.spans) or trace.activity_ns >= int(trace.spans.end.max())
@@ -276,8 +272,7 @@ class GroupLabel(NamedTuple):
 
     Attributes:
         id: its number as a word, because JSON's numbers end at 2⁵³ in many readers.
-        role: what it is for.
-        ranks: its members; empty where no rank said who they are.
+        ranks: its members; empty where they are unknown.
         name: torch's.
     """
 
@@ -288,7 +283,7 @@ class GroupLabel(NamedTuple):
 
 
 def describe_group(group: Group | None, number: int) -> GroupLabel:
-    """Return how results name a group; of one of which nothing is known, its number."""
+    """Return the label of a group; of an unknown one, with its number alone."""
     if group is None:
         return GroupLabel(str(number), UNKNOWN_ROLE, (), "")
     return GroupLabel(str(group.id), group.role, tuple(group.ranks), group.name)

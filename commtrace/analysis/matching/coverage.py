@@ -33,10 +33,12 @@ _MOST_RANGES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Attributes:
-    captured: rows by kind, of the steps that count.
-    dropped: rows that the recorders had to drop, by kind.
-    not_visible: sentences: paths that were active, or must have been, and that were not seen.
+    """What was recorded, lost and not seen.
+
+    Attributes:
+        captured: rows by kind, of the steps that count.
+        dropped: rows that the recorders had to drop, by kind.
+        not_visible: sentences on paths that were active, or must have been, and were not seen.
     """
 
     captured: dict[str, int]
@@ -46,12 +48,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What was captured. That of several windows adds up.
-
-    Attributes:
-        rows: by kind.
-        roles: those that communicated.
-    """
+    """Rows by kind, and the roles that communicated. Those of several windows add up."""
 
     rows: Mapping[str, int]
     roles: frozenset[str]
@@ -64,8 +61,7 @@ class Captured:
         """Return what was captured, dropped and cannot have been seen.
 
         Args:
-            run: what its recorders told matters, not its rows. ``topology["not_visible"]`` of a rank is where
-                integrations name paths that they found.
+            run: its marks matter, not its rows. Integrations name paths that they found in ``topology["not_visible"]``.
         """
         dropped = Counter[str]()
         for trace in run.ranks.values():
@@ -78,7 +74,7 @@ class Captured:
 
 
 def find_captured(run: Run, roles: Roles, steps: Sequence[int] | None = None) -> Captured:
-    """Add up the rows of all ranks; only those of some steps, where they are given."""
+    """Add up the rows of all ranks, in all or some steps."""
     counts = np.zeros(len(schema.KINDS), np.int64)
     for block in run.blocks:
         kind = block.spans.kind if steps is None else block.spans.kind[np.isin(block.spans.step, steps)]
@@ -88,7 +84,6 @@ def find_captured(run: Run, roles: Roles, steps: Sequence[int] | None = None) ->
 
 
 def find_coverage(run: Run, roles: Roles) -> Coverage:
-    """Add up all ranks."""
     return find_captured(run, roles).coverage(run)
 
 
@@ -112,7 +107,7 @@ def _skipped(roles: Iterable[str]) -> Iterable[str]:
 
 
 def _silent_dimensions(run: Run, heard: Collection[str], skipped: Collection[str]) -> Iterable[str]:
-    """Parallel dimensions that must communicate and of which nothing was seen."""
+    """Yield parallel dimensions that must communicate and of which nothing was seen."""
     sizes: dict[str, int] = {}
     for trace in run.ranks.values():
         sizes.update(trace.parallel)
@@ -135,7 +130,6 @@ class Seen(NamedTuple):
     """The numbers of one group that one rank recorded.
 
     Attributes:
-        rank: this rank.
         first, last: lowest and highest number recorded; None without any.
         recorded: count of numbers recorded; the members of a bracket share one.
         in_flight: count of those launched whose end it had not seen at its last write.
@@ -156,12 +150,7 @@ class Seen(NamedTuple):
 
 
 class GroupCoverage(NamedTuple):
-    """The coverage of a group.
-
-    Attributes:
-        group: as results name it.
-        collectives, messages: of each rank that recorded or launched any.
-    """
+    """The coverage of a group, of each rank that recorded or launched any collectives or messages."""
 
     group: GroupLabel
     collectives: tuple[Seen, ...]
@@ -258,7 +247,6 @@ def _gaps(known: Any, end: int) -> list[tuple[int, int]]:
 
 
 def _messages(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
-    """Return the messages of a rank by group. As pairs number them, they are only counted."""
     spans = trace.spans
     rows = np.flatnonzero((spans.kind == schema.P2P) & (spans.group >= 0))
     launched: dict[int, int] = {}

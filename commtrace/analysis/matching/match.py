@@ -68,7 +68,6 @@ class RankMatches:
     stall_complete: Bool
 
     def take(self, rows: Bool | Int64 | slice) -> RankMatches:
-        """Return only these rows."""
         return RankMatches(*(getattr(self, column.name)[rows] for column in fields(self)))
 
     def wait_ns(self, spans: Spans) -> Int64:
@@ -85,7 +84,6 @@ class Matches:
     """The matches of a run.
 
     Attributes:
-        ranks: by rank.
         clocks_agree: False if the hosts' clocks could not be aligned. Then, between hosts, the member of a
             synchronising collective with the shortest duration counts as the last to arrive, and rooted collectives and
             point-to-point operations are not complete.
@@ -140,7 +138,7 @@ def communication_of(spans: Spans, stalls: Int64) -> Int64:
 
 
 def communications_of(block: Block, stalls: Int64) -> Int64:
-    """Return the same in a block."""
+    """Return the row of each stall's communication in a block; −1 if it was not recorded."""
     spans = block.spans
     communications = np.flatnonzero(communication_rows(spans) & (spans.id >= 0))
     if not len(communications):
@@ -233,7 +231,6 @@ def _expected_participants(run: Run, rows: Rows, buckets: Buckets) -> Int32:
 
 
 def _mismatched(run: Run, rows: Rows, buckets: Buckets) -> Bool:
-    """Return the buckets whose rows disagree."""
     return np.asarray(np.logical_or.reduce(list(differences(run, rows, buckets).values())))
 
 
@@ -298,12 +295,7 @@ def _shared_in_brackets(rows: Rows, ready: Int64) -> Int64:
 
 
 def blame_ns(run: Run, matches: Matches) -> Mapping[int, int]:
-    """Return by rank the total wait of others for communications in which it arrived last, ns.
-
-    Args:
-        run: with all ranks on one clock.
-        matches: of this run.
-    """
+    """Return by rank the total wait of others for communications in which it arrived last, ns."""
     blame = Counter[int]()
     for rank, trace in run.ranks.items():
         own = matches.ranks[rank]
@@ -320,12 +312,9 @@ class Rows(NamedTuple):
     """Communication rows of all ranks, one rank after the other.
 
     Attributes:
-        rank: of the row.
-        clock: number of its clock.
+        clock: number of the rank's clock.
         position: in its block.
-        is_send: the row is a send.
         finished: its end was seen.
-        spans: the rows themselves.
     """
 
     rank: Int32
@@ -336,7 +325,6 @@ class Rows(NamedTuple):
     spans: Spans
 
     def take(self, chosen: Bool) -> Rows:
-        """Return only these rows."""
         own = np.flatnonzero(chosen)
         return Rows(
             self.rank[own], self.clock[own], self.position[own], self.is_send[own], self.finished[own],
@@ -364,11 +352,9 @@ class Buckets(NamedTuple):
         return np.asarray(np.maximum.reduceat(values[self.order], self.first))
 
     def minimum(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the smallest value in each bucket."""
         return np.asarray(np.minimum.reduceat(values[self.order], self.first))
 
     def differ(self, values: npt.NDArray[Any]) -> Bool:
-        """Return the buckets with different values."""
         ordered = values[self.order]
         changes = ordered[1:] != ordered[:-1]
         changes &= self.of_sorted_row[1:] == self.of_sorted_row[:-1]
@@ -377,24 +363,17 @@ class Buckets(NamedTuple):
         return found
 
     def of_row(self) -> Int64:
-        """Return the bucket of each unsorted row."""
         buckets = np.empty(len(self.order), np.int64)
         buckets[self.order] = self.of_sorted_row
         return buckets
 
 
 def gather(run: Run, chosen: Callable[[Block], Bool] | None = None) -> Rows:
-    """Return the communication rows that know their group, of all ranks.
-
-    Args:
-        run: with its ranks.
-        chosen: returns the rows of a block to take.
-    """
+    """Return the communication rows that know their group, of all ranks; of a block only those ``chosen``."""
     return concatenate(gather_blocks(run, chosen))
 
 
 def gather_blocks(run: Run, chosen: Callable[[Block], Bool] | None = None) -> list[Rows]:
-    """Return likewise the rows of each block."""
     number_of_clock = {key: number for number, key in enumerate(dict.fromkeys(t.clock_key for t in run.ranks.values()))}
 
     def of_block(block: Block) -> Rows:
@@ -415,7 +394,6 @@ def gather_blocks(run: Run, chosen: Callable[[Block], Bool] | None = None) -> li
 
 
 def concatenate(parts: Sequence[Rows]) -> Rows:
-    """Return the rows of all parts."""
     rank, clock, position, is_send, finished = (
         np.concatenate([part[column] for part in parts]) for column in range(len(Rows._fields) - 1)
     )

@@ -1,4 +1,4 @@
-"""Communications whose members did not call the same thing, those included that never came to their end."""
+"""Finds communications whose members did not call the same thing, also those that never ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_MISMATCHES: Final = 20
 
 
 class Call(NamedTuple):
-    """What some of the members called; ``bytes`` is None where its payload is not known."""
+    """The call of some of the members; ``bytes`` is None where its payload is unknown."""
 
     operation: str
     bytes: int | None
@@ -33,9 +33,7 @@ class Mismatch:
     """One communication, called differently by its members.
 
     Attributes:
-        group: as results name it.
-        seq: its number.
-        differ: in what: ``operation``, ``bytes``, ``dtype``, or ``sides`` (two sends, or two receives).
+        differ: ``operation``, ``bytes``, ``dtype``, or ``sides`` (two sends, or two receives).
         calls: what was called, and by which ranks.
         ended: every member that called it came to its end.
     """
@@ -48,16 +46,15 @@ class Mismatch:
 
     @property
     def may_be_right(self) -> bool:
-        """Sparse tensors rightly differ in size: what ended, and differs in nothing else, is told and no more."""
+        """Return whether only the sizes differ, as those of sparse tensors rightly do, and all came to the end."""
         return self.ended and self.differ == ("bytes",)
 
     def to_json(self) -> JsonObject:
-        """Return the fields, and ``may_be_right``."""
         return {**fields_to_json(self), "may_be_right": self.may_be_right}
 
 
 def find_mismatches(run: Run, arrivals: Mapping[int, RankArrivals]) -> tuple[list[Mismatch], int]:
-    """The first mismatches, those that never ended before the others, and how many there are in all."""
+    """Return the first mismatches, those that never ended before the others, and how many there are in all."""
     in_flight = _in_flight(run, arrivals)
     whole = replace(run, names=in_flight.names)
     rows = gather(run)
@@ -103,7 +100,7 @@ def _calls(run: Run, rows: Rows, members: Any) -> tuple[Call, ...]:
 
 
 def _in_flight(run: Run, arrivals: Mapping[int, RankArrivals]) -> Run:
-    """The communications in flight, whose end was not seen, as rows of their own; names are added to the run's."""
+    """Return the communications in flight as rows of their own; names are added to the run's."""
     names = list(run.names)
     ranks = {
         rank: _unfinished(trace, own, names)

@@ -29,7 +29,6 @@ ONLY_KERNELS: Final = (
 
 
 def communication_rows(spans: Spans) -> Bool:
-    """Return which rows are collectives or point-to-point operations."""
     return np.asarray((spans.kind == schema.COLLECTIVE) | (spans.kind == schema.P2P))
 
 
@@ -69,12 +68,10 @@ def unfinished_rows(trace: RankTrace) -> Bool:
 
 
 def unfinished_ids(trace: RankTrace) -> list[int]:
-    """Return the ids of unfinished communications."""
     return [number for number, detail in trace.details.items() if '"unfinished"' in detail]
 
 
 def unfinished_rows_of(run: Run, block: Block) -> Bool:
-    """Return likewise for a block."""
     unfinished = np.zeros(len(block), np.bool_)
     for rank, rows in block.slices().items():
         if run.ranks[rank].details:

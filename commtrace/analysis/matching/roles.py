@@ -29,7 +29,7 @@ PIPELINE: Final = "pp"
 
 @dataclass(frozen=True, slots=True)
 class RankRoles:
-    """Aligned with the rank's span rows; −1 where a row is neither a communication nor a stall.
+    """The roles of a rank's span rows; −1 where a row is neither a communication nor a stall.
 
     Attributes:
         role: position in ``Roles.words``.
@@ -42,19 +42,18 @@ class RankRoles:
     nodes: Int32
 
     def take(self, rows: Bool | slice) -> RankRoles:
-        """Return only these rows."""
         return RankRoles(self.role[rows], self.group_size[rows], self.nodes[rows])
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The roles of a run: the words, ascending, and by rank what its rows are for."""
+    """The roles of a run: the words, ascending, and the roles of each rank's rows."""
 
     words: tuple[str, ...]
     ranks: Mapping[int, RankRoles]
 
     def code(self, word: str) -> int:
-        """Position of a word, or −2 (which no row has) if the run does not hold it."""
+        """Return the position of a word, or −2 (which no row has) if the run does not hold it."""
         return self.words.index(word) if word in self.words else -2
 
 
@@ -84,7 +83,7 @@ def role_of(run: Run, trace: RankTrace, group: int, peer: int = schema.NOT_APPLI
 
 
 def is_p2p(run: Run, spans: Spans) -> Bool:
-    """Point-to-point rows, and stalls on them."""
+    """Return which rows are point-to-point, or stalls on such."""
     sides = codes_named(run, spans.name, ("send", "recv"))
     return np.asarray((spans.kind == schema.P2P) | ((spans.kind == schema.STALL) & sides))
 
@@ -114,7 +113,7 @@ class _Decision(NamedTuple):
 
 
 def _decided(run: Run, groups: Mapping[int, Group], partners: Iterable[tuple[int, int, int]]) -> list[_Decision]:
-    """For each of these, as (rank, group, peer)."""
+    """Decide for each (rank, group, peer)."""
     pipelines: dict[int, list[Group]] = {}
     nodes: dict[tuple[int, ...], int] = {}
     decided = []

@@ -1,4 +1,4 @@
-"""Puts the spans of all hosts on one clock, and says how well that went.
+"""Puts the spans of all hosts on one clock, and reports the residual.
 
 Ranks of one boot of one host read the same clock. Clocks of different hosts differ by an offset and a drift. No member
 can leave a synchronising collective before every member has arrived, so its ends are one instant seen on several
@@ -45,10 +45,8 @@ class HostClock:
     """One host's clock relative to the reference host's.
 
     Attributes:
-        host: name of the node.
-        offset_ns: its clock minus the reference clock, at ``origin_ns``.
+        offset_ns: its clock minus the reference clock, at ``origin_ns`` on its own clock.
         drift_ppm: how much faster it runs, in parts per million.
-        origin_ns: the instant on its own clock at which the offset holds.
         key: of the ranks that read this clock.
         later: where the clock was stepped during the run, what holds from its own reading ``begins[i]`` on.
     """
@@ -72,7 +70,7 @@ class HostClock:
         return not (self.offset_ns or self.drift_ppm or self.later.parts)
 
     def to_reference(self, times: Int64, steps: Int32 | None = None) -> Int64:
-        """Return these times of the host's clock, taken in these steps of training, on the reference clock."""
+        """Return these times, taken in these steps of training, on the reference clock."""
         first = LinearClock(self.origin_ns, self.offset_ns, self.drift_ppm * 1e-6)
         return PiecewiseClock((first, *self.later.parts), self.later.starts).to_reference(times, steps)
 
@@ -94,7 +92,7 @@ class Alignment:
 
     Attributes:
         method: ``shared clock``, ``collective ends`` or ``not aligned``.
-        observations: pairs of ends that two hosts saw of one collective, and that the fit used.
+        observations: pairs of ends of one collective on two hosts that the fit used.
         residual_ns: by how much such a pair still disagrees after the fit: p50, p99, max.
         hosts: every clock; the first one is the reference.
         refused: why the clocks could not be aligned, or None.
@@ -108,7 +106,7 @@ class Alignment:
 
     @property
     def keeps_order(self) -> bool:
-        """Return whether rows stay where they are when they are brought to the reference clock."""
+        """Return whether rows stay in order when they are brought to the reference clock."""
         return not any(clock.later.goes_back for clock in self.hosts)
 
     def to_json(self) -> JsonObject:
@@ -169,7 +167,6 @@ def apply(run: Run, alignment: Alignment) -> Run:
 
 
 def _with_readings(trace: RankTrace, clock: HostClock | None) -> RankTrace:
-    """Return the rank with the times of its anchors and of its device's readings on the reference clock."""
     if clock is None:
         return trace
     anchors = trace.anchors or (trace.metadata.anchor,)

@@ -25,8 +25,6 @@ MOST_MESSAGES: Final = 400_000
 
 
 class _Messages(NamedTuple):
-    """Point-to-point operations between hosts: clocks of both sides, start of the send, end of the receive."""
-
     sender: Int64
     receiver: Int64
     sent: Int64
@@ -104,7 +102,7 @@ def _on_reference(times: Int64, steps: Int32, clock: Int64, clocks: Sequence[Pie
 
 
 def _sure(times: Int64, steps: Int32, clock: Int64, clocks: Sequence[PiecewiseClock]) -> Bool:
-    """Of which of these readings it is known which part of a clock that was stepped they are of."""
+    """Return the readings of which it is known which part of a stepped clock they are of."""
     sure = np.ones(len(times), np.bool_)
     for number, own in enumerate(clocks):
         if own.starts:
@@ -113,7 +111,7 @@ def _sure(times: Int64, steps: Int32, clock: Int64, clocks: Sequence[PiecewiseCl
 
 
 def _needed(messages: _Messages) -> dict[tuple[int, int], int]:
-    """Return by (sender, receiver) how far the receiver must move up; negative is slack."""
+    """Return by (sender, receiver) how far the receiver must move up, ns; negative is slack."""
     needed = {}
     for sender, receiver in np.unique(np.stack([messages.sender, messages.receiver]), axis=1).T.tolist():
         own = (messages.sender == sender) & (messages.receiver == receiver)

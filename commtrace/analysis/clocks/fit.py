@@ -44,13 +44,7 @@ _FEW_READINGS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """Pairs of readings of one instant; all arrays have the same length.
-
-    Attributes:
-        clock_a, clock_b: numbers of two clocks.
-        time_a, time_b: their readings, ns.
-        step: of the launch; None if not needed.
-    """
+    """Pairs of readings of one instant, as columns: the numbers of two clocks and their readings, ns."""
 
     clock_a: Int64
     clock_b: Int64
@@ -124,7 +118,6 @@ class LinearClock(NamedTuple):
     drift: float
 
     def to_reference(self, times: Int64, steps: Int32 | None = None) -> Int64:
-        """Return these readings, on the reference clock."""
         drifted = np.rint((times - self.origin_ns) * self.drift).astype(np.int64)
         return np.asarray(times - self.offset_ns - drifted)
 
@@ -222,9 +215,9 @@ class _Design:
         """Return the unknowns that fit best, and their standard errors.
 
         Args:
-            without_drift: clocks whose drift is held at zero, which spares an unknown.
-            start: where to begin, which changes how long it takes and not what is found.
-            precision_ns: when no unknown changes by as much, it is enough.
+            without_drift: clocks whose drift is held at zero.
+            start: where to begin; changes the number of rounds, not the result.
+            precision_ns: stop when no unknown changes by as much.
         """
         free = np.ones(2 * self._count, np.bool_)
         free[:2] = False
@@ -245,7 +238,7 @@ class _Design:
         return solution, errors
 
     def _robust(self, solution: Float64) -> tuple[float, Float64]:
-        """Return how much the readings scatter around these clocks, ns, and by Huber's rule the weight of each."""
+        """Return the scatter of readings around these clocks, ns, and by Huber's rule the weight of each."""
         size = np.abs(self.residual(solution))
         scale = max(MAD_TO_SIGMA * float(np.median(size)), _SMALLEST_SCALE_NS)
         return scale, np.minimum(1.0, _HUBER_K * scale / np.maximum(size, 1e-9))
@@ -280,9 +273,9 @@ class Begin(NamedTuple):
     Attributes:
         at_ns: the clock's own reading.
         back_in: where it was stepped back, the steps of training, first and last, in which that can have been; (−1, −1)
-            where there are none. None where it was stepped forward.
+            without steps. None where it was stepped forward.
         is_far: back by more than these steps took.
-        unsure: readings between these may be of either part, as far as they themselves tell.
+        unsure: readings between these may be of either part.
     """
 
     at_ns: int
@@ -300,7 +293,7 @@ class Begin(NamedTuple):
         return np.where(steps < 0, past, (steps > last) | ((steps >= first) & around))
 
     def is_sure(self, times: Int64, steps: Int32) -> Bool:
-        """Of which of these readings it is known which part they are of."""
+        """Return of which of these readings the part is known."""
         lowest, highest = self.unsure
         is_past = np.asarray((times < lowest) | (times > highest))
         if self.back_in is None or self.back_in[0] < 0:
@@ -310,14 +303,20 @@ class Begin(NamedTuple):
 
 
 class PiecewiseClock(NamedTuple):
-    """The parts of a clock, in their order; part i + 1 holds from ``starts[i]`` on."""
+    """A host's clock over a run: one line, or several where it was stepped; part i + 1 holds from ``starts[i]`` on.
+
+    A clock that is stepped back shows some readings twice. Which part such a reading is of follows from the step of
+    training in which it was taken. In the steps in which the clock may have been stepped, a jump that is longer than
+    they are decides: what reads more was read before. Without steps, it is the part that its half of the overlap is
+    nearer to.
+    """
 
     parts: tuple[LinearClock, ...]
     starts: tuple[Begin, ...] = ()
 
     @property
     def begins(self) -> tuple[int, ...]:
-        """The clock's own readings at which its later parts begin."""
+        """Return the clock's own readings at which its later parts begin."""
         return tuple(start.at_ns for start in self.starts)
 
     @property
@@ -326,16 +325,12 @@ class PiecewiseClock(NamedTuple):
         return any(start.back_in is not None for start in self.starts)
 
     def is_sure(self, times: Int64, steps: Int32) -> Bool:
-        """Of which of these readings, taken in these steps of training, it is known what they are on the reference."""
         sure = np.ones(len(times), np.bool_)
         for start in self.starts:
             sure &= start.is_sure(times, steps)
         return sure
 
     def to_reference(self, times: Int64, steps: Int32 | None = None) -> Int64:
-        """Return these readings, on the reference clock; ``steps`` of training in which they were taken, if anybody
-        knows.
-        """
         moved = self.parts[0].to_reference(times)
         for start, part in zip(self.starts, self.parts[1:], strict=True):
             moved = np.where(start.is_past(times, steps), part.to_reference(times), moved)

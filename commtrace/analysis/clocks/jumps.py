@@ -1,8 +1,8 @@
 """Finds instants at which a clock jumped: a machine that was suspended or migrated, a wall clock that was set.
 
 Between two hosts the difference of their readings is a straight line (an offset and a drift) with noise. A jump that
-stays is a step of one of the two clocks; which one, their differences with other hosts tell. Of two hosts alone nobody
-can tell: then it is the one that is not the reference.
+stays is a step of one of the two clocks; which one follows from their differences with other hosts. Of two hosts alone
+it is taken to be the one that is not the reference.
 """
 
 from __future__ import annotations
@@ -48,10 +48,9 @@ class ClockStep(NamedTuple):
     """A clock jumped between two of its readings.
 
     Attributes:
-        clock: which.
         before, after: these readings, ns.
         size_ns: how far it jumped; back where negative.
-        steps: of training, in which they were taken; −1 where there are none.
+        steps: of training, in which they were taken; −1 without any.
         took_ns: how long these steps took.
     """
 
@@ -70,7 +69,7 @@ class ClockStep(NamedTuple):
 
     @property
     def begin(self) -> Begin:
-        """Of the part of the clock that follows."""
+        """Return the begin of the part of the clock that follows."""
         unsure = sorted((self.before + self.size_ns, self.after - self.size_ns))
         back_in = self.steps if self.size_ns < 0 else None
         return Begin((self.before + self.after) // 2, back_in, -self.size_ns > self.took_ns, (unsure[0], unsure[1]))
@@ -87,8 +86,11 @@ class ClockStep(NamedTuple):
 
 
 class _Jump(NamedTuple):
-    """Clocks a and b differ otherwise from ``after`` on than until ``before``: their readings on either side, the steps
-    of training in which they were taken, and how long these steps took. Afterwards a − b is larger by ``size_ns``.
+    """A jump of the difference of two clocks a − b, by ``size_ns``.
+
+    Attributes:
+        before, after: readings of both clocks on either side.
+        steps: of training in which they were taken; these took ``took_ns``.
     """
 
     clocks: tuple[int, int]
@@ -99,18 +101,14 @@ class _Jump(NamedTuple):
     took_ns: int
 
     def of(self, clock: int) -> ClockStep:
-        """Return the step that it was, if it was this one of the two clocks that jumped."""
+        """Return the step of this one of the two clocks, if it was the one that jumped."""
         side = self.clocks.index(clock)
         size = self.size_ns if side == 0 else -self.size_ns
         return ClockStep(clock, self.before[side], self.after[side], size, self.steps, self.took_ns)
 
 
 class _Series(NamedTuple):
-    """Readings of two clocks at the same instants, in order; ``axis`` rises, and ``step`` is that of training.
-
-    Attributes:
-        level: difference of the readings less its slope, ns.
-    """
+    """Readings of two clocks at the same instants, in order of ``axis``; ``level`` is their difference less its slope."""
 
     clocks: tuple[int, int]
     times: tuple[Int64, Int64]
@@ -139,13 +137,7 @@ def find_steps(observations: Observations) -> list[ClockStep]:
 
 
 def split_at(observations: Observations, steps: Sequence[ClockStep], count: int) -> tuple[Observations, list[int]]:
-    """Return the observations with every later part of a clock under a number of its own, and the clock of each number.
-
-    Args:
-        observations: of all clocks.
-        steps: those of each clock in the order in which they happened.
-        count: of clocks.
-    """
+    """Return the observations with each later part of a clock under a new number, and the clock of each number."""
     owner = list(range(count))
     clock_a, clock_b = observations.clock_a.copy(), observations.clock_b.copy()
     for step in steps:
@@ -175,11 +167,9 @@ def _series(observations: Observations) -> list[_Series]:
 
 
 def _axis(time_a: Int64, time_b: Int64) -> Int64:
-    """Return what brings the readings of two clocks into order, of which one may have been stepped back.
-
-    Observations come group by group and in each by number, so that readings rise from one to the next. Where those of
-    one clock fall and those of the other rise, the former was stepped back and does not tell the order.
-    """
+    """Return what brings the readings of two clocks into order, of which one may have been stepped back."""
+    # Observations come group by group and in each by number, so that readings rise from one to the next. Where those of
+    # one clock fall and those of the other rise, the former was stepped back.
     rise_a, rise_b = np.diff(time_a), np.diff(time_b)
     falls_a = -int(rise_a[(rise_a < 0) & (rise_b > 0)].sum())
     falls_b = -int(rise_b[(rise_b < 0) & (rise_a > 0)].sum())
@@ -209,19 +199,17 @@ def _length(pair: _Series, first: int, last: int) -> int:
 
 
 def _culprit(jump: _Jump, pairs: Sequence[_Series]) -> int:
-    """Return the clock whose differences with others jump at that instant too; of equals the one that is not the
-    reference.
-    """
+    """Return the clock whose differences with others jump too; of equals the one that is not the reference."""
     return max(jump.clocks, key=lambda clock: (_evidence(jump.of(clock), jump.clocks, pairs), clock))
 
 
 def _evidence(step: ClockStep, seen_by: tuple[int, int], pairs: Sequence[_Series]) -> int:
-    """Pairs of this clock with others whose difference jumps at that instant by as much, less those where it stays."""
+    """Count pairs of this clock with others whose difference jumps at that instant, less those where it stays."""
     return sum(_vote(step, pair) for pair in pairs if step.clock in pair.clocks and pair.clocks != seen_by)
 
 
 def _vote(step: ClockStep, pair: _Series) -> int:
-    """1 where the difference of this pair jumped with the clock, −1 where it did not, 0 where nobody can tell."""
+    """Return 1 if the difference of this pair jumped with the clock, −1 if not, 0 if that is unknown."""
     before, after = _sides(step, pair)
     fewest = min(len(before), len(after))
     if fewest < _FEWEST or _SIGMAS * error_of_median(noise_of(pair.level), fewest) > abs(step.size_ns) / 2:
@@ -232,7 +220,7 @@ def _vote(step: ClockStep, pair: _Series) -> int:
 
 
 def _sides(step: ClockStep, pair: _Series) -> tuple[Int64, Int64]:
-    """Positions of the last readings that were surely taken before this step of a clock, and of the first after it."""
+    """Return positions of the last readings that were surely taken before this step, and of the first after it."""
     first, last = step.steps
     if first >= 0 and (pair.step >= 0).all():
         before, after = pair.step < first, pair.step > last
@@ -243,9 +231,7 @@ def _sides(step: ClockStep, pair: _Series) -> tuple[Int64, Int64]:
 
 
 def _may_be_one(known: ClockStep, step: ClockStep, readings: _Series) -> bool:
-    """Return whether two steps of a clock may be one: of like size, and no more than a window of readings between
-    them.
-    """
+    """Return whether two steps of a clock may be one: of like size, and at most a window of readings apart."""
     larger = max(abs(known.size_ns), abs(step.size_ns))
     if known.clock != step.clock or abs(known.size_ns - step.size_ns) > larger / 2:
         return False
@@ -265,7 +251,7 @@ class Change(NamedTuple):
 
 
 def change_points(time: Float64, difference: Float64, most: int = _MOST_CHANGES) -> list[Change]:
-    """Return where the line jumps, in order: the largest jump first, then those on either side of it."""
+    """Return where the line jumps, in order: the largest jump is found first, then those on either side of it."""
     found = _largest_jump(time, difference) if most else None
     if found is None:
         return []
@@ -276,12 +262,11 @@ def change_points(time: Float64, difference: Float64, most: int = _MOST_CHANGES)
 
 
 def without_drift(time: Float64, difference: Float64) -> Float64:
-    """Return the difference less its slope: the median over pairs a tenth of the time apart, few of which hold a jump.
-
-    By time, not by number: of readings that come in bursts, as those of a step do, neighbours tell only their noise.
-    """
+    """Return the difference less its slope."""
     if not len(time) or time[-1] <= time[0]:
         return difference
+    # The median over pairs a tenth of the time apart, few of which hold a jump. By time, not by number: of readings that
+    # come in bursts, as those of a step do, neighbours tell only their noise.
     later = np.searchsorted(time, time + (time[-1] - time[0]) / 10)
     earlier = np.flatnonzero(later < len(time))
     later = later[earlier]
@@ -290,12 +275,12 @@ def without_drift(time: Float64, difference: Float64) -> Float64:
 
 
 def noise_of(level: Float64) -> float:
-    """Standard deviation of single readings; jumps do not count."""
+    """Return the standard deviation of single readings; jumps do not count."""
     return MAD_TO_SIGMA * float(np.median(np.abs(np.diff(level)))) / float(np.sqrt(2))
 
 
 def error_of_median(noise: float, count: int) -> float:
-    """Standard error of the median of so many readings."""
+    """Return the standard error of the median of so many readings."""
     return noise * ERROR_OF_MEDIAN / float(np.sqrt(count))
 
 

@@ -28,12 +28,7 @@ def wall_clock_ns(trace: RankTrace, time_ns: int) -> int:
 
 
 def step_begin_ns(run: Run, step: int) -> int | None:
-    """Return when the first rank began a step, epoch ns; None where that was not recorded.
-
-    Args:
-        run: with aligned clocks.
-        step: its number.
-    """
+    """Return when the first rank began a step, epoch ns; None if unknown."""
     begins = []
     for trace in run.ranks.values():
         own = (trace.spans.kind == schema.STEP) & (trace.spans.step == step)
@@ -43,7 +38,7 @@ def step_begin_ns(run: Run, step: int) -> int | None:
 
 
 def step_end_ns(run: Run, step: int) -> int | None:
-    """Return when the last rank ended a step, epoch ns; None where that was not recorded."""
+    """Return when the last rank ended a step, epoch ns; None if unknown."""
     ends = []
     for trace in run.ranks.values():
         own = (trace.spans.kind == schema.STEP) & (trace.spans.step == step)

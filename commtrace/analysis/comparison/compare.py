@@ -56,7 +56,6 @@ class StepSeries:
     busbw_gbps: Mapping[Link, FloatArray]
 
     def __add__(self, later: StepSeries) -> StepSeries:
-        """Return the series of these steps and of later ones."""
         none = np.zeros(len(self.wall_ns)), np.zeros(len(later.wall_ns))
         states = dict.fromkeys((*self.states, *later.states))
         links = dict.fromkeys((*self.busbw_gbps, *later.busbw_gbps))
@@ -74,7 +73,6 @@ class StepSeries:
 
 
 def step_series(analysis: Analysis) -> StepSeries:
-    """Return the series of an analysed run."""
     table = analysis.partition
     wall, of_state = _mean_over_ranks(table)
     states = {state: of_state[:, column] for column, state in enumerate(table.states) if of_state[:, column].any()}
@@ -187,7 +185,6 @@ class Comparison:
 
 
 def compare(before: Sequence[MeasuredRun[StepSeries]], after: Sequence[MeasuredRun[StepSeries]]) -> Comparison:
-    """Compare the runs of two sides."""
     series = [[run.result for run in side] for side in (before, after)]
     runs = [[run.recorded for run in side] for side in (before, after)]
     some_are_missing = [any(len(run.ranks) < run.world_size for run in side) for side in runs]
@@ -201,11 +198,9 @@ def compare_series(
     circumstances: tuple[Difference, ...] = (),
     split_is_known: tuple[bool, bool] = (True, True),
 ) -> Comparison:
-    """Compare their series.
+    """Compare the series of two sides.
 
     Args:
-        before, after: the runs of each side.
-        circumstances: in which they differ.
         split_is_known: of each side, whether waiting is told from transfers as on the other one; not so where the files
             of some ranks are missing on this side only.
     """
@@ -246,25 +241,25 @@ def _links(before: Sequence[StepSeries], after: Sequence[StepSeries]) -> dict[Li
 
 
 def _circumstances(before: Sequence[Run], after: Sequence[Run]) -> Iterator[Difference]:
-    told = [_told_of_side(side) for side in (before, after)]
-    for what in sorted({*told[0], *told[1]}):
-        values = [one.get(what, _ABSENT) for one in told]
+    sides = [_circumstances_of_side(side) for side in (before, after)]
+    for what in sorted({*sides[0], *sides[1]}):
+        values = [side.get(what, _ABSENT) for side in sides]
         if values[0] != values[1]:
             yield Difference(what, *values)
 
 
-def _told_of_side(runs: Sequence[Run]) -> dict[str, str]:
-    """Of several runs, those values in which they differ are all listed."""
+def _circumstances_of_side(runs: Sequence[Run]) -> dict[str, str]:
+    """Return the circumstances of one side; values in which its runs differ are all listed."""
     found: dict[str, dict[str, None]] = {}
-    for told in map(_told, runs):
-        for what, value in told.items():
+    for circumstances in map(_circumstances_of_run, runs):
+        for what, value in circumstances.items():
             found.setdefault(what, {})[value] = None
     return {what: " / ".join(values) for what, values in found.items()}
 
 
-def _told(run: Run) -> dict[str, str]:
-    """Everything about a run that is no measurement, by name. Ranks that differ among themselves are all listed."""
-    told: dict[str, dict[str, None]] = {}
+def _circumstances_of_run(run: Run) -> dict[str, str]:
+    """Return all about a run that is no measurement, by name; values in which its ranks differ are all listed."""
+    found: dict[str, dict[str, None]] = {}
     for trace in run.ranks.values():
         metadata = trace.metadata
         framework = trace.topology.get("framework") or {}
@@ -277,7 +272,7 @@ def _told(run: Run) -> dict[str, str]:
             *((f"{name} (parallel)", size) for name, size in trace.parallel.items()),
             *((f"framework {name}", value) for name, value in framework.items()),
         ):
-            told.setdefault(what, {})[str(value)] = None
+            found.setdefault(what, {})[str(value)] = None
     hosts = len({trace.metadata.node for trace in run.ranks.values()})
     counts = {"hosts": str(hosts), "ranks recorded": f"{len(run.ranks)} of {run.world_size}"}
-    return {what: ", ".join(values) for what, values in told.items()} | counts
+    return {what: ", ".join(values) for what, values in found.items()} | counts

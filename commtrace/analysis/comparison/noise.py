@@ -36,9 +36,9 @@ class Change:
     """A median in two recordings, or the mean of the medians where a side was recorded several times.
 
     Attributes:
-        before, after: the medians; None where a recording has none.
+        before, after: None where a recording has none.
         noise: half the width of the interval that holds 95 % of the differences that chance alone would make; None
-            where there are too few samples to tell.
+            where there are too few samples.
     """
 
     before: float | None
@@ -51,13 +51,13 @@ class Change:
 
     @property
     def relative(self) -> float | None:
-        """The difference as a share of ``before``; None where that is 0 or unknown."""
+        """Return the difference as a share of ``before``; None where that is 0 or unknown."""
         difference = self.difference
         return None if difference is None or not self.before else difference / self.before
 
     @property
     def is_real(self) -> bool:
-        """Return whether the difference is larger than the noise. False where the noise is unknown."""
+        """Return whether the difference is larger than the noise."""
         difference = self.difference
         return difference is not None and self.noise is not None and abs(difference) > self.noise
 

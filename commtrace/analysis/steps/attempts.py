@@ -2,7 +2,7 @@
 
 A launch of the job begins where the last checkpoint was saved, and repeats the steps after it. A program that goes back
 to a checkpoint by itself does the same in one launch. The tables of a summary are of the last attempt of each step;
-all attempts are told, in the order of time.
+all attempts are listed in the order of time.
 
 >>> repeated_steps([LaunchSteps.of(launch) for launch in launches])  # doctest: +SKIP
 """
@@ -26,13 +26,11 @@ _FIRST_EARLIER: Final = -2
 
 
 class StepTime(NamedTuple):
-    """A step of the job in one launch: from its earliest begin on any rank to its latest end.
+    """A step of the job in one launch: from its earliest begin on any rank to its latest end, epoch ns.
 
     Attributes:
-        step: its number.
         occurrence: how often this launch had done it before.
         launch: how often the job had been started before.
-        start_ns, end_ns: epoch.
     """
 
     step: int
@@ -43,14 +41,7 @@ class StepTime(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """One attempt of a step.
-
-    Attributes:
-        attempt: 1 is the first.
-        launch: of the job; 0 is the first.
-        start_ns: epoch.
-        duration_ns: of the job's step.
-    """
+    """One attempt of a step, counted from 1, in a launch of the job, counted from 0; ``start_ns`` is epoch ns."""
 
     attempt: int
     launch: int
@@ -69,10 +60,9 @@ class RepeatedStep(NamedTuple):
 
 
 class LaunchSteps(NamedTuple):
-    """What one launch of a job did.
+    """The times of every step of one launch in each of its attempts.
 
     Attributes:
-        times: of every step in each of its attempts.
         is_numbered: the steps have numbers of the program's own.
     """
 
@@ -81,7 +71,6 @@ class LaunchSteps(NamedTuple):
 
     @classmethod
     def of(cls, launch: Run) -> LaunchSteps:
-        """Return the steps of a launch as it was recorded."""
         is_numbered = all("step_numbers" in trace.topology for trace in launch.ranks.values())
         return cls(tuple(_step_times(launch)), is_numbered)
 
@@ -106,11 +95,7 @@ def _step_times(launch: Run) -> Iterable[StepTime]:
 
 
 def repeated_steps(launches: Sequence[LaunchSteps]) -> list[RepeatedStep]:
-    """Return the steps that were done more than once, ascending.
-
-    Args:
-        launches: of a job, oldest first.
-    """
+    """Return the steps that were done more than once, ascending; launches are oldest first."""
     # Without numbers of the program's own, nobody knows which steps of two launches are the same.
     comparable = launches if all(launch.is_numbered for launch in launches) else launches[-1:]
     by_step: dict[int, list[StepTime]] = {}
@@ -135,7 +120,7 @@ def told_apart(run: Run) -> Run:
 
 
 def without_last_attempts(run: Run) -> Run | None:
-    """Return what the same process did in repeated steps before their last attempts; None where no step was repeated.
+    """Return the attempts of repeated steps by the same process before their last ones; None if no step was repeated.
 
     Of three attempts the first two are left, so that a second call returns the first one alone.
     """
@@ -156,12 +141,12 @@ def is_earlier(step: Int32) -> Bool:
 
 
 def earlier_number(number: int) -> int:
-    """Return what the rows of a step have in place of its number where it was done once more."""
+    """Return the number that rows of a step have where it was done once more."""
     return _FIRST_EARLIER - number
 
 
 def number_of(step: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the numbers of steps, those of attempts that were repeated too."""
+    """Return the true numbers of steps, also of attempts that were repeated."""
     return np.where(is_earlier(step), _FIRST_EARLIER - step, step)
 
 

@@ -28,7 +28,7 @@ TORN: Final = "a clock was stepped back in it"
 
 @dataclass(frozen=True, slots=True)
 class LeftOutSteps:
-    """Steps, one after the other, that are left out for the same reason; ``last`` is inclusive."""
+    """Consecutive steps that are left out for the same reason; ``last`` is inclusive."""
 
     first: int
     last: int
@@ -41,9 +41,9 @@ class StepChoice:
     """The steps that count.
 
     Attributes:
-        used: their numbers, ascending. Empty when no step was recorded: then the whole recording counts as one.
+        used: ascending. Empty when no step was recorded: then the whole recording counts as one.
         left_out: the others, with the reason for each.
-        ranks: the ranks that recorded the steps.
+        ranks: those that recorded the steps.
     """
 
     used: tuple[int, ...]
@@ -59,7 +59,7 @@ class StepChoice:
         }
 
     def ranges_left_out(self) -> list[LeftOutSteps]:
-        """Return the steps that are left out, without those between steps in detail."""
+        """Return the steps that are left out, without those that were recorded without detail."""
         left_out = [step for step, reason in self.left_out.items() if reason != DURATION_ONLY]
         return [
             LeftOutSteps(steps[0], steps[-1], len(steps), reason)
@@ -69,14 +69,9 @@ class StepChoice:
 
 
 def choose_steps(run: Run, *, keep_warm_up: bool) -> StepChoice:
-    """Return the steps that every rank recorded in detail and in full, without the first one recorded.
+    """Return the steps that every rank recorded in detail and in full.
 
-    Ranks that recorded no step at all (killed in the first one) do not decide. The first step is left out as warm-up
-    when at least three are complete.
-
-    Args:
-        run: whatever was loaded.
-        keep_warm_up: True when the user chose the steps.
+    The first of at least three is left out as warm-up, unless ``keep_warm_up``: the user chose the steps.
     """
     of_rank = {rank: set(_recorded_steps(trace)) for rank, trace in run.ranks.items()}
     reporting = tuple(rank for rank, steps in of_rank.items() if steps)
@@ -105,12 +100,7 @@ def _recorded_steps(trace: RankTrace) -> list[int]:
 
 
 def without_torn_steps(choice: StepChoice, run: Run) -> StepChoice:
-    """Without the steps that a rank's clock, stepped back in them, makes end before they begin, or overlap.
-
-    Args:
-        choice: as it was before.
-        run: on one clock.
-    """
+    """Return the choice without steps that a clock, stepped back in them, makes overlap, or end before they begin."""
     torn = set[int]().union(*(_torn(run.ranks[rank].spans, choice.used) for rank in choice.ranks))
     if not torn:
         return choice
@@ -127,7 +117,7 @@ def _torn(spans: Spans, used: Sequence[int]) -> set[int]:
 
 
 def rows_of_steps(run: Run, choice: StepChoice) -> dict[int, Bool | slice]:
-    """By rank that counts, which of its rows belong to the chosen steps, or hold up the next one of them."""
+    """Return, by rank that counts, which rows belong to the chosen steps, or hold up the next one of them."""
     return {rank: contiguous(_in_or_between(run.ranks[rank].spans, choice.used)) for rank in choice.ranks}
 
 
@@ -158,9 +148,7 @@ def select(run: Run, matches: Matches, rows: Mapping[int, Bool | slice]) -> tupl
 
 
 def contiguous(rows: Bool) -> Bool | slice:
-    """Return a slice in place of a mask wherever the chosen rows follow each other, as they nearly always do: no
-    copy.
-    """
+    """Return a slice in place of a mask where the chosen rows follow each other, as they nearly always do: no copy."""
     chosen = np.flatnonzero(rows)
     if len(chosen) and chosen[-1] - chosen[0] + 1 == len(chosen):
         return slice(int(chosen[0]), int(chosen[-1]) + 1)
@@ -168,7 +156,7 @@ def contiguous(rows: Bool) -> Bool | slice:
 
 
 def whole_recording_as_step(run: Run) -> Run:
-    """For a run without steps: one step, numbered −1, over everything that each rank recorded."""
+    """Return a run without steps with one, numbered −1, over everything that each rank recorded."""
     return replace(run, ranks={rank: _with_step(run, trace) for rank, trace in run.ranks.items()})
 
 

@@ -18,8 +18,6 @@ _EVERY_STEP: Final = 1
 
 
 class StepTimes(NamedTuple):
-    """Durations of steps, ns."""
-
     mean: int
     p50: int
     p99: int
@@ -28,7 +26,7 @@ class StepTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SpanSum:
-    """Spans of one kind, role and name in steps that are not in detail: means per rank and step; the longest of all."""
+    """Spans of one kind, role and name in steps without detail: means per rank and step; the longest of all."""
 
     kind: str
     role: str
@@ -43,12 +41,10 @@ class SpanSum:
 
 
 class TriggeredSteps(NamedTuple):
-    """Steps that were asked for while the job ran.
+    """Steps that were requested while the job ran, by whom; ``end`` is exclusive.
 
     Attributes:
         id: of the request.
-        first, end: the steps; ``end`` is exclusive.
-        by: who asked.
         late: by rank that saw the request too late to begin with the others, at which step.
     """
 
@@ -60,7 +56,7 @@ class TriggeredSteps(NamedTuple):
 
 
 class Discarded(NamedTuple):
-    """Files that were deleted to keep to the budget, over so many ranks.
+    """Files that so many ranks deleted to keep to their budget.
 
     Attributes:
         last_step: of those that were deleted; −1 before the first.
@@ -83,11 +79,9 @@ class RecordedDetail:
 
     Attributes:
         every: one step in so many is in detail; 0: only on request.
-        steps, steps_in_detail: how many.
         step_time_ns: of all steps, of each the mean over its ranks; None without steps.
-        sums: of the steps that are not in detail, the largest time first.
+        sums: of the steps without detail, the largest time first.
         triggers: in the order of their steps.
-        discarded: None if nothing was.
     """
 
     every: int
@@ -100,7 +94,6 @@ class RecordedDetail:
 
 
 def find_detail(run: Run) -> RecordedDetail:
-    """Return how much of a run is in detail, and what is known of the rest."""
     samples = {int(trace.recording.get("sample", _EVERY_STEP)) for trace in run.ranks.values()}
     summed = {step for trace in run.ranks.values() for step in trace.aggregates if step >= 0}
     times = _step_times(run)
@@ -116,7 +109,6 @@ def find_detail(run: Run) -> RecordedDetail:
 
 
 def _step_times(run: Run) -> dict[int, float]:
-    """Duration of every step, ns: the mean over the ranks that recorded it."""
     steps, durations = [], []
     for trace in run.ranks.values():
         rows = trace.spans.kind == schema.STEP

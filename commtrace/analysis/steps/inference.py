@@ -1,4 +1,4 @@
-"""Steps of a run in which nothing marked them: from the period of its communication.
+"""Infers steps that nothing marked, from the period of a run's communication.
 
 An iteration of training communicates as the one before it did. So the sequence of operations (group, operation,
 bytes) is cut into blocks at every occurrence of one of its words; the best word is the one for which most of the
@@ -37,23 +37,14 @@ _ROWS_LOOKED_AT: Final = 100_000
 
 
 class _Period(NamedTuple):
-    """The period of a sequence.
-
-    Attributes:
-        anchors: where each block begins, as positions in the sequence; the last one ends the last block.
-        usual: the most frequent block.
-    """
+    """The period of a sequence: the begins of its blocks and the end of the last one, and the most frequent block."""
 
     anchors: Int64
     usual: npt.NDArray[np.int32]
 
 
 def infer_steps(run: Run) -> Run | None:
-    """Return the run with the steps that its communication suggests; None where it suggests none.
-
-    Args:
-        run: without step rows.
-    """
+    """Return a run without step rows with the steps that its communication suggests; None where it suggests none."""
     if any(is_kernel_trace(trace.spans) or np.any(trace.spans.kind == schema.STEP) for trace in run.ranks.values()):
         return None
     rows = {rank: np.flatnonzero(communication_rows(trace.spans)) for rank, trace in run.ranks.items()}
@@ -70,9 +61,7 @@ def infer_steps(run: Run) -> Run | None:
 
 
 def _words(spans: Spans, rows: Int64) -> npt.NDArray[np.int32]:
-    """Return the sequence of a rank: numbers that are equal where operation, bytes and group are; groups by first
-    use.
-    """
+    """Return the sequence of a rank: numbers that are equal where operation, bytes and group are."""
     _, first, group = np.unique(spans.group[rows], return_index=True, return_inverse=True)
     group = np.argsort(np.argsort(first))[group.reshape(-1)]
     table = np.stack([spans.name[rows], spans.bytes[rows], group], axis=1)
@@ -81,7 +70,7 @@ def _words(spans: Spans, rows: Int64) -> npt.NDArray[np.int32]:
 
 
 def _periods(words: Mapping[int, npt.NDArray[np.int32]]) -> dict[int, _Period] | None:
-    """Of each rank, if all of them repeat themselves equally often; one that was killed may lack the last time."""
+    """Return the period of each rank, if all repeat themselves equally often; one that was killed may lack the last."""
     known: dict[bytes, _Period | None] = {}
     periods: dict[int, _Period] = {}
     for rank, own in words.items():
@@ -125,7 +114,7 @@ def _period(words: npt.NDArray[np.int32]) -> _Period | None:
 
 
 def _coverage(words: npt.NDArray[np.int32], word: int) -> tuple[float, int]:
-    """Share of the sequence that the usual block between two occurrences of a word makes up, and its length."""
+    """Return the share of the sequence in usual blocks between occurrences of a word, and the length of such a block."""
     anchors = np.flatnonzero(words == word)
     usual = _usual_block(words, anchors)
     blocks = Counter(words[begin:end].tobytes() for begin, end in pairwise(anchors))
@@ -135,7 +124,6 @@ def _coverage(words: npt.NDArray[np.int32], word: int) -> tuple[float, int]:
 
 
 def _common(sequence: npt.NDArray[np.int32], usual: npt.NDArray[np.int32]) -> int:
-    """Return how many words both begin with."""
     length = min(len(sequence), len(usual))
     differ = np.flatnonzero(sequence[:length] != usual[:length])
     return int(differ[0]) if len(differ) else length
@@ -168,7 +156,7 @@ def _offsets(
 
 
 def _gaps(spans: Spans, rows: Int64, period: _Period) -> Int64:
-    """Before each operation of the usual block, the median time in which no communication was under way, ns."""
+    """Return, before each operation of the usual block, the median time without communication in flight, ns."""
     start, end = spans.start[rows], np.maximum.accumulate(spans.end[rows])
     before = np.maximum(start - np.concatenate([start[:1], end[:-1]]), 0)
     length = len(period.usual)

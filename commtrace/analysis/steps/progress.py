@@ -34,12 +34,7 @@ class Progress:
 
 
 def find_progress(run: Run, now_ns: int | None = None) -> Progress:
-    """Return the progress of a run.
-
-    Args:
-        run: its newest part.
-        now_ns: ns since the epoch; now if None.
-    """
+    """Return the progress of a run, from its newest part; ``now_ns`` is epoch ns, now if None."""
     now = time.time_ns() if now_ns is None else now_ns
     closed = all(trace.closed for trace in run.ranks.values())
     durations = [_durations(trace) for trace in run.ranks.values()]
@@ -54,7 +49,7 @@ def find_progress(run: Run, now_ns: int | None = None) -> Progress:
 
 
 def _steps_since(since_ns: int, step_ns: float | None) -> int:
-    """Return the steps since a report; it is bounded, as a job that runs reports every step."""
+    """Return the steps since a report; bounded, as a job that runs reports every step."""
     if not step_ns or since_ns <= 0:
         return 0
     return int(min(since_ns, step_ns + _LATEST_REPORT_NS) / step_ns)
@@ -85,14 +80,7 @@ def _last_report(trace: RankTrace) -> tuple[int, int] | None:
 
 
 def unreached_steps(run: Run) -> str | None:
-    """Return a sentence about a run that recorded no step because the job did not reach the chosen ones.
-
-    Args:
-        run: or the newest part of one.
-
-    Returns:
-        None if steps were recorded, or all steps were to be recorded.
-    """
+    """Return a sentence if no step was recorded because the job did not reach the chosen ones; else None."""
     asked = {str(options["steps"]) for trace in run.ranks.values() if "steps" in (options := trace.recording)}
     recorded = any((trace.spans.kind == schema.STEP).any() for trace in run.ranks.values())
     latest = max((step for trace in run.ranks.values() for step, _ in trace.progress), default=-1)

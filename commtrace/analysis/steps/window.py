@@ -1,4 +1,4 @@
-"""The steps that a user asked for, and their neighbours: communication begins in one step and ends in another."""
+"""Loads the steps that a user asked for, and their neighbours: communication begins in one step and ends in another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Window:
         recorded: only what was asked for.
         context: that and a step on either side. An operation launched in one step may be waited for in the next, and
             ranks may number one communication with different steps.
-        wanted: the steps asked for; None for all.
+        wanted: None for all.
     """
 
     recorded: Run
@@ -38,10 +38,9 @@ class Window:
 
 
 def load_window(source: str | Path | Run, steps: str | None = None) -> Window:
-    """Load the steps asked for.
+    """Load the steps asked for from a run directory, or take them from a loaded run.
 
     Args:
-        source: a run directory or a loaded run.
         steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``. Without, everything.
 
     Raises:

@@ -108,7 +108,7 @@ class _Jump(NamedTuple):
 
 
 class _Series(NamedTuple):
-    """Readings of two clocks at the same instants, in order of ``axis``; ``level`` is their difference less its slope."""
+    """Readings of two clocks at the same instants, by ``axis``; ``level`` is their difference less its slope."""
 
     clocks: tuple[int, int]
     times: tuple[Int64, Int64]
@@ -265,8 +265,8 @@ def without_drift(time: Float64, difference: Float64) -> Float64:
     """Return the difference less its slope."""
     if not len(time) or time[-1] <= time[0]:
         return difference
-    # The median over pairs a tenth of the time apart, few of which hold a jump. By time, not by number: of readings that
-    # come in bursts, as those of a step do, neighbours tell only their noise.
+    # The median over pairs a tenth of the time apart, few of which hold a jump. By time, not by number: of readings
+    # that come in bursts, as those of a step do, neighbours tell only their noise.
     later = np.searchsorted(time, time + (time[-1] - time[0]) / 10)
     earlier = np.flatnonzero(later < len(time))
     later = later[earlier]

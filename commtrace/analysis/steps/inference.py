@@ -114,7 +114,7 @@ def _period(words: npt.NDArray[np.int32]) -> _Period | None:
 
 
 def _coverage(words: npt.NDArray[np.int32], word: int) -> tuple[float, int]:
-    """Return the share of the sequence in usual blocks between occurrences of a word, and the length of such a block."""
+    """Return the share of the sequence in usual blocks between occurrences of a word, and the length of one."""
     anchors = np.flatnonzero(words == word)
     usual = _usual_block(words, anchors)
     blocks = Counter(words[begin:end].tobytes() for begin, end in pairwise(anchors))

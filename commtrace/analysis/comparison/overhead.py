@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
+
+from commtrace.trace.json_values import JsonObject, fields_to_json
 
 WARM_UP_STEPS: Final = 3
 """Steps at the beginning of a run that do not count, where there are more than twice as many."""
 _RESAMPLES: Final = 10_000
 _CONFIDENCE: Final = (2.5, 97.5)
 
+OPTIMIZER: Final = "optimizer"
+WALL: Final = "wall"
+
 
 class Stamp(NamedTuple):
-    """A step of an optimizer has ended. ``optimizer`` tells several apart; wall and CPU time of the process in ns."""
+    """The end of a step of an optimizer: which one, wall time and CPU time of the process."""
 
     optimizer: int
     wall_ns: int
     cpu_ns: int
 
 
-class RankStamps(NamedTuple):
-    """The step times that one process reported at its end."""
+@dataclass(frozen=True, slots=True)
+class RankStamps:
+    """The ends of steps that one process reported at its end."""
 
     rank: int
     max_rss_bytes: int
     stamps: Sequence[Stamp]
 
 
-class Measured(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Measured:
     """One run of the command.
 
     Attributes:
@@ -46,39 +54,94 @@ class Measured(NamedTuple):
     steps: int = 0
     spans: int = 0
     num_bytes: int = 0
-    dropped: dict[str, int] = {}  # noqa: RUF012 -- never changed
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
 
 Pair = tuple[Measured, Measured]
 """A run without and a run with commtrace."""
 
 
-def summarise_overhead(pairs: Sequence[Pair]) -> dict[str, object]:
-    """Ratios with / without, each the median over pairs with its spread, and what the recordings hold.
+class Ratio(NamedTuple):
+    """The median of ratios, and the bootstrapped 95 % interval of that median."""
 
-    Returns:
-        ``step_time``, ``step_cpu`` and ``job_cpu``: ``without`` and ``with`` (medians, ns) and ``ratio`` (``median``,
-        and ``low`` to ``high``, the bootstrapped 95 % interval of that median); ``noise``: the same for runs without
-        commtrace, each against the one before it; ``memory_bytes``: what a rank holds more at its peak, ``median`` and
-        ``max``; ``clock``: ``optimizer`` or, where no process stamped its steps, ``wall``; ``recorded``: ``steps``,
-        ``spans_per_step``, ``bytes_per_step``, ``bytes_per_span`` (per rank) and ``dropped``.
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Medians over the runs of each side, ns, and the ratio of a pair's two runs."""
+
+    without_ns: int
+    recorded_ns: int
+    ratio: Ratio
+
+    def to_json(self) -> JsonObject:
+        return {"without": self.without_ns, "with": self.recorded_ns, "ratio": fields_to_json(self.ratio)}
+
+
+class Memory(NamedTuple):
+    """Bytes that a rank holds more at its peak."""
+
+    median: int
+    max: int
+
+
+class Recorded(NamedTuple):
+    """The contents of the recordings, per rank; None without steps or spans."""
+
+    steps: int
+    spans_per_step: float | None
+    bytes_per_step: float | None
+    bytes_per_span: float | None
+    dropped: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """The cost of recording.
+
+    Attributes:
+        clock: ``optimizer`` or, where some run had no process that stamped two steps, ``wall``: whole runs.
+        step_time: mean over the ranks of their median step, or the wall time of the run.
+        noise: ratios of runs without commtrace, each to the one before it; None for a single pair.
+        step_cpu: of all threads of a rank, the writing one included; None by wall clock.
+        job_cpu: of all processes, start-up included.
+        memory_bytes: None by wall clock, or if no rank stamped steps on both sides.
     """
-    stamped = all(measured.ranks for pair in pairs for measured in pair)
+
+    pairs: int
+    clock: str
+    step_time: Cost
+    noise: Ratio | None
+    step_cpu: Cost | None
+    job_cpu: Cost
+    memory_bytes: Memory | None
+    recorded: Recorded
+
+    def to_json(self) -> JsonObject:
+        return fields_to_json(self)
+
+
+def summarise_overhead(pairs: Sequence[Pair]) -> Overhead:
+    """Compare the runs of each pair."""
+    stamped = all(any(_intervals(rank.stamps, 1) for rank in measured.ranks) for pair in pairs for measured in pair)
     step_time: Callable[[Measured], float] = _step_time if stamped else _wall_time
-    return {
-        "pairs": len(pairs),
-        "clock": "optimizer" if stamped else "wall",
-        "step_time": _compared(pairs, step_time),
-        "noise": _noise([without for without, _ in pairs], step_time),
-        "step_cpu": _compared(pairs, _step_cpu) if stamped else None,
-        "job_cpu": _compared(pairs, lambda measured: measured.cpu_ns),
-        "memory_bytes": _memory(pairs) if stamped else None,
-        "recorded": _recorded([recorded for _, recorded in pairs]),
-    }
+    return Overhead(
+        pairs=len(pairs),
+        clock=OPTIMIZER if stamped else WALL,
+        step_time=_cost(pairs, step_time),
+        noise=_noise([without for without, _ in pairs], step_time),
+        step_cpu=_cost(pairs, _step_cpu) if stamped else None,
+        job_cpu=_cost(pairs, lambda measured: measured.cpu_ns),
+        memory_bytes=_memory(pairs) if stamped else None,
+        recorded=_recorded([recorded for _, recorded in pairs]),
+    )
 
 
 def _intervals(stamps: Sequence[Stamp], column: int) -> list[int]:
-    """Between the steps of the optimizer that steps most often, the warm-up left out."""
+    """Return the times between steps of the optimizer that steps most often, the warm-up left out."""
     if not stamps:
         return []
     most = Counter(stamp.optimizer for stamp in stamps).most_common(1)[0][0]
@@ -88,12 +151,10 @@ def _intervals(stamps: Sequence[Stamp], column: int) -> list[int]:
 
 
 def _step_time(measured: Measured) -> float:
-    """Mean over the ranks of their median step."""
     return float(np.mean([np.median(steps) for rank in measured.ranks if (steps := _intervals(rank.stamps, 1))]))
 
 
 def _step_cpu(measured: Measured) -> float:
-    """CPU time of a rank in a mean step: of all its threads, the writing one included."""
     return float(np.mean([np.mean(steps) for rank in measured.ranks if (steps := _intervals(rank.stamps, 2))]))
 
 
@@ -101,47 +162,43 @@ def _wall_time(measured: Measured) -> float:
     return float(measured.wall_ns)
 
 
-def _compared(pairs: Sequence[Pair], figure: Callable[[Measured], float]) -> dict[str, object]:
+def _cost(pairs: Sequence[Pair], figure: Callable[[Measured], float]) -> Cost:
     without, recorded = ([figure(pair[side]) for pair in pairs] for side in (0, 1))
     ratios = [after / before for before, after in zip(without, recorded, strict=True)]
-    return {
-        "without": round(float(np.median(without))),
-        "with": round(float(np.median(recorded))),
-        "ratio": _median_with_spread(ratios),
-    }
+    return Cost(round(float(np.median(without))), round(float(np.median(recorded))), _ratio(ratios))
 
 
-def _noise(runs: Sequence[Measured], figure: Callable[[Measured], float]) -> dict[str, float] | None:
-    """Ratios of what should be equal: how much of a difference means nothing."""
+def _noise(runs: Sequence[Measured], figure: Callable[[Measured], float]) -> Ratio | None:
     ratios = [figure(after) / figure(before) for before, after in pairwise(runs)]
-    return _median_with_spread(ratios) if ratios else None
+    return _ratio(ratios) if ratios else None
 
 
-def _median_with_spread(values: Sequence[float]) -> dict[str, float]:
+def _ratio(values: Sequence[float]) -> Ratio:
     sample = np.asarray(values)
     generator = np.random.default_rng(0)
     medians = np.median(generator.choice(sample, (_RESAMPLES, len(sample))), axis=1)
     low, high = np.percentile(medians, _CONFIDENCE)
-    return {"median": float(np.median(sample)), "low": float(low), "high": float(high)}
+    return Ratio(float(np.median(sample)), float(low), float(high))
 
 
-def _memory(pairs: Sequence[Pair]) -> dict[str, int]:
-    more = []
+def _memory(pairs: Sequence[Pair]) -> Memory | None:
+    more: list[int] = []
     for without, recorded in pairs:
         before = {rank.rank: rank.max_rss_bytes for rank in without.ranks}
         more += [rank.max_rss_bytes - before[rank.rank] for rank in recorded.ranks if rank.rank in before]
-    return {"median": round(float(np.median(more))), "max": max(more)}
+    return Memory(round(float(np.median(more))), max(more)) if more else None
 
 
-def _recorded(runs: Sequence[Measured]) -> dict[str, object]:
+def _recorded(runs: Sequence[Measured]) -> Recorded:
     dropped: Counter[str] = Counter()
     for run in runs:
         dropped.update(run.dropped)
-    steps, spans, num_bytes = (sum(getattr(run, name) for run in runs) for name in ("steps", "spans", "num_bytes"))
-    return {
-        "steps": steps,
-        "spans_per_step": spans / steps if steps else None,
-        "bytes_per_step": num_bytes / steps if steps else None,
-        "bytes_per_span": num_bytes / spans if spans else None,
-        "dropped": dict(dropped),
-    }
+    steps, spans = sum(run.steps for run in runs), sum(run.spans for run in runs)
+    num_bytes = sum(run.num_bytes for run in runs)
+    return Recorded(
+        steps=steps,
+        spans_per_step=spans / steps if steps else None,
+        bytes_per_step=num_bytes / steps if steps else None,
+        bytes_per_span=num_bytes / spans if spans else None,
+        dropped=dict(dropped),
+    )

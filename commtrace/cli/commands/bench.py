@@ -10,8 +10,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 from rich.console import Console
@@ -19,12 +20,13 @@ from rich.markup import escape
 from rich.table import Table
 
 import commtrace._inject
-from commtrace.analysis.comparison.overhead import Measured, RankStamps, Stamp, summarise_overhead
+from commtrace.analysis.comparison.overhead import OPTIMIZER, Measured, Overhead, RankStamps, Ratio, summarise_overhead
 from commtrace.cli.commands.run import injected_environment
-from commtrace.cli.units import UNKNOWN, duration, num_bytes
+from commtrace.cli.units import duration, num_bytes
 from commtrace.errors import CommtraceError, RunNotFoundError
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
+from commtrace.trace.inputs import decode_json
 
 _LINES_OF_OUTPUT: Final = 15
 
@@ -57,11 +59,11 @@ def bench(
                 folder.mkdir()
                 sides[records] = _measure(command, folder, records=records)
             measured.append((sides[False], sides[True]))
-    told: dict[str, Any] = {"command": list(command), **summarise_overhead(measured)}
+    overhead = summarise_overhead(measured)
     if json_output:
-        sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps({"command": command, **overhead.to_json()}, allow_nan=False) + "\n")
         return
-    print_overhead(Console(soft_wrap=True), told)
+    _print_overhead(Console(soft_wrap=True), command, overhead)
 
 
 def _measure(command: Sequence[str], folder: Path, *, records: bool) -> Measured:
@@ -87,7 +89,7 @@ def _environment(stamps: Path, run: Path, *, records: bool) -> dict[str, str]:
 
 
 def _execute(command: Sequence[str], environment: Mapping[str, str], output: Path) -> int:
-    """CPU time of the command and of all processes that it waited for, ns.
+    """Return the CPU time of the command and of all processes that it waited for, ns.
 
     Raises:
         BenchError: the command cannot be started, or fails.
@@ -106,12 +108,10 @@ def _execute(command: Sequence[str], environment: Mapping[str, str], output: Pat
 
 
 def _read_stamps(path: Path) -> RankStamps:
-    told = json.loads(path.read_text())
-    return RankStamps(told["rank"], told["max_rss_bytes"], [Stamp(*stamp) for stamp in told["stamps"]])
+    return decode_json(path.read_text(), RankStamps)
 
 
 def _with_recording(measured: Measured, run_directory: Path) -> Measured:
-    """Return steps are counted per rank: a step of four ranks counts four times."""
     try:
         traces = load_run(run_directory).ranks.values()
     except RunNotFoundError as error:
@@ -120,7 +120,9 @@ def _with_recording(measured: Measured, run_directory: Path) -> Measured:
     for trace in traces:
         for kind, count in trace.dropped.items():
             dropped[kind] = dropped.get(kind, 0) + count
-    return measured._replace(
+    return replace(
+        measured,
+        # A step of four ranks counts four times.
         steps=sum(int((trace.spans.kind == schema.STEP).sum()) for trace in traces),
         spans=sum(len(trace.spans) for trace in traces),
         num_bytes=sum(path.stat().st_size for path in run_directory.glob("*/*.arrows")),
@@ -128,46 +130,41 @@ def _with_recording(measured: Measured, run_directory: Path) -> Measured:
     )
 
 
-def print_overhead(console: Console, told: Mapping[str, Any]) -> None:
-    """Print what :func:`commtrace.analysis.comparison.overhead.summarise_overhead` found."""
-    console.print(f"[bold]Overhead of recording[/] {escape(shlex.join(told['command']))}")
+def _print_overhead(console: Console, command: Sequence[str], overhead: Overhead) -> None:
+    console.print(f"[bold]Overhead of recording[/] {escape(shlex.join(command))}")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("")
     for heading in ("without", "with", "ratio", "95 % interval"):
         table.add_column(heading, justify="right", no_wrap=True)
-    by_steps = told["clock"] == "optimizer"
-    rows = {"step time" if by_steps else "wall time": told["step_time"], "CPU time of the job": told["job_cpu"]}
-    if told["step_cpu"]:
-        rows["CPU time per step and rank"] = told["step_cpu"]
-    for name, one in rows.items():
-        table.add_row(name, duration(one["without"]), duration(one["with"]), *_ratio(one["ratio"]))
-    if told["noise"]:
-        table.add_row("noise: without / without", "", "", *_ratio(told["noise"]))
+    by_steps = overhead.clock == OPTIMIZER
+    costs = {"step time" if by_steps else "wall time": overhead.step_time, "CPU time of the job": overhead.job_cpu}
+    if overhead.step_cpu:
+        costs["CPU time per step and rank"] = overhead.step_cpu
+    for name, cost in costs.items():
+        table.add_row(name, duration(cost.without_ns), duration(cost.recorded_ns), *_ratio(cost.ratio))
+    if overhead.noise:
+        table.add_row("noise: without / without", "", "", *_ratio(overhead.noise))
     console.print(table)
-    memory, recorded = told["memory_bytes"], told["recorded"]
+    memory, recorded = overhead.memory_bytes, overhead.recorded
     if memory:
+        console.print(f"Memory: {_signed(memory.median)} per rank at its peak (median; most {_signed(memory.max)})")
+    if recorded.bytes_per_step is not None and recorded.bytes_per_span is not None:
         console.print(
-            f"Memory: {_signed(memory['median'])} per rank at its peak (median; most {_signed(memory['max'])})"
+            f"Files: {num_bytes(round(recorded.bytes_per_step))} per step and rank, "
+            f"{recorded.bytes_per_span:.1f} bytes per span, {recorded.spans_per_step:.0f} spans per step"
         )
-    if recorded["steps"]:
-        console.print(
-            f"Files: {num_bytes(round(recorded['bytes_per_step']))} per step and rank, "
-            f"{recorded['bytes_per_span']:.1f} bytes per span, {recorded['spans_per_step']:.0f} spans per step"
-        )
-    dropped = ", ".join(f"{count} {kind}" for kind, count in recorded["dropped"].items())
+    dropped = ", ".join(f"{count} {kind}" for kind, count in recorded.dropped.items())
     console.print(f"Dropped: {dropped or 'nothing'}")
     console.print(
-        f"Medians over {told['pairs']} pairs of runs that took turns. "
-        + ("" if by_steps else "No process stepped a torch optimizer and ended in order: whole runs were timed. ")
+        f"Medians over {overhead.pairs} pairs of runs that took turns. "
+        + ("" if by_steps else "No process stepped a torch optimizer twice and ended in order: whole runs were timed. ")
         + "The job's CPU time includes the start of its processes.",
         style="dim",
     )
 
 
-def _ratio(ratio: Mapping[str, float] | None) -> tuple[str, str]:
-    if ratio is None:
-        return UNKNOWN, UNKNOWN
-    return f"{ratio['median']:.3f}", f"{ratio['low']:.3f}–{ratio['high']:.3f}"
+def _ratio(ratio: Ratio) -> tuple[str, str]:
+    return f"{ratio.median:.3f}", f"{ratio.low:.3f}–{ratio.high:.3f}"
 
 
 def _signed(count: int) -> str:

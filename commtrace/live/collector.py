@@ -23,22 +23,17 @@ from commtrace.trace.spans import Bool, Int64, RowBatch, Spans
 _logger = logging.getLogger("commtrace")
 
 MOST_ROWS: Final = 100_000
-"""So many rows are kept for steps that are not complete; of more, the oldest are let go, which is said once."""
+"""Rows kept for incomplete steps; the oldest of more are dropped, with one warning."""
 
 NOBODY: Final = -1
 """Stands for the step of a row that is for a later pass."""
 
 _SPARE_NAMES: Final = 1_000
-"""Names that no row bears any more are forgotten when there are this many and twice as many as rows."""
+"""Unused names are forgotten when there are this many and twice as many as rows."""
 
 
 class PendingRows:
-    """Rows by their arrival, and their columns, which are made once.
-
-    Attributes:
-        rows: as they came.
-        names: the words of ``columns``.
-    """
+    """Rows in the order of arrival, and their columns, which are made once; ``names`` are the words of the columns."""
 
     def __init__(self, gil_yield: GilYield) -> None:
         self._gil_yield = gil_yield
@@ -58,7 +53,7 @@ class PendingRows:
 
     @property
     def handed(self) -> Bool:
-        """Return which rows a listener has had."""
+        """Return which rows a listener has received."""
         self._handed = [np.concatenate([np.empty(0, np.bool_), *self._handed])]
         return self._handed[0]
 
@@ -84,19 +79,13 @@ class PendingRows:
         return spans.replace(name=codes[spans.name], dtype=codes[spans.dtype])
 
     def keep(self, kept: Int64, handed: Bool) -> None:
-        """Keep only these rows.
-
-        Args:
-            kept: positions, ascending.
-            handed: which of all rows listeners have had.
-        """
+        """Keep the rows at these positions, ascending; ``handed`` says which of all rows listeners have received."""
         self._columns = [self.columns.take(kept)]
         self._handed = [handed[kept]]
         self.rows = [self.rows[at] for at in kept.tolist()]
         self._forget_names()
 
     def drop_oldest(self, count: int) -> None:
-        """Let go of so many rows."""
         del self.rows[:count]
         self._handed = [self.handed[count:]]
         while count:
@@ -113,10 +102,10 @@ class PendingRows:
 
 
 def owners(spans: Spans, steps: Int64) -> Int64:
-    """Return of every row the position of its step in ``steps``; ``NOBODY`` where it is for a later pass.
+    """Return the position of each row's step in ``steps``; ``NOBODY`` for a row of a later pass.
 
-    A step owns its own row. Another row's is the first step that bears its number, or begins after it, or ends after
-    it where it was in no step.
+    A step owns its own row. Any other row belongs to the first step that has its number, or begins after it, or ends
+    after it if it was in no step.
 
     Args:
         spans: rows.
@@ -139,14 +128,14 @@ class StepCollector:
     """A sink of the recorder: summarises every step once its rows are in.
 
     A step is closed by the second pass after its ``step`` row, because the end of an asynchronous communication may
-    arrive later than that. What comes later still is counted in a later step.
+    arrive later than that row. What comes still later is counted in a later step.
 
     Args:
-        rank: kept up to date with what the rows say.
+        rank: kept up to date with the marks.
         listeners: get every step.
         dropped: spans dropped so far, by kind.
         thread_ns: CPU time of the calling thread.
-        device: what the process trains on; without, torch is asked.
+        device: returns the training device; by default torch is asked.
     """
 
     def __init__(
@@ -166,13 +155,13 @@ class StepCollector:
         self._gil_yield = GilYield()
         self._pending = PendingRows(self._gil_yield)
         self._steps_are_ripe = False
-        self._told_overhead_ns = 0
-        self._told_dropped: Mapping[str, int] = {}
+        self._reported_overhead_ns = 0
+        self._reported_dropped: Mapping[str, int] = {}
         self._is_off = False
-        self._overflow_told = False
+        self._overflow_warned = False
 
     def write(self, rows: list[Row]) -> None:
-        """Take the rows of one pass. Never raises: a trace is written whatever becomes of its live view."""
+        """Take the rows of one pass. Never raises: the trace does not depend on its live view."""
         if self._is_off or not self._listeners:
             return
         try:
@@ -189,7 +178,6 @@ class StepCollector:
         self._close_listeners()
 
     def abandon_after_fork(self) -> None:
-        """Give up everything, in a forked child."""
         self._is_off = True
         for listener in self._listeners:
             listener.abandon_after_fork()
@@ -216,7 +204,7 @@ class StepCollector:
         pending = self._pending
         spans, handed = pending.columns, pending.handed
         ripe = np.flatnonzero(spans.kind[:before] == schema.STEP)
-        if not len(ripe):  # they were let go
+        if not len(ripe):  # they were dropped
             return
         steps = ripe[np.lexsort((spans.start[ripe], spans.end[ripe]))]
         owner = owners(spans, steps)
@@ -224,14 +212,14 @@ class StepCollector:
         owned = self._rows_of_steps(owner, len(steps))
         detailed = {row.id: row.detail for row in pending.rows if row.detail and row.kind != schema.MARK}
         window = StepWindow(pending.names, spans, steps, owner, detailed)
-        summaries = summarise(window, self.rank, self._told(spans, owner, len(steps)), self._gil_yield)
-        # What reaches beyond the steps that are closed is a part of the next one's partition as well.
+        summaries = summarise(window, self.rank, self._extras(spans, owner, len(steps)), self._gil_yield)
+        # Rows that reach beyond the closed steps are a part of the next step's partition as well.
         reaches = (spans.end > spans.end[steps[-1]]) & ~np.isin(spans.kind, (schema.STEP, schema.MARK))
         handed = handed | (owner != NOBODY)
         pending.keep(np.flatnonzero(~handed | reaches), handed)
         for summary, own_rows in zip(summaries, owned, strict=True):
             self._gil_yield.maybe_yield()
-            self._tell(summary, own_rows)
+            self._hand_out(summary, own_rows)
 
     def _rows_of_steps(self, owner: Int64, count: int) -> list[list[Row]]:
         rows = self._pending.rows
@@ -240,11 +228,11 @@ class StepCollector:
         at = order.tolist()
         return [[rows[one] for one in at[begin:end]] for begin, end in pairwise(bounds)]
 
-    def _told(self, spans: Spans, owner: Int64, count: int) -> list[dict[str, Any]]:
-        """Return what spans do not say of each step; overhead and drops since the last one are those of the first."""
+    def _extras(self, spans: Spans, owner: Int64, count: int) -> list[dict[str, Any]]:
+        """Return the facts about each step that are not in spans."""
         rank = self.rank
-        overhead, self._told_overhead_ns = rank.overhead_ns - self._told_overhead_ns, rank.overhead_ns
-        before, self._told_dropped = self._told_dropped, rank.dropped
+        overhead, self._reported_overhead_ns = rank.overhead_ns - self._reported_overhead_ns, rank.overhead_ns
+        before, self._reported_dropped = self._reported_dropped, rank.dropped
         news = {kind: count - before.get(kind, 0) for kind, count in rank.dropped.items()}
         dropped = {kind: count for kind, count in news.items() if count}
         is_mark = spans.kind == schema.MARK
@@ -264,7 +252,7 @@ class StepCollector:
             for step in range(count)
         ]
 
-    def _tell(self, summary: StepSummary, rows: Sequence[Row]) -> None:
+    def _hand_out(self, summary: StepSummary, rows: Sequence[Row]) -> None:
         for listener in list(self._listeners):
             try:
                 listener.step(summary, rows)
@@ -282,8 +270,8 @@ class StepCollector:
         if excess <= 0:
             return
         self._pending.drop_oldest(excess)
-        if not self._overflow_told:
-            self._overflow_told = True
+        if not self._overflow_warned:
+            self._overflow_warned = True
             _logger.warning(
                 "commtrace: more than %d rows since the last complete step; the oldest are left out of live metrics "
                 "(not of the trace). Where no framework is integrated, mark the steps: with commtrace.step(i):",
@@ -304,7 +292,6 @@ def _close(listener: StepListener) -> None:
 
 
 def _count(counts: dict[str, float], mark: Row) -> None:
-    """Add what the script counted in a step."""
     if mark.name == "count":
         for name, number in json.loads(mark.detail or "{}").items():
             counts[name] = counts.get(name, 0) + number

@@ -10,7 +10,7 @@ _HOLD_NS: Final = 1_000_000
 
 
 def yield_gil() -> None:
-    """Give the GIL to a waiting training thread, which would else wait for the switch interval, 5 ms."""
+    """Give the GIL to a waiting training thread, which would otherwise wait for the switch interval, 5 ms."""
     time.sleep(0)
 
 

@@ -26,7 +26,12 @@ KNOWN_PARTS: Final = ("training", "evaluation", "checkpoint", "loading", "start"
 
 
 class LiveBudget:
-    """Adds up the time of every part, up to the end of the last step. Not for several threads at a time."""
+    """Divides the wall time of a process up to the end of the last step: training, evaluation, checkpoints, loading,
+    start.
+
+    The arithmetic is that of :mod:`commtrace.analysis.breakdown.run_budget`, step by step. One process cannot know
+    whether a restart lost steps, or how long it took. Not thread-safe.
+    """
 
     def __init__(self) -> None:
         self._began_ns: int | None = None
@@ -60,11 +65,13 @@ class LiveBudget:
         self._pending = [one for one in self._pending if one[2] > self._until_ns]
 
     def seconds(self) -> dict[str, float]:
-        """Return the time of each part; together, that from the begin of the process to the end of its last step."""
+        """Return the time of each part; their sum is the time from the begin of the process to the end of its last
+        step.
+        """
         return {part: self._ns[PARTS.index(part)] / 1e9 for part in KNOWN_PARTS}
 
     def goodput(self, now_ns: int) -> float | None:
-        """Return the share of the process's wall time in training steps; None before the first step has ended.
+        """Return the share of the process's wall time in training steps; None before the end of the first step.
 
         Args:
             now_ns: on the monotonic clock.
@@ -88,23 +95,21 @@ class LiveRank:
     """A running rank. Written by the harvester thread; other threads may read.
 
     Attributes:
-        metadata: identity.
-        directory: the run directory.
-        hang: returns what the process is in since training stopped; None while it goes on.
-        phase: returns ``checkpoint`` or ``evaluation`` while one is under way, in which no step ends; else empty.
-        end_first: has the recording end, at the end of Python, before whatever has asked for that so far.
+        hang: returns the report of a hang since training stopped; None while it goes on.
+        phase: returns ``checkpoint`` or ``evaluation`` during one, in which no step ends; else empty.
+        end_first: makes the recording end, at the end of Python, before the exit handlers registered so far.
         marks: process groups, topology, clock anchors, communications in flight.
-        spans: rows so far, marks left out.
+        spans: rows so far, without marks.
         dropped: spans dropped so far, by kind.
         overhead_ns: CPU time of the harvester thread so far.
         joins: whether the monitor on this rank joins the reports of all ranks.
-        stragglers: who is slow now, as the monitor on this rank found; empty where it does not join.
-        score: this rank's own work as a multiple of what is typical of its stage, by the monitor; None if unknown.
-        events: what it found so far, the newest few.
-        budget: what its wall time went to so far.
-        job_steps: by number and repetition, when the newest steps of the job began and ended, by the monitor; empty on
-            ranks that do not ask for it.
-        split: by operation and role, the exposed time of which the monitor knows how much was waiting.
+        stragglers: findings of the monitor now; empty where it does not join.
+        score: this rank's own work as a multiple of what is typical of its stage, from the monitor; None if unknown.
+        events: the newest events of the monitor.
+        budget: its wall time so far.
+        job_steps: by number and repetition, begin and end of the job's newest steps, from the monitor; empty on ranks
+            that do not ask.
+        split: by operation and role, the exposed time of which the monitor knows the wait.
     """
 
     def __init__(
@@ -142,14 +147,14 @@ class LiveRank:
         return self.metadata.rank
 
     def learn(self, mark: Row) -> None:
-        """Take what a row of kind ``mark`` says."""
+        """Take a row of kind ``mark``."""
         detail = json.loads(mark.detail) if mark.detail else {}
         self.marks.read(mark.name, detail)
         if mark.name == "device_state":
             self._device_states.append(read_state(detail))
 
     def take_device_states(self) -> tuple[DeviceState, ...]:
-        """Return the readings of the device since the last call, the newest few. From one thread."""
+        """Return the newest readings of the device since the last call. From one thread."""
         return tuple(self._device_states.popleft() for _ in range(len(self._device_states)))
 
     @property
@@ -165,9 +170,7 @@ class LiveRank:
 
     def clock(self) -> tuple[int, int]:
         """Return how far the wall clock has moved against the monotonic clock since the recording began, and the error,
-        ns.
-
-        The error is that of the newest reading: half the time that it took.
+        ns: half the time of the newest reading.
         """
         first, newest = self.metadata.anchor, self.anchor
         moved = (newest.realtime_ns - first.realtime_ns) - (newest.monotonic_ns - first.monotonic_ns)
@@ -187,6 +190,6 @@ class LiveRank:
 
 
 def _label(name: str) -> str:
-    """Return a dimension's name as a label that Prometheus can take: one that it cannot would cost all of them."""
+    # A label that Prometheus does not accept would cost all of them.
     word = re.sub(r"[^a-zA-Z0-9_]", "_", name).lstrip("_")
     return word if word and not word[0].isdigit() else f"dim_{word}"

@@ -44,10 +44,10 @@ class StepWindow:
     """The input for the summaries of some steps.
 
     Attributes:
-        names: what the codes in ``spans`` stand for.
+        names: the words of the codes in ``spans``.
         spans: the rows of the steps, everything that overlaps them, and the communications that they count.
         steps: the rows of the steps, in the order of their summaries.
-        owner: of every row the position of its step in ``steps``, negative without: a communication counts only there.
+        owner: the position of each row's step in ``steps``, negative without: a communication counts only there.
         details: JSON extras of communications, by id.
     """
 
@@ -60,7 +60,7 @@ class StepWindow:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The rows that matter, with the position of their step in the ``step`` column."""
+    """The relevant rows, with the position of their step in the ``step`` column."""
 
     names: list[str]
     spans: Spans
@@ -70,7 +70,7 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stood:
+class _Stalls:
     """The stalls of steps: position of the step, row and ns; each pair once."""
 
     step: Int64
@@ -85,9 +85,9 @@ def summarise(
 
     Args:
         window: around them.
-        rank: whose they are.
-        extras: of each step the fields of :class:`StepSummary` that spans do not say.
-        gil_yield: asked on the way.
+        rank: whose steps they are.
+        extras: by step, the fields of :class:`StepSummary` that are not in spans.
+        gil_yield: called between computations.
     """
     chosen = _relevant(window)
     spans = window.spans.take(chosen)
@@ -102,15 +102,15 @@ def summarise(
     gil_yield.maybe_yield()
     known = _Known(window.names, spans, roles.ranks[rank.rank], roles.words, unfinished_rows(trace))
     position = spans.step[times.row].astype(np.int64)
-    stood = _Stood(position[times.stall_step], times.stall_row, times.stall_ns)
+    stalls = _Stalls(position[times.stall_step], times.stall_row, times.stall_ns)
     calls = calls_of_rows(CallRows(block, matches, known.roles, np.zeros((len(spans), 2), np.int64), known.unfinished))
     count = len(window.steps)
     operations: list[list[OperationSummary]] = [[] for _ in range(count)]
-    for at, operation in _operations(calls, stood, known):
+    for at, operation in _operations(calls, stalls, known):
         operations[at].append(operation)
     gil_yield.maybe_yield()
     collectives: list[list[GroupSummary]] = [[] for _ in range(count)]
-    for at, collective in _collectives(stood, known, window.spans.step[window.steps]):
+    for at, collective in _collectives(stalls, known, window.spans.step[window.steps]):
         collectives[at].append(collective)
     parts = _Parts.of(times, position, roles)
     start = window.spans.start[window.steps].tolist()
@@ -173,9 +173,7 @@ def _summary(parts: _Parts, at: int, operations: tuple[OperationSummary, ...], *
 
 
 def _relevant(window: StepWindow) -> Int64:
-    """Return the rows of the steps, what overlaps them or a communication that they count, and of communications only
-    those.
-    """
+    """Return the rows of the steps, of the communications that they count, and of other work that overlaps them."""
     spans, steps = window.spans, window.steps
     communication = communication_rows(spans)
     own = communication & (window.owner >= 0)
@@ -187,11 +185,11 @@ def _relevant(window: StepWindow) -> Int64:
     return np.flatnonzero(relevant)
 
 
-def _operations(calls: Calls, stood: _Stood, known: _Known) -> Iterator[tuple[int, OperationSummary]]:
+def _operations(calls: Calls, stalls: _Stalls, known: _Known) -> Iterator[tuple[int, OperationSummary]]:
     """Yield the calls and stalls of each operation and role, with the position of their step."""
-    step = np.concatenate([calls.step, stood.step])
-    role = np.concatenate([calls.role, known.roles.role[stood.row]])
-    name = np.concatenate([calls.name, known.spans.name[stood.row]])
+    step = np.concatenate([calls.step, stalls.step])
+    role = np.concatenate([calls.role, known.roles.role[stalls.row]])
+    name = np.concatenate([calls.name, known.spans.name[stalls.row]])
     if not len(step):
         return
     order, begins = sort_groups(pack((step, role, name)))
@@ -207,10 +205,10 @@ def _operations(calls: Calls, stood: _Stood, known: _Known) -> Iterator[tuple[in
             ~calls.finished,
         ]
     )
-    of_stalls = np.zeros((len(of_calls), len(stood.ns)), np.int64)
-    of_stalls[3] = stood.ns
+    of_stalls = np.zeros((len(of_calls), len(stalls.ns)), np.int64)
+    of_stalls[3] = stalls.ns
     sums = np.add.reduceat(np.concatenate([of_calls, of_stalls], axis=1)[:, order], begins, axis=1).tolist()
-    on_bus = np.add.reduceat(np.append(bus_bytes, np.zeros(len(stood.ns)))[order], begins).tolist()
+    on_bus = np.add.reduceat(np.append(bus_bytes, np.zeros(len(stalls.ns)))[order], begins).tolist()
     first = order[begins]
     for at, role_code, name_code, count, num_bytes, duration, stalled, hidden, bus_ns, unfinished, moved in zip(
         step[first].tolist(), role[first].tolist(), name[first].tolist(), *sums, on_bus, strict=True
@@ -233,7 +231,7 @@ def _operations(calls: Calls, stood: _Stood, known: _Known) -> Iterator[tuple[in
 
 
 def _on_the_bus(calls: Calls, names: Sequence[str]) -> tuple[npt.NDArray[np.float64], Bool]:
-    """Return bytes moved · bus factor of each call, 0 where it has no bandwidth; and which have one."""
+    """Return bytes moved · bus factor of each call, 0 without a bandwidth; and which calls have one."""
     if not len(calls):
         return np.zeros(0), np.zeros(0, np.bool_)
     is_uneven = calls.self_bytes >= 0
@@ -252,12 +250,9 @@ def _on_the_bus(calls: Calls, names: Sequence[str]) -> tuple[npt.NDArray[np.floa
     return moved * factor[which] * has_bandwidth, has_bandwidth
 
 
-def _collectives(stood: _Stood, known: _Known, numbers: Int32) -> Iterator[tuple[int, GroupSummary]]:
-    """Yield one call, another one in every step, of each group and collective that ends on all members at once.
-
-    Args:
-        stood, known: of the rows.
-        numbers: of the steps, by their position.
+def _collectives(stalls: _Stalls, known: _Known, numbers: Int32) -> Iterator[tuple[int, GroupSummary]]:
+    """Yield one call, another one in every step, of each group and collective that ends on all members at once;
+    ``numbers`` are those of the steps, by position.
     """
     spans, roles = known.spans, known.roles
     wanted = (spans.kind == schema.COLLECTIVE) & (spans.group >= 0) & (spans.seq >= 0) & (roles.group_size > 1)
@@ -278,7 +273,7 @@ def _collectives(stood: _Stood, known: _Known, numbers: Int32) -> Iterator[tuple
     finished = np.bincount(summary, known.unfinished[call], len(chosen)) == 0
     duration = np.where(finished, np.maximum(spans.end[first] - spans.start[first], 0), -1)
     num_bytes = np.add.reduceat(np.maximum(spans.bytes[rows], 0), begins[first_seq])
-    stalled = _stalled_on(call, summary, len(chosen), stood, spans)
+    stalled = _stalled_on(call, summary, len(chosen), stalls, spans)
     columns = (
         step, spans.group[first], spans.name[first], roles.role[first], roles.group_size[first], spans.seq[first],
         duration, stalled, num_bytes,
@@ -303,17 +298,17 @@ def _collectives(stood: _Stood, known: _Known, numbers: Int32) -> Iterator[tuple
         )
 
 
-def _stalled_on(call: Int64, summary: Int64, count: int, stood: _Stood, spans: Spans) -> Int64:
+def _stalled_on(call: Int64, summary: Int64, count: int, stalls: _Stalls, spans: Spans) -> Int64:
     """Return the stalls on each call in its step, ns, added up by summary."""
     total = np.zeros(count, np.int64)
-    if not len(stood.row):
+    if not len(stalls.row):
         return total
     order = np.argsort(spans.id[call])
     ids = spans.id[call][order]
-    at = np.minimum(np.searchsorted(ids, spans.stalled_on[stood.row]), len(ids) - 1)
+    at = np.minimum(np.searchsorted(ids, spans.stalled_on[stalls.row]), len(ids) - 1)
     of_call = order[at]
-    same = (ids[at] == spans.stalled_on[stood.row]) & (spans.step[call[of_call]] == stood.step)
-    np.add.at(total, summary[of_call[same]], stood.ns[same])
+    same = (ids[at] == spans.stalled_on[stalls.row]) & (spans.step[call[of_call]] == stalls.step)
+    np.add.at(total, summary[of_call[same]], stalls.ns[same])
     return total
 
 

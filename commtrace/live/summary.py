@@ -13,19 +13,14 @@ from commtrace.trace.schema import Row
 
 
 class Device(NamedTuple):
-    """Facts about a device.
-
-    Attributes:
-        name: as the driver says.
-        peak_memory_bytes: the most that torch's allocator has held since the process began or the script reset it.
-    """
+    """The name of a device, and the peak memory of torch's allocator since the process began or the script reset it."""
 
     name: str
     peak_memory_bytes: int
 
 
 def training_device() -> Device | None:
-    """Return the device on which torch's allocator has held most; None where no device is in use. Never waits for the
+    """Return the device on which torch's allocator has held most; None if no device is in use. Never waits for the
     device.
     """
     torch: Any = sys.modules.get("torch")
@@ -60,7 +55,7 @@ PEAK_BF16_FLOPS: Final[Mapping[str, float]] = {
 
 
 def mfu(model_flops: float, seconds: float, device: str) -> float | None:
-    """Return ``model FLOPs / (time · peak)``; None for a GPU that is not known: no guess."""
+    """Return ``model FLOPs / (time · peak)``; None for an unknown GPU."""
     peak = PEAK_BF16_FLOPS.get(device)
     return model_flops / (seconds * peak) if peak and model_flops and seconds > 0 else None
 
@@ -77,12 +72,11 @@ class GroupSummary:
 
     Attributes:
         group: its id, the same on all members.
-        operation: its place in ``ENDING_TOGETHER``; ``name`` in words.
-        name, role: as in :class:`OperationSummary`.
+        operation: its place in ``ENDING_TOGETHER``.
         size: members of the group.
-        seq: of the call: shows whether members have chosen the same one.
-        duration_ns: how long it was in flight; −1 if its end was never seen.
-        stalled_ns: how long the lane stood still for it in this step.
+        seq: of the call: members with the same number have chosen the same call.
+        duration_ns: in flight; −1 if its end was never seen.
+        stalled_ns: stall on it in this step.
         num_bytes: of all calls of the step.
     """
 
@@ -102,14 +96,13 @@ class OperationSummary:
     """The calls of one operation for one role in a step.
 
     Attributes:
-        operation, role: in the field's words: ``all_reduce``, ``dp``.
         count: calls; of a coalesced bracket once per operation.
         num_bytes: of all calls, full tensors.
-        duration_ns: in flight, summed over the calls whose end was seen; waiting for other ranks included.
-        stalled_ns: how long the rank's lane stood still for these calls inside the step.
-        hidden_ns: in flight while the lane did not stand still.
+        duration_ns: in flight, summed over the calls whose end was seen; waiting included.
+        stalled_ns: stalls of the rank on these calls inside the step.
+        hidden_ns: in flight without a stall.
         bus_bytes: Σ bytes moved · bus factor, over the calls that have a bandwidth (docs/definitions.md).
-        bus_ns: how long those calls were in flight.
+        bus_ns: time in flight of those calls.
         unfinished: calls whose end was never seen.
     """
 
@@ -126,7 +119,7 @@ class OperationSummary:
 
     @property
     def is_pipeline_transfer(self) -> bool:
-        """Return whether its stalls count as bubble: one rank alone cannot know how much of them was transfer."""
+        """Return whether its stalls count as bubble: one rank alone cannot separate the transfer."""
         return self.role == PIPELINE and self.operation in _POINT_TO_POINT
 
     @property
@@ -136,12 +129,12 @@ class OperationSummary:
 
     @property
     def busbw_bytes_per_second(self) -> float | None:
-        """Return the bus bandwidth over the duration, waiting included; None where there is none."""
+        """Return the bus bandwidth over the duration, waiting included; None without one."""
         return self.bus_bytes / self.bus_ns * 1e9 if self.bus_ns and self.bus_bytes else None
 
     @property
     def overlap_ratio(self) -> float | None:
-        """Share of the time in flight during which the lane did not stand still; None where nothing was in flight."""
+        """Return the share of the time in flight without a stall; None if nothing was in flight."""
         in_flight = self.stalled_ns + self.hidden_ns
         return self.hidden_ns / in_flight if in_flight else None
 
@@ -151,25 +144,21 @@ class StepSummary:
     """One step of one rank. Times are ns; start and end on the host's monotonic clock.
 
     ``compute_ns``, ``exposed_ns``, ``bubble_ns``, ``data_ns``, ``checkpoint_ns``, ``gc_ns`` and ``other_ns`` add up to
-    ``duration_ns`` exactly. A rank alone cannot tell the wait for other ranks from the transfer: exposed and bubble
-    hold both.
+    ``duration_ns`` exactly. A rank alone cannot separate wait from transfer: exposed and bubble hold both.
 
     Attributes:
-        run_id, rank, step: whose and which.
-        start_ns, duration_ns: of the step.
         compute_ns: by phase: ``forward``, ``backward``, ``recompute``, ``optimizer``, ``evaluation``, ``other``.
-        exposed_ns: by role: stalls on communication; roles without any are left out.
+        exposed_ns: stalls on communication by role; roles without any are left out.
         bubble_ns: stalls on pipeline point-to-point operations, their transfer included.
-        data_ns, checkpoint_ns, gc_ns: input, saving, garbage collection.
         other_ns: in no span.
-        operations: by operation and role, sorted. Communication that became known after its step was closed is
-            counted in a later step, once.
-        collectives: by group, a call of those that end together: what ranks compare to know who waited for whom.
+        operations: by operation and role, sorted. Communication that arrives after its step was closed is counted in a
+            later step, once.
+        collectives: by group, a call of those that end together, which ranks compare to separate wait from transfer.
         spans: rows handed out with this summary.
-        dropped: spans that were dropped since the last summary, by kind.
-        overhead_ns: CPU time of the harvester thread since the last summary, not of the training thread.
-        counts: what the script told with ``commtrace.count``: ``tokens``, ``samples``, ``model_flops``.
-        device: what the rank trains on; None without an accelerator.
+        dropped: spans dropped since the last summary, by kind.
+        overhead_ns: CPU time of the harvester thread since the last summary.
+        counts: sums of ``commtrace.count``: ``tokens``, ``samples``, ``model_flops``.
+        device: None without an accelerator.
     """
 
     run_id: str
@@ -194,7 +183,7 @@ class StepSummary:
 
     @property
     def mfu(self) -> float | None:
-        """Return the model FLOPs utilisation; None where the FLOPs or the GPU's peak are not known."""
+        """Return the model FLOPs utilisation; None if the FLOPs or the GPU's peak are unknown."""
         if self.device is None:
             return None
         return mfu(self.counts.get("model_flops", 0.0), self.duration_ns / 1e9, self.device.name)
@@ -205,12 +194,12 @@ class StepSummary:
 
     @property
     def work_ns(self) -> int:
-        """Return what the rank itself did: the step without waiting for others and without saving checkpoints."""
+        """Return the rank's own time: the step without waiting for others and without checkpoints."""
         return self.duration_ns - sum(self.exposed_ns.values()) - self.bubble_ns - self.checkpoint_ns
 
 
 class StepListener(Protocol):
-    """Gets every step on the harvester thread. What can block belongs behind a bounded queue of the listener's own.
+    """Gets every step on the harvester thread. Whatever can block belongs behind a bounded queue of the listener's own.
 
     A listener that raises is switched off, with one warning; training and the other listeners go on.
     """
@@ -220,21 +209,21 @@ class StepListener(Protocol):
 
         Args:
             summary: its numbers.
-            rows: its rows in the order of ``schema.SCHEMA``, its ``step`` row and marks included, by their arrival.
-                Every row is handed out once: what arrived after its step was closed comes with the next one.
+            rows: its rows in the order of arrival, its ``step`` row and marks included. Every row is handed out once:
+                one that arrives after its step was closed comes with the next step.
         """
 
     def close(self) -> None:
-        """Give up threads, ports and files: the recording ends. Must not take longer than a second or two."""
+        """Release threads, ports and files at the end of the recording, within a second or two."""
 
     def abandon_after_fork(self) -> None:
-        """Close inherited sockets and touch nothing else, in a forked child: everything belongs to the parent."""
+        """Close inherited sockets in a forked child and touch nothing else: everything belongs to the parent."""
 
 
 def trace_id(run_id: str, step: int) -> int:
-    """Return the 128-bit trace id of a step, which all ranks find without talking to each other.
+    """Return the 128-bit trace id of a step, the same on all ranks.
 
-    The first 16 bytes of SHA-256 over ``RUN_ID/STEP``, big-endian. As 32 hexadecimal digits
-    (``f"{trace_id(run_id, step):032x}"``) it is what OpenTelemetry calls a trace id.
+    These are the first 16 bytes of SHA-256 over ``RUN_ID/STEP``, big-endian; as 32 hexadecimal digits
+    (``f"{trace_id(run_id, step):032x}"``) an OpenTelemetry trace id.
     """
     return int.from_bytes(hashlib.sha256(f"{run_id}/{step}".encode()).digest()[:16], "big")

@@ -135,7 +135,7 @@ def test_a_rank_that_becomes_slow_by_a_fifth_is_named_and_cleared(
     assert job.completed.returncode == 0, job.completed.stdout
     assert "commtrace: Rank 2 on" in job.completed.stdout
     assert "rank-hours per day" in job.completed.stdout
-    assert "is as quick as its peers again" in job.completed.stdout
+    assert "is as fast as its peers again" in job.completed.stdout
     assert [event["kind"] for event in job.events()] == ["straggler", "recovered"], job.events()
     assert [event["kind"] for event in received] == ["straggler", "recovered"]
     _job_steps_hold_the_steps_of_all_ranks(spans)

@@ -23,27 +23,26 @@ _OF_NO_RANK: Final = ("communication", "stage_imbalance", "sequence_length_imbal
 
 @dataclass(frozen=True, slots=True)
 class LiveStraggler:
-    """Something that holds up the job: a rank, a host all of whose ranks are slow, a stage, a link.
+    """Something that slows the job: a rank, a host whose ranks are all slow, a stage, a link.
 
     Attributes:
-        rank: the slow one, of several the slowest; −1 where the cause moves between ranks.
+        rank: the slow one, the slowest of several; −1 where the cause moves between ranks.
         host: its node; empty where the cause moves.
-        who: the same in words, as ``commtrace straggler`` says it: a rank, a host or a stage with its ranks, a link.
-        place: where time is lost, one of :data:`commtrace.analysis.stragglers.verdict.PLACES`.
-        cause: why, one of :data:`commtrace.analysis.stragglers.verdict.CAUSES`.
+        who: the same in the words of ``commtrace straggler``.
+        place: one of :data:`commtrace.analysis.stragglers.verdict.PLACES`.
+        cause: one of :data:`commtrace.analysis.stragglers.verdict.CAUSES`.
         since: epoch seconds: begin of the first window in which it stood out.
-        cost_ms_per_step: what a step would save without it, all others that are named mended as well, by replaying
-            some steps; of what strikes in single steps, the mean over steps. Where no steps could be replayed: the
-            excess over what is normal, but no more than ranks that are not slow stood still.
+        cost_ms_per_step: what a step would save without it, with all other findings mended as well, from a replay; of
+            single events the mean over steps. Without a replay: the excess over normal, at most what ranks that are not
+            slow stalled.
         gpu_hours_per_day: the same over all devices of the job, a rank without a GPU counted as one.
         evidence: a sentence with the numbers.
         next_step: a sentence: what to do.
-        occurrence: of what struck in few steps, in which, and how long in all: ``once, in step 7: 2.2 s``; else empty.
-        steps: over how many the cost of such is the mean; 0 of what holds in every step.
-        ranks: all that it names: of a link both ends.
-        since_step: the first step of that window; of what strikes in few steps, the first of these; −1 where not known.
-        members: the slow ranks with what each works too long and costs, slowest first, but no more than 16; empty where
-            the cause is none of a rank's.
+        occurrence: of events in few steps: in which, and how long in all; else empty.
+        steps: number of steps that the cost of such events is spread over; 0 of what holds in every step.
+        ranks: all that it names; of a link both ends.
+        since_step: first step of that window, or of the events; −1 if not known.
+        members: the slow ranks, slowest first, at most 16; empty where no rank is the cause.
     """
 
     rank: int
@@ -63,19 +62,19 @@ class LiveStraggler:
     members: tuple[Member, ...] = ()
 
     def to_json(self) -> JsonObject:
-        """Return the fields, and the instant by ISO 8601 as well."""
+        """Return the fields, and ``since`` as ISO 8601 as well."""
         return {**asdict(self), "since_utc": iso_utc(_ns(self.since))}
 
 
 @dataclass(frozen=True, slots=True)
 class LiveEvent:
-    """Something that the person on call wants to know.
+    """A message for the person on call.
 
     Attributes:
-        kind: ``straggler``, ``changed`` (one that was told holds other ranks, is a host by now, or is input that is
-            longer), ``recovered``, ``silent`` (a rank stopped reporting) or ``back``.
+        kind: ``straggler``, ``changed`` (other ranks than reported before, now a host, or longer input), ``recovered``,
+            ``silent`` (a rank stopped reporting), ``back`` or ``hang``.
         time: epoch seconds.
-        rank, host: whom it is about.
+        rank, host: the subject; −1 and empty if it is no rank.
         sentence: for people.
         straggler: with kind ``straggler``, ``changed`` and ``recovered``.
     """
@@ -88,26 +87,25 @@ class LiveEvent:
     straggler: LiveStraggler | None = None
 
     def to_json(self) -> JsonObject:
-        """Return the fields, and the instants by ISO 8601 as well."""
+        """Return the fields, and ``time`` as ISO 8601 as well."""
         straggler = self.straggler.to_json() if self.straggler else None
         return {**asdict(self), "straggler": straggler, "time_utc": iso_utc(_ns(self.time))}
 
 
 @dataclass(frozen=True, slots=True)
 class MonitorStatus:
-    """How things stand, as ``monitor.json`` has it.
+    """The present state, as in ``monitor.json``.
 
     Attributes:
         time: epoch seconds.
-        world_size: ranks of the job.
-        ranks_heard: how many report.
+        ranks_heard: number of ranks that have ever reported.
         silent: ranks that stopped reporting.
         step_ms: median of the ranks' mean step in the newest windows.
-        last_step: the highest that a rank reported; −1 before the first.
-        peers_missing: ranks without another one that does the same work.
-        hang: the sentence about it; None while there is none.
+        last_step: the newest that a rank reported; −1 before the first.
+        peers_missing: whether a rank has no other rank that does the same work.
+        hang: the finding about it; None without one.
         abstentions: what cannot be judged, and why.
-        stragglers: who is slow now, the costliest first.
+        stragglers: costliest first.
     """
 
     time: float
@@ -126,30 +124,18 @@ class MonitorStatus:
 
 
 def found(straggler: LiveStraggler, now: float, device: str) -> LiveEvent:
-    """Return the event that something holds up the job.
-
-    Args:
-        straggler: what.
-        now: epoch seconds.
-        device: what hours are counted of: ``GPU`` or ``rank``.
-    """
-    sentence = f"Straggler: {_in_words(straggler, now, device)}"
+    """Return the event that something slows the job; ``device`` is the unit of hours, ``GPU`` or ``rank``."""
+    sentence = f"Straggler: {_text(straggler, now, device)}"
     return LiveEvent(FOUND, now, straggler.rank, straggler.host, sentence, straggler)
 
 
 def changed(straggler: LiveStraggler, before: LiveStraggler, now: float, device: str) -> LiveEvent:
-    """Return the event that something that was told holds other ranks, or is at another place, than it was.
-
-    Args:
-        straggler, before: how it is, and how it was told.
-        now: epoch seconds.
-        device: what hours are counted of: ``GPU`` or ``rank``.
-    """
-    sentence = f"No longer {before.who}, {cause_in_words(before.cause)}, but {_in_words(straggler, now, device)}"
+    """Return the event that a reported straggler holds other ranks, or is at another place, than ``before``."""
+    sentence = f"No longer {before.who}, {cause_in_words(before.cause)}, but {_text(straggler, now, device)}"
     return LiveEvent(CHANGED, now, straggler.rank, straggler.host, sentence, straggler)
 
 
-def _in_words(straggler: LiveStraggler, now: float, device: str) -> str:
+def _text(straggler: LiveStraggler, now: float, device: str) -> str:
     cost = f"{straggler.cost_ms_per_step:.1f} ms per step"
     if straggler.occurrence:
         first = clock_time(_ns(straggler.since))
@@ -161,21 +147,20 @@ def _in_words(straggler: LiveStraggler, now: float, device: str) -> str:
 
 
 def cleared(straggler: LiveStraggler, now: float) -> LiveEvent:
-    """Return the event that something holds up the job no more."""
+    """Return the event that something no longer slows the job."""
     who, cause = straggler.who[:1].upper() + straggler.who[1:], cause_in_words(straggler.cause)
     several = len(straggler.members) > 1 and straggler.place == RANKS
     if straggler.occurrence:
         goes_on = "go on as their peers do" if several else "goes on as its peers do"
         sentence = f"{who} {goes_on} ({cause}) at {clock_time(_ns(now))}: {straggler.occurrence}."
     else:
-        quick = "are as quick as their peers again" if several else "is as quick as its peers again"
-        over = "holds up the job no more" if straggler.cause in _OF_NO_RANK else quick
+        quick = "are as fast as their peers again" if several else "is as fast as its peers again"
+        over = "no longer slows the job" if straggler.cause in _OF_NO_RANK else quick
         sentence = f"{who} {over} ({cause}) at {clock_time(_ns(now))}, after {_lasted(straggler, now)}."
     return LiveEvent(CLEARED, now, straggler.rank, straggler.host, sentence, replace(straggler))
 
 
 def _since(straggler: LiveStraggler) -> str:
-    """``since step 41, 14:03:22 UTC``."""
     step = f"step {straggler.since_step}, " if straggler.since_step >= 0 else ""
     return f"since {step}{clock_time(_ns(straggler.since))}"
 
@@ -190,27 +175,24 @@ def _lasted(straggler: LiveStraggler, now: float) -> str:
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """One of them.
+    """A finding over windows.
 
     Attributes:
         straggler: as it was seen last.
-        told: as it was told last; None before it is named.
+        reported: as it was reported last; None before it is named.
         windows: in how many it was seen.
     """
 
     straggler: LiveStraggler
-    told: LiveStraggler | None = None
+    reported: LiveStraggler | None = None
     windows: int = 0
 
 
 class StandingFindings:
-    """Names what was seen often enough in a row, and clears what is not seen any more.
+    """Names what is seen in ``windows_to_name`` windows in a row, and clears what is no longer seen.
 
-    A finding is the same as before if it has the same cause and name, or more than half of its ranks or of those that
-    it had: a set that grows or shrinks, and ranks that turn out to be a host, are not named anew.
-
-    Args:
-        windows_to_name: in so many windows in a row it must be seen.
+    A finding stays the same if it keeps its cause and name, or more than half of the ranks of the smaller set: a set
+    that grows or shrinks, and ranks that turn out to be a host, are not named again.
     """
 
     def __init__(self, windows_to_name: int) -> None:
@@ -219,8 +201,7 @@ class StandingFindings:
 
     @property
     def named(self) -> list[LiveStraggler]:
-        """What holds now."""
-        return [one.straggler for one in self._known if one.told is not None]
+        return [one.straggler for one in self._known if one.reported is not None]
 
     def join(
         self,
@@ -230,20 +211,20 @@ class StandingFindings:
         kept: Collection[str] = (),
         windows: int = 1,
     ) -> list[LiveEvent]:
-        """Take what is seen now; what has changed.
+        """Take what is seen now, and return the changes.
 
         Args:
-            stragglers: each with the instant from which on it is seen.
+            stragglers: each with the start of its present observation.
             now: epoch seconds.
-            device: what hours are counted of: ``GPU`` or ``rank``.
-            kept: causes that could not be looked for now: what was known of them stands.
-            windows: from how many what is seen now comes.
+            device: the unit of hours, ``GPU`` or ``rank``.
+            kept: causes that could not be examined now: their findings stay.
+            windows: number of windows that these observations come from.
         """
         before, self._known = self._known, []
         continued = _continued(before, stragglers)
         gone = [one for one in before if all(one is not other for other in continued)]
         self._known = [one for one in gone if one.straggler.cause in kept]
-        events = [cleared(one.straggler, now) for one in gone if one not in self._known and one.told is not None]
+        events = [cleared(one.straggler, now) for one in gone if one not in self._known and one.reported is not None]
         for seen, known in zip(stragglers, continued, strict=True):
             straggler, one = seen, known or _Known(seen)
             if one.straggler.since < straggler.since:
@@ -251,22 +232,22 @@ class StandingFindings:
                 straggler = replace(straggler, since=since, since_step=since_step)
             one.straggler = straggler
             one.windows += windows
-            events += self._tell(one, now, device)
+            events += self._events(one, now, device)
             self._known.append(one)
         return events
 
-    def _tell(self, one: _Known, now: float, device: str) -> Iterator[LiveEvent]:
-        if one.told is None:
+    def _events(self, one: _Known, now: float, device: str) -> Iterator[LiveEvent]:
+        if one.reported is None:
             if one.windows >= self._windows_to_name:
-                one.told = one.straggler
+                one.reported = one.straggler
                 yield found(one.straggler, now, device)
-        elif _where(one.told) != _where(one.straggler):
-            yield changed(one.straggler, one.told, now, device)
-            one.told = one.straggler
+        elif _where(one.reported) != _where(one.straggler):
+            yield changed(one.straggler, one.reported, now, device)
+            one.reported = one.straggler
 
 
 def _continued(known: Sequence[_Known], stragglers: Sequence[LiveStraggler]) -> list[_Known | None]:
-    """Of each that is seen now, which of those that are known it is."""
+    """Return for each straggler the known finding that it continues."""
     found: list[_Known | None] = [None] * len(stragglers)
     left = list(known)
     for is_same in (_has_same_name, _has_same_ranks):
@@ -279,9 +260,7 @@ def _continued(known: Sequence[_Known], stragglers: Sequence[LiveStraggler]) -> 
 
 
 def _where(one: LiveStraggler) -> tuple[str, tuple[int, ...], bool]:
-    """Neither which rank is the slowest nor the cause, which may change from window to window; but whether it is the
-    input of these ranks and not themselves.
-    """
+    # Neither the slowest rank nor the cause, which may change from window to window; but whether input is the cause.
     return one.place, tuple(sorted(one.ranks)), one.cause == SEQUENCES
 
 
@@ -290,6 +269,5 @@ def _has_same_name(one: LiveStraggler, other: LiveStraggler) -> bool:
 
 
 def _has_same_ranks(one: LiveStraggler, other: LiveStraggler) -> bool:
-    """Whether most of the ranks of one are among those of the other."""
     first, second = {*one.ranks}, {*other.ranks}
     return 2 * len(first & second) > min(len(first), len(second))

@@ -1,4 +1,4 @@
-"""When the steps of the job began and ended: the earliest begin and the latest end of its ranks, on the wall clock.
+"""The begin and end of the job's steps: the earliest begin and the latest end of its ranks, on the wall clock.
 
 >>> steps = JobSteps()
 >>> steps.add([StepTimes(7, 0, 100, 200)])
@@ -14,23 +14,17 @@ from typing import Final, NamedTuple
 
 from commtrace.live.monitoring.wire_types import Count, Instant, Number
 
-MOST_TOLD: Final = 64
-"""Of so many steps a rank tells the times in one report, the newest."""
+MOST_REPORTED: Final = 64
+"""Steps whose times a rank sends in one report, the newest."""
 
 MOST_JOINED: Final = 256
-"""Of so many steps the times of all ranks are kept, the newest."""
+"""Steps whose times are kept, the newest."""
 
 _MOST_REMEMBERED: Final = 1_000
 
 
 class StepTimes(NamedTuple):
-    """One step on one rank.
-
-    Attributes:
-        step: its number.
-        repetition: how often the rank had a step of this number before.
-        begin_ns, end_ns: epoch.
-    """
+    """One step on one rank, epoch ns; ``repetition`` counts earlier steps of this number."""
 
     step: Number
     repetition: Count
@@ -39,13 +33,7 @@ class StepTimes(NamedTuple):
 
 
 class JobStep(NamedTuple):
-    """One step on those ranks whose times are known.
-
-    Attributes:
-        step, repetition: as in :class:`StepTimes`.
-        begin_ns, end_ns: epoch; the earliest begin and the latest end.
-        ranks: how many.
-    """
+    """One step on those ranks whose times are known: the earliest begin and the latest end, epoch ns."""
 
     step: Number
     repetition: Count
@@ -55,19 +43,18 @@ class JobStep(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int]:
-        """What the step is known by on all ranks."""
+        """Return the identity of the step on all ranks."""
         return self.step, self.repetition
 
 
 class JobSteps:
-    """Joins the times that ranks tell, each of them once."""
+    """Joins the times that ranks report, each once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], JobStep] = {}
 
-    def add(self, told: Iterable[StepTimes]) -> None:
-        """Take the times of one rank."""
-        for one in told:
+    def add(self, times: Iterable[StepTimes]) -> None:
+        for one in times:
             key = (one.step, one.repetition)
             known = self._known.get(key)
             begin_ns = min(one.begin_ns, known.begin_ns) if known else one.begin_ns
@@ -78,23 +65,23 @@ class JobSteps:
 
     @property
     def newest(self) -> tuple[JobStep, ...]:
-        """Return the steps, at most ``MOST_JOINED``, in the order in which they were first told."""
+        """Return the steps, at most ``MOST_JOINED``, in the order of their first report."""
         return tuple(self._known.values())
 
 
 class Repetitions:
-    """How often a rank had a step of the same number before, of the newest thousand numbers."""
+    """Counts the steps of the same number on a rank, for the newest thousand numbers."""
 
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}
 
     def begin(self, step: int) -> int:
-        """Return it for a step that is new."""
+        """Return the repetition of a new step."""
         self._seen[step] = self._seen.pop(step, -1) + 1
         if len(self._seen) > _MOST_REMEMBERED:
             del self._seen[next(iter(self._seen))]
         return self._seen[step]
 
     def of(self, step: int) -> int:
-        """Return it for the newest step of this number."""
+        """Return the repetition of the newest step of this number."""
         return self._seen.get(step, 0)

@@ -27,16 +27,16 @@ from commtrace.analysis.stragglers.usual import Usual
 from commtrace.live.monitoring.window import PAUSES, WORK, Pause, WindowReport
 
 _WINDOWS_WELL: Final = 16
-"""Of each stage and each link so many are kept, the newest in which it was well."""
+"""Windows kept of each stage and link, the newest in which it was well."""
 
 _MOST_KEPT: Final = 10_000
-"""So many are remembered: a job of more sends too much of different sizes for its past to tell anything."""
+"""Entries kept: the past of a job with more sizes of messages says nothing."""
 
 _Key = TypeVar("_Key")
 
 
 class JobPast:
-    """The work of stages and the speed of links while they were well. Not for several threads at a time."""
+    """The work of stages and the speed of links while they were well. Not thread-safe."""
 
     def __init__(self) -> None:
         self._quickest_ns: dict[int, deque[float]] = {}
@@ -44,23 +44,20 @@ class JobPast:
         self._windows = 0
 
     def add(self, well: Usual) -> None:
-        """Take what some steps tell of the stages and links that are not slow in them."""
         self._windows += 1
         _remember(self._quickest_ns, well.quickest_ns)
         _remember(self._transfer_ns, well.transfer_ns)
 
     @property
     def usual(self) -> Usual:
-        """Return what a stage did in the median, and how long transfers took in the fast windows of their link.
-
-        Links have no past before ``WINDOWS_TO_NAME`` windows: a network is busy for seconds.
-        """
+        """Return the median work of each stage, and the time of transfers in the fast windows of their link."""
+        # A network may be busy for seconds.
         has_links = self._windows >= WINDOWS_TO_NAME
         return Usual(
-            quickest_ns={stage: float(np.median(told)) for stage, told in self._quickest_ns.items()},
+            quickest_ns={stage: float(np.median(seen)) for stage, seen in self._quickest_ns.items()},
             transfer_ns={
-                link: float(np.percentile(told, FAST_PERCENTILE, method="lower"))
-                for link, told in self._transfer_ns.items()
+                link: float(np.percentile(seen, FAST_PERCENTILE, method="lower"))
+                for link, seen in self._transfer_ns.items()
                 if has_links
             },
             by=PAST,
@@ -77,17 +74,11 @@ _WINDOWS_OF_PAUSES: Final = 15
 """A minute, with windows of the usual length."""
 
 _LATE: Final = 1.5
-"""Pauses are over when the next one is late by so much of what usually lies between two."""
+"""Pauses are over if the next one is late by this multiple of the usual interval."""
 
 
 class RankPauses(NamedTuple):
-    """A rank that pauses more than its peers do.
-
-    Attributes:
-        rank: which.
-        cause: one of ``PAUSES``.
-        mean_ns, normal_ns: what the rank and its peers lose per step of the windows that are remembered.
-    """
+    """A rank that pauses longer than its peers; times per step of the windows that are remembered."""
 
     rank: int
     cause: str
@@ -104,16 +95,16 @@ class RankPauses(NamedTuple):
 
 
 class SlowPauses(NamedTuple):
-    """Ranks that pause more than their peers do.
+    """Ranks that pause longer than their peers.
 
     Attributes:
         place: what they have in common.
         cause: one of ``PAUSES``.
         members: the ranks, the one that loses most first.
         cost_ns: per step, of all of them.
-        steps: over how many that is the mean.
+        steps: number of steps of that mean.
         when: the pauses.
-        windows: how many the first pause and all that came after it lie in.
+        windows: number of windows since the first pause.
     """
 
     place: str
@@ -139,7 +130,7 @@ class PauseMemory:
         self._windows: dict[int, deque[_Window]] = {}
 
     def take(self, reports: Sequence[WindowReport]) -> list[SlowPauses]:
-        """Take new windows; who pauses more than others that do the same work, and has not stopped.
+        """Take new windows, and return the sets of ranks that pause longer than their peers and have not stopped.
 
         Args:
             reports: with steps, at most one per rank.
@@ -184,7 +175,6 @@ class PauseMemory:
                 yield found
 
     def _together(self, place: str, kind: int, members: Sequence[RankPauses], steps: int) -> SlowPauses:
-        """Ranks that pause in the same step do so side by side."""
         lost_ns: dict[int, float] = {}
         total_ns = 0
         for one in members:
@@ -205,7 +195,6 @@ class PauseMemory:
         return own[-1].number - first + 1
 
     def _lasts(self, rank: int, kind: int) -> bool:
-        """Whether pauses are in more than one window, unless somebody meant them, and the next one is not late."""
         windows = self._windows[rank]
         struck = [own.number for own in windows if any(pause.work == kind for pause in own.pauses)]
         newest = windows[-1]
@@ -219,14 +208,11 @@ class PauseMemory:
 
 
 def _cost(lost_ns: Sequence[tuple[int, float]], steps: int) -> tuple[float, int]:
-    """Per step, and over how many steps that is the mean.
-
-    Of several pauses, the steps from the first one to the last count, and of the pauses all but the first: the mean
-    then does not depend on where the windows begin and end.
+    """Return the cost per step, and the number of steps of that mean.
 
     Args:
-        lost_ns: steps with a pause, ascending, and what it costs.
-        steps: how many are remembered.
+        lost_ns: steps with a pause, ascending, and the time lost in each.
+        steps: number of steps that are remembered.
     """
     if len(lost_ns) == 1:
         return lost_ns[0][1] / max(steps, 1), steps

@@ -1,6 +1,6 @@
-"""Replays sampled steps while the job runs: what slow ranks cost, and what is slow although no rank works too long.
+"""Replays sampled steps while the job runs: the cost of slow ranks, uneven stages, slow links, long microbatches.
 
-The same functions as for a recording, on the newest few steps (:mod:`commtrace.live.monitoring.sampled_steps`).
+The functions are those for a recording, on the newest few steps (:mod:`commtrace.live.monitoring.sampled_steps`).
 
 >>> replay = SampledReplay(world_size=8)                        # doctest: +SKIP
 >>> steps = replay.newest(reports, now)                         # doctest: +SKIP
@@ -54,20 +54,20 @@ from commtrace.trace.spans import Int64
 _logger = logging.getLogger("commtrace")
 
 _MOST_OF_A_CORE: Final = 0.02
-"""In rank 0 the replay takes the interpreter from training: of large jobs not every window is replayed."""
+"""In rank 0 the replay takes the GIL from training: of large jobs not every window is replayed."""
 
 
 _STAGE: Final = "stage_imbalance"
 _UNKNOWN_THEN: Final = ("communication", "sequence_length_imbalance")
-"""While ranks or a stage are slow, links that touch them are not judged, and sequences not looked at."""
+"""While ranks or a stage are slow, links that touch them and sequences are not judged."""
 
 _MOST_OF_EXCESS: Final = 0.5
-"""Where the replay compares less of what a rank works too long, it does not tell the cost: a gap that only this rank
-has is in no work that its peers do as well, and single steps do not move a median."""
+"""If the replay explains less of a rank's excess, it gives no cost: a gap of this rank alone is in no work that its
+peers do as well, and single steps do not move a median."""
 
 
 class ReplayedSteps(NamedTuple):
-    """The newest sampled steps: their statistics, and what replays them."""
+    """The newest sampled steps: their statistics, and their replay."""
 
     work: WorkStatistics
     replay: Replay
@@ -79,7 +79,7 @@ class ReplayedSteps(NamedTuple):
 
 
 class SampledReplay:
-    """Makes the sampled steps of all ranks ready to be replayed. What fails here does not keep ranks from being named.
+    """Prepares the sampled steps of all ranks for a replay. A failure here does not keep ranks from being named.
 
     Args:
         world_size: ranks of the job.
@@ -95,11 +95,11 @@ class SampledReplay:
 
     @property
     def windows(self) -> int:
-        """In how many windows those of the newest steps were that are new."""
+        """Return the number of windows that the newest steps come from."""
         return self._steps.windows
 
     def newest(self, reports: Sequence[WindowReport], now: float) -> ReplayedSteps | None:
-        """Take what ranks have sampled, and return the newest steps; None where that cannot be had now.
+        """Take the samples of ranks, and return the newest steps; None if there are none to replay now.
 
         Args:
             reports: newest windows.
@@ -113,9 +113,7 @@ class SampledReplay:
             steps = _replayed(self._steps) if now >= self._next_at else None
         except Exception:
             self._is_off = True
-            _logger.warning(
-                "commtrace: the monitor replays no steps any more; it still names slow ranks", exc_info=True
-            )
+            _logger.warning("commtrace: the monitor no longer replays steps; it still names slow ranks", exc_info=True)
             return None
         if steps is not None:
             self._next_at = now + (self._thread_seconds() - begin) / _MOST_OF_A_CORE
@@ -133,7 +131,7 @@ class SampledReplay:
                 if not self._is_refused:
                     self._is_refused = True
                     _logger.warning(
-                        "commtrace: the monitor cannot use the steps that rank %d tells: %s", report.rank, error
+                        "commtrace: the monitor cannot use the sampled steps of rank %d: %s", report.rank, error
                     )
 
 
@@ -148,19 +146,19 @@ def _replayed(steps: SampledSteps) -> ReplayedSteps | None:
     try:
         program = build_program(matched.run, matched.matches)
     except ReplayError:
-        return None  # what a rank told of a step is not whole
+        return None  # a rank's step is not complete
     replayed = ReplayedSteps.of(matched.run, program)
     work = replayed.work
     return replayed if work.noise_is_known and work.replay_error <= work.thresholds.replay_error else None
 
 
 class Price(NamedTuple):
-    """What a slow rank costs, ns per step.
+    """The cost of a slow rank, ns per step.
 
     Attributes:
-        set_ns: its set, all others that are slow mended as well.
-        share_ns, alone_ns: it, see :class:`commtrace.analysis.stragglers.verdict.Member`; None where there are too many
-            slow ranks to try them one by one.
+        set_ns: of its set, with all other slow ranks mended as well.
+        share_ns, alone_ns: see :class:`commtrace.analysis.stragglers.verdict.Member`; None if there are too many slow
+            ranks.
     """
 
     set_ns: float
@@ -170,19 +168,19 @@ class Price(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """What replaying told.
+    """The result of a replay.
 
     Attributes:
-        of_rank: of each slow rank what it costs.
-        verdicts: on stages, sequences and links, dearest first.
-        explained_ns: of each rank, what it works beyond what is normal in work that its peers do as well.
-        phases: of each slow rank the one phase in which its set is slow; empty where it is not one.
-        phases_in_words: of each slow rank the phases that take longer, in numbers, if there are few slow ranks.
+        of_rank: the cost of each slow rank.
+        verdicts: on stages, sequences and links, costliest first.
+        explained_ns: by rank, its excess in work that its peers do as well.
+        phases: by slow rank, the one phase in which its set is slow; empty if it is not one.
+        phases_in_words: by slow rank, the longer phases with numbers, if there are few slow ranks.
         late: slow ranks most of whose excess lies before their phases.
-        longer_inputs: the replicas of slow ranks whose input is longer than that of others.
-        replica_of: by rank, its place in data parallelism, as far as they tell it.
-        undecided: sentences on stages and links of which it cannot be told.
-        not_looked_for: causes of such verdicts that cannot be told while ranks or a stage are slow.
+        longer_inputs: the replicas of slow ranks with longer input than others.
+        replica_of: by rank, its place in data parallelism.
+        undecided: abstentions on stages and links.
+        not_looked_for: causes that cannot be judged while ranks or a stage are slow.
     """
 
     of_rank: Mapping[int, Price]
@@ -197,25 +195,20 @@ class Priced:
     not_looked_for: tuple[str, ...] = ()
 
     def price(self, rank: int, excess_ns: float) -> Price | None:
-        """What this rank costs; None where it was not replayed, or most of the excess was not.
-
-        Args:
-            rank: a slow one.
-            excess_ns: by which it works longer than is normal.
-        """
+        """Return the cost of a rank; None if it was not replayed, or most of its ``excess_ns`` was not."""
         if self.explained_ns.get(rank, 0.0) < _MOST_OF_EXCESS * excess_ns:
             return None
         return self.of_rank.get(rank)
 
 
 def price(steps: ReplayedSteps, slow: Sequence[frozenset[int]], normal: Int64, past: JobPast | None = None) -> Priced:
-    """Replay the steps without slow ranks, and look for what no rank is slow for.
+    """Replay the steps without slow ranks, and find what no rank is the cause of.
 
     Args:
         steps: to replay.
-        slow: ranks that are named together.
+        slow: sets of ranks that are named together.
         normal: ranks whose work is normal.
-        past: what stages and links did before; takes what those do that are well in these steps.
+        past: of stages and links; takes those that are well in these steps.
     """
     work, replay = steps
     past = past or JobPast()
@@ -239,11 +232,10 @@ def price(steps: ReplayedSteps, slow: Sequence[frozenset[int]], normal: Int64, p
 
     @cache
     def saved_ns(ranks: frozenset[int]) -> Int64:
-        """What the steps save without these ranks, and without what else is slow."""
         return replay.saved_ns(as_normal(ranks) + others)
 
     def cost_ns(ranks: frozenset[int], of: frozenset[int]) -> float:
-        """What these ranks cost if all others of some are mended as well."""
+        """Return the cost of these ranks with all others of a set mended as well."""
         return cost_of(work, saved_ns(of) - saved_ns(of - ranks)).ms * 1e6
 
     of_rank: dict[int, Price] = {}

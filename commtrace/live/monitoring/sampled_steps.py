@@ -1,8 +1,8 @@
-"""A few whole steps of every rank, row by row, so that the monitor can replay them as a recording is replayed.
+"""A few whole steps of every rank, row by row, which the monitor replays like a recording.
 
-Means over a window tell which rank works for too long. What that costs, whether a stage has too much to do, or whether
-a link is slow, follows from how ranks wait for each other, and that is in the rows. All ranks choose the same steps by
-their numbers, without asking each other: those that a power of two divides, the smallest one that makes them few.
+Means over a window show which rank works too long. What that costs, whether a stage has too much work, and whether a
+link is slow, follows from how ranks wait for each other, and only rows show that. All ranks choose the same steps by
+their numbers alone: multiples of the smallest power of two that leaves few of them.
 
 >>> sampler = StepSampler(rank)                                 # doctest: +SKIP
 >>> sampler.add(summary.step, rows); sampler.take()             # doctest: +SKIP
@@ -31,14 +31,14 @@ from commtrace.trace.schema import Row
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Int64, RowBatch, Spans
 
 MOST_STEPS: Final = 16
-"""Of a window: of a job whose steps take half a second all of them are told."""
+"""Of a window: all steps if they take a quarter of a second or more."""
 
 FEWEST_STEPS: Final = 8
-"""Of fewer, nothing can be told that has to stand out of the noise between steps: then older ones are looked at too."""
+"""With fewer, nothing stands out of the noise between steps: older steps are added."""
 
 _MOST_ROWS_OF_RANK: Final = 4_000
 _MOST_ROWS_OF_JOB: Final = 200_000
-"""Of a window. The monitor keeps them, 160 bytes each, and has to replay them beside training."""
+"""Of a window. The monitor keeps them, 160 bytes each, and replays them beside training."""
 
 _MOST_BYTES: Final = 128 * 1024
 _MOST_GROUPS: Final = 64
@@ -47,7 +47,7 @@ _MOST_DIMENSIONS: Final = 32
 _MOST_WORDS_OF_JOB: Final = 10_000
 _MEMBERS_PER_RANK: Final = 64
 _MEMBERS_OF_ANY_JOB: Final = 4_096
-"""So many members of different groups are kept: every member tells its groups, and each is kept once."""
+"""Limits of the members of all groups: every member sends its groups, and each is kept once."""
 
 _MOST_WINDOWS: Final = 16
 _LARGEST_STRIDE: Final = 1 << 20
@@ -58,7 +58,7 @@ _REPLAYED: Final = frozenset(
         schema.STALL, schema.DATA, schema.CHECKPOINT, schema.GC, schema.EVALUATION,
     }
 )  # fmt: skip
-"""The kinds of rows that a replay looks at: modules and what the user marks are left out."""
+"""The kinds of rows that a replay needs, without modules and user spans."""
 
 _CODES: Final = {"kind": len(schema.KINDS), "lane": len(schema.LANES), "timing": len(schema.TIMINGS)}
 
@@ -66,7 +66,7 @@ Dimensions = Annotated[dict[Text, Number], Meta(max_length=_MOST_DIMENSIONS)]
 
 
 class SampleError(ValueError):
-    """What a rank tells of its steps cannot be."""
+    """The sampled steps of a rank are not valid."""
 
 
 class StepSample(NamedTuple):
@@ -75,11 +75,10 @@ class StepSample(NamedTuple):
     Attributes:
         boot_id: ranks of one host with the same one read the same clock.
         monotonic_ns, realtime_ns: the same instant on the clock of the rows and on the wall clock.
-        coordinates, parallel: as in :class:`commtrace.trace.run.RankTrace`.
         first_step: with which the process began to train.
         groups: process groups that the rows name.
-        words: what the codes of names in the rows stand for.
-        rows: the columns of :class:`commtrace.trace.spans.Spans` one behind the other, 64 bits each, deflated.
+        words: names that stand for the codes in the rows.
+        rows: the columns of :class:`commtrace.trace.spans.Spans` one after the other, 64 bits each, deflated.
     """
 
     boot_id: Text
@@ -94,11 +93,7 @@ class StepSample(NamedTuple):
 
 
 class StepSampler:
-    """Gathers the steps of one rank that are told of a window. Not for several threads at a time.
-
-    Args:
-        rank: whose steps they are.
-    """
+    """Gathers the sampled steps of one rank in a window. Not thread-safe."""
 
     def __init__(self, rank: LiveRank) -> None:
         self._rank = rank
@@ -110,7 +105,6 @@ class StepSampler:
         self._steps: list[tuple[int, list[Row]]] = []
 
     def add(self, step: int, rows: Sequence[Row]) -> None:
-        """Take the rows of a step that has ended."""
         if step % self._stride:
             return
         self._steps.append((step, [row for row in rows if row.kind in _REPLAYED]))
@@ -121,7 +115,7 @@ class StepSampler:
                 self._steps.clear()  # a single step has too many rows
 
     def take(self) -> StepSample | None:
-        """Return what is told of the steps so far, if anything, and begin anew."""
+        """Return the sample of the steps so far, None if there is nothing to send, and begin the next one."""
         steps, rank = self._steps, self._rank
         self._begin_anew()
         batch = RowBatch(row for _, own in steps for row in own)
@@ -148,12 +142,12 @@ class StepSampler:
 
 
 def most_rows_of_rank(world_size: int) -> int:
-    """Return how many rows each rank of a job may tell of a window."""
+    """Return the limit of rows that each rank of a job may send of a window."""
     return min(_MOST_ROWS_OF_RANK, _MOST_ROWS_OF_JOB // world_size)
 
 
-class _Told(NamedTuple):
-    """What a rank has told of one window; the names in the rows are coded alike for all ranks."""
+class _RankSteps(NamedTuple):
+    """The sampled steps of one rank in one window; the names in the rows are coded alike for all ranks."""
 
     trace: RankTrace
     steps: Int64
@@ -162,46 +156,44 @@ class _Told(NamedTuple):
 class SampledSteps:
     """The newest sampled steps of all ranks.
 
-    Args:
-        world_size: ranks of the job.
-
     Attributes:
-        windows: in how many the new ones were of those that were returned last.
+        windows: number of windows that the new steps of the last returned run come from.
     """
 
     def __init__(self, world_size: int) -> None:
         self.windows = 0
         self._world_size = world_size
-        self._told: dict[int, deque[_Told]] = {}
+        self._sampled: dict[int, deque[_RankSteps]] = {}
         self._names: list[str] = []
         self._members: dict[object, tuple[int, ...]] = {}
         self._members_left = _MEMBERS_OF_ANY_JOB + _MEMBERS_PER_RANK * world_size
         self._newest_judged = -1
 
     def take(self, rank: int, host: str, sample: StepSample) -> None:
-        """Take what a rank tells of a window.
+        """Add the sample of a rank's window.
 
         Raises:
-            SampleError: it cannot be.
+            SampleError: it is not valid.
         """
         spans = self._spans_of(sample)
         trace = RankTrace(
             metadata=_metadata(rank, host, self._world_size, sample),
             spans=spans,
-            groups={told.id: self._group(told) for told in sample.groups},
+            groups={sent.id: self._group(sent) for sent in sample.groups},
             coordinates=sample.coordinates,
             parallel=sample.parallel,
             topology={"first_step": sample.first_step},
         )
         steps = np.unique(spans.step[spans.kind == schema.STEP]).astype(np.int64)
-        self._told.setdefault(rank, deque(maxlen=_MOST_WINDOWS)).append(_Told(trace, steps))
+        self._sampled.setdefault(rank, deque(maxlen=_MOST_WINDOWS)).append(_RankSteps(trace, steps))
 
     def newest_run(self) -> Run | None:
-        """Return the steps that are new since the last call, or the newest few; None where not all ranks tell any.
+        """Return the steps that are new since the last call, with older ones if these are few; None unless all ranks
+        have sent some.
 
-        There are ``FEWEST_STEPS`` to twice ``MOST_STEPS``, all of which every rank has told, and one of them is new.
+        The run has ``FEWEST_STEPS`` to twice ``MOST_STEPS`` steps, sent by every rank, and at least one is new.
         """
-        if len(self._told) < self._world_size:
+        if len(self._sampled) < self._world_size:
             return None
         common = self._common_steps()
         new = common[common > self._newest_judged][-2 * MOST_STEPS :]
@@ -209,22 +201,22 @@ class SampledSteps:
             return None
         chosen = new if len(new) >= FEWEST_STEPS else common[-FEWEST_STEPS:]
         self._newest_judged = int(new[-1])
-        self.windows = sum(bool(np.isin(told.steps, new).any()) for told in next(iter(self._told.values())))
-        ranks = {rank: _joined(self._told[rank], chosen) for rank in sorted(self._told)}
+        self.windows = sum(bool(np.isin(own.steps, new).any()) for own in next(iter(self._sampled.values())))
+        ranks = {rank: _joined(self._sampled[rank], chosen) for rank in sorted(self._sampled)}
         self._forget_before(int(common[-FEWEST_STEPS]))
         return Run(Path(), ranks, list(self._names))
 
     def _common_steps(self) -> Int64:
         common: Int64 | None = None
-        for told in self._told.values():
-            own = np.unique(np.concatenate([one.steps for one in told]))
+        for windows in self._sampled.values():
+            own = np.unique(np.concatenate([one.steps for one in windows]))
             common = own if common is None else np.intersect1d(common, own, assume_unique=True)
         return np.zeros(0, np.int64) if common is None else common
 
     def _forget_before(self, step: int) -> None:
-        for told in self._told.values():
-            while len(told) > 1 and int(told[0].steps.max(initial=-1)) < step:
-                told.popleft()
+        for windows in self._sampled.values():
+            while len(windows) > 1 and int(windows[0].steps.max(initial=-1)) < step:
+                windows.popleft()
 
     def _spans_of(self, sample: StepSample) -> Spans:
         width = len(DTYPE_OF_COLUMN) * 8
@@ -235,7 +227,7 @@ class SampledSteps:
         except zlib.error as error:
             raise SampleError(f"its rows cannot be read: {error}") from error
         if inflate.unconsumed_tail or not inflate.eof or len(raw) % width:
-            raise SampleError("it has more rows than a rank may tell, or torn ones")
+            raise SampleError("it has more rows than allowed, or torn ones")
         columns = dict(
             zip(DTYPE_OF_COLUMN, np.frombuffer(raw, np.int64).reshape(len(DTYPE_OF_COLUMN), -1), strict=True)
         )
@@ -246,16 +238,15 @@ class SampledSteps:
             lowest = limits.min if most_code is None else schema.NOT_APPLICABLE
             if low < lowest or high > limits.max or (most_code is not None and high >= max(most_code, 1)):
                 raise SampleError(f"a row has a {name} that no row can have")
-        codes = self._codes(sample.words)
+        codes = self._codes(sample.words)  # the last entry, which −1 selects, stands for no word
         for name in ("name", "dtype"):
             columns[name] = codes[columns[name]]
         spans = Spans(*(columns[name].astype(dtype) for name, dtype in DTYPE_OF_COLUMN.items()))
         if not possible_rows(spans, np.full(len(spans), self._world_size, np.int64)).all():
-            raise SampleError("it has a row that cannot be")
+            raise SampleError("it has an impossible row")
         return spans.take(np.lexsort((-spans.end, spans.start)))
 
     def _codes(self, words: Sequence[str]) -> Int64:
-        """The code in this job of each word; the last entry, which −1 reads, is that of no word."""
         known = {word: code for code, word in enumerate(self._names)}
         for word in words:
             if word not in known:
@@ -265,23 +256,21 @@ class SampledSteps:
                 self._names.append(word)
         return np.array([*(known[word] for word in words), schema.NOT_APPLICABLE], np.int64)
 
-    def _group(self, told: GroupMembers) -> Group:
-        """The group; its members are kept once, as every one of them tells it."""
-        ranks = told.ranks
+    def _group(self, sent: GroupMembers) -> Group:
+        ranks = sent.ranks
         if not ranks or min(ranks[0], ranks[-1]) < 0 or max(ranks[0], ranks[-1]) >= self._world_size:
             raise SampleError("it has a group with ranks that the job does not have")
-        key = told.regular or told.members
+        key = sent.regular or sent.members  # every member sends the group; its members are kept once
         if key not in self._members:
             if len(ranks) > self._members_left:
                 raise SampleError("the groups of the job have too many members")
             self._members_left -= len(ranks)
             self._members[key] = tuple(ranks)
-        return Group(told.id, self._members[key], told.ordinal, told.role)
+        return Group(sent.id, self._members[key], sent.ordinal, sent.role)
 
 
-def _joined(told: Iterable[_Told], steps: Int64) -> RankTrace:
-    """What a rank has told of these steps."""
-    parts = list(told)
+def _joined(windows: Iterable[_RankSteps], steps: Int64) -> RankTrace:
+    parts = list(windows)
     newest = parts[-1].trace
     spans = Spans.concatenate([one.trace.spans for one in parts])
     spans = spans.take(np.isin(spans.step, steps))
@@ -296,7 +285,7 @@ def _joined(told: Iterable[_Told], steps: Int64) -> RankTrace:
     )
 
 
-def _all_groups(parts: Iterable[_Told]) -> Mapping[int, Group]:
+def _all_groups(parts: Iterable[_RankSteps]) -> Mapping[int, Group]:
     return {number: group for one in parts for number, group in one.trace.groups.items()}
 
 

@@ -45,19 +45,18 @@ MOST_MEMBERS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class SlowNow:
-    """A rank that works too long, in the newest window that tells it; times in ns per step.
+    """A rank that works too long in the newest window; times in ns per step.
 
     Attributes:
-        rank: which.
-        since, since_step: from when on: epoch seconds, and the first step of that window.
-        work_ns_of, excess_ns_of: what it works, and beyond what is normal, by the words of ``WORK`` of a window.
-        excess_ns, normal_ns: all of that, and what is normal.
-        told_by: what told normal.
-        waited_ns: how long a rank that is not slow stood still.
+        since, since_step: start: epoch seconds, and the first step of that window.
+        work_ns_of, excess_ns_of: work, and the excess over normal, by the words of ``WORK`` of a window.
+        excess_ns, normal_ns: sum of the excess, and the normal work.
+        told_by: the source of normal.
+        waited_ns: stall of a rank that is not slow.
         duration_ns: of a step.
-        long_input: where its input is longer and its device is not slow: its long microbatches in words, empty where
-            all are longer; else None.
-        phases: those that take longer, in numbers, as far as steps were replayed.
+        long_input: if its input is longer and its device is not slow: the long microbatches, empty if all are longer;
+            else None.
+        phases: the longer phases with numbers, if steps were replayed.
     """
 
     rank: int
@@ -83,7 +82,7 @@ class SlowNow:
 
 
 def cause_of(members: Sequence[SlowNow]) -> str:
-    """Return the work of which ranks do most beyond what is normal; or that their input is longer."""
+    """Return the kind of work with the largest excess, or that the input is longer."""
     if all(one.long_input is not None for one in members):
         return SEQUENCES
     excess = [sum(own) for own in zip(*(one.excess_ns_of for one in members), strict=True)]
@@ -95,12 +94,7 @@ def sets_now(
 ) -> Iterator[tuple[str, list[SlowNow]]]:
     """Yield sets of slow ranks, each with its place, the slowest member first.
 
-    Ranks that have nothing but what they do in common are one set if they became slow together.
-
-    Args:
-        places: of all ranks of the job.
-        slow: which are slow.
-        seconds: so long after the first one the last one may have begun.
+    Ranks without a common place are one set if they became slow within ``seconds``.
     """
     for own in by_common_place(places, slow):
         together: list[SlowNow] = []
@@ -117,7 +111,7 @@ def _slowest_first(members: Sequence[SlowNow]) -> list[SlowNow]:
 
 
 def cost_ns(members: Sequence[SlowNow], prices: Mapping[int, Price]) -> float:
-    """Return what a set costs per step; without a price what it works too long, but no more than others waited."""
+    """Return the cost of a set per step; without a price the excess, but at most the stall of others."""
     return max(prices[one.rank].set_ns if one.rank in prices else min(one.excess_ns, one.waited_ns) for one in members)
 
 
@@ -133,18 +127,18 @@ def straggler_of(
     devices: Sequence[DeviceEvidence | None] = (),
     late: bool = False,
 ) -> LiveStraggler:
-    """Return a set as a finding of the monitor.
+    """Return a set of slow ranks as a finding.
 
     Args:
         places: of all ranks of the job.
         place: of the set.
         members: the slowest first.
-        prices: by rank, as far as steps were replayed.
-        phase: the one phase in which they are slow, if they compute for too long; empty where it is not one.
+        prices: by rank, from a replay.
+        phase: the one phase in which they are slow; empty if it is not one.
         world_size: ranks of the job.
-        replica_of: by rank, its place in data parallelism, as far as that is known.
-        devices: what the drivers say of the members' devices; empty where they say nothing.
-        late: they launch their phases late, if nothing else says what they do.
+        replica_of: by rank, its place in data parallelism.
+        devices: readings of the members' devices.
+        late: whether they launch their phases late, if there is no other cause.
     """
     first, cost, ranks = members[0], cost_ns(members, prices), [one.rank for one in members]
     cause, earliest = cause_of(members), min(members, key=lambda one: one.since)

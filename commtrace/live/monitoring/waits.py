@@ -1,12 +1,12 @@
 """Divides stalls into wait and transfer, which no rank can do alone.
 
-A collective that ends on all members at once lasts, on each of them, as long as the member waits for the last one to
-arrive, and then the transfer, which is the same for all. So of one call
+A collective that ends on all members at once lasts on each of them from its own arrival to the common end: the wait for
+the last member, and then the transfer, which is the same for all. So of one call
 
-    transfer = the least time in flight of all members,   waiting of a member = what it stood still - that least time.
+    transfer = the least time in flight of all members,   wait of a member = its stall - that least time.
 
-Ranks cannot tell each other every call. They tell a few of each group in a *block* of steps, chosen by the number of
-the step so that all members choose the same; who joins them finds the least of each.
+Ranks do not exchange every call. They report a few of each group in a *block* of steps, chosen by the number of the
+step so that all members choose the same ones; the monitor finds the least of each.
 
 >>> blocks = BlockWaits()                                       # doctest: +SKIP
 >>> blocks.size = 16; blocks.add(summary)                       # doctest: +SKIP
@@ -28,30 +28,29 @@ from commtrace.live.summary import StepSummary
 
 _BLOCKS_KEPT: Final = 4
 CALLS_OF_A_BLOCK: Final = 8
-"""So many calls of each group are told of a block, one in each of as many steps."""
+"""Calls of each group that are reported of a block, one in each of as many steps."""
 
 _JOINS_KEPT: Final = 6
 MOST_GROUPS: Final = 4
-"""So many pairs of group and operation are told of a block: those with most bytes, which members have in common."""
+"""Pairs of group and operation that are reported of a block: those with most bytes, which members have in common."""
 
 Durations: TypeAlias = Annotated[tuple[Duration, ...], Meta(max_length=2 * CALLS_OF_A_BLOCK)]
-"""Of the calls of a block: twice as many where its size divides badly."""
+"""Of the calls of a block: up to twice as many if the size of the block does not divide."""
 
 
 class GroupKey(NamedTuple):
-    """The key of calls that are added up: a collective of a process group."""
+    """A collective of a process group; the operation as its place in ``summary.ENDING_TOGETHER``."""
 
     group: int
     operation: int
 
 
 class BlockTime(NamedTuple):
-    """A few of one rank's calls of one kind in one block.
+    """A few of one rank's calls of one collective in one block.
 
     Attributes:
-        group, operation: which; the operation as its place in ``summary.ENDING_TOGETHER``.
         size: members of the group.
-        identity: sum of their sequence numbers: tells whether members have told the same calls.
+        identity: sum of their sequence numbers: members that reported the same calls have the same.
         durations_ns: in flight, of each call, in their order.
     """
 
@@ -63,13 +62,7 @@ class BlockTime(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A rank's report on its newest complete block.
-
-    Attributes:
-        steps: in it; 0 where there is none.
-        number: it holds the steps from ``steps * number`` on.
-        times: by group and operation.
-    """
+    """A rank's report on its newest complete block: ``steps`` (0: none) from ``steps * number`` on."""
 
     steps: Count = 0
     number: Number = 0
@@ -80,13 +73,11 @@ NO_BLOCK: Final = Block()
 
 
 class Least(NamedTuple):
-    """The least time in flight that members of a group have told of each call: its transfer.
+    """The least time in flight of each call over all members of a group: its transfer.
 
     Attributes:
         steps, number: of the block.
-        group, operation: which calls.
-        identity: sum of their sequence numbers.
-        durations_ns: the least of each call.
+        identity: sum of the sequence numbers of the calls.
     """
 
     steps: Count
@@ -99,12 +90,7 @@ class Least(NamedTuple):
 
 @dataclass(slots=True)
 class Split:
-    """Of the exposed time of one operation for one role, that of the calls that were compared; ns, added up.
-
-    Attributes:
-        wait_ns: before the last participant had arrived.
-        transfer_ns: after it.
-    """
+    """Wait and transfer, ns, of those calls of one operation and role that were compared."""
 
     wait_ns: int = 0
     transfer_ns: int = 0
@@ -112,7 +98,7 @@ class Split:
 
 @dataclass(slots=True)
 class _Own:
-    """This rank's calls of one kind that are told of a block."""
+    """This rank's reported calls of one collective in a block."""
 
     role: str
     name: str
@@ -125,7 +111,7 @@ class _Own:
 
 @dataclass(slots=True)
 class _Steps:
-    """A block that is being gathered, or waits to be judged."""
+    """A block that is being gathered, or waits for the least times."""
 
     number: int
     seen: set[int] = field(default_factory=set)
@@ -134,13 +120,13 @@ class _Steps:
 
 
 class BlockWaits:
-    """Gathers a rank's steps in blocks, and splits what it stood still when the least times of a block are known.
+    """Gathers a rank's steps in blocks, and divides its stalls when the least times of a block are known.
 
-    Not for several threads at a time.
+    Not thread-safe.
 
     Attributes:
-        newest: what is to be told of the newest complete block.
-        split: by operation and role, what is known so far.
+        newest: the report on the newest complete block.
+        split: what is known so far, by operation and role.
     """
 
     def __init__(self) -> None:
@@ -152,17 +138,17 @@ class BlockWaits:
 
     @property
     def groups(self) -> list[int]:
-        """The groups whose least times would be of use now."""
+        """Return the groups whose least times are needed now."""
         return sorted({key.group for block in self._complete for key in block.own})
 
     def resize(self, steps: int) -> None:
-        """From now on a block has so many steps; what was gathered of another size is let go."""
+        """Set the number of steps of a block; steps gathered in another size are dropped."""
         if steps != self._steps:
             self._steps, self._open, self.newest = steps, None, NO_BLOCK
             self._complete.clear()
 
     def add(self, summary: StepSummary) -> None:
-        """A step has ended."""
+        """Add a step that has ended."""
         if not self._steps:
             return
         number = summary.step // self._steps
@@ -184,7 +170,7 @@ class BlockWaits:
             own.num_bytes += one.num_bytes
 
     def settle(self, least_times: Iterable[Least]) -> None:
-        """Split what was stood still in blocks of which the least times are now known; each once."""
+        """Divide the stalls in blocks whose least times are now known, each once."""
         blocks = {block.number: block for block in self._complete}
         for least in least_times:
             block = blocks.get(least.number) if least.steps == self._steps else None
@@ -199,7 +185,6 @@ class BlockWaits:
                 split.transfer_ns += stalled - wait
 
     def _finish(self) -> None:
-        """Tell of the block that is open, if all of its steps were seen."""
         block = self._open
         if block is None or len(block.seen) < self._steps:
             return
@@ -213,8 +198,6 @@ class BlockWaits:
 
 
 class _BlockKey(NamedTuple):
-    """The key of calls in a block."""
-
     group: int
     operation: int
     steps: int
@@ -223,7 +206,7 @@ class _BlockKey(NamedTuple):
 
 @dataclass(slots=True)
 class _Reported:
-    """The members' reports, by rank. Ranks report a block until the next one is complete."""
+    """The members' reports on a block, by rank; a rank repeats its report until its next block is complete."""
 
     since: int
     members: dict[int, BlockTime] = field(default_factory=dict)
@@ -233,7 +216,7 @@ class LeastTimes:
     """Joins the blocks of all ranks.
 
     Args:
-        seconds: length of a window: a block lasts one or two of them, so that every one is told.
+        seconds: length of a window: a block lasts one or two windows, so that every block is reported.
 
     Attributes:
         steps: of a block; 0 before the length of a step is known.
@@ -246,7 +229,7 @@ class LeastTimes:
         self._joins = 0
 
     def size_blocks(self, step_ns: int) -> None:
-        """Choose how long a block is; it changes only where it has become far too short or too long."""
+        """Choose the number of steps of a block; it changes only if a block has become far too short or too long."""
         if step_ns <= 0:
             return
         lasts = self.steps * step_ns / 1e9 / self._seconds
@@ -254,7 +237,7 @@ class LeastTimes:
             self.steps = 1 << (math.ceil(self._seconds * 1e9 / step_ns) - 1).bit_length()
 
     def join(self, blocks: Iterable[tuple[int, Block]]) -> list[Least]:
-        """Take the newest blocks of ranks; the least times of groups all of whose members have told the same one."""
+        """Take the newest blocks of ranks, and return the least times of groups whose members have all reported."""
         self._joins += 1
         found: list[Least] = []
         for rank, block in blocks:
@@ -276,13 +259,12 @@ class LeastTimes:
 def _least(key: _BlockKey, reported: _Reported) -> Iterator[Least]:
     members = list(reported.members.values())
     calls = {(time.identity, len(time.durations_ns)) for time in members}
-    if len(calls) == 1:  # where a call is counted in another step on some rank, they have chosen different ones
+    if len(calls) == 1:  # if a rank counts a call in another step, members have chosen different calls
         shortest = tuple(map(min, zip(*(time.durations_ns for time in members), strict=True)))
         yield Least(key.steps, key.number, key.group, key.operation, members[0].identity, shortest)
 
 
 def by_group(reported: Iterable[Least]) -> Mapping[int, list[Least]]:
-    """Return the least times of each group."""
     found: dict[int, list[Least]] = {}
     for one in reported:
         found.setdefault(one.group, []).append(one)

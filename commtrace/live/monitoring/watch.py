@@ -1,8 +1,7 @@
-"""Joins the windows of all ranks and says who is slow, since when, why, and what it costs.
+"""Compares the windows of all ranks: who is slow, since when, why, and at what cost.
 
-A rank is suspected when its own work, without waiting for anybody, is beyond what is normal at its pipeline stage, by
-the rule that judges recorded runs. So a victim, which only waits, never is. It is named when that lasts, and cleared
-when it is over.
+A rank is suspected if its own work, without waiting, is beyond normal at its pipeline stage, by the rule that judges
+recorded runs. So a victim, which only waits, never is. It is named if that lasts, and cleared when it is over.
 
 >>> watch = Watch(world_size=8, seconds=4.0)                    # doctest: +SKIP
 >>> for event in watch.join(reports, now):                      # doctest: +SKIP
@@ -46,25 +45,25 @@ Float64 = npt.NDArray[np.float64]
 SILENT_WINDOWS: Final = 3.0
 
 _TOGETHER: Final = WINDOWS_OF_LASTING + WINDOWS_TO_NAME
-"""Ranks with one cause are one finding if they became slow within so many windows: the least of them stands out only
-over several."""
+"""Ranks with one cause are one finding if they became slow within this number of windows: the least slow of them stands
+out only over several."""
 
 
 @dataclass(slots=True)
 class _Record:
-    """What is remembered of a rank between windows.
+    """The memory of a rank between windows.
 
     Attributes:
-        suspected: in how many windows in a row it is beyond what is normal, or has been named and is not clear yet.
-        slow: by how much, in the newest window that tells; None while nobody suspects it.
-        price: what it costs, as far as steps were replayed since.
-        phases: those that take longer, in numbers, by the same steps.
-        phase: the one in which alone it is slow, as the newest replayed steps tell; else empty.
-        launches_late: most of its excess lies before its phases, by the same steps.
-        long_inputs: see :class:`SlowNow`, by the steps that were replayed in the last few windows.
-        well_ns: its work when that was last known to be normal.
-        windows: its work in the last few, and the standard error of it.
-        device_model, device_states: what its device is, and the newest readings of it with when they were told.
+        suspected: windows in a row in which it was beyond normal, or was named and is not clear yet.
+        slow: the newest observation; None while it is not suspected.
+        price: its cost, if steps were replayed since.
+        phases: the longer phases with numbers, from the same steps.
+        phase: the only slow phase in the newest replay; else empty.
+        launches_late: most of its excess lies before its phases, in the same steps.
+        long_inputs: see :class:`SlowNow`, from the replays of the last few windows.
+        well_ns: its work when that was last normal.
+        windows: its work in the last few windows, and the standard error of it.
+        device_states: the newest readings of its device, with the time of their report.
     """
 
     host: str
@@ -88,19 +87,14 @@ class _Record:
 
     @property
     def long_input(self) -> str | None:
-        """As most of the last replays tell: in the noise of few steps a single one may be wrong."""
-        told = [words for words in self.long_inputs if words is not None]
-        return told[-1] if 2 * len(told) > len(self.long_inputs) else None
+        # A single replay may be wrong in the noise of few steps: most must agree.
+        seen = [microbatches for microbatches in self.long_inputs if microbatches is not None]
+        return seen[-1] if 2 * len(seen) > len(self.long_inputs) else None
 
 
 @dataclass(slots=True)
 class _Undecided:
-    """What cannot be told.
-
-    Attributes:
-        sentences: in the newest window.
-        windows: for how many in a row there have been any.
-    """
+    """Abstentions of the newest window, and for how many windows in a row there have been any."""
 
     sentences: tuple[str, ...] = ()
     windows: int = 0
@@ -114,7 +108,7 @@ class _Undecided:
 
 
 class Watch:
-    """The memory of the join.
+    """Compares the windows of a job's ranks, and remembers what it needs between them.
 
     Args:
         world_size: ranks of the job.
@@ -123,8 +117,8 @@ class Watch:
     Attributes:
         step_ns: typical step in the newest window; 0 before the first.
         window: the newest one; −1 before the first.
-        work_ns: what a rank typically worked per step in it, by stage; without the stages of a single rank.
-        peers_missing: True when some rank has nobody at its stage to be compared with.
+        work_ns: typical work per step in it, by stage; without the stages of a single rank.
+        peers_missing: whether a rank is alone at its stage.
     """
 
     def __init__(self, world_size: int, seconds: float) -> None:
@@ -148,30 +142,29 @@ class Watch:
 
     @property
     def stragglers(self) -> list[LiveStraggler]:
-        """What holds up the job now, dearest first."""
+        """Return what slows the job now, costliest first."""
         named = [*self._ranks.named, *self._pauses.named, *self._job_wide.named]
         return sorted(named, key=lambda one: (-one.cost_ms_per_step, one.rank))
 
     @property
     def abstentions(self) -> tuple[str, ...]:
-        """Why it cannot be told who is slow: sentences that name the missing signal, if that lasts."""
+        """Return why it is not known who is slow: sentences that name the missing signal, if that lasts."""
         return tuple(dict.fromkeys((*self._undecided.lasting, *self._undecided_of_steps.lasting)))
 
     @property
     def silent(self) -> list[int]:
-        """Ranks that have stopped reporting."""
         return sorted(rank for rank, record in self._records.items() if record.is_silent)
 
     @property
     def heard(self) -> int:
-        """How many ranks have ever reported."""
+        """Return the number of ranks that have ever reported."""
         return len(self._records)
 
     def join(self, reports: Sequence[WindowReport], now: float) -> list[LiveEvent]:
-        """Take the newest report of every rank; what has changed.
+        """Take the newest report of every rank, and return the changes.
 
         Args:
-            reports: at most one per rank; one that was taken before is recognised by its window.
+            reports: at most one per rank; one that was taken before is ignored.
             now: epoch seconds.
         """
         news = [report for report in reports if self._is_new(report)]
@@ -199,7 +192,7 @@ class Watch:
         self._undecided.see((NO_PEERS,) if no_peers else table.judged.undecided)
         for index, report in enumerate(reports):
             self._places[report.rank] = Place(report.host, report.tensor_group)
-            if table.is_known[index]:  # else there is nobody to compare it with: what was known of it stands
+            if table.is_known[index]:  # else it has no peer to be compared with: the last judgement stands
                 self._suspect(self._records[report.rank], table, index, report.first_step, now)
         priced = self._replayed(reports, table, now)
         device = "GPU" if any(report.on_gpu for report in reports) else "rank"
@@ -214,7 +207,7 @@ class Watch:
         return events
 
     def _table(self, reports: Sequence[WindowReport]) -> _Table:
-        """The window, with the ranks that stand out only over several windows."""
+        """Return the window, with the ranks that stand out only over several windows."""
         records = [self._records[report.rank] for report in reports]
         work = np.array([report.steady_ns for report in reports], np.float64)
         error = np.array([report.error_ns for report in reports], np.float64)
@@ -230,7 +223,6 @@ class Watch:
         return replace(table, judged=_either(table.judged, lasting))
 
     def _suspect(self, record: _Record, table: _Table, index: int, first_step: int, now: float) -> None:
-        """Note whether a rank is slow in this window."""
         if table.judged.is_slow[index]:
             since = (now - self._seconds, first_step)
             if record.slow is not None:
@@ -245,7 +237,7 @@ class Watch:
                 record.phases = ""
 
     def _replayed(self, reports: Sequence[WindowReport], table: _Table, now: float) -> Priced | None:
-        """What sampled steps tell of what slow ranks cost, and of what else is slow."""
+        """Return the result of replaying sampled steps: the cost of slow ranks, and what else is slow."""
         steps = self._replay.newest(reports, now)
         if steps is None:
             return None
@@ -255,7 +247,7 @@ class Watch:
         normal = [rank for rank in table.judged.normal_ranks.tolist() if rank not in slow]
         priced = price(steps, sets, np.array(normal, np.int64), self._past)
         self._replica_of = priced.replica_of
-        long_input = {rank: told.microbatches for told in priced.longer_inputs for rank in told.ranks}
+        long_input = {rank: one.microbatches for one in priced.longer_inputs for rank in one.ranks}
         for rank, one in slow.items():
             record = self._records[rank]
             record.long_inputs.append(long_input.get(rank))
@@ -266,7 +258,7 @@ class Watch:
         return priced
 
     def _together(self, *, is_due: bool) -> Iterator[tuple[str, list[SlowNow]]]:
-        """Sets of ranks that are slow, for long enough to be named or not."""
+        """Yield sets of slow ranks, those that are slow for long enough to be named or the others."""
         slow = [
             record.slow
             for record in self._records.values()
@@ -275,7 +267,7 @@ class Watch:
         yield from sets_now(self._places, slow, _TOGETHER * self._seconds)
 
     def _slow_sets(self) -> list[LiveStraggler]:
-        """The sets of slow ranks that are named; a new one must be worth it."""
+        """Return the sets of slow ranks that are named; a new one must be worth it."""
         prices = {rank: record.price for rank, record in self._records.items() if record.price is not None}
         found = []
         for place, members in self._together(is_due=True):
@@ -299,14 +291,12 @@ class Watch:
         return found
 
     def _device(self, slow: SlowNow) -> DeviceEvidence | None:
-        """What the driver says of a slow rank's device since it is slow, and of others of that model."""
-
-        def told(record: _Record) -> list[DeviceState]:
+        def readings(record: _Record) -> list[DeviceState]:
             return [state for at, state in record.device_states if at > slow.since]
 
         own = self._records[slow.rank]
         others = (one for one in self._records.values() if one is not own and one.device_model == own.device_model)
-        return compare_devices(told(own), [told(one) for one in others])
+        return compare_devices(readings(own), [readings(one) for one in others])
 
     def _paused(self, one: SlowPauses, now: float) -> LiveStraggler:
         ranks, first = sorted(member.rank for member in one.members), one.members[0]
@@ -355,7 +345,6 @@ class Watch:
         )
 
     def _listen(self, now: float) -> list[LiveEvent]:
-        """Who has stopped reporting, and who is back."""
         events = []
         for rank, record in sorted(self._records.items()):
             quiet = now - record.heard_at
@@ -403,12 +392,10 @@ class _Table:
 
     @property
     def duration(self) -> Float64:
-        """Of a step."""
         return self.compared.scale_ns
 
     @property
     def is_known(self) -> npt.NDArray[np.bool_]:
-        """Whether it could be compared."""
         return np.isfinite(self.judged.normal_ns)
 
     @property
@@ -417,22 +404,20 @@ class _Table:
 
     @property
     def is_normal(self) -> npt.NDArray[np.bool_]:
-        """Whose work may be remembered: it is that of most ranks, or what it was. The fastest may be out of order."""
+        """Return whose work may be remembered as normal. That of the fastest may not: it may be out of order."""
         return np.asarray(self.judged.is_normal & np.isin(self.judged.told_by, (MAJORITY, PAST)))
 
     @property
     def has_peers(self) -> bool:
-        """Whether any two ranks do the same work."""
         return len(self.stage) > len(np.unique(self.stage))
 
     @property
     def peers_missing(self) -> bool:
-        """Whether a rank is alone at its stage."""
         return bool((np.unique(self.stage, return_counts=True)[1] == 1).any())
 
     @property
     def typical_work_ns(self) -> dict[int, float]:
-        """By stage with several ranks: what is normal there; the median where that cannot be told."""
+        """Return the normal work by stage with several ranks; the median if normal is unknown."""
         typical: dict[int, float] = {}
         for stage in np.unique(self.stage).tolist():
             own = self.stage == stage
@@ -442,13 +427,12 @@ class _Table:
         return typical
 
     def _waits(self, index: int) -> npt.NDArray[np.bool_]:
-        """The ranks that stand still for a slow one: those that are not slow themselves, as far as there are any."""
+        """Return the ranks that wait for a slow one: those that are not slow, if there are any."""
         others = np.arange(len(self.total)) != index
         quick = others & ~self.judged.is_slow
         return np.asarray(quick if quick.any() else others)
 
     def slow(self, index: int, since: float, since_step: int) -> SlowNow:
-        """A slow rank."""
         return SlowNow(
             rank=int(self.compared.rank[index]),
             since=since,
@@ -468,13 +452,13 @@ class _Table:
 
 
 def _error_of_several(windows: Float64, peers: npt.NDArray[np.int64]) -> Float64:
-    """Standard error of the mean over several windows, of each rank.
+    """Return the standard error of each rank's mean over several windows.
 
-    The work of healthy ranks may drift for seconds, as that of devices whose clocks go up and down. By what windows
-    scatter more than their steps explain, their mean is wrong as well, however many there are.
+    The work of healthy ranks may drift for seconds, like the clocks of their devices. If windows scatter more than
+    their steps explain, their mean has that error as well, however many there are.
 
     Args:
-        windows: work of each rank in each window, and its standard error; shape (ranks, windows, 2).
+        windows: work and its standard error, shape (ranks, windows, 2).
         peers: class of each rank.
     """
     of_steps = (windows[:, :, 1] ** 2).mean(axis=1)
@@ -486,9 +470,9 @@ def _error_of_several(windows: Float64, peers: npt.NDArray[np.int64]) -> Float64
 
 
 def _either(window: Judged, lasting: Judged) -> Judged:
-    """The judgement of a window; of ranks that stand out over several and not in it alone, that of the several.
+    """Return the judgement of a window, or over several windows for ranks that stand out only there.
 
-    What has ended stands out over several windows for a while: in the newest one it must be there as well.
+    The mean over several windows stands out for a while after the end: the newest window must show the excess as well.
     """
     is_there = np.nan_to_num(window.excess_ns) > CLEARED_BELOW * lasting.limit_ns
     only_lasting = lasting.is_slow & is_there & ~window.is_slow

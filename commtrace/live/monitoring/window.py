@@ -1,4 +1,4 @@
-"""What a rank tells the others about the last few seconds: small enough to be published all the time.
+"""The report of a rank on the last few seconds.
 
 >>> window = Window(rank)                                       # doctest: +SKIP
 >>> window.add(summary)                                         # doctest: +SKIP
@@ -18,7 +18,7 @@ from msgspec import Meta
 from commtrace.analysis.breakdown.occurrence import occurrence
 from commtrace.analysis.statistics import MAD_TO_SIGMA
 from commtrace.analysis.stragglers.common_place import tensor_group_of
-from commtrace.live.monitoring.job_steps import MOST_TOLD, Repetitions, StepTimes
+from commtrace.live.monitoring.job_steps import MOST_REPORTED, Repetitions, StepTimes
 from commtrace.live.monitoring.sampled_steps import StepSample, StepSampler
 from commtrace.live.monitoring.waits import NO_BLOCK, Block, BlockWaits
 from commtrace.live.monitoring.wire_types import Count, Duration, Number, Rank, Text, WindowNumber
@@ -29,31 +29,25 @@ from commtrace.trace.schema import Row
 from commtrace.trace.spans import Int64
 
 WORK: Final = ("compute", "data", "gc", "checkpoint", "evaluation", "unknown")
-"""What a rank's own time went to: forward, backward, recompute and optimizer; input; garbage collection; saving;
-evaluation; anything else."""
+"""Kinds of a rank's own time: forward, backward, recompute and optimizer; input; garbage collection; saving;
+evaluation; the rest."""
 
 PAUSES: Final = ("data", "gc", "checkpoint", "evaluation")
-"""Of these, what may strike in single steps."""
+"""Kinds that may be events of single steps."""
 
 _PHASES_OF_COMPUTE: Final = ("forward", "backward", "recompute", "optimizer")
 _MOST_PAUSES: Final = 64
 _SHORTEST_PAUSE_NS: Final = 1_000_000
 _RARE: Final = 0.6
-"""What most of the time of a kind is spent on in at most this share of the steps is a pause, and no part of each. More
-than half: what strikes every other step would else be a pause in one window and work in the next."""
+"""If most of the time of a kind falls into at most this share of the steps, it is a pause and not part of every step.
+More than half: an event of every other step would else be a pause in one window and work in the next."""
 _MOST_ROLES: Final = 6
 _FEWEST_STEPS: Final = 2
-"""One step tells nothing of its scatter: steps longer than a window are gathered over several."""
+"""One step has no scatter: steps longer than a window are gathered over several."""
 
 
 class Pause(NamedTuple):
-    """Something that a rank did in one step, and in few others.
-
-    Attributes:
-        work: its place in ``WORK``.
-        step: its number.
-        ns: how long it took.
-    """
+    """An event in few steps: its place in ``WORK``, the step, and its duration."""
 
     work: Count
     step: Number
@@ -65,26 +59,24 @@ class WindowReport:
     """One rank in one window. Times are ns per step, means over the steps that ended in the window.
 
     Attributes:
-        rank, host, stage: who; the pipeline stage is 0 where there is no pipeline.
-        window: number of the window; windows of all ranks with one number are compared.
-        steps: how many steps ended in it; all that follows is 0 where none did.
-        last_step: the newest step that ended so far; −1 before the first.
-        age_ns: how long ago it ended when this was made.
+        stage: pipeline stage; 0 without a pipeline.
+        window: number of the window; windows with one number are compared.
+        steps: steps that ended in it; all that follows is 0 if none did.
+        last_step: the newest that ended so far; −1 before the first.
+        age_ns: time since it ended.
         duration_ns: of a step.
-        work_ns: by the words of ``WORK``; waiting for other ranks is in none of them.
+        work_ns: by the words of ``WORK``, without waiting for other ranks.
         error_ns: standard error of the sum of the work, from its scatter between the steps.
-        pauses: of the work, what struck in single steps; the longest few.
-        exposed_ns: waiting and transfer by role, bubble as ``pp``; the largest few.
-        on_gpu: whether it trains on one.
-        phase: what it is in now in which no step ends: ``checkpoint``, ``evaluation``; else empty.
-        ended: the rank has ended, and will report no more.
-        exception: type of the one that nobody caught, if it ended for one; else empty.
-        block: times in flight of the newest complete block of steps, for whoever finds the least of all ranks.
-        sample: some of the steps, row by row, for whoever replays them.
-        tensor_group: equal for the ranks of one tensor-parallel group; empty where it is in none.
-        step_times: when the steps that ended in it began and ended; the newest few, and none where nobody shows them.
-        device_model, device_states: what the driver has told of its device since the last window; empty where it tells
-            nothing.
+        pauses: events of single steps in that work; the longest few.
+        exposed_ns: wait and transfer by role, bubble as ``pp``; the largest few.
+        phase: the present phase in which no step ends, ``checkpoint`` or ``evaluation``; else empty.
+        ended: whether this is the last report of the rank.
+        exception: type of the uncaught exception with which it ended; else empty.
+        block: times in flight in the newest complete block of steps, to find the least of all ranks.
+        sample: the rows of some of the steps, to be replayed.
+        tensor_group: equal for the ranks of one tensor-parallel group; empty without one.
+        step_times: begin and end of the newest steps; empty if no exporter shows them.
+        device_model, device_states: readings of the device since the last window; empty without any.
     """
 
     rank: Rank
@@ -106,13 +98,13 @@ class WindowReport:
     block: Block = NO_BLOCK
     sample: StepSample | None = None
     tensor_group: Text = ""
-    step_times: Annotated[tuple[StepTimes, ...], Meta(max_length=MOST_TOLD)] = ()
+    step_times: Annotated[tuple[StepTimes, ...], Meta(max_length=MOST_REPORTED)] = ()
     device_model: Text = ""
     device_states: Annotated[tuple[DeviceState, ...], Meta(max_length=MOST_READINGS)] = ()
 
     @property
     def steady_ns(self) -> list[float]:
-        """The work without pauses."""
+        """Return the work without pauses."""
         work = [float(time) for time in self.work_ns]
         for pause in self.pauses:
             if pause.work < len(work):
@@ -121,24 +113,24 @@ class WindowReport:
 
     @property
     def first_step(self) -> int:
-        """The first step that ended in the window."""
+        """Return the first step that ended in the window."""
         return self.last_step - self.steps + 1
 
     @property
     def waiting_ns(self) -> int:
-        """Standing still for others or for the network."""
+        """Return the exposed time: waiting for other ranks, and transfer."""
         return sum(self.exposed_ns.values())
 
 
 class Window:
-    """Gathers the steps of a window. Not for several threads at a time.
+    """Gathers the steps of a window. Not thread-safe.
 
     Args:
-        rank: whose.
-        times_every: tell the times of the steps whose number it divides; 0: of none.
+        rank: whose steps they are.
+        times_every: report begin and end of steps whose number is a multiple of this; 0: of none.
 
     Attributes:
-        waits: gathers them in blocks, too.
+        waits: gathers them in blocks as well.
     """
 
     def __init__(self, rank: LiveRank, times_every: int = 0) -> None:
@@ -149,16 +141,11 @@ class Window:
         self._last_step = -1
         self._last_end_ns = 0
         self._times_every = times_every
-        self._times: deque[StepTimes] = deque(maxlen=MOST_TOLD)
+        self._times: deque[StepTimes] = deque(maxlen=MOST_REPORTED)
         self._repetitions = Repetitions()
 
     def add(self, summary: StepSummary, rows: Sequence[Row] = ()) -> None:
-        """A step has ended.
-
-        Args:
-            summary: of the step.
-            rows: what was recorded in it.
-        """
+        """Add a step that has ended, with its rows."""
         self._steps.append(summary)
         self._sampler.add(summary.step, rows)
         self.waits.add(summary)
@@ -169,7 +156,7 @@ class Window:
             self._times.append(StepTimes(summary.step, repetition, epoch(summary.start_ns), epoch(summary.end_ns)))
 
     def close(self, number: int, now_ns: int) -> WindowReport:
-        """The report of what was gathered, if that is more than one step; then gathering begins anew.
+        """Return the report of the steps so far, if there are at least two, and begin the next window.
 
         Args:
             number: of the window.
@@ -207,7 +194,7 @@ class Window:
 
 
 def work_of(step: StepSummary) -> tuple[int, ...]:
-    """What the rank itself did in a step, ns, by the words of ``WORK``."""
+    """Return the work of the rank in a step, ns, by the words of ``WORK``."""
     compute = sum(step.compute_ns.get(phase, 0) for phase in _PHASES_OF_COMPUTE)
     evaluation = step.compute_ns.get("evaluation", 0)
     rest = step.work_ns - compute - step.data_ns - step.gc_ns - evaluation
@@ -215,12 +202,7 @@ def work_of(step: StepSummary) -> tuple[int, ...]:
 
 
 def _pauses(steps: Sequence[int], work: Int64) -> tuple[Pause, ...]:
-    """What struck in single steps.
-
-    Args:
-        steps: their numbers.
-        work: in each of them, shape (steps, words of ``WORK``).
-    """
+    """Return the events of single steps; ``work`` has the shape (steps, words of ``WORK``)."""
     if len(steps) < _FEWEST_STEPS:
         return ()
     longest = sorted(_pauses_of_kinds(steps, work), key=lambda pause: -pause.ns)[:_MOST_PAUSES]
@@ -251,7 +233,7 @@ def _exposed(steps: Sequence[StepSummary]) -> dict[str, int]:
 
 
 def _standard_error(values: Int64) -> int:
-    """Of the mean; the scatter from the median deviation, so that one odd step does not blind the window."""
+    """Return the standard error of the mean, by the median deviation: one odd step must not blind the window."""
     if len(values) < 2:
         return 0
     deviation = float(np.median(np.abs(values - np.median(values))))

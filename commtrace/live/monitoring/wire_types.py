@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from commtrace.trace.metadata import Group
 
 MOST_LIVE_RANKS: Final = 1 << 17
-"""More than any job has. Fewer than files may tell of: what is allocated for a running job grows with it."""
+"""More than any job has. Below the limit of files, because memory for a running job grows with it."""
 
 MOST_TEXT: Final = 1_024
 
@@ -35,8 +35,6 @@ WindowNumber: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
 class RankRange(Struct, frozen=True, array_like=True):
-    """The members of a regular group."""
-
     begin: Rank
     end: WorldSize
     step: WorldSize
@@ -50,7 +48,7 @@ class GroupMembers(Struct, frozen=True, omit_defaults=True):
     """A process group, see :class:`commtrace.trace.metadata.Group`.
 
     Attributes:
-        regular: the members of a regular group, which may be thousands; else ``members`` has them.
+        regular: the members of a regular group, which may be thousands, in three numbers; else ``members`` has them.
     """
 
     id: Key
@@ -64,18 +62,17 @@ class GroupMembers(Struct, frozen=True, omit_defaults=True):
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The members, ascending."""
         return self.members if self.regular is None else self.regular.ranks
 
 
 def regular_range(ranks: Sequence[int]) -> RankRange | None:
-    """Return the ranks as a range; None where they are none."""
+    """Return the ranks as a range; None if they are none."""
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 0
     regular = range(ranks[0], ranks[-1] + 1, step) if step > 0 else ()
     return RankRange(ranks[0], ranks[-1] + 1, step) if list(regular) == list(ranks) != [] else None
 
 
 def group_members(group: Group) -> GroupMembers:
-    """Return what is told of a group: its members and what it is for."""
+    """Return the members of a group and its role."""
     regular = regular_range(group.ranks)
     return GroupMembers(group.id, regular, () if regular else group.ranks, group.ordinal, group.role)

@@ -21,7 +21,7 @@ def test_what_is_seen_twice_is_named_once_and_cleared_when_it_is_gone() -> None:
     )
     assert (
         told[3][0].sentence
-        == "Stage 1 (ranks 2–3) holds up the job no more (stage imbalance) at 00:00:20 UTC, after 16 s."
+        == "Stage 1 (ranks 2–3) no longer slows the job (stage imbalance) at 00:00:20 UTC, after 16 s."
     )
     assert standing.named == []
 

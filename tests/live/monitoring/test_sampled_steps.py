@@ -82,7 +82,7 @@ def test_no_more_rows_are_told_than_the_monitor_of_a_large_job_can_replay() -> N
     ranks = 10_000
     steps = SampledSteps(ranks)
     steps.take(0, "node1", sampled(0, range(64), ranks))  # 20 rows a rank: 6 steps of 3, of 64 every 16th
-    assert [one.steps.tolist() for one in steps._told[0]] == [[0, 16, 32, 48]]
+    assert [one.steps.tolist() for one in steps._sampled[0]] == [[0, 16, 32, 48]]
 
 
 def test_a_step_with_too_many_rows_is_not_told() -> None:
@@ -126,13 +126,13 @@ def packed(**columns: int) -> bytes:
         (zlib.compress(bytes(160 * 5_000)), "more rows"),
         (packed()[:-3], "torn"),
         (packed(kind=100), "a kind that"),
-        (packed(kind=-1), "a row that cannot be"),
+        (packed(kind=-1), "an impossible row"),
         (packed(name=1), "a name that"),
         (packed(name=-9), "a name that"),
         (packed(step=2**40), "a step that"),
-        (packed(start=5, end=4), "a row that cannot be"),
-        (packed(start=-(2**63)), "a row that cannot be"),
-        (packed(peer=OF_THE_JOB), "a row that cannot be"),
+        (packed(start=5, end=4), "an impossible row"),
+        (packed(start=-(2**63)), "an impossible row"),
+        (packed(peer=OF_THE_JOB), "an impossible row"),
     ],
 )
 def test_rows_that_cannot_be_are_refused(rows: bytes, complaint: str) -> None:

@@ -263,7 +263,7 @@ def test_ranks_that_become_slow_one_after_the_other_are_one_finding_that_is_told
     _, (event,) = watched(3, watch=watch, begin=5)
     assert (event.kind, event.sentence) == (
         CLEARED,
-        "Host node1 (ranks 4–7) is as quick as its peers again (compute) at 00:00:24 UTC, after 24 s.",
+        "Host node1 (ranks 4–7) is as fast as its peers again (compute) at 00:00:24 UTC, after 24 s.",
     )
 
 
@@ -275,7 +275,7 @@ def test_a_set_of_which_one_rank_recovers_is_not_named_anew() -> None:
     _, (event,) = watched(2, watch=watch, begin=7)
     assert (
         event.sentence
-        == "Rank 1 on node0, rank 6 on node1 are as quick as their peers again (compute) at 00:00:32 UTC, after 32 s."
+        == "Rank 1 on node0, rank 6 on node1 are as fast as their peers again (compute) at 00:00:32 UTC, after 32 s."
     )
 
 

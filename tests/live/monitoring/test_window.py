@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from commtrace.live.monitoring.job_steps import MOST_TOLD, StepTimes
+from commtrace.live.monitoring.job_steps import MOST_REPORTED, StepTimes
 from commtrace.live.monitoring.waits import CALLS_OF_A_BLOCK, MOST_GROUPS, Block, BlockTime
 from commtrace.live.monitoring.window import Pause, Window, WindowReport, work_of
 from commtrace.live.rank import LiveRank
@@ -139,7 +139,7 @@ def test_of_very_short_steps_the_newest_are_told() -> None:
         gathered.add(step(number))
     report = gathered.close(17, now_ns=0)
 
-    assert [one.step for one in report.step_times] == list(range(100 - MOST_TOLD, 100))
+    assert [one.step for one in report.step_times] == list(range(100 - MOST_REPORTED, 100))
     message = msgspec.json.encode(report)
     assert len(message) < 5_000
     assert msgspec.json.decode(message, type=WindowReport) == report

@@ -30,7 +30,7 @@ from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
 from commtrace.analysis.summary import Summary, summarise_analysis
 from commtrace.analysis.time_totals import TimeTotals, time_totals
-from commtrace.analysis.windows.run import LargeRun, MeasuredRun, Result, survey_large_run
+from commtrace.analysis.windows.run import LargeRun, MeasuredRun, Result, measure_analysis, survey_large_run
 from commtrace.errors import ConfigurationError, MissingExtraError
 from commtrace.trace.files.locate import NEWEST_RUN
 from commtrace.trace.run import Run
@@ -199,8 +199,7 @@ class RecordedRun(Generic[Frame]):
     def _measured(self, measure: Callable[[Analysis], Result]) -> MeasuredRun[Result]:
         if isinstance(self._source, LargeRun):
             return self._source.measure(measure)
-        analysis = self._analysis
-        return MeasuredRun(analysis.recorded, analysis.alignment, analysis.steps, measure(analysis))
+        return measure_analysis(self._analysis, measure)
 
     @cached_property
     def _time_totals(self) -> MeasuredRun[TimeTotals]:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
-from commtrace.analysis.breakdown.states import COMPUTE
-from commtrace.analysis.chain import Analysis
+import numpy as np
+
+from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH
 from commtrace.analysis.communication.table import Communication
+from commtrace.analysis.matched import Context
+from commtrace.analysis.matching.coverage import RowCounts
 from commtrace.analysis.rank_words import ranks_in_words
-from commtrace.analysis.step_problems import problems_of_steps
+from commtrace.analysis.steps.attempts import is_earlier
+from commtrace.analysis.steps.choice import DURATION_ONLY, WARM_UP, StepChoice
+from commtrace.analysis.steps.progress import unreached_steps
+from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 
 NO_COMMUNICATION = "No communication was recorded in these steps."
@@ -18,30 +26,148 @@ NO_COMPUTE = (
     "communications is shown as other: mark steps and work with commtrace.step and commtrace.span."
 )
 
-_COARSE_RESIDUAL_NS = 1_000_000
+_COARSE_RESIDUAL_NS: Final = 1_000_000
+_MOST_APART: Final = 0.3
+"""Share of the matched rows that may be in another step than the first row of their communication: what one rank
+launches at the end of a step another may launch at the start of the next."""
+
+_MOST_RANGES_LISTED: Final = 4
 
 
-def find_problems(analysis: Analysis, communication: Sequence[Communication]) -> list[str]:
-    """Sentences, the reader's own first."""
+class StepsThatMeet(NamedTuple):
+    """A communication of a rank in a step, and the step in which the first rank of it does the same."""
+
+    step: int
+    rank: int
+    other_step: int
+    other: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepNumbers:
+    """Do ranks give one step the same number? Those of several windows of a run add up.
+
+    Attributes:
+        matched: rows of the steps whose communication another rank began.
+        apart: those of them that are in another step than that other rank's row.
+        example: the first of these.
+    """
+
+    matched: int
+    apart: int
+    example: StepsThatMeet | None
+
+    def __add__(self, other: StepNumbers) -> StepNumbers:
+        examples = [one for one in (self.example, other.example) if one is not None]
+        return StepNumbers(self.matched + other.matched, self.apart + other.apart, min(examples, default=None))
+
+    def problems(self) -> Iterable[str]:
+        """Yield ranks whose steps of one number are not the same step: their communications meet those of others."""
+        if self.example is None or self.apart < _MOST_APART * self.matched:
+            return
+        step, rank, other_step, other = self.example
+        yield (
+            f"Ranks number their steps differently: what rank {other} does in step {other_step} meets what rank {rank} "
+            f"does in step {step}. Whatever compares ranks step by step compares different steps: give commtrace.step "
+            "the same number on all ranks."
+        )
+
+
+def find_step_numbers(context: Context) -> StepNumbers:
+    """Compare the numbers of the steps that count with those of the steps that their communication meets."""
+    rows = []
+    for rank, matches in context.matches.ranks.items():
+        number = context.run.ranks[rank].spans.step
+        own = np.flatnonzero((matches.participants > 1) & (number >= 0))
+        rows.append((matches.bucket[own], number[own], np.full(len(own), rank)))
+    if not rows:
+        return StepNumbers(0, 0, None)
+    bucket, step, whose = (np.concatenate(columns) for columns in zip(*rows, strict=True))
+    _, firsts, communication = np.unique(bucket, return_index=True, return_inverse=True)
+    first = firsts[communication.reshape(-1)]
+    counts = np.isin(step, context.steps) & (first != np.arange(len(first)))
+    apart = np.flatnonzero(counts & (step != step[first]))
+    meet = (step[apart], whose[apart], step[first[apart]], whose[first[apart]])
+    examples = map(StepsThatMeet, *(column.tolist() for column in meet))
+    return StepNumbers(int(counts.sum()), len(apart), min(examples, default=None))
+
+
+def find_problems(
+    recorded: Run,
+    alignment: Alignment,
+    steps: StepChoice,
+    counts: Mapping[int, RowCounts],
+    numbers: StepNumbers,
+    communication: Sequence[Communication],
+    *,
+    computes: bool,
+) -> list[str]:
+    """Return sentences, the reader's own first.
+
+    Args:
+        recorded: the run; of its rows, the outline is enough.
+        alignment: of its clocks.
+        steps: those that count.
+        counts: by rank, of all rows.
+        numbers: of the steps that count.
+        communication: in them.
+        computes: anything that computes was recorded in them.
+    """
     return [
-        *analysis.recorded.problems,
-        *problems_of_steps(analysis),
-        *_backwards(analysis.recorded),
-        *_endings(analysis.recorded.ranks.values()),
-        *_drops(analysis.recorded.ranks.values()),
-        *_clocks(analysis),
-        *_matching(communication, steps_are_shown=bool(analysis.steps.used) or not analysis.steps.left_out),
-        *_computing(analysis, communication),
+        *recorded.problems,
+        *_choice(recorded, steps),
+        *numbers.problems(),
+        *_backwards(counts),
+        *_endings(recorded.ranks.values()),
+        *_drops(recorded.ranks.values()),
+        *_clocks(alignment),
+        *_matching(communication, steps_are_shown=bool(steps.used) or not steps.left_out),
+        *((NO_COMPUTE,) if any(row.count for row in communication) and not computes else ()),
     ]
 
 
-def _backwards(run: Run) -> Iterable[str]:
-    backwards = {trace.rank: int((trace.spans.end < trace.spans.start).sum()) for trace in run.ranks.values()}
-    ranks = [rank for rank, count in backwards.items() if count]
-    if ranks:
+def _choice(recorded: Run, choice: StepChoice) -> Iterable[str]:
+    unreached = unreached_steps(recorded)
+    if unreached is not None:
+        yield unreached
+    elif not choice.used and not choice.left_out:
         yield (
-            f"{sum(backwards.values())} spans of {ranks_in_words(ranks)} end before they start, and count as 0 ns: the "
-            "clock they were taken with is not to be trusted."
+            "No step was recorded; all of the recording is shown as one. Mark steps with `with commtrace.step(i):` "
+            "or train with a framework that commtrace knows."
+        )
+    elif recorded.steps_inferred:
+        yield (
+            "Nothing marked the steps of this job: they are inferred from the period of its communication. Mark them "
+            "with `with commtrace.step(i):` to be sure of them."
+        )
+    elif not choice.used and DURATION_ONLY in choice.left_out.values():
+        yield (
+            "No step was recorded in detail by every rank: only durations and sums are known. While the job runs, "
+            "`commtrace trigger RUN` has all ranks record the next steps in detail."
+        )
+    elif not choice.used:
+        yield "No step was recorded in full by every rank; there is nothing to show." + _apart(recorded.ranks.values())
+    again = [rank for rank, trace in recorded.ranks.items() if is_earlier(trace.spans.step).any()]
+    if again:
+        yield (
+            f"Step numbers occur more than once on {ranks_in_words(again)}: what is said of a step is of its last "
+            "attempt. If that was no rollback, give every step a number of its own, also in later epochs."
+        )
+    silent = sorted(set(recorded.ranks) - set(choice.ranks))
+    if silent:
+        yield f"Left out, because they recorded no complete step: {ranks_in_words(silent)}."
+    incomplete = sum(reason not in (WARM_UP, DURATION_ONLY) for reason in choice.left_out.values())
+    if choice.used and incomplete:
+        were = "step was" if incomplete == 1 else "steps were"
+        yield f"{incomplete} {were} left out because not every rank recorded them in full."
+
+
+def _backwards(counts: Mapping[int, RowCounts]) -> Iterable[str]:
+    backwards = {rank: own.backwards for rank, own in counts.items() if own.backwards}
+    if backwards:
+        yield (
+            f"{sum(backwards.values())} spans of {ranks_in_words(backwards)} end before they start, and count as 0 ns: "
+            "the clock they were taken with is not to be trusted."
         )
 
 
@@ -67,8 +193,7 @@ def _drops(traces: Iterable[RankTrace]) -> Iterable[str]:
         )
 
 
-def _clocks(analysis: Analysis) -> Iterable[str]:
-    alignment = analysis.alignment
+def _clocks(alignment: Alignment) -> Iterable[str]:
     if alignment.refused:
         yield (
             f"Clocks are not aligned: {alignment.refused} Between hosts, the rank with the shortest collective counts "
@@ -104,6 +229,14 @@ def _matching(communication: Sequence[Communication], *, steps_are_shown: bool) 
         yield f"{unfinished} communications were never seen to end (nobody waited for them): no duration is known."
 
 
-def _computing(analysis: Analysis, communication: Sequence[Communication]) -> Iterable[str]:
-    if any(row.count for row in communication) and not analysis.partition.total(COMPUTE).any():
-        yield NO_COMPUTE
+def _apart(traces: Iterable[RankTrace]) -> str:
+    """Return why ranks that recorded steps have none in common."""
+    numbers = [np.unique(trace.spans.step[trace.spans.kind == schema.STEP]) for trace in traces]
+    ranges = dict.fromkeys(_range(int(steps[0]), int(steps[-1])) for steps in numbers if len(steps))
+    if len(ranges) < 2:
+        return ""
+    return f" The ranks number their steps differently: {'; '.join(list(ranges)[:_MOST_RANGES_LISTED])}."
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}–{last}"

@@ -14,6 +14,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication.table import CommunicationSums, communication_sums
 from commtrace.analysis.communication.unmatched import UnmatchedSums, sum_unmatched
 from commtrace.analysis.matching.coverage import Captured, find_captured
+from commtrace.analysis.problems import StepNumbers, find_step_numbers
 from commtrace.analysis.stragglers.awaited import AwaitedTotals, awaited_totals
 from commtrace.analysis.time_totals import TimeTotals, time_totals
 
@@ -30,6 +31,7 @@ class StepTotals:
         modules: those that took longest first.
         captured: rows by kind, and what communicated.
         awaited: for whom ranks waited.
+        numbers: do ranks give a step the same number?
     """
 
     times: TimeTotals
@@ -39,6 +41,7 @@ class StepTotals:
     modules: tuple[ModuleTime, ...]
     captured: Captured
     awaited: AwaitedTotals
+    numbers: StepNumbers
 
     def __add__(self, later: StepTotals) -> StepTotals:
         path, later_path = self.critical_path, later.critical_path
@@ -50,6 +53,7 @@ class StepTotals:
             modules=tuple(add_modules(self.modules, later.modules)),
             captured=self.captured + later.captured,
             awaited=self.awaited + later.awaited,
+            numbers=self.numbers + later.numbers,
         )
 
 
@@ -65,4 +69,5 @@ def step_totals(analysis: Analysis) -> StepTotals:
         modules=tuple(module_table(context.run, times, context.steps)),
         captured=find_captured(analysis.run, analysis.roles, context.steps),
         awaited=awaited_totals(context),
+        numbers=find_step_numbers(context),
     )

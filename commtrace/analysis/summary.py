@@ -15,11 +15,12 @@ from commtrace.analysis.breakdown.critical_path import CriticalPath
 from commtrace.analysis.breakdown.modules import ModuleTime
 from commtrace.analysis.breakdown.rank_means import RankMean
 from commtrace.analysis.breakdown.run_budget import RunBudget, run_budget
+from commtrace.analysis.breakdown.states import COMPUTE
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.communication.unmatched import roles_of_one_rank
-from commtrace.analysis.matching.coverage import Coverage, missing_numbers
+from commtrace.analysis.matching.coverage import Coverage, RowCounts, missing_numbers
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
 from commtrace.analysis.pipeline.observed import Pipeline, observe_pipeline
@@ -151,6 +152,7 @@ def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> Summary
     ranks = totals.times.means(analysis.run)
     communication = totals.communication.table(analysis.run)
     unmatched = totals.unmatched.find(analysis.recorded)
+    counts = {rank: RowCounts.of(trace.spans) for rank, trace in analysis.recorded.ranks.items()}
     budget, repeated = _launches(analysis.recorded, is_whole)
     awaited = totals.awaited.longest()
     pipeline, findings, lost = _replay(analysis)
@@ -172,7 +174,7 @@ def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> Summary
         stragglers=findings.verdicts,
         abstentions=findings.abstentions,
         coverage=totals.captured.coverage(analysis.run),
-        missing=missing_numbers(analysis.recorded) if is_whole else None,
+        missing=missing_numbers(analysis.recorded, counts) if is_whole else None,
         verdict=verdict(
             ranks,
             findings.verdicts,
@@ -180,7 +182,17 @@ def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> Summary
             awaited=awaited,
             partition=analysis.partition,
         ),
-        problems=tuple(find_problems(analysis, communication)),
+        problems=tuple(
+            find_problems(
+                analysis.recorded,
+                analysis.alignment,
+                analysis.steps,
+                counts,
+                totals.numbers,
+                communication,
+                computes=bool(analysis.partition.total(COMPUTE).any()),
+            )
+        ),
     )
 
 

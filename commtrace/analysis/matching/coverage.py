@@ -9,15 +9,15 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.keys import grouped_rows, pack, sort_groups
+from commtrace.analysis.keys import pack
 from commtrace.analysis.matching.arrivals import GroupLabel, RankArrivals, describe_group, known_groups
 from commtrace.analysis.matching.operations import communication_rows
 from commtrace.analysis.matching.roles import Roles
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.trace import schema
-from commtrace.trace.blocks import Block
 from commtrace.trace.metadata import IMPORTED
 from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Spans
 
 _USUAL_BYPASS: Final = {
     "tp": "user buffers of Transformer Engine or symmetric memory",
@@ -183,28 +183,64 @@ def cover_groups(run: Run, arrivals: Mapping[int, RankArrivals]) -> list[GroupCo
     ]
 
 
-def missing_numbers(run: Run) -> int | None:
+class CollectiveNumbers(NamedTuple):
+    """The numbers of the collectives that a rank recorded of a group: lowest, highest, how many."""
+
+    first: int
+    last: int
+    recorded: int
+
+    def plus(self, other: CollectiveNumbers | None) -> CollectiveNumbers:
+        """Return those of both parts of a recording."""
+        if other is None:
+            return self
+        return CollectiveNumbers(
+            min(self.first, other.first), max(self.last, other.last), self.recorded + other.recorded
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RowCounts:
+    """Counts of all rows of a rank. Those of the parts of its recording add up.
+
+    Attributes:
+        numbers: by group.
+        backwards: rows that end before they start.
+    """
+
+    numbers: Mapping[int, CollectiveNumbers]
+    backwards: int
+
+    @classmethod
+    def of(cls, spans: Spans) -> RowCounts:
+        """Count these rows."""
+        # The members of a bracket share a number, and one of them is the first.
+        rows = np.flatnonzero(
+            (spans.kind == schema.COLLECTIVE) & (spans.group >= 0) & (spans.seq >= 0) & (spans.op_in_seq == 0)
+        )
+        numbers = {
+            group: CollectiveNumbers(int(seq.min()), int(seq.max()), len(seq))
+            for group in np.unique(spans.group[rows]).tolist()
+            if len(seq := spans.seq[rows[spans.group[rows] == group]])
+        }
+        return cls(numbers, int((spans.end < spans.start).sum()))
+
+    def __add__(self, other: RowCounts) -> RowCounts:
+        numbers = {
+            **other.numbers,
+            **{group: own.plus(other.numbers.get(group)) for group, own in self.numbers.items()},
+        }
+        return RowCounts(numbers, self.backwards + other.backwards)
+
+
+def missing_numbers(run: Run, counts: Mapping[int, RowCounts]) -> int | None:
     """Return how many collectives are missing between the first and the last of each rank and group.
 
     None if gaps are no loss: steps were left out on purpose, or the run was imported.
     """
     if any(trace.recording or trace.discarded or trace.metadata.boot_id == IMPORTED for trace in run.ranks.values()):
         return None
-    return sum(_missing_of_block(block) for block in run.blocks)
-
-
-def _missing_of_block(block: Block) -> int:
-    spans = block.spans
-    rows = np.flatnonzero((spans.kind == schema.COLLECTIVE) & (spans.group >= 0) & (spans.seq >= 0))
-    if not len(rows):
-        return 0
-    _, sequence = grouped_rows((block.rank()[rows], spans.group[rows]))
-    order, begins = sort_groups(pack((sequence, spans.seq[rows])))
-    each_once = order[begins]  # the members of a bracket share a number
-    sequence, seq = sequence[each_once], spans.seq[rows][each_once]
-    first = np.flatnonzero(np.diff(sequence, prepend=-1))
-    last = np.append(first[1:], len(seq)) - 1
-    return int((seq[last] - seq[first] + 1).sum()) - len(seq)
+    return sum(own.last - own.first + 1 - own.recorded for rank in counts.values() for own in rank.numbers.values())
 
 
 def _collectives(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:

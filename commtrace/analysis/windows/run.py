@@ -12,7 +12,7 @@ measures them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -22,6 +22,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment, apply
+from commtrace.analysis.matching.coverage import RowCounts
 from commtrace.analysis.steps.choice import StepChoice, choose_steps, without_torn_steps
 from commtrace.analysis.windows.step_windows import MOST_ROWS, StepWindow, analyse_window, cut_windows, steps_read
 from commtrace.analysis.windows.survey import Survey, survey_run
@@ -75,12 +76,14 @@ class MeasuredRun(Generic[Result]):
         recorded: the run; of one that was measured window by window, it holds few rows.
         alignment: how its clocks were brought together.
         steps: which steps count, and why the others do not.
+        counts: by rank, of all rows that were recorded (with ``steps``: in these).
         result: what was measured in the steps that count.
     """
 
     recorded: Run
     alignment: Alignment
     steps: StepChoice
+    counts: Mapping[int, RowCounts]
     result: Result
 
 
@@ -111,8 +114,13 @@ def measure_run(
     large = None if steps else survey_large_run(path, workers, most_bytes)
     if large is not None:
         return large.measure(measure, workers, most_rows)
-    analysis = analyse(path, steps)
-    return MeasuredRun(analysis.recorded, analysis.alignment, analysis.steps, measure(analysis))
+    return measure_analysis(analyse(path, steps), measure)
+
+
+def measure_analysis(analysis: Analysis, measure: Callable[[Analysis], Result]) -> MeasuredRun[Result]:
+    """Measure the steps that count of a run that was analysed as a whole: it is one window."""
+    counts = {rank: RowCounts.of(trace.spans) for rank, trace in analysis.recorded.ranks.items()}
+    return MeasuredRun(analysis.recorded, analysis.alignment, analysis.steps, counts, measure(analysis))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +148,8 @@ class LargeRun:
             )
         new = (one for one in dict.fromkeys(whole.problems) if one not in outline.problems)
         recorded = replace(outline, problems=(*outline.problems, *new))
-        return MeasuredRun(recorded, alignment, replace(self.steps, used=whole.steps), whole.result)
+        counts = {rank: one.counts for rank, one in self.survey.ranks.items()}
+        return MeasuredRun(recorded, alignment, replace(self.steps, used=whole.steps), counts, whole.result)
 
 
 def survey_large_run(path: str | Path, workers: Workers = ALONE, most_bytes: int = MOST_BYTES) -> LargeRun | None:

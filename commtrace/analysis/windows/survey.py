@@ -22,6 +22,7 @@ import numpy as np
 from commtrace.analysis.clocks.align import Alignment, ClockKey, align
 from commtrace.analysis.clocks.causality import MOST_MESSAGES
 from commtrace.analysis.clocks.fit import MOST_ENDS
+from commtrace.analysis.matching.coverage import RowCounts
 from commtrace.analysis.matching.operations import SYNCHRONISING, unfinished_ids
 from commtrace.analysis.steps.attempts import earlier_number
 from commtrace.analysis.thinning import Thinned, least_power, multiples
@@ -51,6 +52,7 @@ class RankSurvey:
         far: rows that touch a step more than one away from their own; ``details`` are in the trace.
         ends, messages: rows that tell how its clock differs from others; none where all ranks share one.
         rows_of_step: how many rows belong to each step.
+        counts: of all rows.
         repeated: by number, of steps that were done more than once, until when the last time but one; the rows of
             earlier attempts carry other numbers, as of :mod:`commtrace.analysis.steps.attempts`.
         names: what the codes in its rows stand for.
@@ -64,6 +66,7 @@ class RankSurvey:
     ends: Thinned
     messages: Thinned
     rows_of_step: Mapping[int, int]
+    counts: RowCounts
     repeated: Mapping[int, int]
     names: list[str]
     problems: tuple[str, ...]
@@ -180,6 +183,7 @@ class _Collected:
     ends: Thinned = field(default_factory=Thinned.none)
     messages: Thinned = field(default_factory=Thinned.none)
     rows_of_step: Counter[int] = field(default_factory=Counter)
+    counts: RowCounts = field(default_factory=lambda: RowCounts({}, 0))
     details: dict[int, str] = field(default_factory=dict)
     last_written_ns: int | None = None
 
@@ -196,6 +200,7 @@ class _Collected:
         self.axis = self.axis.plus(StepAxis.of(self.outline[-1]))
         numbers, counts = np.unique(spans.step, return_counts=True)
         self.rows_of_step.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+        self.counts += RowCounts.of(spans)
         self._keep_for_clocks(spans, trace)
         self.details.update(trace.details)
         self._decide(Spans.concatenate([self.waiting, spans]), at_end=False)
@@ -222,6 +227,7 @@ class _Collected:
             ends=replace(self.ends, spans=with_last_attempts(self.ends.spans, repeated)),
             messages=replace(self.messages, spans=with_last_attempts(self.messages.spans, repeated)),
             rows_of_step=self.rows_of_step,
+            counts=self.counts,
             repeated=repeated,
             names=self.names,
             problems=tuple(problems),

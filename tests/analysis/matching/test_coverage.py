@@ -4,7 +4,15 @@ from typing import Any
 
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.matching.arrivals import find_arrivals
-from commtrace.analysis.matching.coverage import Captured, Seen, cover_groups, find_coverage
+from commtrace.analysis.matching.coverage import (
+    Captured,
+    CollectiveNumbers,
+    RowCounts,
+    Seen,
+    cover_groups,
+    find_coverage,
+    missing_numbers,
+)
 from commtrace.analysis.matching.roles import find_roles
 from commtrace.trace import schema
 from commtrace.trace.json_values import fields_to_json
@@ -114,3 +122,17 @@ def test_gaps_that_nothing_explains_are_a_finding() -> None:
     assert [*examine(run, now_ns=NOW_NS).findings] == [
         "1 collectives were launched and are not in the files, and nothing says why."
     ]
+
+
+def test_numbers_of_parts_add_up_and_what_lies_between_them_is_missing() -> None:
+    other = group("dp", 0, 1, ordinal=1)
+    rows = [collective("all_reduce", TP, seq, seq, seq + 1, id=seq) for seq in (0, 1, 3, 5)]
+    rows += [collective("all_gather", other, seq, seq, seq + 1, id=10 + seq) for seq in (2, 3)]
+    rows += [collective("all_gather", other, 3, 3, 4, id=20, op_in_seq=1)]  # in the bracket of the row before
+    run = stopped_run({0: rows}, [TP, other])
+    spans = run.ranks[0].spans
+    whole = RowCounts.of(spans)
+
+    assert whole == RowCounts({TP.id: CollectiveNumbers(0, 5, 4), other.id: CollectiveNumbers(2, 3, 2)}, 0)
+    assert RowCounts.of(spans.take(slice(0, 3))) + RowCounts.of(spans.take(slice(3, None))) == whole
+    assert missing_numbers(run, {0: whole}) == 2

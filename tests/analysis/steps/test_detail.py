@@ -5,8 +5,6 @@ from io import StringIO
 
 from rich.console import Console
 
-from commtrace.analysis.chain import analyse
-from commtrace.analysis.problems import find_problems
 from commtrace.analysis.steps.choice import choose_steps
 from commtrace.analysis.steps.detail import SpanSum, StepTimes, find_detail
 from commtrace.analysis.summary import summarise
@@ -54,7 +52,7 @@ def test_only_steps_in_detail_count_and_the_others_have_a_duration() -> None:
         SpanSum("forward", "", "forward", count=1 / 3, time_ns=30, num_bytes=0, longest_ns=90),
     )
     assert detail.sums[0].to_json()["bytes"] == 128
-    assert not [problem for problem in find_problems(analyse(run), []) if "left out" in problem]
+    assert not [problem for problem in summarise(run).problems if "left out" in problem]
 
 
 def test_detail_that_begins_later_has_no_warm_up() -> None:

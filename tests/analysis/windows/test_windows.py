@@ -15,6 +15,8 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication.links import LinkSpeeds, measure_links
 from commtrace.analysis.communication.table import CommunicationSums, Detail, communication_sums
 from commtrace.analysis.comparison.compare import StepSeries, step_series
+from commtrace.analysis.matching.coverage import missing_numbers
+from commtrace.analysis.problems import find_problems
 from commtrace.analysis.step_totals import StepTotals, step_totals
 from commtrace.analysis.windows.run import MeasuredRun, measure_run
 from commtrace.synth import Fault, Job, random_clocks, synthesize
@@ -85,6 +87,12 @@ def plain(run: MeasuredRun[Told]) -> dict[str, Any]:
         "modules": [row.to_json() for row in totals.modules],
         "coverage": totals.captured.coverage(recorded),
         "awaited": [one.to_json() for one in totals.awaited.longest()],
+        "problems found": find_problems(
+            recorded, run.alignment, run.steps, run.counts, totals.numbers, (), computes=True
+        ),
+        "missing": missing_numbers(recorded, run.counts),
+        "counts": run.counts,
+        "numbers": totals.numbers,
         "partition": [getattr(divided, name).tolist() for name in ("rank", "step", "start", "end", "ns", "hidden_ns")],
         "busbw_gbps": {link: own.tolist() for link, own in sorted(told.series.busbw_gbps.items())},
     }

@@ -44,6 +44,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "recorded_run": frozenset({"errors", "trace", "analysis", "tables"}),
     "sql": frozenset({"errors", "trace", "recorded_run", "tables"}),
     "top": frozenset({"errors", "trace", "analysis", "redaction"}),
+    "history": frozenset({"errors", "trace", "analysis"}),
     "importers": frozenset({"errors", "trace"}),
     "synth": frozenset({"errors", "trace"}),
     "exporters": BASE | {"options", "recorder", "analysis", "live", "redaction"},
@@ -55,6 +56,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "installation",
         "launchers",
         "analysis",
+        "history",
         "live",
         "top",
         "importers",
@@ -73,7 +75,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
 
 WITHOUT_TORCH: Final = (
     "errors", "trace", "options", "config", "launchers", "agreement", "identity", "analysis",
-    "tables", "recorded_run", "sql", "importers", "synth", "live", "top", "viewer", "cli", "", "__main__",
+    "tables", "recorded_run", "sql", "history", "importers", "synth", "live", "top", "viewer", "cli", "", "__main__",
 )  # fmt: skip
 
 
@@ -231,6 +233,8 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
         ["trigger", str(tmp_path / "run"), "--wait", "0"],
         ["synth", "-o", str(tmp_path / "made"), "--pp", "2", "--steps", "2"],
         ["metrics", str(tmp_path / "run"), "-o", str(tmp_path / "path.prom")],
+        ["list", str(tmp_path)],
+        ["hosts", str(tmp_path)],
         ["merge", str(tmp_path / "run"), "-o", str(tmp_path / "merged")],
     ]
     source = (

@@ -33,6 +33,8 @@ RunsArgument = Annotated[
     ),
 ]
 
+RunsDirectoryArgument = Annotated[Path, typer.Argument(metavar="[DIR]", help="The directory that holds the runs.")]
+
 
 def run_directory(runs: Sequence[Path]) -> Path:
     """Return the directory that a :data:`RunsArgument` means; ranks in several are brought together until the end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -21,8 +22,8 @@ _USER_ERROR: Final = 2
 
 
 class _Command(NamedTuple):
-    """A command NAME is the function NAME of the module ``commtrace.cli.commands.NAME``; ``import``, a keyword, is
-    ``import_``.
+    """A command NAME is the function NAME of the module ``commtrace.cli.commands.NAME``; ``import`` and ``list``, which
+    mean something in Python, are ``import_`` and ``list_``.
 
     Attributes:
         summary: its line in ``commtrace --help``, kept here so that listing the commands imports none of them.
@@ -48,6 +49,8 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "pipeline": _Command("Print the pipeline schedule of a run, and why each stage waits.", analyses=True),
     "bandwidth": _Command("Print how fast each kind of communication was.", analyses=True),
     "sql": _Command("Query a run with SQL.", analyses=True),
+    "list": _Command("List the runs of a directory with their verdicts.", analyses=True),
+    "hosts": _Command("Print which hosts were named how often over all runs.", analyses=True),
     "compare": _Command("Print what changed between two runs; fail if slower.", analyses=True),
     "bench": _Command("Measure what recording costs a training command."),
     "trigger": _Command("Record coming steps of a running job in detail, on all ranks."),
@@ -96,7 +99,7 @@ def _message(error: CommtraceError | OSError) -> str:
 
 def command_function(name: str) -> Callable[..., None]:
     """Return the function of a command; its docstring is the help."""
-    identifier = f"{name}_" if iskeyword(name) else name
+    identifier = f"{name}_" if iskeyword(name) or hasattr(builtins, name) else name
     function: Callable[..., None] = getattr(import_module(f"commtrace.cli.commands.{identifier}"), identifier)
     return function
 

@@ -89,6 +89,19 @@ def decode_json(text: str | bytes, kind: type[_T] | Any = Any) -> _T:
     return decoded
 
 
+def printable_json(text: str | bytes, kind: type[_T]) -> _T:
+    """Decode JSON as :func:`decode_json`, with all text in it :func:`printable`.
+
+    Raises:
+        ValueError: it is no JSON, is nested too deeply, or does not have this type.
+    """
+    import msgspec
+
+    plain = msgspec.to_builtins(decode_json(text, kind))
+    decoded: _T = msgspec.convert(all_printable(plain), kind)
+    return decoded
+
+
 def printable(text: str) -> str:
     """Escape what a terminal would obey (control characters, directions of writing), and cut what no screen holds."""
     if len(text) > LONGEST_WORD:

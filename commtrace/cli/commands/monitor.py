@@ -32,12 +32,14 @@ def monitor(
     process: without it the job trains and records as before, and it reports again when the process is back. Both share
     a token: COMMTRACE_MONITOR_TOKEN, else ~/.config/commtrace/monitor-token, which is created if it is missing.
     """
+    from commtrace.cli.verdicts import keep
     from commtrace.config import Config
     from commtrace.exporters.monitor.aggregator import Aggregator, AlertSink
     from commtrace.exporters.monitor.exchange import MonitorServer
     from commtrace.exporters.monitor.rendezvous import Address, checked_token, make_token, token_path
     from commtrace.exporters.monitor.sinks import FileSink, FindingsSink, WebhookSink
     from commtrace.exporters.monitor.store import MonitorStore
+    from commtrace.trace.files.locate import rank_directories
 
     address, store = Address.parse(serve), MonitorStore()
     given = Config.from_env().monitor.token
@@ -59,18 +61,22 @@ def monitor(
     sinks.append(FindingsSink(store))
     aggregator = Aggregator(job, sinks)
     count, due = 0, time.monotonic() + job.seconds
-    while not windows or count < windows:
-        time.sleep(min(_POLL_SECONDS, job.seconds))
-        if store.job is not None and store.job != job:
-            job = store.job
-            aggregator = Aggregator(job, sinks)
-            _tell_of(job)
-        aggregator.look_for_hangs(store, time.time())
-        if time.monotonic() < due:
-            continue
-        due += job.seconds
-        aggregator.join(store, time.time())
-        count += 1
+    try:
+        while not windows or count < windows:
+            time.sleep(min(_POLL_SECONDS, job.seconds))
+            if store.job is not None and store.job != job:
+                job = store.job
+                aggregator = Aggregator(job, sinks)
+                _tell_of(job)
+            aggregator.look_for_hangs(store, time.time())
+            if time.monotonic() < due:
+                continue
+            due += job.seconds
+            aggregator.join(store, time.time())
+            count += 1
+    finally:
+        if output.is_dir() and rank_directories(output):
+            keep(output, None)
     if poster:
         poster.close()
     server.close()

@@ -16,6 +16,7 @@ from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.summary import summarise_analysis
 from commtrace.analysis.timeline import Timeline
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
+from commtrace.cli.verdicts import keep_analysis
 from commtrace.viewer.report import MOST_STEPS, render
 
 
@@ -42,6 +43,15 @@ def report(
             most_steps=None if steps else MOST_STEPS,
         )
         output.write_text(page.html, encoding="utf-8")
+    if len(runs) == 1 and not steps:
+        keep_analysis(
+            analysis.recorded,
+            summary.stragglers,
+            summary.abstentions,
+            by="report",
+            attempt=summary.run.attempt,
+            used_steps=summary.run.steps.used,
+        )
     typer.echo(summary.verdict)
     typer.echo(f"{output}: {len(page.html.encode()) / 1e6:.1f} MB. {page.note}".rstrip())
     typer.echo(f"Next: open it in a browser, or see every event: commtrace export {shlex.join(map(str, runs))}")

@@ -19,6 +19,7 @@ from commtrace.analysis.stragglers.report import StragglerReport, baseline_of, r
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.console import wide_console
 from commtrace.cli.units import milliseconds
+from commtrace.cli.verdicts import keep_analysis
 from commtrace.cli.views.basis import print_basis
 from commtrace.cli.views.run_time import step_attempts_lines
 from commtrace.cli.views.straggler import print_awaited, print_stragglers
@@ -70,6 +71,15 @@ def straggler(
         console.print(f"Run {escape(report.run)}", style="dim")
         print_basis(console, report.alignment, report.problems)
         _print(console, report)
+    if len(runs) == 1 and not steps and not baseline:
+        keep_analysis(
+            run,
+            report.findings.verdicts,
+            report.findings.abstentions,
+            by="straggler",
+            attempt=report.attempt,
+            used_steps=report.slowdown.by_step,
+        )
 
 
 def _print(console: Console, report: StragglerReport) -> None:

@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
-from commtrace.analysis.summary import summarise
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.summary import summarise_analysis
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.console import wide_console
+from commtrace.cli.verdicts import keep_analysis
 from commtrace.cli.views.summary import print_summary
 
 
@@ -37,8 +39,18 @@ def summary(
     and one sentence that says what to look at. The first step is left out as warm-up unless --steps includes it.
     """
     run = run_directory(runs)
-    found = summarise(run, steps or None)
+    analysis = analyse(run, steps or None)
+    found = summarise_analysis(analysis, is_whole=not steps)
     if json_output:
         sys.stdout.write(json.dumps(found.to_json(), allow_nan=False) + "\n")
     else:
         print_summary(wide_console(), found, all_ranks=all_ranks)
+    if len(runs) == 1 and not steps:
+        keep_analysis(
+            analysis.recorded,
+            found.stragglers,
+            found.abstentions,
+            by="summary",
+            attempt=found.run.attempt,
+            used_steps=found.run.steps.used,
+        )

@@ -1,0 +1,44 @@
+"""Keeps the verdicts of commands that read a whole run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import typer
+
+from commtrace.analysis.stragglers.verdict import Verdict
+from commtrace.errors import CommtraceError
+from commtrace.history.runs import remember
+from commtrace.history.verdicts import RunVerdict, verdict_of_analysis
+from commtrace.trace.inputs import printable_lines
+from commtrace.trace.processes import process_state
+from commtrace.trace.run import Run
+
+
+def keep_analysis(
+    run: Path | Run,
+    verdicts: Iterable[Verdict],
+    abstentions: Sequence[str],
+    *,
+    by: str,
+    attempt: int,
+    used_steps: Iterable[int],
+) -> None:
+    """Keep what a command found in all steps of a run, for ``commtrace list`` and ``commtrace hosts``."""
+    last_step = max(used_steps, default=None)
+    keep(
+        run,
+        verdict_of_analysis(
+            verdicts, abstentions, by=by, attempt=attempt, judged_ns=time.time_ns(), last_step=last_step
+        ),
+    )
+
+
+def keep(run: Path | Run, verdict: RunVerdict | None) -> None:
+    """Keep a verdict, or what the monitor's files in a run say; a message on stderr if that is not possible."""
+    try:
+        remember(run, verdict, now_ns=time.time_ns(), ask=process_state)
+    except (CommtraceError, OSError) as error:
+        typer.echo(printable_lines(f"commtrace: the verdict was not kept for `commtrace list`: {error}"), err=True)

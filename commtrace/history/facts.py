@@ -1,0 +1,223 @@
+"""The facts of a run that a list shows, read from the ends of its files.
+
+>>> facts = read_facts(Path("commtrace-runs/my-run"), now_ns=time.time_ns())   # doctest: +SKIP
+>>> facts.state, facts.last_step                                               # doctest: +SKIP
+('ended', 400)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from commtrace.analysis.clocks.time_of_day import wall_clock_ns
+from commtrace.analysis.hangs.rank_state import ENDED as RANK_ENDED
+from commtrace.analysis.hangs.rank_state import RUNNING as RANK_RUNNING
+from commtrace.analysis.hangs.rank_state import SILENT, Ending, find_endings
+from commtrace.analysis.rank_words import ranks_in_words
+from commtrace.trace import schema
+from commtrace.trace.files.locate import rank_directories
+from commtrace.trace.files.segment_index import SegmentIndex
+from commtrace.trace.files.tail import RunTail
+from commtrace.trace.files.writer import rank_directory, segment_paths
+from commtrace.trace.processes import GONE, AskProcess, unknown_process
+from commtrace.trace.run import RankTrace, Run
+
+RUNNING: Final = "running"
+ENDED: Final = "ended"
+FAILED: Final = "failed"
+CUT_OFF: Final = "cut_off"
+
+STATES: Final = (RUNNING, ENDED, FAILED, CUT_OFF)
+"""``ended``: all recorded ranks closed their files in order; ``failed``: some of them with an exception that nobody
+caught; ``cut_off``: some wrote no end, as after SIGKILL."""
+
+MONITOR_STATUS: Final = "monitor.json"
+MONITOR_EVENTS: Final = "monitor.jsonl"
+
+Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+_EARLIEST_NS: Final = 10**18
+"""2001. Times before it are of traces without a wall clock."""
+
+_MOST_PROBLEMS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """A run at a glance.
+
+    Attributes:
+        run: its name.
+        attempt: how often the job had been started before.
+        session: epoch ns at which the first of its ranks began to record; of an imported run, the import.
+        started_ns, ended_ns: first and last instant of the newest attempt, epoch ns; None where that is not known.
+        world_size, ranks_recorded: how many ranks the job had, and how many have files.
+        hosts: names of the nodes.
+        first_step, last_step: of the newest attempt; None if no step ended.
+        step_ns: median of steps of the lowest recorded rank, which are sampled from all of the run; None without any.
+        state: one of STATES.
+        ending: the ranks that failed, were cut off or are silent, in words; else empty.
+        problems: of the files, in sentences.
+    """
+
+    run: str
+    attempt: Count
+    session: Time
+    started_ns: Time | None
+    ended_ns: Time | None
+    world_size: Count
+    ranks_recorded: Count
+    hosts: tuple[str, ...]
+    first_step: Count | None
+    last_step: Count | None
+    step_ns: Count | None
+    state: str
+    ending: str
+    problems: tuple[str, ...]
+
+    @property
+    def duration_ns(self) -> int | None:
+        if self.started_ns is None or self.ended_ns is None:
+            return None
+        return max(self.ended_ns - self.started_ns, 0)
+
+    @property
+    def steps(self) -> int | None:
+        """Return how many steps the newest attempt did."""
+        return None if self.first_step is None or self.last_step is None else self.last_step - self.first_step + 1
+
+
+def read_facts(directory: Path, *, now_ns: int, ask: AskProcess = unknown_process) -> RunFacts:
+    """Read the facts of the newest attempt in a run directory.
+
+    Args:
+        directory: with the folders of the ranks.
+        now_ns: epoch ns, against which a run that is still going on is judged.
+        ask: for the process that recorded a rank.
+
+    Raises:
+        RunNotFoundError: nothing was recorded there, or nothing yet.
+        TraceFormatError: the files were written by a newer, incompatible commtrace.
+        OSError: the directory cannot be read.
+    """
+    tail = RunTail(directory)
+    newest = tail.read(1)
+    lowest = newest.run.ranks[min(newest.run.ranks)]
+    return _facts(
+        newest.run,
+        max(newest.last_steps.values(), default=-1),
+        tail.sample_durations(lowest.rank),
+        _first_row_ns(lowest, directory),
+        find_endings(newest.run, now_ns, ask),
+    )
+
+
+def facts_of(run: Run, *, now_ns: int, ask: AskProcess = unknown_process) -> RunFacts:
+    """Return the facts of a run that was loaded in full."""
+    lowest = run.ranks[min(run.ranks)].spans
+    steps = lowest.kind == schema.STEP
+    last_step = max(
+        int(trace.spans.step[trace.spans.kind == schema.STEP].max(initial=-1)) for trace in run.ranks.values()
+    )
+    return _facts(
+        run,
+        last_step,
+        (lowest.end - lowest.start)[steps].tolist(),
+        int(lowest.start.min()) if len(lowest) else None,
+        find_endings(run, now_ns, ask),
+    )
+
+
+def _facts(
+    run: Run, last_step: int, durations: Sequence[int], first_row_ns: int | None, endings: Mapping[int, Ending]
+) -> RunFacts:
+    lowest = run.ranks[min(run.ranks)]
+    state, ending = _end_of(endings)
+    words = [one.last_ns for one in endings.values() if one.last_ns is not None and one.last_ns > _EARLIEST_NS]
+    return RunFacts(
+        run=run.any_metadata.run_id,
+        attempt=run.any_metadata.attempt,
+        session=min(trace.metadata.session for trace in run.ranks.values()),
+        started_ns=_start_of(run, first_row_ns),
+        ended_ns=max(words, default=None),
+        world_size=run.world_size,
+        ranks_recorded=len(run.ranks),
+        hosts=tuple(dict.fromkeys(trace.metadata.node for trace in run.ranks.values())),
+        first_step=None if last_step < 0 else min(lowest.first_step, last_step),
+        last_step=None if last_step < 0 else last_step,
+        step_ns=int(statistics.median(durations)) if durations else None,
+        state=state,
+        ending=ending,
+        problems=_bounded(run.problems),
+    )
+
+
+def fingerprint(directory: Path) -> str:
+    """Return a text that changes when a file of the ranks or of the monitor does, without opening any."""
+    digest = hashlib.sha256()
+    files = [path for folder in rank_directories(directory) if folder.is_dir() for path in sorted(folder.iterdir())]
+    for path in [*files, directory / MONITOR_STATUS, directory / MONITOR_EVENTS]:
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            continue  # there is no monitor, or a running job has just deleted it to keep to its budget
+        digest.update(f"{path.relative_to(directory)} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _start_of(run: Run, first_row_ns: int | None) -> int | None:
+    """Return when the first process began, else when the recording did, else when the lowest rank's first row does."""
+    starts = [
+        wall_clock_ns(trace, trace.process_start_ns)
+        for trace in run.ranks.values()
+        if trace.process_start_ns is not None
+    ]
+    starts += [trace.metadata.anchor.realtime_ns for trace in run.ranks.values() if not starts]
+    known = [start for start in starts if start > _EARLIEST_NS]
+    if not known and first_row_ns is not None:  # imported traces count from the epoch and have no anchors
+        known = [first for first in [wall_clock_ns(run.ranks[min(run.ranks)], first_row_ns)] if first > _EARLIEST_NS]
+    return min(known, default=None)
+
+
+def _first_row_ns(trace: RankTrace, directory: Path) -> int | None:
+    try:
+        index = SegmentIndex(segment_paths(rank_directory(directory, trace.rank))[0])
+        index.extend()
+        part = index.read(0, 1) if index.batches else None
+    except (OSError, IndexError, pa.ArrowException):
+        return None  # deleted or damaged: what is wrong with it is among the problems of the run
+    starts = [] if part is None else [start for start in part["start"].to_pylist() if start]
+    return min(starts, default=None)
+
+
+def _end_of(endings: Mapping[int, Ending]) -> tuple[str, str]:
+    """Return the state of the run, and of which ranks it is."""
+    silent = [rank for rank, one in endings.items() if one.state == SILENT]
+    goes_on = any(one.state == RANK_RUNNING for one in endings.values()) or any(
+        endings[rank].process not in (None, GONE) for rank in silent
+    )
+    if goes_on:
+        return RUNNING, f"{ranks_in_words(silent)} silent" if silent else ""
+    raised: dict[str, list[int]] = {}
+    for rank, one in endings.items():
+        if one.exception:
+            raised.setdefault(one.exception, []).append(rank)
+    cut_off = [rank for rank, one in endings.items() if one.state != RANK_ENDED]
+    parts = [f"{ranks_in_words(cut_off)} cut off"] if cut_off else []
+    parts += [f"{exception} on {ranks_in_words(ranks)}" for exception, ranks in raised.items()]
+    return FAILED if raised else CUT_OFF if cut_off else ENDED, "; ".join(parts)
+
+
+def _bounded(problems: Iterable[str]) -> tuple[str, ...]:
+    listed = tuple(problems)
+    more = len(listed) - _MOST_PROBLEMS
+    return listed if more <= 0 else (*listed[:_MOST_PROBLEMS], f"{more} more problems: commtrace doctor lists them.")

@@ -1,0 +1,167 @@
+"""Counts in how many runs each host was named, because a bad node comes back.
+
+>>> worst = tally_hosts(entries).hosts[0]                       # doctest: +SKIP
+>>> worst.host, worst.named, worst.judged, worst.rate           # doctest: +SKIP
+('node3', 4, 5, 0.8)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from commtrace.analysis.clocks.time_of_day import iso_utc
+from commtrace.history.store import Entry, is_same_launch
+from commtrace.trace.json_values import JsonObject, fields_to_json
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """A run in which a host was named.
+
+    Attributes:
+        run, directory: its name, and that of its directory, which may be gone.
+        ended_ns: end of what was recorded, else when it was judged; epoch ns.
+        who, cause: as the verdict says.
+        cost_ms_per_step: what a step would have saved without it; None where that is not known.
+        sources: who found it: ``analysis``, ``monitor`` or both.
+    """
+
+    run: str
+    directory: str
+    ended_ns: int
+    who: str
+    cause: str
+    cost_ms_per_step: float | None
+    sources: tuple[str, ...]
+
+    def to_json(self) -> JsonObject:
+        parts = fields_to_json(self)
+        del parts["ended_ns"]
+        return {**parts, "ended_utc": iso_utc(self.ended_ns)}
+
+
+@dataclass(frozen=True, slots=True)
+class HostTally:
+    """How often a host was named.
+
+    Attributes:
+        host: its name.
+        runs: in how many it took part. A job counts once, restarts included.
+        judged: in how many of them ranks could be compared.
+        named: in how many of them it was named, by whatever source.
+        causes: in how many runs for which cause, the most frequent first.
+        namings: the costliest of each run, the newest run first.
+    """
+
+    host: str
+    runs: int
+    judged: int
+    named: int
+    causes: Mapping[str, int]
+    namings: tuple[Naming, ...]
+
+    @property
+    def rate(self) -> float | None:
+        """Return the share of the judged runs in which it was named; None if none was judged."""
+        return self.named / self.judged if self.judged else None
+
+    @property
+    def largest_cost_ms_per_step(self) -> float | None:
+        return max((one.cost_ms_per_step for one in self.namings if one.cost_ms_per_step is not None), default=None)
+
+    @property
+    def last_ns(self) -> int | None:
+        """Return the end of the newest run in which it was named, epoch ns; None if it never was."""
+        return self.namings[0].ended_ns if self.namings else None
+
+    def to_json(self) -> JsonObject:
+        return {
+            **fields_to_json(self),
+            "rate": self.rate,
+            "largest_cost_ms_per_step": self.largest_cost_ms_per_step,
+            "last_utc": None if self.last_ns is None else iso_utc(self.last_ns),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """The hosts of the runs in a directory.
+
+    Attributes:
+        runs, judged: how many jobs are known, and in how many of them ranks could be compared.
+        hosts: those that were named most often first, then by rate and name.
+    """
+
+    runs: int
+    judged: int
+    hosts: tuple[HostTally, ...]
+
+
+def tally_hosts(entries: Iterable[Entry]) -> HostReport:
+    """Count how often each host of these jobs was named. A job that was copied counts once."""
+    runs, judged = Counter[str](), Counter[str]()
+    namings: dict[str, list[Naming]] = {}
+    causes: dict[str, Counter[str]] = {}
+    jobs = _without_copies(entries)
+    for entry in jobs:
+        named = _named(entry)
+        took_part = {*entry.hosts, *named}
+        runs.update(took_part)
+        if _is_judged(entry):
+            judged.update(took_part)
+        for host, found in named.items():
+            namings.setdefault(host, []).append(found[0])
+            causes.setdefault(host, Counter()).update({one.cause for one in found})
+    tallies = [
+        HostTally(
+            host,
+            count,
+            judged[host],
+            len(namings.get(host, ())),
+            dict(causes.get(host, Counter()).most_common()),
+            tuple(sorted(namings.get(host, ()), key=lambda one: -one.ended_ns)),
+        )
+        for host, count in runs.items()
+    ]
+    tallies.sort(key=lambda one: (-one.named, -(one.rate or 0.0), one.host))
+    return HostReport(len(jobs), sum(map(_is_judged, jobs)), tuple(tallies))
+
+
+def _without_copies(entries: Iterable[Entry]) -> list[Entry]:
+    """Return every job once, also one whose directory was copied, or lies in parts beside the whole."""
+    jobs: list[Entry] = []
+    for entry in entries:
+        at = next((at for at, one in enumerate(jobs) if is_same_launch(one.facts, entry.facts)), None)
+        if at is None:
+            jobs.append(entry)
+        else:
+            hosts = tuple(dict.fromkeys([*jobs[at].hosts, *entry.hosts]))
+            jobs[at] = replace(jobs[at], hosts=hosts, verdicts=(*jobs[at].verdicts, *entry.verdicts))
+    return jobs
+
+
+def _is_judged(entry: Entry) -> bool:
+    return any(verdict.is_judged for verdict in entry.verdicts)
+
+
+def _named(entry: Entry) -> dict[str, list[Naming]]:
+    """Return the causes for which each host was named in one job, the costliest first, each once."""
+    found: dict[str, dict[str, Naming]] = {}
+    for verdict in sorted(entry.verdicts, key=lambda verdict: (-verdict.attempt, verdict.source)):
+        for one in verdict.named:
+            for host in one.hosts:
+                own = found.setdefault(host, {})
+                before = own.get(one.cause)
+                # ANALYSIS comes before MONITOR: who read the whole run knows the cost better.
+                own[one.cause] = Naming(
+                    entry.facts.run,
+                    entry.directory,
+                    entry.facts.ended_ns or verdict.judged_ns,
+                    before.who if before else one.who,
+                    one.cause,
+                    before.cost_ms_per_step if before else one.cost_ms_per_step,
+                    tuple(sorted({*(before.sources if before else ()), verdict.source})),
+                )
+    return {host: sorted(own.values(), key=lambda one: -(one.cost_ms_per_step or 0.0)) for host, own in found.items()}

@@ -1,0 +1,222 @@
+"""Lists the runs of a directory with their verdicts, and keeps the verdicts of commands that read a run.
+
+>>> listed = list_runs(Path("commtrace-runs"), now_ns=time.time_ns())          # doctest: +SKIP
+>>> [(one.directory, one.facts.state) for one in listed.runs if one.facts]     # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from commtrace.analysis.clocks.time_of_day import iso_utc
+from commtrace.errors import CommtraceError, RunNotFoundError, TraceFormatError
+from commtrace.history.facts import RUNNING, RunFacts, facts_of, fingerprint, read_facts
+from commtrace.history.store import Entry, HistoryError, RunHistory
+from commtrace.history.verdicts import ANALYSIS, RunVerdict, verdict_of_monitor
+from commtrace.trace.files.locate import find_run_directory, rank_directories
+from commtrace.trace.inputs import printable
+from commtrace.trace.json_values import JsonObject, fields_to_json, to_json
+from commtrace.trace.processes import AskProcess, unknown_process
+from commtrace.trace.run import Run
+
+UNREADABLE: Final = "unreadable"
+"""The state of a folder that holds no run that can be read."""
+
+_NO_RANKS: Final = "It holds no recorded run (no rank-NNNNN folders)."
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """A folder in a directory of runs.
+
+    Attributes:
+        directory: its name.
+        facts: None if it holds no run that can be read.
+        verdict: on the newest attempt; that of a whole analysis before that of the monitor. None if nobody judged.
+        problems: what is wrong with it, in sentences.
+    """
+
+    directory: str
+    facts: RunFacts | None
+    verdict: RunVerdict | None = None
+    problems: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> str:
+        return self.facts.state if self.facts is not None else UNREADABLE
+
+    def to_json(self) -> JsonObject:
+        return {
+            "directory": self.directory,
+            "state": self.state,
+            "facts": None if self.facts is None else _facts_to_json(self.facts),
+            "verdict": None if self.verdict is None else _verdict_to_json(self.verdict),
+            "problems": self.problems,
+        }
+
+
+def _facts_to_json(facts: RunFacts) -> JsonObject:
+    parts = fields_to_json(facts)
+    for name in ("session", "started_ns", "ended_ns", "state", "problems"):
+        del parts[name]
+    return {
+        **parts,
+        "started_utc": _iso(facts.started_ns),
+        "ended_utc": _iso(facts.ended_ns),
+        "duration_ns": facts.duration_ns,
+        "steps": facts.steps,
+    }
+
+
+def _verdict_to_json(verdict: RunVerdict) -> JsonObject:
+    parts = fields_to_json(verdict)
+    del parts["judged_ns"]
+    return {**parts, "judged_utc": _iso(verdict.judged_ns)}
+
+
+def _iso(epoch_ns: int | None) -> str | None:
+    return None if epoch_ns is None else iso_utc(epoch_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class RunList:
+    """The runs of a directory.
+
+    Attributes:
+        path: the directory.
+        runs: by start; folders without a readable run come first.
+        entries: everything that is known, also of runs that were deleted.
+        problems: of the file that keeps the verdicts.
+    """
+
+    path: Path
+    runs: tuple[ListedRun, ...]
+    entries: tuple[Entry, ...]
+    problems: tuple[str, ...] = ()
+
+    def to_json(self) -> JsonObject:
+        """Return what ``commtrace list --json`` prints (docs/json/list.schema.json)."""
+        return {"path": str(self.path), "runs": to_json(self.runs), "problems": self.problems}
+
+
+def list_runs(directory: Path, *, now_ns: int, ask: AskProcess = unknown_process) -> RunList:
+    """List the runs in a directory. Runs that have ended are read again only if their files changed.
+
+    Args:
+        directory: that holds run directories.
+        now_ns: epoch ns, against which runs that are still going on are judged.
+        ask: for the process that recorded a rank.
+
+    Raises:
+        RunNotFoundError: it is no directory, holds nothing, or is itself a run.
+    """
+    folders = _folders(directory)
+    history, problems = RunHistory(directory), []
+    known: list[Entry] = []
+    try:
+        known = history.entries()
+    except HistoryError as error:
+        problems.append(str(error))
+    newest = {entry.directory: entry for entry in known}
+    seen: list[Entry] = []
+    unreadable: dict[str, str] = {}
+    notes: dict[str, str] = {}
+    for folder in folders:
+        name = printable(folder.name)
+        try:
+            now = fingerprint(folder) if rank_directories(folder) else ""
+            before = newest.get(name)
+            if not now:
+                unreadable[name] = _NO_RANKS
+            elif before is None or before.fingerprint != now or before.facts.state == RUNNING:
+                seen.append(_seen(folder, now, notes, now_ns, ask))
+        except (CommtraceError, OSError) as error:
+            unreadable[name] = printable(str(error))
+    entries = history.joined(known, seen)
+    if seen and not problems:
+        try:
+            entries = history.keep(seen)
+        except HistoryError as error:
+            problems.append(str(error))
+    here = {entry.directory: entry for entry in entries}
+    runs = [
+        _listed(here[name], notes.get(name))
+        for name in (printable(folder.name) for folder in folders)
+        if name in here and name not in unreadable
+    ]
+    runs.sort(key=lambda run: (run.facts.started_ns or 0 if run.facts else 0, run.directory))
+    broken = [ListedRun(name, None, None, (why,)) for name, why in sorted(unreadable.items())]
+    return RunList(directory, (*broken, *runs), tuple(entries), tuple(problems))
+
+
+def remember(run: Path | Run, verdict: RunVerdict | None, *, now_ns: int, ask: AskProcess = unknown_process) -> None:
+    """Keep a verdict on a run in the file beside it.
+
+    Args:
+        run: loaded in full, or a path as commands take it.
+        verdict: on its newest attempt; None: only that of the monitor, from its files in the run.
+        now_ns: epoch ns.
+        ask: for the process that recorded a rank.
+
+    Raises:
+        CommtraceError: the file cannot be written, or the run cannot be read any more.
+        OSError: likewise.
+    """
+    directory = (run.path if isinstance(run, Run) else find_run_directory(run)).resolve()
+    now = fingerprint(directory)
+    facts = facts_of(run, now_ns=now_ns, ask=ask) if isinstance(run, Run) else None
+    seen = _seen(directory, now, {}, now_ns, ask, facts)
+    RunHistory(directory.parent).keep(
+        [replace(seen, verdicts=(*seen.verdicts, *([verdict] if verdict is not None else [])))]
+    )
+
+
+def _folders(directory: Path) -> list[Path]:
+    if directory.is_file():
+        raise RunNotFoundError(f"{directory} is a file; pass a directory of runs.")
+    if not directory.is_dir():
+        raise RunNotFoundError(f"{directory}: no such directory. Pass the directory that holds the runs.")
+    if rank_directories(directory):
+        raise RunNotFoundError(
+            f"{directory} is one run; pass the directory around it, {directory.absolute().parent}, or read it with: "
+            f"commtrace summary {directory}"
+        )
+    # A link to a run beside it, such as `latest`, is no further run.
+    folders = [
+        child
+        for child in directory.iterdir()
+        if child.is_dir() and not child.name.startswith(".") and not _leads_beside(child)
+    ]
+    if not any(map(rank_directories, folders)):
+        raise RunNotFoundError(f"{directory} holds no recorded run.")
+    return sorted(folders)
+
+
+def _leads_beside(child: Path) -> bool:
+    return child.is_symlink() and child.resolve().parent == child.parent.resolve()
+
+
+def _seen(
+    folder: Path, now: str, notes: dict[str, str], now_ns: int, ask: AskProcess, facts: RunFacts | None = None
+) -> Entry:
+    facts = facts or read_facts(folder, now_ns=now_ns, ask=ask)
+    verdicts: tuple[RunVerdict, ...] = ()
+    try:
+        found = verdict_of_monitor(folder, facts.attempt)
+        verdicts = (found,) if found is not None else ()
+    except TraceFormatError as error:
+        notes[folder.name] = str(error)
+    return Entry(printable(folder.name), now, facts, facts.hosts, verdicts)
+
+
+def _listed(entry: Entry, note: str | None) -> ListedRun:
+    problems = (*entry.facts.problems, *([note] if note else []))
+    return ListedRun(entry.directory, entry.facts, _of_attempt(entry.verdicts, entry.facts.attempt), problems)
+
+
+def _of_attempt(verdicts: Sequence[RunVerdict], attempt: int) -> RunVerdict | None:
+    own = {verdict.source: verdict for verdict in verdicts if verdict.attempt == attempt}
+    return own.get(ANALYSIS) or next(iter(own.values()), None)

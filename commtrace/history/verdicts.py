@@ -1,0 +1,202 @@
+"""Verdicts on runs, as they are kept: who was named, why, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from commtrace.analysis.stragglers.verdict import RANKS, Verdict
+from commtrace.errors import TraceFormatError
+from commtrace.history.facts import MONITOR_EVENTS, MONITOR_STATUS, Count, Time
+from commtrace.trace.inputs import MOST_RANKS, open_file, printable_json, read_file
+
+ANALYSIS: Final = "analysis"
+MONITOR: Final = "monitor"
+SOURCES: Final = (ANALYSIS, MONITOR)
+"""Who judged: a command that read the whole run, or the monitor while it went on."""
+
+OF_NO_HOST: Final = frozenset({"stage_imbalance", "sequence_length_imbalance"})
+"""Causes that lie in how the work is divided: the host of the slowest rank is only where it shows."""
+
+_MOST_RANKS: Final = 64
+_MOST_HOSTS: Final = 256
+_MOST_NAMED: Final = 64
+_MOST_ABSTENTIONS: Final = 8
+_LARGEST_STATUS: Final = 64 << 20
+_LONGEST_LINE: Final = 16 << 20
+_NAMING: Final = ("straggler", "changed")
+"""Kinds of events that name who is slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """One cause of lost time.
+
+    Attributes:
+        who: the rank, host, stage or link, in words.
+        place, cause: words of :mod:`commtrace.analysis.stragglers.verdict`.
+        cost_ms_per_step: what a step would save without it; None where that is not known.
+        occurrence: of what happened in few steps only, which; else empty.
+        ranks: the slow ranks, slowest first, at most 64.
+        hosts: their nodes; none where the cause lies in how the work is divided, or moves between ranks.
+    """
+
+    who: str
+    place: str
+    cause: str
+    cost_ms_per_step: float | None
+    occurrence: str = ""
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunVerdict:
+    """A judgement of one attempt of a run.
+
+    Attributes:
+        source: one of SOURCES.
+        by: the command, or ``monitor``.
+        attempt: how often the job had been started before.
+        judged_ns: when, epoch ns.
+        last_step: up to which step; None if none had ended.
+        named: the costliest first.
+        abstentions: what could not be judged, and why.
+    """
+
+    source: str
+    by: str
+    attempt: Count
+    judged_ns: Time
+    last_step: Count | None
+    named: tuple[Named, ...]
+    abstentions: tuple[str, ...] = ()
+
+    @property
+    def is_judged(self) -> bool:
+        """Return whether the ranks could be compared: with nobody named, the run was found to be well."""
+        return bool(self.named) or not self.abstentions
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Return the hosts that were named, each once."""
+        return tuple(dict.fromkeys(host for one in self.named for host in one.hosts))
+
+
+def verdict_of_analysis(
+    verdicts: Iterable[Verdict],
+    abstentions: Sequence[str],
+    *,
+    by: str,
+    attempt: int,
+    judged_ns: int,
+    last_step: int | None,
+) -> RunVerdict:
+    """Return what a command found in a whole run."""
+    named = [
+        Named(
+            one.who,
+            one.place,
+            one.cause,
+            one.cost_ms_per_step,
+            one.occurrence,
+            one.ranks[:_MOST_RANKS],
+            _hosts(one.cause, [one.host, *(member.host for member in one.members)]),
+        )
+        for one in verdicts
+    ]
+    return RunVerdict(
+        ANALYSIS, by, attempt, judged_ns, last_step, _costliest(named), tuple(abstentions[:_MOST_ABSTENTIONS])
+    )
+
+
+def verdict_of_monitor(directory: Path, attempt: int) -> RunVerdict | None:
+    """Return what the monitor has named since the job began, from its files in a run directory; None without them.
+
+    Raises:
+        TraceFormatError: ``monitor.json`` says something else.
+    """
+    path = directory / MONITOR_STATUS
+    try:
+        status = printable_json(read_file(path, _LARGEST_STATUS), _Status)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise TraceFormatError(f"{path} is not what a monitor writes, and was left out ({error}).") from None
+    found = {(one.who, one.cause): one for one in (*_events(directory / MONITOR_EVENTS), *status.stragglers)}
+    named = [
+        Named(
+            one.who or f"rank {one.rank}",
+            one.place,
+            one.cause,
+            one.cost_ms_per_step,
+            one.occurrence,
+            one.ranks[:_MOST_RANKS] or ((one.rank,) if one.rank >= 0 else ()),
+            _hosts(one.cause, [one.host, *(member.host for member in one.members)]),
+        )
+        for one in found.values()
+    ]
+    last_step = status.last_step if status.last_step >= 0 else None
+    abstentions = status.abstentions[:_MOST_ABSTENTIONS]
+    if last_step is None and not abstentions:
+        abstentions = ("No step had ended.",)
+    return RunVerdict(MONITOR, MONITOR, attempt, round(status.time * 1e9), last_step, _costliest(named), abstentions)
+
+
+class _Member(msgspec.Struct, frozen=True):
+    host: str = ""
+
+
+class _Straggler(msgspec.Struct, frozen=True):
+    """The fields of :class:`commtrace.live.monitoring.findings.LiveStraggler` that are kept."""
+
+    rank: Annotated[int, msgspec.Meta(ge=-1, lt=MOST_RANKS)]
+    host: str
+    cause: str
+    cost_ms_per_step: Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)] | None
+    who: str = ""
+    place: str = RANKS
+    occurrence: str = ""
+    ranks: tuple[Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)], ...] = ()
+    members: tuple[_Member, ...] = ()
+
+
+class _Status(msgspec.Struct, frozen=True):
+    time: Annotated[float, msgspec.Meta(ge=0, le=1e10)]
+    last_step: Annotated[int, msgspec.Meta(ge=-1, lt=2**31)] = -1
+    stragglers: tuple[_Straggler, ...] = ()
+    abstentions: tuple[str, ...] = ()
+
+
+class _Event(msgspec.Struct, frozen=True):
+    kind: str
+    straggler: _Straggler | None = None
+
+
+def _events(path: Path) -> Iterator[_Straggler]:
+    """Yield who was named, in order; lines that are torn or of another program are passed over."""
+    try:
+        with open_file(path) as file:
+            while line := file.readline(_LONGEST_LINE):
+                try:
+                    event = printable_json(line, _Event)
+                except ValueError:
+                    continue  # the last line of a monitor that was killed is torn
+                if event.kind in _NAMING and event.straggler is not None:
+                    yield event.straggler
+    except OSError:
+        return  # a monitor that had nothing to tell writes none; what stands now is in monitor.json
+
+
+def _hosts(cause: str, hosts: Iterable[str]) -> tuple[str, ...]:
+    if cause in OF_NO_HOST:
+        return ()
+    return tuple(dict.fromkeys(filter(None, hosts)))[:_MOST_HOSTS]
+
+
+def _costliest(named: Iterable[Named]) -> tuple[Named, ...]:
+    return tuple(sorted(named, key=lambda one: -(one.cost_ms_per_step or 0.0))[:_MOST_NAMED])

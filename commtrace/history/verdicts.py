@@ -78,7 +78,7 @@ class RunVerdict:
 
     @property
     def is_judged(self) -> bool:
-        """Return whether the ranks could be compared: with nobody named, the run was found to be well."""
+        """Return whether somebody was named, or nothing was left unjudged: only then a run says that a host is well."""
         return bool(self.named) or not self.abstentions
 
     @property

@@ -41,7 +41,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "pipeline": record(PipelineJob(stages=2, microbatches=4, steps=4).run(), folder / "pipeline"),
         "two": write_two_ranks(folder / "two", steps=12),
     }
-    return {name: str(path) for name, path in made.items()}
+    return {"all": str(folder), **{name: str(path) for name, path in made.items()}}
 
 
 @pytest.mark.parametrize("name", schemas())
@@ -68,6 +68,8 @@ def test_a_schema_is_one(name: str) -> None:
         ("doctor", ["nodes"]),
         ("doctor", ["pipeline"]),
         ("top", ["slow"]),
+        ("list", ["all"]),
+        ("hosts", ["all"]),
     ],
 )
 def test_what_is_printed_is_what_the_schema_says(command: str, names: list[str], runs: dict[str, str]) -> None:

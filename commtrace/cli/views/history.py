@@ -19,13 +19,12 @@ from commtrace.history.runs import ListedRun, RunList
 from commtrace.history.verdicts import Named, RunVerdict
 
 _WIDTH: Final = 140
-"""A table in a file or a pager; on a terminal it is as wide as that."""
+"""Of tables that go into a file or a pager."""
 
 
 def print_runs(console: Console, runs: RunList) -> None:
     """Print one row per run, then what is wrong with folders and runs."""
-    if not console.is_terminal:
-        console.width = max(console.width, _WIDTH)
+    _widen(console)
     table = _table(["run", "started (UTC)"], ["lasted", "ranks", "hosts", "steps", "step"], ["ended", "verdict"])
     for run in runs.runs:
         if run.facts is not None:
@@ -39,6 +38,7 @@ def print_runs(console: Console, runs: RunList) -> None:
 
 def print_hosts(console: Console, report: HostReport, problems: Sequence[str], *, all_hosts: bool) -> None:
     """Print one row per host that was named."""
+    _widen(console)
     shown = [one for one in report.hosts if one.named or all_hosts]
     known = f"Known: {report.runs} runs, {report.judged} of them judged, {len(report.hosts)} hosts."
     if shown:
@@ -52,6 +52,11 @@ def print_hosts(console: Console, report: HostReport, problems: Sequence[str], *
     if report.judged < report.runs:
         console.print("A run is judged by commtrace summary RUN, or by the monitor.", style="dim")
     _print_problems(console, problems)
+
+
+def _widen(console: Console) -> None:
+    if not console.is_terminal:
+        console.width = max(console.width, _WIDTH)
 
 
 def _print_problems(console: Console, problems: Sequence[str]) -> None:
@@ -100,7 +105,7 @@ def _verdict(verdict: RunVerdict | None, facts: RunFacts) -> str:
         more = f"; {len(verdict.named) - 1} more" if len(verdict.named) > 1 else ""
         text = _named(verdict.named[0], facts) + more
     else:
-        text = "nobody named" if verdict.is_judged else "not judged"
+        text = "nobody named" if verdict.is_judged else "nobody named, not all judged"
     if verdict.last_step is not None and facts.last_step is not None and verdict.last_step < facts.last_step:
         text += f" (up to step {verdict.last_step})"
     return text

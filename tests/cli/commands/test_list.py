@@ -1,0 +1,160 @@
+"""``commtrace list`` and ``commtrace hosts``: over what other commands and the monitor found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from commtrace.cli.main import app
+from commtrace.history.store import FILE_NAME
+from tests.history.factory import live, write_monitor, write_run
+from tests.json_schemas import errors
+
+
+def invoke(*words: str | Path, exit_code: int = 0) -> Any:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == exit_code, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with a healthy run, one with a slow rank, and an empty folder."""
+    folder = tmp_path_factory.mktemp("runs")
+    job = ["--dp", "4", "--steps", "24"]
+    invoke("synth", "-o", folder / "healthy", *job)
+    invoke("synth", "-o", folder / "slow", *job, "--gpus-per-host", "2", "--fault", "slow-rank=1:1.5")
+    (folder / "empty").mkdir()
+    return folder
+
+
+@pytest.fixture
+def runs(recorded: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(recorded, tmp_path / "runs"))
+
+
+def listed(runs: Path) -> dict[str, Any]:
+    printed = json.loads(invoke("list", runs, "--json").stdout)
+    assert list(errors("list", printed)) == []
+    return {run["directory"]: run for run in printed["runs"]}
+
+
+def hosts(runs: Path) -> dict[str, Any]:
+    printed = json.loads(invoke("hosts", runs, "--json").stdout)
+    assert list(errors("hosts", printed)) == []
+    return {host["host"]: host for host in printed["hosts"]}
+
+
+@pytest.mark.parametrize("command", ["summary", "straggler", "report"])
+def test_a_command_that_reads_a_whole_run_leaves_its_verdict(command: str, runs: Path, tmp_path: Path) -> None:
+    output = ["-o", tmp_path / "report.html"] if command == "report" else []
+
+    result = invoke(command, runs / "slow", *output)
+
+    assert result.stderr.startswith("Writing") or result.stderr == ""
+    verdict = listed(runs)["slow"]["verdict"]
+    assert (verdict["by"], verdict["source"], verdict["last_step"]) == (command, "analysis", 23)
+    (named,) = verdict["named"]
+    assert (named["who"], named["cause"], named["hosts"]) == ("rank 1 on node0", "compute", ["node0"])
+    assert hosts(runs)["node0"]["named"] == 1
+
+
+@pytest.mark.parametrize(
+    "words", [["summary", "slow", "--steps", "4:8"], ["straggler", "slow", "--baseline", "healthy"]]
+)
+def test_a_part_of_a_run_and_another_reference_leave_none(words: list[str], runs: Path) -> None:
+    invoke(*(runs / word if (runs / word).is_dir() else word for word in words))
+
+    assert not (runs / FILE_NAME).exists()
+
+
+def test_the_table_has_a_row_for_every_run_and_a_line_for_every_problem(runs: Path) -> None:
+    for run in ("healthy", "slow"):
+        invoke("summary", runs / run)
+
+    heading, healthy, slow, problem = invoke("list", runs).stdout.splitlines()
+
+    columns = "run started (UTC) lasted ranks hosts steps step ended verdict"
+    assert heading.split() == columns.split()
+    assert healthy.split()[:3] == ["healthy", "2023-11-14", "22:13"]
+    assert healthy.rstrip().endswith("ended  nobody named")
+    assert "rank 1 on node0, compute: " in slow
+    assert " per step, " in slow
+    assert problem == "! empty: It holds no recorded run (no rank-NNNNN folders)."
+
+
+def test_hosts_are_counted_with_a_rate(runs: Path) -> None:
+    for run in ("healthy", "slow"):
+        invoke("summary", runs / run)
+
+    heading, row, *rest = invoke("hosts", runs).stdout.splitlines()
+
+    columns = "host named judged rate runs cost per step causes (runs) last"
+    assert heading.split() == columns.split()
+    assert row.split()[:5] == ["node0", "1", "2", "50%", "2"]
+    assert "compute (1)" in row
+    assert row.rstrip().endswith("2023-11-14 22:13 UTC, slow")
+    assert rest == [
+        "Known: 2 runs, 2 of them judged, 2 hosts. rate: share of the judged runs in which the host was named."
+    ]
+    assert "node1" in invoke("hosts", runs, "--all").stdout
+
+
+def test_the_monitor_counts_once_with_an_analysis(runs: Path) -> None:
+    write_monitor(runs / "slow", stragglers=[live("node0"), live("node1", "data")])
+    invoke("summary", runs / "slow")
+
+    found = hosts(runs)
+
+    assert (found["node0"]["named"], found["node0"]["namings"][0]["sources"]) == (1, ["analysis", "monitor"])
+    assert (found["node1"]["named"], found["node1"]["namings"][0]["sources"]) == (1, ["monitor"])
+
+
+def test_a_deleted_run_still_counts_for_its_hosts(runs: Path) -> None:
+    invoke("summary", runs / "slow")
+    shutil.rmtree(runs / "slow")
+
+    assert "slow" not in listed(runs)
+    assert hosts(runs)["node0"]["namings"][0]["directory"] == "slow"
+
+
+def test_nobody_named_is_said(runs: Path) -> None:
+    assert invoke("hosts", runs).stdout.splitlines() == [
+        "No host was named. Known: 2 runs, 0 of them judged, 2 hosts.",
+        "A run is judged by commtrace summary RUN, or by the monitor.",
+    ]
+
+
+@pytest.mark.parametrize("command", ["summary", "straggler"])
+def test_a_file_that_cannot_be_written_fails_no_command(command: str, runs: Path) -> None:
+    (runs / FILE_NAME).write_bytes(b"no database" * 100)
+
+    result = invoke(command, runs / "slow", "--json")
+
+    assert json.loads(result.stdout)
+    assert result.stderr.startswith("commtrace: the verdict was not kept for `commtrace list`: ")
+    for other in ("list", "hosts"):
+        printed = " ".join(invoke(other, runs).stdout.split())
+        assert "! Verdicts were not kept or not read: " in printed
+        assert "If it is damaged, delete it: runs that are still there are read again." in printed
+
+
+def test_words_of_files_cannot_move_the_cursor(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs" / "run", hosts=("al\x1b[2Jpha",), end={"exception": "E\x1b[2J"})
+    write_monitor(run, stragglers=[live("b\x1b[2J", who="[bold]r\x1b[2J")])
+
+    for command in ("list", "hosts"):
+        assert "\x1b" not in invoke(command, tmp_path / "runs").stdout
+    assert "[bold]r" in invoke("list", tmp_path / "runs").stdout
+
+
+@pytest.mark.parametrize("command", ["list", "hosts"])
+def test_a_directory_without_runs_is_an_error(command: str, tmp_path: Path) -> None:
+    result = invoke(command, tmp_path / "gone", exit_code=2)
+
+    assert "no such directory. Pass the directory that holds the runs." in result.stderr

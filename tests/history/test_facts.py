@@ -1,0 +1,148 @@
+"""history/facts.py: what a list shows of a run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from commtrace.errors import RunNotFoundError
+from commtrace.history.facts import CUT_OFF, ENDED, FAILED, RUNNING, RunFacts, facts_of, fingerprint, read_facts
+from commtrace.trace.files.reader import load_run
+from commtrace.trace.metadata import RankMetadata
+from tests.history.factory import BEGIN_NS, write_run
+from tests.trace.rows import mark, steps, write_rank
+
+LATER_NS = BEGIN_NS + 3600 * 10**9
+
+
+def read(directory: Path, now_ns: int = LATER_NS) -> RunFacts:
+    return read_facts(directory, now_ns=now_ns)
+
+
+def test_of_a_run_that_ended_everything_is_known(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", hosts=("alpha", "beta"))
+
+    assert read(run) == RunFacts(
+        run="r1",
+        attempt=0,
+        session=1_000,
+        started_ns=BEGIN_NS,
+        ended_ns=BEGIN_NS + 795,  # the anchor stands at 5 ns of the monotonic clock
+        world_size=2,
+        ranks_recorded=2,
+        hosts=("alpha", "beta"),
+        first_step=0,
+        last_step=7,
+        step_ns=100,
+        state=ENDED,
+        ending="",
+        problems=(),
+    )
+    assert (read(run).steps, read(run).duration_ns) == (8, 795)
+
+
+def test_a_run_that_was_loaded_in_full_has_the_same_facts(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", hosts=("alpha", "beta"))
+
+    assert facts_of(load_run(run), now_ns=LATER_NS) == read(run)
+
+
+def test_only_the_ends_of_a_long_run_are_read(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    folder = write_rank(run, [*steps(0, 60), mark("end", {})], steps_per_segment=10)
+    for segment in sorted(folder.iterdir())[:2]:
+        segment.write_bytes(b"no segment")
+
+    found = read(run)
+
+    assert (found.last_step, found.step_ns, found.state, found.problems) == (59, 100, ENDED, ())
+
+
+def test_steps_are_counted_from_the_first_of_the_attempt(tmp_path: Path) -> None:
+    write_rank(tmp_path / "run", [mark("topology", {"first_step": 20}), *steps(20, 30), mark("end", {})], attempt=1)
+
+    found = read(tmp_path / "run")
+
+    assert (found.attempt, found.first_step, found.last_step, found.steps) == (1, 20, 29, 10)
+
+
+def test_an_exception_on_some_ranks_is_a_failure(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", hosts=("alpha", "beta", "gamma"), world_size=4, end={"exception": "RuntimeError"})
+    write_rank(tmp_path / "run", steps(0, 8), rank=3, world_size=4, host="delta", node="delta")
+
+    found = read(tmp_path / "run")
+
+    assert (found.state, found.ending) == (FAILED, "rank 3 cut off; RuntimeError on ranks 0–2")
+
+
+def test_a_rank_without_an_end_was_cut_off_or_still_runs(tmp_path: Path) -> None:
+    write_rank(tmp_path / "run", steps(0, 8))
+
+    after, meanwhile = read(tmp_path / "run"), read(tmp_path / "run", BEGIN_NS + 10**9)
+
+    assert (after.state, after.ending) == (CUT_OFF, "rank 0 cut off")
+    assert (meanwhile.state, meanwhile.ending) == (RUNNING, "")
+
+
+def test_a_silent_rank_of_a_run_that_goes_on_is_named(tmp_path: Path) -> None:
+    write_rank(tmp_path / "run", steps(0, 8), rank=0, world_size=2)
+    late = [one._replace(start=one.start + 60 * 10**9, end=one.end + 60 * 10**9) for one in steps(0, 8)]
+    write_rank(tmp_path / "run", late, rank=1, world_size=2)
+
+    found = read(tmp_path / "run", BEGIN_NS + 61 * 10**9)
+
+    assert (found.state, found.ending) == (RUNNING, "rank 0 silent")
+
+
+def test_a_suspended_process_belongs_to_a_run_that_goes_on(tmp_path: Path) -> None:
+    def suspended(metadata: RankMetadata) -> str:
+        return "suspended"
+
+    write_rank(tmp_path / "run", steps(0, 8))
+
+    found = read_facts(tmp_path / "run", now_ns=LATER_NS, ask=suspended)
+
+    assert (found.state, found.ending) == (RUNNING, "rank 0 silent")
+
+
+def test_ranks_without_files_are_a_problem(tmp_path: Path) -> None:
+    write_rank(tmp_path / "run", [*steps(0, 8), mark("end", {})], world_size=3)
+
+    found = read(tmp_path / "run")
+
+    assert (found.world_size, found.ranks_recorded) == (3, 1)
+    assert found.problems[0].startswith("2 of 3 ranks have no readable files: 1, 2.")
+
+
+def test_a_run_without_steps_has_no_step_time(tmp_path: Path) -> None:
+    write_rank(tmp_path / "run", [mark("end", {})])
+
+    found = read(tmp_path / "run")
+
+    assert (found.first_step, found.last_step, found.steps, found.step_ns) == (None, None, None, None)
+
+
+def test_a_directory_without_a_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFoundError):
+        read(tmp_path)
+
+
+def test_an_unknown_start_has_no_duration(tmp_path: Path) -> None:
+    assert replace(read(write_run(tmp_path / "run")), started_ns=None).duration_ns is None
+
+
+def test_the_fingerprint_changes_with_the_files_only(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    first = fingerprint(run)
+    (run / "notes.txt").write_text("of the user")
+    same = fingerprint(run)
+    (segment,) = (run / "rank-00000").iterdir()
+    os.utime(segment, ns=(1, 1))
+    touched = fingerprint(run)
+    (run / "monitor.json").write_text("{}")
+
+    assert first == same
+    assert len({first, touched, fingerprint(run)}) == 3

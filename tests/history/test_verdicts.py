@@ -1,0 +1,136 @@
+"""history/verdicts.py: verdicts as they are kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commtrace.analysis.stragglers.verdict import Member, Verdict
+from commtrace.errors import TraceFormatError
+from commtrace.history.verdicts import Named, RunVerdict, verdict_of_analysis, verdict_of_monitor
+from commtrace.live.monitoring.findings import LiveStraggler, MonitorStatus, found
+from tests.history.factory import live, write_monitor
+
+
+def straggler(cost: float, cause: str = "compute", **changes: Any) -> Verdict:
+    fields: dict[str, Any] = {
+        "rank": 1, "host": "beta", "place": "ranks", "cause": cause, "who": "rank 1 on beta", "cost_ms_per_step": cost,
+        "gpu_hours_per_day": 0.0, "persistence": 1.0, "evidence": "", "next_step": "",
+    }  # fmt: skip
+    return Verdict(**{**fields, **changes})
+
+
+def kept(*verdicts: Verdict, abstentions: tuple[str, ...] = ()) -> RunVerdict:
+    return verdict_of_analysis(verdicts, abstentions, by="summary", attempt=2, judged_ns=9, last_step=7)
+
+
+def test_the_costliest_is_kept_first() -> None:
+    found = kept(straggler(1.0), straggler(2.0, "data"))
+
+    assert found == RunVerdict(
+        "analysis", "summary", 2, 9, 7,
+        (
+            Named("rank 1 on beta", "ranks", "data", 2.0, "", (1,), ("beta",)),
+            Named("rank 1 on beta", "ranks", "compute", 1.0, "", (1,), ("beta",)),
+        ),
+    )  # fmt: skip
+    assert found.hosts == ("beta",)
+
+
+def test_every_host_of_a_link_is_named() -> None:
+    members = (Member(1, "beta", 1.0), Member(4, "gamma", 1.0))
+
+    assert kept(straggler(1.0, "communication", place="link", members=members)).hosts == ("beta", "gamma")
+
+
+@pytest.mark.parametrize("cause", ["stage_imbalance", "sequence_length_imbalance"])
+def test_work_that_is_divided_unevenly_is_no_fault_of_a_host(cause: str) -> None:
+    found = kept(straggler(1.0, cause))
+
+    assert (len(found.named), found.hosts) == (1, ())
+
+
+def test_nobody_named_is_a_judgement_unless_something_could_not_be_judged() -> None:
+    assert kept().is_judged
+    assert not kept(abstentions=("too few steps",)).is_judged
+    assert kept(straggler(1.0), abstentions=("pipeline",)).is_judged
+
+
+def test_the_monitor_named_what_its_events_and_its_status_say(tmp_path: Path) -> None:
+    write_monitor(
+        tmp_path,
+        {"kind": "straggler", "straggler": live(cost_ms_per_step=9.0)},
+        {"kind": "changed", "straggler": live(cost_ms_per_step=4.0)},
+        {"kind": "recovered", "straggler": live(cause="gc")},
+        {"kind": "silent", "straggler": None},
+        stragglers=[live("alpha", "data", cost_ms_per_step=5.0)],
+    )
+
+    found = verdict_of_monitor(tmp_path, attempt=1)
+
+    assert found == RunVerdict(
+        "monitor", "monitor", 1, 1_700_000_005_500_000_000, 7,
+        (
+            Named("rank 1 on alpha", "ranks", "data", 5.0, "", (1,), ("alpha",)),
+            Named("rank 1 on beta", "ranks", "compute", 4.0, "", (1,), ("beta",)),
+        ),
+    )  # fmt: skip
+
+
+def test_what_the_monitor_itself_writes_is_read(tmp_path: Path) -> None:
+    slow = LiveStraggler(
+        3, "beta", "rank 3 on beta", "ranks", "compute", 1e9, 7.5, 1.0, "evidence", "next", ranks=(3,),
+        members=(Member(3, "beta", 7.5),),
+    )  # fmt: skip
+    status = MonitorStatus(2e9, 4, 4, (), 10.0, 41, False, None, (), (slow,))
+    write_monitor(tmp_path, found(slow, 1e9, "GPU").to_json())
+    (tmp_path / "monitor.json").write_text(json.dumps(status.to_json()))
+
+    verdict = verdict_of_monitor(tmp_path, attempt=0)
+
+    assert verdict is not None
+    assert (verdict.judged_ns, verdict.last_step) == (2 * 10**18, 41)
+    assert verdict.named == (Named("rank 3 on beta", "ranks", "compute", 7.5, "", (3,), ("beta",)),)
+
+
+def test_a_torn_line_of_the_monitor_is_passed_over(tmp_path: Path) -> None:
+    write_monitor(tmp_path, {"kind": "straggler", "straggler": live()})
+    with (tmp_path / "monitor.jsonl").open("a") as file:
+        file.write('{"kind": "straggler", "strag')
+
+    found = verdict_of_monitor(tmp_path, attempt=0)
+
+    assert found is not None
+    assert [one.who for one in found.named] == ["rank 1 on beta"]
+
+
+def test_a_monitor_that_saw_no_step_did_not_judge(tmp_path: Path) -> None:
+    write_monitor(tmp_path, last_step=-1)
+
+    found = verdict_of_monitor(tmp_path, attempt=0)
+
+    assert found is not None
+    assert not found.is_judged
+
+
+def test_without_a_monitor_there_is_no_verdict(tmp_path: Path) -> None:
+    assert verdict_of_monitor(tmp_path, attempt=0) is None
+
+
+def test_another_monitor_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "monitor.json").write_text('{"time": "noon"}')
+
+    with pytest.raises(TraceFormatError, match=r"monitor\.json is not what a monitor writes"):
+        verdict_of_monitor(tmp_path, attempt=0)
+
+
+def test_words_of_a_monitor_cannot_move_the_cursor(tmp_path: Path) -> None:
+    write_monitor(tmp_path, stragglers=[live("be\x1b[2Jta")])
+
+    found = verdict_of_monitor(tmp_path, attempt=0)
+
+    assert found is not None
+    assert found.hosts == ("be\\x1b[2Jta",)

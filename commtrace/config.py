@@ -44,7 +44,7 @@ from commtrace.options import (
     whole_number,
 )
 
-__all__ = ["Config", "MonitorConfig", "OtlpConfig", "PrometheusConfig"]
+__all__ = ["Config", "MonitorConfig", "OtlpConfig", "PrometheusConfig", "TensorboardConfig"]
 
 _logger = logging.getLogger("commtrace")
 
@@ -236,7 +236,32 @@ class OtlpConfig:
         check_options(self, "otlp.")
 
 
-_SECTIONS: Final[Mapping[str, type]] = {"monitor": MonitorConfig, "prometheus": PrometheusConfig, "otlp": OtlpConfig}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorboardConfig:
+    """Options of what goes to TensorBoard.
+
+    Raises:
+        ConfigurationError: an option has a value that cannot be used.
+    """
+
+    dir: FilePath = option(
+        "",
+        PATH,
+        "A folder of its own for [TensorBoard](scalars.md#tensorboard)'s file; `{run_id}` in it stands for the run's "
+        "name. Empty: `tensorboard` in the run directory.",
+        example="/shared/tb/{run_id}/commtrace",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self, "tensorboard.")
+
+
+_SECTIONS: Final[Mapping[str, type]] = {
+    "monitor": MonitorConfig,
+    "prometheus": PrometheusConfig,
+    "otlp": OtlpConfig,
+    "tensorboard": TensorboardConfig,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,8 +332,8 @@ class Config:
     export: str = option(
         "",
         EXPORT,
-        "Where live metrics go while training runs, several with commas between: `monitor`, `otlp`, "
-        "`prometheus`. Empty: nowhere.",
+        "Where live metrics go while training runs, several with commas between: `mlflow`, `monitor`, `otlp`, "
+        "`prometheus`, `tensorboard`, `wandb`. Empty: nowhere.",
         example="monitor,prometheus",
     )
     sample: int = option(
@@ -355,6 +380,7 @@ class Config:
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     prometheus: PrometheusConfig = field(default_factory=PrometheusConfig)
     otlp: OtlpConfig = field(default_factory=OtlpConfig)
+    tensorboard: TensorboardConfig = field(default_factory=TensorboardConfig)
 
     def __new__(cls, **given: object) -> Config:
         """Refuse names that options had before there were sections, with the name that they have now."""

@@ -18,7 +18,7 @@ from commtrace.errors import ConfigurationError
 
 T = TypeVar("T")
 
-EXPORTERS: Final = ("monitor", "otlp", "prometheus")
+EXPORTERS: Final = ("mlflow", "monitor", "otlp", "prometheus", "tensorboard", "wandb")
 """What ``export`` may name; the table in exporters/live.py has what opens them."""
 
 OTLP_LEVELS: Final = ("none", "steps", "phases", "communication", "modules")

@@ -21,9 +21,12 @@ _logger = logging.getLogger("commtrace")
 OpenListener: TypeAlias = Callable[[Config, LiveRank], StepListener | None]
 
 LISTENERS: Final[Mapping[str, str]] = {
+    "mlflow": "commtrace.exporters.scalars.exporter:open_mlflow",
     "monitor": "commtrace.exporters.monitor.exporter:open_monitor",
     "otlp": "commtrace.exporters.otlp.exporter:open_otlp",
     "prometheus": "commtrace.exporters.prometheus.exporter:open_prometheus",
+    "tensorboard": "commtrace.exporters.scalars.exporter:open_tensorboard",
+    "wandb": "commtrace.exporters.scalars.exporter:open_wandb",
 }
 """Module and function, ``module:function``, that opens each: an :data:`OpenListener`. Imported when it is wanted."""
 

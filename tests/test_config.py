@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import commtrace
-from commtrace.config import VARIABLES, Config, MonitorConfig, OtlpConfig, PrometheusConfig
+from commtrace.config import VARIABLES, Config, MonitorConfig, OtlpConfig, PrometheusConfig, TensorboardConfig
 from commtrace.errors import ConfigurationError
 from commtrace.options import EXPORTERS
 
@@ -59,6 +59,7 @@ def test_every_variable_sets_its_option() -> None:
         "COMMTRACE_OTLP_METRICS": "1",
         "COMMTRACE_OTLP_PROCESS": "0",
         "COMMTRACE_OTLP_PROVIDER": "0",
+        "COMMTRACE_TENSORBOARD_DIR": "tb",
     }
 
     assert set(environment) == set(VARIABLES)
@@ -99,6 +100,7 @@ def test_every_variable_sets_its_option() -> None:
             process=False,
             provider=False,
         ),
+        tensorboard=TensorboardConfig(dir="tb"),
     )
 
 
@@ -239,7 +241,8 @@ def test_control_that_cannot_be_meant_is_refused(variable: str, value: str) -> N
 
 def test_an_exporter_that_is_not_known_is_refused_before_the_job_starts() -> None:
     with pytest.raises(
-        ConfigurationError, match="COMMTRACE_EXPORT='promethues': write any of monitor, otlp, prometheus"
+        ConfigurationError,
+        match="COMMTRACE_EXPORT='promethues': write any of mlflow, monitor, otlp, prometheus, tensorboard, wandb",
     ):
         Config.from_env({"COMMTRACE_EXPORT": "promethues"})
     assert Config.from_env({"COMMTRACE_EXPORT": " Monitor, otlp "}).export == "Monitor, otlp"
@@ -294,7 +297,10 @@ def test_secrets_are_not_in_what_is_printed_of_a_configuration() -> None:
         (lambda: Config(dir=5), "dir=5: write a path"),
         (lambda: Config(steps="5:1"), "steps '5:1' holds no step"),
         (lambda: Config(modules="depth=-1"), "modules 'depth=-1': write depth=N"),
-        (lambda: Config(export="carrier pigeon"), "export='carrier pigeon': write any of monitor, otlp, prometheus"),
+        (
+            lambda: Config(export="carrier pigeon"),
+            "export='carrier pigeon': write any of mlflow, monitor, otlp, prometheus, tensorboard, wandb",
+        ),
         (lambda: Config(trigger_signal="SIGKILL"), "trigger_signal='SIGKILL': write one of SIGUSR1"),
         (lambda: Config(hang_seconds=-1.0), "hang_seconds=-1.0: write a number of seconds from 0.5 to 3600, or 0"),
         (lambda: MonitorConfig(seconds=0), "monitor.seconds=0: write a number of seconds from 0.5 to 3600"),

@@ -1,0 +1,1 @@
+"""Scalars and text for TensorBoard, W&B and MLflow while training runs."""

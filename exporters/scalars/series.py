@@ -1,0 +1,143 @@
+"""The scalars that are written, and their names: the parts of a step, rates, and what the monitor knows.
+
+A point is the mean over all steps since the point before, at the number of the last one, so the parts of a point add up
+to its ``step_seconds`` as those of a step do.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from commtrace.live.monitoring.findings import LiveEvent
+from commtrace.live.rank import LiveRank
+from commtrace.live.summary import StepSummary, mfu
+
+PREFIX = "commtrace"
+JOB = "job"
+
+
+class Point(NamedTuple):
+    """Scalars at one step.
+
+    Attributes:
+        scope: ``rank_0`` for the values of a rank, ``job`` for those of all ranks.
+        step: number of the step.
+        time: when it ended, epoch seconds.
+        values: by name.
+    """
+
+    scope: str
+    step: int
+    time: float
+    values: Mapping[str, float]
+
+    @property
+    def tagged(self) -> dict[str, float]:
+        """Return the values by their full names, ``commtrace/rank_0/step_seconds``."""
+        return {f"{PREFIX}/{self.scope}/{name}": value for name, value in self.values.items()}
+
+
+class Finding(NamedTuple):
+    """A sentence of the monitor.
+
+    Attributes:
+        step: the newest step of this rank when it was found; −1 before the first.
+        event: with its time and sentence.
+    """
+
+    step: int
+    event: LiveEvent
+
+
+class StepSums:
+    """Adds up the steps of a rank. Not for several threads at a time."""
+
+    def __init__(self) -> None:
+        self.last: StepSummary | None = None
+        self._steps = 0
+        self._ns: defaultdict[str, int] = defaultdict(int)
+        self._counts: defaultdict[str, float] = defaultdict(float)
+
+    def add(self, step: StepSummary) -> None:
+        self.last = step
+        self._steps += 1
+        for name, ns in _parts_ns(step):
+            self._ns[name] += ns
+        for name, number in step.counts.items():
+            self._counts[name] += number
+
+    def means(self) -> dict[str, float]:
+        """Return seconds per step, and rates over all steps; empty without steps."""
+        if self.last is None:
+            return {}
+        values = {name: ns / self._steps / 1e9 for name, ns in self._ns.items()}
+        seconds = self._ns["step_seconds"] / 1e9
+        for name in ("tokens", "samples"):
+            if name in self._counts and seconds:
+                values[f"{name}_per_second"] = self._counts[name] / seconds
+        if self.last.device is not None:
+            utilisation = mfu(self._counts["model_flops"], seconds, self.last.device.name)
+            if utilisation is not None:
+                values["mfu_ratio"] = utilisation
+        return values
+
+
+def _parts_ns(step: StepSummary) -> Iterator[tuple[str, int]]:
+    """Yield the duration of a step and its parts, those that are zero left out."""
+    parts = {
+        "step_seconds": step.duration_ns,
+        **{f"compute_seconds/{phase}": ns for phase, ns in step.compute_ns.items()},
+        **{f"exposed_seconds/{role}": ns for role, ns in step.exposed_ns.items()},
+        "bubble_seconds": step.bubble_ns,
+        "data_seconds": step.data_ns,
+        "checkpoint_seconds": step.checkpoint_ns,
+        "gc_seconds": step.gc_ns,
+        "other_seconds": step.other_ns,
+    }
+    return ((name, ns) for name, ns in parts.items() if ns)
+
+
+class Series:
+    """Makes points and findings of what a rank knows. Used by one thread.
+
+    Args:
+        rank: this rank.
+    """
+
+    def __init__(self, rank: LiveRank) -> None:
+        self._rank = rank
+        self._zeros: dict[str, float] = {}
+        self._found: frozenset[tuple[float, str]] = frozenset()
+        self._last_step = -1
+
+    def points(self, sums: StepSums) -> list[Point]:
+        """Return the points for these steps; none without a step."""
+        last, rank = sums.last, self._rank
+        if last is None:
+            return []
+        means = sums.means()
+        # A part that was there once is written as 0 where it is not: a curve that ends says something else.
+        values = {**self._zeros, **means}
+        self._zeros.update(dict.fromkeys((name for name in means if name.partition("/")[0].endswith("_seconds")), 0.0))
+        if rank.score is not None:
+            values["straggler_score_ratio"] = rank.score
+        goodput = rank.budget.goodput(last.end_ns)
+        if goodput is not None:
+            values["goodput_ratio"] = goodput
+        self._last_step = last.step
+        ended = rank.epoch_ns(last.end_ns) / 1e9
+        points = [Point(f"rank_{rank.rank}", last.step, ended, values)]
+        if rank.joins:
+            costs = [straggler.cost_ms_per_step / 1e3 for straggler in rank.stragglers]
+            job = {"stragglers": float(len(costs)), "straggler_cost_seconds": max(costs, default=0.0)}
+            points.append(Point(JOB, last.step, ended, job))
+        return points
+
+    def findings(self) -> list[Finding]:
+        """Return what the monitor has found since the last call."""
+        events = list(self._rank.events)
+        new = [Finding(self._last_step, event) for event in events if (event.time, event.sentence) not in self._found]
+        self._found = frozenset((event.time, event.sentence) for event in events)
+        return new

@@ -1,0 +1,70 @@
+"""A file of events that TensorBoard reads.
+
+Not torch's ``SummaryWriter``: if the disk is full, its thread dies with a traceback, which some scripts take as a
+reason to end the job. Records of the same format are written here, by TensorBoard's own code, on the caller's thread.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+from torch.utils.tensorboard.summary import text
+
+from commtrace.exporters.scalars.series import PREFIX, Finding, Point
+
+# Python keeps in a file's buffer what a full disk did not take, and writes it first when there is room again: no record
+# is torn as long as each is shorter than the buffer.
+_BUFFER_BYTES: Final = 1 << 20
+_MOST_TEXT: Final = 100_000
+
+
+class EventFile:
+    """Scalars and findings in a file of its own.
+
+    Args:
+        directory: TensorBoard reads one file of a directory at a time, so no other program may write there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.commtrace"
+        self._file = (directory / name).open("ab", buffering=_BUFFER_BYTES)
+        self._records = RecordWriter(self._file)
+        self._has_begun = False
+        self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def is_ready(self) -> bool:
+        return True
+
+    def write(self, points: Sequence[Point], findings: Sequence[Finding]) -> None:
+        for point in points:
+            self._begin(point)
+            values = [Summary.Value(tag=tag, simple_value=value) for tag, value in point.tagged.items()]
+            self._add(Event(wall_time=point.time, step=point.step, summary=Summary(value=values)))
+        for step, event in findings:
+            summary = text(f"{PREFIX}/findings", event.sentence[:_MOST_TEXT])
+            self._add(Event(wall_time=event.time, step=max(step, 0), summary=summary))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _begin(self, first: Point) -> None:
+        """Mark the first step: a job that was restarted repeats steps, and those before the restart are not shown."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._add(Event(wall_time=first.time, step=first.step, session_log=SessionLog(status=SessionLog.START)))
+
+    def _add(self, event: Event) -> None:
+        self._records.write(event.SerializeToString())

@@ -1,0 +1,128 @@
+"""Runs of W&B and MLflow that the script has open. Neither is ever imported or started here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from commtrace.exporters.scalars.series import PREFIX, Finding, Point
+
+_STEP: Final = "step"
+_MOST_FINDINGS: Final = 100
+
+
+class _Log:
+    """The newest findings of a run as text."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def add(self, findings: Sequence[Finding]) -> str:
+        """Return all of them, the newest first."""
+        new = [f"After step {step}: {event.sentence}" for step, event in findings]
+        self._lines = [*reversed(new), *self._lines][:_MOST_FINDINGS]
+        return "\n".join(self._lines)
+
+
+class WandbRuns:
+    """Adds scalars to the rows of the W&B run that is open, and findings to its summary.
+
+    A row belongs to a step of W&B, which only the script's own ``wandb.log`` ends: values that are logged with
+    ``commit=False`` go into the row that is open. So W&B's steps stay those of the script, and a row holds at most
+    one point. The steps of the job are the x axis of its scalars.
+    """
+
+    def __init__(self) -> None:
+        self._run: Any = None
+        self._row = -1
+        self._axes: set[str] = set()
+        self._log = _Log()
+
+    def is_ready(self) -> bool:
+        """Return whether the row of the last point is complete."""
+        run = _open_wandb_run()
+        if run is not None and run is self._run:
+            with _until_finished(run):
+                return bool(run.step != self._row)
+        return True  # steps while no run is open are in no row
+
+    def write(self, points: Sequence[Point], findings: Sequence[Finding]) -> None:
+        run = _open_wandb_run()
+        if run is not None:
+            with _until_finished(run):
+                self._write(run, points, findings)
+
+    def close(self) -> None:
+        """Leave the run to the script."""
+
+    def _write(self, run: Any, points: Sequence[Point], findings: Sequence[Finding]) -> None:
+        if run is not self._run:
+            self._run, self._log = run, _Log()
+            self._axes.clear()
+        for point in points:
+            axis = f"{PREFIX}/{point.scope}/{_STEP}"
+            if axis not in self._axes:
+                self._axes.add(axis)
+                run.define_metric(f"{PREFIX}/{point.scope}/*", step_metric=axis)
+            run.log({**point.tagged, axis: point.step}, commit=False)
+        if points:
+            self._row = run.step
+        if findings:
+            run.summary[f"{PREFIX}/findings"] = self._log.add(findings)
+
+
+def _open_wandb_run() -> Any:
+    run = getattr(sys.modules.get("wandb"), "run", None)
+    return None if run is None or getattr(run, "disabled", False) else run
+
+
+@contextmanager
+def _until_finished(run: Any) -> Iterator[None]:
+    """Let pass what a run raises because the script has finished it meanwhile."""
+    try:
+        yield
+    except Exception:
+        if _open_wandb_run() is run:
+            raise
+
+
+class MlflowRuns:
+    """Adds scalars to the MLflow run that is open, at the job's steps, and findings as ``commtrace/findings.txt``."""
+
+    def __init__(self) -> None:
+        self._run_id = ""
+        self._log = _Log()
+
+    def is_ready(self) -> bool:
+        return True
+
+    def write(self, points: Sequence[Point], findings: Sequence[Finding]) -> None:
+        run = _open_mlflow_run()
+        if run is None:
+            return
+        mlflow: Any = sys.modules["mlflow"]
+        if run.info.run_id != self._run_id:
+            self._run_id, self._log = run.info.run_id, _Log()
+        client = mlflow.MlflowClient()
+        metrics = [
+            mlflow.entities.Metric(tag, value, round(point.time * 1e3), point.step)
+            for point in points
+            for tag, value in point.tagged.items()
+        ]
+        if metrics:
+            client.log_batch(self._run_id, metrics=metrics)
+        if findings:
+            client.log_text(self._run_id, self._log.add(findings), f"{PREFIX}/findings.txt")
+
+    def close(self) -> None:
+        """Leave the run to the script."""
+
+
+def _open_mlflow_run() -> Any:
+    """Return the newest run that any thread has open; None if there is none."""
+    fluent = sys.modules.get("mlflow.tracking.fluent")
+    # active_run() is public, but knows only runs of the calling thread.
+    newest = getattr(fluent, "_get_latest_active_run", None)
+    return None if newest is None else newest()

@@ -1,0 +1,88 @@
+"""Which scalars steps become."""
+
+from __future__ import annotations
+
+import pytest
+
+from commtrace.exporters.scalars.series import Series, StepSums
+from commtrace.live.monitoring.findings import LiveEvent
+from commtrace.live.summary import Device, StepSummary
+from commtrace.trace.metadata import ClockAnchor
+from tests.exporters.prometheus.steps import SECOND, rank, summary
+from tests.live.findings import live_straggler
+
+
+def sums(*steps: StepSummary) -> StepSums:
+    added = StepSums()
+    for step in steps:
+        added.add(step)
+    return added
+
+
+def test_a_point_is_the_mean_of_the_steps_at_the_last_one_and_its_parts_add_up() -> None:
+    later = summary(8, start_ns=20 * SECOND, duration_ns=4 * SECOND, exposed_ns={"dp": SECOND}, bubble_ns=0,
+                    data_ns=SECOND, compute_ns={"forward": 2 * SECOND}, other_ns=0)  # fmt: skip
+    live = rank(anchor=ClockAnchor(0, 1_000 * SECOND))
+
+    (point,) = Series(live).points(sums(summary(7), later))
+
+    assert (point.scope, point.step, point.time) == ("rank_3", 8, 1024.0)
+    assert point.values == {
+        "step_seconds": 3.0,
+        "compute_seconds/forward": 1.5,
+        "exposed_seconds/dp": 0.625,
+        "bubble_seconds": 0.25,
+        "data_seconds": 0.5,
+        "other_seconds": 0.125,
+    }
+    assert sum(value for name, value in point.values.items() if name != "step_seconds") == 3.0
+    assert point.tagged["commtrace/rank_3/exposed_seconds/dp"] == 0.625
+
+
+def test_a_part_that_was_there_once_is_zero_where_it_is_not() -> None:
+    series = Series(rank())
+    assert "checkpoint_seconds" not in series.points(sums(summary(1)))[0].values
+    series.points(sums(summary(2, checkpoint_ns=SECOND, counts={"tokens": 10})))
+    values = series.points(sums(summary(3)))[0].values
+    assert values["checkpoint_seconds"] == 0
+    assert "tokens_per_second" not in values
+
+
+def test_no_steps_are_no_point() -> None:
+    assert Series(rank()).points(StepSums()) == []
+
+
+def test_rates_are_over_all_steps_of_a_point() -> None:
+    h100 = Device("NVIDIA H100 80GB HBM3", 0)
+    counted = {"tokens": 300.0, "samples": 3.0, "model_flops": 989e12}
+    steps = [summary(step, counts=counted, device=h100) for step in (1, 2)]
+    (point,) = Series(rank()).points(sums(*steps, summary(3, duration_ns=SECOND, device=h100)))
+    assert point.values["tokens_per_second"] == 120
+    assert point.values["samples_per_second"] == 1.2
+    assert point.values["mfu_ratio"] == pytest.approx(0.4)
+
+
+def test_what_the_monitor_knows_is_written_where_it_compares_the_ranks() -> None:
+    live = rank(number=0)
+    live.score, live.joins = 1.25, True
+    live.stragglers = (live_straggler(2, cost_ms_per_step=80.0), live_straggler(5, cost_ms_per_step=20.0))
+    series = Series(live)
+    own, job = series.points(sums(summary(4)))
+    assert own.values["straggler_score_ratio"] == 1.25
+    assert (job.scope, job.step, job.time) == ("job", 4, own.time)
+    assert job.values == {"stragglers": 2, "straggler_cost_seconds": 0.08}
+    live.stragglers = ()
+    assert series.points(sums(summary(5)))[1].values == {"stragglers": 0, "straggler_cost_seconds": 0}
+
+
+def test_every_finding_is_written_once_with_the_newest_step() -> None:
+    live = rank()
+    series = Series(live)
+    silent = LiveEvent("silent", 5.0, 2, "node0", "Rank 2 is silent.")
+    back = LiveEvent("back", 9.0, 2, "node0", "Rank 2 reports again.")
+    live.events.append(silent)
+    assert series.findings() == [(-1, silent)]
+    series.points(sums(summary(7)))
+    live.events.append(back)
+    assert series.findings() == [(7, back)]
+    assert series.findings() == []

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import torch
 
-from commtrace.capture.collectives.waits import tell_failure
+from commtrace.capture.collectives.waits import record_failure
 from commtrace.capture.hooks import Hooks, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
@@ -135,7 +135,7 @@ class TrainingLoop:
                 return original(*args, **kwargs)
             except Exception as raised:
                 # The reducer of DDP waits in C++, where no hook stands: what it waited for is what has failed.
-                tell_failure(tracer, tracer.blocked[0], raised, PART)
+                record_failure(tracer, tracer.blocked[0], raised, PART)
                 tracer.blocked[0] = None
                 raise
             finally:

@@ -1,7 +1,7 @@
 """Keeps commtrace's own failures away from training.
 
-Hooks catch what goes wrong inside commtrace and report it here. The part that failed is switched off; one warning and
-the run's files say what is missing.
+Hooks report what goes wrong inside commtrace here. The part that failed is switched off, with one warning and a mark in
+the files of the run.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ _logger = logging.getLogger("commtrace")
 
 
 class Guard:
-    """The parts of commtrace that have failed in this process.
+    """Knows the parts that have failed in this process.
 
     Attributes:
-        has_ended: everything has been taken out. A hook that still runs (a signal's handler has stopped the recording)
-            may fail without a warning; what it has put in since then is taken out again.
+        has_ended: everything has been taken out. A hook that still runs, because a signal's handler has stopped the
+            recording, fails without a warning then, and the part that it has put in since is taken out again.
     """
 
     def __init__(self) -> None:
         self.has_ended = False
         self._lock = threading.RLock()
         self._failed: dict[str, str] = {}
-        self._untold: list[str] = []
+        self._messages: list[str] = []
         self._switches: dict[str, Callable[[], None]] = {}
 
     def on_failure(self, part: str, switch_off: Callable[[], None]) -> None:
-        """Have ``switch_off`` called when ``part`` fails, to take its hooks out."""
+        """Call ``switch_off`` when ``part`` fails, to take its hooks out."""
         self._switches[part] = switch_off
 
     def failed(self, part: str, error: BaseException) -> None:
@@ -43,7 +43,7 @@ class Guard:
             )
             self._failed[part] = message
             if not self.has_ended:
-                self._untold.append(message)
+                self._messages.append(message)
         _logger.log(logging.DEBUG if self.has_ended else logging.WARNING, "commtrace: %s", message, exc_info=error)
         switch_off = self._switches.get(part)
         if switch_off is not None:
@@ -53,21 +53,19 @@ class Guard:
                 _logger.warning("commtrace: %s could not be switched off", part, exc_info=True)
 
     def noticed(self, message: str) -> None:
-        """Warn of something that the recording lacks although every part works, and have the files say it."""
+        """Warn, in the log and in the files, of something that is not recorded although every part works."""
         with self._lock:
-            self._untold.append(message)
+            self._messages.append(message)
         _logger.warning("commtrace: %s", message)
 
     def renew_lock(self) -> None:
-        """Make a new lock, in a forked child."""
         self._lock = threading.RLock()
 
     def works(self, part: str) -> bool:
-        """Return whether ``part`` has not failed."""
         return part not in self._failed
 
-    def take_untold(self) -> list[str]:
+    def take_messages(self) -> list[str]:
         """Return the messages since the last call, for the trace files."""
         with self._lock:
-            untold, self._untold = self._untold, []
-        return untold
+            messages, self._messages = self._messages, []
+        return messages

@@ -28,17 +28,15 @@ End = Callable[[Any, Any], None]
 
 
 class Part(Protocol):
-    """A part that can be installed into a process, and removed again."""
-
     def install(self) -> None:
         """Install the hooks, or wait for the modules that they belong in."""
 
     def uninstall(self) -> None:
-        """Put every original back. If interrupted, it can be called again."""
+        """Put every original back. Can be called again after an interruption."""
 
 
 def installed(part: Part) -> Callable[[], None]:
-    """Install a part, wholly or not at all; return what takes it out."""
+    """Install a part, wholly or not at all; return the function that takes it out."""
     try:
         part.install()
         return part.uninstall
@@ -51,7 +49,7 @@ class Hooks:
     """The replacements of one part of commtrace.
 
     Attributes:
-        active: False once the part is taken out or has failed: every wrapper then passes calls through.
+        active: False once the part was taken out or has failed: every wrapper then passes calls through.
     """
 
     def __init__(self, part: str, tracer: Tracer) -> None:
@@ -64,7 +62,7 @@ class Hooks:
         self._waiting: list[tuple[str, Callable[[ModuleType], None]]] = []
 
     def when_imported(self, module: str, hook: Callable[[ModuleType], None]) -> None:
-        """Call ``hook`` with the module as soon as it is imported, or now if it has been."""
+        """Call ``hook`` with the module as soon as it is imported, or now."""
         waiting = functools.partial(self._on_import, hook)
         self._waiting.append((module, waiting))
         wrapt.register_post_import_hook(waiting, module)
@@ -81,7 +79,7 @@ class Hooks:
         setattr(owner, name, replacement)
 
     def replace_required(self, owner: Any, name: str, wrap: Wrap) -> None:
-        """Replace an attribute that every tried version has, and report where it is missing."""
+        """Replace an attribute that every tried version has; report a version without it."""
         if vars(owner).get(name) is None:
             where = getattr(owner, "__qualname__", owner.__name__)
             self._tracer.guard.noticed(
@@ -98,11 +96,10 @@ class Hooks:
             self.replace(found, name, wrap)
 
     def replace_method_when_imported(self, module: str, owner: str, name: str, wrap: Wrap) -> None:
-        """Replace a method as soon as its module is imported, or now if it has been."""
         self.when_imported(module, lambda imported: self.replace_method(imported, owner, name, wrap))
 
     def replace_function(self, module: ModuleType, name: str, wrap: Wrap, *also_in: str) -> None:
-        """Replace a function of a module; if a decorator made it, also for callers that bound its name before.
+        """Replace a function of a module; one that a decorator made, also for callers that bound its name before.
 
         Args:
             also_in: modules that hold the same function by the same name, as far as they are imported.
@@ -124,7 +121,6 @@ class Hooks:
         return [owner for owner, replaced, _, _ in self._attributes if replaced == name]
 
     def replace_item(self, table: dict[Any, Any], key: object, wrap: Wrap) -> None:
-        """Replace one value of a dictionary."""
         original = table[key]
         replacement = wrap(original)
         self._items.append((table, key, original, replacement))
@@ -151,13 +147,14 @@ class Hooks:
         self._items.clear()
 
     def around(self, begin: Begin, end: End) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return a wrapper that calls ``begin`` before a function and ``end`` after it; what fails in either stays
-        here.
+        """Return a wrapper that calls ``begin`` before a function and ``end`` after it. Their failures switch the part
+        off.
 
         Args:
-            begin: gets the positional and the keyword arguments; what it returns is handed to ``end``. None: there is
+            begin: gets the positional and the keyword arguments; returns the first argument of ``end``, or None if
+                there is
                 nothing to end. It opens spans last, so that none stays open when it fails.
-            end: gets that, and the function's result or ``RAISED``. It is called even when the part is off by now.
+            end: gets that, and the function's result or ``RAISED``, also when the part is off by now.
         """
         import torch
 
@@ -166,7 +163,6 @@ class Hooks:
         )
 
     def failed(self, error: Exception) -> None:
-        """Switch the part off."""
         self.active = False
         self._tracer.failed(self._part, error)
 
@@ -184,7 +180,7 @@ class Hooks:
         return span
 
     def leave(self, span: Span | None) -> None:
-        """End a phase, if it was begun, even when the part is off by now."""
+        """End a phase, if it was begun, also when the part is off by now."""
         if span is not None:
             self.guarded(self._tracer.leave, span)
 
@@ -203,7 +199,7 @@ class Hooks:
 
 
 def _decorated(function: object) -> CellType | None:
-    """Return the cell in which a decorator keeps the function that it was given; None without (such) a decorator."""
+    """Return the cell in which a decorator keeps the function that it decorates, if there is one."""
     inner = getattr(function, "__wrapped__", None)
     if inner is None:
         return None
@@ -220,7 +216,7 @@ def _holds(cell: CellType, value: object) -> bool:
 def _wait_no_more(module: str, hook: Callable[[ModuleType], None]) -> None:
     """Take a hook of a module that was never imported out of wrapt's table: wrapt has no way to do it.
 
-    Where a version of wrapt keeps its table otherwise the hook stays, and does nothing any more.
+    In a version of wrapt with another table the hook stays, and does nothing any more.
     """
     importer: Any = sys.modules.get("wrapt.importer")
     table = getattr(importer, "_post_import_hooks", None)

@@ -1,4 +1,4 @@
-"""Everything that commtrace installs in one training process, and how it is taken out again."""
+"""Installs and removes everything that commtrace hooks in one training process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ process groups have been destroyed: then nothing more will come."""
 
 
 class Observer(Sink, Protocol):
-    """A sink beside the trace that is told of forks: see commtrace.live."""
+    """A sink beside the trace that gives up in forked children: see commtrace.live."""
 
     def abandon_after_fork(self) -> None:
         """Give up everything, in a forked child: it belongs to the parent."""
@@ -74,12 +74,12 @@ Install = Callable[[Tracer], Callable[[], None]]
 
 
 class Instrumentation:
-    """Recorder, tracer and patches of one process.
+    """The recorder, the tracer and the hooks of one process.
 
     Args:
         config: options.
-        integrations: what to install beside the capture of torch.distributed.
-        open_observers: what gets the rows beside the trace.
+        integrations: installed beside the capture of torch.distributed.
+        open_observers: opens what gets the rows beside the trace.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Instrumentation:
             self._install(triggers.PART, listening, self._triggers.uninstall)
 
     def stop(self) -> None:
-        """Close the last step, take every patch out, and write what is left."""
+        """Close the last step, put every original back, and write what is left."""
         try:
             self.tracer.finish()
             self.tracer.recording = False
@@ -200,14 +200,14 @@ class Instrumentation:
             self._uninstallers.pop()
         self.tracer.guard.has_ended = True
         self._hang_watch.stop()
-        self._peer_watch.stop(in_order=not self.tracer.failures_told and not uncaught_exception())
+        self._peer_watch.stop(in_order=not self.tracer.failures_recorded and not uncaught_exception())
         self._device_watch.stop()
         self._marks.has_ended = True
         self.recorder.stop()
 
     @property
     def awaits_callbacks(self) -> bool:
-        """Return whether communications under way will still call back."""
+        """Return whether communications in flight will still call back."""
         return self.tracer.completions.unsettled
 
     def await_callbacks(self) -> None:
@@ -218,7 +218,7 @@ class Instrumentation:
         self.tracer.completions.settle(SETTLE_SECONDS)
 
     def abandon_after_fork(self) -> None:
-        """Stay silent in a forked child. The patches stay and pass everything through."""
+        """Stay silent in a forked child. The hooks stay and pass everything through."""
         self.tracer.abandon_after_fork()
         self.recorder.abandon_after_fork()
         self._hang_watch.abandon_after_fork()
@@ -318,7 +318,7 @@ class Instrumentation:
 
 
 def recording_options(config: Config) -> dict[str, object]:
-    """Return the options that say what is recorded and are not at their default, so that readers see no loss in it."""
+    """Return the options that limit the recording and are not at their default: readers see no loss in them."""
     options = ("steps", "sample", "keep_steps", "keep_bytes", "skip_roles")
     usual = Config()
     return {name: getattr(config, name) for name in options if getattr(config, name) != getattr(usual, name)}
@@ -342,9 +342,9 @@ def _torch_version() -> str:
 
 
 def _device_clock() -> CudaClock | None:
-    """Return the clock of CUDA or HIP where torch is built for them.
+    """Return the clock of CUDA or HIP if torch is built for them.
 
-    Whether there is a device is not asked: that starts the driver, which a process that is forked then cannot use.
+    Whether there is a device is not asked: that starts the driver, which a forked process then cannot use.
     """
     import torch
 
@@ -352,7 +352,7 @@ def _device_clock() -> CudaClock | None:
 
 
 def announce(directory: Path, metadata: RankMetadata) -> None:
-    """Tell ``commtrace run`` on this node where the rank records; without one, rank 0 prints it."""
+    """Write down for ``commtrace run`` on this node where the rank records; without one, print it on rank 0."""
     is_noted = _note(rank_directory(directory, metadata.rank))
     if metadata.rank == 0:
         if _logger.isEnabledFor(logging.INFO) and _logger.hasHandlers():

@@ -1,10 +1,9 @@
-"""Notes which other ranks of this host are gone, in the moment in which one of them ends.
+"""Notes which other ranks of this host are gone, at the moment in which one of them ends.
 
-Launchers kill the ranks that are left a tenth of a second after one has died: then all files break off alike, and on a
-GPU the others have not even noticed by then. So a thread waits for the processes of the others (pidfd_open(2), Linux
-5.3), and writes at once whose has ended, and a little later that this rank is still there: whoever ends all ranks from
-outside leaves no time for that. It needs neither the training thread nor the harvester, and sleeps as long as nobody
-ends.
+Launchers kill the other ranks a tenth of a second after one has died: then all files break off alike, and on a GPU the
+others have not even noticed by then. So a thread waits for their processes (pidfd_open(2), Linux 5.3). It notes at once
+which has ended, and a little later that this rank is still there, for which somebody who ends all ranks from outside
+leaves no time. It needs neither the training thread nor the harvester, and sleeps as long as nobody ends.
 """
 
 from __future__ import annotations
@@ -41,11 +40,7 @@ _JOIN_SECONDS: Final = 1.0
 
 
 class PeerWatch:
-    """Watches the other ranks of this launch on this host.
-
-    Args:
-        failed: is told, once, of what went wrong in here.
-    """
+    """Watches the other ranks of this launch on this host. ``failed`` gets, once, its own failure."""
 
     def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
         self._failed = failed
@@ -81,11 +76,7 @@ class PeerWatch:
         self._thread = thread
 
     def stop(self, *, in_order: bool) -> None:
-        """End the thread.
-
-        Args:
-            in_order: nothing made the job end early: what was noted says nothing.
-        """
+        """End the thread. If nothing made the job end early (``in_order``), its notes say nothing and are removed."""
         if self._thread is None or self._stop is None or self._own is None:
             return
         thread, self._thread = self._thread, None
@@ -102,7 +93,7 @@ class PeerWatch:
                 self._failed(PART, error)
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: the thread is not there, and its descriptors are of no use."""
+        """Close the descriptors, in a forked child, which does not have the thread."""
         if self._thread is None or self._stop is None:
             return
         self._thread = None
@@ -173,13 +164,12 @@ def _can_watch() -> bool:
 
 
 def _ranks_nearby(own: RankMetadata) -> set[int]:
-    """Return ranks that may be of this host."""
     first = own.rank - own.local_rank
     return set(range(first, min(first + _MOST_PEERS, own.world_size))) - {own.rank}
 
 
 def _opened(peer: RankMetadata) -> int | None:
-    """Return a descriptor that can be read once the rank's process has ended; None where it has, or is not here."""
+    """Return a descriptor that can be read once the process has ended; None where it has, or is not here."""
     try:
         process = os.pidfd_open(peer.pid)
     except ProcessLookupError:

@@ -1,7 +1,8 @@
 """Entries of the recorder's buffer, and the functions with which the harvester turns them into rows.
 
 An entry is a plain tuple, which costs a fifth of an object: the function that makes its rows, the kind as which it is
-counted if it is dropped, and the function's arguments.
+counted if it is dropped, and the function's arguments. The docstrings of these functions show their entries, with ``…``
+for the first two.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ next_id: Final[Callable[[], int]] = itertools.count().__next__
 
 
 class Coordinates(NamedTuple):
-    """Where in the schedule something happens; −1 where it does not apply."""
+    """A place in the schedule; −1 where one does not apply."""
 
     step: int = _NO
     microbatch: int = _NO
@@ -55,7 +56,7 @@ class Coordinates(NamedTuple):
 
 
 class LaunchGroup(Protocol):
-    """What a launch knows of its group: see :class:`commtrace.capture.collectives.groups.GroupState`."""
+    """A process group as a launch knows it: :class:`commtrace.capture.collectives.groups.GroupState`."""
 
     group: Group
     nccl: NcclBackend
@@ -68,18 +69,15 @@ class LaunchGroup(Protocol):
 
 
 class Launch(NamedTuple):
-    """What is known when a communication starts.
+    """The facts about a communication that are known when it starts.
 
     Attributes:
-        operation: which one.
-        state: of its process group on this rank.
         seq: its number in the group or, of point-to-point, between the two ranks.
         num_bytes, self_bytes, dtype: of its tensors; see ``schema.SCHEMA``.
         peer: global rank of the partner or the root; −1 if it has none.
         is_async: the caller goes on before it has ended.
-        coordinates: where in the schedule it starts.
-        members: how many operations it coalesces; None or 0 if it is a single one.
-        start: when it starts; None as long as a coalescing bracket is open.
+        members: bytes of each operation that it coalesces; None if it is a single one.
+        start: None as long as a coalescing bracket is open.
     """
 
     operation: Operation
@@ -102,14 +100,12 @@ launch_of: Final[Callable[[_Fields], Launch]] = functools.partial(tuple.__new__,
 
 
 def kind_of(launch: Launch) -> int:
-    """Return the kind of a communication's row."""
     return schema.P2P if launch.operation.is_p2p else schema.COLLECTIVE
 
 
 def waited_rows(entry: Entry) -> list[Row]:
-    """Make the rows of a host-timed communication that ended when the wait for it returned, and of its stall.
-
-    Entry: ``(waited_rows, kind, launch, coordinates at the wait, wait start, wait end)`` and perhaps an id.
+    """Host-timed, ended when the wait returned, with its stall: ``(…, launch, coordinates at the wait, wait start, wait
+    end[, id])``.
     """
     launch, coordinates, start, end = entry[2:6]
     if not launch.is_async:
@@ -123,11 +119,7 @@ def waited_rows(entry: Entry) -> list[Row]:
 
 
 def completed_rows(entry: Entry) -> list[Row]:
-    """Make the row of a host-timed communication whose completion called back.
-
-    Entry: ``(completed_rows, kind, launch, id, end, completion)``. The last one is ``()``, or holds the end of
-    the wait for it at ``WAITED`` as soon as one has returned.
-    """
+    """Host-timed, its completion called back: ``(…, launch, id, end, completion or ())``."""
     _, _, launch, number, end, completion = entry
     if completion and completion[WAITED]:
         # The callback runs when it gets the GIL; a wait that returned earlier saw the end earlier.
@@ -136,16 +128,15 @@ def completed_rows(entry: Entry) -> list[Row]:
 
 
 def stall_rows(entry: Entry) -> list[Row]:
-    """Make the row of a host-timed wait for a communication that has a row of its own.
-
-    Entry: ``(stall_rows, kind, launch, id, coordinates at the wait, wait start, wait end)``.
+    """The host's wait for a communication with a row of its own: ``(…, launch, id, coordinates at the wait, start,
+    end)``.
     """
     _, _, launch, number, coordinates, start, end = entry
     return [_stall_row(launch, coordinates, start, end, number, schema.HOST_TIMING)]
 
 
 def forgotten_rows(entry: Entry) -> list[Row]:
-    """Make the row of a communication whose end nobody saw. Entry: ``(forgotten_rows, kind, launch, id)``."""
+    """A communication whose end nobody saw: ``(…, launch, id)``."""
     _, _, launch, number = entry
     start = launch.start if isinstance(launch.start, int) else 0
     return [communication_row(launch, start, start, number, schema.HOST_TIMING, True)]
@@ -155,7 +146,6 @@ class DeviceCall:
     """A communication of an accelerator's tensors: its marks are resolved later than it is launched.
 
     Attributes:
-        launch: as above; its start is a mark.
         device: index of the device of its tensors; None for the current one.
         op_in_seq: index in the coalescing bracket.
         batch: equal for the members of a coalescing bracket.
@@ -165,9 +155,8 @@ class DeviceCall:
         is_joined: it ran beside the stream that computes, which has waited for it since.
         has_future: somebody has taken its future, to wait for that instead.
         position: counts the operations of its queue.
-        holder: holds its row back until it knows its true end; None where nobody does.
-        launched_at, returned_at: the system's time before and after it was handed to the backend, ns, where there is a
-            ``holder``; 0 if unknown.
+        holder: holds its row back until its true end is known.
+        launched_at, returned_at: system time, ns, before and after it was handed to the backend, if there is a holder.
     """
 
     __slots__ = (
@@ -198,11 +187,7 @@ class Holder(Protocol):
 
 
 class Placed(NamedTuple):
-    """When an operation ran, ns.
-
-    Attributes:
-        is_exact: it ended at ``end``, not perhaps before.
-    """
+    """The start and end of an operation, ns. If it is not exact it may have ended before."""
 
     start: int
     end: int
@@ -224,7 +209,6 @@ class Queue:
         self._last: Placed | None = None
 
     def next_position(self) -> int:
-        """Count an operation."""
         self._positions += 1
         return self._positions - 1
 
@@ -239,7 +223,7 @@ class Queue:
         return self._exact.end
 
     def before(self, call: DeviceCall) -> Placed | None:
-        """Return when the operation right before ``call`` ran; None if nothing is known of it yet."""
+        """Return when the operation right before ``call`` ran, if that is known."""
         return self._last if self._last_position == call.position - 1 else None
 
     def of_batch(self, call: DeviceCall) -> Placed | None:
@@ -247,20 +231,14 @@ class Queue:
         return self._exact if call.batch == self._batch else None
 
     def passed(self, call: DeviceCall, placed: Placed) -> None:
-        """Take note of when ``call`` ran."""
         if call.position > self._last_position:
             self._last_position, self._last = call.position, placed
         if placed.is_exact and call.batch > self._batch:
             self._batch, self._exact = call.batch, placed
 
     def place(self, call: DeviceCall, start: int, end: int, exact: bool, timing: int) -> Placed:
-        """Return when an operation ran that was launched at ``start`` and seen to be over at ``end``.
-
-        Args:
-            call: the operation.
-            start, end: ns.
-            exact: it ended at ``end``, not perhaps before.
-            timing: how the times were obtained.
+        """Return when an operation ran that was launched at ``start`` and seen to be over at ``end``, or ended there
+        (``exact``).
         """
         found = self.of_batch(call)
         if found is None and call.batch < self._batch:  # Somebody waited for a later one first.
@@ -274,7 +252,7 @@ class Queue:
 
 
 def device_call_rows(entry: Entry) -> list[Row] | None:
-    """Make the row of a device-timed communication. Entry: ``(device_call_rows, kind, call)``.
+    """A device-timed communication: ``(…, call)``.
 
     One that was over before anybody waited for it ended somewhere between launch and wait: its timing is unknown, and
     its row ends where it was seen to be over, unless its holder finds out more.
@@ -309,10 +287,7 @@ def device_call_rows(entry: Entry) -> list[Row] | None:
 
 
 def device_stall_rows(entry: Entry) -> list[Row] | None:
-    """Make the row of a device-timed stall.
-
-    Entry: ``(device_stall_rows, kind, call, coordinates at the wait, start mark, end mark)``.
-    """
+    """A device-timed stall: ``(…, call, coordinates at the wait, start mark, end mark)``."""
     call, coordinates, start_mark, end_mark = entry[2:]
     start, end = call.clock.resolve(start_mark), call.clock.resolve(end_mark)
     if start is None or end is None:
@@ -322,9 +297,8 @@ def device_stall_rows(entry: Entry) -> list[Row] | None:
 
 
 def marked_stall_rows(entry: Entry) -> list[Row] | None:
-    """What the device missed while the host waited for a host-timed communication.
-
-    Entry: ``(marked_stall_rows, kind, launch, id, coordinates at the wait, clock, start mark, end mark)``.
+    """The stall of a device while the host waited for a host-timed communication: ``(…, launch, id, coordinates at the
+    wait, clock, start mark, end mark)``.
     """
     _, _, launch, number, coordinates, clock, start_mark, end_mark = entry
     start, end = clock.resolve(start_mark), clock.resolve(end_mark)
@@ -334,7 +308,6 @@ def marked_stall_rows(entry: Entry) -> list[Row] | None:
 
 
 def _timing(clock: DeviceClock, start: Mark, end: Mark) -> int:
-    """Return how the time between two marks was obtained: one that is an int was read from the host's clock."""
     return schema.HOST_TIMING if isinstance(start, int) or isinstance(end, int) else clock.timing
 
 
@@ -357,7 +330,7 @@ class Span:
 
 
 def span_rows(entry: Entry) -> list[Row] | None:
-    """A phase. Entry: ``(span_rows, kind, span)``."""
+    """A phase: ``(…, span)``."""
     span: Span = entry[2]
     start, end = span.clock.resolve(span.start), span.clock.resolve(span.end)
     if start is None or end is None:
@@ -381,25 +354,24 @@ def span_rows(entry: Entry) -> list[Row] | None:
 
 
 def count_rows(entry: Entry) -> list[Row]:
-    """What the script told of a step. Entry: ``(count_rows, kind, step, instant, counts)``."""
+    """Counts of the script for a step: ``(…, step, instant, counts)``."""
     _, _, step, at_ns, counts = entry
     return [mark_row("count", counts, step, at_ns)]
 
 
 def failed_rows(entry: Entry) -> list[Row]:
-    """A communication that raised. Entry: ``(failed_rows, kind, launch, type of the exception, instant)``."""
+    """A communication that raised: ``(…, launch, type of the exception, instant)``."""
     _, _, launch, exception, at_ns = entry
-    told = {
+    failure = {
         "operation": launch.operation.name, "group": launch.state.group.id, "seq": launch.seq, "peer": launch.peer,
         "exception": exception, "at_ns": at_ns,
     }  # fmt: skip
-    return [mark_row("failed", told, at_ns=at_ns)]
+    return [mark_row("failed", failure, at_ns=at_ns)]
 
 
 def module_rows(clock: DeviceClock) -> MakeRows:
-    """Return a function that makes the rows of modules: their forwards, backwards and recomputes.
-
-    Entry: ``(this function, kind, name, coordinates, start mark, end mark)``.
+    """Return the function that makes the row of a module's forward, backward or recompute: ``(…, name, coordinates,
+    start mark, end mark)``.
     """
     resolve = clock.resolve
 
@@ -419,7 +391,6 @@ def module_rows(clock: DeviceClock) -> MakeRows:
 def communication_row(
     launch: Launch, start: int, end: int, number: int, timing: int, unfinished: bool, op_in_seq: int = 0
 ) -> Row:
-    """The row of a communication."""
     operation, state, seq, num_bytes, self_bytes, dtype, peer, is_async, coordinates, members, _ = launch
     extras: dict[str, Any] = {}
     if members:

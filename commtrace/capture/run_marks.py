@@ -26,17 +26,15 @@ ANCHOR_SECONDS: Final = 10.0
 """How often the monotonic clock is compared with the wall clock."""
 
 MOST_IN_FLIGHT: Final = 32
-"""The oldest so many unfinished communications are told: the first one is what a hung rank hangs in."""
+"""The oldest so many unfinished communications are written: a hung rank hangs in the first one."""
 
 
 class RunMarks:
-    """Finds out what has changed since the last pass and is not a span: pairs of a mark's name and detail.
+    """Finds out what has changed since the last pass, as pairs of a mark's name and detail.
 
     Args:
-        tracer: of the process.
         device_clock: refreshed in each pass; None where there is no accelerator.
-        requests: who may ask for steps in detail.
-        unfinished: communications whose end nobody has seen, oldest first.
+        unfinished: returns communications whose end nobody has seen, oldest first.
         device_watch: started once the device is known.
 
     Attributes:
@@ -57,31 +55,30 @@ class RunMarks:
         self._triggers: Triggers | None = requests
         self._unfinished = unfinished
         self._device_watch = device_watch
-        self._told_groups: dict[int, Any] = {}
-        self._told_groups_version = -1
-        self._told_topology_version = 0
-        self._told_device: int | None = None
+        self._recorded_groups: dict[int, Any] = {}
+        self._groups_version = -1
+        self._topology_version = 0
+        self._recorded_device: int | None = None
         self._next_anchor_ns = 0
-        self._told_in_flight: list[InFlight] = []
+        self._recorded_in_flight: list[InFlight] = []
         self._activity: ActivityWatch | None = ActivityWatch(tracer)
-        self._told_invisible: dict[str, str] | None = {}
+        self._untraced_paths: dict[str, str] | None = {}
 
     def since_last_pass(self) -> Iterator[tuple[str, Any]]:
-        """Yield the marks of this pass."""
         self._refresh_device_clock()
-        self._tell_device()
+        self._record_device()
         yield from self._group_marks()
-        self._look_for_invisible_paths()
+        self._look_for_untraced_paths()
         topology_version, topology = self._tracer.topology()
-        if topology_version != self._told_topology_version:
-            self._told_topology_version = topology_version
+        if topology_version != self._topology_version:
+            self._topology_version = topology_version
             yield "topology", topology
         for state in self._device_watch.take():
             yield (
                 "device_state",
                 {name: value for name, value in state._asdict().items() if value not in (None, "", ())},
             )
-        for message in self._tracer.guard.take_untold():
+        for message in self._tracer.guard.take_messages():
             yield "problem", {"message": message}
         anchor = identity.clock_anchor()
         if anchor.monotonic_ns >= self._next_anchor_ns:
@@ -92,7 +89,7 @@ class RunMarks:
         elif self.has_ended and self._tracer.window is not None:
             yield from self._progress()
         yield from self._requests()
-        yield from self._what_is_going_on()
+        yield from self._activity_marks()
 
     def _progress(self) -> Iterator[tuple[str, Any]]:
         if self._tracer.latest_step >= 0:
@@ -108,14 +105,14 @@ class RunMarks:
             self._tracer.failed(triggers.PART, error)
             return []
 
-    def _what_is_going_on(self) -> list[tuple[str, Any]]:
+    def _activity_marks(self) -> list[tuple[str, Any]]:
         if self._activity is None:
             return []
         marks: list[tuple[str, Any]] = []
         try:
             in_flight = self._in_flight(self._activity)
-            if in_flight != self._told_in_flight:
-                self._told_in_flight = in_flight
+            if in_flight != self._recorded_in_flight:
+                self._recorded_in_flight = in_flight
                 marks.append(("in_flight", [communication.to_json() for communication in in_flight]))
             marks += self._activity.marks()
         except Exception as error:
@@ -123,22 +120,22 @@ class RunMarks:
             self._tracer.failed(ACTIVITY, error)
         return marks
 
-    def _look_for_invisible_paths(self) -> None:
-        told = self._told_invisible
-        if told is None:
+    def _look_for_untraced_paths(self) -> None:
+        known = self._untraced_paths
+        if known is None:
             return
         try:
             found = find_invisible()
             if self._tracer.saw_graph_capture:
                 found[CAPTURED_COMMUNICATION] = ACTIVE
             found.update({f"ProcessGroup.{name}": ACTIVE for name in sorted(self._tracer.unknown_methods)})
-            # What was active once stays told: what it communicated is missing from the recording.
-            found = {**told, **{name: ACTIVE if told.get(name) == ACTIVE else state for name, state in found.items()}}
-            if found != told:
-                self._told_invisible = found
+            # What was active once stays: what it communicated is missing from the recording.
+            found = {**known, **{name: ACTIVE if known.get(name) == ACTIVE else state for name, state in found.items()}}
+            if found != known:
+                self._untraced_paths = found
                 self._tracer.set_topology({"invisible_paths": found})
         except Exception as error:
-            self._told_invisible = None
+            self._untraced_paths = None
             self._tracer.failed(INVISIBLE, error)
 
     def _refresh_device_clock(self) -> None:
@@ -151,12 +148,12 @@ class RunMarks:
             clock.switch_off()
             self._tracer.failed("timing of the device", error)
 
-    def _tell_device(self) -> None:
-        """Record the device; when the rank became known it may not have used it yet."""
+    def _record_device(self) -> None:
+        # In each pass: when the rank became known it may not have used its device yet.
         used = None if self._device_clock is None else self._device_clock.used_device
-        if used is None or used == self._told_device:
+        if used is None or used == self._recorded_device:
             return
-        self._told_device = used
+        self._recorded_device = used
         try:
             name, uuid = identity.device(used)
             self._tracer.set_topology({"device": {"name": name, "uuid": uuid}})
@@ -167,14 +164,13 @@ class RunMarks:
     def _group_marks(self) -> Iterator[tuple[str, Any]]:
         groups = self._tracer.groups
         version = groups.version
-        if version == self._told_groups_version:
+        if version == self._groups_version:
             return
-        self._told_groups_version = version
+        self._groups_version = version
         for group in groups.known_groups():
-            if self._told_groups.get(group.id) != group:
-                self._told_groups[group.id] = group
+            if self._recorded_groups.get(group.id) != group:
+                self._recorded_groups[group.id] = group
                 yield "process_group", {**group._asdict(), "ranks": list(group.ranks)}
 
     def _in_flight(self, activity: ActivityWatch) -> list[InFlight]:
-        """Return the communications that have been under way since before the last pass."""
         return activity.in_flight(self._unfinished())[:MOST_IN_FLIGHT]

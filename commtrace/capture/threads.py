@@ -17,12 +17,10 @@ _is_paused = False
 
 
 def frames_by_thread() -> dict[int, FrameType]:
-    """Return the innermost frame of each thread, by ident.
-
-    Python 3.11 makes frame objects while it holds the lock of its list of threads. If that starts a garbage collection
-    that frees a ``threading.local``, the collection waits for the same lock, for ever and with the GIL
-    (https://github.com/python/cpython/issues/106883). So nothing is collected meanwhile.
-    """
+    """Return the innermost frame of each thread, by ident."""
+    # Python 3.11 makes frame objects while it holds the lock of its list of threads. If that starts a garbage
+    # collection that frees a threading.local, the collection waits for the same lock, for ever and with the GIL
+    # (https://github.com/python/cpython/issues/106883). So nothing is collected meanwhile.
     if sys.version_info[:2] != (3, 11):
         return sys._current_frames()
     global _is_paused
@@ -38,8 +36,7 @@ def frames_by_thread() -> dict[int, FrameType]:
             _is_paused = False
 
 
-def _after_fork() -> None:
-    """Do in a forked child what the thread would have done that is not there."""
+def _after_fork() -> None:  # does what the thread would have done that a child does not have
     global _lock, _is_paused
     _lock = threading.RLock()
     if _is_paused:

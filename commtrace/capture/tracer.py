@@ -29,19 +29,18 @@ _COUNTED_KINDS = _WAITING_KINDS | {schema.OPTIMIZER}
 
 _WORK_KINDS = frozenset({schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE, schema.OPTIMIZER})
 
-_MOST_FAILURES_TOLD = 8
+_MOST_FAILURES = 8
 _PATIENCE_SECONDS = 0.1
 """So long a communication that failed waits until that is written."""
 
 
 class CallingThread(threading.local):
-    """The call that a thread is passing to torch, which code below the call cannot see.
+    """The call that a thread is passing to torch, for code below the call.
 
     Attributes:
-        has_counted: the communication that it is handing on has been counted; a kernel or a hook of torch's further
-            down does not count it again.
-        waits_in_cpp: it is in a function of C++ that communicates and waits for it itself.
-        issuing: what has passed torch's pre-hooks and not yet its post-hooks, the innermost last.
+        has_counted: the communication was counted; a kernel or a hook of torch's further down does not count it again.
+        waits_in_cpp: it is in a function of C++ that communicates and waits for it there.
+        issuing: operations between torch's pre-hook and post-hook, the innermost last.
         threads: idents of all threads that have asked, the same for each of them.
     """
 
@@ -59,24 +58,20 @@ class Tracer:
 
     Attributes:
         coordinates: step, microbatch, chunk and stage that training is in now.
-        recording: False outside the window of steps that the user asked for; sequence numbers are counted
-            nevertheless, so that ranks stay joined.
+        recording: False outside the window of steps that the user asked for; sequence numbers are counted nevertheless,
+            so
+            that ranks stay joined.
         clock: times the compute lane.
-        completions: callbacks that communications under way will make.
         saw_graph_capture: a communication was captured into a CUDA graph, whose replays cannot be seen.
         unknown_methods: methods of ``ProcessGroup`` that were called and are in no list of operations.
-        unmeasured: stands in for the payload of a communication where it cannot be read.
-        open_optimizers: how many optimizer phases are open now.
-        open_waits: how many ``data`` and ``checkpoint`` phases are open now; the outermost says what is waited for.
-        detail: which steps are recorded in detail, whatever the window.
+        open_waits: number of open ``data`` and ``checkpoint`` phases; only the outermost is recorded.
+        detail: the steps that are recorded in detail, whatever the window.
         step_listeners: called on the training thread when a step has begun; they must not raise.
         optimizer_listeners: the same when an optimizer is about to step.
         innermost: the phase that is open now; its ``outer`` is the one around it.
         blocked: one item: launch of the communication that is being handed to its backend or waited for, or None.
-        thread: the call of the calling thread.
         last_mark: the latest end of a phase or a stall in the current step.
         steps: finds the steps of a loop in which nobody marks them.
-        failures_told: how many communications raised, of the first few.
     """
 
     def __init__(
@@ -117,7 +112,7 @@ class Tracer:
         self._work_end: Mark | None = None
         self._latest_step = -1
         self._counted_on = 0
-        self.failures_told = 0
+        self.failures_recorded = 0
         self._at_steps: tuple[tuple[int, Callable[[], None]], ...] = ()
         self._topology: dict[str, Any] = {}
         self._topology_version = 0
@@ -136,7 +131,7 @@ class Tracer:
 
     @property
     def latest_step(self) -> int:
-        """Return the number of the step that was begun last; −1 before the first one."""
+        """Return the number of the latest step; −1 before the first one."""
         return self._latest_step
 
     def is_in_window(self, step: int) -> bool:
@@ -146,16 +141,17 @@ class Tracer:
         return step >= 0 and (chosen or sampled or self.detail.requests(step))
 
     def at_step(self, number: int, action: Callable[[], None]) -> None:
-        """Have ``action`` called on the training thread as step ``number``, or a later one, begins. From any thread."""
+        """Call ``action`` on the training thread as step ``number``, or a later one, begins. From any thread."""
         with self._lock:
             self._at_steps = (*self._at_steps, (number, action))
 
     def begin_step(self, number: int | None = None, *, is_users: bool = False, is_found: bool = False) -> None:
-        """Close the current step and open the next one, at this instant.
+        """Close the current step and open the next one.
 
         Args:
-            number: of the new step; the previous one plus 1 if None. Numbers that a script begins again (a loop over
-                batches inside of one over epochs) are counted on: one number is one step.
+            number: the previous one plus 1 if None. Numbers that a script begins again (a loop over batches inside of
+                one over
+                epochs) are counted on: one number is one step.
             is_users: the script itself marks its steps. An integration that begins one inside it means the same step.
             is_found: nobody marked it; :attr:`steps` found it.
         """
@@ -223,16 +219,15 @@ class Tracer:
             self.end_step()
 
     def restart_step(self) -> None:
-        """Have the current step begin now; what there was of it belongs to no step."""
+        """Have the current step begin now; its earlier part belongs to no step."""
         if self._step is not None:
             self._step.start = self.clock.mark()
 
     def leave_step(self) -> None:
-        """Assign what comes now to no step, though the current one goes on afterwards."""
+        """Assign what follows to no step, though the current one goes on afterwards."""
         self.coordinates = self.coordinates._replace(step=schema.NOT_APPLICABLE)
 
     def return_to_step(self) -> None:
-        """Assign what comes now to the current step again."""
         self.coordinates = self.coordinates._replace(step=self._latest_step)
 
     def discard_step(self, *, frees_number: bool = False) -> None:
@@ -286,7 +281,6 @@ class Tracer:
         return span
 
     def leave(self, span: Span) -> None:
-        """End a phase."""
         self.innermost = span.outer
         if span.start is not None:
             self.last_mark = span.end = self.clock.mark()
@@ -311,21 +305,20 @@ class Tracer:
         return Span(kind, name, schema.HOST, place, self._host_clock, self._host_clock.mark())
 
     def leave_aside(self, span: Span) -> None:
-        """End a span that :meth:`aside` began."""
         span.end = self._host_clock.mark()
         self.append((span_rows, span.kind, span))
 
     def count(self, counts: dict[str, float]) -> None:
-        """Add to what the current step works on: ``tokens``, ``samples``, ``model_flops``."""
+        """Add ``tokens``, ``samples`` or ``model_flops`` to the current step."""
         if self.recording:
             self.append((count_rows, schema.MARK, self.coordinates.step, now_ns(), counts))
 
     def set_role(self, process_group: object, role: str) -> None:
-        """Set what a process group is for: ``tp``, ``pp``, ``dp``, …"""
+        """Set the role of a process group: ``tp``, ``pp``, ``dp``, …"""
         self.groups.set_role(process_group, role)
 
     def set_topology(self, topology: dict[str, object]) -> None:
-        """Set where this rank stands: ``coordinates``, ``parallel``, ``framework``, ``schedule``, … Keys are merged."""
+        """Merge ``coordinates``, ``parallel``, ``framework``, ``schedule``, … into the topology of this rank."""
         with self._lock:
             self._topology.update(topology)
             self._topology_version += 1
@@ -346,8 +339,8 @@ class Tracer:
 
     def communication_failed(self, launch: Launch, error: BaseException) -> None:
         """Record a communication that raised. The first few are written at once: the process may end of it."""
-        if self.failures_told < _MOST_FAILURES_TOLD:
-            self.failures_told += 1
+        if self.failures_recorded < _MOST_FAILURES:
+            self.failures_recorded += 1
             self.append((failed_rows, schema.MARK, launch, type(error).__name__, now_ns()))
             # The launcher may end this process before the exception has: to print it keeps Python's lock for long.
             self.recorder.harvest_soon(_PATIENCE_SECONDS)

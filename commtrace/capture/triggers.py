@@ -36,12 +36,7 @@ class ModuleSelection(Protocol):
 
 
 class Triggers:
-    """Looks for requests in the run directory.
-
-    Args:
-        tracer: what the requests change.
-        modules: the capture of modules; None where there is none.
-    """
+    """Looks for requests in the run directory, and follows them."""
 
     def __init__(self, tracer: Tracer, modules: ModuleSelection | None = None) -> None:
         self._tracer = tracer

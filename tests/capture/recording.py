@@ -62,7 +62,7 @@ class Recording:
         return self.rows(schema.STALL)
 
     def warnings(self) -> list[str]:
-        return self.tracer.guard.take_untold()
+        return self.tracer.guard.take_messages()
 
     @contextmanager
     def capturing(self, device_clock: CudaClock | None = None) -> Iterator[ProcessGroupCapture]:

@@ -33,7 +33,7 @@ def hooks(guard: Guard) -> Hooks:
 def test_what_may_be_missing_is_passed_over_in_silence(hooks: Hooks, guard: Guard) -> None:
     hooks.replace(Engine, "forward", in_brackets)
 
-    assert guard.take_untold() == []
+    assert guard.take_messages() == []
     assert not hasattr(Engine, "forward")
 
 
@@ -42,7 +42,7 @@ def test_what_every_tried_version_has_is_missed_aloud(
 ) -> None:
     hooks.replace_required(Engine, "forward", in_brackets)
 
-    [told] = guard.take_untold()
+    [told] = guard.take_messages()
     assert told == (
         "engines: Engine has no forward in this version, which commtrace would hook: what it records there is missing. "
         "The versions that were tried are in docs/support.md."
@@ -60,4 +60,4 @@ def test_what_is_there_is_replaced_and_put_back(hooks: Hooks, guard: Guard) -> N
     hooks.restore()
 
     assert Engine().step() == "stepped"
-    assert guard.take_untold() == []
+    assert guard.take_messages() == []

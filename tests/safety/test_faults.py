@@ -127,7 +127,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
     def record() -> Iterator[Recorded]:
         recording = Recorded()
         for kernel in dispatcher._kernels.values():
-            kernel.has_told = False  # as in a new process
+            kernel.has_warned = False  # as in a new process
         handler = logging.Handler(logging.WARNING)
         handler.emit = lambda record: recording.messages.append(record.getMessage())  # type: ignore[method-assign]
         logger = logging.getLogger("commtrace")

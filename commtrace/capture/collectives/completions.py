@@ -1,8 +1,7 @@
-"""Keeps count of what a backend's threads still need the GIL for because of commtrace, and waits for it.
+"""Counts what a backend's threads still need the GIL for because of commtrace, and waits for it.
 
-It is two things: a completion callback, which a backend runs on a thread of its own, and a tensor of C++'s that passed
-one of our kernels. The latter has become a Python object, so that the thread that drops its last reference needs the
-GIL.
+That is completion callbacks, which a backend runs on a thread of its own, and tensors of C++'s that passed one of our
+kernels: they have become Python objects, and the thread that drops the last reference to one needs the GIL.
 """
 
 from __future__ import annotations
@@ -16,13 +15,10 @@ from typing import Any
 
 
 class CompletionCallbacks:
-    """Registers callbacks with futures and knows whether some of them are still to be called.
-
-    A callback counts until torch destroys it, after it has run, which takes the GIL once more.
+    """Registers callbacks with futures. A callback counts until torch destroys it, which takes the GIL once more.
 
     Attributes:
         alive: every callback holds a reference to it, so they are counted without a list of them.
-        saw_temporaries: whether :meth:`add_temporaries` was ever called.
     """
 
     __slots__ = ("_references", "_tensors", "alive", "saw_temporaries")

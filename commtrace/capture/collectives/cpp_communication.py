@@ -37,7 +37,7 @@ from commtrace.capture.tracer import Tracer
 
 PART: Final = "capture of what C++ communicates"
 
-NOT_TOLD_TO_HOOKS: Final = frozenset({"all_to_all_single", *FUNCTIONAL_P2P})
+NOT_HOOKED: Final = frozenset({"all_to_all_single", *FUNCTIONAL_P2P})
 """Functional operators with splits or tags."""
 
 HOOKS_PART: Final = "capture through torch's hooks of process groups"
@@ -54,9 +54,8 @@ class Issuing(NamedTuple):
 
     Attributes:
         op_id: torch's number of it.
-        operation: what it is.
         peer: rank inside the group: the root, or the other side of a message; −1 if there is none.
-        issued: its times; None if it is not recorded.
+        issued: None if it is not recorded.
         results: tensors that somebody may wait for.
     """
 
@@ -68,14 +67,11 @@ class Issuing(NamedTuple):
 
 
 class OwnRank(NamedTuple):
-    """What the measuring of a payload asks a process group. A hook that held the group itself would keep it alive for
-    ever.
-    """
+    """The part of a process group that measuring a payload asks. A hook that held the group would keep it alive."""
 
     own: int
 
     def rank(self) -> int:
-        """Return this rank's place in the group."""
         return self.own
 
 
@@ -83,7 +79,6 @@ class ProcessGroupHooks:
     """Registers the hooks with every group, and turns what passes them into entries of the recorder's buffer.
 
     Args:
-        tracer: where entries go and coordinates come from.
         issued: times what nobody in Python waits for.
         waits: captures the waits for the results of functional collectives.
         reducer: takes the times of DDP's stalls.
@@ -127,14 +122,14 @@ class ProcessGroupHooks:
             atexit.unregister(self._end)
 
     def _end(self) -> None:
-        """Take the hooks out as Python ends, unless a daemon thread communicates: it may be in a hook now."""
+        # As Python ends. Not while a daemon thread communicates: it may be in a hook now.
         self._active = False
         self._tracer.groups.unfollow(self._register)
         if not self._tracer.thread.threads & _other_threads():
             self._take_out()
 
     def _is_in_a_hook(self) -> bool:
-        """Return whether the calling thread is: a hook has failed, or a signal's handler stops the recording in one."""
+        # A hook has failed, or a signal's handler stops the recording in one.
         frame: FrameType | None = sys._getframe()
         while frame is not None and frame.f_code not in self._code:
             frame = frame.f_back
@@ -199,7 +194,7 @@ class ProcessGroupHooks:
         inputs, outputs, peer = arguments.input_tensors, arguments.output_tensors, arguments.root
         if is_traced(inputs or outputs):
             return
-        # Methods that take one list of tensors have two arguments; what they receive into is told as output.
+        # Methods that take one list of tensors have two arguments; what they receive into is an output of the hook.
         tensors = (outputs, inputs) if len(operation.arguments) == 3 and not operation.is_p2p else (inputs or outputs,)
         try:
             payload = operation.measure(tensors, own_rank)
@@ -245,16 +240,14 @@ class ProcessGroupHooks:
 
 
 def _other_threads() -> set[int]:
-    """Return the idents of threads, but for this one and ours, that could communicate for the first time now.
-
-    Threads of C++ that send for a backward pass are not among them, but the thread that has called it is.
-    """
+    # All, but for this one and ours, that could communicate for the first time now. Threads of C++ that send for a
+    # backward pass are not among them, but the thread that has called it is.
     ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(OUR_THREADS)}
     return frames_by_thread().keys() - ours - {threading.get_ident()}
 
 
 def _is_of_the_reducer() -> bool:
-    """Return whether the backward is where a reducer sends: where a gradient is accumulated, or behind all nodes."""
+    # A reducer sends where a gradient is accumulated, or behind all nodes of a backward.
     import torch
 
     node = torch._C._current_autograd_node()
@@ -265,7 +258,7 @@ class CppCommunication(Part, Protocol):
     """A way to see what C++ issues."""
 
     def unfinished(self) -> list[Launch]:
-        """Return what was launched and whose end has not been seen."""
+        """Return launches whose end has not been seen."""
 
 
 def capture_of_cpp(tracer: Tracer, devices: DeviceCalls | None = None) -> CppCommunication:
@@ -281,8 +274,6 @@ def torch_has_hooks() -> bool:
 
 
 class _Timed:
-    """The calls that either way times."""
-
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None) -> None:
         self._issued = CppCalls(tracer, devices)
         self._waits = FunctionalWaits(tracer, devices)
@@ -292,29 +283,27 @@ class _Timed:
 
 
 class Hooked(_Timed):
-    """Torch's hooks, and kernels for what they are not told: splits, tags and waits."""
+    """Torch's hooks, and kernels for what hooks do not get: splits, tags and waits."""
 
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
         super().__init__(tracer, devices)
         self._reducer = ReducerCapture(tracer, self._issued, by_kernels=False)
-        self._functional = FunctionalCapture(tracer, self._waits, devices, operators=NOT_TOLD_TO_HOOKS)
+        self._functional = FunctionalCapture(tracer, self._waits, devices, operators=NOT_HOOKED)
         self._hooks = ProcessGroupHooks(tracer, self._issued, self._waits, self._reducer)
 
     def install(self) -> None:
-        """Register the hooks, and capture what the kernels get."""
         self._functional.install()
         self._reducer.install()
         self._hooks.install()
 
     def uninstall(self) -> None:
-        """Remove the hooks, and have the kernels pass everything through."""
         self._hooks.uninstall()
         self._reducer.uninstall()
         self._functional.uninstall()
 
 
 class Dispatched(_Timed):
-    """Kernels for all of it."""
+    """Kernels for all of it; those for the reducer from the first DDP on."""
 
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
         super().__init__(tracer, devices)
@@ -322,11 +311,9 @@ class Dispatched(_Timed):
         self._functional = FunctionalCapture(tracer, self._waits, devices)
 
     def install(self) -> None:
-        """Capture what the kernels get: those for the reducer when the first DDP is made."""
         self._functional.install()
         self._reducer.install()
 
     def uninstall(self) -> None:
-        """Have the kernels pass everything through."""
         self._reducer.uninstall()
         self._functional.uninstall()

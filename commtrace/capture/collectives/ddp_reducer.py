@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final, TypeAlias
 
 from commtrace.capture.collectives.dispatcher import Captures, Kernel, KeyOf, graph_task, is_traced, kernel_for
@@ -49,7 +48,6 @@ class HostCall:
 
     @property
     def id(self) -> int:
-        """Return the number of the communication."""
         return self.completion[NUMBER]
 
     @property
@@ -62,12 +60,7 @@ CppCall: TypeAlias = "HostCall | DeviceCall"
 
 
 class CppCalls:
-    """Numbers and times what C++ issues.
-
-    Args:
-        tracer: where entries go and coordinates come from.
-        devices: times tensors of an accelerator; None where there is none.
-    """
+    """Numbers and times what C++ issues. ``devices`` times tensors of an accelerator."""
 
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
         self._tracer = tracer
@@ -98,13 +91,7 @@ class CppCalls:
         return HostCall(launch)
 
     def complete(self, issued: CppCall, work: Any, *, stalls_until_end: bool) -> None:
-        """Have the end marked when it comes.
-
-        Args:
-            issued: what :meth:`launch` returned.
-            work: the operation's Work.
-            stalls_until_end: the caller does nothing until the end of the operation.
-        """
+        """Have the end marked when it comes. ``stalls_until_end``: the caller does nothing until then."""
         if isinstance(issued, DeviceCall):
             if self._devices is not None:
                 self._devices.complete(issued, work)
@@ -129,10 +116,9 @@ class CppCalls:
                 failed(PART, error)
 
         completions = self._tracer.completions
-        completions.add(future, partial(completed, completions.alive))
+        completions.add(future, functools.partial(completed, completions.alive))
 
     def mark(self, issued: CppCall) -> Mark:
-        """Return a mark on the clock that times this communication."""
         return issued.clock.mark(issued.device) if isinstance(issued, DeviceCall) else now_ns()
 
     def stalled(self, issued: CppCall, start: Mark, end: Mark) -> None:
@@ -152,11 +138,9 @@ class CppCalls:
 
     @property
     def devices(self) -> DeviceCalls | None:
-        """Return what times tensors of an accelerator; None where there is none."""
         return self._devices
 
     def unfinished(self) -> list[Launch]:
-        """Return what was launched and has not ended."""
         return [call.launch for call in list(self._unfinished.values())]
 
 
@@ -168,7 +152,6 @@ class ReducerCapture:
     """Knows of every ``DistributedDataParallel`` and takes the times of its stalls.
 
     Args:
-        tracer: where entries go and coordinates come from.
         issued: times what nobody in Python waits for.
         by_kernels: kernels see what is sent; else hooks of process groups do.
 
@@ -206,7 +189,6 @@ class ReducerCapture:
             self._watch_from_now_on()
 
     def uninstall(self) -> None:
-        """Have the kernels pass everything through, and put DDP's constructor back."""
         self._is_installed = False
         self._hooks.restore()
         self.has_seen_ddp = False
@@ -214,7 +196,7 @@ class ReducerCapture:
             self._kernels.uninstall()
 
     def sent(self, issued: CppCall, work: Any, *, in_backward: bool) -> None:
-        """Take what the reducer sent in a backward, or what a function of C++ sent that waits for it itself."""
+        """Take what the reducer sent in a backward, or what a function of C++ sent and waits for."""
         self._issued.complete(issued, work, stalls_until_end=not in_backward)
         if in_backward:
             self._around_the_reducer().last_launch = issued
@@ -333,11 +315,6 @@ class ReducerKernels:
     """Kernels in torch's dispatcher for what C++ sends: before torch 2.14, which has hooks for it.
 
     Python methods and functional collectives reach these operators too. The calling thread says that they were counted.
-
-    Args:
-        tracer: where coordinates come from.
-        issued: times what nobody in Python waits for.
-        reducer: takes the times of the stalls.
     """
 
     def __init__(self, tracer: Tracer, issued: CppCalls, reducer: ReducerCapture) -> None:
@@ -348,11 +325,9 @@ class ReducerKernels:
 
     @property
     def installed(self) -> bool:
-        """Return whether they call this capture."""
         return bool(self._captures)
 
     def install(self) -> None:
-        """Capture what the kernels get. Idempotent."""
         if self._captures:
             return
         key_of = _key_of_backend()
@@ -362,7 +337,6 @@ class ReducerKernels:
                 self._captures.take(kernel, self._capture(kernel, method))
 
     def uninstall(self) -> None:
-        """Have the kernels pass everything through."""
         self._captures.release()
 
     def _capture(self, kernel: Kernel, method: str) -> Callable[..., object]:

@@ -21,10 +21,7 @@ class Kernel:
     """A kernel of ours; :func:`kernel_for` makes it.
 
     Attributes:
-        overload: the operator that it belongs to.
-        key_of: see :func:`kernel_for`.
         capture: gets the calls, in place of the operator; None: they pass through.
-        has_told: a call could not be passed on as usual, and a warning said so.
     """
 
     def __init__(self, overload: Any, key_of: KeyOf, tensor_argument: int = 0) -> None:
@@ -33,7 +30,7 @@ class Kernel:
         self.overload = overload
         self.capture: Callable[..., Any] | None = None
         self.key_of = key_of
-        self.has_told = False
+        self.has_warned = False
         self._latest_key: Any = None
         self._tensor_argument = tensor_argument
         self._meta = DispatchKey.Meta
@@ -49,13 +46,13 @@ class Kernel:
         try:
             traced = is_traced(arguments[self._tensor_argument])
         except Exception as error:  # A class of tensors that does not say; those that torch traces with do.
-            self._tell(error)
+            self._warn(error)
         try:
             key = self._meta if traced else self.key_of(arguments)
             if not traced:
                 self._latest_key = key
         except Exception as error:
-            self._tell(error)
+            self._warn(error)
             if key is None:  # The key of the call before: nearly all jobs send what lies on one kind of device.
                 key = self._latest_key
         if key is None:
@@ -69,9 +66,9 @@ class Kernel:
         with _ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.BackendSelect)):
             return self.overload(*arguments, **keywords)
 
-    def _tell(self, error: Exception) -> None:
-        if not self.has_told:
-            self.has_told = True
+    def _warn(self, error: Exception) -> None:
+        if not self.has_warned:
+            self.has_warned = True
             _logger.warning("commtrace: a call of %s is passed on in another way: %r", self.overload, error)
 
     def release(self, capture: Callable[..., object]) -> None:
@@ -90,12 +87,10 @@ class Captures:
         return bool(self._taken)
 
     def take(self, kernel: Kernel, capture: Callable[..., object]) -> None:
-        """Have a kernel call this capture."""
         self._taken.append((kernel, capture))
         kernel.capture = capture
 
     def release(self) -> None:
-        """Have all of them pass everything through."""
         for kernel, capture in self._taken:
             kernel.release(capture)
         self._taken.clear()
@@ -110,15 +105,11 @@ _kernels: Final[dict[str, Kernel]] = {}
 
 
 def kernel_for(namespace: str, name: str, key_of: KeyOf, tensor_argument: int = 0) -> Kernel | None:
-    """Return the kernel of an operator, registered now if it is asked for the first time.
+    """Return the kernel of an operator's default overload; None where this version of torch does not have it.
 
     Args:
-        namespace, name: of the operator, of which the default overload is meant.
         key_of: finds the key to go on with; always the same for an operator.
-        tensor_argument: position of the tensor, or list of tensors, that tells whether a graph is traced.
-
-    Returns:
-        None where this version of torch does not have the operator.
+        tensor_argument: position of the tensor, or list of tensors, that shows whether a graph is traced.
     """
     import torch
 

@@ -40,8 +40,6 @@ class FunctionalOperation(NamedTuple):
     """An operator of ``_c10d_functional``. Sizes come from its inputs: an all_gather gathers its input once per member.
 
     Attributes:
-        operation: what it does.
-        measure: payload from the arguments and the process group.
         group_argument: position of the group (its name, or the group itself).
         tensor_argument: position of the tensor, or list of tensors, that is sent.
         root_argument: position of the root's rank inside the group; −1 where there is no root.
@@ -145,14 +143,7 @@ EVERY_OPERATOR: Final = frozenset({*FUNCTIONAL, *FUNCTIONAL_P2P})
 
 
 class FunctionalCapture:
-    """Turns what passes the kernels of functional collectives into entries of the recorder's buffer.
-
-    Args:
-        tracer: where entries go and coordinates come from.
-        waits: captures the waits for the results.
-        devices: times tensors of an accelerator; None where there is none.
-        operators: names of those that are met by a kernel.
-    """
+    """Turns what passes the kernels of functional collectives, those named in ``operators``, into entries."""
 
     def __init__(
         self,
@@ -168,7 +159,6 @@ class FunctionalCapture:
         self._captures = Captures()
 
     def install(self) -> None:
-        """Capture what the kernels get. Idempotent."""
         if self._captures:
             return
         for name in sorted(self._operators):
@@ -182,7 +172,6 @@ class FunctionalCapture:
         self._waits.install()
 
     def uninstall(self) -> None:
-        """Have the kernels pass everything through."""
         self._captures.release()
         self._waits.uninstall()
 
@@ -347,9 +336,8 @@ class Awaited:
     """A communication whose result somebody may wait for; a coalesced one has several results.
 
     Args:
-        launch: as in :mod:`commtrace.capture.records`.
         call: times it, if its tensors are on an accelerator.
-        completion: what its callback fills in, as in :mod:`commtrace.capture.records`; None if the wait is its end.
+        completion: filled in by its callback, as in :mod:`commtrace.capture.records`; None if the wait is its end.
     """
 
     __slots__ = ("call", "completion", "launch", "number", "waited")
@@ -363,12 +351,7 @@ class Awaited:
 
 
 class FunctionalWaits:
-    """The results that are waited for, and the waits.
-
-    Args:
-        tracer: where entries go.
-        devices: times tensors of an accelerator; None where there is none.
-    """
+    """The results that are waited for, and the waits."""
 
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
         self._tracer = tracer
@@ -378,7 +361,6 @@ class FunctionalWaits:
         self._pending: dict[int, Awaited] = {}
 
     def install(self) -> None:
-        """Capture what the kernels get. Idempotent."""
         if self._captures:
             return
         one, several = functional_kernel("wait_tensor"), functional_kernel("wait_tensors")
@@ -388,7 +370,6 @@ class FunctionalWaits:
             self._captures.take(several, self._waits_capture(several, one.overload))
 
     def uninstall(self) -> None:
-        """Have the kernels pass everything through."""
         self._captures.release()
         for pending in list(self._pending.values()):
             self._forget(pending)
@@ -400,7 +381,7 @@ class FunctionalWaits:
         return [each.launch for each in pending if not each.waited and each.completion is None]
 
     def remember(self, awaited: Awaited, storages: Iterable[int]) -> None:
-        """Take note that who waits for a tensor in one of these storages waits for this communication."""
+        """Take note that a wait for a tensor in one of these storages is a wait for this communication."""
         if awaited.call is not None and self._devices is not None:
             self._devices.returned(awaited.call)
         for storage in storages:
@@ -516,7 +497,6 @@ def storage_of(tensor: Any) -> int:
 
 
 def functional_kernel(name: str, tensor_argument: int = 0) -> Kernel | None:
-    """Return our kernel of an operator of ``_c10d_functional``."""
     from torch._C import DispatchKey
 
     # Theirs are of no device. With the key of one torch ends with a segmentation fault.

@@ -21,11 +21,7 @@ _CREATORS: Final = ("_update_default_pg", "_new_group_with_tag", "_register_pg_i
 
 
 def watch_creation(tracer: Tracer) -> Callable[[], None]:
-    """Register groups as they are created: in the same order on every member, which their numbers rely on.
-
-    Returns:
-        The function that puts torch's own functions back.
-    """
+    """Register groups as they are created, in the same order on every member; return what undoes it."""
     from torch.distributed import distributed_c10d
 
     hooks = Hooks(CREATION, tracer)
@@ -49,30 +45,28 @@ MESH_NAMES: Final = "names of DeviceMesh dimensions"
 
 
 def watch_meshes(tracer: Tracer) -> Callable[[], None]:
-    """Give process groups the names of the ``DeviceMesh`` dimensions that they serve: ``dp``, ``tp``, …
+    """Name process groups after the ``DeviceMesh`` dimensions that they serve: ``dp``, ``tp``, …; return what undoes
+    it.
 
     torch writes the name into the description of a group that it makes for a mesh. It makes none for a dimension of all
     ranks, which uses the default group, nor for a mesh of existing groups: these are named here.
-
-    Returns:
-        The function that takes the hooks out.
     """
     hooks = Hooks(MESH_NAMES, tracer)
 
-    def told_of_itself(args: tuple[object, ...], _kwargs: dict[str, object]) -> object:
+    def mesh_of(args: tuple[object, ...], _kwargs: dict[str, object]) -> object:
         return args[0]
 
-    def tell_of_itself(mesh: object, result: object) -> None:
+    def name_new(mesh: object, result: object) -> None:
         if result is not RAISED:
             _name_dimensions(tracer, mesh)
 
-    def tell_of_result(_begun: bool, mesh: object) -> None:
+    def name_result(_begun: bool, mesh: object) -> None:
         if mesh is not RAISED:
             _name_dimensions(tracer, mesh)
 
     def hook(module: ModuleType) -> None:
-        hooks.replace(module.DeviceMesh, "__init__", hooks.around(told_of_itself, tell_of_itself))
-        hooks.replace(module.DeviceMesh, "from_group", hooks.around(lambda args, kwargs: True, tell_of_result))
+        hooks.replace(module.DeviceMesh, "__init__", hooks.around(mesh_of, name_new))
+        hooks.replace(module.DeviceMesh, "from_group", hooks.around(lambda args, kwargs: True, name_result))
         for mesh in _existing_meshes(module.DeviceMesh):
             try:
                 _name_dimensions(tracer, mesh)
@@ -107,10 +101,8 @@ def _name_dimensions(tracer: Tracer, mesh: Any) -> None:
 
 
 def _was_made_with(mesh: object, group: Any) -> bool:
-    """Return whether this is the dimension's own group, or one that was given the same name after that was destroyed.
-
-    A mesh finds its groups by name. Versions of torch that do not keep the groups beside the names cannot tell.
-    """
+    # A mesh finds its groups by name: this may be one that was given the same name after its own was destroyed.
+    # Versions of torch that do not keep the groups beside the names do not know.
     root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
     return getattr(root, "_pg_registry", {}).get(group.group_name, group) is group
 
@@ -123,14 +115,10 @@ PAUSE_SECONDS: Final = 0.01
 
 
 def watch_destruction(tracer: Tracer, before: Callable[[], None] = lambda: None) -> Callable[[], None]:
-    """Let the threads of a backend finish their callbacks before a process group is destroyed.
+    """Let the threads of a backend finish their callbacks before a process group is destroyed; return what undoes it.
 
     Args:
-        tracer: of the process.
         before: called before the default group is destroyed, while its store is still there.
-
-    Returns:
-        The function that takes the hooks out.
     """
     import torch.distributed
     from torch.distributed import ProcessGroup, distributed_c10d
@@ -140,7 +128,7 @@ def watch_destruction(tracer: Tracer, before: Callable[[], None] = lambda: None)
     has_waited = is_inside = False
 
     def is_subgroup(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return whether the group is one of several, while the default group stays."""
+        # The group is one of several, while the default group stays.
         group, default = args[0] if args else kwargs.get("group"), distributed_c10d._world.default_pg
         return group is not None and default is not None and group is not default and group.size() < default.size()
 

@@ -45,7 +45,7 @@ class GroupState:
     def next_p2p(self, is_send: bool, peer: int, tag: int = 0) -> int:
         """Return the number of the next send to, or receive from, ``peer`` (a global rank).
 
-        Only messages of one tag keep their order, so each tag is numbered by itself, from ``tag · 2³²`` on.
+        Only messages of one tag keep their order, so each tag is numbered for itself, from ``tag · 2³²`` on.
         """
         key = (is_send, peer, tag)
         counter = self.p2p_seq.get(key)
@@ -90,8 +90,7 @@ class GroupRegistry:
         states: by ``id`` of the ``ProcessGroup``: hashing one is slower than the rest of the lookup. A weak reference
             removes the entry before the id can be used again.
         version: changes with every group and role that becomes known.
-        place: rank, world size and backend of this process in the largest world that it has been part of: a job may
-            give up its group and go on as a smaller one.
+        place: of this process in the largest world that it has been part of: a job may go on as a smaller one.
         skip_roles: communication of groups with these roles is numbered and not timed.
     """
 
@@ -132,7 +131,7 @@ class GroupRegistry:
                     self._register(process_group)
 
     def follow(self, follower: Callable[[Any, GroupState], None]) -> None:
-        """Have ``follower`` called with every group that there is, and with each new one."""
+        """Call ``follower`` with every group that there is, and with each new one."""
         with self._lock:
             self.register_known_groups()
             self._followers.append(follower)
@@ -142,7 +141,6 @@ class GroupRegistry:
                 follower(process_group, state)
 
     def unfollow(self, follower: Callable[[Any, GroupState], None]) -> None:
-        """Undo :meth:`follow`."""
         with self._lock:
             if follower in self._followers:
                 self._followers.remove(follower)
@@ -153,7 +151,7 @@ class GroupRegistry:
         return ("pp" if peer in self._pipeline_peers else state.group.role) in self.skip_roles
 
     def set_role(self, process_group: object, role: str) -> None:
-        """Set what a group is for. The first framework that knows wins over torch's description."""
+        """Set the role of a group. The first framework that knows wins over torch's description."""
         state = self.state(process_group)
         with self._lock:
             if state.group.role != role:
@@ -167,7 +165,6 @@ class GroupRegistry:
             self.set_role(process_group, dimension)
 
     def renew_lock(self) -> None:
-        """In a forked child."""
         self._lock = threading.RLock()
 
     def known_groups(self) -> list[Group]:

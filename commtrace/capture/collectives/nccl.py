@@ -29,7 +29,7 @@ class NcclBackend(NamedTuple):
     launches_in_brackets: bool
 
     def runs_on_current_stream(self, operation: Operation, is_async: bool) -> bool:
-        """Return whether an operation that has returned a Work runs on the stream that was current at the call."""
+        """Return whether an operation with a Work runs on the stream that was current at the call."""
         return self.returns_work and not operation.is_p2p and (not is_async or operation.name == "barrier")
 
 

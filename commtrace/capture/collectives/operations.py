@@ -1,5 +1,4 @@
-"""The communication methods of ``torch.distributed.ProcessGroup``, what each of them sends, and the names of its
-arguments.
+"""The communication methods of ``torch.distributed.ProcessGroup``: payload and names of arguments.
 
 Names differ between torch versions (``_allgather_base`` became ``all_gather_single``): every method listed here is
 patched if the class has it. Bytes follow docs/definitions.md: the full tensor.
@@ -31,8 +30,8 @@ class Operation(NamedTuple):
     Attributes:
         name: canonical name of the operation.
         measure: payload of a call.
-        arguments: names of the positional arguments, for calls that pass them by keyword; all names where overloads of
-            the method differ. The last one is the options, or an overload's root.
+        arguments: names of the positional arguments, for calls that pass them by keyword; all names where overloads
+            differ. The last one is the options, or an overload's root.
         has_root: one rank is special; the options say which one.
     """
 
@@ -83,8 +82,6 @@ def _sum(tensors: list[Any]) -> Payload:
 
 
 def _coalesced(position: int) -> Measure:
-    """Return the bytes of all tensors, like :func:`_tensors`, and those of each member where there are several."""
-
     def measure(arguments: tuple[Any, ...], _process_group: object) -> Payload:
         members = [_sum(_flat(member)) for member in arguments[position]]
         if not members:
@@ -100,7 +97,6 @@ def _nothing(_arguments: tuple[object, ...], _process_group: object) -> Payload:
 
 
 def _split_input(arguments: tuple[Any, ...], process_group: Any) -> Payload:
-    """Return the bytes of an all_to_all_single; with splits, also the part that stays on this rank."""
     tensor, splits = arguments[1], arguments[3] if len(arguments) > 3 else None
     self_bytes = NO_SELF_BYTES
     # Megatron passes an array of numpy, which is neither true nor false.
@@ -166,13 +162,13 @@ HOOKED_OPERATIONS: Final[Mapping[str, Operation]] = {
     "REDUCE": OPERATIONS["reduce"],
     "ALLGATHER": OPERATIONS["allgather"],
     "ALLGATHER_BASE": OPERATIONS["_allgather_base"],
-    "ALLGATHER_COALESCED": OPERATIONS["allgather"],  # its outputs come as one list: where a member ends is not told
+    "ALLGATHER_COALESCED": OPERATIONS["allgather"],  # one list of outputs: where a member ends is unknown
     "ALLGATHER_INTO_TENSOR_COALESCED": OPERATIONS["allgather_into_tensor_coalesced"],
     "REDUCE_SCATTER": OPERATIONS["reduce_scatter"],
     "REDUCE_SCATTER_BASE": OPERATIONS["_reduce_scatter_base"],
     "REDUCE_SCATTER_TENSOR_COALESCED": OPERATIONS["reduce_scatter_tensor_coalesced"],
     "ALLTOALL": OPERATIONS["alltoall"],
-    "ALLTOALL_BASE": OPERATIONS["alltoall_base"]._replace(measure=_tensors(1)),  # splits are not told
+    "ALLTOALL_BASE": OPERATIONS["alltoall_base"]._replace(measure=_tensors(1)),  # without splits
     "GATHER": OPERATIONS["gather"],
     "SCATTER": OPERATIONS["scatter"],
     "BARRIER": OPERATIONS["barrier"],
@@ -200,7 +196,7 @@ NOT_COMMUNICATION: Final = frozenset(
         "_wait_for_pending_works",
     }
 )  # fmt: skip
-"""Attributes of the class that send nothing: a method in none of these lists is not known, and its calls are told."""
+"""Attributes of the class that send nothing: a method in none of these lists is unknown, and its calls are reported."""
 
 
 UNKNOWN_BYTES: Final = schema.NOT_APPLICABLE
@@ -209,7 +205,7 @@ _MOST_NESTING: Final = 3
 
 
 class Unmeasured:
-    """Stands in for what measures a communication whose bytes cannot be read: a tensor of an unknown kind, for one.
+    """Replaces the payload of a communication whose bytes cannot be read, as of a tensor of an unknown kind.
 
     The communication is recorded all the same, with :data:`UNKNOWN_BYTES`, so that the ranks' numbers stay equal.
     """
@@ -219,7 +215,7 @@ class Unmeasured:
         self._reported: set[str] = set()
 
     def __call__(self, operation: Operation, arguments: tuple[object, ...], error: Exception) -> Payload:
-        """Return the payload, of which the dtype and one tensor may be known. ``arguments`` are those of the call."""
+        """Return the payload for the ``arguments`` of a call: dtype and a tensor if they can be found."""
         if operation.name not in self._reported:
             self._reported.add(operation.name)
             self._guard.noticed(
@@ -231,7 +227,6 @@ class Unmeasured:
 
 
 def _tensor(values: Any, nesting: int) -> object:
-    """Return the first tensor in arguments: its device decides how the communication is timed."""
     import torch
 
     for value in values:

@@ -38,8 +38,8 @@ from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
 PART: Final = "capture of communication"
-_TOLD: Final = -1
-"""Stands for the end of an operation that was told to be unfinished."""
+_UNFINISHED: Final = -1
+"""The end of an operation whose row says that it did not end."""
 
 
 _SYNCHRONOUS_P2P: Final = frozenset({"send", "recv"})
@@ -49,7 +49,6 @@ class ProcessGroupCapture:
     """Patches ``ProcessGroup`` and ``Work`` and turns their calls into entries of the recorder's buffer.
 
     Args:
-        tracer: where entries go and coordinates come from.
         device_clock: times communication of tensors on an accelerator; None where there is no accelerator.
 
     Attributes:
@@ -65,11 +64,9 @@ class ProcessGroupCapture:
 
     @property
     def devices(self) -> DeviceCalls | None:
-        """Return what times tensors of an accelerator; None where there is none."""
         return self._devices
 
     def install(self) -> None:
-        """Replace the methods. Idempotent."""
         from torch.distributed import ProcessGroup, Work
 
         if self._originals:
@@ -112,7 +109,7 @@ class ProcessGroupCapture:
             if completion is None:
                 self._tracer.append((forgotten_rows, kind_of(launch), launch, next_id()))
             elif not completion[ENDED]:
-                completion[ENDED] = _TOLD
+                completion[ENDED] = _UNFINISHED
                 self._tracer.append((forgotten_rows, kind_of(launch), launch, completion[NUMBER]))
         self.pending.clear()
         if self._devices is not None:
@@ -229,7 +226,7 @@ class ProcessGroupCapture:
             state.take_back(seq)
 
     def _launching(self, operation: Operation) -> Callable[[Launch, Any], None]:
-        """Return what follows the launch of an operation that is over already, or whose completion will call back."""
+        """Return what follows the launch of an operation that is over, or whose completion will call back."""
         tracer, pending, completions, completed = (
             self._tracer,
             self.pending,
@@ -298,8 +295,8 @@ def _collective_number(operation: Operation, state: GroupState, arguments: tuple
     position = len(operation.arguments) - 1
     options = arguments[position] if len(arguments) > position else None
     is_async = getattr(options, "asyncOp", None)
-    if is_async is None or not _options_tell():
-        # torch before 2.8 tells it only to its own Python function, which is the caller of the replaced method. Any
+    if is_async is None or not _options_say_async():
+        # torch before 2.8 passes it only to its own Python function, which is the caller of the replaced method. Any
         # other caller gets the Work, unless its options say something else.
         caller = sys._getframe(2).f_locals
         is_async = bool(caller.get("async_op", caller.get("async_ops", is_async is not False)))
@@ -314,17 +311,15 @@ def _collective_number(operation: Operation, state: GroupState, arguments: tuple
 
 
 @functools.cache
-def _options_tell() -> bool:
-    """Return whether torch's functions say in all options whether the call is asynchronous; some have the field without
-    that.
-    """
+def _options_say_async() -> bool:
+    # In all options: some have had the field without a meaning before.
     from torch.distributed import AllreduceOptions
 
     return hasattr(AllreduceOptions, "asyncOp")
 
 
 def _global_rank(state: GroupState, group_rank: int) -> int:
-    """Return −1 for a rank that the group does not have: torch refuses the call, and that is no failure of ours."""
+    # −1 for a rank that the group does not have: torch refuses the call, and that is no failure of ours.
     ranks = state.ranks_by_group_rank
     return ranks[group_rank] if 0 <= group_rank < len(ranks) else -1
 
@@ -359,7 +354,7 @@ def _by_position(
 
 
 def unknown_methods(owner: type) -> list[str]:
-    """Return the methods of ``ProcessGroup`` of which is not known whether they communicate."""
+    """Return the methods of ``ProcessGroup`` that may communicate, for all that is known."""
     return [
         name
         for name, value in vars(owner).items()

@@ -22,12 +22,8 @@ Modules = Mapping[str, Any]
 
 
 class InvisiblePath(NamedTuple):
-    """A way of communicating that is not seen.
-
-    Attributes:
-        name: as users know it.
-        hides: what of the job goes that way.
-        state: asks the modules of this process: ``active``, ``loaded``, or None if it is not there.
+    """A way of communicating that is not seen: its name, the traffic that it hides, and a function that finds its
+    state.
     """
 
     name: str
@@ -43,7 +39,7 @@ def find_invisible(modules: Modules | None = None) -> dict[str, str]:
 
 
 def _held(modules: Modules, module: str, name: str) -> object:
-    """Return a module's own variable, or None. By ``__dict__``: a lazy module would import it on access."""
+    # By __dict__: a lazy module would import the name on access.
     found = modules.get(module)
     return None if found is None else vars(found).get(name)
 

@@ -1,7 +1,7 @@
 """Captures waits for communication: ``Work.wait``, and the wait for a Work's future.
 
-What replaces ``Work.wait`` takes the stall, and the end of a communication that ends with its wait. The functions are
-closures over local names, and flat: they are the hot path.
+The replacement of ``Work.wait`` takes the stall, and the end of a communication that ends with its wait. The functions
+are closures over local names, and flat: they are the hot path.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PendingWorks: TypeAlias = dict[int, PendingWork]
 """Communications that nobody has waited for, by the id of their Work."""
 
 
-def tell_failure(tracer: Tracer, blocked: Any, raised: Exception, part: str) -> None:
+def record_failure(tracer: Tracer, blocked: Any, raised: Exception, part: str) -> None:
     """Record that a communication failed: such a rank was cut off by another one that failed."""
     try:
         launch = blocked.launch if isinstance(blocked, DeviceCall) else blocked
@@ -51,20 +51,13 @@ def _from_anybody(launch: Launch, work: Any) -> Launch:
     state = launch.state
     try:
         peer = state.ranks_by_group_rank[work._source_rank()]
-    except RuntimeError:  # This backend does not tell.
+    except RuntimeError:  # This backend does not know.
         return launch
     return launch._replace(seq=state.next_p2p(False, peer), peer=peer)
 
 
 def waiting(original: Any, tracer: Tracer, pending: PendingWorks, part: str) -> Callable[..., object]:
-    """Wrap ``wait`` of a Work, on a machine without an accelerator.
-
-    Args:
-        original: as it was.
-        tracer: where entries go.
-        pending: communications that nobody has waited for.
-        part: what is switched off if this fails.
-    """
+    """Wrap ``wait`` of a Work, on a machine without an accelerator. If that fails, ``part`` is switched off."""
     blocked = tracer.blocked
     buffer, capacity, drop = tracer.recorder.buffer, tracer.recorder.capacity, tracer.recorder.drop
 
@@ -83,7 +76,7 @@ def waiting(original: Any, tracer: Tracer, pending: PendingWorks, part: str) -> 
         try:
             result = original(work, *arguments, **keywords)
         except Exception as raised:
-            tell_failure(tracer, blocked[0], raised, part)
+            record_failure(tracer, blocked[0], raised, part)
             raise
         finally:
             try:
@@ -93,7 +86,7 @@ def waiting(original: Any, tracer: Tracer, pending: PendingWorks, part: str) -> 
         try:
             end = now_ns()
             waited_for = pending.pop(key, None)
-            if waited_for is None:  # Another thread has waited for it too, and told.
+            if waited_for is None:  # Another thread has waited for it too, and recorded that.
                 return result
             launch, completion = waited_for
             entry: tuple[Any, ...]
@@ -141,7 +134,7 @@ def waiting_beside(
         try:
             result = original(work, *arguments, **keywords)
         except Exception as raised:
-            tell_failure(tracer, blocked[0], raised, part)
+            record_failure(tracer, blocked[0], raised, part)
             raise
         finally:
             try:
@@ -185,17 +178,12 @@ class _OfWork(NamedTuple):
 
 
 class FutureWaits:
-    """Waits for a communication's future instead of its Work: ``work.get_future().wait()``.
+    """Captures waits for a communication's future instead of its Work: ``work.get_future().wait()``.
 
     A future is C++'s and does not say whose it is, so each one that a captured Work hands out is remembered while it
-    lives. For every other one a wait costs a look into a dictionary. Futures that are made of such a future (``then``,
-    ``torch.futures.collect_all``) are not known: what waits for them shows as work. With tensors on an accelerator a
-    future's wait is no wait of the host, and no stall.
-
-    Args:
-        tracer: where entries go.
-        pending: communications that nobody has waited for.
-        devices: times tensors of an accelerator; None where there is none.
+    lives. Futures that are made of such a future (``then``, ``torch.futures.collect_all``) are not known: a wait for
+    them
+    shows as work. With tensors on an accelerator a future's wait is no wait of the host, and no stall.
     """
 
     def __init__(self, tracer: Tracer, pending: PendingWorks, devices: DeviceCalls | None) -> None:
@@ -207,7 +195,6 @@ class FutureWaits:
         self._known: dict[int, tuple[_OfWork, weakref.ref[Any]]] = {}
 
     def install(self) -> None:
-        """Replace ``get_future`` of every kind of Work, and the wait of futures."""
         import torch
         from torch.distributed import Work
 
@@ -216,7 +203,6 @@ class FutureWaits:
         self._hooks.replace(torch._C.Future, "wait", self._waiting)
 
     def uninstall(self) -> None:
-        """Put the originals back."""
         self._hooks.restore()
         self._known.clear()
 
@@ -251,7 +237,7 @@ class FutureWaits:
 
     def _waited_for(self, pending: _OfWork, start: Mark, end: Mark) -> None:
         if self._pending.get(pending.key) is not pending.entry:
-            return  # A wait for the Work has told it, or the Work is gone and another one has its id.
+            return  # A wait for the Work was recorded, or the Work is gone and another one has its id.
         del self._pending[pending.key]
         launch, completion = pending.entry
         tracer, ended = self._tracer, end if self._devices is None else now_ns()

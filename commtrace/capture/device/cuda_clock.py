@@ -29,11 +29,7 @@ NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 
 
 class CudaMark:
-    """A place on a device's timeline; ``time_ns`` once it has been resolved.
-
-    Attributes:
-        stream: number of the stream on which the event was recorded; unique on its device.
-    """
+    """A place on a stream (``stream``: its number, unique on its device); ``time_ns`` once it has been resolved."""
 
     __slots__ = ("device", "event", "stream", "time_ns")
 
@@ -53,13 +49,11 @@ class Anchor(NamedTuple):
 
 
 class Driver(Protocol):
-    """:class:`~commtrace.capture.device.cuda_clock.CudaDriver`, or a simulated one."""
+    """:class:`CudaDriver`, or a simulated one."""
 
-    def has_context(self, device: int) -> bool:
-        """Return whether this process uses the device."""
+    def has_context(self, device: int) -> bool: ...
 
-    def spare_captures(self) -> None:
-        """Let the calling thread query events while another thread captures a graph. May raise OSError."""
+    def spare_captures(self) -> None: ...
 
 
 class CudaClock:
@@ -69,8 +63,6 @@ class CudaClock:
 
     Args:
         cuda: the module that provides events and streams: ``torch.cuda``; tests pass a simulated one.
-        driver: answers what that module does not.
-        host_ns: the host's clock.
 
     Attributes:
         is_off: no more events are recorded or read.
@@ -90,16 +82,12 @@ class CudaClock:
         self._anchors: dict[int, Anchor] = {}
         self._streams: dict[int, Any] = {}
         self._thread = threading.local()
-        # torch's own method: what stands in for it (capture.stream_waits) is for the events of the job.
+        # torch's own method: its replacement (stream_waits) is for the events of the job.
         self._record: Callable[[Any, Any], None] = cuda.Event.record
         self.is_off = False
 
     def mark(self, device: int | None = None) -> Mark:
-        """Record an event on the current stream. ~1 µs; never waits.
-
-        Args:
-            device: whose current stream; the current device's if None.
-        """
+        """Record an event on the current stream of ``device``, or of the current one. ~1 µs; never waits."""
         cuda = self._cuda
         if self.is_off or not cuda.is_initialized():
             return self._host_ns()
@@ -169,12 +157,10 @@ class CudaClock:
         self.is_off = True
 
     def current_stream(self) -> Any:
-        """Return the current stream of the current device."""
         return self._cuda.current_stream()
 
     @property
     def event_type(self) -> type:
-        """Return the class of events: ``torch.cuda.Event``."""
         found: type = self._cuda.Event
         return found
 
@@ -189,11 +175,9 @@ class CudaClock:
         return None if anchor is None else anchor.bracket_ns // 2
 
     def _device_in_use(self, device: int) -> int | None:
-        """Return ``device`` if the job uses it; if not, the one that it uses, if it is one: the job never set its
-        device.
-        """
         if self._driver.has_context(device):
             return device
+        # The job never set its device, and uses another one.
         return next(iter(self._pools)) if len(self._pools) == 1 else None
 
     def _take_anchor(self, device: int) -> Anchor | None:

@@ -5,7 +5,7 @@
   operation ended. A stream that did not came later than the end, which is not known then.
 * on a stream that does not compute: the same, and no stall but where the stream that computes waits for that one
   (:mod:`commtrace.capture.device.stream_waits`).
-* what C++ waits for (the reducer of DDP): marks around that wait, handed to :meth:`DeviceCalls.stalled`.
+* in C++ (the reducer of DDP): marks around its wait, handed to :meth:`DeviceCalls.stalled`.
 """
 
 from __future__ import annotations
@@ -36,15 +36,11 @@ from commtrace.trace.metadata import measures_durations
 PART: Final = "capture of device communication"
 
 MOST_UNWAITED: Final = 1_000
-"""Operations of C++ that wait, per queue, for somebody to tell when C++ waited for them."""
+"""Operations of C++ that wait, per queue, for a report of when C++ waited for them."""
 
 
 class DeviceCalls:
     """The device-timed half of :class:`~commtrace.capture.collectives.process_groups.ProcessGroupCapture`.
-
-    Args:
-        tracer: where entries go.
-        clock: takes the marks.
 
     Attributes:
         hidden_ends: finds the true ends of hidden communication; None where nothing measures durations.
@@ -60,17 +56,13 @@ class DeviceCalls:
 
     @property
     def replacements(self) -> tuple[tuple[type, str, Callable[[Any], Callable[..., Any]]], ...]:
-        """Return the methods of events to replace: class, name, and what makes the replacement of the original."""
+        """Return the methods of events to replace: class, name, and a function that wraps the original."""
         events = self._clock.event_type
         return (events, "record", self._streams.recording), (events, "wait", self._streams.waiting)
 
     def launch(self, launch: Launch, device: int | None = None) -> DeviceCall | None:
         """Take the launch mark; return None for an operation that is not launched now (in a bracket) or cannot be
         timed.
-
-        Args:
-            launch: without its start.
-            device: index of the device of its tensors; the current one if None.
         """
         operation, state = launch.operation, launch.state
         clock = self._clock
@@ -100,7 +92,7 @@ class DeviceCalls:
 
     def complete(self, call: DeviceCall, _work: object) -> None:
         """Take note of an operation that C++ launched; :meth:`stalled` follows when C++ has waited for it."""
-        # Neither waited for here nor called back, which would tell its end. Work.wait releases tensors that are in use.
+        # Neither waited for here nor called back, which would give its end. Work.wait releases tensors that are in use.
         # A callback on the future runs on one of torch's 32 pooled streams, behind the operation: communicators and
         # streams of the job that are among them would wait for it, which can deadlock pipelines, and the outputs would
         # be recorded on that stream, which delays the reuse of their memory (Future::invokeCallback in torch's
@@ -113,9 +105,7 @@ class DeviceCalls:
             self._ended(unwaited.popleft())
 
     def stalled(self, call: DeviceCall, start: Mark, end: Mark) -> None:
-        """Record a stall of C++, from ``start`` to ``end``, on ``call`` and what was launched before it on the same
-        stream.
-        """
+        """Record a stall of C++ on ``call`` and all earlier calls on the same stream."""
         tracer = self._tracer
         tracer.last_mark = end
         unwaited = self._unwaited.get(call.queue) if call.queue is not None else None
@@ -133,7 +123,7 @@ class DeviceCalls:
             call.has_future = True
 
     def futures_waited(self, first: int, start: Mark, end: Mark) -> None:
-        """Record that C++ has waited from ``start`` to ``end`` for the futures of calls numbered from ``first`` on."""
+        """Record that C++ has waited for the futures of calls numbered from ``first`` on."""
         pending = list(self._pending.items())
         keys = [key for key, calls in pending if all(call.has_future and call.id >= first for call in calls)]
         calls = sorted((call for key in keys for call in self._pending.pop(key)), key=lambda call: call.id)
@@ -144,7 +134,7 @@ class DeviceCalls:
             self._stood_still(calls[-1], start, end)
 
     def about_to_wait(self, work: object) -> tuple[tuple[DeviceCall, ...] | None, Mark | None]:
-        """Return the calls that this Work stands for, and a mark before the wait for it; None if it is not ours."""
+        """Return the calls of this Work, and a mark before the wait for it; None if it is not ours."""
         calls = self._pending.get(id(work))
         return calls, None if calls is None else self._clock.mark(calls[0].device)
 
@@ -201,22 +191,21 @@ class DeviceCalls:
         self._ended(call)
 
     def mark(self) -> Mark:
-        """Return a mark on the current device's current stream."""
         return self._clock.mark()
 
     def host_stalled(self, launch: Launch, number: int, start: Mark, end: Mark) -> None:
-        """Record what the device missed, between the marks, while the host waited for a host-timed communication."""
+        """Record the stall of the device while the host waited for a host-timed communication."""
         tracer = self._tracer
         tracer.last_mark = end
         tracer.append((marked_stall_rows, schema.STALL, launch, number, tracer.coordinates, self._clock, start, end))
 
     def forget(self, work: object) -> None:
-        """Give up what had the id of this Work, which is not ours."""
+        """Give up an earlier Work with the id of this one, which is not ours."""
         for call in self._pending.pop(id(work), ()):
             self._ended(call)
 
     def forget_all(self) -> None:
-        """Give up everything at the end of the recording: what nobody has waited for has no end."""
+        """Give up everything at the end of the recording: a call that nobody has waited for has no end."""
         for calls in (*self._pending.values(), *self._unwaited.values()):
             for call in calls:
                 self._ended(call)
@@ -318,8 +307,7 @@ class DeviceCalls:
         self._stood_still(calls[0], start, end)
 
     def _stood_still(self, call: DeviceCall, start: Mark, end: Mark) -> None:
-        """Record a stall from ``start`` to ``end``, if the current stream is the one that computes."""
-        if not self._streams.computes(end):
+        if not self._streams.computes(end):  # it is no stall of the job
             self._streams.passes(end, call)
             return
         tracer = self._tracer

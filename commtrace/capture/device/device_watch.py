@@ -35,8 +35,7 @@ class DeviceWatch:
     """Gathers readings of one device.
 
     Args:
-        failed: gets, once, what went wrong in commtrace itself.
-        now: clock, in ns.
+        failed: gets, once, its own failure.
         wait: waits between two readings for so many seconds; returns whether the watch is to end.
     """
 
@@ -55,10 +54,8 @@ class DeviceWatch:
         self._thread: threading.Thread | None = None
 
     def start(self, uuid: str) -> None:
-        """Begin to read, where pynvml (``pip install nvidia-ml-py``) is installed and knows the device.
-
-        Args:
-            uuid: of the device, as CUDA or NVML writes it.
+        """Begin to read the device with this UUID, where pynvml (``pip install nvidia-ml-py``) is installed and knows
+        it.
         """
         if self._thread is not None or not uuid:
             return
@@ -96,20 +93,14 @@ class DeviceWatch:
 
 
 def read_device(nvml: Any, device: Any, at_ns: int) -> DeviceState:
-    """Return one reading.
-
-    Args:
-        nvml: the module pynvml.
-        device: its handle.
-        at_ns: the time of the reading.
-    """
+    """Return one reading of a device, by its handle of the module pynvml."""
 
     def query(name: str, *arguments: object) -> Any:
         ask = getattr(nvml, name, None)  # older ones lack some
         try:
             return None if ask is None else ask(device, *arguments)
         except nvml.NVMLError:
-            return None  # this device does not tell, or not to this user
+            return None  # this device does not say, or not to this user
 
     reasons = query("nvmlDeviceGetCurrentClocksEventReasons")
     if reasons is None:

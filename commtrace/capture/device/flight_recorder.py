@@ -30,9 +30,9 @@ class Entry(NamedTuple):
     """One operation in a dump.
 
     Attributes:
-        number: counts what the recorder has recorded.
+        number: counts the records of the recorder.
         group: name of its process group.
-        created_ns: when it was recorded, on the system's clock.
+        created_ns: on the system's clock.
         duration_ns: None while it is not known.
     """
 
@@ -43,11 +43,7 @@ class Entry(NamedTuple):
 
 
 class FlightRecorder:
-    """Reads the flight recorders of torch's NCCL backends.
-
-    Args:
-        dump: returns the dump of a backend as JSON.
-    """
+    """Reads the flight recorders of torch's NCCL backends. ``dump`` returns that of a backend as JSON."""
 
     name: Final = "flight recorder"
 
@@ -55,7 +51,7 @@ class FlightRecorder:
         self._dump = dump or dump_of
 
     def durations_ns(self, calls: Sequence[DeviceCall]) -> dict[int, int]:
-        """Return the durations of operations on the device that are known, by the id of the call."""
+        """Return the known durations of operations on the device, by the id of the call."""
         found: dict[int, int] = {}
         for backend in {call.launch.state.nccl.name for call in calls}:
             own = [call for call in calls if call.launch.state.nccl.name == backend]

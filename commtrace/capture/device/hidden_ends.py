@@ -30,11 +30,11 @@ MOST_HELD: Final = 20_000
 
 
 class CompletionTimes(Protocol):
-    """Something that has measured communication on the device."""
+    """A source of durations that the device has measured."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Return the name that messages give it."""
 
     def durations_ns(self, calls: Sequence[DeviceCall]) -> Mapping[int, int]:
         """Return the durations of operations that are known, by the id of the call. Harvester only."""
@@ -44,9 +44,7 @@ class Held(NamedTuple):
     """A call whose marks have been passed.
 
     Attributes:
-        launch: ns.
-        waited_from: when the wait for it began, ns.
-        end: when it was seen to be over, ns.
+        launch, waited_from, end: ns: its launch, the beginning of the wait for it, and when it was seen to be over.
     """
 
     call: DeviceCall
@@ -64,10 +62,8 @@ class HiddenEnds:
     """Holds calls back until their durations are known.
 
     Args:
-        tracer: knows which steps are recorded in detail, and takes the rows.
         times: knows the durations.
-        host_ns: the host's clock.
-        system_ns: the system's, by which ``times`` knows calls.
+        system_ns: the system's clock, by which ``times`` knows calls.
     """
 
     def __init__(
@@ -85,7 +81,7 @@ class HiddenEnds:
         self._ask_at: int | None = None
         self._stop_at: int | None = None
         self._is_off = False
-        self._has_told_of_none = False
+        self._has_warned = False
         tracer.guard.on_failure(PART, self._switch_off)
 
     def follow(self, call: DeviceCall) -> None:
@@ -133,8 +129,8 @@ class HiddenEnds:
         except Exception as error:
             self._tracer.failed(PART, error)
             return {}
-        if not durations and not self._has_told_of_none:
-            self._has_told_of_none = True
+        if not durations and not self._has_warned:
+            self._has_warned = True
             self._tracer.guard.noticed(
                 f"the {self._times.name} has no durations of the communication in the steps of detail: the ends of "
                 "hidden communication stay upper bounds (docs/gpu-validation.md)"
@@ -143,16 +139,12 @@ class HiddenEnds:
 
 
 def placed(held: Sequence[Held], durations: Mapping[int, int]) -> tuple[list[Row], dict[str, Any]]:
-    """Make the rows of calls whose durations are known or not.
-
-    Args:
-        held: calls of any queues.
-        durations: ns, by the id of the call.
+    """Make the rows of calls of any queues, with their durations (ns, by the id of the call) as far as known.
 
     Returns:
-        The rows, and for the mark ``hidden_ends``: how many ends were ``hidden``, how many of these are ``known``, how
-        many were ``refused`` because they lie behind their upper bound; in how many operations with a known end the
-        durations were ``compared``, with the median and the largest absolute difference, ns.
+        The rows, and for the mark ``hidden_ends``: how many ends were ``hidden``, ``known`` of these, and ``refused``
+        because they lie behind their upper bound; how many operations with a known end were ``compared`` with their
+        durations, with the median and the largest absolute difference, ns.
     """
     rows: list[Row] = []
     hidden = known = refused = 0

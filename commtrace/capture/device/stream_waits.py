@@ -1,6 +1,6 @@
 """Finds stalls on communication that runs beside the stream that computes, as that of FSDP and ZeRO 3.
 
-What computes stands still where its stream waits for the other one, by an event that was recorded behind the
+The computing stream stands still where it waits for the other one, by an event that was recorded behind the
 communication. So events of the job are followed, and marks around that wait are the stall. It takes in what the other
 stream did between communication and event: a copy, a division of gradients.
 """
@@ -26,13 +26,7 @@ _COMPUTES: Final = frozenset({schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE,
 
 
 class StreamWaits:
-    """Knows which stream computes, and when it waits for communication on another one.
-
-    Args:
-        tracer: where entries go, and what knows where steps and phases began.
-        clock: takes the marks.
-        part: what is switched off if this fails.
-    """
+    """Knows which stream computes, and when it waits for communication on another one."""
 
     def __init__(self, tracer: Tracer, clock: CudaClock, part: str) -> None:
         self._tracer = tracer
@@ -49,7 +43,6 @@ class StreamWaits:
         self._passes(mark.device, mark.stream, call)
 
     def forget(self) -> None:
-        """Follow no communication any more."""
         self._latest.clear()
 
     def recording(self, original: Any) -> Callable[..., Any]:

@@ -1,9 +1,9 @@
-"""What this process is doing while it records nothing: what a hang report starts from.
+"""Reports the activity of a process that records nothing: a hang report starts from it.
 
-A rank that hangs ends no span, so its files would not say where it hangs. The harvester therefore tells, whenever a
-rank has been quiet for two seconds, which phases are open, in which communication the training thread is blocked, how
-many communications it has launched in every group, and where in the program it is. All of it is read from outside, on
-the harvester's thread: the training thread does nothing for it but set two attributes.
+A rank that hangs ends no span, so its files would not say where it hangs. Whenever a rank has been quiet for two
+seconds, the harvester therefore writes which phases are open, in which communication the training thread is blocked,
+how many communications it has launched in every group, and where in the program it is. All of it is read from outside,
+on the harvester's thread: the training thread does nothing for it but set two attributes.
 """
 
 from __future__ import annotations
@@ -39,13 +39,11 @@ _MOST_PAIRS: Final = 512
 
 
 class ActivityWatch:
-    """Tells what the training thread is doing when it is quiet. Not for several threads at a time.
+    """Reads the activity of the training thread. Not for several threads at a time.
 
     Args:
-        tracer: of the process.
-        now: clock, in ns.
-        frames: the frames of the training thread, innermost first, as ``file:line function``.
-        asks_device: whether communications that only the device has not finished are told: a device whose driver is
+        frames: returns the frames of the training thread, innermost first, as ``file:line function``.
+        asks_device: whether communications that only the device has not finished are included: a device whose driver is
             stuck may never answer.
     """
 
@@ -67,9 +65,9 @@ class ActivityWatch:
         self._seen: dict[int, tuple[Launch, int]] = {}
 
     def marks(self) -> Iterator[tuple[str, dict[str, object]]]:
-        """The mark ``activity``, if it is time for one. Called once per pass, before the buffer is emptied.
+        """Yield the mark ``activity``, if it is time for one. Called once per pass, before the buffer is emptied.
 
-        The first pass tells it in any case: from it readers learn how often to expect a word.
+        The first pass writes it in any case: readers learn from it how often to expect the next one.
         """
         now = self._now()
         progress = self.progress()
@@ -90,21 +88,20 @@ class ActivityWatch:
         yield "activity", {**self.current().to_json(), "quiet_ns": quiet_ns, "again_within_ns": again_within_ns}
 
     def current(self) -> Activity:
-        """Return the activity of the training thread."""
         collectives, messages = self._launched()
         phases = tuple(_open_phase(span, self._asks_device) for span in _outwards(self._tracer.innermost))
         return Activity(self._tracer.coordinates, phases, collectives, messages, self._frames())
 
     def open_kinds(self) -> set[str]:
-        """The kinds of the phases that are open. From any thread."""
+        """Return the kinds of the phases that are open. From any thread."""
         return {schema.KINDS[span.kind] for span in _outwards(self._tracer.innermost)}
 
     def progress(self) -> object:
-        """A value that changes as training goes on: its place, and what it has launched."""
+        """Return a value that changes as training goes on: its place, and the communication it has launched."""
         return (self._tracer.coordinates, *self._launched())
 
     def in_flight(self, unfinished: Iterable[Launch]) -> list[InFlight]:
-        """Communications that have been under way since before the last pass, the one that blocks training first.
+        """Return communications in flight since before the last pass, the one that blocks training first.
 
         Args:
             unfinished: launches whose end nobody has seen yet, oldest first.
@@ -126,7 +123,7 @@ class ActivityWatch:
         return blocked.launch if isinstance(blocked, DeviceCall) else blocked
 
     def _on_device(self) -> list[DeviceCall]:
-        """Communications that the host has let go of and the device has not finished."""
+        """Return communications that the host has let go of and the device has not finished."""
         if not self._asks_device:
             return []
         entries = self._tracer.recorder.unresolved()
@@ -134,7 +131,7 @@ class ActivityWatch:
         return list({id(call): call for call in calls}.values())
 
     def _launched(self) -> tuple[dict[str, int], tuple[tuple[int, bool, int, int, int], ...]]:
-        """How many collectives were launched in each group, and how many messages in each direction."""
+        """Return the number of collectives of each group, and of messages in each direction."""
         states = list(self._tracer.groups.states.values())
         messages = tuple(
             (state.group.id, is_send, peer, tag, next_number(counter) - ((tag & 0x7FFFFFFF) << 32))
@@ -175,7 +172,7 @@ def _in_flight(launch: Launch, since: int, blocking: bool, call: DeviceCall | No
 
 
 def _frames_of_main_thread() -> tuple[str, ...]:
-    """Where the main thread is. The frames are let go at once: they keep the tensors of their functions alive."""
+    # They are let go at once: they keep the tensors of their functions alive.
     frame = frames_by_thread().get(threading.main_thread().ident or 0)
     frames: list[str] = []
     while frame is not None and len(frames) < MOST_FRAMES:

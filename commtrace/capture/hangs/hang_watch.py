@@ -1,4 +1,4 @@
-"""Notices that training has stopped, and writes down what this process is in.
+"""Notices that training has stopped, and writes a hang report.
 
 A thread of its own, which depends on nothing that a stuck device or a full disk could hold up: not on the harvester,
 not on CUDA calls. It looks at the tracer once a second from outside; the training thread does nothing for it. It
@@ -56,13 +56,11 @@ class HangWatch:
     """Watches one process.
 
     Args:
-        tracer: of the process.
-        unfinished: launches whose end nobody has seen yet, oldest first.
+        unfinished: returns launches whose end nobody has seen yet, oldest first.
         least_seconds: nothing shorter is a hang.
-        now: clock, in ns.
 
     Attributes:
-        report: what the process is in since training stopped; None while it goes on. For other threads to read.
+        report: since training stopped; None while it goes on. For other threads to read.
     """
 
     def __init__(
@@ -92,7 +90,7 @@ class HangWatch:
         self._thread: threading.Thread | None = None
 
     def start(self, directory: Path, metadata: RankMetadata) -> None:
-        """Begin to watch; dumps go beside the rank's trace files."""
+        """Begin to watch; reports go beside the rank's trace files."""
         self._metadata, self._directory = metadata, rank_directory(directory, metadata.rank)
         thread = threading.Thread(target=self._run, name="commtrace-hang-watch", daemon=True)
         try:
@@ -105,24 +103,25 @@ class HangWatch:
         self._thread = thread  # Once it runs: another thread may stop the watch at any line, and joins what it finds.
 
     def stop(self) -> None:
-        """End the thread."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_TICK_SECONDS)
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: the thread is not there, the timer is not inherited, and its file is the parent's."""
+        """Give up, in a forked child: the thread and the timer are not there, and the timer's file is the parent's."""
         self._stack_timer = None
         self._thread = None
         self._stop = threading.Event()  # the thread may have held the lock of the old one
 
     def slow_phase(self) -> str:
-        """``checkpoint`` or ``evaluation`` while one is open: no step ends meanwhile. Else empty. From any thread."""
+        """Return ``checkpoint`` or ``evaluation`` while one is open: no step ends meanwhile. Else empty. From any
+        thread.
+        """
         kinds = self._activity.open_kinds()
         return next((kind for kind in _SLOW_KINDS if kind in kinds), "")
 
     def look(self) -> None:
-        """One look: what :attr:`report` says follows from it."""
+        """Look once, and update :attr:`report`."""
         now = self._now()
         self._learn_step(now)
         progress = (self._activity.progress(), self._work_recorded())
@@ -194,11 +193,8 @@ class HangWatch:
         return limit * BEFORE_STEPS if self.slow_phase() else limit
 
     def _work_recorded(self) -> int:
-        """Return how many phases have ended so far: an evaluation or a data loader may go on for long without
-        communication.
-
-        As of the harvester's last pass; where that is stuck, this does not change, and hides nothing.
-        """
+        # Phases that have ended: an evaluation or a data loader may go on for long without communication. As of the
+        # harvester's last pass; where that is stuck, this does not change, and hides nothing.
         captured = self._tracer.recorder.captured
         return sum(captured[kind] for kind in _WORK)
 
@@ -207,8 +203,7 @@ class HangWatch:
         return -1 if self._metadata is None else self._metadata.rank
 
     @property
-    def _speaks(self) -> bool:
-        """A thousand ranks of a job that stands still have one thing to say."""
+    def _speaks(self) -> bool:  # a thousand ranks of a job that stands still have one thing to say
         return self._rank <= 0
 
     def _dump(self, quiet_ns: int, in_flight: Sequence[InFlight]) -> None:
@@ -250,10 +245,10 @@ class HangWatch:
 
 
 def stacks_of_threads() -> list[ThreadStack]:
-    """Of every Python thread but this one: its name and its frames, innermost first. The frames are let go at once."""
+    """Return the stacks of all threads of Python but this one."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     stacks = []
-    for ident, innermost in frames_by_thread().items():
+    for ident, innermost in frames_by_thread().items():  # let go at once, with the tensors that they hold
         if ident == threading.get_ident():
             continue
         frames: list[str] = []

@@ -4,7 +4,7 @@ A timer of the kernel that is set again and again, and so never fires in a proce
 faulthandler writes the main thread's frames in its handler of a signal, without Python's lock and without looking at
 other threads.
 
-``faulthandler.dump_traceback_later`` would need no signal. But a process has one only, nobody can tell whether it is in
+``faulthandler.dump_traceback_later`` would need no signal. But a process has one only, nobody knows whether it is in
 use, and the program's own would end without a word. Neither does this take a signal that somebody handles, and it gives
 way where that begins later.
 """
@@ -60,9 +60,6 @@ class StackTimer:
     Args:
         path: of the file, which is made at once: nothing can be opened when it is needed.
 
-    Attributes:
-        signal: number of the signal that it uses.
-
     Raises:
         NoStackTimerError: the system has no such timers, or all signals are in use.
         OSError: the file cannot be made, or the timer.
@@ -97,7 +94,7 @@ class StackTimer:
         self._set_timer(self._timer, seconds)
 
     def close(self) -> None:
-        """End it, and remove the file. What the program has taken since is left to it."""
+        """End it, and remove the file. A signal or descriptor that the program has taken since is left to it."""
         self._delete_timer()
         if self._is_closed:
             return
@@ -111,12 +108,11 @@ class StackTimer:
             os.close(self._file)
 
     def _keeps_signal(self) -> bool:
-        """Return whether faulthandler still handles the signal, and no handler that the program has set since."""
+        # faulthandler still handles it, and no handler that the program has set since.
         return self.signal in _caught() and signal.getsignal(self.signal) == signal.SIG_DFL
 
     def _keeps_file(self) -> bool:
-        """Return whether the descriptor is still of the file: a program that closes all of them may have another one
-        there."""
+        # A program that closes all descriptors may have a file of its own there.
         try:
             return os.path.samestat(os.fstat(self._file), self._made)
         except OSError:
@@ -148,10 +144,7 @@ def _os_error() -> OSError:
 
 
 def _registered(file: int) -> int:
-    """Have faulthandler write to a file upon a signal that nobody uses.
-
-    Returns:
-        The signal: the highest that is free, for programs count from the lowest.
+    """Have faulthandler write to a file upon a signal that nobody uses, and return the signal.
 
     Raises:
         NoStackTimerError: all are in use.

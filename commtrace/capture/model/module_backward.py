@@ -1,11 +1,11 @@
 """Finds the begin and end of a module's backward by hooks on its input and output tensors.
 
-It begins when a gradient of an output has arrived, which a hook on the output tells: it adds no node to the graph and
-changes no view. Autograd runs nodes from the youngest to the oldest, and every call of a module made a range of nodes.
-So the backward ends with the first of these: the gradient of its input is complete, which a hook on the input tells;
-the backward of a module begins that was not called inside of it; the graph has come to its end (a first layer, whose
-input has no gradient). Where functional code stands between the module and what made its input, and uses that input as
-well, its backward counts for the module.
+It begins when a gradient of an output arrives at a hook on the output, which adds no node to the graph and changes no
+view. Autograd runs nodes from the youngest to the oldest, and every call of a module made a range of nodes. So the
+backward ends with the first of these: the gradient of its input is complete (a hook on the input); the backward of a
+module begins that was not called inside of it; the graph has come to its end (a first layer, whose input has no
+gradient). Where functional code stands between the module and what made its input, and uses that input as well, its
+backward counts for the module.
 """
 
 from __future__ import annotations
@@ -202,7 +202,6 @@ def attach(tensor: Any, node: Any, hook: Hook) -> None:
 
 
 def _tensors(values: Any) -> list[Any]:
-    """Return the first few tensors in arguments or results, in lists, tuples, dictionaries and dataclasses."""
     if len(values) == 1 and type(values[0]) is _Tensor:
         return list(values)
     found: list[Any] = []

@@ -4,8 +4,7 @@
 hooks of others inside (an FSDP all-gather belongs to its module). The modules themselves stay as they were, so copies,
 pickles and replicas of them are right, and are not recorded. A graph that ``torch.compile`` traces does not notice.
 
-A call within a backward is a repeated forward: activation checkpointing. :mod:`commtrace.capture.model.module_backward`
-finds where a backward begins and ends.
+A call within a backward is a repeated forward: activation checkpointing.
 """
 
 from __future__ import annotations
@@ -36,12 +35,7 @@ wrap.
 
 
 class ModuleSelection:
-    """Switches the capture of modules, between steps: those of the configuration, and others while a trigger asks for
-    them.
-
-    Args:
-        tracer: where spans go.
-        configured: the choice that holds when nobody asks for another one; empty: no modules.
+    """Switches the capture of modules between steps: the configured ones, and others while a trigger asks for them.
 
     Raises:
         ConfigurationError: ``configured`` cannot be read.
@@ -55,7 +49,6 @@ class ModuleSelection:
         self._spans: ModuleSpans | None = None
 
     def install(self) -> None:
-        """Record what the configuration names, from the first step on."""
         if self._configured:
             self.select(self._configured)
 
@@ -77,7 +70,6 @@ class ModuleSelection:
             self.uninstall()
 
     def uninstall(self) -> None:
-        """Record none."""
         if self._spans is not None:
             self._spans.clear()
 
@@ -101,19 +93,13 @@ class Label:
 
 
 def _calls_twice(module: object) -> bool:
-    """Return whether a call goes through two functions that are replaced.
-
-    Its class has a ``_call_impl`` of its own, which may call the one that it inherits, or it is compiled in place and
-    may fall back.
-    """
+    # Its class has a _call_impl of its own, which may call the one that it inherits, or it is compiled in place and may
+    # fall back.
     return "_call_impl" in type(module).__dict__ or module.__dict__.get("_compiled_call_impl") is not None
 
 
 class ModuleSpans:
-    """Chooses modules and turns their calls into entries of the recorder's buffer.
-
-    ``select`` and ``clear`` are to be called on the training thread, between steps.
-    """
+    """Chooses modules and turns their calls into entries. To be called on the training thread, between steps."""
 
     def __init__(self, tracer: Tracer) -> None:
         # Here: a job that records no modules does not import it.
@@ -130,8 +116,7 @@ class ModuleSpans:
         self._backward = BackwardSpans(tracer, PART)
 
     def select(self, choice: str) -> None:
-        """Record the modules that ``choice`` takes (:class:`commtrace.trace.selection.module_choice.ModuleChoice`) from
-        now on.
+        """Record the modules that ``choice`` takes from now on.
 
         Models that are made later are found at the beginning of the next step and at the next step of an optimizer.
 
@@ -169,7 +154,6 @@ class ModuleSpans:
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the modules that are recorded now."""
         return sorted({label.forward for label in self._labels.values()})
 
     # Finding modules
@@ -184,9 +168,8 @@ class ModuleSpans:
             self._tracer.failed(PART, error)
 
     def _optimizer_steps(self) -> None:
-        """Look for models: by now the job has trained, so they exist."""
         try:
-            if self._looks_left:
+            if self._looks_left:  # by now the job has trained, so its models exist
                 self._looks_left = 0
                 self._look()
                 if not self._labels and self._choice is not None:
@@ -282,14 +265,11 @@ class Placed(NamedTuple):
 
 
 def find_models() -> list[Any]:
-    """Return every module that is not part of another one; those with the most parts first.
-
-    Python's garbage collector knows all modules (~0.1 s for a million objects): no framework has to be known and no
-    constructor hooked.
-    """
+    """Return every module that is not part of another one; those with the most parts first."""
     import torch
 
-    # Not isinstance: that would run code of lazy and deprecated objects.
+    # Python's garbage collector knows all modules (~0.1 s for a million objects): no framework has to be known and no
+    # constructor hooked. Not isinstance: that would run code of lazy and deprecated objects.
     found = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
     whole = [module for module in found if isinstance(module.__dict__.get("_modules"), dict)]
     parts = {id(child) for module in whole for child in _children(module).values()}

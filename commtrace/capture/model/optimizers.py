@@ -1,7 +1,7 @@
 """Captures ``step`` of every ``torch.optim.Optimizer`` as the optimizer phase of a training loop.
 
 An optimizer that steps inside another one (Megatron's and DeepSpeed's wrap torch's) is part of the outer one's phase:
-only the outermost is recorded. :mod:`commtrace.capture.model.step_finder` is told of every optimizer that is made or
+only the outermost is recorded. :mod:`commtrace.capture.model.step_finder` learns of every optimizer that is made or
 steps, and of steps that ``GradScaler`` skips because gradients overflowed.
 """
 
@@ -22,27 +22,22 @@ from commtrace.trace import schema
 
 
 class StepListener(Protocol):
-    """What records the steps of optimizers."""
+    """Records the steps of optimizers."""
 
-    def before_step(self, optimizer: object) -> None:
-        """Take note that an optimizer is about to step."""
+    def before_step(self, optimizer: object) -> None: ...
 
-    def after_step(self, optimizer: object) -> None:
-        """Take note that an optimizer has stepped."""
+    def after_step(self, optimizer: object) -> None: ...
 
     def failed(self, error: Exception) -> None:
-        """Handle what one of these raised."""
+        """Handle an exception of one of these."""
 
 
 class StepHooks:
     """Our hooks on the steps of all optimizers, registered with torch once in a process, and never taken out.
 
     torch raises into ``optimizer.step()`` when a table of hooks changes while it goes through it: a script that stops
-    the recording in a hook of its own would die of it. So the hooks stay, and pass on what they see while somebody
-    listens.
-
-    Attributes:
-        listener: is called while it is not None.
+    the recording in a hook of its own would die of it. So the hooks stay, and pass calls to ``listener`` if it is not
+    None.
     """
 
     def __init__(self) -> None:
@@ -51,11 +46,9 @@ class StepHooks:
 
     @property
     def active(self) -> bool:
-        """Return whether somebody listens."""
         return self.listener is not None
 
     def failed(self, error: Exception) -> None:
-        """Pass a failure on to the listener."""
         if self.listener is not None:
             self.listener.failed(error)
 
@@ -106,7 +99,6 @@ class OptimizerPhase:
         self._replaced = Hooks(PART, tracer)
 
     def install(self) -> None:
-        """Have the hooks called. Idempotent."""
         from torch.amp.grad_scaler import GradScaler
         from torch.optim.optimizer import Optimizer
 
@@ -123,7 +115,6 @@ class OptimizerPhase:
         STEP_HOOKS.listener = self
 
     def uninstall(self) -> None:
-        """Have them called no more."""
         if STEP_HOOKS.listener is self:
             STEP_HOOKS.listener = None
         self._replaced.restore()
@@ -158,7 +149,6 @@ class OptimizerPhase:
         return step
 
     def failed(self, error: Exception) -> None:
-        """Switch the part off."""
         self._tracer.failed(PART, error)
 
     def before_step(self, optimizer: object) -> None:

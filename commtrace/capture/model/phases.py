@@ -93,7 +93,6 @@ class PhaseCapture:
         self._is_clipping = False
 
     def install(self) -> None:
-        """Install the hooks now, or when what they hook is imported."""
         when_imported = self._hooks.when_imported
         when_imported("torch.utils.data.dataloader", self._hook_loader)
         when_imported(_STATEFUL_LOADER, self._hook_loader)
@@ -119,7 +118,7 @@ class PhaseCapture:
         self._hooks.replace_function(module, function, wrap, *_HOLDERS)
 
     def _hook_loader(self, module: ModuleType) -> None:
-        """Hook every class of the module that has a ``__next__`` or makes such an iterator; nested ones count once."""
+        # Every class that has a __next__ or makes such an iterator; nested ones count once.
         for found in list(vars(module).values()):
             if not isinstance(found, type) or found.__module__ != module.__name__:
                 continue
@@ -129,7 +128,7 @@ class PhaseCapture:
                 self._hooks.replace(found, "__iter__", self._waiting(schema.DATA, "start of loader"))
 
     def _hook_serialization(self, module: ModuleType) -> None:
-        """Hook what opens the files of ``torch.save`` and ``torch.load``, which look it up late."""
+        # torch.save and torch.load look them up late.
         self._hooks.replace(module, "_open_zipfile_writer", self._opening)
         self._hooks.replace(module, "_open_file_like", self._opening)
 
@@ -238,7 +237,7 @@ class _Opened:
 
 
 def _is_file(file: Any) -> bool:
-    """Return whether a checkpoint goes to a file: in memory it is on its way to another rank, or a copy."""
+    # A checkpoint in memory is on its way to another rank, or a copy.
     if isinstance(file, (str, os.PathLike)):
         return True
     try:
@@ -261,12 +260,10 @@ class GarbageCollections:
         self._listener = self._collected  # one object, so that it can be found again in gc.callbacks
 
     def install(self) -> None:
-        """Start listening. Idempotent."""
         if self._listener not in gc.callbacks:
             gc.callbacks.append(self._listener)
 
     def uninstall(self) -> None:
-        """Stop listening."""
         if self._listener in gc.callbacks:
             gc.callbacks.remove(self._listener)
 

@@ -28,24 +28,19 @@ a critic that is trained five times as often as its generator is waited for."""
 class StepMarker(Protocol):
     """The part of the tracer that a finder needs."""
 
-    def begin_step(self, number: int | None = None, *, is_users: bool = False, is_found: bool = False) -> None:
-        """Close the current step and open the next one."""
+    def begin_step(self, number: int | None = None, *, is_users: bool = False, is_found: bool = False) -> None: ...
 
-    def restart_step(self) -> None:
-        """Have the current step begin only now."""
+    def restart_step(self) -> None: ...
 
-    def leave_step(self) -> None:
-        """Assign the following rows to no step."""
+    def leave_step(self) -> None: ...
 
-    def return_to_step(self) -> None:
-        """Assign the following rows to the current step again."""
+    def return_to_step(self) -> None: ...
 
-    def discard_step(self, *, frees_number: bool = False) -> None:
-        """Drop the current step, which was none."""
+    def discard_step(self, *, frees_number: bool = False) -> None: ...
 
 
 class StepFinder:
-    """Tells the tracer where steps begin, as long as nobody else does.
+    """Begins the tracer's steps, as long as nobody else does.
 
     Attributes:
         finding: nobody marks steps.
@@ -94,11 +89,7 @@ class StepFinder:
             self.work_begins()
 
     def begins_with(self, number: int) -> bool:
-        """Set the number of the first step, in the program's own count.
-
-        Returns:
-            Whether it is used: not where a step has begun, or somebody marks them.
-        """
+        """Set the program's number of the first step; return False where one has begun, or somebody marks them."""
         if not self.finding or self._has_begun:
             return False
         self._first_number = number
@@ -130,7 +121,7 @@ class StepFinder:
             self._cut()
 
     def trains(self, model: Any) -> bool:
-        """Return whether all that one of the optimizers steps is of this model, so that it is all that is trained."""
+        """Return whether an optimizer steps parameters of this model only, so that it is all that is trained."""
         own = {id(parameter) for parameter in model.parameters()}
         for reference in tuple(self._references.values()):
             groups = getattr(reference(), "param_groups", None) or ()
@@ -140,11 +131,7 @@ class StepFinder:
         return False
 
     def evaluation_begins(self) -> bool:
-        """Take note that something that trains nothing is about to begin.
-
-        Returns:
-            Whether the current step has been left for it, which :meth:`evaluation_ended` has to be told.
-        """
+        """Take note that an evaluation is about to begin; return whether the current step has been left for it."""
         if self._has_left or not self._is_between_steps():
             return False
         self._has_left = True
@@ -152,11 +139,7 @@ class StepFinder:
         return True
 
     def evaluation_ended(self, *, has_left: bool = False) -> None:
-        """Take note that something that trained nothing has ended.
-
-        Args:
-            has_left: what :meth:`evaluation_begins` returned.
-        """
+        """Take note that an evaluation has ended, for which the step was left or not, see :meth:`evaluation_begins`."""
         self._evaluated = True
         if self._is_between_steps():
             self._tracer.restart_step()
@@ -164,7 +147,6 @@ class StepFinder:
                 self._return()
 
     def optimizer_made(self, optimizer: object) -> None:
-        """Expect one optimizer more."""
         if not self.finding or id(optimizer) in self._references:
             return
         number = id(optimizer)
@@ -199,7 +181,6 @@ class StepFinder:
             self._cut()
 
     def _is_between_steps(self) -> bool:
-        """Return whether an evaluation would be no part of the current step."""
         return self.finding and self._has_begun and not self._worked and not self._evaluated_before
 
     def _begin_first_step(self) -> None:

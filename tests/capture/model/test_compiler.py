@@ -26,7 +26,7 @@ assert trace_rules.check(Tracer.enter)
 assert not trace_rules.check(Recorder.flush), "only capture is passed by"
 uninstall()
 assert not trace_rules.check(Tracer.enter)
-assert tracer.guard.take_untold() == []
+assert tracer.guard.take_messages() == []
 """
 
 

@@ -6,14 +6,16 @@ nested: those of a layer hold its attention's.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
 from typing import Final
 
 import numpy as np
 
 from commtrace.analysis.breakdown.partition import Partition
+from commtrace.analysis.statistics import Distribution
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
@@ -21,6 +23,9 @@ from commtrace.trace.spans import Bool, Int64
 
 FORWARD, BACKWARD, RECOMPUTE = "forward", "backward", "recompute"
 _WAYS: Final = (BACKWARD, RECOMPUTE)
+
+_MOST_TIMES: Final = 1_000_000
+"""Times of steps that a table keeps exactly; of more, their leading bits."""
 
 
 @dataclass(slots=True)
@@ -34,7 +39,8 @@ class ModuleTime:
         ns: time by way: forward, backward, recompute.
         exposed_ns: time in it for which the lane stood still for communication, the bubble included; what lies in a
             repeated forward and in the backward around it counts once.
-        of_step_ns: by rank: forward and backward of each step in which the module ran.
+        of_step_ns: by rank: forward and backward of each step in which the module ran; exact for at most a million
+            steps of all ranks and modules.
     """
 
     name: str
@@ -42,11 +48,11 @@ class ModuleTime:
     calls: int = 0
     ns: dict[str, int] = field(default_factory=lambda: {FORWARD: 0, BACKWARD: 0, RECOMPUTE: 0})
     exposed_ns: int = 0
-    of_step_ns: dict[int, Int64] = field(default_factory=dict)
+    of_step_ns: dict[int, Distribution[int]] = field(default_factory=dict)
 
     def __add__(self, later: ModuleTime) -> ModuleTime:
         """Return the row of these steps and of later ones."""
-        none = np.zeros(0, np.int64)
+        none: Distribution[int] = Distribution.of(np.zeros(0, np.int64))
         return ModuleTime(
             self.name,
             self.members | later.members,
@@ -54,15 +60,14 @@ class ModuleTime:
             {way: total + later.ns[way] for way, total in self.ns.items()},
             self.exposed_ns + later.exposed_ns,
             {
-                rank: np.concatenate([self.of_step_ns.get(rank, none), later.of_step_ns.get(rank, none)])
+                rank: self.of_step_ns.get(rank, none) + later.of_step_ns.get(rank, none)
                 for rank in sorted({*self.of_step_ns, *later.of_step_ns})
             },
         )
 
-    def step_quantile(self, share: float) -> int:
+    def step_quantile(self, percent: int) -> int:
         """Return a quantile of the forward and backward of a step, over ranks and steps, ns; 0 of none."""
-        of_step = np.sort(np.concatenate([np.zeros(0, np.int64), *(own[own > 0] for own in self.of_step_ns.values())]))
-        return _quantile(of_step, share)
+        return reduce(add, self.of_step_ns.values()).nearest_rank(percent) or 0 if self.of_step_ns else 0
 
     def to_json(self) -> JsonObject:
         slowest, slower = self.slowest()
@@ -72,8 +77,8 @@ class ModuleTime:
             "calls": self.calls,
             **{f"{way}_ns": total for way, total in self.ns.items()},
             "exposed_ns": self.exposed_ns,
-            "median_step_ns": self.step_quantile(0.5),
-            "p95_step_ns": self.step_quantile(0.95),
+            "median_step_ns": self.step_quantile(50),
+            "p95_step_ns": self.step_quantile(95),
             "slowest_rank": slowest,
             "slowest_rank_slower": slower,
         }
@@ -83,11 +88,12 @@ class ModuleTime:
 
         None where fewer than two ranks have the module.
         """
-        medians = {rank: _quantile(np.sort(own[own > 0]), 0.5) for rank, own in self.of_step_ns.items() if own.any()}
+        every = {rank: own.nearest_rank(50) for rank, own in self.of_step_ns.items()}
+        medians = {rank: median for rank, median in every.items() if median is not None}
         if len(medians) < 2:
             return None, None
         slowest = max(medians, key=lambda rank: (medians[rank], -rank))
-        typical = _quantile(np.sort(np.fromiter(medians.values(), np.int64)), 0.5)
+        typical = sorted(medians.values())[(len(medians) - 1) // 2]
         return slowest, medians[slowest] / typical - 1
 
 
@@ -100,6 +106,7 @@ def module_table(run: Run, times: Partition, steps: Sequence[int]) -> list[Modul
         steps: those that count.
     """
     table: dict[str, ModuleTime] = {}
+    of_step_ns: dict[tuple[str, int], Int64] = {}
     known = np.array(sorted(steps), np.int64)
     with_modules = {
         rank
@@ -123,8 +130,10 @@ def module_table(run: Run, times: Partition, steps: Sequence[int]) -> list[Modul
                 table, run.names[code], int(count[position]), int(duration[own].sum()), int(exposed[own].sum())
             )
             if way != RECOMPUTE:  # it may lie in the backward
-                of_step = row.of_step_ns.setdefault(rank, np.zeros(len(known), np.int64))
+                of_step = of_step_ns.setdefault((row.name, rank), np.zeros(len(known), np.int64))
                 np.add.at(of_step, number[own], duration[own])
+    for (name, rank), of_step in of_step_ns.items():
+        table[name].of_step_ns[rank] = Distribution.of(of_step[of_step > 0])
     return _dearest_first(table.values())
 
 
@@ -136,7 +145,9 @@ def add_modules(some: Iterable[ModuleTime], later: Iterable[ModuleTime]) -> list
     return _dearest_first(table.values())
 
 
-def _dearest_first(rows: Iterable[ModuleTime]) -> list[ModuleTime]:
+def _dearest_first(rows: Collection[ModuleTime]) -> list[ModuleTime]:
+    if sum(len(own) for row in rows for own in row.of_step_ns.values()) > _MOST_TIMES:
+        rows = [replace(row, of_step_ns={rank: own.round() for rank, own in row.of_step_ns.items()}) for row in rows]
     return sorted(rows, key=lambda row: (-sum(row.ns.values()), row.name))
 
 
@@ -152,11 +163,6 @@ def _add(
     row.ns[way] += duration
     row.exposed_ns += exposed
     return row, way
-
-
-def _quantile(ordered: Int64, share: float) -> int:
-    """Return the smallest of the values that so large a share of them does not exceed; 0 of none."""
-    return int(ordered[math.ceil(share * len(ordered)) - 1]) if len(ordered) else 0
 
 
 def _exposed_inside(trace: RankTrace, rows: Int64, stalled_ns: Int64) -> Int64:

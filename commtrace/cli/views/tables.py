@@ -121,7 +121,7 @@ def module_table(summary: Summary) -> Table | None:
             str(len(row.members)),
             f"{row.calls / divisor:.3g}",
             *(milliseconds(part / divisor) for part in (*row.ns.values(), row.exposed_ns)),
-            *(milliseconds(row.step_quantile(share)) for share in (0.5, 0.95)),
+            *(milliseconds(row.step_quantile(percent)) for percent in (50, 95)),
             _slowest(row),
         )
     return table

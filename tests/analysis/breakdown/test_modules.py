@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from rich.console import Console
 
+from commtrace.analysis.breakdown import modules
 from commtrace.analysis.breakdown.modules import add_modules
 from commtrace.analysis.summary import summarise
 from commtrace.cli.views.summary import print_summary
@@ -67,7 +69,7 @@ def test_median_and_tail_over_steps_and_which_rank_is_slowest() -> None:
     (told,) = summarise(make_run({0: steps(0), 1: steps(0), 2: steps(100)}), steps="0:20").modules
 
     # 200, 202 … 238 on ranks 0 and 1; on rank 2 every other step is 200 longer: the 30th and the 57th of 60 values.
-    assert (told.step_quantile(0.5), told.step_quantile(0.95)) == (222, 426)
+    assert (told.step_quantile(50), told.step_quantile(95)) == (222, 426)
     assert told.slowest() == (2, 236 / 218 - 1)
 
     (alone,) = summarise(make_run({0: steps(0)}), steps="0:20").modules
@@ -91,6 +93,26 @@ def test_tables_of_some_steps_and_of_later_ones_add_up() -> None:
 
     assert [row.to_json() for row in add_modules(first, second)] == [row.to_json() for row in whole]
     assert [row.name for row in whole] == ["head", "layers.*"]
+
+
+def test_very_many_steps_are_told_to_half_a_thousandth(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        row
+        for step in range(8)
+        for row in (
+            span("step", 100_000 * step, 100_000 * (step + 1), step=step),
+            span("module", 100_000 * step, 100_000 * step + 90_001 + 2 * step, step=step, name="head"),
+        )
+    ]
+    run = make_run({0: rows, 1: rows})
+    (exact,) = summarise(run, "0:8").modules
+    monkeypatch.setattr(modules, "_MOST_TIMES", 15)
+    parts = [summarise(run, steps).modules for steps in ("0:3", "3:8")]
+    (rounded,), (whole,) = add_modules(*parts), summarise(run, "0:8").modules
+
+    assert exact.step_quantile(50) == 90_007
+    assert rounded.step_quantile(50) == pytest.approx(90_007, rel=2**-11)
+    assert rounded.step_quantile(50) == whole.step_quantile(50) != exact.step_quantile(50)
 
 
 def test_a_stall_in_a_repeated_forward_counts_once() -> None:

@@ -31,9 +31,8 @@ class Block:
     """Rows of several ranks, one rank after the other.
 
     Attributes:
-        ranks: their numbers, ascending.
+        ranks: ascending.
         bounds: rank ``ranks[i]`` has rows ``bounds[i]`` to ``bounds[i + 1]``.
-        spans: all of the rows.
     """
 
     ranks: tuple[int, ...]
@@ -49,7 +48,6 @@ class Block:
         return len(self.spans)
 
     def slices(self) -> dict[int, slice]:
-        """Return the rows of each rank as a slice."""
         return {
             rank: slice(begin, end)
             for rank, (begin, end) in zip(self.ranks, pairwise(self.bounds.tolist()), strict=True)
@@ -73,11 +71,9 @@ class Block:
         return np.repeat(of_rank, np.diff(self.bounds))
 
     def rank(self) -> Int32:
-        """Return the rank of each row."""
         return np.asarray(self.per_row(np.array(self.ranks, np.int32)))
 
     def end_to_end(self) -> Int64:
-        """Return :func:`end_to_end` of the block's rows."""
         return end_to_end(self.spans.start, self.spans.end, self.bounds)
 
 

@@ -1,4 +1,4 @@
-r"""Opens and decodes untrusted files, JSON and text: readers, importers and ``commtrace top`` use nothing else.
+r"""Opens and decodes untrusted files, JSON and text; readers, importers and ``commtrace top`` use nothing else.
 
 No other code meets a pipe that never ends, a number that no column can hold, or text that moves the cursor.
 
@@ -39,7 +39,7 @@ _KINDS_OF_FILE: Final = {
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open a regular file for reading; never wait for a writer.
+    """Open a regular file for reading, without waiting for a writer.
 
     Raises:
         OSError: it cannot be opened, or is a directory, a FIFO or a device.
@@ -113,12 +113,12 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return the text with every line made :func:`printable`; line ends stay."""
+    """Return the text with every line made :func:`printable`."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def all_printable(value: object) -> Any:
-    """Return the same plain value with all text in it :func:`printable`, including keys of dictionaries."""
+    """Return the same plain value with all text in it :func:`printable`, including keys."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):

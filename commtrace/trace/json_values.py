@@ -1,4 +1,4 @@
-"""Results as JSON has them. Inside, a result is a frozen dataclass or a named tuple; it becomes JSON at the edge only.
+"""Turns results into JSON. A result is a frozen dataclass or a named tuple, and becomes JSON at the edge only.
 
 >>> to_json(Aggregate("gc", "collection", -1, -1, 2, 50, 0, 30))["total_ns"]   # doctest: +SKIP
 50
@@ -23,7 +23,7 @@ class HasJson(Protocol):
 
 
 def to_json(value: object) -> JsonValue:
-    """Return a value that JSON can hold: an object of a result, a list of a tuple or list, else the value.
+    """Return a value that JSON can hold.
 
     Raises:
         TypeError: JSON has nothing of the kind.
@@ -42,6 +42,6 @@ def to_json(value: object) -> JsonValue:
 
 
 def fields_to_json(result: object) -> JsonObject:
-    """Return the fields of a dataclass or a named tuple by name, in their order."""
+    """Return the fields of a dataclass or a named tuple by name."""
     names = [field.name for field in fields(result)] if is_dataclass(result) else list(getattr(result, "_fields", ()))
     return {name: to_json(getattr(result, name)) for name in names}

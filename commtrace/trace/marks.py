@@ -228,7 +228,7 @@ def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
         most_ranks: no rank of the job has this number.
 
     Raises:
-        ValueError: the text is none, or says what cannot be.
+        ValueError: the text is none, or impossible.
     """
     if name not in _TYPES:
         return None
@@ -315,13 +315,13 @@ class Marks:
 
     @property
     def coordinates(self) -> Mapping[str, int]:
-        """Position in each parallel dimension; empty without an integration."""
+        """Return the position in each parallel dimension; empty without an integration."""
         coordinates: Mapping[str, int] = self.topology.get("coordinates", {})
         return coordinates
 
     @property
     def parallel(self) -> Mapping[str, int]:
-        """Size of each parallel dimension; empty without an integration."""
+        """Return the size of each parallel dimension; empty without an integration."""
         sizes: Mapping[str, int] = self.topology.get("parallel", {})
         return sizes
 
@@ -336,7 +336,6 @@ class Marks:
         """Collect one mark; unknown ones are ignored.
 
         Args:
-            name, detail: of the mark.
             at_ns: when it was written; without it, times of drops and readings of the device are not kept.
         """
         if name == "process_group":
@@ -373,5 +372,4 @@ class Marks:
 
 
 def read_state(detail: Mapping[str, Any]) -> DeviceState:
-    """Return the reading of a device that a mark holds."""
     return DeviceState(**{**detail, "slowdowns": tuple(detail.get("slowdowns", ()))})

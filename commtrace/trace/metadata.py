@@ -90,7 +90,7 @@ class RankMetadata:
 
     @property
     def most_ranks(self) -> int:
-        """No rank of the job has this number or a higher one. Of an imported job not every rank may be known."""
+        """Return a number that no rank of the job reaches. Of an imported job not every rank may be known."""
         return MOST_RANKS if self.boot_id == IMPORTED else self.world_size
 
     def to_json(self) -> str:
@@ -123,9 +123,9 @@ class Group(NamedTuple):
         id: 63-bit number that is equal on every member (see :func:`group_id`).
         ranks: global ranks of the members, ascending.
         ordinal: position among the groups of the same members, in order of creation.
-        role: what the group is for, in the field's words: ``tp``, ``pp``, ``dp``, ``world``, …
-        name: the name that torch gave to the group in this process.
-        description: ``group_desc`` of the group; empty where there is none.
+        role: in the field's words: ``tp``, ``pp``, ``dp``, ``world``, …
+        name: torch's in this process.
+        description: ``group_desc``; empty where there is none.
         backend: ``nccl``, ``gloo``, …
     """
 
@@ -139,28 +139,26 @@ class Group(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of members."""
         return len(self.ranks)
 
 
 def group_id(ranks: Sequence[int], ordinal: int) -> int:
     """Return a number for the ``ordinal``-th group with these members: equal on all ranks without communication.
 
-    The first 63 bits of a BLAKE2b digest: with 100,000 groups the chance of any collision is below 10⁻⁹.
+    Names of groups may differ between members; the set of members, and the order in which groups of the same members
+    were created, do not. With 100,000 groups the chance of any collision of these 63 bits is below 10⁻⁹.
     """
     text = ",".join(map(str, sorted(ranks))) + f";{ordinal}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 class DeviceState(NamedTuple):
-    """One reading. A field that the device does not report is None.
+    """One reading of an accelerator by its driver. A field that the device does not report is None.
 
     Attributes:
         at_ns: on the rank's monotonic clock.
-        clock_mhz: of its multiprocessors, at this moment.
-        most_clock_mhz: that it can have.
-        temperature_c: of the chip, °C.
-        power_mw, power_limit_mw: drawn, and the limit that is enforced, mW.
+        clock_mhz, most_clock_mhz: of its multiprocessors, at this moment and at most.
+        power_mw, power_limit_mw: drawn, and the limit that is enforced.
         slowdowns: why its clock is held down: words of :data:`SLOWDOWNS`.
         corrected_errors, uncorrected_errors: of its memory (ECC), since the driver was loaded.
         nvlink_errors: replays, recoveries and CRC errors of all its links, since they were last reset.

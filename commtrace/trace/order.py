@@ -32,9 +32,7 @@ def stable_order(key: npt.NDArray[np.generic]) -> Int64:
 
 
 def _positions(digits: Int64, bits: int) -> Int64:
-    """Return what sorts these small numbers, each of which leaves so many of its high bits free; they are
-    overwritten.
-    """
+    """Return the order of small numbers, each of which leaves so many of its high bits free; overwrites them."""
     digits <<= bits
     digits |= np.arange(len(digits))
     digits.sort()

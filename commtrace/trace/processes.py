@@ -26,7 +26,6 @@ _OF_LETTER: Final = {"Z": GONE, "X": GONE, "T": SUSPENDED, "t": SUSPENDED, "D": 
 
 
 def unknown_process(metadata: RankMetadata) -> str | None:
-    """Return None: nobody is asked."""
     return None
 
 

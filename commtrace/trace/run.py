@@ -14,12 +14,7 @@ from commtrace.trace.spans import Spans
 
 
 class Drop(NamedTuple):
-    """Spans dropped since the rank last reported drops.
-
-    Attributes:
-        reported_ns: when it reported them, on its own clock.
-        counts: by kind.
-    """
+    """Spans dropped since the rank last reported drops, by kind; ``reported_ns`` is on its own clock."""
 
     reported_ns: int
     counts: Mapping[str, int]
@@ -39,35 +34,29 @@ class PeerLook(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankTrace:
-    """Everything that one rank recorded.
+    """Everything that one rank recorded. Times are ns of its own clock.
 
     Attributes:
-        metadata: who the rank is.
         spans: its rows, marks left out, sorted by start (at equal starts the longer one first).
         groups: the process groups that it is a member of, by ``Group.id``.
-        coordinates: position in each parallel dimension, e.g. ``{"tp": 0, "pp": 1, "dp": 0}``; empty if unknown.
-        parallel: size of each parallel dimension, e.g. ``{"tp": 2, "pp": 2, "dp": 1}``; empty if unknown.
+        coordinates, parallel: position in each parallel dimension, and size of each; empty if unknown.
         topology: further facts from the framework integration: ``framework``, ``schedule``, ``microbatches``, …
         dropped: spans that the recorder had to drop, by kind.
         anchors: the monotonic clock against the wall clock, over the run.
         in_flight: communications that had been launched and had not ended when the rank last reported.
-        activity: what the rank said it was doing when it had recorded nothing for a while (see trace/marks.py);
-            empty in what older recorders and importers wrote.
-        activity_ns: when it said so, on its own clock.
-        drops: reports of dropped spans, in order.
-        device_states: readings of its device, in the order of time; empty where none were taken.
-        last_written_ns: the latest instant, on its own clock, of which the files tell; None if they tell of none.
+        activity: its last report of what it does while it records nothing; empty where there is none.
+        device_states: readings of its device, in the order of time.
+        last_written_ns: the latest instant in the files; None if they hold none.
         closed: False when the rank did not end in order (killed, or still running).
         exception: type of an uncaught exception that ended the rank; else empty.
         exception_frames: where it was raised, innermost first, as ``file:line function``.
         failures: communications that raised, as the ``failed`` marks have them.
         gone_peers: looks at which it saw other ranks of its host end, in order.
-        stack: where its main thread was when none of Python's threads could run any more, innermost first, as
-            ``file:line function``; empty otherwise.
-        aggregates: by step that is not in detail, the texts of its ``aggregate`` marks (:mod:`.aggregates`).
+        stack: where its main thread was when no thread of Python could run any more, innermost first; else empty.
+        aggregates: by step without detail, the texts of its ``aggregate`` marks.
         discarded: what was deleted to keep to the budget, as the ``discarded`` mark has it; empty if nothing was.
         progress: (step, ns) while nothing was recorded, of a rank that records only some steps.
-        triggers: what was asked for while the run went on, as the ``trigger`` marks have it.
+        triggers: requests for detail during the run, as the ``trigger`` marks have them.
         details: JSON extras of communications, by span id.
     """
 
@@ -109,7 +98,7 @@ class RankTrace:
 
     @property
     def process_start_ns(self) -> int | None:
-        """Return when its process began, on its own clock; None where that was not recorded."""
+        """Return when its process began; None if unknown."""
         start_ns = self.topology.get("process_start_ns")
         return start_ns if isinstance(start_ns, int) else None
 
@@ -129,8 +118,7 @@ class Run:
     """All ranks of one attempt of one job.
 
     Attributes:
-        path: the run directory.
-        ranks: the ranks that were found, ascending by rank; ``world_size`` tells how many there should be.
+        ranks: those that were found, ascending; ``world_size`` is how many there should be.
         names: the words that the codes in ``Spans.name`` and ``Spans.dtype`` stand for.
         problems: sentences for the user: missing ranks, torn files, parts of commtrace that were disabled.
         steps_inferred: nothing marked the steps of the job; these are what its communication suggests.

@@ -90,9 +90,9 @@ _NO = schema.NOT_APPLICABLE
 
 
 class Row(NamedTuple):
-    """One span: the columns of ``schema.SCHEMA``, which says what they mean, in its order.
+    """One span: the columns of ``SCHEMA`` in its order. A column that is not given does not apply.
 
-    Kind, lane and timing are codes, name and dtype words. A column that is not given does not apply.
+    Kind, lane and timing are codes, name and dtype words.
     """
 
     kind: int
@@ -123,6 +123,6 @@ row_of: Final[Callable[[tuple[Any, ...]], Row]] = functools.partial(tuple.__new_
 
 
 def mark_row(name: str, detail: Mapping[str, Any] | Sequence[Any], step: int = _NO, at_ns: int = 0) -> Row:
-    """Return a row of kind ``mark``, of this moment unless ``at_ns`` says of which."""
+    """Return a row of kind ``mark``, of this moment unless ``at_ns`` is given."""
     now = at_ns or time.monotonic_ns()
     return Row(schema.MARK, name, schema.HOST, now, now, step, detail=json.dumps(detail, separators=(",", ":")))

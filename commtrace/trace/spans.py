@@ -51,7 +51,7 @@ class Spans:
 
     ``kind``, ``lane`` and ``timing`` hold codes of the vocabularies in :mod:`commtrace.trace.schema`; ``name`` and
     ``dtype`` index the list of names of the run (``Run.names``), shared by all its ranks, so that codes compare
-    across ranks. The other columns are described in the schema. −1 means "does not apply".
+    across ranks. −1 means "does not apply".
     """
 
     kind: Int8
@@ -85,7 +85,6 @@ class Spans:
         return Spans(*(getattr(self, column.name)[rows] for column in fields(self)))
 
     def replace(self, **columns: npt.NDArray[np.generic]) -> Spans:
-        """Return these spans with some columns exchanged."""
         return Spans(*(columns.get(column.name, getattr(self, column.name)) for column in fields(self)))
 
     @classmethod
@@ -94,7 +93,6 @@ class Spans:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Spans]) -> Spans:
-        """Return the rows of all parts; of a single one the part itself."""
         if not parts:
             return cls.empty()
         if len(parts) == 1:
@@ -103,12 +101,7 @@ class Spans:
 
     @classmethod
     def from_tuples(cls, rows: Sequence[Row], names: list[str]) -> Spans:
-        """Return the columns of rows as the recorder makes them; new names are appended to ``names``.
-
-        Args:
-            rows: kind, lane and timing as codes, name and dtype as words or None.
-            names: the words that the codes will stand for.
-        """
+        """Return the columns of rows as the recorder makes them; new names are appended to ``names``."""
         if not rows:
             return cls.empty()
         codes: dict[str | None, int] = {None: schema.NOT_APPLICABLE}
@@ -123,10 +116,9 @@ class Spans:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], names: list[str]) -> Spans:
-        """Return spans from dictionaries, for tests and small importers.
+        """Return spans from dictionaries, for tests and small importers; new names are appended to ``names``.
 
-        Missing columns are "does not apply". Words (``kind="forward"``, ``name="all_reduce"``) are coded; new names
-        are appended to ``names``.
+        Missing columns are "does not apply". Words (``kind="forward"``, ``name="all_reduce"``) are coded.
         """
         table = [_coded(row, names) for row in rows]
         defaults = {"start": 0, "end": 0, "op_in_seq": 0, "is_async": False, "timing": 0, "lane": schema.COMPUTE}
@@ -155,7 +147,7 @@ def _coded(row: Mapping[str, Any], names: list[str]) -> dict[str, object]:
 
 
 class RowBatch(list[Row]):
-    """A list of rows that must not be changed any more.
+    """The rows of one pass of the recorder, not to be changed any more; columns are made once for all sinks.
 
     Attributes:
         has_columns: whether they were requested before.
@@ -175,7 +167,7 @@ class RowBatch(list[Row]):
 
     @property
     def columns(self) -> Spans:
-        """The rows as columns, without ``detail``."""
+        """Return the rows as columns, without ``detail``."""
         self._make()
         return self._columns
 

@@ -11,24 +11,19 @@ _SEGMENTS_IN_BUDGET: Final = 8
 
 
 class Budget(NamedTuple):
-    """The limit of a rank's recording; 0 means no limit.
-
-    Attributes:
-        steps: the last so many steps.
-        num_bytes: so many bytes of files.
-    """
+    """The limit of a rank's recording: so many last steps, so many bytes of files; 0 means no limit."""
 
     steps: int = 0
     num_bytes: int = 0
 
     @property
     def steps_per_segment(self) -> int:
-        """The most steps of a segment; 0 means no limit."""
+        """Return the most steps of a segment; 0 means no limit."""
         return max(1, self.steps // _SEGMENTS_IN_BUDGET) if self.steps else 0
 
     @property
     def bytes_per_segment(self) -> int:
-        """The most bytes of a segment before its last batch; 0 means no limit."""
+        """Return the most bytes of a segment before its last batch; 0 means no limit."""
         return max(1, self.num_bytes // _SEGMENTS_IN_BUDGET) if self.num_bytes else 0
 
 
@@ -43,7 +38,6 @@ class Discards:
     """The closed segments of a rank, oldest first, and counts of the deleted ones.
 
     Args:
-        budget: what to keep.
         earlier: segments of earlier recordings in the same folder: they go first.
     """
 
@@ -55,12 +49,10 @@ class Discards:
         self._at_ns = 0
 
     def closed(self, path: Path, first_step: int, last_step: int) -> None:
-        """Add a segment that is complete."""
         if any(self._budget) and path.exists():
             self._closed.append(_Closed(path, path.stat().st_size, first_step, last_step))
 
     def rewritten(self, path: Path) -> None:
-        """Read the size of a closed segment again."""
         try:
             num_bytes = path.stat().st_size
         except FileNotFoundError:  # another process has deleted it
@@ -111,7 +103,7 @@ class Discards:
             self._last_step = max(self._last_step, segment.last_step)
 
     def to_json(self) -> dict[str, Any] | None:
-        """Return what the ``discarded`` mark says; None if nothing has been deleted."""
+        """Return the ``discarded`` mark; None if nothing has been deleted."""
         if not self._segments:
             return None
         return {

@@ -32,7 +32,6 @@ _WRITE_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 6), 
 
 
 def is_worthwhile(num_batches: int, num_rows: int) -> bool:
-    """Return whether a segment of so many batches and rows is to be compacted."""
     return num_batches > 1 and num_rows <= MOST_ROWS
 
 
@@ -66,13 +65,13 @@ def compact(segment: Path, num_rows: int, *, sync: bool) -> bool:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete what a process that was killed while it compacted has left behind."""
+    """Delete what a process that was killed during compaction has left behind."""
     for path in directory.glob(f"*{SUFFIX}"):
         _remove(path)
 
 
 def _rewrite(segment: Path, target: Path, sync: bool) -> int:
-    """Copy all rows; returns how many there were."""
+    """Copy all rows and return their number."""
     num_rows = 0
     with segment.open("rb") as source, contextlib.closing(SegmentFile(target)) as file:
         stream = pa.ipc.open_stream(source, options=_READ_OPTIONS)
@@ -88,7 +87,7 @@ def _rewrite(segment: Path, target: Path, sync: bool) -> int:
 
 
 def _merged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Tables of one batch each, of ``ROWS_PER_BATCH`` rows or a little more."""
+    """Yield tables of one batch each, of ``ROWS_PER_BATCH`` rows or a little more."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)

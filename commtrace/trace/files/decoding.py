@@ -50,7 +50,7 @@ class DecodedBlock(NamedTuple):
         block: their spans; sorted within each rank by start, at equal starts the longer one first.
         ranks: by rank, everything else; without its spans, which are those of the block.
         names: the words that the codes in the block stand for.
-        problems: problems that the ranks recorded.
+        problems: those that the ranks recorded.
     """
 
     block: Block
@@ -74,7 +74,6 @@ class RankMarks(NamedTuple):
 
     @classmethod
     def none(cls) -> RankMarks:
-        """Return those of a rank of which nothing was read yet."""
         return cls(Marks(), {})
 
 
@@ -84,7 +83,6 @@ def decode(
     """Decode the spans and marks of several ranks.
 
     Args:
-        tables: by rank.
         steps: only the spans of these; None for all.
         earlier: by rank, the marks of what was read of it before; those in the tables are added.
 
@@ -136,7 +134,6 @@ def known_columns(table: pa.Table) -> pa.Table:
 
 
 def _together(tables: Sequence[pa.Table]) -> pa.Table:
-    """Return the rows of all tables, every column in one piece."""
     if not tables:
         return schema.SCHEMA.empty_table()
     return pa.concat_tables(map(known_columns, tables)).unify_dictionaries().combine_chunks()
@@ -150,7 +147,6 @@ def _read_marks(
     names: Sequence[str],
     most_ranks: Sequence[int],
 ) -> None:
-    """Add these rows to the marks of their ranks."""
     spans = block.spans
     owners = np.searchsorted(block.bounds, rows, side="right") - 1
     for row, owner, text in zip(rows.tolist(), owners.tolist(), column.take(rows).to_pylist(), strict=True):
@@ -168,12 +164,11 @@ def _read_marks(
 
 
 def _whole(block: Block, marks: Sequence[Marks]) -> Bool | np.bool_:
-    """Return rows of steps of which nothing was deleted: a part of the last one deleted may have been in the next
-    segment.
-    """
+    """Return rows of steps of which nothing was deleted."""
     cut = np.array([_last_discarded(own) for own in marks])
     if not (cut >= 0).any():
         return np.True_
+    # A part of the last step that was deleted may be in the next segment.
     steps = block.spans.step
     return np.asarray((steps < 0) | (steps > block.per_row(cut)))
 
@@ -183,9 +178,7 @@ def _last_discarded(marks: Marks) -> int:
 
 
 def _in_order(block: Block, selected: Bool) -> tuple[Int64, Int64]:
-    """Return the selected rows, in each rank by start, at equal starts the longer one first; and the bounds of the
-    ranks.
-    """
+    """Return the selected rows, in each rank by start, at equal starts the longer one first; and the ranks' bounds."""
     rows = np.flatnonzero(selected)
     bounds = np.searchsorted(rows, block.bounds)
     start, end = block.spans.start[rows], block.spans.end[rows]
@@ -331,11 +324,7 @@ def _details(block: Block, detail: pa.ChunkedArray, selected: Bool) -> list[dict
 
 
 def possible_rows(spans: Spans, most_ranks: Int64) -> Bool:
-    """Return for each row whether a recorder can have written it.
-
-    Args:
-        most_ranks: no rank of the job that each row is from has this number.
-    """
+    """Return for each row whether a recorder can have written it; no rank of its job has the number ``most_ranks``."""
     # Not by np.abs: of the smallest int64 it is negative.
     possible = (spans.start > -_LATEST_NS) & (spans.start < _LATEST_NS)
     possible &= (spans.end > -_LATEST_NS) & (spans.end < _LATEST_NS)

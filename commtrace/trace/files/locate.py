@@ -1,4 +1,4 @@
-"""Finds the run directory that a path means, for all reading commands."""
+"""Finds the run directory that a path means, and in it the segments of the newest launch, each rank once."""
 
 from __future__ import annotations
 
@@ -94,7 +94,6 @@ def _latest(path: Path) -> Path:
 
 
 def _instead() -> str:
-    """Return what to pass for a path that does not exist."""
     here = runs_below(RUNS) if RUNS.is_dir() else []
     if not here:
         return (
@@ -261,7 +260,7 @@ def _joined(launches: Sequence[Launch], described: Described) -> list[Launch]:
 
 
 def _recorded_between(traces: Iterable[RankTrace]) -> tuple[int, int]:
-    """Return the first and the last instant of which any of them tells, ns since the epoch."""
+    """Return the first and the last instant that any of them has recorded, ns since the epoch."""
     began, ended = [], []
     for trace in traces:
         anchor = trace.metadata.anchor
@@ -283,8 +282,9 @@ def _groups_with_members_in_both(
 
 
 def _report_folders_of_another_write(chosen: Mapping[int, list[Segment]], problems: list[str]) -> None:
-    """Ranks that were imported or made up are written by one call, which gives them one session; processes that record
-    have one each. Where several ranks share one, those with another are of another call under the same name."""
+    """Report ranks that share no session with the others."""
+    # Ranks that were imported or made up are written by one call, which gives them one session; processes that record
+    # have one each.
     ranks_of = Counter(own[-1].metadata.session for own in chosen.values())
     session, count = ranks_of.most_common(1)[0]
     if count > 1 and len(ranks_of) > 1:
@@ -335,16 +335,12 @@ def _leave_out_copied_segments(chosen: dict[int, list[Segment]], problems: list[
 
 
 def missing_segments(segments: Sequence[Segment], trace: RankTrace) -> list[str]:
-    """Return sentences about segments of a rank that are missing between others, or before them.
-
-    Segments of other recordings in the folder, and those without a readable header, have their own numbers. A budget
-    deletes the first segments. How many is only certain when the recording has ended, and a rank that loses spans may
-    have deleted files without recording it.
-    """
+    """Return sentences about segments of a rank that are missing between others, or before them."""
     numbered = [(segment.number, segment) for segment in segments if segment.number is not None]
     if not numbered:
         return []
     folder = segments[0].path.parent
+    # Segments of other recordings in the folder, and those without a readable header, have their own numbers.
     there = {segment_number(path) for path in segment_paths(folder) if path.exists()}  # a link may point nowhere
     sentences = []
     for (before, earlier), (after, later) in pairwise(numbered):
@@ -356,6 +352,8 @@ def missing_segments(segments: Sequence[Segment], trace: RankTrace) -> list[str]
                 "bounds there. Copy the folder again."
             )
     first, discarded = numbered[0][1].first_number, trace.discarded.get("segments", 0)
+    # A budget deletes the first segments. How many is only certain when the recording has ended, and a rank that loses
+    # spans may have deleted files without recording it.
     keeps_all = not (trace.recording.get("keep_steps") or trace.recording.get("keep_bytes"))
     absent_first = 0 if first is None else numbered[0][0] - first - discarded
     if absent_first > 0 and (keeps_all or (trace.closed and not trace.dropped)):
@@ -371,12 +369,9 @@ def _files(count: int) -> str:
 
 
 def _leave_out_an_earlier_job(chosen: dict[int, list[Segment]], problems: list[str]) -> None:
-    """Leave out ranks of an earlier job with the same name and world size, whose rank in the second job has no files
-    (yet).
-
-    Their communications would be matched with those of the second job. They are recognised by their last write, before
-    the others began. On another host, or before its restart, clocks may differ.
-    """
+    """Leave out ranks of an earlier job with the same name and size, whose rank in the second job has no files."""
+    # Their communications would be matched with those of the second job. They are recognised by their last write, before
+    # the others began. On another host, or before its restart, clocks may differ.
     newest = max((own[-1].metadata for own in chosen.values()), key=lambda metadata: metadata.session)
     left_out = []
     for rank, own in chosen.items():
@@ -402,11 +397,9 @@ def _leave_out_an_earlier_job(chosen: dict[int, list[Segment]], problems: list[s
 def two_at_once(
     found: list[Segment], chosen: Mapping[int, list[Segment]], recorded_until: Callable[[Path], int]
 ) -> list[str]:
-    """Return sentences about jobs that ran at the same time under one name.
-
-    Two jobs are certain only if two processes of one host recorded as the same rank, one still running when the other
-    began. A restarted job, or two recordings in one process, have no such files.
-    """
+    """Return sentences about jobs that ran at the same time under one name."""
+    # Certain only if two processes of one host recorded as the same rank, one still running when the other began. A
+    # restarted job, or two recordings in one process, have no such files.
     ranks = []
     for rank, own in sorted(chosen.items()):
         shown = own[0].metadata
@@ -438,7 +431,7 @@ def _launch(metadata: RankMetadata) -> tuple[str, int, int]:
 
 
 def missing_ranks(ranks: Mapping[int, RankTrace], directory: Path) -> list[str]:
-    """Sentences about the ranks of which nothing was found in a run directory, if there are any."""
+    """Return sentences about the ranks without readable files in a run directory."""
     world_size = max(trace.metadata.world_size for trace in ranks.values())
     missing = set(range(world_size)) - set(ranks)
     there = {rank for rank in missing if rank_directory(directory, rank).is_dir()}

@@ -21,7 +21,7 @@ def merge(nodes: Sequence[Path], output: Path, place: Place) -> int:
 
     Args:
         nodes: directories that hold ranks of the same job, or exactly one run each.
-        output: the run directory to make; it must not hold anything yet.
+        output: must not hold anything yet.
         place: how a folder gets there, such as :func:`copy` or :func:`link`.
 
     Raises:

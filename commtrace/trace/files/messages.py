@@ -1,9 +1,14 @@
-"""Finds the messages of a segment without reading their contents, and the memory that they would take.
+"""Finds the messages of a segment without reading their contents, and checks them.
 
 A segment is a stream of encapsulated Arrow messages
 (https://arrow.apache.org/docs/format/Columnar.html#encapsulated-message-format): a marker, the size of the metadata,
-the metadata, a body. The metadata (a flatbuffer, Message.fbs) tells the length of the body, so that one can step over
-it, and where the body's buffers lie, each of which tells how long it is unpacked.
+the metadata, a body. The metadata (a flatbuffer, Message.fbs) holds the length of the body, so that one can step over
+it, and where the body's buffers lie, each of which holds its unpacked length.
+
+After the end of the stream, where readers of Arrow stop, a complete segment has a table. For every message of the
+stream, in order, it holds length, CRC-32, kind and dictionary. The table ends with its own CRC-32, the number of
+messages, and eight fixed bytes. A segment that is still being written, or whose process was killed, has no table.
+There, each record batch carries the CRC-32 of the messages since the previous batch in its custom metadata.
 """
 
 from __future__ import annotations
@@ -46,7 +51,7 @@ class Message(NamedTuple):
 
     Attributes:
         dictionary: number of the dictionary that it holds; 0 in other messages.
-        crcs: the CRC-32 of the last so many messages before it, if it says so.
+        crcs: the CRC-32 of the last so many messages before it.
     """
 
     offset: int
@@ -57,7 +62,7 @@ class Message(NamedTuple):
 
 
 def custom_metadata(crcs: Sequence[int]) -> dict[bytes, bytes]:
-    """Return what a record batch says of the messages before it; :attr:`Message.crcs` when it is read."""
+    """Return the metadata of a record batch with the checksums of the messages before it."""
     return {_CRCS: b"".join(b"%08x" % crc for crc in crcs)}
 
 
@@ -65,7 +70,7 @@ def message_at(read: Callable[[int, int], bytes], offset: int) -> Message | None
     """Return the message that begins there; None where none does, or not yet.
 
     Args:
-        read: gives so many bytes from an offset on, fewer at the end.
+        read: returns so many bytes from an offset on, fewer at the end.
     """
     head = read(_READ_AT_ONCE, offset)
     if len(head) < _PREFIX.size:
@@ -220,7 +225,7 @@ class SegmentFile:
         """Write the whole messages that Arrow has produced since the last call.
 
         Raises:
-            OSError: the disk is full, or whatever else befalls files.
+            OSError: the disk is full, for example.
         """
         content = self.sink.getvalue()
         self.sink.seek(0)
@@ -257,12 +262,7 @@ class SegmentFile:
 
 
 def read_checksums(file: int, size: int) -> list[Checked] | None:
-    """Read the table of a segment; None if it has none, or a damaged one.
-
-    Args:
-        file: descriptor of the segment.
-        size: how many bytes it has.
-    """
+    """Read the table of a segment of ``size`` bytes; None if it has none, or a damaged one."""
     if size < _FOOTER.size:
         return None
     crc, count, magic = _FOOTER.unpack(os.pread(file, _FOOTER.size, size - _FOOTER.size))

@@ -72,7 +72,7 @@ def load_run(path: str | Path, steps: str | StepRange | None = None) -> Run:
 
 
 def find_segments(directory: Path, problems: list[str]) -> dict[int, list[Segment]]:
-    """Return by rank the segments of the newest attempt, oldest first; what is wrong with them is added to problems."""
+    """Return by rank the segments of the newest attempt, oldest first; add what is wrong with them to problems."""
     found = _scan(directory, problems)
     chosen = newest_session(found, problems, _described)
     problems += two_at_once(found, chosen, _recorded_until)
@@ -91,7 +91,7 @@ def load_earlier_attempts(run: Run) -> Iterator[Run]:
 
 
 def load_newest(path: str | Path) -> Run:
-    """Load only what the ranks of a run wrote last, for whoever asks where it is now. Raises as :func:`load_run`."""
+    """Load only what the ranks of a run wrote last. Raises as :func:`load_run`."""
     problems: list[str] = []
     directory = find_run_directory(Path(path))
     segments = newest_session(_scan(directory, problems, NEWEST_SEGMENTS), problems, _described)

@@ -150,7 +150,6 @@ class SegmentIndex:
         """Read record batches ``first`` to ``end`` (exclusive), without damaged ones.
 
         Args:
-            first, end: positions in ``batches``.
             columns: only these, by their position in the schema.
 
         Raises:
@@ -255,7 +254,6 @@ class SegmentIndex:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error of a library says, shortly."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
@@ -264,16 +262,14 @@ def _pread(file: int, size: int, offset: int) -> bytes:
 
 
 class Extent(NamedTuple):
-    """Record batches of one segment that follow one another, and what they hold.
+    """Record batches of one segment that follow one another.
 
     Attributes:
         segment: position among the segments of the rank.
-        first_batch, end_batch: the batches; the end is exclusive.
-        end_byte: where the last of them ends in the file, which tells whether the file is still the same one.
-        num_rows: spans in them.
+        end_batch: exclusive.
+        end_byte: end of the last batch in the file, which shows whether the file is still the same one.
         first_step, last_step: of the rows that belong to a step; (0, −1) without any.
-        first_ns, last_ns: when the first and the last of the other rows begin, on the rank's clock; (0, −1) without
-            any.
+        first_ns, last_ns: begin of the first and the last of the other rows, on the rank's clock; (0, −1) without any.
     """
 
     segment: int
@@ -339,7 +335,7 @@ def read_extents(
     Args:
         segments: of the rank, oldest first.
         extents: ascending.
-        marks: what must be known of the rank to read them: up to which step rows were deleted.
+        marks: with the step up to which rows were deleted.
         problems: to which what is damaged or missing is added.
 
     Raises:
@@ -370,7 +366,7 @@ def _must_see(segments: Sequence[Segment]) -> None:
 
 
 def _end_byte(index: SegmentIndex, end_batch: int) -> int:
-    """Where a batch ends that comes before this one; −1 where the segment has no such batch."""
+    """Return the end of the batch before this one; −1 where the segment has no such batch."""
     if not 0 < end_batch <= len(index.batches):
         return -1
     last = index.batches[end_batch - 1]
@@ -382,7 +378,7 @@ def _range(values: npt.NDArray[Any]) -> tuple[int, int]:
 
 
 def _groups(index: SegmentIndex) -> Iterator[tuple[int, int]]:
-    """Batches that are read together, as their first one and the one behind the last."""
+    """Yield batches that are read together, as their first one and the one behind the last."""
     first, size = 0, 0
     for number, message in enumerate(index.batches):
         size += message.size
@@ -394,7 +390,7 @@ def _groups(index: SegmentIndex) -> Iterator[tuple[int, int]]:
 
 
 def _runs(extents: Sequence[Extent]) -> Iterator[tuple[int, int]]:
-    """The first batch, and the one behind the last, of extents that follow one another."""
+    """Yield the first batch, and the one behind the last, of extents that follow one another."""
     first, end = extents[0].first_batch, extents[0].end_batch
     for extent in extents[1:]:
         if extent.first_batch != end:
@@ -405,7 +401,7 @@ def _runs(extents: Sequence[Extent]) -> Iterator[tuple[int, int]]:
 
 
 def _extend(index: SegmentIndex, problems: list[str]) -> bool:
-    """Find the batches of a segment; False where it cannot be read."""
+    """Find the batches of a segment; return False where it cannot be read."""
     try:
         index.extend()
     except FileNotFoundError:

@@ -4,7 +4,7 @@
 >>> newest = tail.read(steps=20)                                # doctest: +SKIP
 >>> newest.first, newest.end                                    # doctest: +SKIP
 
-For each rank it reads the batches with the newest steps, and the first ones of the newest segment, which hold the
+Of each rank it reads the batches with the newest steps, and the first ones of the newest segment, which hold the
 process groups. Positions of batches are kept between calls.
 """
 
@@ -56,9 +56,9 @@ class Newest:
     """The end of a run.
 
     Attributes:
-        run: the newest steps and one before them; drops and activity as far as these batches tell.
+        run: the newest steps and one before them; drops and activity as far as these batches hold them.
         first, end: the steps that all ranks have ended, the newest so many; equal if there are none.
-        last_steps: by rank, the last step that it ended; −1 if none is known.
+        last_steps: by rank, the last step that it ended; −1 if unknown.
     """
 
     run: Run
@@ -68,13 +68,7 @@ class Newest:
 
 
 class RunTail:
-    """The positions of the newest steps of a run.
-
-    Raises like :func:`commtrace.trace.files.reader.load_run` if there is no run.
-
-    Args:
-        path: as for ``load_run``.
-    """
+    """The positions of the newest steps of a run; ``path`` and errors are as for ``load_run``."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -166,12 +160,10 @@ class _RankTail:
 
     @property
     def modified_ns(self) -> int:
-        """Return when the newest file was last written to, epoch ns."""
         return self._indexes[-1].modified_ns
 
     @property
     def first_step(self) -> int | None:
-        """The first step whose end was read."""
         return self._first_step
 
     def find_steps(self, steps: int, guess: int) -> None:
@@ -199,13 +191,13 @@ class _RankTail:
         return max(1, -(-self.batches_read * (self._first_step - step + 1) // seen))
 
     def table(self) -> pa.Table | None:
-        """Return what was read, in the order in which it was written, the beginning of the newest segment before it."""
+        """Return the rows in the order in which they were written, the beginning of the newest segment before them."""
         head = self._head()
         parts = [*head, *reversed(self._parts)]
         return pa.concat_tables(map(known_columns, parts)) if parts else None
 
     def _read_back(self, count: int) -> bool:
-        """Read so many batches before those that were read; False if there are none."""
+        """Read so many batches before those that were read; return False if there are none."""
         while self._begin == 0:
             if self._at == 0:
                 self.is_at_beginning = True
@@ -227,7 +219,7 @@ class _RankTail:
         return True
 
     def _head(self) -> list[pa.Table]:
-        """Batches from the beginning of the newest segment to its first step, which hold the process groups."""
+        """Return batches from the beginning of the newest segment to its first step, which hold the process groups."""
         index = self._indexes[-1]
         end = self._begin if self._at == len(self._indexes) - 1 else 0
         head: list[pa.Table] = []
@@ -250,7 +242,7 @@ class _RankTail:
         return [*self.problems, *(problem for index in self._indexes for problem in index.problems)]
 
     def _guarded(self, index: SegmentIndex, read: Any) -> object:
-        """Return what ``read`` returns; None if the file is gone or broken, which is said once."""
+        """Return the result of ``read``; None if the file is gone or broken, which is reported once."""
         try:
             return read()
         except SegmentReplacedError:
@@ -300,9 +292,7 @@ def _groups_used(parts: Iterable[pa.Table]) -> set[int]:
 
 
 def _common_end(tails: Iterable[_RankTail], steps: int) -> int:
-    """Return the step after the last one that all ranks have ended, but for those that are far behind; 0 without
-    any.
-    """
+    """Return the step after the last one that all ranks have ended, but for those far behind; 0 without any."""
     known = [tail for tail in tails if tail.last_step >= 0]
     foremost = max((tail.last_step for tail in known), default=-1)
     newest = max((tail.modified_ns for tail in known), default=0)
@@ -315,7 +305,7 @@ def _common_end(tails: Iterable[_RankTail], steps: int) -> int:
 
 
 def _without_the_very_first(tails: Iterable[_RankTail], first: int, end: int) -> int:
-    """``first``, or the step after it where it is the very first of the run, its warm-up, and others are there."""
+    """Return ``first``, or the step after it where it is the warm-up of the run and others are there."""
     begins = [tail.first_step for tail in tails if tail.is_at_beginning and tail.first_step is not None]
     return max(first, min(begins) + 1) if begins and end - min(begins) >= 3 else first
 

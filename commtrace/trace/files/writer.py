@@ -49,7 +49,6 @@ _LATEST_MARKS: Final = frozenset({"clock_anchor", "in_flight", "trigger"})
 
 
 def rank_directory(run_directory: Path, rank: int) -> Path:
-    """Return where the segments of ``rank`` are kept."""
     return run_directory / f"rank-{rank:05d}"
 
 
@@ -69,9 +68,8 @@ class SegmentWriter:
     somebody deleted is not made again.
 
     Args:
-        run_directory: of the run; the rank's folder is made below it.
+        run_directory: the rank's folder is made below it.
         metadata: goes into the header of every segment.
-        steps_per_segment: after so many steps a new segment begins.
         budget: what to keep; the oldest segments beyond it are deleted whenever a new one begins.
     """
 
@@ -129,7 +127,7 @@ class SegmentWriter:
 
         Args:
             spans: ascending by step.
-            names: what the codes of ``name`` and ``dtype`` stand for.
+            names: words for the codes of ``name`` and ``dtype``.
             before, after: marks that belong in front of the spans and behind them.
         """
         if not len(spans):
@@ -181,11 +179,6 @@ class SegmentWriter:
         return [] if discarded is None else [mark_row("discarded", discarded)]
 
     def write_losses(self, lost: Mapping[str, int]) -> None:
-        """Record that the recording ended in order, and the spans that could not be written.
-
-        Raises:
-            OSError: not even that can be written.
-        """
         write_losses(self.directory, self._metadata.session, lost)
 
     def close(self) -> None:
@@ -329,12 +322,11 @@ class _Vocabulary:
 
 
 def segment_paths(directory: Path) -> list[Path]:
-    """Segments in a rank's folder, oldest first."""
+    """Return the segments in a rank's folder, oldest first."""
     return sorted((path for path in directory.iterdir() if SEGMENT_PATTERN.match(path.name)), key=segment_number)
 
 
 def segment_number(path: Path) -> int:
-    """Return the number in the name of a segment."""
     match = SEGMENT_PATTERN.match(path.name)
     assert match is not None
     return int(match[1])

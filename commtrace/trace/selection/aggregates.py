@@ -22,16 +22,11 @@ _OUTSIDE: Final = -1
 
 
 class Aggregate(NamedTuple):
-    """Sums over the spans of one step with the same kind, name, group and peer.
+    """Sums over the spans of one step with the same kind (a word), name, group and peer.
 
     Attributes:
-        kind, name: of the spans; the kind as a word.
-        group: process group, −1 without one.
         peer: of point-to-point operations and waits for them; else −1.
-        num_spans: how many.
-        total_ns: sum of their durations.
-        num_bytes: sum of their bytes; 0 where they have none.
-        longest_ns: the longest duration.
+        num_bytes: 0 where they have none.
     """
 
     kind: str
@@ -78,7 +73,6 @@ class AggregatingSink:
     Rows outside of any step are handed on until the first step is over, and are summed up after it.
 
     Args:
-        sink: where rows go.
         in_detail: whether a step is recorded in detail. Asked for each row as it comes.
     """
 

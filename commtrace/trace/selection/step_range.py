@@ -46,7 +46,6 @@ class StepRange(NamedTuple):
         return self.first <= last and first < self.end
 
     def mask(self, steps: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        """Return which entries of an array of step numbers are in the range."""
         inside: npt.NDArray[np.bool_] = (steps >= self.first) & (steps < self.end)
         inside &= (steps - self.first) % self.every == 0
         return inside
@@ -67,7 +66,6 @@ class DetailPlan:
     [0, 10, 13, 14, 20]
 
     Attributes:
-        every: one step in so many.
         requested: further steps. Replaced as a whole, so that any thread may read it.
     """
 
@@ -78,13 +76,10 @@ class DetailPlan:
         self.requested: tuple[StepRange, ...] = ()
 
     def details(self, step: int) -> bool:
-        """Return whether ``step`` is recorded in detail."""
         return (self.every > 0 and step % self.every == 0) or self.requests(step)
 
     def requests(self, step: int) -> bool:
-        """Return whether this step was requested."""
         return any(step in steps for steps in self.requested)
 
     def add(self, steps: StepRange) -> None:
-        """Add steps to those that were requested before."""
         self.requested = (*self.requested, steps)

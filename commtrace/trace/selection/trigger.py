@@ -2,9 +2,6 @@
 
 A request names absolute steps that no rank has reached yet. Every rank looks for new requests twice a second and so
 reads them in time: all ranks record the same steps without communication.
-
-A request names absolute steps that no rank has reached yet. Every rank looks for new ones twice a second and so knows
-them before it gets there: all record the same steps, and no rank has to talk to another.
 """
 
 from __future__ import annotations
@@ -37,9 +34,9 @@ class Request:
         id: unique in the run; also the name of its file.
         run_id, attempt: of the run that is meant: a folder may hold several.
         first, end: the steps, ``end`` exclusive.
-        modules: which modules to record as well, as the capture of modules has it; empty: none.
+        modules: to record as well, as :class:`ModuleChoice` reads them; empty: none.
         by: who asks.
-        requested_ns: when, ns since the epoch.
+        requested_ns: epoch.
     """
 
     id: str
@@ -59,7 +56,6 @@ class Request:
 def make_request(
     run_id: str, attempt: int, first: int, steps: int, *, by: str, modules: str = "", now_ns: int = 0
 ) -> Request:
-    """Return a request for ``steps`` steps from ``first`` on."""
     now = now_ns or time.time_ns()
     return Request(f"{now}-{by}", run_id, attempt, first, first + steps, modules, by, now)
 
@@ -69,7 +65,7 @@ def first_step_after(latest: int, step_ns: float | None, *, margin_seconds: floa
 
     Args:
         latest: step that the foremost rank is in now.
-        step_ns: how long a step takes; None if that is not known.
+        step_ns: duration of a step; None if unknown.
         margin_seconds: how long ranks take to see a request.
     """
     if step_ns is None:

@@ -92,12 +92,8 @@ def open(
 class RecordedRun(Generic[Frame]):
     """A run that was read; :func:`commtrace.open` makes it.
 
-    What is worked out is kept, so that a second question costs less. Of a large run, only :meth:`spans`,
-    :meth:`pipeline`, :meth:`stragglers` and :meth:`summary` hold all spans in memory. docs/python.md documents the
-    tables.
-
-    Attributes:
-        problems: what is wrong with its files, in sentences; empty if nothing is.
+    Results are kept, so that a second question costs less. Of a large run, only :meth:`spans`, :meth:`pipeline`,
+    :meth:`stragglers` and :meth:`summary` hold all spans in memory. docs/python.md documents the tables.
     """
 
     def __init__(self, source: Window | LargeRun, steps: str | None, convert: Callable[[pa.Table], Frame]) -> None:
@@ -110,17 +106,17 @@ class RecordedRun(Generic[Frame]):
 
     @property
     def path(self) -> Path:
-        """The run directory."""
+        """Return the run directory."""
         return self._recorded.path
 
     @property
     def run_id(self) -> str:
-        """Name of the run."""
+        """Return the name of the run."""
         return self._recorded.any_metadata.run_id
 
     @property
     def world_size(self) -> int:
-        """Ranks of the job, recorded or not."""
+        """Return the number of ranks of the job, recorded or not."""
         return self._recorded.world_size
 
     @property

@@ -38,11 +38,7 @@ TABLES: Final[Mapping[str, Callable[[RecordedRun[pa.Table]], pa.Table]]] = {
 
 
 def query(run: RecordedRun[pa.Table], text: str) -> pa.Table:
-    """Return what a query of a run gives.
-
-    Args:
-        run: its tables are Arrow tables. Only those whose name stands in the query are made.
-        text: SQL as DuckDB knows it.
+    """Return the rows of a query in SQL of DuckDB. Only tables whose name stands in it are made.
 
     Raises:
         MissingExtraError: DuckDB is not installed.

@@ -223,12 +223,7 @@ STAGES: Final = pa.schema(
 
 
 def spans(run: Run, roles: Roles) -> pa.Table:
-    """Return every span of a run, by rank and then by start.
-
-    Args:
-        run: on one clock.
-        roles: of this run.
-    """
+    """Return every span of a run on one clock, by rank and then by start."""
     of_ranks = {rank: trace.spans for rank, trace in run.ranks.items()}
     every = Spans.concatenate(list(of_ranks.values()))
     role = _concatenated([roles.ranks[rank].role for rank in of_ranks])
@@ -300,12 +295,7 @@ def partition(divided: Partition) -> pa.Table:
 def ranks(recorded: Run, partition: Partition, means: Sequence[RankMean]) -> pa.Table:
     """Return one row per rank that was recorded, with the mean of its steps that count.
 
-    Behind the columns of :data:`RANKS` comes one for each parallel dimension that the ranks told (``tp``, ``pp``, …).
-
-    Args:
-        recorded: whatever was loaded.
-        partition: of the steps that count.
-        means: of the ranks that have such steps.
+    Behind the columns of :data:`RANKS` comes one for each parallel dimension that the ranks have (``tp``, ``pp``, …).
     """
     mean_of = {mean.rank: mean for mean in means}
     num_steps = dict(zip(*(column.tolist() for column in np.unique(partition.rank, return_counts=True)), strict=True))
@@ -337,7 +327,6 @@ def _mean_columns(mean: RankMean) -> dict[str, int]:
 
 
 def communication(rows: Sequence[Communication]) -> pa.Table:
-    """Return the table of communication, the most exposed first."""
     return _of_rows(
         (
             {
@@ -367,7 +356,6 @@ def stragglers(verdicts: Sequence[Verdict]) -> pa.Table:
 
 
 def stages(bubbles: Sequence[StageBubble]) -> pa.Table:
-    """Return the stages of a pipeline, first to last."""
     return _of_rows((asdict(stage) for stage in bubbles), STAGES)
 
 
@@ -376,7 +364,6 @@ def _of_rows(rows: Iterable[Mapping[str, Any]], columns: pa.Schema) -> pa.Table:
 
 
 def _repeated(of_ranks: Mapping[int, Spans]) -> npt.NDArray[Any]:
-    """Return the rank of every row."""
     return np.repeat(np.array(list(of_ranks), np.int32), [len(own) for own in of_ranks.values()])
 
 

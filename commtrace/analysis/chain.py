@@ -21,16 +21,13 @@ from commtrace.trace.run import Run
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """A run, understood.
+    """An analysed run.
 
     Attributes:
         recorded: everything that was loaded, as it was recorded.
-        run: on one clock, only the steps that count; the following are of this run.
-        alignment: how the clocks were brought together.
+        run: on one clock, only the steps that count; ``matches``, ``roles`` and ``partition`` are of this run.
         steps: which steps count, and why the others do not.
-        matches: the communications joined across ranks.
-        roles: what they are for.
-        partition: where the time of every step that counts went; its ``stalled_ns`` are of the rows of the context.
+        partition: its ``stalled_ns`` are of the rows of the context.
         context: these steps with their neighbours.
     """
 
@@ -48,7 +45,7 @@ def analyse(source: str | Path | Run | Window, steps: str | None = None) -> Anal
     """Run the chain.
 
     Args:
-        source: a run directory, a loaded run, or these steps of one as they were loaded.
+        source: a run directory, a loaded run, or some steps of one as they were loaded.
         steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``. Without, all but the first.
 
     Raises:
@@ -59,7 +56,7 @@ def analyse(source: str | Path | Run | Window, steps: str | None = None) -> Anal
 
 
 def analysis_of(matched: Matched) -> Analysis:
-    """Return the rest of the chain."""
+    """Partition the steps of a matched run."""
     context = matched.context
     return Analysis(
         recorded=matched.recorded,

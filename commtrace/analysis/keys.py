@@ -1,4 +1,4 @@
-"""One sortable integer per row out of several columns: joining rows is then one sort."""
+"""Joins rows by several columns: one sortable integer per row, so that joining is one sort."""
 
 from __future__ import annotations
 
@@ -31,10 +31,7 @@ def pack(columns: Sequence[npt.NDArray[np.generic]]) -> Int64:
 
 
 def numbered(column: npt.NDArray[np.generic]) -> Int64:
-    """Return numbers from 0 that are equal exactly where the values are, of a column that has few different ones.
-
-    Process groups are 63-bit hashes, a few thousand of them in millions of rows.
-    """
+    """Return numbers from 0 that are equal exactly where the values are, of a column that has few different ones."""
     # Runs of equal values are common (a rank talks to one group for a while), and what is left is soon sorted.
     changes = np.ones(len(column), np.bool_)
     changes[1:] = column[1:] != column[:-1]
@@ -52,7 +49,7 @@ def sort_groups(key: npt.NDArray[np.generic]) -> tuple[Int64, Int64]:
 
 
 def grouped(key: npt.NDArray[np.generic]) -> tuple[Int64, Int64]:
-    """Of each distinct key, ascending, where it is first; and of every key its number among them."""
+    """Return where each distinct key, ascending, is first, and of every key its number among them."""
     order, begins = sort_groups(key)
     number = np.empty(len(key), np.int64)
     number[order] = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(key))))
@@ -60,14 +57,14 @@ def grouped(key: npt.NDArray[np.generic]) -> tuple[Int64, Int64]:
 
 
 def concatenated_ranges(first: Int64, end: Int64) -> Int64:
-    """``arange(first[0], end[0])``, ``arange(first[1], end[1])``, … in one array."""
+    """Return ``arange(first[0], end[0])``, ``arange(first[1], end[1])``, … in one array."""
     lengths = end - first
     offsets = np.cumsum(lengths) - lengths
     return np.asarray(np.arange(lengths.sum()) + np.repeat(first - offsets, lengths))
 
 
 def grouped_rows(columns: Sequence[npt.NDArray[np.generic]]) -> tuple[Int64, Int64]:
-    """Of each distinct row of these columns, ascending, where it is first; and of every row its number among them.
+    """Return where each distinct row of these columns, ascending, is first, and of every row its number among them.
 
     Meant for rows that are often equal to the one before.
     """

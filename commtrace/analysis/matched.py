@@ -1,6 +1,6 @@
 """The chain of the analysis up to matched communications: load, align, match, choose the steps.
 
-Enough for whoever replays a run; :mod:`commtrace.analysis.chain` goes on to where the time went.
+A replay needs no more; :mod:`commtrace.analysis.chain` goes on to where the time went.
 
 >>> matched = match_run("commtrace-runs/my-run", steps="10:20")  # doctest: +SKIP
 """
@@ -31,11 +31,10 @@ from commtrace.trace.spans import Bool
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The steps that count with those around them: of communication that crosses into them, both ends are here.
+    """The steps that count with their neighbours: of communication that crosses into them, both ends are here.
 
     Attributes:
         run: on one clock, the ranks that count.
-        matches, roles: of this run.
         steps: the numbers of the steps that count.
     """
 
@@ -52,9 +51,7 @@ class Matched:
     Attributes:
         recorded: everything that was loaded, as it was recorded.
         run: on one clock, only the steps that count; ``matches`` are of this run.
-        alignment: how the clocks were brought together.
         steps: which steps count, and why the others do not.
-        matches: the communications joined across ranks.
         rows: by rank of the context, its rows in the steps that count.
         context: these steps with their neighbours; where no step was recorded, the whole recording is its only one.
     """
@@ -69,13 +66,12 @@ class Matched:
 
     @property
     def roles(self) -> Roles:
-        """Return what the communications of ``run`` are for."""
+        """Return the roles of the communications of ``run``."""
         return select_roles(self.context.roles, self.rows)
 
 
 def match_run(source: str | Path | Run | Window, steps: str | None = None) -> Matched:
-    """Run this part of the chain. Arguments and errors are those of :func:`commtrace.analysis.chain.analyse`; steps
-    that were loaded already may be given as they are."""
+    """Run this part of the chain; arguments and errors are those of :func:`commtrace.analysis.chain.analyse`."""
     window = _with_last_attempts(source if isinstance(source, Window) else load_window(source, steps))
     choice = choose_steps(window.recorded, keep_warm_up=steps is not None)
     whole = not choice.used and not choice.left_out
@@ -95,7 +91,6 @@ def match_run(source: str | Path | Run | Window, steps: str | None = None) -> Ma
 
 
 def _with_last_attempts(window: Window) -> Window:
-    """Of steps that one process has done more than once, the earlier attempts are told apart from the last one."""
     context = told_apart(window.context)
     recorded = context if window.recorded is window.context else told_apart(window.recorded)
     return replace(window, context=context, recorded=recorded)
@@ -107,7 +102,6 @@ def of_ranks(run: Run, ranks: Sequence[int]) -> Run:
 
 
 def matches_of(matches: Matches, ranks: Sequence[int]) -> Matches:
-    """Return what was matched of these ranks."""
     if set(ranks) == set(matches.ranks):
         return matches
     return replace(matches, ranks={rank: matches.ranks[rank] for rank in ranks})

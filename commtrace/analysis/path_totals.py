@@ -1,4 +1,4 @@
-"""The critical paths and the lost time of all steps of a run that goes on, added up: what counters are to show.
+"""The critical paths and the lost time of all steps of a run that goes on, added up for counters.
 
 The path of a step leads from rank to rank, so that no rank can know it alone. It is found in the files of all ranks,
 some seconds after the step.
@@ -30,8 +30,6 @@ from commtrace.trace.selection.step_range import StepRange
 
 
 class _Launch(NamedTuple):
-    """The identity of one start of a job."""
-
     run_id: str
     attempt: int
     session: int
@@ -43,16 +41,13 @@ class PathTotals:
     A step is done again by another launch of the job, or by the same processes after they went back to a checkpoint.
     Its path then counts as often: all of that was time of the job.
 
-    Args:
-        path: a run directory, as for :func:`commtrace.trace.files.reader.load_run`.
-
     Attributes:
         path: of all steps so far.
-        lost: of these steps; None while that is not known of any.
-        run_id: of the run; empty before the first step.
+        lost: of these steps; None while unknown.
+        run_id: empty before the first step.
         nodes: by rank, its host.
         last_step: the newest that is in it; −1 before the first.
-        num_left_out: steps whose path is not known, as the clocks of the hosts could not be brought together.
+        num_left_out: steps whose path is unknown, as the clocks of the hosts could not be brought together.
         has_ended: every rank has ended in order, and all of its steps are counted.
     """
 
@@ -73,10 +68,8 @@ class PathTotals:
     def read_on(self, *, to_the_end: bool = False) -> int:
         """Add the steps that all ranks have ended by now, and return how many.
 
-        The newest one waits until the next one has ended: its last communication may be waited for in there.
-
-        Args:
-            to_the_end: the newest one counts at once.
+        The newest one waits until the next one has ended, as its last communication may be waited for in there, unless
+        ``to_the_end``.
 
         Raises:
             RunNotFoundError: nothing was recorded there, or nothing yet.
@@ -92,7 +85,7 @@ class PathTotals:
         return self.path.num_steps + self.num_left_out - before
 
     def _begin(self, run: Run) -> None:
-        """Of another launch of the job, steps are counted anew; what the one before still had comes first."""
+        """Start counting anew for another launch of the job, after what the one before still had."""
         launch = _launch_of(run)
         if launch == self._launch:
             return
@@ -104,7 +97,6 @@ class PathTotals:
         self.run_id = launch.run_id
 
     def _add(self, directory: Path, end: int, *, is_the_end: bool) -> None:
-        """Count the steps below ``end``."""
         if self._next >= end and not (is_the_end and self._next):
             return  # nothing new, or steps that are done again: they count when the job is further than before
         around = StepRange(self._next - 1) if is_the_end else StepRange(self._next - 1, end + 1)
@@ -141,7 +133,6 @@ class PathTotals:
             attempt = without_last_attempts(attempt)
 
     def _count_one(self, context: Run, wanted: StepRange) -> None:
-        """Count the last attempt of each of these steps."""
         window = Window.of(context, wanted)
         if not recorded_steps(window.recorded):
             return

@@ -10,21 +10,21 @@ _MOST_RANGES: Final = 8
 
 
 def ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Consecutive numbers as (first, last), ascending."""
+    """Return consecutive numbers as (first, last), ascending."""
     ordered = enumerate(sorted(set(numbers)))
     runs = (list(group) for _, group in groupby(ordered, key=lambda pair: pair[1] - pair[0]))
     return [(run[0][1], run[-1][1]) for run in runs]
 
 
 def ranges_in_words(found: Iterable[tuple[int, int]], most: int = _MOST_RANGES) -> str:
-    """``0–3, 7``; with `` …`` where there are more than ``most`` ranges."""
+    """Return ``0–3, 7``; with `` …`` where there are more than ``most`` ranges."""
     listed = list(found)
     words = [str(first) if first == last else f"{first}–{last}" for first, last in listed[:most]]
     return ", ".join(words) + (" …" if len(listed) > most else "")
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:
-    """``rank 3`` or ``ranks 0–3, 7``."""
+    """Return ``rank 3`` or ``ranks 0–3, 7``."""
     listed = sorted(set(ranks))
     return f"rank{'s' * (len(listed) != 1)} {ranges_in_words(ranges(listed))}"
 
@@ -37,7 +37,7 @@ def range_in_words(values: Iterable[float]) -> str:
 
 
 def seconds_in_words(time_ns: int) -> str:
-    """``3 ms``, ``0.4 s``, ``42 s``, ``7 min``, ``3.2 h``, ``12 days``."""
+    """Return ``3 ms``, ``0.4 s``, ``42 s``, ``7 min``, ``3.2 h``, ``12 days``."""
     seconds = time_ns / 1e9
     if seconds < 0.1:
         return f"{seconds * 1e3:.0f} ms" if seconds >= 1e-3 else "less than 1 ms"

@@ -1,9 +1,9 @@
-"""Thins very many rows by a number that they carry, so that what stays does not depend on how they were parted.
+"""Thins very many rows by a number that they carry, with a result that does not depend on how they were parted.
 
 Rows stay whose number is a multiple of 2^k, with the smallest k that leaves fewer than the limit. A part of the rows
 never needs a larger k than all of them, so parts can be thinned one by one, and then together once more.
 
->>> thinned = Thinned.of(rows, rows.seq, fewer_than=600_000)                # doctest: +SKIP
+>>> thinned = Thinned.none().plus(spans, fewer_than=600_000)                # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -25,14 +25,11 @@ def least_power(numbers: npt.NDArray[np.generic], fewer_than: int, power: int = 
 
 
 def multiples(numbers: npt.NDArray[Any], power: int) -> Bool:
-    """Return which numbers are multiples of 2^power."""
     return np.asarray(numbers & ((1 << power) - 1) == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Thinned:
-    """Rows whose ``seq`` is a multiple of 2^power."""
-
     spans: Spans
     power: int = 0
 

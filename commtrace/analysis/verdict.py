@@ -1,4 +1,4 @@
-"""One sentence that says what to look at."""
+"""The sentence of a summary that says what costs most, and where to look."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ _WORTH_A_LOOK: Final = 0.05
 
 
 class _Loss(NamedTuple):
-    """Time that was not computing: what it is, and what to look at."""
-
     time_ns: float
     what: str
     look_at: str
@@ -39,14 +37,12 @@ def verdict(
 ) -> str:
     """Return what costs most, over all ranks, and where to look.
 
-    A rank that holds up the others comes first: what the others wait for is only its echo.
+    A rank that holds up the others comes first: the wait of the others is only its echo.
 
     Args:
-        ranks: what their time went to.
-        stragglers: the verdicts on them.
-        unmatched: by role, why it cannot be told what is waiting; see
+        unmatched: by role, why waiting cannot be told from transfer; see
             :mod:`commtrace.analysis.communication.unmatched`.
-        awaited: for whom others waited, longest first.
+        awaited: those for whom others waited, longest first.
         partition: of the same steps; tells a loss that happened once from one of every step.
     """
     wall = sum(rank.wall_ns for rank in ranks)
@@ -66,7 +62,7 @@ def verdict(
 
 
 def _occurrence(partition: Partition, loss: _Loss) -> Occurrence:
-    """In which steps it was, the mean over the ranks."""
+    """Return in which steps it was, the mean over the ranks."""
     ns = np.sum([partition.total(kind, loss.role) for kind in loss.kinds], axis=0)
     steps, which = np.unique(partition.step, return_inverse=True)
     num_ranks = max(len(np.unique(partition.rank)), 1)

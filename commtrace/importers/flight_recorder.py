@@ -60,7 +60,6 @@ def import_flight_recorder(
 
     Args:
         files: one per rank; their names end with the rank.
-        output: directory of the new run.
         ranks_per_host: number of consecutive ranks that share a clock; 0 for 8.
         on_file: called with each file before it is read.
 
@@ -159,14 +158,13 @@ class Entry:
     """An operation that was enqueued.
 
     Attributes:
-        operation: ``all_reduce``, ``send``, …
         group: None if the dump does not list its members.
         seq: in the group for collectives, in the rank for point-to-point operations.
         peer: global rank of the other side; −1 for collectives.
         state: ``scheduled``, ``started`` or ``completed``.
         created_ns: epoch ns at which it was enqueued.
         completed_ns: epoch ns at which a poll found it completed, so an upper bound; None if unknown.
-        num_bytes, dtype: of the tensor; −1 and None if unknown.
+        num_bytes, dtype: −1 and None if unknown.
         frames: name, file and line of the callers, innermost first.
     """
 

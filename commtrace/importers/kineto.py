@@ -38,7 +38,7 @@ class KinetoOptions:
     """Options of the import.
 
     Attributes:
-        communication_pattern: regular expression that finds communication kernels by name, besides those named nccl.
+        communication_pattern: regular expression for names of communication kernels, besides those named nccl.
         profiler_steps: take the ProfilerStep annotations as steps; else a whole file is one step.
         ranks_per_host: number of consecutive ranks that share a clock; 0 for the number of devices.
     """

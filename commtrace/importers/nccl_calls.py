@@ -93,17 +93,14 @@ class Call(NamedTuple):
 def describe(
     kernels: Sequence[CommunicationKernel], rank: int, world: Sequence[int], distributed: Mapping[str, object]
 ) -> tuple[list[Call], list[Group]]:
-    """Describe the communication kernels of one rank.
+    """Return the communication kernels of one rank as calls, by start, and their groups.
+
+    If no kernel of the trace is described, each stream counts as one group of all ranks; else a kernel without
+    description has no group.
 
     Args:
-        kernels: in any order.
-        rank: of the kernels.
         world: all ranks of the job.
         distributed: the ``distributedInfo`` of the trace.
-
-    Returns:
-        The calls by start, and their groups. If no kernel of the trace is described, each stream counts as one group
-        of all ranks; else a kernel without description has no group.
     """
     ordered = sorted(kernels, key=lambda kernel: (kernel.start, kernel.end))
     table = _Groups(world, distributed)
@@ -122,7 +119,6 @@ def describe(
 
 
 def _call(kernel: CommunicationKernel, group: Group | None, rank: int) -> Call:
-    """Return the call without its number."""
     arguments = kernel.arguments
     operation = operation_of(str(arguments.get("Collective name", ""))) or operation_of(kernel.name)
     dtype, size = DTYPES.get(str(arguments.get("dtype", "")), (None, 0))
@@ -143,13 +139,13 @@ def _call(kernel: CommunicationKernel, group: Group | None, rank: int) -> Call:
 
 
 def qualified_name(kernel: str) -> str:
-    """``void deep_ep::intranode::dispatch<8, 768>(int4*, …)`` → ``deep_ep::intranode::dispatch``."""
+    """Return ``deep_ep::intranode::dispatch`` of ``void deep_ep::intranode::dispatch<8, 768>(int4*, …)``."""
     words = kernel.replace(ANONYMOUS, "").partition("(")[0].partition("<")[0].split()
     return words[-1] if words else kernel.strip()
 
 
 def plain_name(kernel: str) -> str:
-    """``void deep_ep::intranode::dispatch<8, 768>(int4*, …)`` → ``dispatch``."""
+    """Return ``dispatch`` of ``void deep_ep::intranode::dispatch<8, 768>(int4*, …)``."""
     return qualified_name(kernel).rpartition("::")[2] or "unknown"
 
 
@@ -173,8 +169,6 @@ def _self_bytes(arguments: Mapping[str, object], num_bytes: int, group: Group | 
 
 
 class _Groups:
-    """The process groups of one rank, found by what events tell about them."""
-
     def __init__(self, world: Sequence[int], distributed: Mapping[str, Any]) -> None:
         self._world = tuple(world)
         self._backend = str(distributed.get("backend", ""))

@@ -28,8 +28,6 @@ _CLOCK_SLACK_NS: Final = 50_000
 
 
 class Imported(NamedTuple):
-    """Counts of an import; marks are no spans."""
-
     ranks: int
     num_spans: int
 
@@ -39,7 +37,6 @@ def mark_row(name: str, detail: object) -> Row:
 
 
 def group_rows(groups: Iterable[Group]) -> list[Row]:
-    """Return the marks that describe these groups."""
     return [mark_row("process_group", {**group._asdict(), "ranks": list(group.ranks)}) for group in groups]
 
 
@@ -85,7 +82,7 @@ def imported_rank(
 def write_rank(
     output: Path, metadata: RankMetadata, spans: Iterable[Row], marks: Sequence[Row] = (), *, closed: bool = True
 ) -> int:
-    """Write one rank and return the number of its spans. ``closed`` is False if its recording was cut off."""
+    """Write one rank and return the number of its spans, without marks. ``closed`` is False if its recording was cut off."""
     writer = SegmentWriter(output, metadata)
     ending = [mark_row("end", {})] if closed else []
     num_rows = 0
@@ -99,13 +96,7 @@ def write_rank(
 def write_rank_spans(
     output: Path, metadata: RankMetadata, spans: Spans, names: Sequence[str], marks: Sequence[Row]
 ) -> None:
-    """Write one rank from columns.
-
-    Args:
-        spans: ascending by step.
-        names: by the codes of ``name`` and ``dtype``.
-        marks: of the rank.
-    """
+    """Write one rank from columns, ascending by step."""
     writer = SegmentWriter(output, metadata, steps_per_segment=_steps_per_segment(spans))
     writer.write_spans(spans, names, before=marks, after=[mark_row("end", {})])
     writer.close()
@@ -137,8 +128,6 @@ def new_run(output: Path) -> tuple[str, int]:
 
 
 class Intervals(NamedTuple):
-    """Intervals as columns, ns."""
-
     start: Int64
     end: Int64
 

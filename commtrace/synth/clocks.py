@@ -25,14 +25,6 @@ class Clock:
     At the true instant t the monotonic clock shows t + ``offset_ns`` + round(t · ``drift_ppm`` · 10⁻⁶), and
     ``step_ns`` more from ``step_at_ns`` on. The wall clock runs at the same rate and is wrong by ``wall_error_ns``, and
     ``wall_step_ns`` more from ``step_at_ns`` on.
-
-    Attributes:
-        offset_ns: uptime of the host at time 0 of the job.
-        drift_ppm: relative error of the rate.
-        wall_error_ns: error of time synchronisation.
-        step_at_ns: true instant at which the clocks jump.
-        step_ns: jump of both clocks, as after a suspension of the host.
-        wall_step_ns: jump of the wall clock alone, when it is set.
     """
 
     offset_ns: int = 0

@@ -13,12 +13,7 @@ from commtrace.trace.spans import Int64
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The groups of a job.
-
-    Attributes:
-        members: by role, the global ranks, shape (groups, members).
-        groups: by role.
-    """
+    """The groups of a job by role; ``members`` are global ranks, of shape (groups, members)."""
 
     job: Job
     members: dict[str, Int64]
@@ -39,7 +34,7 @@ class Layout:
 
     @property
     def gradients(self) -> str:
-        """Role of the group that gradients are reduced over."""
+        """Return the role of the group that gradients are reduced over."""
         return "dp-cp" if self.job.cp > 1 else "dp"
 
     def of_stage(self, role: str, stage: int) -> Int64:
@@ -52,7 +47,6 @@ class Layout:
         return int(self.members[role].shape[1]) if role in self.members else 1
 
     def groups_of(self, rank: int) -> dict[int, Group]:
-        """Return the groups of a rank by id."""
         return {one.id: one for role in self.groups for one in self.groups[role] if rank in one.ranks}
 
     def group_ids(self, role: str) -> Int64:

@@ -117,7 +117,6 @@ class StageRows:
         )  # fmt: skip
 
     def finished(self) -> StageColumns:
-        """Return the rows as columns."""
         templates = self._templates
         places = np.array([template.place for template in templates], np.int32).reshape(-1, 4)
         columns = {

@@ -20,7 +20,6 @@ class Action(NamedTuple):
 
 
 def stage_order(schedule: str, stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    """Return the actions of a stage in a step."""
     if schedule == GPIPE:
         return [Action(letter, number) for letter in (FORWARD, BACKWARD) for number in range(microbatches)]
     total = microbatches * chunks

@@ -276,11 +276,9 @@ def write(
     ranks: Iterable[int] | None = None,
     progress: Callable[[int], object] = lambda num_spans: None,
 ) -> int:
-    """Write the run and ``truth.json``, and return the number of spans.
+    """Write the run and ``truth.json`` into a new directory, and return the number of spans.
 
     Args:
-        synthetic: the run.
-        directory: of the new run; it must not hold one.
         ranks: only these, as if the files of the others were lost.
         progress: called after each rank with its number of spans.
 
@@ -312,7 +310,6 @@ def _write_rank(synthetic: Synthetic, directory: Path, rank: int, session: int, 
 
 
 def _marks(synthetic: Synthetic, trace: RankTrace) -> list[Row]:
-    """Return the marks of a recorder."""
     dropped = [_mark("dropped", dict(trace.dropped))] if trace.dropped else []
     return [
         *(_mark("process_group", _group(one)) for one in trace.groups.values()),

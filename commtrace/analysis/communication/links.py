@@ -20,7 +20,7 @@ import numpy.typing as npt
 from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH, bus_factors, moved_bytes
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.matching.match import Matches, RankMatches
-from commtrace.analysis.statistics import Distribution
+from commtrace.analysis.statistics import MOST_EXACT, Distribution
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
@@ -36,10 +36,6 @@ SLOW: Final = 0.5
 
 _USUAL_PERCENTILE: Final = 75
 """One bad node of three has four of their six links: the median of the others would be slow itself."""
-
-
-MOST_SPEEDS: Final = 1_000_000
-"""Of a run, up to which medians are exact: 8 MB."""
 
 
 class Traffic(NamedTuple):
@@ -160,7 +156,7 @@ def _joined(speeds: Iterable[tuple[Route, Distribution[float]]]) -> LinkSpeeds:
     routes: dict[Route, Distribution[float]] = {}
     for route, own in speeds:
         routes[route] = routes[route] + own if route in routes else own
-    if sum(map(len, routes.values())) > MOST_SPEEDS:
+    if sum(map(len, routes.values())) > MOST_EXACT:
         return LinkSpeeds({route: own.round() for route, own in routes.items()})
     return LinkSpeeds(routes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,13 +26,11 @@ from commtrace.analysis.keys import pack, sort_groups
 from commtrace.analysis.matching.match import Matches, RankMatches
 from commtrace.analysis.matching.operations import of_one_sort, unfinished_rows_of
 from commtrace.analysis.matching.roles import RankRoles, Roles
+from commtrace.analysis.statistics import MOST_EXACT
 from commtrace.trace.blocks import Block
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
-
-MOST_DURATIONS: Final = 1_000_000
-"""Of a table, up to which its quantiles are exact: 8 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +215,7 @@ def _added(parts: Iterable[Mapping[CommunicationKey, CallSums]]) -> dict[Communi
     for part in parts:
         for key, own in part.items():
             sums[key] = sums[key] + own if key in sums else own
-    if sum(len(own.durations) for own in sums.values()) > MOST_DURATIONS:
+    if sum(len(own.durations) for own in sums.values()) > MOST_EXACT:
         return {key: replace(own, durations=own.durations.round()) for key, own in sums.items()}
     return sums
 

@@ -37,7 +37,6 @@ class WhatIfTrace:
     Attributes:
         sizes: of the job, as given: ``dp_size``, ``pp_size``, ``vpp_size``, ….
         steps: step numbers, ascending.
-        optype: of each row; likewise the other columns.
         start_ns: since the start of its step.
     """
 
@@ -165,7 +164,7 @@ def _rows_of_rank(run: Run, trace: RankTrace, types: list[str]) -> _Rows:
 
 
 def _types(run: Run, trace: RankTrace, types: list[str], columns: Int64) -> Int64:
-    """Return the position of each row's type in ``types``, and add new types to it."""
+    """Return the position of each row's type in ``types``, to which new types are added."""
     example, which = grouped(pack([numbered(column) for column in columns]))
     codes = []
     for kind, group, name in columns[:, example].T.tolist():

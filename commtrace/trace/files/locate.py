@@ -370,8 +370,8 @@ def _files(count: int) -> str:
 
 def _leave_out_an_earlier_job(chosen: dict[int, list[Segment]], problems: list[str]) -> None:
     """Leave out ranks of an earlier job with the same name and size, whose rank in the second job has no files."""
-    # Their communications would be matched with those of the second job. They are recognised by their last write, before
-    # the others began. On another host, or before its restart, clocks may differ.
+    # Their communications would be matched with those of the second job. They are recognised by their last write,
+    # before the others began. On another host, or before its restart, clocks may differ.
     newest = max((own[-1].metadata for own in chosen.values()), key=lambda metadata: metadata.session)
     left_out = []
     for rank, own in chosen.items():

@@ -82,7 +82,7 @@ def imported_rank(
 def write_rank(
     output: Path, metadata: RankMetadata, spans: Iterable[Row], marks: Sequence[Row] = (), *, closed: bool = True
 ) -> int:
-    """Write one rank and return the number of its spans, without marks. ``closed`` is False if its recording was cut off."""
+    """Write one rank and return the number of its spans; ``closed`` is False if its recording was cut off."""
     writer = SegmentWriter(output, metadata)
     ending = [mark_row("end", {})] if closed else []
     num_rows = 0

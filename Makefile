@@ -10,8 +10,9 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# Tests run side by side, one process a core; tests/conftest.py says which of them stay together.
-PYTEST := $(BIN)/python -m pytest -n logical
+# Tests run side by side. A process has tests that follow one another, and takes some of another one's when it has none left.
+SIDE_BY_SIDE := -n logical --dist worksteal
+PYTEST := $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 # `make test STRICT=1`, which is what .ci/run runs, fails where a test is skipped that tests/expected_skips.txt does not list.
 # What needs no training: of it `make check` runs the tests.
 CHECKED := tests/test_import_rules.py tests/test_public_api.py tests/test_docs.py tests/test_config.py
@@ -61,7 +62,7 @@ endif
 
 .PHONY: $(NEWEST)/.tested
 $(NEWEST)/.tested: $(NEWEST)/.installed
-	$(NEWEST)/bin/python -m pytest -n logical --long $(if $(STRICT),--expected-skips test-newest) $(NEWEST_TESTS)
+	$(NEWEST)/bin/python -m pytest $(SIDE_BY_SIDE) --long $(if $(STRICT),--expected-skips test-newest) $(NEWEST_TESTS)
 
 $(NEWEST)/.installed: pyproject.toml
 	@$(NEWEST_PIP) install $(TORCH_NEWEST) $(MEGATRON_NEWEST) --editable '.[dev]'

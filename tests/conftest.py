@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -17,17 +17,15 @@ if importlib.util.find_spec("hypothesis"):  # The tests of tests/gpu run on mach
     settings.load_profile("commtrace")
 
 
-SHARING: Final = (
-    "tests/browser/test_perfetto_ui.py",
-    "tests/browser/test_report_in_browser.py",
-    "tests/e2e/launchers/test_slow_link.py",
-    "tests/e2e/launchers/test_slurm.py",
-    "tests/e2e/test_doctor.py",
-    "tests/e2e/test_safety_fates.py",
+LONGEST: Final = (
     "tests/e2e/test_straggler_causes.py",
-    "tests/test_packaging.py",
+    "tests/e2e/test_safety_fates.py",
+    "tests/e2e/test_prometheus.py",
+    "tests/e2e/test_megatron_training.py",
+    "tests/e2e/test_monitor.py",
+    "tests/e2e/test_doctor.py",
 )
-"""Modules whose tests look at one thing that is expensive to make, such as a recorded job: they stay in one process."""
+"""Modules that begin first: at the end of a run no process is to be left alone with one of them."""
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -53,21 +51,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--long"):
-        return
-    long = [item for item in items if item.get_closest_marker("long")]
-    config.hook.pytest_deselected(items=long)
-    items[:] = [item for item in items if item not in long]
+    """Leave out what is long, and begin with what takes the longest.
+
+    With ``--dist worksteal`` a process has tests that follow one another, so that a module's fixture is made once, and
+    a process that has none left takes some from the end of what another one has.
+    """
+    if not config.getoption("--long"):
+        long = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
+    items.sort(key=_place)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hand out tests one by one, but for the modules that share something: these as a whole, and first."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Sharing(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.partition("::")[0]
-            return path if path in SHARING else nodeid
-
-    return Sharing(config, log)
+def _place(item: pytest.Item) -> tuple[int, bool]:
+    module = item.nodeid.partition("::")[0]
+    return LONGEST.index(module) if module in LONGEST else len(LONGEST), item.get_closest_marker("e2e") is None

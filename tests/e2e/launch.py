@@ -12,9 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from torch.distributed import ProcessGroup
 
@@ -25,6 +25,7 @@ BY_KERNELS = REPOSITORY / "tests" / "e2e" / "programs" / "by_kernels.py"
 WAYS = ((), (BY_KERNELS,)) if hasattr(ProcessGroup, "register_pre_hook") else ((),)
 """The ways to see what C++ issues that this version of torch has."""
 
+_RANKS = REPOSITORY / "tests" / "e2e" / "ranks.py"
 _SECONDS_TO_DUMP_STACKS = 5.0
 
 _ABORTED = "terminate called without an active exception"
@@ -56,8 +57,29 @@ def launch(
     several ranks print is whole if it is one string, its end included.
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
+    return _run_job([*torchrun, *map(str, script_args)], env, timeout)
+
+
+def fork(
+    script_args: Sequence[str | Path],
+    nproc: int,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 120.0,
+) -> Completed:
+    """Run a script as :func:`launch` does, on ranks that are forked from one process after it has imported torch.
+
+    For what torchrun has no part in. Importing torch is most of what a small job costs.
+    """
+    return _run_job([sys.executable, "-u", str(_RANKS), str(nproc), *map(str, script_args)], env, timeout)
+
+
+Starter: TypeAlias = Callable[..., Completed]
+""":func:`launch` or :func:`fork`."""
+
+
+def _run_job(command: Sequence[str], env: Mapping[str, str] | None, timeout: float) -> Completed:
     for _ in range(_TRIES):
-        completed = run([*torchrun, *map(str, script_args)], env, timeout)
+        completed = run(command, env, timeout)
         if not (_is_off(env or {}) and completed.returncode and _ABORTED in completed.stdout):
             break
     return completed

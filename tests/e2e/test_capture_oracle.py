@@ -15,7 +15,7 @@ from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
 from tests.e2e import oracle
-from tests.e2e.launch import REPOSITORY, WAYS, launch
+from tests.e2e.launch import REPOSITORY, WAYS, fork
 from tests.e2e.traces import rows
 
 pytestmark = [
@@ -32,7 +32,7 @@ PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "every_origin.py"
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long), 4])
 def test_every_communication_is_recorded_once_with_its_size(size: int, way: tuple[Path, ...], tmp_path: Path) -> None:
-    completed = launch([*way, PROGRAM, tmp_path], size, {"COMMTRACE_DIR": str(tmp_path / "run")}, timeout=150)
+    completed = fork([*way, PROGRAM, tmp_path], size, {"COMMTRACE_DIR": str(tmp_path / "run")}, timeout=150)
 
     assert completed.returncode == 0, completed.stdout
     run = load_run(tmp_path / "run")

@@ -15,7 +15,7 @@ import pytest
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
-from tests.e2e.launch import REPOSITORY, launch
+from tests.e2e.launch import REPOSITORY, fork
 from tests.e2e.traces import role_of, rows
 
 pytestmark = [
@@ -151,7 +151,7 @@ def record(command: list[str | Path], directory: Path) -> tuple[Run, str]:
 
 
 def recorded(command: list[str | Path], env: Mapping[str, str] | None = None) -> str:
-    completed = launch(command, 2, env, timeout=180)
+    completed = fork(command, 2, env, timeout=180)
     assert completed.returncode == 0, completed.stdout
     told = [line for line in completed.stdout.splitlines() if "commtrace" in line]
     assert [line for line in told if "recording to" not in line] == []
@@ -159,7 +159,7 @@ def recorded(command: list[str | Path], env: Mapping[str, str] | None = None) ->
 
 
 def unrecorded(command: list[str | Path]) -> str:
-    completed = launch(command, 2, {"COMMTRACE_ENABLED": "0"}, timeout=180)
+    completed = fork(command, 2, {"COMMTRACE_ENABLED": "0"}, timeout=180)
     assert completed.returncode == 0, completed.stdout
     return completed.stdout
 

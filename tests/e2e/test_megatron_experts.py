@@ -12,7 +12,7 @@ from commtrace.analysis.pipeline.observed import reconstruct_pipeline
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
-from tests.e2e.launch import REPOSITORY, launch
+from tests.e2e.launch import REPOSITORY, fork
 from tests.e2e.traces import role_of, rows
 
 pytestmark = pytest.mark.e2e
@@ -23,7 +23,7 @@ LAYERS, MICROBATCHES, ITERATIONS = 2, 4, 2
 
 
 def train(directory: Path, *options: str, ranks: int = 2) -> tuple[Run, list[str]]:
-    completed = launch([PROGRAM, *options], ranks, {"COMMTRACE_DIR": str(directory)})
+    completed = fork([PROGRAM, *options], ranks, {"COMMTRACE_DIR": str(directory)})
     assert completed.returncode == 0, completed.stdout
     run = load_run(directory)
     assert run.problems == ()

@@ -11,7 +11,7 @@ import pytest
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
-from tests.e2e.launch import launch
+from tests.e2e.launch import Starter, fork, launch
 from tests.e2e.test_safety_everything import (
     EVERYTHING,
     NOTHING,
@@ -29,13 +29,19 @@ ITERATIONS, MICROBATCHES = 3, 4
 SMALL = ["--iterations", ITERATIONS, "--microbatches", MICROBATCHES, "--hidden", 64, "--sequence", 32]
 
 
-def train(directory: Path, *options: object, processes: int = 4, variables: Mapping[str, str] | None = None) -> str:
+def train(
+    directory: Path,
+    *options: object,
+    processes: int = 4,
+    variables: Mapping[str, str] | None = None,
+    start: Starter = launch,
+) -> str:
     """Run the example; the losses and gradient norms of its iterations, bit for bit."""
     losses = directory / "losses.txt"
     directory.mkdir(exist_ok=True)
     arguments = [EXAMPLE, *map(str, [*SMALL, *options]), "--print-losses", str(losses)]
     environment = {**places(directory / "run"), **(variables or {})}
-    completed = launch(arguments, processes, environment, timeout=200)
+    completed = start(arguments, processes, environment, timeout=200)
     assert completed.returncode == 0, completed.stdout
     assert_nobody_complained(completed.stdout)
     return losses.read_text()
@@ -43,9 +49,9 @@ def train(directory: Path, *options: object, processes: int = 4, variables: Mapp
 
 @pytest.mark.timeout(700)  # three trainings
 def test_losses_are_bitwise_equal_with_commtrace_with_all_that_it_can_do_and_without(tmp_path: Path) -> None:
-    plain = train(tmp_path / "plain", "--pipeline", 2, "--overlap", variables=NOTHING)
+    plain = train(tmp_path / "plain", "--pipeline", 2, "--overlap", variables=NOTHING, start=fork)
     recorded = train(tmp_path, "--pipeline", 2, "--overlap")
-    with_everything = train(tmp_path / "everything", "--pipeline", 2, "--overlap", variables=EVERYTHING)
+    with_everything = train(tmp_path / "everything", "--pipeline", 2, "--overlap", variables=EVERYTHING, start=fork)
 
     assert recorded == with_everything == plain
     assert len(set(plain.splitlines())) == ITERATIONS  # the loss changes: it does train

@@ -19,7 +19,7 @@ import pytest
 
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
-from tests.e2e.launch import REPOSITORY, Completed, launch
+from tests.e2e.launch import REPOSITORY, Completed, fork
 
 pytestmark = pytest.mark.e2e
 
@@ -48,7 +48,7 @@ class Job(threading.Thread):
 
     def run(self) -> None:
         arguments = [PROGRAM, self.slow, str(self._seconds)]
-        self.completed = launch(arguments, 4, self._environment, timeout=self._seconds + 90)
+        self.completed = fork(arguments, 4, self._environment, timeout=self._seconds + 90)
 
     def status(self) -> dict[str, Any]:
         try:

@@ -16,7 +16,7 @@ import torch
 from commtrace.exporters.otlp.spans import SpanIds
 from commtrace.live.summary import trace_id
 from commtrace.trace.files.reader import load_run
-from tests.e2e.launch import REPOSITORY, launch
+from tests.e2e.launch import REPOSITORY, fork
 from tests.exporters.otlp.receiver import attributes, receiving
 from tests.exporters.otlp.semantics import violations
 
@@ -41,7 +41,7 @@ def environment(directory: Path, url: str, **more: str) -> dict[str, str]:
 def test_all_ranks_spans_of_a_step_are_one_trace_whose_links_resolve(tmp_path: Path) -> None:
     with receiving() as receiver:
         given = environment(tmp_path, receiver.url, OTEL_EXPORTER_OTLP_COMPRESSION="gzip")
-        completed = launch(["tests/e2e/programs/pairs.py", str(STEPS), "0.05", "5"], 4, given)
+        completed = fork(["tests/e2e/programs/pairs.py", str(STEPS), "0.05", "5"], 4, given)
     assert completed.returncode == 0, completed.stdout
 
     assert violations(receiver.spans) == []
@@ -105,7 +105,7 @@ def test_a_receiver_that_is_killed_changes_nothing_for_training(tmp_path: Path) 
     try:
         _until(lambda: port_file.exists() and port_file.read_text() != "")
         given = environment(tmp_path, f"http://127.0.0.1:{port_file.read_text()}")
-        completed = launch(["tests/e2e/programs/pairs.py", str(MANY_STEPS), "0.05", "0"], 2, given)
+        completed = fork(["tests/e2e/programs/pairs.py", str(MANY_STEPS), "0.05", "0"], 2, given)
         assert receiver.wait(60) == -signal.SIGKILL, "it kills itself when it has got spans"
     finally:
         receiver.kill()

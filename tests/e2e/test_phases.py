@@ -11,7 +11,7 @@ import pytest
 from commtrace.analysis.summary import summarise
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
-from tests.e2e.launch import REPOSITORY, launch
+from tests.e2e.launch import REPOSITORY, fork
 from tests.e2e.traces import rows
 
 pytestmark = pytest.mark.e2e
@@ -25,11 +25,11 @@ def digests(output: str) -> list[str]:
 
 
 def test_modules_and_phases_of_a_job_that_computes_the_same_bits(tmp_path: Path) -> None:
-    plain = launch([PROGRAM, tmp_path / "plain"], 2, {"COMMTRACE_ENABLED": "0"}, timeout=120)
+    plain = fork([PROGRAM, tmp_path / "plain"], 2, {"COMMTRACE_ENABLED": "0"}, timeout=120)
     assert plain.returncode == 0, plain.stdout
 
     options = {"COMMTRACE_DIR": str(tmp_path / "run"), "COMMTRACE_MODULES": "depth=2"}
-    recorded = launch([PROGRAM, tmp_path / "recorded"], 2, options, timeout=120)
+    recorded = fork([PROGRAM, tmp_path / "recorded"], 2, options, timeout=120)
 
     assert recorded.returncode == 0, recorded.stdout
     assert len(digests(plain.stdout)) == 2

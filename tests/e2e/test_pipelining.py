@@ -13,7 +13,7 @@ from commtrace.analysis.pipeline.observed import reconstruct_pipeline
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
-from tests.e2e.launch import launch
+from tests.e2e.launch import fork
 from tests.e2e.traces import role_of, rows
 from tests.pipeline_factory import one_forward_one_backward
 
@@ -90,7 +90,7 @@ def assert_each_call_of_the_schedule_is_a_step(run: Run) -> None:
 
 def train(names: list[str], ranks: int, directory: Path) -> list[Run]:
     """The runs of one job that trains with one schedule after the other."""
-    completed = launch([PROGRAM, directory, *names], ranks, timeout=240)
+    completed = fork([PROGRAM, directory, *names], ranks, timeout=240)
     assert completed.returncode == 0, completed.stdout
     runs = [load_run(directory / name) for name in names]
     for run in runs:

@@ -21,7 +21,7 @@ from commtrace.live.summary import trace_id
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from tests.e2e import prometheus
-from tests.e2e.launch import Completed, launch
+from tests.e2e.launch import Completed, fork
 
 pytestmark = [
     pytest.mark.e2e,
@@ -82,7 +82,7 @@ def test_panels_rules_and_alerts_see_a_real_run(tmp_path: Path) -> None:
         prometheus.running(tmp_path, targets, rules) as server,
         _critical_path(tmp_path),
     ):
-        training = pool.submit(launch, program, 4, environment, 500)
+        training = pool.submit(fork, program, 4, environment, 500)
         job = Job(tmp_path, server)
         try:
             _nobody_is_slow(job)

@@ -17,7 +17,7 @@ import pytest
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
-from tests.e2e.launch import REPOSITORY, launch
+from tests.e2e.launch import REPOSITORY, fork
 from tests.e2e.traces import rows
 
 pytestmark = pytest.mark.e2e
@@ -65,7 +65,7 @@ def test_losses_gradients_and_weights_are_bitwise_equal(trainings: tuple[str, ..
 
 def digests_of(trainings: tuple[str, ...], directory: Path, environment: dict[str, str]) -> dict[tuple[str, str], str]:
     variables = {**environment, **places(directory), "PYTHONPATH": str(REPOSITORY)}
-    completed = launch([PROGRAM, *trainings], 2, variables, timeout=200)
+    completed = fork([PROGRAM, *trainings], 2, variables, timeout=200)
     assert completed.returncode == 0, completed.stdout
     assert_nobody_complained(completed.stdout)
     found = re.findall(r"rank (\d) (\w+) computed (\w{64})", completed.stdout)

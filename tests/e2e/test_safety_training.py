@@ -11,7 +11,7 @@ import pytest
 
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
-from tests.e2e.launch import REPOSITORY, launch, run
+from tests.e2e.launch import REPOSITORY, fork, launch, run
 from tests.e2e.traces import rows
 
 pytestmark = pytest.mark.e2e
@@ -28,11 +28,11 @@ def digests(output: str) -> dict[int, str]:
 
 
 def test_results_are_bitwise_equal_and_a_window_records_exactly_its_steps(tmp_path: Path) -> None:
-    plain = launch([TRAINING, "12"], 2, {"COMMTRACE_ENABLED": "0", "COMMTRACE_DIR": str(tmp_path)}, timeout=120)
+    plain = fork([TRAINING, "12"], 2, {"COMMTRACE_ENABLED": "0", "COMMTRACE_DIR": str(tmp_path)}, timeout=120)
     assert plain.returncode == 0, plain.stdout
     assert list(tmp_path.iterdir()) == []
 
-    recorded = launch([TRAINING, "12"], 2, {"COMMTRACE_STEPS": "3:10:2", "COMMTRACE_DIR": str(tmp_path)}, timeout=120)
+    recorded = fork([TRAINING, "12"], 2, {"COMMTRACE_STEPS": "3:10:2", "COMMTRACE_DIR": str(tmp_path)}, timeout=120)
 
     assert recorded.returncode == 0, recorded.stdout
     assert sorted(digests(plain.stdout)) == [0, 1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 from collections import Counter
@@ -18,7 +17,7 @@ from commtrace.analysis.stragglers.verdict import PHASES, Verdict
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
-from tests.e2e.launch import REPOSITORY, launch, run
+from tests.e2e.launch import REPOSITORY, fork, run
 from tests.e2e.traces import rows
 
 # Eight trainings before the first test.
@@ -30,8 +29,6 @@ MICROBATCHES, SLOW_FORWARD_MS = 8, 60
 """What the others need for a forward while ranks share few cores, a tenth to a half of this, makes it cost less."""
 # A small model: where four ranks share few cores, what they compute would make each other late.
 OPTIONS = ["--pipeline", "2", "--microbatches", str(MICROBATCHES), "--hidden", "64", "--sequence", "32"]
-# The replicas of a stage are on different hosts: host a is ranks 0 and 2, host b ranks 1 and 3.
-TWO_HOSTS = 'export COMMTRACE_NODE_ID=$([ $((LOCAL_RANK % 2)) = 0 ] && echo a || echo b); exec "$@"'
 
 CAUSES: dict[str, tuple[tuple[str, ...], str | None, set[int]]] = {
     "communication": (("communication",), None, {1}),
@@ -48,17 +45,9 @@ CAUSES: dict[str, tuple[tuple[str, ...], str | None, set[int]]] = {
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run of each cause, one in which a rank sleeps in every forward, and one in which nobody does."""
     folder = tmp_path_factory.mktemp("stragglers")
-    for causes, iterations, wrapper in (
-        (CAUSES, "12", ["--no-python", "bash", "-c", TWO_HOSTS, "bash", "python"]),
-        (("forward", "nobody"), "24", []),
-    ):
-        environment = {
-            "PYTHONPATH": str(REPOSITORY),
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        }
-        command = [*wrapper, PROGRAM, folder, *causes, "--", *OPTIONS, "--iterations", iterations]
-        completed = launch(command, 4, environment, timeout=240)
-        assert completed.returncode == 0, completed.stdout
+    trainings = [*(f"{cause}=12" for cause in CAUSES), "forward=24", "nobody=24"]
+    completed = fork([PROGRAM, folder, *trainings, "--", *OPTIONS], 4, {"PYTHONPATH": str(REPOSITORY)}, timeout=400)
+    assert completed.returncode == 0, completed.stdout
     return folder
 
 

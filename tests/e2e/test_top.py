@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from commtrace.cli.main import app
 from tests.e2e import prometheus
-from tests.e2e.launch import REPOSITORY, Completed, launch
+from tests.e2e.launch import REPOSITORY, Completed, fork
 
 pytestmark = pytest.mark.e2e
 
@@ -39,7 +39,7 @@ class Job:
             "COMMTRACE_PROMETHEUS_IDENTITY": "1",
             "COMMTRACE_STEPS_PER_SEGMENT": "20",  # so that segments end, and are compacted, under the reader's eyes
         }
-        self._future: Future[Completed] = pool.submit(launch, [program, self._stop], RANKS, variables, SECONDS)
+        self._future: Future[Completed] = pool.submit(fork, [program, self._stop], RANKS, variables, SECONDS)
 
     def endpoint(self, rank: int) -> str:
         """Where a rank answers, as its target file says."""

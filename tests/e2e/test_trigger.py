@@ -22,7 +22,7 @@ from commtrace.trace import schema
 from commtrace.trace.files.reader import load_newest, load_run
 from commtrace.trace.run import Run
 from commtrace.trace.selection.aggregates import read_aggregates
-from tests.e2e.launch import REPOSITORY, Completed, launch
+from tests.e2e.launch import REPOSITORY, Completed, fork
 from tests.e2e.traces import rows
 
 pytestmark = pytest.mark.e2e
@@ -47,7 +47,7 @@ class Job:
         self._stop = directory / "stop"
         script = REPOSITORY / "tests" / "e2e" / "programs" / f"{program}.py"
         variables = {"COMMTRACE_DIR": str(self.directory), **environment}
-        self._future: Future[Completed] = pool.submit(launch, [script, self._stop], ranks, variables, SECONDS)
+        self._future: Future[Completed] = pool.submit(fork, [script, self._stop], ranks, variables, SECONDS)
 
     def until(self, reached: Callable[[Run], bool]) -> Run:
         """Wait for something to be in the newest files of the job."""

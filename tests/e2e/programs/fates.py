@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import itertools
 import json
 import os
@@ -30,7 +31,7 @@ from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.schema import Row
 
 FOLDER = Path(sys.argv[1])
-AT_ONCE = 4
+AT_ONCE = 8
 HALF_A_SECOND_NS = 500_000_000
 CGROUPS = Path("/sys/fs/cgroup")
 MEMORY_GROUP = (CGROUPS / "memory" if (CGROUPS / "memory").is_dir() else CGROUPS) / f"commtrace-tests-{os.getpid()}"
@@ -431,6 +432,7 @@ JOBS: dict[str, Callable[[], None]] = {
 
 def main() -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # else each process goes through all modules when it ends, and copies them
     processes: dict[int, str] = {}
     statuses: dict[str, int] = {}
     for name, job in JOBS.items():

@@ -7,6 +7,7 @@ seconds more have passed, ``FOLDER/hanging`` is made; seconds later every rank t
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import os
 import signal
@@ -203,6 +204,7 @@ def run_rank(name: str, rank: int) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # else each process goes through all modules when it ends, and copies them
     processes = []
     for name in SCENARIOS:
         for rank in range(WORLD_SIZE):

@@ -1,7 +1,8 @@
 """The Megatron example again and again, each time with one thing made slow on purpose and recorded as a run of its own.
 
-Arguments: a folder, the causes, each of which gets a run below it, and behind -- the example's own options. Ranks 0 and
-1 are the replicas of stage 0, ranks 2 and 3 those of stage 1.
+Arguments: a folder, the causes, each of which gets a run below it, and behind -- the example's own options. A cause is
+followed by its number of iterations: host=12. Ranks 0 and 1 are the replicas of stage 0, ranks 2 and 3 of stage 1.
+Where a cause is injected, the replicas of a stage are on different hosts: ranks 0 and 2 on a, ranks 1 and 3 on b.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ RANK = int(os.environ["RANK"])
 SLOW_RANK = 1
 SLOW_STAGE = (2, 3)
 SLOW_HOST = (1, 3)
+ON_ONE_HOST = ("forward", "nobody")
 SLOW_FORWARD_MS = 60
 MILLISECONDS = 1e-3
 
@@ -42,15 +44,17 @@ def main(folder: Path, causes: list[str], options: list[str]) -> None:
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     init = dist.init_process_group
     example.use_cpu_for_cuda = functools.cache(example.use_cpu_for_cuda)
-    for cause in causes:
+    for cause, _, iterations in (argument.partition("=") for argument in causes):
         own = dist.PrefixStore(cause, store)
         joined = functools.partial(init, store=own, rank=RANK, world_size=int(os.environ["WORLD_SIZE"]))
         slow_rank = ["--slow-rank", str(SLOW_RANK), "--slow-ms", str(SLOW_FORWARD_MS)] if cause == "forward" else []
         with ExitStack() as injected:
             injected.enter_context(mock.patch.object(dist, "init_process_group", joined))
-            injected.enter_context(mock.patch.object(sys, "argv", [sys.argv[0], *options, *slow_rank]))
+            arguments = [sys.argv[0], *options, *slow_rank, "--iterations", iterations]
+            injected.enter_context(mock.patch.object(sys, "argv", arguments))
             inject(cause, injected)
-            injected.enter_context(mock.patch.dict(os.environ, COMMTRACE_DIR=str(folder / cause)))
+            host = {} if cause in ON_ONE_HOST else {"COMMTRACE_NODE_ID": "b" if RANK in SLOW_HOST else "a"}
+            injected.enter_context(mock.patch.dict(os.environ, COMMTRACE_DIR=str(folder / cause), **host))
             commtrace.start()  # as the environment says, which names the node
             example.main()
             commtrace.stop()
@@ -67,7 +71,7 @@ def inject(cause: str, injected: ExitStack) -> None:
         replace(dist.Work, "wait", slow_wait(dist.Work.wait))
     if cause == "data" and RANK == SLOW_RANK:
         replace(example, "synthetic_batches", slow_batches(example.synthetic_batches))
-    if cause not in ("nobody", "forward"):
+    if cause not in ON_ONE_HOST:
         replace(example, "forward_step", slow_forward(cause, example.forward_step))
 
 

@@ -1,0 +1,93 @@
+"""Ranks that are forked from a process which has imported torch: once, instead of once by torchrun and by each rank.
+
+python tests/e2e/ranks.py 4 examples/train_megatron_gpt.py --iterations 2
+
+A rank has the variables that ``torchrun --standalone`` gives it, and the store of the job is here as it is there. If a
+rank fails the others are terminated.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import torch.distributed as dist
+
+ADDRESS: Final = "127.0.0.1"
+
+
+def main(number: int, script: str, arguments: Sequence[str]) -> None:
+    listening = socket.create_server((ADDRESS, 0))
+    port = listening.getsockname()[1]
+    run_id = str(uuid.uuid4())
+    ranks = {}
+    importlib.import_module("torch._dynamo")  # as DistributedDataParallel and optimizers do, which takes as long again
+    gc.freeze()  # else each rank goes through all modules when it ends, and copies them
+    for rank in range(number):
+        process = os.fork()
+        if process == 0:
+            listening.close()
+            os.environ.update(variables(rank, number, port, run_id))
+            execute(script, arguments)
+            return
+        ranks[process] = rank
+    # Only now: it starts a thread, and a process with several is not to be forked.
+    store = dist.TCPStore(ADDRESS, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+    status = await_all(ranks)
+    del store
+    sys.exit(status)
+
+
+def variables(rank: int, number: int, port: int, run_id: str) -> dict[str, str]:
+    return {
+        "MASTER_ADDR": ADDRESS,
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "ROLE_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": str(number),
+        "LOCAL_WORLD_SIZE": str(number),
+        "ROLE_WORLD_SIZE": str(number),
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def execute(script: str, arguments: Sequence[str]) -> None:
+    """Run a script as Python runs the one that it is started with."""
+    sys.argv[:] = [script, *arguments]
+    sys.path[0] = str(Path(script).resolve().parent)
+    names = sys.modules["__main__"].__dict__
+    names["__file__"] = script
+    exec(compile(Path(script).read_bytes(), script, "exec", dont_inherit=True), names)
+
+
+def await_all(ranks: dict[int, int]) -> int:
+    """Return 0, or 1 where a rank failed."""
+    failed = False
+    while ranks:
+        process, status = os.wait()
+        rank, code = ranks.pop(process), os.waitstatus_to_exitcode(status)
+        if code and not failed:
+            failed = True
+            print(f"rank {rank} ended with {code}", flush=True)
+            for other in ranks:
+                os.kill(other, signal.SIGTERM)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])

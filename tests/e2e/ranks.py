@@ -29,7 +29,11 @@ def main(number: int, script: str, arguments: Sequence[str]) -> None:
     port = listening.getsockname()[1]
     run_id = str(uuid.uuid4())
     ranks = {}
-    importlib.import_module("torch._dynamo")  # as DistributedDataParallel and optimizers do, which takes as long again
+    for module in (
+        "torch._dynamo",
+        "pyarrow",
+    ):  # what optimizers import, which takes as long as torch itself; what we do
+        importlib.import_module(module)
     gc.freeze()  # else each rank goes through all modules when it ends, and copies them
     for rank in range(number):
         process = os.fork()

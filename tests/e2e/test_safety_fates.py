@@ -64,7 +64,7 @@ KILLED = [name for name in STATUSES if name.startswith("is_killed")]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("fates")
-    completed = run([sys.executable, str(PROGRAM), str(path)], timeout=150)
+    completed = run([sys.executable, str(PROGRAM), str(path)], timeout=240)
     assert completed.returncode == 0, completed.stdout
     return path
 

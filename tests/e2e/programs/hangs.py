@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import commtrace
+import commtrace.trace.files.writer  # once for all of them
 
 FOLDER = Path(sys.argv[1])
 WORLD_SIZE = 4

@@ -35,14 +35,7 @@ def wrap_with_callbacks(
     begin: Callable[[tuple[Any, ...], dict[str, Any]], Any],
     end: Callable[[object, object], None],
 ) -> Callable[..., Any]:
-    """Wrap a function with ``begin`` before and ``end`` after it: see :meth:`commtrace.capture.hooks.Hooks.around`.
-
-    Args:
-        original: as it was.
-        is_compiling: ``torch.compiler.is_dynamo_compiling``.
-        part: says whether it is on, and gets what failed.
-        begin, end: of the recorder's.
-    """
+    """Wrap a function with ``begin`` before and ``end`` after it: see :meth:`commtrace.capture.hooks.Hooks.around`."""
     failed, raised = part.failed, RAISED
 
     @functools.wraps(original)
@@ -70,8 +63,7 @@ def wrap_with_callbacks(
     return hooked
 
 
-def do_nothing(*_arguments: object) -> None:
-    """Do nothing: the original of a wrapper that wraps no function."""
+def do_nothing(*_arguments: object) -> None: ...
 
 
 def wrapper_code() -> CodeType:
@@ -95,12 +87,8 @@ def wrap_call_impl(
     """Wrap ``_call_impl`` with a span around it when the module was chosen.
 
     Args:
-        original: ``_call_impl`` as it was.
-        label_of: the label of the module with an id, or None.
-        tracer: where spans go.
-        backward: sees inputs and outputs when gradients are recorded.
-        kind: of the recorder's entries.
-        part: what is switched off if this fails.
+        label_of: returns the label of the module with an id, or None.
+        backward: hooks inputs and outputs when gradients are recorded.
         may_capture: the clock's device has graphs.
     """
     import torch

@@ -1,7 +1,7 @@
 """Lets the ranks of a job agree on the name and the attempt of their run, through the job's own store.
 
-Rank 0 says what they are and the others take it over: also where a launcher gives no name, or hands its variables to
-some of the nodes only. Nobody waits in the store, because the training thread uses the same connection: each request is
+Rank 0 gives them and the others take them over: also where a launcher gives no name, or hands its variables to some of
+the nodes only. Nobody waits in the store, because the training thread uses the same connection: each request is
 answered at once, and a rank that finds nothing yet asks again.
 """
 
@@ -30,25 +30,18 @@ _arrived_in = 0
 class Store(Protocol):
     """The part of a ``torch.distributed.Store`` that is used; every request is answered at once."""
 
-    def add(self, key: str, amount: int, /) -> int:
-        """Add to a counter and return its sum."""
+    def add(self, key: str, amount: int, /) -> int: ...
 
-    def set(self, key: str, value: str, /) -> None:
-        """Set a key."""
+    def set(self, key: str, value: str, /) -> None: ...
 
-    def check(self, keys: list[str], /) -> bool:
-        """Return whether all keys are set."""
+    def check(self, keys: list[str], /) -> bool: ...
 
-    def get(self, key: str, /) -> bytes:
-        """Return the value of a key that is set."""
+    def get(self, key: str, /) -> bytes: ...
 
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Set a key that holds what is expected, or that is not there; return what it then holds."""
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
 
 
 class Agreed(NamedTuple):
-    """Facts that the ranks of a launch share."""
-
     run_id: str
     attempt: int
 
@@ -64,8 +57,7 @@ class Agreement:
     """One rank's part in the agreement.
 
     Args:
-        rank, world_size: of this process in the default process group.
-        run_id: what this rank takes the run for. What rank 0 takes it for holds for all.
+        run_id: this rank's name of the run. That of rank 0 holds for all.
         requeues: how often the whole job was started again, with another store each time.
         restarts: how often this node's launcher has started its ranks again.
         now: clock, in seconds.
@@ -86,7 +78,7 @@ class Agreement:
         self._arrived_at = 0.0
 
     def reached(self, store: Store) -> Agreed | None:
-        """Return what was agreed on; None while rank 0 has not said it yet.
+        """Return the agreement; None while rank 0 has not announced it yet.
 
         Raises:
             RuntimeError, NotImplementedError: the store cannot be asked: it has ended, or is of a kind that cannot.
@@ -106,7 +98,7 @@ class Agreement:
         return Agreed(announced.run_id, announced.attempt)
 
     def not_heard_of(self, store: Store) -> int:
-        """Return how many ranks do not have what rank 0 has said; 0 on other ranks."""
+        """Return the number of ranks that have not read the announcement of rank 0; 0 on other ranks."""
         if self._rank != 0:
             return 0
         return max(0, self._world_size - 1 - store.add(f"{_PREFIX}/heard/{self._round}", 0))
@@ -151,7 +143,7 @@ def _number(value: bytes) -> int:
 
 
 def _parsed(value: bytes) -> _Announcement | None:
-    """Return what rank 0 has set; None for what somebody else must have set."""
+    """Return the announcement of rank 0; None for a value that somebody else must have set."""
     if len(value) > _MOST_BYTES:
         return None
     try:

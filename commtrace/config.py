@@ -62,11 +62,7 @@ _PREFIX: Final = "COMMTRACE_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorConfig:
-    """Options of the monitor that compares the ranks while they train.
-
-    Raises:
-        ConfigurationError: an option has a value that cannot be used.
-    """
+    """Options of the monitor that compares the ranks while they train; the errors are those of :class:`Config`."""
 
     seconds: float = option(
         4.0,
@@ -103,11 +99,7 @@ class MonitorConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrometheusConfig:
-    """Options of the endpoint, or the file, that Prometheus reads.
-
-    Raises:
-        ConfigurationError: an option has a value that cannot be used, or needs another one.
-    """
+    """Options of the endpoint, or the file, that Prometheus reads; the errors are those of :class:`Config`."""
 
     port: int = option(
         0,
@@ -181,11 +173,7 @@ class PrometheusConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtlpConfig:
-    """Options of what goes to OpenTelemetry.
-
-    Raises:
-        ConfigurationError: an option has a value that cannot be used.
-    """
+    """Options of the export to OpenTelemetry; the errors are those of :class:`Config`."""
 
     level: str = option(
         "phases",
@@ -421,13 +409,7 @@ class Config:
 
 
 class Variable(NamedTuple):
-    """A variable of the environment and the option that it sets.
-
-    Attributes:
-        section: the field of :class:`Config` in which the option is; empty for its own.
-        name: of the option.
-        option: what is declared of it.
-    """
+    """A variable of the environment: the section (empty: :class:`Config`) and the option that it sets."""
 
     section: str
     name: str
@@ -445,16 +427,13 @@ _SECRET: Final = frozenset(name for name, variable in VARIABLES.items() if varia
 
 
 def forwardable(environment: Mapping[str, str]) -> str:
-    """Return the COMMTRACE_* variables of an environment as the value of :data:`FORWARDED`.
-
-    Without what may hold a secret: launchers print what they forward.
-    """
+    """Return the COMMTRACE_* variables, without secrets, as :data:`FORWARDED`: launchers print what they forward."""
     given = {name: value for name, value in _own_variables(environment).items() if name not in _SECRET}
     return base64.urlsafe_b64encode(json.dumps(given, sort_keys=True).encode()).decode()
 
 
 def forwarded_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what :func:`forwardable` was made of; nothing if it is not there.
+    """Return the variables in the value of :func:`forwardable`; none if it is not there.
 
     Raises:
         ConfigurationError: the value was made by nothing of commtrace.
@@ -469,12 +448,11 @@ def forwarded_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def has_variables(environment: Mapping[str, str]) -> bool:
-    """Return whether any option of commtrace's is in an environment."""
     return FORWARDED in environment or bool(_own_variables(environment))
 
 
 def _warn_of_unknown(name: str) -> None:
-    """Warn of a variable; recording goes on, as it may be that of a newer version in a profile that all jobs share."""
+    # No error: it may be that of a newer version, in a profile that all jobs share.
     options = [known.removeprefix(_PREFIX) for known in VARIABLES]
     close = difflib.get_close_matches(name.removeprefix(_PREFIX), options, 1, cutoff=0.5)
     hint = f"did you mean {_PREFIX}{close[0]}?" if close else "docs/environment-variables.md lists what it reads."

@@ -1,7 +1,7 @@
 """Finds the identity of this process: everything in :class:`~commtrace.trace.metadata.RankMetadata`.
 
-The only place that decides what a run is called, its attempt, and a process's rank and local rank. What launchers say
-is read by :mod:`commtrace.launchers`; what ranks agree on is in :mod:`commtrace.agreement`.
+The only place that decides the name of a run, its attempt, and a process's rank and local rank. Variables of launchers
+are read by :mod:`commtrace.launchers`; ranks agree in :mod:`commtrace.agreement`.
 """
 
 from __future__ import annotations
@@ -53,10 +53,6 @@ class Identity:
     """The run and rank of this process; constant once they are known.
 
     The launcher's variables are read when this is made: a script may change them, and its launcher may end before it.
-
-    Args:
-        config: options.
-        environment: the launcher's variables.
     """
 
     def __init__(self, config: Config, environment: Mapping[str, str] | None = None) -> None:
@@ -74,7 +70,7 @@ class Identity:
         self._needs_no_others = False
 
     def found(self, place: Place | None = None) -> Found | None:
-        """Return who this process is; None while rank 0 of its job has not said what the run is called.
+        """Return the identity; None while rank 0 of the job has not given the run a name.
 
         Asks once and never waits. Not for the training thread.
 
@@ -92,13 +88,9 @@ class Identity:
             return self._found
 
     def settled(self, seconds: float, place: Place | None = None) -> Found:
-        """Return who this process is, without rank 0 if that says nothing in so many seconds.
+        """Return the identity, without rank 0 if that says nothing in so many seconds.
 
         Rank 0 waits so long for the others to hear it, unless the store outlives its process.
-
-        Args:
-            seconds: to wait.
-            place: as for :meth:`found`.
         """
         deadline = time.monotonic() + seconds
         while (found := self.found(place)) is None and time.monotonic() < deadline:
@@ -112,7 +104,6 @@ class Identity:
         return found
 
     def _store_outlives_us(self) -> bool:
-        """Return whether the store is torchrun's, and not one that a rank keeps."""
         try:
             store = _default_store()
         except (RuntimeError, ValueError) as error:  # the training thread has just destroyed the group
@@ -124,10 +115,7 @@ class Identity:
         return address == launchers.agent_store(self._environment)
 
     def look_for_others(self) -> None:
-        """Report, on rank 0, ranks that have not been heard of for long: what they do is not recorded.
-
-        For each pass of the harvester; asks until all are there, never waits.
-        """
+        """Warn, on rank 0, of ranks that have not been heard of for long: they are not recorded. Never waits."""
         missing = self._not_heard_of()
         if missing and self._asked_at is not None and time.monotonic() - self._asked_at > _LONGEST_SECONDS:
             self._needs_no_others = True
@@ -141,7 +129,7 @@ class Identity:
             )
 
     def _not_heard_of(self) -> int:
-        """Return how many ranks rank 0 has not heard of; 0 on others, and once all were there or none can be asked."""
+        """Return the number of ranks that rank 0 has not heard of; 0 on others, and once all were there."""
         if self._needs_no_others or self._agreement is None:
             return 0
         try:
@@ -178,14 +166,14 @@ class Identity:
         except (RuntimeError, NotImplementedError) as error:
             return self._not_agreed(str(error), place)
         if agreed is not None:
-            self._tell_other_name(agreed)
+            self._warn_of_other_name(agreed)
             return self._of(agreed, place, store)
         if time.monotonic() - self._asked_at > _LONGEST_SECONDS:
             return self._not_agreed(f"rank 0 has not said one for {_LONGEST_SECONDS:g} s", place)
         return None
 
     def _not_agreed(self, why: str, place: Place | None) -> Found:
-        self._tell_not_agreed(why)
+        self._warn_of_no_agreement(why)
         return self._on_its_own(place or Place(0, 1))
 
     def _on_its_own(self, place: Place) -> Found:
@@ -196,7 +184,6 @@ class Identity:
         return Found(agreed.run_id, agreed.attempt, place.rank, local_rank, place.world_size, place.backend)
 
     def _local_rank(self, place: Place, store: Store | None) -> int:
-        """Return the launcher's number, or one among the ranks of the host where the rank is not the launcher's."""
         launched = launchers.position(self._environment)
         if launched is None or launched[:2] != place[:2]:
             launched = launchers.position(os.environ)  # a script may have set them for itself
@@ -210,7 +197,7 @@ class Identity:
             _logger.debug("commtrace: the number of this rank on its host is not known: %s", error)
             return 0
 
-    def _tell_other_name(self, agreed: Agreed) -> None:
+    def _warn_of_other_name(self, agreed: Agreed) -> None:
         if self._shared_name and agreed.run_id != self._shared_name and self._speaks_for_its_node():
             _logger.warning(
                 "commtrace: the run is called %s on this node and %s on rank 0, and is recorded as %s. The launcher "
@@ -220,7 +207,7 @@ class Identity:
                 agreed.run_id,
             )
 
-    def _tell_not_agreed(self, why: str) -> None:
+    def _warn_of_no_agreement(self, why: str) -> None:
         if not self._speaks_for_its_node():
             return
         _logger.warning(
@@ -279,7 +266,7 @@ def collect(config: Config, found: Found) -> RankMetadata:
 
 
 def attempt(environment: Mapping[str, str] = os.environ) -> int:
-    """Return how often the launchers say that the job was started again."""
+    """Return how often the launchers have started the job again."""
     return launchers.requeues(environment) + launchers.worker_restarts(environment)
 
 
@@ -297,12 +284,11 @@ def run_id(config: Config, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def directory(config: Config, run_id: str) -> Path:
-    """Return the run directory: COMMTRACE_DIR, in which ``{run_id}`` stands for the run's name."""
+    """Return the run directory: COMMTRACE_DIR, with the run's name in the place of ``{run_id}``."""
     return Path(str(config.dir or DEFAULT_DIRECTORY).replace(RUN_ID_PLACE, run_id)).absolute()
 
 
 def _name_of_launcher(environment: Mapping[str, str]) -> str:
-    """Return a name of the process that has started the ranks of this node, or of this one if nobody has."""
     is_launched = launchers.position(environment) is not None or multiprocessing.parent_process() is not None
     return _name_of_process(os.getppid() if is_launched else os.getpid())
 
@@ -346,7 +332,7 @@ def clock_anchor(tries: int = 5) -> ClockAnchor:
 
 
 def current_place() -> Place | None:
-    """Return this process's place as torch.distributed says; None if that is not initialised."""
+    """Return this process's place in torch.distributed; None if that is not initialised."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -354,7 +340,7 @@ def current_place() -> Place | None:
 
 
 def _backend(distributed: Any) -> str:
-    """Return the backend as the script named it, else what torch chose: ``gloo``, ``cpu:gloo,cuda:nccl``."""
+    """Return the backend as the script named it, else the one that torch chose: ``gloo``, ``cpu:gloo,cuda:nccl``."""
     named = str(distributed.get_backend())
     if named != "undefined":
         return named
@@ -364,12 +350,7 @@ def _backend(distributed: Any) -> str:
 
 
 def device(number: int | None = None) -> tuple[str, str]:
-    """Return name and UUID of the accelerator that this process uses, without creating a context on one.
-
-    Args:
-        number: which it is, if that is known. torch's current device is that of the calling thread, which does not
-            train.
-    """
+    """Return name and UUID of device ``number``, or of the one in use, without creating a context on one."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         used = _device_in_use(torch) if number is None else number

@@ -34,9 +34,7 @@ _warned: set[str] = set()
 
 
 def import_pyarrow() -> None:
-    """Import pyarrow, which everything that records or reads a run needs.
-
-    pip's metadata cannot say which numpy it accepts: it refuses one when it is imported.
+    """Import pyarrow. pip's metadata cannot say which numpy it accepts: it refuses one when it is imported.
 
     Raises:
         InstallationError: it cannot be imported; the message has the command that mends it.

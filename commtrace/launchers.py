@@ -57,7 +57,7 @@ _LAUNCHERS: Final = (
 
 
 def position(environment: Mapping[str, str]) -> Position | None:
-    """Return the place of this process that the innermost launcher has given it; None if there is no launcher.
+    """Return the place of this process by the innermost launcher; None if there is no launcher.
 
     A script may set RANK and WORLD_SIZE itself from its launcher's variables, without LOCAL_RANK: what is missing is
     taken from a launcher that says the same rank and size.
@@ -80,11 +80,10 @@ def local_rank(environment: Mapping[str, str]) -> int | None:
 
 
 def job_name(environment: Mapping[str, str]) -> str:
-    """Return what the launcher calls the job on all nodes alike: a rendezvous id, or Slurm's job and step; else empty.
+    """Return the launcher's name of the job on all nodes alike: a rendezvous id, or Slurm's job and step; else empty.
 
-    One ``srun`` is one run: a job whose script calls srun several times has several, ``slurm-4711.0``,
-    ``slurm-4711.1`` and so on, as Slurm itself names its steps. torchrun invents an id on a single node, which is left
-    to :func:`commtrace.identity.run_id`.
+    One ``srun`` is one run, ``slurm-4711.0``, as Slurm itself names its steps. torchrun invents an id on a single node,
+    which is left to :func:`commtrace.identity.run_id`.
     """
     rendezvous = environment.get("TORCHELASTIC_RUN_ID", "")
     is_invented = bool(_UUID.fullmatch(rendezvous)) and is_on_one_node(environment)
@@ -105,7 +104,7 @@ def is_on_one_node(environment: Mapping[str, str]) -> bool:
 
 
 def agent_store(environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return host and port of the store that torchrun itself keeps for its ranks; None where one of these keeps it."""
+    """Return host and port of the store that torchrun itself keeps for its ranks; None where a rank keeps it."""
     port = _number(environment.get("MASTER_PORT"))
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or port is None:
         return None

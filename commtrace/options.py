@@ -52,7 +52,7 @@ class Kind:
     Attributes:
         types: of a value in a script. A bool is no number here.
         read: returns the value of a variable's text; raises ValueError or KeyError for others.
-        accepts: returns whether a value of these types can be used; may raise a ConfigurationError that says why not.
+        accepts: returns whether a value of these types can be used; may raise a ConfigurationError with the reason.
         expected: what to write instead, for an error.
     """
 
@@ -62,7 +62,6 @@ class Kind:
     expected: str
 
     def holds(self, value: object) -> bool:
-        """Return whether an option can have this value."""
         is_of_type = isinstance(value, self.types) and (bool in self.types or not isinstance(value, bool))
         return is_of_type and self.accepts(value)
 
@@ -72,7 +71,6 @@ class Option:
     """The declaration of an option, without its name and default.
 
     Attributes:
-        kind: the values that it can have.
         meaning: in Markdown, as docs/environment-variables.md has it.
         example: of a variable's text.
         is_secret: an error does not repeat its value, and it is not forwarded to other nodes.
@@ -84,10 +82,10 @@ class Option:
     is_secret: bool = False
 
     def read(self, name: str, text: str) -> object:
-        """Return the value that the text of a variable stands for.
+        """Return the value of a variable's text.
 
         Raises:
-            ConfigurationError: it stands for none that can be used; the message names ``name`` and what to write.
+            ConfigurationError: it cannot be used; the message has ``name`` and what to write.
         """
         try:
             value = self.kind.read(text)
@@ -122,12 +120,7 @@ def options_of(section: type) -> dict[str, Option]:
 
 
 def check_options(section: object, prefix: str = "") -> None:
-    """Raise ConfigurationError if an option of a dataclass has a value that cannot be used.
-
-    Args:
-        section: the dataclass.
-        prefix: put before the option's name in the message.
-    """
+    """Raise ConfigurationError if an option of a dataclass cannot be used; names begin with ``prefix``."""
     for name, declared in options_of(type(section)).items():
         declared.check(prefix + name, getattr(section, name))
 
@@ -140,7 +133,7 @@ def shorten(value: object) -> str:
 
 
 def is_run_id(text: str) -> bool:
-    """Return whether a run may be called so: it becomes folders, labels and keys."""
+    """Return whether this can be the name of a run: it becomes folders, labels and keys."""
     folders = text.split("/")
     return text.isprintable() and len(text) <= _LONGEST_NAME and all(one.strip(" .") for one in folders)
 
@@ -151,7 +144,6 @@ def is_token(text: str) -> bool:
 
 
 def whole_number(least: int, most: int = 2**31 - 1) -> Kind:
-    """Return the kind of whole numbers from ``least`` to ``most``."""
     expected = f"a whole number of at least {least}, at most {most}"
     return Kind((int,), _read_whole_number, lambda number: least <= number <= most, expected)
 

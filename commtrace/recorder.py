@@ -40,7 +40,7 @@ _LAST_WORK_SECONDS: Final = 2.0
 _MOST_FRAMES: Final = 16
 OWN_FILES: Final = os.path.dirname(__file__) + os.sep
 """What their names begin with: no place in the user's program."""
-_TOLD_AGAIN: Final = frozenset({"activity", "clock_anchor", "count", "dropped", "end", "in_flight"})
+_WRITTEN_AGAIN: Final = frozenset({"activity", "clock_anchor", "count", "dropped", "end", "in_flight"})
 """Marks that need no second try when they could not be written: newer ones take their place, or they are a step's."""
 
 
@@ -56,22 +56,17 @@ class Sink(Protocol):
     """Receives finished rows on the harvester thread."""
 
     def write(self, rows: list[Row]) -> None:
-        """Take the rows of one pass; there may be none. If it raises, they are counted as dropped, and it is tried
-        again later.
-        """
+        """Take the rows of a pass, perhaps none. If it raises, they count as dropped, and it is tried again later."""
 
-    def close(self) -> None:
-        """Finish: no more rows will come."""
+    def close(self) -> None: ...
 
 
 class Recorder:
     """Buffers entries, makes rows of them in a thread of its own, and feeds the sinks.
 
     Args:
-        open_sinks: called once on the harvester thread, as soon as ``ready`` says so: the rank is known only after
+        open_sinks: called once on the harvester thread, as soon as ``ready`` returns True: the rank is known only after
             the job has initialised torch.distributed.
-        ready: whether the sinks can be opened.
-        capacity: entries that the buffer holds.
         before_pass: called at the beginning of each pass; returns marks (name, detail) to write.
         last_word: called at the end with the lost spans, by kind, that no sink could note.
 
@@ -100,9 +95,9 @@ class Recorder:
         self._unresolved: deque[Entry] = deque()
         self._drops = tuple(itertools.count() for _ in schema.KINDS)
         self._drop_reads = 0
-        self._drops_told: dict[str, int] = {}
-        self._untold_marks: list[Row] = []
-        self._bad_entry_told = False
+        self._recorded_drops: dict[str, int] = {}
+        self._unwritten_marks: list[Row] = []
+        self._has_warned_of_entry = False
         self._lost_in_sink = [0] * len(schema.KINDS)
         self._sinks: list[Sink] | None = None
         self._sink_retry_at = self._pass_retry_at = self._marks_retry_at = 0.0
@@ -129,7 +124,6 @@ class Recorder:
             next(self._drops[kind])
 
     def start(self) -> None:
-        """Start the harvester thread."""
         thread = threading.Thread(target=self._run, name="commtrace-harvester", daemon=True)
         thread.start()
         self._thread = thread  # Once it runs: a system out of threads leaves none that a stop would join.
@@ -153,18 +147,14 @@ class Recorder:
         return True
 
     def harvest_soon(self, patience_seconds: float = 0.0) -> None:
-        """Have the harvester write at once, from any thread: the process may not have long to live.
-
-        Args:
-            patience_seconds: so long at most the caller waits for it, and leaves Python's lock to it.
-        """
+        """Have the harvester write at once, from any thread, and wait so long: the process may be killed soon."""
         self._passed.clear()
         self._wake.set()
         if patience_seconds and self._thread is not None:
             self._passed.wait(patience_seconds)
 
     def flush(self) -> None:
-        """Harvest now, on the calling thread: for tests and the end of the run."""
+        """Harvest now, on the calling thread: for tests."""
         with self._pass_lock:
             self._harvest(last=False)
 
@@ -209,7 +199,7 @@ class Recorder:
             self._guarded_pass(last=False)
         self._guarded_pass(last=True)
         self._close_sinks()
-        self._tell_losses()
+        self._report_losses()
 
     def _guarded_pass(self, *, last: bool) -> None:
         try:
@@ -233,7 +223,7 @@ class Recorder:
                 if last:
                     self._count_unwritten()
                 return
-        rows = self._untold_marks + self._marks() + self._resolved_rows(last)
+        rows = self._unwritten_marks + self._marks() + self._resolved_rows(last)
         if last:
             self._count_unreached()
         dropped = self.dropped
@@ -241,13 +231,12 @@ class Recorder:
         if last:
             rows.append(mark_row("end", _why_it_ended()))
         if self._write(rows):
-            self._drops_told, self._untold_marks = dropped, []
+            self._recorded_drops, self._unwritten_marks = dropped, []
             self._is_end_written = last
         else:
-            self._untold_marks = [row for row in rows if row.kind == schema.MARK and row.name not in _TOLD_AGAIN]
+            self._unwritten_marks = [row for row in rows if row.kind == schema.MARK and row.name not in _WRITTEN_AGAIN]
 
     def _marks(self) -> list[Row]:
-        """Return what is to be written beside spans; a failure here loses no span."""
         marks: list[Row] = []
         if time.monotonic() >= self._marks_retry_at:
             try:
@@ -262,8 +251,7 @@ class Recorder:
                 self._marks_retry_at = time.monotonic() + _RETRY_SECONDS
         return marks
 
-    def _trained(self) -> bool:
-        """Return whether anything but garbage was recorded: a launcher or data loader is no rank."""
+    def _trained(self) -> bool:  # a launcher or data loader records nothing but garbage collections, and is no rank
         if multiprocessing.parent_process() is not None:
             return False  # what a spawned DataLoader worker records must not take the place of its rank
         return any(entry[1] != schema.GC for entry in list(self.buffer))
@@ -273,7 +261,7 @@ class Recorder:
             self._sinks = self._open_sinks()
         except OSError as error:
             self._sink_retry_at = time.monotonic() + _RETRY_SECONDS
-            self._tell_sink_failure(error)
+            self._warn_of_sink(error)
             return False
         return True
 
@@ -298,15 +286,14 @@ class Recorder:
             own = entry[0](entry)
         except Exception:
             self._count_lost_entry(entry)
-            self._tell_bad_entry()
+            self._warn_of_entry()
             return
         if own is None:
             self._unresolved.append(entry)
         else:
             rows += own
 
-    def _count_unreached(self) -> None:
-        """Count work that the device never reached: it cannot be timed."""
+    def _count_unreached(self) -> None:  # work that the device never reached cannot be timed
         while self._unresolved:
             self._count_lost_entry(self._unresolved.popleft())
 
@@ -314,16 +301,16 @@ class Recorder:
         while self.buffer:
             self._count_lost_entry(self.buffer.popleft())
 
-    def _tell_losses(self) -> None:
+    def _report_losses(self) -> None:
         if self._sinks is None and not self._sink_failed:
             return  # there was nothing to record
         dropped = self.dropped
-        untold = {kind: count - self._drops_told.get(kind, 0) for kind, count in dropped.items()}
+        unwritten = {kind: count - self._recorded_drops.get(kind, 0) for kind, count in dropped.items()}
         where = "Its files say so."
         if not self._is_end_written:
             where = f"Its files end before the job did: {self._failure or 'they could not be written'}."
             try:
-                self._last_word({kind: count for kind, count in untold.items() if count})
+                self._last_word({kind: count for kind, count in unwritten.items() if count})
             except OSError as error:
                 where += f" Not even that could be written beside them: {error.strerror}."
         if dropped:
@@ -339,14 +326,14 @@ class Recorder:
             self._lost_in_sink[kind] += 1
 
     def _drop_marks(self, dropped: Mapping[str, int]) -> list[Row]:
-        told = self._drops_told
-        news = {word: count - told.get(word, 0) for word, count in dropped.items() if count > told.get(word, 0)}
+        known = self._recorded_drops
+        news = {word: count - known.get(word, 0) for word, count in dropped.items() if count > known.get(word, 0)}
         return [mark_row("dropped", news)] if news else []
 
     def _write(self, rows: list[Row]) -> bool:
         """Hand rows to the sinks; return False, and count them, if they could not be taken."""
-        # Every sink for itself: a full disk takes nothing from those that do not write. Passes without rows are told as
-        # well: a sink may wait for what does not come any more.
+        # A full disk takes nothing from other sinks. Passes without rows go to them as well: a sink may
+        # wait for what does not come any more.
         batch = RowBatch(rows)
         taken = [self._hand_to(sink, batch) for sink in self._sinks or ()]
         if not rows:
@@ -365,7 +352,7 @@ class Recorder:
         try:
             sink.write(rows)
         except Exception as error:
-            self._tell_sink_failure(error)
+            self._warn_of_sink(error)
             self._write_retry_at[sink] = time.monotonic() + _RETRY_SECONDS
             return False
         return True
@@ -375,12 +362,12 @@ class Recorder:
             if row.kind != schema.MARK:
                 self._lost_in_sink[row.kind] += 1
 
-    def _tell_bad_entry(self) -> None:
-        if not self._bad_entry_told:
-            self._bad_entry_told = True
+    def _warn_of_entry(self) -> None:
+        if not self._has_warned_of_entry:
+            self._has_warned_of_entry = True
             _logger.warning("commtrace: a span could not be made; it and others like it are counted", exc_info=True)
 
-    def _tell_sink_failure(self, error: Exception) -> None:
+    def _warn_of_sink(self, error: Exception) -> None:
         self._failure = str(error)
         if not self._sink_failed:
             self._sink_failed = True
@@ -407,7 +394,7 @@ def _kinds(entry: Entry) -> tuple[int, ...]:
 
 
 def uncaught_exception() -> BaseException | None:
-    """Return the exception for which Python ends, if nobody caught it; known before what is called at exit."""
+    """Return the exception for which Python ends, if nobody caught it; known before functions are called at exit."""
     error: BaseException | None = getattr(sys, "last_value", None)
     # An interactive Python goes on after an exception.
     return None if hasattr(sys, "ps1") or threading.main_thread().is_alive() else error
@@ -419,7 +406,7 @@ def _why_it_ended() -> dict[str, object]:
 
 
 def _frames_of(error: BaseException) -> list[str]:
-    """Return where it was raised, innermost first; neither its message nor any value, which may be secret."""
+    # Innermost first; neither its message nor any value, which may be secret.
     frames = [
         f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno} {trace.tb_frame.f_code.co_name}"
         for trace in _tracebacks(error)

@@ -224,7 +224,6 @@ def _end_before_others() -> None:
 
 
 def _end(pid: int) -> None:
-    """End the session with the process that started it; it may have been stopped long before."""
     if os.getpid() != pid:
         return
     try:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
 from types import ModuleType
@@ -13,39 +12,35 @@ from typing import Any, Protocol
 
 from commtrace.capture.hooks import Hooks
 from commtrace.capture.tracer import Tracer
-from commtrace.integrations.dimensions import tell_dimension, tell_framework, tell_role
+from commtrace.integrations.dimensions import add_dimension, add_framework, set_role_if_unknown
 
 
 class ForwardWrapper(Protocol):
     """Makes a forward a span."""
 
-    def wrap_forward(self, original: Callable[..., object], tell: Callable[[object], None]) -> Callable[..., object]:
-        """Return ``original`` as a span; ``tell`` is called with the model before it."""
+    def wrap_forward(
+        self, original: Callable[..., object], announce: Callable[[object], None]
+    ) -> Callable[..., object]:
+        """Return ``original`` as a span; ``announce`` is called with the model before it."""
 
 
 def hook(hooks: Hooks, tracer: Tracer, loop: ForwardWrapper) -> None:
-    """Hook the class as soon as it is imported, or now if it has been."""
+    """Hook the class as soon as it is imported, or now."""
     known: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def tell(model: object) -> None:
+    def announce(model: object) -> None:
         if model not in known:
             known.add(model)
-            _tell(tracer, model)
+            _announce(tracer, model)
 
     def replace(module: ModuleType) -> None:
-        hooks.replace(module.DistributedDataParallel, "forward", functools.partial(_wrap, loop, tell))
+        hooks.replace(module.DistributedDataParallel, "forward", lambda original: loop.wrap_forward(original, announce))
 
     hooks.when_imported("torch.nn.parallel.distributed", replace)
 
 
-def _wrap(
-    loop: ForwardWrapper, tell: Callable[[object], None], original: Callable[..., object]
-) -> Callable[..., object]:
-    return loop.wrap_forward(original, tell)
-
-
-def _tell(tracer: Tracer, model: Any) -> None:
+def _announce(tracer: Tracer, model: Any) -> None:
     group = model.process_group
-    role = tell_role(tracer, group, "dp")
-    tell_dimension(tracer, role, group.rank(), group.size())
-    tell_framework(tracer, "DDP")
+    role = set_role_if_unknown(tracer, group, "dp")
+    add_dimension(tracer, role, group.rank(), group.size())
+    add_framework(tracer, "DDP")

@@ -34,7 +34,7 @@ PART: Final = "deepspeed"
 
 
 def install(tracer: Tracer) -> Callable[[], None]:
-    """Instrument DeepSpeed as soon as it is imported, or now if it has been; return what puts every original back."""
+    """Instrument DeepSpeed as soon as it is imported, or now; return the function that undoes it."""
     return installed(DeepSpeedIntegration(tracer))
 
 
@@ -46,7 +46,7 @@ class Accumulation:
         microbatch: the micro-step that the engine is in.
         finished: that micro-step has had its backward; the next forward begins another one.
         forwards, backwards: of the pipeline's current batch.
-        direct_backward: the span of a ``loss.backward()`` that DeepSpeed was not asked for but noticed.
+        direct_backward: the span of a ``loss.backward()``, which DeepSpeed only notices.
         announced: micro-steps of the accumulation when the engine was announced to the tracer; 0 before that.
     """
 
@@ -59,7 +59,7 @@ class Accumulation:
 
 
 class DeepSpeedIntegration:
-    """The hooks in DeepSpeed, and what they must remember between the calls of an engine."""
+    """Hooks DeepSpeed, and remembers what calls of an engine have in common."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -70,7 +70,6 @@ class DeepSpeedIntegration:
         self._evaluations = 0
 
     def install(self) -> None:
-        """Register the hooks."""
         when_imported = self._hooks.when_imported
         when_imported("deepspeed.runtime.engine", self._hook_engine)
         when_imported("deepspeed.runtime.pipe.engine", self._hook_pipeline)
@@ -79,7 +78,6 @@ class DeepSpeedIntegration:
         ZeroPhases(self._tracer, self._hooks).install()
 
     def uninstall(self) -> None:
-        """Put every original back."""
         self._hooks.restore()
         self._engines.clear()
 
@@ -156,8 +154,7 @@ class DeepSpeedIntegration:
         return self._hooks.around(begin, self._hooks.end)(original)
 
     def _wrap_backward_prologue(self, original: Callable[..., object]) -> Callable[..., object]:
-        """Wrap what DeepSpeed calls when gradients reach the model's output: in any backward, also in a direct one."""
-
+        # Called when gradients reach the model's output: in any backward, also in a direct one.
         def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> None:
             if not self._is_inside_a_microbatch():
                 self._open_direct_backward(args[0])
@@ -192,8 +189,7 @@ class DeepSpeedIntegration:
 
         return self._hooks.around(begin, end)(original)
 
-    def _is_inside_a_microbatch(self) -> bool:
-        """Return whether a microbatch is open: the schedule's instruction, or another framework's."""
+    def _is_inside_a_microbatch(self) -> bool:  # of the schedule's instruction, or of another framework
         return self._tracer.coordinates.microbatch >= 0
 
     def _accumulation(self, engine: object) -> Accumulation:
@@ -333,7 +329,7 @@ def _name_of_optimizer(engine: object) -> str:
 
 
 def _is_boundary(engine: Any) -> bool:
-    """Return whether ``engine.step()`` updates the model: where the user owns the boundary, it always does."""
+    # Where the user owns the boundary, engine.step() always updates the model.
     managed = getattr(engine, "managed_gradient_accumulation", None)
     return bool(engine.is_gradient_accumulation_boundary()) or (managed is not None and not managed())
 
@@ -375,7 +371,6 @@ class ZeroPhases:
         self._fetched_for: Any = None
 
     def install(self) -> None:
-        """Register the hooks."""
         replace = self._hooks.replace_method_when_imported
         replace(*_COORDINATOR, "fetch_sub_module", self._fetching)
         replace(*_COORDINATOR, "_PartitionedParameterCoordinator__all_gather_params", self._gathering)
@@ -383,8 +378,7 @@ class ZeroPhases:
             replace(module, owner, method, self._hooks.timed(schema.PHASE, "reduce"))
 
     def _fetching(self, original: Callable[..., object]) -> Callable[..., object]:
-        """Wrap the fetching of a module: first of its own parameters, then of those of modules to come."""
-
+        # It fetches first the module's own parameters, then those of modules to come.
         def begin(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Any]:
             outer = self._fetched_for
             self._fetched_for = args[1] if len(args) > 1 else kwargs.get("current_submodule")

@@ -1,7 +1,7 @@
 """Reads the roles of DeepSpeed's process groups, and the place of this rank in them.
 
 DeepSpeed keeps groups in the globals of ``deepspeed.utils.groups``, the engine, and the object that knows the model's
-parallelism (``mpu``: the grid of a pipeline, or what the user passed). Groups are told apart by identity; the first
+parallelism (``mpu``: the grid of a pipeline, or what the user passed). Groups are distinguished by identity; the first
 place that holds a group says what it is for.
 """
 
@@ -102,7 +102,7 @@ def _holdings(engine: Any, mpu: object) -> Iterator[tuple[Any, str]]:
     for name, role in _ROLE_OF_ENGINE_ATTRIBUTE.items():
         yield getattr(engine, name, None), role
     module = getattr(engine, "module", None)
-    # ZeRO 3 partitions over the whole world, rather than over its own data-parallel group, unless it is told better.
+    # ZeRO 3 partitions over the whole world, rather than over its own data-parallel group, unless configured otherwise.
     partitions = (getattr(parameter, "ds_process_group", None) for parameter in engine.parameters())
     yield {id(group): group for group in partitions}, "dp"
     for tied in getattr(module, "tied_comms", {}).values():
@@ -112,7 +112,7 @@ def _holdings(engine: Any, mpu: object) -> Iterator[tuple[Any, str]]:
 
 
 def _group_of(method: Any) -> object:
-    """Return a group of an ``mpu`` that was written for something else, and may not have made it."""
+    # The mpu may have been written for something else, and may not have made the group.
     try:
         return method()
     except (AssertionError, AttributeError, KeyError, NotImplementedError):

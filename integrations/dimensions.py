@@ -14,7 +14,7 @@ _SAYS_NOTHING: Final = re.compile(rf"{UNKNOWN_ROLE}|world|default|dim_\d+")
 """Roles that a group has because nobody said what it is for: torch's own words, those of unnamed meshes among them."""
 
 
-def tell_dimension(tracer: Tracer, dimension: str, rank: int, size: int) -> None:
+def add_dimension(tracer: Tracer, dimension: str, rank: int, size: int) -> None:
     """Add the place of this rank in one parallel dimension to the topology."""
     _, known = tracer.topology()
     tracer.set_topology(
@@ -25,16 +25,16 @@ def tell_dimension(tracer: Tracer, dimension: str, rank: int, size: int) -> None
     )
 
 
-def tell_framework(tracer: Tracer, name: str) -> None:
-    """Add what runs the training to the topology: ``torch.distributed.pipelining + FSDP``."""
+def add_framework(tracer: Tracer, name: str) -> None:
+    """Add a framework to the topology: ``torch.distributed.pipelining + FSDP``."""
     _, known = tracer.topology()
     names = [part for part in str(known.get("framework", {}).get("name", "")).split(" + ") if part]
     if name not in names:
         tracer.set_topology({"framework": {"name": " + ".join([*names, name]), "version": torch.__version__}})
 
 
-def tell_role(tracer: Tracer, process_group: object, role: str) -> str:
-    """Set what a group is for, unless a framework or the name of its mesh dimension has said so; return its role."""
+def set_role_if_unknown(tracer: Tracer, process_group: object, role: str) -> str:
+    """Set the role of a group, unless a framework or the name of its mesh dimension has done so; return its role."""
     if _SAYS_NOTHING.fullmatch(tracer.groups.state(process_group).group.role):
         tracer.set_role(process_group, role)
     return tracer.groups.state(process_group).group.role

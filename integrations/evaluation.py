@@ -39,12 +39,11 @@ class EvaluationMode:
         self._says_something_else: dict[int, weakref.ref[Any]] = {}
 
     def install(self) -> None:
-        """Register the hooks."""
         self._hooks.replace(torch.nn.Module, "eval", self._wrap_eval)
         self._hooks.replace(torch.nn.Module, "train", self._wrap_train)
 
     def training_goes_on(self) -> None:
-        """Forget what is in evaluation mode now: a forward or backward that trains begins, so it is no evaluation."""
+        """Forget the models in evaluation mode: a forward or backward that trains begins, so it is no evaluation."""
         if self._open:
             for key in tuple(self._open):
                 self._is_none(key)
@@ -71,7 +70,7 @@ class EvaluationMode:
         return eval
 
     def _wrap_train(self, original: Callable[..., object]) -> Callable[..., object]:
-        """Wrap ``train``, called for every module in a model: a look whether any model is in evaluation mode."""
+        # It is called for every module in a model: a look whether any model is in evaluation mode.
         failed, begins, ends, opened = self._hooks.failed, self._begins, self._ends, self._open
         leaving: set[int] = set()  # threads in which a module leaves training, and with it its children
         thread = threading.get_ident
@@ -138,7 +137,6 @@ class EvaluationMode:
             self._tracer.steps.evaluation_ended(has_left=known.has_left)
 
     def _is_none(self, key: int) -> None:
-        """Take the mode of this model for no evaluation, from now on."""
         opened = self._open.pop(key, None)
         if opened is not None and opened.reference() is not None:
             self._says_something_else[key] = opened.reference
@@ -154,13 +152,7 @@ class EvaluationMode:
 
 
 class _Opened(NamedTuple):
-    """A model in evaluation mode.
-
-    Attributes:
-        reference: to it.
-        span: that ends when it is put back into training.
-        has_left: the current step was left for it.
-    """
+    """A model in evaluation mode, its span, and whether the current step was left for it."""
 
     reference: weakref.ref[Any]
     span: Span

@@ -19,7 +19,7 @@ import torch
 from commtrace.capture.hooks import Hooks
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
-from commtrace.integrations.dimensions import tell_dimension, tell_framework, tell_role
+from commtrace.integrations.dimensions import add_dimension, add_framework, set_role_if_unknown
 
 _STATE_MODULES: Final = (
     "torch.distributed.fsdp._fully_shard._fsdp_state",
@@ -30,23 +30,24 @@ _STATE_MODULES: Final = (
 class Forwards(Protocol):
     """Makes forwards spans."""
 
-    def wrap_forward(self, original: Callable[..., object], tell: Callable[[object], None]) -> Callable[..., object]:
-        """Return ``original`` as a span; ``tell`` is called with the model before it."""
+    def wrap_forward(
+        self, original: Callable[..., object], announce: Callable[[object], None]
+    ) -> Callable[..., object]:
+        """Return ``original`` as a span; ``announce`` is called with the model before it."""
 
     def begin_forward(self, module: object) -> Span | None:
         """Begin the outermost forward of a model."""
 
-    def end_forward(self, span: Span | None) -> None:
-        """End what :meth:`begin_forward` began."""
+    def end_forward(self, span: Span | None) -> None: ...
 
 
 def hook(hooks: Hooks, tracer: Tracer, loop: Forwards) -> None:
-    """Hook both generations as soon as they are imported, or now if they have been."""
+    """Hook both generations as soon as they are imported, or now."""
     wrapped = _Wrapped(tracer)
 
     def replace_wrapper(module: ModuleType) -> None:
         def wrap(original: Callable[..., object]) -> Callable[..., object]:
-            return loop.wrap_forward(original, wrapped.tell)
+            return loop.wrap_forward(original, wrapped.announce)
 
         hooks.replace(module.FullyShardedDataParallel, "forward", wrap)
 
@@ -63,13 +64,13 @@ class _Wrapped:
         self._tracer = tracer
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def tell(self, model: Any) -> None:
+    def announce(self, model: Any) -> None:
         if model in self._known:
             return
         self._known.add(model)
         across = getattr(model, "_inter_node_pg", None)
         groups = [(model.process_group, "dp" if across is None else "dp-shard"), (across, "dp-replicate")]
-        _tell(self._tracer, groups)
+        _announce(self._tracer, groups)
 
 
 class _States:
@@ -111,13 +112,11 @@ class _States:
         self._end()  # of a forward that raised, nobody said that it ended
         if state not in self._known:
             self._known.add(state)
-            _tell(self._tracer, list(_groups_below(module)))
+            _announce(self._tracer, list(_groups_below(module)))
         span = self._loop.begin_forward(module)
         self._open = None if span is None else (state, span)
 
     def _wrap_end(self, original: Callable[..., object]) -> Callable[..., object]:
-        """Wrap the end of every module's forward, the root's included."""
-
         failed = self._hooks.failed
 
         @functools.wraps(original)
@@ -151,7 +150,7 @@ def _groups_below(module: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _name(of_mesh: Any, word: str) -> str:
-    """Return the mesh's name of the dimension; torch names no group that has all ranks."""
+    # torch names no group that has all ranks.
     names, dimension = of_mesh.mesh.mesh_dim_names, getattr(of_mesh, f"{word}_mesh_dim", None)
     return "" if names is None or dimension is None else str(names[dimension])
 
@@ -163,10 +162,10 @@ def _parameter_groups(state: object) -> list[Any]:
     return [group for group in groups if group is not None]
 
 
-def _tell(tracer: Tracer, groups: list[tuple[Any, str]]) -> None:
+def _announce(tracer: Tracer, groups: list[tuple[Any, str]]) -> None:
     seen: set[int] = set()
     for group, role in groups:
         if group is not None and id(group) not in seen:
             seen.add(id(group))
-            tell_dimension(tracer, tell_role(tracer, group, role), group.rank(), group.size())
-    tell_framework(tracer, "FSDP")
+            add_dimension(tracer, set_role_if_unknown(tracer, group, role), group.rank(), group.size())
+    add_framework(tracer, "FSDP")

@@ -51,21 +51,19 @@ class TrainingLoop:
         self._forwards = self._backwards = 0
 
     def install(self) -> None:
-        """Register the hooks."""
         self._hooks.replace(torch.autograd, "backward", self._wrap_backward)
         self._evaluation.install()
         ddp.hook(self._hooks, self._tracer, self)
         fsdp.hook(self._hooks, self._tracer, self)
 
     def uninstall(self) -> None:
-        """Put every original back."""
         self._hooks.restore()
 
-    def wrap_forward(self, original: Callable[..., Any], tell: Callable[[Any], None]) -> Callable[..., Any]:
-        """Wrap the forward of the class of a wrapped model; ``tell`` is called with each model before it."""
+    def wrap_forward(self, original: Callable[..., Any], announce: Callable[[Any], None]) -> Callable[..., Any]:
+        """Wrap the forward of the class of a wrapped model; ``announce`` is called with each model before it."""
 
         def begin_of(module: object) -> Span | None:
-            self._hooks.guarded(tell, module)
+            self._hooks.guarded(announce, module)
             return self.begin_forward(module)
 
         begin, end = self._unseen_by_dynamo(begin_of), self._unseen_by_dynamo(self.end_forward)
@@ -106,7 +104,6 @@ class TrainingLoop:
         return self._tracer.enter(schema.FORWARD, "forward", self._forwards - 1)
 
     def end_forward(self, span: Span | None) -> None:
-        """End what :meth:`begin_forward` began."""
         if span is not None:
             self._hooks.leave(span)
             if span.kind == schema.EVALUATION:

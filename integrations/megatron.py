@@ -58,7 +58,7 @@ _OPTIMIZER_MODULES: Final = ("optimizer", "distrib_optimizer", "layer_wise_optim
 
 
 def install(tracer: Tracer) -> Callable[[], None]:
-    """Instrument megatron-core now or when it is imported; return what puts every original back."""
+    """Instrument megatron-core now or when it is imported; return the function that undoes it."""
     return installed(MegatronIntegration(tracer))
 
 
@@ -70,7 +70,7 @@ class Place(NamedTuple):
 
 
 class MegatronIntegration:
-    """The hooks in megatron-core, and what they must remember between a forward and its backward."""
+    """Hooks megatron-core, and remembers the place of a forward for its backward."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -89,7 +89,6 @@ class MegatronIntegration:
         self._combined = CombinedSteps(tracer, self._hooks, self._open_combined)
 
     def install(self) -> None:
-        """Register the hooks."""
         hooks = {
             "megatron.core.parallel_state": self._hook_parallel_state,
             "megatron.core.pipeline_parallel.schedules": self._hook_schedules,
@@ -107,7 +106,6 @@ class MegatronIntegration:
             self._hooks.replace_method_when_imported(module, owner, method, wrap)
 
     def uninstall(self) -> None:
-        """Put every original back."""
         self._hooks.restore()
         self._awaiting_backward.clear()
 
@@ -217,11 +215,9 @@ class MegatronIntegration:
             self._tracer.set_topology({**topology, "framework": framework()})
 
     def _time_finalization(self, model: object) -> Callable[[], None]:
-        """Make what the schedule calls after the last backward a phase; return what puts the script's function back.
-
-        The schedule takes it from the model's configuration: scripts bind it before commtrace is imported, or have
-        their own.
-        """
+        """Make the schedule's call after the last backward a phase; return the function that undoes it."""
+        # The schedule takes the function from the model's configuration: scripts bind it before commtrace is imported,
+        # or have their own.
         config = _configuration(model)
         function = getattr(config, "finalize_model_grads_func", None)
         if config is None or function is None:
@@ -300,9 +296,8 @@ class MegatronIntegration:
         return Place(int(microbatch), int(chunk))
 
     def _place_of_combined_backward(self, model: object) -> Place:
-        """Return the backwards of each chunk in the order of their microbatches."""
         chunk = self._chunk_of_model(model)
-        self._backwards[chunk] += 1
+        self._backwards[chunk] += 1  # backwards of each chunk come in the order of their microbatches
         return Place(self._backwards[chunk] - 1, chunk)
 
     def _place_of_forward(self, argument: Callable[..., Any], args: object, kwargs: object) -> Place:
@@ -316,7 +311,7 @@ class MegatronIntegration:
         return Place(int(microbatch), int(chunk))
 
     def _chunk_of_model(self, model: object) -> int:
-        """Return the chunk where a version of Megatron does not pass it: the model or the global state knows it."""
+        # Some versions of Megatron do not pass the chunk: the model or the global state knows it.
         while model is not None:
             chunk = getattr(model, "vp_stage", None)
             if chunk is not None:
@@ -350,7 +345,7 @@ class MegatronIntegration:
         self._wrap_optimizers()
 
     def _wrap_optimizers(self) -> None:
-        """Wrap ``step`` of every optimizer class there is; the caller may define more of them later."""
+        # Again in each iteration: the script may define more classes of them later.
         base = getattr(self._optimizer_module, "MegatronOptimizer", None)
         if base is None:
             return
@@ -382,7 +377,7 @@ def _iteration() -> int | None:
 
 
 def _argument_getter(function: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, Any], str], Any]:
-    """Return a function that reads an argument however it was passed; None where this version has none such."""
+    """Return a function that reads an argument however it was passed; None where this version does not have it."""
     positions = {name: position for position, name in enumerate(inspect.signature(function).parameters)}
 
     def argument(args: Sequence[object], kwargs: Mapping[str, object], name: str) -> Any:
@@ -395,16 +390,13 @@ def _argument_getter(function: Callable[..., Any]) -> Callable[[Sequence[Any], M
 
 
 def _first_tensor(value: object) -> Any:
-    """Return the first tensor of what ``forward_step`` returns: one, a list, or one for each module, perhaps with
-    tokens.
-    """
+    # forward_step returns one, a list, or one for each module, perhaps with the number of tokens.
     while isinstance(value, (list, tuple, dict)):
         value = next(iter(value.values() if isinstance(value, dict) else value), None)
     return value
 
 
 def _configuration(model: object) -> Any:
-    """Return the configuration that a schedule takes: that of the first chunk."""
     if isinstance(model, (list, tuple)):
         model = model[0] if model else None
     while model is not None and not hasattr(model, "config"):
@@ -424,23 +416,23 @@ _MESSAGES: Final = ("pre_forward", "pre_backward", "post_forward", "post_backwar
 
 
 class Combined(NamedTuple):
-    """The spans that a combined step opens.
-
-    Attributes:
-        spans: in this order.
-        backward: where its backward is in the schedule; None without one.
-    """
+    """The spans that a combined step opens, in this order, and the place of its backward; None without one."""
 
     spans: list[Span]
     backward: Coordinates | None
 
 
 class CombinedSteps:
-    """Hooks around combined steps and the nodes that they run.
+    """Captures Megatron's combined steps: one microbatch's forward and another one's backward, interleaved layer by
+    layer.
+
+    With ``overlap_moe_expert_parallel_comm`` one function runs both. There is a span of each, from the begin of the two
+    to
+    their end: the forward lies inside the backward, and the time of both counts as forward. Communication has the place
+    of
+    the node that issued it: nodes that run backward have the backward's microbatch and chunk.
 
     Args:
-        tracer: gets the place of the nodes.
-        hooks: of the integration.
         open_spans: opens the spans of a step, from its arguments.
     """
 
@@ -476,7 +468,7 @@ class CombinedSteps:
             self._tracer.leave(span)
 
     def hook_nodes(self, module: ModuleType) -> None:
-        """Hook ``megatron.core.pipeline_parallel.utils``, for what a node's backward issues."""
+        """Hook ``megatron.core.pipeline_parallel.utils``, for the communication of a node's backward."""
         self._hooks.replace_method(module, "ScheduleNode", "backward", lambda original: self._at(self._place, original))
 
     def _place(self) -> Coordinates | None:

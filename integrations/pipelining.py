@@ -21,7 +21,7 @@ from typing import Any, Final
 from commtrace.capture.hooks import Hooks, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
-from commtrace.integrations.dimensions import tell_dimension, tell_framework, tell_role
+from commtrace.integrations.dimensions import add_dimension, add_framework, set_role_if_unknown
 from commtrace.trace import schema
 
 PART: Final = "pipelining"
@@ -38,12 +38,12 @@ _SCHEDULES: Final[Mapping[str, str]] = {
 
 
 def install(tracer: Tracer) -> Callable[[], None]:
-    """Instrument torch.distributed.pipelining, now or when it is imported; return what puts every original back."""
+    """Instrument torch.distributed.pipelining, now or when it is imported; return the function that undoes it."""
     return installed(PipeliningIntegration(tracer))
 
 
 class PipeliningIntegration:
-    """The hooks in torch.distributed.pipelining, and which chunk of its rank each stage is."""
+    """Hooks torch.distributed.pipelining, and knows which chunk of its rank each stage is."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -53,12 +53,10 @@ class PipeliningIntegration:
         self._evaluations = 0
 
     def install(self) -> None:
-        """Register the hooks."""
         self._hooks.when_imported("torch.distributed.pipelining.stage", self._hook_stages)
         self._hooks.when_imported("torch.distributed.pipelining.schedules", self._hook_schedules)
 
     def uninstall(self) -> None:
-        """Put every original back."""
         self._hooks.restore()
 
     # Schedules
@@ -80,20 +78,20 @@ class PipeliningIntegration:
     def _begin_iteration(self, schedule: object) -> None:
         if schedule not in self._announced:
             self._announced.add(schedule)
-            self._tell(schedule)
+            self._announce(schedule)
         if getattr(schedule, "_has_backward", True):
             self._tracer.steps.iteration_begins()
 
-    def _tell(self, schedule: Any) -> None:
+    def _announce(self, schedule: Any) -> None:
         # A schedule of one stage per rank holds it as _stage, the others hold theirs in a list.
         stages = getattr(schedule, "_stages", None) or [schedule._stage]
         for chunk, stage in enumerate(stages):
             self._chunks[stage] = chunk
         first = stages[0]
         group = first.group if first.group is not None else _default_group()
-        tell_role(self._tracer, group, "pp")
-        tell_dimension(self._tracer, "pp", first.group_rank, first.group_size)
-        tell_framework(self._tracer, "torch.distributed.pipelining")
+        set_role_if_unknown(self._tracer, group, "pp")
+        add_dimension(self._tracer, "pp", first.group_rank, first.group_size)
+        add_framework(self._tracer, "torch.distributed.pipelining")
         self._tracer.set_topology(
             {
                 "schedule": schedule_name(type(schedule).__name__),
@@ -144,10 +142,8 @@ class PipeliningIntegration:
     def _action(
         self, original: Callable[..., object], kind: int, name: Callable[[Mapping[str, Any]], str]
     ) -> Callable[..., object]:
-        """Wrap a method of an action; every version passes the microbatch first and the rest by name."""
-
         def begin(args: tuple[Any, ...], kwargs: dict[str, object]) -> Span | None:
-            stage, microbatch = args[:2]
+            stage, microbatch = args[:2]  # every version passes these first and the rest by name
             trains = kind == schema.FORWARD or getattr(stage, "has_backward", True)
             if self._evaluations or not trains:
                 return None

@@ -39,7 +39,7 @@ _CALLS_AGAIN: Final = ("deepspeed.runtime.activation_checkpointing.checkpointing
 
 
 def install(tracer: Tracer) -> Callable[[], None]:
-    """Instrument whatever of these is imported, now or later; return what puts every original back."""
+    """Instrument whatever of these is imported, now or later; return the function that undoes it."""
     return installed(Recomputation(tracer))
 
 
@@ -51,7 +51,6 @@ class Recomputation:
         self._timed = self._hooks.timed(schema.RECOMPUTE, "recompute")
 
     def install(self) -> None:
-        """Register the hooks."""
         for module, owner, method in _NODES:
             self._hooks.replace_method_when_imported(module, owner, method, self._repeating)
         for module, owner in _FRAMES:

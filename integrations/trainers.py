@@ -1,7 +1,7 @@
 """Numbers steps as Hugging Face's Trainer and Lightning do, also after a resume.
 
-Both train in loops of their own, whose steps :mod:`commtrace.capture.model.step_finder` finds: here it learns with
-which number training begins. transformers logs a step under the number of updates made by its end (the first one is
+Both train in loops of their own, whose steps :mod:`commtrace.capture.model.step_finder` finds. Here it gets the number
+with which training begins. transformers logs a step under the number of updates made by its end (the first one is
 ``state.global_step + 1``), Lightning under the number made before it (``trainer.global_step``).
 """
 
@@ -20,19 +20,16 @@ _LIGHTNING: Final = ("lightning.pytorch.trainer.call", "pytorch_lightning.traine
 
 
 def install(tracer: Tracer) -> Callable[[], None]:
-    """Hook both now or when they are imported; return what puts every original back."""
+    """Hook both now or when they are imported; return the function that undoes it."""
     return installed(TrainerNumbers(tracer))
 
 
 class TrainerNumbers:
-    """The hooks where training begins."""
-
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._hooks = Hooks(PART, tracer)
 
     def install(self) -> None:
-        """Register the hooks."""
         wrap = self._hooks.around(self._transformers, _nothing)
         module, owner = "transformers.trainer_callback", "CallbackHandler"
         self._hooks.replace_method_when_imported(module, owner, "on_train_begin", wrap)
@@ -40,7 +37,6 @@ class TrainerNumbers:
             self._hooks.when_imported(module, self._hook_lightning)
 
     def uninstall(self) -> None:
-        """Put every original back."""
         self._hooks.restore()
 
     def _hook_lightning(self, module: ModuleType) -> None:

@@ -14,6 +14,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication.table import CommunicationSums, communication_sums
 from commtrace.analysis.communication.unmatched import UnmatchedSums, sum_unmatched
 from commtrace.analysis.matching.coverage import Captured, find_captured
+from commtrace.analysis.pipeline.observed import PipelineTotals, pipeline_totals
 from commtrace.analysis.problems import StepNumbers, find_step_numbers
 from commtrace.analysis.stragglers.awaited import AwaitedTotals, awaited_totals
 from commtrace.analysis.time_totals import TimeTotals, time_totals
@@ -32,6 +33,7 @@ class StepTotals:
         captured: rows by kind, and what communicated.
         awaited: for whom ranks waited.
         numbers: do ranks give a step the same number?
+        pipeline: what ranks worked, and waited for other stages.
     """
 
     times: TimeTotals
@@ -42,6 +44,7 @@ class StepTotals:
     captured: Captured
     awaited: AwaitedTotals
     numbers: StepNumbers
+    pipeline: PipelineTotals
 
     def __add__(self, later: StepTotals) -> StepTotals:
         path, later_path = self.critical_path, later.critical_path
@@ -54,6 +57,7 @@ class StepTotals:
             captured=self.captured + later.captured,
             awaited=self.awaited + later.awaited,
             numbers=self.numbers + later.numbers,
+            pipeline=self.pipeline + later.pipeline,
         )
 
 
@@ -70,4 +74,5 @@ def step_totals(analysis: Analysis) -> StepTotals:
         captured=find_captured(analysis.run, analysis.roles, context.steps),
         awaited=awaited_totals(context),
         numbers=find_step_numbers(context),
+        pipeline=pipeline_totals(analysis.run, analysis.matches, analysis.roles),
     )

@@ -23,7 +23,8 @@ from commtrace.analysis.communication.unmatched import roles_of_one_rank
 from commtrace.analysis.matching.coverage import Coverage, RowCounts, missing_numbers
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
-from commtrace.analysis.pipeline.observed import Pipeline, observe_pipeline
+from commtrace.analysis.pipeline.bubble import replayed_bubbles
+from commtrace.analysis.pipeline.observed import Pipeline, PipelineTotals
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import Program, build_program
@@ -155,7 +156,7 @@ def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> Summary
     counts = {rank: RowCounts.of(trace.spans) for rank, trace in analysis.recorded.ranks.items()}
     budget, repeated = _launches(analysis.recorded, is_whole)
     awaited = totals.awaited.longest()
-    pipeline, findings, lost = _replay(analysis)
+    pipeline, findings, lost = _replay(analysis, totals.pipeline)
     if findings is None:
         findings = Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
     return Summary(
@@ -221,7 +222,7 @@ class _Replayed(NamedTuple):
     lost: LostTime | None = None
 
 
-def _replay(analysis: Analysis) -> _Replayed:
+def _replay(analysis: Analysis, pipeline: PipelineTotals) -> _Replayed:
     run, matches = analysis.run, analysis.matches
     if not analysis.steps.used:
         return _Replayed(None, Findings())
@@ -229,9 +230,8 @@ def _replay(analysis: Analysis) -> _Replayed:
         return _Replayed(None, None)
     program = _program(run, matches)
     findings = find_stragglers(run, matches, program=program)
-    pipeline = observe_pipeline(run, matches, analysis.roles)
-    explained = pipeline.explained(program) if pipeline else None
-    return _Replayed(explained, findings, _lost(run, matches, program, findings))
+    causes = replayed_bubbles(run, program, analysis.roles) if program and pipeline.is_pipeline else None
+    return _Replayed(pipeline.pipeline(causes), findings, _lost(run, matches, program, findings))
 
 
 def _lost(run: Run, matches: Matches, program: Program | None, findings: Findings) -> LostTime | None:

@@ -15,14 +15,14 @@ They add up to the measured bubble.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.matching.match import Matches
-from commtrace.analysis.matching.roles import PIPELINE, Roles, find_roles, is_p2p
+from commtrace.analysis.matching.roles import PIPELINE, Roles, is_p2p
 from commtrace.analysis.replay.ideal import equal_stages, mean_segments, median_transfers
 from commtrace.analysis.replay.program import Program, by_rank, stage_of
 from commtrace.trace import schema
@@ -85,59 +85,71 @@ _NEVER: Final = -(2**62)
 """Before every reading of a clock, and so far from the ends of 64 bits that differences do not leave them."""
 
 
-class _Measured(NamedTuple):
-    """Of one rank, ns summed over its steps; forward and backward are means of single ones."""
+@dataclass(frozen=True, slots=True)
+class RankWaits:
+    """What one rank of a pipeline did in some steps; ns, summed over them. Those of several windows add up.
 
-    forward: float
-    backward: float
-    work: float
-    wall: float
-    phase: float
-    warm_up: float
-    steady: float
-    cool_down: float
-    transfer: float
-    drain: float
-    unmatched: float
+    Attributes:
+        stage: None where neither the framework nor a forward says which.
+        num_steps: how many.
+        chunks: of its forwards; 0 without any.
+        forwards, backwards: how many; a backward of inputs and the one of weights that completes it are one.
+    """
+
+    stage: int | None
+    num_steps: int
+    chunks: int
+    forwards: int
+    backwards: int
+    forward_ns: int
+    backward_ns: int
+    work_ns: int
+    wall_ns: int
+    phase_ns: int
+    warm_up_ns: int
+    steady_ns: int
+    cool_down_ns: int
+    transfer_ns: int
+    drain_ns: int
+    unmatched_ns: int
+
+    def __add__(self, later: RankWaits) -> RankWaits:
+        sums = {own.name: getattr(self, own.name) + getattr(later, own.name) for own in fields(self)[3:]}
+        return RankWaits(
+            stage=later.stage if self.stage is None else self.stage,
+            num_steps=self.num_steps + later.num_steps,
+            chunks=max(self.chunks, later.chunks),
+            **sums,
+        )
 
     @property
     def is_known(self) -> bool:
         """Return whether the other sides of nearly all of its waits for other stages were seen."""
-        return self.unmatched <= _FEW * (self.warm_up + self.steady + self.cool_down + self.transfer)
+        return self.unmatched_ns <= _FEW * (self.warm_up_ns + self.steady_ns + self.cool_down_ns + self.transfer_ns)
+
+    def per_step(self, name: str) -> float:
+        """Return one of its times per step."""
+        return float(getattr(self, name) / max(self.num_steps, 1))
 
 
-class MeasuredWaits(NamedTuple):
-    """The measured waits of a pipeline, which need no replay.
-
-    Attributes:
-        between: by rank, which of its rows wait for other stages.
-        measured: by rank.
-    """
-
-    between: Mapping[int, Bool]
-    measured: Mapping[int, _Measured]
-
-
-def measure_waits(run: Run, matches: Matches, roles: Roles | None = None) -> MeasuredWaits:
-    """Return how long the ranks of a pipeline worked, and waited for one another."""
-    roles = roles or find_roles(run)
+def measure_waits(run: Run, matches: Matches, roles: Roles) -> dict[int, RankWaits]:
+    """Return how long each rank of a pipeline worked, and waited for other stages."""
     bounds = _pipeline_bounds(run)
-    between = {rank: _between_stages(run, trace, roles) for rank, trace in run.ranks.items()}
-    measured = {rank: _measure(run, trace, matches, between[rank], bounds) for rank, trace in run.ranks.items()}
-    return MeasuredWaits(between, measured)
+    return {
+        rank: _measure(run, trace, matches, _between_stages(run, trace, roles), bounds)
+        for rank, trace in run.ranks.items()
+    }
 
 
-def bubbles_of_stages(run: Run, waits: MeasuredWaits, program: Program | None) -> list[StageBubble]:
-    """Return the stages of a pipeline, ascending; without a program only what was measured."""
-    causes = _causes(program, waits.between) if program else {}
-    steps = {rank: max(int((trace.spans.kind == schema.STEP).sum()), 1) for rank, trace in run.ranks.items()}
+def bubbles_of_stages(ranks: Mapping[int, RankWaits], causes: Mapping[int, Cause]) -> list[StageBubble]:
+    """Return the stages of a pipeline, ascending; without causes only what was measured."""
     stages: dict[int, list[int]] = {}
-    for rank, trace in run.ranks.items():
-        stages.setdefault(stage_of(trace), []).append(rank)
-    return [_stage(stage, stages[stage], waits.measured, steps, causes) for stage in sorted(stages)]
+    for rank, own in ranks.items():
+        stages.setdefault(own.stage or 0, []).append(rank)
+    return [_stage(stage, stages[stage], ranks, causes) for stage in sorted(stages)]
 
 
-class _Cause(NamedTuple):
+class Cause(NamedTuple):
     """Bubble of one rank, ns summed over the replayed steps, with ever more ideal durations."""
 
     steps: int
@@ -147,24 +159,31 @@ class _Cause(NamedTuple):
     as_replayed: float
 
 
-def _causes(program: Program, between: Mapping[int, Bool]) -> dict[int, _Cause]:
-    """Replayed bubbles by rank; ``between`` tells the rows of each rank that wait for other stages."""
+def replayed_bubbles(run: Run, program: Program, roles: Roles) -> dict[int, Cause]:
+    """Return the bubble of each rank in the replayed steps.
+
+    Args:
+        run: with the rows of the program.
+        program: of the steps.
+        roles: of the communications of ``run``.
+    """
+    between = {rank: _between_stages(run, trace, roles) for rank, trace in run.ranks.items()}
     stalls, transfers = program.stalls, program.transfers
-    between_stages = np.flatnonzero(by_rank(program, stalls.rank, stalls.row, between.__getitem__))
+    chosen = np.flatnonzero(by_rank(program, stalls.rank, stalls.row, between.__getitem__))
     pipeline_transfers = by_rank(program, transfers.rank, transfers.row, between.__getitem__) > 0
     no_p2p = np.where(pipeline_transfers, 0, transfers.ns)
     typical = np.where(pipeline_transfers, 0, median_transfers(program))
     means = mean_segments(program)
-    rank = np.searchsorted(program.ranks, stalls.rank[between_stages])
+    rank = np.searchsorted(program.ranks, stalls.rank[chosen])
 
     def bubbles(segment_ns: Int64 | None, transfer_ns: Int64 | None) -> npt.NDArray[np.float64]:
-        waits = program.stall_waits(between_stages, segment_ns, transfer_ns)
+        waits = program.stall_waits(chosen, segment_ns, transfer_ns)
         return np.asarray(np.bincount(rank, waits, minlength=len(program.ranks)), np.float64)
 
     scenarios = [(None, no_p2p), (means, typical), (equal_stages(program, means), typical), (None, None)]
     replays = [bubbles(*scenario) for scenario in scenarios]
     return {
-        rank: _Cause(len(program.steps), *(float(replay[index]) for replay in replays))
+        rank: Cause(len(program.steps), *(float(replay[index]) for replay in replays))
         for index, rank in enumerate(program.ranks.tolist())
     }
 
@@ -180,7 +199,7 @@ def _measure(
     matches: Matches,
     between_stages: Bool,
     pipeline_bounds: Mapping[tuple[int, int], _Bounds],
-) -> _Measured:
+) -> RankWaits:
     spans = trace.spans
     step_start, step_end = (values[spans.kind == schema.STEP] for values in (spans.start, spans.end))
     stalls = np.flatnonzero(spans.kind == schema.STALL)
@@ -201,18 +220,26 @@ def _measure(
     ends = np.array(ends_of_steps, np.int64)[number.reshape(-1)]
     drain = np.minimum(ready[draining], ends) - start[draining]
     forward, backward, work = _phases_ns(spans, stalls[between])
-    return _Measured(
-        forward=float(forward.mean()) if len(forward) else 0.0,
-        backward=float(backward.sum()) / max(_whole_backwards(run, trace), 1),
-        work=float(work),
-        wall=float((step_end - step_start).sum()),
-        phase=float(_phase_ns(pipeline_bounds, replica, spans.step[spans.kind == schema.STEP])),
-        warm_up=float(wait[warm_up].sum()),
-        steady=float(wait[steady].sum()),
-        cool_down=float(wait[cool_down].sum()),
-        transfer=float((end - start - wait)[between].sum()),
-        drain=float(np.maximum(drain, 0).sum()),
-        unmatched=float((end - start)[between & ~matches.ranks[trace.rank].stall_complete[stalls]].sum()),
+    is_forward = spans.kind == schema.FORWARD
+    chunks = spans.chunk[is_forward]
+    knows_stage = "pp" in trace.coordinates or (spans.stage[is_forward] >= 0).any()
+    return RankWaits(
+        stage=stage_of(trace) if knows_stage else None,
+        num_steps=len(step_start),
+        chunks=max(int(chunks.max()) + 1, 1) if len(chunks) else 0,
+        forwards=len(forward),
+        backwards=_whole_backwards(run, trace),
+        forward_ns=int(forward.sum()),
+        backward_ns=int(backward.sum()),
+        work_ns=work,
+        wall_ns=int((step_end - step_start).sum()),
+        phase_ns=_phase_ns(pipeline_bounds, replica, spans.step[spans.kind == schema.STEP]),
+        warm_up_ns=int(wait[warm_up].sum()),
+        steady_ns=int(wait[steady].sum()),
+        cool_down_ns=int(wait[cool_down].sum()),
+        transfer_ns=int((end - start - wait)[between].sum()),
+        drain_ns=int(np.maximum(drain, 0).sum()),
+        unmatched_ns=int((end - start)[between & ~matches.ranks[trace.rank].stall_complete[stalls]].sum()),
     )
 
 
@@ -326,46 +353,46 @@ def _without(spans: Spans, waits: Int64, start: Int64, end: Int64) -> Int64:
 
 
 def _stage(
-    stage: int,
-    recorded: list[int],
-    measured: Mapping[int, _Measured],
-    steps: Mapping[int, int],
-    causes: Mapping[int, _Cause],
+    stage: int, recorded: list[int], measured: Mapping[int, RankWaits], causes: Mapping[int, Cause]
 ) -> StageBubble:
     """Return the mean over the ranks of which it is known what they waited for; over all of them, if it is of none."""
     ranks = [rank for rank in recorded if measured[rank].is_known] or recorded
 
-    def mean(name: str) -> float:
-        return float(np.mean([getattr(measured[rank], name) / steps[rank] for rank in ranks]))
+    def mean(name: str) -> int:
+        return round(float(np.mean([measured[rank].per_step(name) for rank in ranks])))
 
-    phases = {name: round(mean(name)) for name in ("warm_up", "steady", "cool_down")}
-    bubble = sum(phases.values())
+    def mean_of_one(name: str, count: str) -> int:
+        known = [measured[rank] for rank in ranks]
+        return round(float(np.mean([getattr(own, name) / max(getattr(own, count), 1) for own in known])))
+
+    warm_up, steady, cool_down = mean("warm_up_ns"), mean("steady_ns"), mean("cool_down_ns")
+    bubble = warm_up + steady + cool_down
     p2p, imbalance, schedule = _parts([causes[rank] for rank in ranks if rank in causes])
     variation = None if schedule is None else bubble - schedule - (imbalance or 0) - (p2p or 0)
     return StageBubble(
         stage=stage,
         ranks=tuple(ranks),
-        forward_ns=round(float(np.mean([measured[rank].forward for rank in ranks]))),
-        backward_ns=round(float(np.mean([measured[rank].backward for rank in ranks]))),
-        work_ns=round(mean("work")),
-        wall_ns=round(mean("wall")),
-        phase_ns=round(mean("phase")),
+        forward_ns=mean_of_one("forward_ns", "forwards"),
+        backward_ns=mean_of_one("backward_ns", "backwards"),
+        work_ns=mean("work_ns"),
+        wall_ns=mean("wall_ns"),
+        phase_ns=mean("phase_ns"),
         bubble_ns=bubble,
-        warm_up_ns=phases["warm_up"],
-        steady_ns=phases["steady"],
-        cool_down_ns=phases["cool_down"],
+        warm_up_ns=warm_up,
+        steady_ns=steady,
+        cool_down_ns=cool_down,
         schedule_ns=schedule,
         imbalance_ns=imbalance,
         variation_ns=variation,
         p2p_ns=p2p,
-        transfer_ns=round(mean("transfer")),
-        drain_ns=round(mean("drain")),
-        unmatched_ns=round(mean("unmatched")),
+        transfer_ns=mean("transfer_ns"),
+        drain_ns=mean("drain_ns"),
+        unmatched_ns=mean("unmatched_ns"),
         left_out=tuple(rank for rank in recorded if rank not in ranks),
     )
 
 
-def _parts(causes: list[_Cause]) -> tuple[int, int, int] | tuple[None, None, None]:
+def _parts(causes: list[Cause]) -> tuple[int, int, int] | tuple[None, None, None]:
     """Return what transfers, imbalance and the schedule make of the bubble, ns per step."""
     if not causes:
         return None, None, None

@@ -12,10 +12,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from commtrace.analysis.matching.match import Matches
-from commtrace.analysis.matching.roles import Roles
-from commtrace.analysis.pipeline.bubble import MeasuredWaits, StageBubble, bubbles_of_stages, measure_waits
+from commtrace.analysis.matching.roles import Roles, find_roles
+from commtrace.analysis.pipeline.bubble import (
+    Cause,
+    RankWaits,
+    StageBubble,
+    bubbles_of_stages,
+    measure_waits,
+    replayed_bubbles,
+)
 from commtrace.analysis.pipeline.schedule import (
     UNKNOWN,
     Schedule,
@@ -24,11 +32,11 @@ from commtrace.analysis.pipeline.schedule import (
     theoretical_ratio_to_work,
 )
 from commtrace.analysis.replay.graph import ReplayError
-from commtrace.analysis.replay.program import Program, build_program, common_steps, stage_of
+from commtrace.analysis.replay.program import Program, build_program, common_steps
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Int64
+from commtrace.trace.spans import Int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,32 +96,70 @@ class Pipeline:
         }
 
 
+class Actions(NamedTuple):
+    """What a rank does in a step, in order: F, B, I or W, with the microbatch and the chunk."""
+
+    letter: npt.NDArray[np.str_]
+    microbatch: Int32
+    chunk: Int32
+
+    def words(self) -> list[str]:
+        columns = (self.letter.tolist(), self.microbatch.tolist(), self.chunk.tolist())
+        return [f"{letter}{microbatch}.{chunk}" for letter, microbatch, chunk in zip(*columns, strict=True)]
+
+
 @dataclass(frozen=True, slots=True)
-class ObservedPipeline:
-    """A pipeline as its spans show it, without a replay; its fields mean the same as those of :class:`Pipeline`."""
+class PipelineTotals:
+    """What the ranks did for a pipeline in some steps. Those of several windows of a run add up.
 
-    run: Run
-    schedule: Schedule
-    stages: int
-    chunks: int
-    microbatches: int
-    waits: MeasuredWaits
+    Attributes:
+        ranks: sums by rank.
+        last_step: by rank, what it did in the last step that all of them recorded; empty without one.
+    """
 
-    def explained(self, program: Program | None) -> Pipeline:
-        """Return the pipeline, with the causes of its bubbles if there is a program to replay."""
-        schedule, stages, chunks, microbatches = self.schedule, self.stages, self.chunks, self.microbatches
-        bubbles = bubbles_of_stages(self.run, self.waits, program)
+    ranks: Mapping[int, RankWaits]
+    last_step: Mapping[int, Actions]
+
+    def __add__(self, later: PipelineTotals) -> PipelineTotals:
+        ranks = {rank: own + later.ranks[rank] for rank, own in self.ranks.items()}
+        return PipelineTotals(ranks, later.last_step or self.last_step)
+
+    def by_stage(self) -> dict[int, list[int]]:
+        """Return the ranks of each stage that run forwards, ascending."""
+        stages: dict[int, list[int]] = {}
+        for rank, own in self.ranks.items():
+            if own.chunks:
+                stages.setdefault(own.stage or 0, []).append(rank)
+        return dict(sorted(stages.items()))
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Return whether there are two stages, and a step that all ranks recorded."""
+        return len(self.by_stage()) > 1 and bool(self.last_step)
+
+    def pipeline(self, causes: Mapping[int, Cause] | None = None) -> Pipeline | None:
+        """Return the pipeline, with the causes of its bubbles if they are given; None where there is none."""
+        if not self.is_pipeline:
+            return None
+        by_stage = self.by_stage()
+        first = [ranks[0] for ranks in by_stage.values()]
+        orders = [self.last_step[rank].words() for rank in first]
+        chunks = max(self.ranks[rank].chunks for rank in first)
+        microbatches = max(sum(action[0] == "F" for action in order) for order in orders) // chunks
+        schedule = _of_several_pipelines(by_stage, self.last_step) or recognise(orders, chunks)
+        bubbles = bubbles_of_stages(self.ranks, causes or {})
         shares = _shares(bubbles)
+        sizes = (schedule.name, len(first), chunks, microbatches)
         return Pipeline(
             schedule=schedule.name,
             reason=schedule.reason,
-            stages=stages,
+            stages=len(first),
             chunks=chunks,
             microbatches=microbatches,
             idle_fraction_of_phase=shares.idle_of_phase,
-            theoretical_fraction_of_phase=theoretical_fraction_of_phase(schedule.name, stages, chunks, microbatches),
+            theoretical_fraction_of_phase=theoretical_fraction_of_phase(*sizes),
             idle_ratio_to_work=shares.idle_to_work,
-            theoretical_ratio_to_work=theoretical_ratio_to_work(schedule.name, stages, chunks, microbatches),
+            theoretical_ratio_to_work=theoretical_ratio_to_work(*sizes),
             phase_fraction_of_step=shares.phase_of_step,
             bubble_fraction_of_step=shares.bubble_of_step,
             drain_fraction_of_step=shares.drain_of_step,
@@ -121,8 +167,21 @@ class ObservedPipeline:
         )
 
 
-def observe_pipeline(run: Run, matches: Matches, roles: Roles | None = None) -> ObservedPipeline | None:
-    """Return what the spans of a run tell of its pipeline, without a replay.
+def pipeline_totals(run: Run, matches: Matches, roles: Roles) -> PipelineTotals:
+    """Add up what the spans of a run tell of its pipeline, without a replay.
+
+    Args:
+        run: with aligned clocks.
+        matches: its communications, joined.
+        roles: what they are for.
+    """
+    steps = common_steps(run)
+    last = {rank: _actions(run, trace, int(steps[-1])) for rank, trace in run.ranks.items()} if len(steps) else {}
+    return PipelineTotals(measure_waits(run, matches, roles), last)
+
+
+def reconstruct_pipeline(run: Run, matches: Matches, roles: Roles | None = None) -> Pipeline | None:
+    """Return the pipeline of a run, from its spans alone, with the causes of its bubbles if it can be replayed.
 
     Args:
         run: with aligned clocks.
@@ -132,34 +191,12 @@ def observe_pipeline(run: Run, matches: Matches, roles: Roles | None = None) -> 
     Returns:
         None where there are no two stages, or no step that all ranks recorded.
     """
-    steps = common_steps(run)
-    by_stage: dict[int, list[RankTrace]] = {}
-    for trace in run.ranks.values():
-        if np.any(trace.spans.kind == schema.FORWARD):
-            by_stage.setdefault(stage_of(trace), []).append(trace)
-    if len(by_stage) < 2 or not len(steps):
+    roles = roles or find_roles(run)
+    totals = pipeline_totals(run, matches, roles)
+    if not totals.is_pipeline:
         return None
-    ordered = [by_stage[stage][0] for stage in sorted(by_stage)]
-    chunks = max(_chunks(trace) for trace in ordered)
-    step = int(steps[-1])
-    orders = [_order(run, trace, step) for trace in ordered]
-    return ObservedPipeline(
-        run=run,
-        schedule=_of_several_pipelines(by_stage, step) or recognise(orders, chunks),
-        stages=len(ordered),
-        chunks=chunks,
-        microbatches=max(sum(action[0] == "F" for action in order) for order in orders) // chunks,
-        waits=measure_waits(run, matches, roles),
-    )
-
-
-def reconstruct_pipeline(run: Run, matches: Matches, roles: Roles | None = None) -> Pipeline | None:
-    """Return the pipeline of a run, from its spans alone, with the causes of its bubbles if it can be replayed.
-
-    Arguments and result are those of :func:`observe_pipeline`.
-    """
-    observed = observe_pipeline(run, matches, roles)
-    return observed.explained(_program(run, matches)) if observed else None
+    program = _program(run, matches)
+    return totals.pipeline(replayed_bubbles(run, program, roles) if program else None)
 
 
 def _program(run: Run, matches: Matches) -> Program | None:
@@ -169,40 +206,27 @@ def _program(run: Run, matches: Matches) -> Program | None:
         return None  # the bubble is measured all the same; its causes are then left out
 
 
-def _chunks(trace: RankTrace) -> int:
-    chunks = trace.spans.chunk[trace.spans.kind == schema.FORWARD]
-    return int(chunks.max()) + 1 if chunks.max() >= 0 else 1
-
-
-def _of_several_pipelines(by_stage: Mapping[int, Sequence[RankTrace]], step: int) -> Schedule | None:
+def _of_several_pipelines(by_stage: Mapping[int, Sequence[int]], orders: Mapping[int, Actions]) -> Schedule | None:
     """No schedule, where ranks of one stage do different things: those of one of them are not those of all."""
     for stage, (first, *others) in by_stage.items():
-        kinds = first.spans.kind[_phases(first, step)]
         for other in others:
-            if not np.array_equal(kinds, other.spans.kind[_phases(other, step)]):
+            if not np.array_equal(orders[first].letter == "F", orders[other].letter == "F"):
                 return Schedule(
                     UNKNOWN,
-                    f"Ranks {first.rank} and {other.rank}, both of stage {stage}, run different forwards and backwards "
-                    "in a step: there is more than one pipeline, or some of them were not recorded.",
+                    f"Ranks {first} and {other}, both of stage {stage}, run different forwards and backwards in a "
+                    "step: there is more than one pipeline, or some of them were not recorded.",
                 )
     return None
 
 
-def _phases(trace: RankTrace, step: int) -> Int64:
-    """Return the forwards and backwards of a step, in order."""
+def _actions(run: Run, trace: RankTrace, step: int) -> Actions:
     spans = trace.spans
-    return np.flatnonzero(((spans.kind == schema.FORWARD) | (spans.kind == schema.BACKWARD)) & (spans.step == step))
-
-
-def _order(run: Run, trace: RankTrace, step: int) -> list[str]:
-    """Return what a rank does in a step: F, B, I or W with the microbatch and the chunk."""
-    spans = trace.spans
-    actions = []
-    for row in _phases(trace, step):
-        name = run.names[spans.name[row]] if spans.name[row] >= 0 else ""
-        letter = "F" if spans.kind[row] == schema.FORWARD else _letter_of_backward(name)
-        actions.append(f"{letter}{spans.microbatch[row]}.{max(spans.chunk[row], 0)}")
-    return actions
+    rows = np.flatnonzero(((spans.kind == schema.FORWARD) | (spans.kind == schema.BACKWARD)) & (spans.step == step))
+    letter = np.full(len(rows), "F")
+    for code in np.unique(spans.name[rows]).tolist():
+        name = run.names[code] if code >= 0 else ""
+        letter[(spans.name[rows] == code) & (spans.kind[rows] == schema.BACKWARD)] = _letter_of_backward(name)
+    return Actions(letter, spans.microbatch[rows], np.maximum(spans.chunk[rows], 0))
 
 
 def _letter_of_backward(name: str) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from commtrace.analysis.matching.match import match
-from commtrace.analysis.pipeline.bubble import _Cause, _Measured, _stage
+from commtrace.analysis.pipeline.bubble import Cause, RankWaits, bubbles_of_stages
 from commtrace.analysis.pipeline.observed import Pipeline, reconstruct_pipeline
 from commtrace.analysis.pipeline.schedule import recognise
 from commtrace.analysis.replay.graph import ReplayError
@@ -304,12 +304,16 @@ def test_a_pipeline_as_json() -> None:
 
 @pytest.mark.parametrize(("without_transfers", "p2p"), [(4 * MS, MS), (9 * MS, 0)])
 def test_transfers_have_no_negative_share_and_the_causes_still_add_up(without_transfers: int, p2p: int) -> None:
-    measured = _Measured(MS, MS, 2 * MS, 10 * MS, 10 * MS, 5 * MS, 0, 0, 0, 0, 0)
-    cause = _Cause(
+    measured = RankWaits(
+        stage=0, num_steps=1, chunks=1, forwards=1, backwards=1, forward_ns=MS, backward_ns=MS, work_ns=2 * MS,
+        wall_ns=10 * MS, phase_ns=10 * MS, warm_up_ns=5 * MS, steady_ns=0, cool_down_ns=0, transfer_ns=0, drain_ns=0,
+        unmatched_ns=0,
+    )  # fmt: skip
+    cause = Cause(
         steps=1, as_replayed=5 * MS, without_transfers=without_transfers, with_means=3 * MS, with_equal_stages=MS
     )
 
-    stage = _stage(0, [0], {0: measured}, {0: 1}, {0: cause})
+    (stage,) = bubbles_of_stages({0: measured}, {0: cause})
 
     assert stage.p2p_ns == p2p
     causes = (stage.schedule_ns, stage.imbalance_ns, stage.variation_ns, stage.p2p_ns)

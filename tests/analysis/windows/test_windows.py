@@ -90,6 +90,7 @@ def plain(run: MeasuredRun[Told]) -> dict[str, Any]:
         "problems found": find_problems(
             recorded, run.alignment, run.steps, run.counts, totals.numbers, (), computes=True
         ),
+        "pipeline": to_json(totals.pipeline.pipeline()),
         "missing": missing_numbers(recorded, run.counts),
         "counts": run.counts,
         "numbers": totals.numbers,

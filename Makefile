@@ -15,7 +15,7 @@ SIDE_BY_SIDE := -n logical --dist worksteal
 PYTEST := $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 # `make test STRICT=1`, which is what .ci/run runs, fails where a test is skipped that tests/expected_skips.txt does not list.
 # What needs no training: of it `make check` runs the tests.
-CHECKED := tests/test_import_rules.py tests/test_public_api.py tests/test_docs.py tests/test_config.py
+CHECKED := tests/test_import_rules.py tests/test_public_api.py tests/test_docs.py tests/test_site.py tests/test_config.py
 # Quiet, but for errors: `make install PIP_QUIET=` shows what pip does.
 PIP_QUIET ?= --quiet
 PIP := $(BIN)/python -m pip $(PIP_QUIET) --disable-pip-version-check --retries 10 --timeout 120
@@ -32,10 +32,14 @@ NEWEST_PIP := $(NEWEST)/bin/python -m pip $(PIP_QUIET) --disable-pip-version-che
 NEWEST_TESTS := tests/matrix tests/capture tests/integrations tests/e2e/test_capture_oracle.py \
 	tests/e2e/test_capture_origins.py tests/e2e/test_pipelining.py tests/e2e/test_megatron_training.py
 
-.PHONY: demo check test test-newest test-long lint types unit e2e fuzz test-gpu bench bench-stragglers soak install clean
+.PHONY: demo site check test test-newest test-long lint types unit e2e fuzz test-gpu bench bench-stragglers soak install clean
 
 demo: $(INSTALLED)  ## Train on 4 ranks with a slow one, print where the time went, write report.html.
 	$(BIN)/python examples/demo.py
+
+site: $(INSTALLED)  ## The documentation as a site in build/site, with the reference pages written anew.
+	$(BIN)/python -m commtrace.cli.reference docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: lint types  ## Lint, types, who imports whom, documentation, public names: about a minute.
 	$(PYTEST) $(CHECKED)

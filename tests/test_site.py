@@ -1,0 +1,55 @@
+"""The documentation as a site: every link leads somewhere, and what is written by a program is up to date."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from commtrace.cli.reference import command_page, json_page
+from tests.site import DOCS, ROOT, build_site
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_site(tmp_path_factory.mktemp("site"))
+
+
+def test_all_pages_are_on_the_site(site: Path) -> None:
+    pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
+
+    assert {path.parent.name for path in site.glob("*/index.html")} >= pages
+
+
+def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
+    loaded = re.compile(r"""<(?:script|img|iframe)[^>]*\ssrc="(https?:[^"]*)|<link[^>]*\shref="(https?:[^"]*)""")
+
+    assert {page.name: found for page in site.rglob("*.html") if (found := loaded.findall(page.read_text()))} == {}
+
+
+def test_reference_pages_are_up_to_date() -> None:
+    advice = "write them anew: make site"
+
+    assert (DOCS / "cli.md").read_text() == command_page(), advice
+    assert (DOCS / "json.md").read_text() == json_page(DOCS / "json"), advice
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text()
+    pages = set(_pages(yaml.safe_load(text)["nav"]))
+
+    assert pages == {path.name for path in DOCS.glob("*.md")}
+
+
+def _pages(entries: object) -> Iterator[str]:
+    if isinstance(entries, str):
+        yield entries
+    elif isinstance(entries, dict):
+        for inner in entries.values():
+            yield from _pages(inner)
+    elif isinstance(entries, list):
+        for inner in entries:
+            yield from _pages(inner)

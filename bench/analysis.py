@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 SIZES: Final[Mapping[str, str]] = {
-    "small": "--tp 2 --pp 4 --dp 2 --microbatches 16 --layers 16 --steps 20",
-    "2m": "--tp 4 --pp 4 --dp 4 --microbatches 16 --layers 16 --steps 50",
-    "1024x3": "--tp 8 --pp 8 --dp 16 --microbatches 32 --layers 32 --steps 3",
+    "small": "--tp 2 --pp 4 --dp 2 --microbatches 16 --layers 16 --num-steps 20",
+    "2m": "--tp 4 --pp 4 --dp 4 --microbatches 16 --layers 16 --num-steps 50",
+    "1024x3": "--tp 8 --pp 8 --dp 16 --microbatches 32 --layers 32 --num-steps 3",
 }
 """By name, the options of ``commtrace synth``."""
 

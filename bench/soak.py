@@ -228,7 +228,7 @@ def ask_for_detail(job: subprocess.Popen[bytes], run: Path, deadline: float) -> 
         except subprocess.TimeoutExpired:
             if time.monotonic() >= deadline:
                 raise
-        command = [sys.executable, "-m", "commtrace", "trigger", str(run), "--steps", "5"]
+        command = [sys.executable, "-m", "commtrace", "trigger", str(run), "--num-steps", "5"]
         requests += not subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
 
 

@@ -288,6 +288,11 @@ def directory(config: Config, run_id: str) -> Path:
     return Path(str(config.dir or DEFAULT_DIRECTORY).replace(RUN_ID_PLACE, run_id)).absolute()
 
 
+def is_one_of_many(config: Config) -> bool:
+    """Return whether the directory is named after the run, so that those of other runs are beside it."""
+    return Path(config.dir or DEFAULT_DIRECTORY).name == RUN_ID_PLACE
+
+
 def _name_of_launcher(environment: Mapping[str, str]) -> str:
     is_launched = launchers.position(environment) is not None or multiprocessing.parent_process() is not None
     return _name_of_process(os.getppid() if is_launched else os.getpid())

@@ -13,7 +13,20 @@ from playwright.sync_api import sync_playwright
 
 IMAGES: Final = Path(__file__).parent / "images"
 
-JOB: Final = ("--pp", "4", "--dp", "2", "--microbatches", "8", "--layers", "32", "--steps", "20", "--gpus-per-host", "4")
+JOB: Final = (
+    "--pp",
+    "4",
+    "--dp",
+    "2",
+    "--microbatches",
+    "8",
+    "--layers",
+    "32",
+    "--steps",
+    "20",
+    "--gpus-per-host",
+    "4",
+)
 FAULT: Final = ("--fault", "slow-rank=5:1.35")
 
 

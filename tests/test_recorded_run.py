@@ -179,7 +179,7 @@ def test_an_imported_trace_of_kernels_has_idle_time_and_no_verdict(tmp_path: Pat
 
 
 def test_spans_of_several_hosts_are_on_one_clock(tmp_path: Path) -> None:
-    job = ["--dp", "4", "--gpus-per-host", "2", "--steps", "4", "--clock-offset", "1=5"]
+    job = ["--dp", "4", "--gpus-per-host", "2", "--num-steps", "4", "--clock-offset", "1=5"]
     assert CliRunner().invoke(app, ["synth", "-o", str(tmp_path / "run"), *job]).exit_code == 0
     run = commtrace.open(tmp_path / "run")
 

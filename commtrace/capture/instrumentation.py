@@ -35,7 +35,7 @@ from commtrace.identity import Identity
 from commtrace.installation import warn_if_untried
 from commtrace.recorder import Recorder, Sink, uncaught_exception
 from commtrace.trace.files.budget import Budget
-from commtrace.trace.files.writer import SegmentWriter, rank_directory, segment_paths
+from commtrace.trace.files.writer import SegmentWriter, link_as_latest, rank_directory, segment_paths
 from commtrace.trace.hang_report import HangReport
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.schema import mark_row
@@ -273,6 +273,11 @@ class Instrumentation:
         # At once: of a rank that is killed while exporters are loaded nothing else would be known.
         writer.write([mark_row("clock_anchor", asdict(identity.clock_anchor()))])
         announce(directory, metadata)
+        if metadata.rank == 0 and identity.is_one_of_many(self._config):
+            try:
+                link_as_latest(directory)
+            except OSError as error:  # Nothing depends on it: commands look for the newest run themselves.
+                _logger.debug("commtrace: no link to the newest run: %s", error)
         self._peer_watch.start(directory, metadata)
         if self._config.hang_seconds:
             self._hang_watch.start(directory, metadata)

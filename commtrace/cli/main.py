@@ -18,7 +18,9 @@ from commtrace.installation import import_pyarrow
 from commtrace.trace.inputs import printable, printable_lines
 
 _USER_ERROR: Final = 2
-"""Exit status for errors that a user can fix."""
+"""Exit status for errors that a user can fix, wrong options among them."""
+
+_HELP: Final = {"help_option_names": ["-h", "--help"]}
 
 
 class _Command(NamedTuple):
@@ -44,7 +46,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "summary": _Command("Print where the time of a run went, and what to look at.", analyses=True),
     "report": _Command("Write the timeline and the breakdown of a run as one HTML file.", analyses=True),
     "top": _Command("Show in the terminal where the time of a running job goes.", analyses=True),
-    "doctor": _Command("Print what a recording misses, and where a hung job stopped.", analyses=True),
+    "doctor": _Command("Check the installation, or a run: where it hangs, what it misses.", analyses=True),
     "straggler": _Command("Print which ranks slow the job, why, and what that costs.", analyses=True),
     "pipeline": _Command("Print the pipeline schedule of a run, and why each stage waits.", analyses=True),
     "bandwidth": _Command("Print how fast each kind of communication was.", analyses=True),
@@ -68,7 +70,12 @@ class _LazyGroup(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands.update({name: TyperCommand(name, help=command.summary) for name, command in COMMANDS.items()})
+        self.commands.update(
+            {
+                name: TyperCommand(name, help=command.summary, context_settings=_HELP)
+                for name, command in COMMANDS.items()
+            }
+        )
 
     def resolve_command(self, context: Any, arguments: list[str]) -> Any:
         name, command, rest = super().resolve_command(context, arguments)
@@ -107,14 +114,16 @@ def command_function(name: str) -> Callable[..., None]:
 def load_command(name: str) -> TyperCommand:
     """Return the command with its arguments and options."""
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name, context_settings=dict(COMMANDS[name].settings))(command_function(name))
+    single.command(name, context_settings={**_HELP, **COMMANDS[name].settings})(command_function(name))
     command = typer.main.get_command(single)
     assert isinstance(command, TyperCommand)
     return command
 
 
 # Plain help: rich's markup would turn the ":B:" of "A:B:k" into an emoji.
-app = typer.Typer(cls=_LazyGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=_LazyGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=_HELP
+)
 
 
 def _print_version(wanted: bool) -> None:

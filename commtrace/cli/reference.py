@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import click
+import typer
 
 from commtrace.cli.main import COMMANDS, load_command
 
@@ -27,7 +27,7 @@ def command_page() -> str:
     ]
     for name in COMMANDS:
         command = load_command(name)
-        context = click.Context(command, info_name=f"commtrace {name}", terminal_width=100, max_content_width=100)
+        context = typer.Context(command, info_name=f"commtrace {name}", terminal_width=100, max_content_width=100)
         parts += [f"## {name}", f"```text\n{command.get_help(context).rstrip()}\n```"]
     return "\n\n".join(parts) + "\n"
 

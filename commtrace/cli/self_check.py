@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -76,21 +77,25 @@ def check_installation(environment: Mapping[str, str], *, record: bool = True) -
     try:
         config = Config.from_env(environment)
     except (ConfigurationError, ValueError) as error:
-        checks.append(Check("variables", "problem", str(error), "Correct the variable; until then nothing is recorded."))
+        checks.append(
+            Check("variables", "problem", str(error), "Correct the variable; until then nothing is recorded.")
+        )
         config = None
     if config is not None:
         checks += [*_variables(config, environment), _launcher(environment), *_directory(config, environment)]
         checks += _exporters(config)
     checks += [*_clocks(), *_device(), *_bypasses()]
     if record and not any(check.subject in ("torch", "pyarrow") and check.state == "problem" for check in checks):
-        checks.append(try_recording(environment))
+        checks += try_recording(environment)
     return checks
 
 
 def _commtrace() -> Check:
     folder = Path(commtrace.__file__).parent
     text = f"{commtrace.__version__} in {folder}, Python {platform.python_version()} ({sys.executable})"
-    missing = [name for name in ("exporters", "integrations", "viewer") if not (folder / name / "__init__.py").is_file()]
+    missing = [
+        name for name in ("exporters", "integrations", "viewer") if not (folder / name / "__init__.py").is_file()
+    ]
     if missing:
         return Check(
             "commtrace", "problem", f"{text}; {', '.join(missing)} missing",
@@ -105,43 +110,34 @@ def _packages() -> Iterator[Check]:
         yield Check("pyarrow", "ok", importlib.metadata.version("pyarrow"))
     except CommtraceError as error:
         yield Check("pyarrow", "problem", str(error))
-    try:
-        import torch
-    except Exception as error:  # a broken installation raises anything
-        yield Check(
-            "torch", "problem", f"cannot be imported: {type(error).__name__}: {error}",
-            "Recording needs torch; reading a run does not.",
-        )  # fmt: skip
-        return
-    if not torch.distributed.is_available():
-        yield Check("torch", "problem", f"{torch.__version__} was built without torch.distributed")
-        return
-    backends = [name for name in ("nccl", "gloo", "mpi", "ucc") if torch.distributed.is_backend_available(name)]
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    where = f"{devices} CUDA devices: {torch.cuda.get_device_name(0)}" if devices else "no CUDA device: times of the host"
-    yield _tried("torch", torch.__version__, f"; {', '.join(backends)}; {where}")
+    if importlib.util.find_spec("torch") is None:
+        yield Check("torch", "problem", "is not installed", "Recording needs torch; reading a run does not.")
+    else:
+        yield _tried("torch", importlib.metadata.version("torch"))
 
 
 def _frameworks() -> Iterator[Check]:
     for package in ("megatron-core", "deepspeed"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            yield _tried(package, importlib.metadata.version(package), "")
+            yield _tried(package, importlib.metadata.version(package))
 
 
-def _tried(package: str, version: str, more: str) -> Check:
+def _tried(package: str, version: str) -> Check:
     number = re.match(r"(\d+)\.(\d+)", version)
     tried = TRIED[package]
     if number is not None and not tried.oldest <= (int(number[1]), int(number[2])) <= tried.newest:
         oldest, newest = (".".join(map(str, end)) for end in tried)
-        return Check(package, "note", f"{version}{more}; tried with {oldest} to {newest}")
-    return Check(package, "ok", f"{version}{more}")
+        return Check(package, "note", f"{version}; tried with {oldest} to {newest}")
+    return Check(package, "ok", version)
 
 
 def _variables(config: Config, environment: Mapping[str, str]) -> Iterator[Check]:
     given = sorted(name for name in environment if name.startswith("COMMTRACE_"))
     unknown = [name for name in given if name not in VARIABLES]
     if unknown:
-        yield Check("variables", "note", f"not known, ignored: {', '.join(unknown)}", "See docs/environment-variables.md.")
+        yield Check(
+            "variables", "note", f"not known, ignored: {', '.join(unknown)}", "See docs/environment-variables.md."
+        )
     if not config.enabled:
         yield Check("variables", "problem", "COMMTRACE_ENABLED turns commtrace off", "unset COMMTRACE_ENABLED")
         return
@@ -150,7 +146,7 @@ def _variables(config: Config, environment: Mapping[str, str]) -> Iterator[Check
         what.append(f"one step in {config.sample} in detail" if config.sample else "no step in detail but on request")
     what.append(f"modules: {config.modules}" if config.modules else "no modules")
     if config.skip_roles:
-        what.append(f"not timed: {config.skip_roles}")
+        what.append(f"not timed: {', '.join(config.skip_roles)}")
     if config.export:
         what.append(f"exports: {config.export}")
     yield Check("variables", "ok", "; ".join(what))
@@ -192,7 +188,7 @@ def _exporters(config: Config) -> Iterator[Check]:
             yield Check("prometheus", "ok", text)
         except OSError as error:
             yield Check(
-                "prometheus", "problem", f"{config.prometheus.address}:{port}: {error.strerror}",
+                "prometheus", "problem", f"{config.prometheus.address}:{port}: {_reason(error)}",
                 "Set COMMTRACE_PROMETHEUS_PORT to another port, or to 0 for a free one.",
             )  # fmt: skip
     if "prometheus" in names and config.prometheus.textfile and not os.access(config.prometheus.textfile, os.W_OK):
@@ -231,8 +227,11 @@ def _reached(subject: str, host: str, port: int, advice: str) -> Check:
         with socket.create_connection((host, port), timeout=_CONNECT_SECONDS):
             return Check(subject, "ok", f"{host}:{port} answers")
     except OSError as error:
-        why = error.strerror or str(error)
-        return Check(subject, "note", f"{host}:{port} cannot be reached from here: {why}", advice)
+        return Check(subject, "note", f"{host}:{port} cannot be reached from here: {_reason(error)}", advice)
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)
 
 
 def _clocks() -> Iterator[Check]:
@@ -261,24 +260,29 @@ def _bypasses() -> Iterator[Check]:
 
 
 _PROGRAM: Final = """
-import sys, tempfile
+import json, sys, tempfile
 import commtrace, torch
 import torch.distributed as dist
 
 commtrace.start(commtrace.Config(dir=sys.argv[1], run_id="doctor"))
-with tempfile.NamedTemporaryFile() as file:
-    dist.init_process_group("gloo", init_method=f"file://{file.name}-store", rank=0, world_size=1)
+with tempfile.TemporaryDirectory() as folder:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
     for step in range(2):
         with commtrace.step(step):
             dist.all_reduce(torch.ones(4))
             dist.barrier()
     dist.destroy_process_group()
 commtrace.stop()
+devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+print(json.dumps({
+    "backends": [name for name in ("nccl", "gloo", "mpi", "ucc") if dist.is_backend_available(name)],
+    "devices": [torch.cuda.get_device_name(number) for number in range(devices)],
+}))
 """
 _EXPECTED: Final = {"step": 2, "collective": 4}
 
 
-def try_recording(environment: Mapping[str, str], seconds: float = _SECONDS) -> Check:
+def try_recording(environment: Mapping[str, str], seconds: float = _SECONDS) -> list[Check]:
     """Record four calls of one rank in a process of its own, and read them.
 
     Args:
@@ -292,18 +296,25 @@ def try_recording(environment: Mapping[str, str], seconds: float = _SECONDS) -> 
         try:
             ended = subprocess.run(command, env=own, capture_output=True, text=True, timeout=seconds, check=False)
         except subprocess.TimeoutExpired:
-            return Check("recording", "problem", f"a recording of four calls did not end within {seconds:g} s")
+            return [Check("recording", "problem", f"a recording of four calls did not end within {seconds:g} s")]
         said = ended.stderr.strip().splitlines()
         if ended.returncode:
-            return Check("recording", "problem", f"a recording of four calls failed: {said[-1] if said else 'no message'}")
+            reason = said[-1] if said else f"exit code {ended.returncode}"
+            return [Check("recording", "problem", f"a recording of four calls failed: {reason}")]
+        facts = json.loads(ended.stdout.splitlines()[-1])
         try:
             kinds = commtrace.open(folder, tables="arrow").spans().column("kind").to_pylist()
         except CommtraceError as error:
-            return Check("recording", "problem", f"nothing was recorded: {error}", "\n".join(said[-5:]))
+            return [Check("recording", "problem", f"nothing was recorded: {error}", "\n".join(said[-5:]))]
     found = {kind: kinds.count(kind) for kind in _EXPECTED}
     if found != _EXPECTED:
-        return Check("recording", "problem", f"recorded {json.dumps(found)} of {json.dumps(_EXPECTED)}")
-    return Check("recording", "ok", "4 of 4 calls and 2 of 2 steps of a process group were recorded and read")
+        return [Check("recording", "problem", f"recorded {json.dumps(found)} of {json.dumps(_EXPECTED)}")]
+    devices = Counter(facts["devices"])
+    listed = ", ".join(f"{count} × {name}" for name, count in devices.items()) or "none: times are those of the host"
+    return [
+        Check("devices", "ok", f"{listed}; backends: {', '.join(facts['backends'])}"),
+        Check("recording", "ok", "4 of 4 calls and 2 of 2 steps of a process group were recorded and read"),
+    ]
 
 
 def _belongs_to_a_job(name: str) -> bool:

@@ -160,7 +160,7 @@ class _Steps:
         if not trace.profiler_steps:
             raise ImportFileError(
                 f"{trace.path} has no ProfilerStep annotations: the profiler's step() was not called. "
-                "Import it without --steps profiler."
+                "Import it without --step-source profiler."
             )
         annotations = sorted(trace.profiler_steps, key=lambda step: step[1])
         return cls(

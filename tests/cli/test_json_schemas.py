@@ -31,9 +31,9 @@ def _told(*words: str) -> Any:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("runs")
-    nodes = ["--dp", "6", "--gpus-per-host", "2", "--steps", "6"]
+    nodes = ["--dp", "6", "--gpus-per-host", "2", "--num-steps", "6"]
     assert CliRunner().invoke(app, ["synth", "-o", str(folder / "nodes"), *nodes]).exit_code == 0
-    late = ["--dp", "4", "--steps", "24", "--fault", "slow-rank=1:1.5@12:24"]
+    late = ["--dp", "4", "--num-steps", "24", "--fault", "slow-rank=1:1.5@12:24"]
     assert CliRunner().invoke(app, ["synth", "-o", str(folder / "slow"), *late]).exit_code == 0
     made = {
         "nodes": folder / "nodes",

@@ -97,7 +97,7 @@ def test_all_ranks_record_the_same_steps_in_detail_and_go_back(tmp_path: Path, p
     variables = {"COMMTRACE_SAMPLE": "0", "COMMTRACE_TRIGGER_SIGNAL": "SIGUSR2", "COMMTRACE_STEPS_PER_SEGMENT": "20"}
     job = Job(tmp_path, pool, **variables)
     job.until(lambda run: latest(run) > 20)
-    told = trigger(job, "--steps", "7", "--modules", "depth=2")
+    told = trigger(job, "--num-steps", "7", "--modules", "depth=2")
     assert told["seen_by"] == list(range(RANKS))
     assert (told["late"], told["not_seen_by"]) == ({}, [])
     asked = list(range(told["first"], told["end"]))
@@ -109,7 +109,7 @@ def test_all_ranks_record_the_same_steps_in_detail_and_go_back(tmp_path: Path, p
     signalled = job.until(lambda run: any("signal" in one["id"] for one in run.ranks[0].triggers)).ranks[0].triggers[-1]
     asked += list(range(signalled["first"], signalled["end"]))
     job.until(lambda run: latest(run) >= signalled["end"] + 5)
-    late = trigger(job, "--after", "1", "--steps", "2")  # 20 ms from now: nobody can have seen it by then
+    late = trigger(job, "--after", "1", "--num-steps", "2")  # 20 ms from now: nobody can have seen it by then
     job.end()
 
     run = load_run(job.directory)
@@ -135,9 +135,9 @@ def test_modules_are_recorded_in_the_steps_that_were_asked_for_and_in_no_other(
 ) -> None:
     job = Job(tmp_path, pool, "trains_until_told", ranks=2)
     job.until(lambda run: latest(run) > 20)
-    first = trigger(job, "--steps", "4", "--modules", "depth=2")
+    first = trigger(job, "--num-steps", "4", "--modules", "depth=2")
     job.until(lambda run: latest(run) >= first["end"] + 5)
-    second = trigger(job, "--steps", "3", "--modules", "*.inner")
+    second = trigger(job, "--num-steps", "3", "--modules", "*.inner")
     run = job.until(lambda run: latest(run) >= second["end"] + 5)
     job.end()
 

@@ -75,7 +75,9 @@ def c10d(port: int, *options: str) -> list[str]:
 
 
 def only_run(folder: Path) -> Run:
-    (directory,) = [path for path in (folder / "commtrace-runs").iterdir() if path.is_dir()]
+    runs = [path for path in (folder / "commtrace-runs").iterdir() if path.is_dir()]
+    (directory,) = [path for path in runs if not path.is_symlink()]
+    assert (folder / "commtrace-runs" / "latest").resolve() == directory.resolve()
     run = load_run(directory)
     assert run.path.name == run.any_metadata.run_id
     return run
@@ -137,7 +139,7 @@ def test_a_restart_after_a_failure_of_one_node_is_the_next_attempt_of_all(failin
 
     launch_nodes([[*launcher, *script]] * 2, tmp_path, [{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}] * 2)
 
-    (directory,) = (tmp_path / "commtrace-runs").iterdir()
+    (directory,) = [path for path in (tmp_path / "commtrace-runs").iterdir() if not path.is_symlink()]
     run = load_run(directory)
     metadata = [trace.metadata for trace in run.ranks.values()]
     assert len(metadata) == 4

@@ -220,7 +220,7 @@ def _damage_kineto(folder: Path, random: Random) -> bool:
 def _uses_of_kineto(folder: Path) -> Sequence[Command | Call]:
     files = [str(folder / "rank-0.json"), str(folder / "rank-1.json.gz")]
     command = ["import", "kineto", *files, "-o", str(folder / "imported")]
-    return [command, [*command, "--steps", "profiler"]]
+    return [command, [*command, "--step-source", "profiler"]]
 
 
 def _make_flight_records(folder: Path) -> None:

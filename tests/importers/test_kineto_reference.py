@@ -135,7 +135,7 @@ def test_described_collectives_are_taken_at_their_word(tmp_path: Path) -> None:
 
 
 def test_profiler_steps(tmp_path: Path) -> None:
-    summary = imported(hta("nccl_parser_config*"), tmp_path / "run", "--steps", "profiler")
+    summary = imported(hta("nccl_parser_config*"), tmp_path / "run", "--step-source", "profiler")
 
     assert summary["run"]["steps"]["left_out"] == [{"first": 4, "last": 4, "count": 1, "reason": "warm-up"}]
     (rank,) = summary["ranks"]

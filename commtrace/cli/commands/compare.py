@@ -27,7 +27,7 @@ from commtrace.errors import ConfigurationError
 from commtrace.trace.files.locate import find_run_directory
 from commtrace.trace.json_values import JsonObject
 
-_SLOWER, _CANNOT_TELL = 1, 2
+_SLOWER, _CANNOT_TELL = 1, 3
 _SMALLEST_SHARE: Final = 0.001
 """A part that changed by less than this share of the step, and within its noise, is not listed."""
 
@@ -58,7 +58,7 @@ def compare(
     runs with --before and --after.
 
     The exit code is for use in CI: 0 where a step is not slower, 1 where its median is slower by more than the
-    threshold and by more than the noise of the steps, 2 where that cannot be told.
+    threshold and by more than the noise of the steps, 3 where that cannot be decided. Errors are 2.
     """
     sides = [before, *(more_before or ())], [after, *(more_after or ())]
     directories = _different_runs([*sides[0], *sides[1]])

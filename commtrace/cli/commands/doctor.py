@@ -1,8 +1,9 @@
-"""``commtrace doctor RUN``: what a recording holds and misses, and where a job hangs."""
+"""``commtrace doctor [RUN]``: whether commtrace records here; of a run, where its job hangs and what is missing."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -14,10 +15,11 @@ import typer
 
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.flight_recorder import FlightCall
-from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
+from commtrace.cli.arguments import run_directory
 from commtrace.cli.console import wide_console
-from commtrace.cli.views.doctor import print_doctor
-from commtrace.errors import ImportFileError
+from commtrace.cli.self_check import check_installation
+from commtrace.cli.views.doctor import print_checks, print_doctor
+from commtrace.errors import ConfigurationError, ImportFileError
 from commtrace.importers.flight_recorder import read_flight_record
 from commtrace.trace.processes import process_state
 
@@ -26,7 +28,14 @@ _ENDS_WITH_RANK: Final = re.compile(r"\d+(\.(pkl|pickle|bin|json))?$")
 
 
 def doctor(
-    runs: RunsArgument = DEFAULT_RUNS,
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUN...",
+            help="The run directory, or several that hold ranks of one job. Default: none, check the installation.",
+            show_default=False,
+        ),
+    ] = None,
     flight_recorder: Annotated[
         list[Path] | None,
         typer.Option(
@@ -40,13 +49,24 @@ def doctor(
         bool, typer.Option("--all-ranks", help="Print the last activity of every rank, not only of those concerned.")
     ] = False,
 ) -> None:
-    """Print what a recording holds and misses, and where its job hangs.
+    """Check the installation; or, of a run, print where its job hangs and what the recording misses.
 
-    Reads the files of a job that hangs, was killed, or still runs. Names, per process group, the number of the
-    communication at which it stopped, who had arrived and who had not, what each was doing, and the rank at the root.
-    Then come the ranks, the coverage of every group, and paths that cannot be seen. Exit code: 0 if nothing was found,
-    1 if something was, 2 if the run cannot be read.
+    Without RUN: checks packages and their versions, the COMMTRACE_* variables, the run directory, the addresses of
+    exporters, and makes a small recording in a process of its own. Run it where the job runs, in the job's environment.
+    Exit code: 1 if the job would not be recorded as configured.
+
+    With RUN: reads the files of a job that hangs, was killed, or still runs. Names what failed or hangs first, per
+    process group the communication at which it stopped, the ranks that had arrived and those that had not, what each
+    was doing, and the rank at the root. Then come the coverage of every group, and communication that cannot be seen.
+    Exit code: 0 if nothing was found, 1 if something was, 2 if the run cannot be read.
     """
+    if not runs:
+        if flight_recorder or all_ranks:
+            raise ConfigurationError(
+                "--flight-recorder and --all-ranks are about a run: name it, or commtrace-runs/latest"
+            )
+        _check_installation(as_json=json_output)
+        return
     run = run_directory(runs)
     flight_calls = read_flight_calls(flight_recorder or [])
     diagnosis = examine(run, now_ns=time.time_ns(), ask=process_state, all_ranks=all_ranks, flight_calls=flight_calls)
@@ -55,6 +75,16 @@ def doctor(
     else:
         print_doctor(wide_console(), diagnosis, now_ns=time.time_ns())
     if not diagnosis.is_healthy:
+        raise typer.Exit(_FINDINGS)
+
+
+def _check_installation(*, as_json: bool) -> None:
+    checks = check_installation(os.environ)
+    if as_json:
+        sys.stdout.write(json.dumps({"checks": [check.to_json() for check in checks]}) + "\n")
+    else:
+        print_checks(wide_console(), checks)
+    if any(check.state == "problem" for check in checks):
         raise typer.Exit(_FINDINGS)
 
 

@@ -35,7 +35,7 @@ def import_(
     kind: Annotated[Kind, typer.Argument(help="What the files are; see below.", show_default=False)],
     files: Annotated[list[Path], typer.Argument(help="One file per rank; whatif: one in all.", show_default=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="The directory of the new run.", show_default=False)],
-    steps: Annotated[
+    step_source: Annotated[
         Steps, typer.Option(help="kineto: whole (a file is one step) or profiler (its ProfilerSteps are the steps).")
     ] = Steps.WHOLE,
     communication_pattern: Annotated[
@@ -67,7 +67,7 @@ def import_(
     """
     with _progress() as show:
         if kind is Kind.KINETO:
-            by_profiler = steps is Steps.PROFILER
+            by_profiler = step_source is Steps.PROFILER
             imported = _import_kineto(files, output, communication_pattern, by_profiler, ranks_per_host, show)
         else:
             imported = _import(kind, files, output, ranks_per_host, meta, show)

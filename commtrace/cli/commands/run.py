@@ -34,18 +34,36 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 def run(
     command: Annotated[list[str], typer.Argument(help="The command to run, after --.", show_default=False)],
-    directory: Annotated[str, typer.Option("--dir", help="Record here, not in commtrace-runs/{run_id}.")] = "",
+    directory: Annotated[
+        str, typer.Option("--output", "-o", "--dir", help="Record here, not in commtrace-runs/{run_id}.")
+    ] = "",
     run_id: Annotated[
         str, typer.Option(help="Name of the run. Default: the launcher's job name, else the ranks agree on one.")
     ] = "",
     steps: Annotated[str, typer.Option(help="Record only these steps: A:B (B exclusive) or A:B:k (one in k).")] = "",
+    sample: Annotated[str, typer.Option(help="Record one step in N in detail, and the sums of the others.")] = "",
+    modules: Annotated[str, typer.Option(help="Record modules too: depth=N, or patterns of their names.")] = "",
+    keep_bytes: Annotated[str, typer.Option(help="Keep so many bytes for each rank, e.g. 2G; the newest.")] = "",
+    keep_steps: Annotated[str, typer.Option(help="Keep so many steps; the newest.")] = "",
+    export: Annotated[str, typer.Option(help="Export while it runs: monitor, prometheus, otlp, with commas.")] = "",
     node_id: Annotated[str, typer.Option(help="Name of this node. Default: the host name.")] = "",
 ) -> None:
     """Run a training command and record it; its script needs no change.
 
     Every process of it that imports torch records. The exit code is the command's own; signals are passed on to it.
+    Every option sets the COMMTRACE_* variable of its name; docs/environment-variables.md has the others.
     """
-    options = {"dir": directory, "run_id": run_id, "steps": steps, "node_id": node_id}
+    options = {
+        "dir": directory,
+        "run_id": run_id,
+        "steps": steps,
+        "sample": sample,
+        "modules": modules,
+        "keep_bytes": keep_bytes,
+        "keep_steps": keep_steps,
+        "export": export,
+        "node_id": node_id,
+    }
     environment = injected_environment(os.environ, {name: value for name, value in options.items() if value})
     if NOTES_VARIABLE in os.environ:
         raise typer.Exit(_execute(command, environment))  # below another commtrace run, which says what was recorded
@@ -125,6 +143,8 @@ def _written_since(directory: str, began_ns: int) -> set[Path]:
     for name in glob.iglob(glob.escape(directory).replace(RUN_ID_PLACE, "*") + "/rank-*"):
         folder = Path(name)
         try:
+            if folder.parent.is_symlink():  # ``latest``: the run that it leads to is there as well
+                continue
             if RANK_DIRECTORY_PATTERN.match(folder.name) and folder.stat().st_mtime_ns >= began_ns:
                 found.add(folder)
         except OSError:  # deleted meanwhile, or a link to nowhere: of another run

@@ -35,7 +35,7 @@ def synth(
     ep: Annotated[int, typer.Option(min=1, help="Expert-parallel size; divides dp · cp.")] = 1,
     chunks: Annotated[int, typer.Option(min=1, help="Model chunks per stage (interleaved schedule).")] = 1,
     microbatches: Annotated[int, typer.Option(min=1, help="Microbatches per replica and step.")] = 8,
-    steps: Annotated[int, typer.Option(min=1, help="Number of steps.")] = 10,
+    num_steps: Annotated[int, typer.Option(min=1, help="Number of steps.")] = 10,
     schedule: Annotated[
         Schedule | None, typer.Option(help="Default: 1f1b, or interleaved with several chunks.", show_default=False)
     ] = None,
@@ -101,7 +101,7 @@ def synth(
         ep=ep,
         chunks=chunks,
         microbatches=microbatches,
-        steps=steps,
+        steps=num_steps,
         schedule=schedule.value if schedule else "",
         layers=max(layers, pp * chunks),
         overlap_grad_reduce=overlap_grad_reduce,

@@ -18,6 +18,7 @@ from commtrace.cli.console import PlainConsole
 from commtrace.cli.views.top import NARROWEST, WIDEST, draw
 from commtrace.errors import CommtraceError, RunNotFoundError
 from commtrace.top.frame import MOST_STEPS, Frame
+from commtrace.trace.files.locate import NEWEST_RUN, RUNS
 from commtrace.trace.inputs import printable, printable_lines
 
 _BUSY_SHARE: Final = 0.2
@@ -40,14 +41,14 @@ class Source(Protocol):
 
 def top(
     runs: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="RUN...|URL",
             help="The run directory, or several that hold ranks of one job; or http://HOST:PORT/metrics of one rank, "
-            "or http://HOST:PORT of a Prometheus.",
+            f"or http://HOST:PORT of a Prometheus. Default: the newest run below {RUNS}.",
             show_default=False,
         ),
-    ],
+    ] = None,
     last: Annotated[
         int,
         typer.Option(min=0, help="Show the newest so many steps; 0: 20, of a job of more than 256 ranks down to 8."),
@@ -68,6 +69,7 @@ def top(
     core, and waits for a run that does not exist yet. Ctrl-C ends it. With --once, or without a terminal, it prints one
     frame. The exit code of --once and --json is 3 if there is nothing to show yet.
     """
+    runs = runs or [str(NEWEST_RUN)]
     run = runs[0] if len(runs) == 1 else str(run_directory([Path(one) for one in runs]))
     source = _source(run, last, run_id)
     console = PlainConsole()

@@ -26,7 +26,7 @@ _LONG_SILENCE_NS: Final = 60_000_000_000
 
 def trigger(
     run: RunArgument = NEWEST_RUN,
-    steps: Annotated[int, typer.Option(min=1, help="How many steps.")] = 10,
+    num_steps: Annotated[int, typer.Option(min=1, help="How many steps.")] = 10,
     modules: Annotated[
         str, typer.Option(help="Record modules as well in these steps, e.g. depth=2.", show_default=False)
     ] = "",
@@ -56,7 +56,7 @@ def trigger(
     _refuse_what_cannot_be(run, newest, progress)
     metadata = newest.any_metadata
     first = first_step_after(progress.latest, progress.step_ns) if after is None else progress.latest + after
-    request = make_request(metadata.run_id, metadata.attempt, first, steps, by="command", modules=modules)
+    request = make_request(metadata.run_id, metadata.attempt, first, num_steps, by="command", modules=modules)
     write_request(newest.path, request)
     if not json_output:
         _announce(request, progress)

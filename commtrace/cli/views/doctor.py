@@ -1,4 +1,4 @@
-"""What ``commtrace doctor`` found, for a terminal: coverage first, the story of a hang last, above the prompt."""
+"""What ``commtrace doctor`` found, for a terminal: findings and the story of a hang first, then what they rest on."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from commtrace.analysis.hangs.story import activity_words
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.coverage import Seen
 from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words, seconds_in_words
+from commtrace.cli.self_check import Check
 from commtrace.cli.views.basis import clock_line
 from commtrace.trace.metadata import UNKNOWN_ROLE
 from commtrace.trace.processes import SUSPENDED
@@ -30,20 +31,39 @@ def print_doctor(console: Console, diagnosis: Diagnosis, *, now_ns: int) -> None
     for line in _header(diagnosis, now_ns):
         console.print(line)
     console.print()
-    _print_groups(console, diagnosis)
-    _print_invisible(console, diagnosis)
-    _print_doing(console, diagnosis)
+    for finding in diagnosis.findings:
+        console.print(f"[yellow]![/] {escape(finding)}", soft_wrap=True)
+    if not diagnosis.findings:
+        console.print("[bold green]Nothing was found.[/]")
+    for note in diagnosis.notes:
+        console.print(f"note: {escape(note)}", style="dim", soft_wrap=True)
+    console.print()
     for sentence in diagnosis.hang.sentences:
         style = "bold red" if not sentence.startswith(" ") else ""
         console.print(escape(sentence), style=style, soft_wrap=True)
     if diagnosis.hang.sentences:
         console.print()
-    for note in diagnosis.notes:
-        console.print(f"note: {escape(note)}", style="dim", soft_wrap=True)
-    for finding in diagnosis.findings:
-        console.print(f"[yellow]![/] {escape(finding)}", soft_wrap=True)
-    if not diagnosis.findings:
-        console.print("[bold green]Nothing was found.[/]")
+    _print_doing(console, diagnosis)
+    _print_groups(console, diagnosis)
+    _print_invisible(console, diagnosis)
+
+
+_MARKS: Final = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[bold red]problem[/]"}
+
+
+def print_checks(console: Console, checks: Sequence[Check]) -> None:
+    """Print whether a job that is started here would be recorded, then the checks that this rests on."""
+    problems = sum(check.state == "problem" for check in checks)
+    if problems:
+        console.print(f"[bold red]A job that is started here is not recorded as configured: {problems} to mend.[/]\n")
+    else:
+        console.print("[bold green]A job that is started here is recorded.[/]\n")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for check in checks:
+        text = escape(check.text) + (f"\n→ {escape(check.advice)}" if check.advice else "")
+        table.add_row(_MARKS[check.state], escape(check.subject), text)
+    console.print(table)
+    console.print("\nOf a run: commtrace doctor commtrace-runs/latest", style="dim")
 
 
 def _header(diagnosis: Diagnosis, now_ns: int) -> Iterable[str]:

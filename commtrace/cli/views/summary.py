@@ -1,4 +1,4 @@
-"""The summary as tables. It is read by tired people: the verdict comes last, just above the prompt."""
+"""The summary as tables. It is read by tired people: the verdict comes first, then what it rests on."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False
     """Print everything that :func:`commtrace.analysis.summary.summarise` found."""
     for line in _header(summary):
         console.print(line)
+    console.print(f"\n[bold]{escape(summary.verdict)}[/]\n")
+    print_stragglers(console, summary.stragglers)
+    print_awaited(console, summary.awaited, summary.stragglers)
+    for abstention in summary.abstentions:
+        console.print(f"[yellow]Not judged:[/] {escape(abstention)}")
     for line in (
         *run_budget_lines(summary.run_budget),
         *step_attempts_lines(summary.repeated_steps, summary.run.attempt),
@@ -47,15 +52,10 @@ def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False
     if modules is not None:
         _print_table(console, "Modules, ms per step, mean of ranks", modules, NOTE)
     print_pipeline(console, summary.pipeline)
-    print_stragglers(console, summary.stragglers)
-    print_awaited(console, summary.awaited, summary.stragglers)
-    for abstention in summary.abstentions:
-        console.print(f"[yellow]Not judged:[/] {escape(abstention)}")
     _print_coverage(console, summary)
     for problem in summary.problems:
         console.print(f"[yellow]![/] {escape(problem)}")
-    console.print(f"\n[bold]{escape(summary.verdict)}[/]")
-    console.print(f"Next: commtrace report {escape(summary.run.path)} -o report.html", style="dim")
+    console.print(f"\nNext: commtrace report {escape(summary.run.path)} -o report.html", style="dim")
 
 
 def _header(summary: Summary) -> Iterable[str]:

@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from commtrace.errors import RunNotFoundError
-from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, rank_directory, segment_number, segment_paths
+from commtrace.trace.files.writer import LATEST, RANK_DIRECTORY_PATTERN, rank_directory, segment_number, segment_paths
 from commtrace.trace.inputs import printable
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.run import RankTrace
-
-LATEST: Final = "latest"
-"""As the last part of a path: the run below the rest of it that was written last."""
 
 RUNS: Final = Path("commtrace-runs")
 """The default directory of runs."""
@@ -45,8 +42,10 @@ def find_run_directory(path: Path) -> Path:
     """
     if path.is_file():
         raise RunNotFoundError(f"{path} is a file; pass the run directory{_around(path)}.")
+    if path.name == LATEST and (path.is_symlink() or not path.is_dir()):
+        return _latest(path)  # The link is for shells: it is of the run that began last, on the host that wrote it.
     if not path.is_dir():
-        return _latest(path)
+        raise RunNotFoundError(f"{path}: no such directory. {_instead()}")
     if rank_directories(path):
         return path
     if RANK_DIRECTORY_PATTERN.match(path.absolute().name):
@@ -69,7 +68,11 @@ def find_run_directory(path: Path) -> Path:
 
 def runs_below(path: Path) -> list[Path]:
     """Return the run directories directly below, the last written one at the end."""
-    found = [child for child in path.iterdir() if child.is_dir() and _holds_ranks(child)]
+    found = [
+        child
+        for child in path.iterdir()
+        if child.is_dir() and not (child.name == LATEST and child.is_symlink()) and _holds_ranks(child)
+    ]
     return sorted(found, key=lambda run: (_written_at(run), run.name))
 
 
@@ -87,7 +90,7 @@ def _holds_ranks(directory: Path) -> bool:
 
 
 def _latest(path: Path) -> Path:
-    below = runs_below(path.parent) if path.name == LATEST and path.parent.is_dir() else []
+    below = runs_below(path.parent) if path.parent.is_dir() else []
     if not below:
         raise RunNotFoundError(f"{path}: no such directory. {_instead()}")
     return below[-1]

@@ -33,6 +33,9 @@ from commtrace.trace.spans import RowBatch, Spans
 SEGMENT_PATTERN: Final = re.compile(r"^spans-(\d+)\.arrows$")
 RANK_DIRECTORY_PATTERN: Final = re.compile(r"^rank-(\d+)$")
 
+LATEST: Final = "latest"
+"""As the last part of a path: the run beside it that was written last. Recorders make a link of that name."""
+
 # Threads would only add some to the training process: batches are small.
 _QUICK = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 """For what is recorded, in batches that compaction will rewrite: zstd needs four to eight times as long for small ones,
@@ -319,6 +322,20 @@ class _Vocabulary:
         for value in values:
             self._codes.setdefault(value, len(self._codes) - 1)
         self._words = pa.array([word for word in self._codes if word is not None], pa.string())
+
+
+def link_as_latest(run_directory: Path) -> None:
+    """Make the link ``latest`` beside a run directory lead to it. A file or folder of that name is left alone.
+
+    Raises:
+        OSError: the link cannot be made, as on file systems without links.
+    """
+    link = run_directory.parent / LATEST
+    if link.exists() and not link.is_symlink():
+        return
+    made = link.with_name(f".{LATEST}-{os.getpid()}")
+    made.symlink_to(run_directory.name)
+    made.replace(link)
 
 
 def segment_paths(directory: Path) -> list[Path]:

@@ -17,7 +17,7 @@ runner = CliRunner()
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("made") / "run"
-    result = runner.invoke(app, ["synth", "-o", str(directory), "--pp", "2", "--dp", "4", "--steps", "3"])
+    result = runner.invoke(app, ["synth", "-o", str(directory), "--pp", "2", "--dp", "4", "--num-steps", "3"])
     assert result.exit_code == 0, result.output
     return directory
 

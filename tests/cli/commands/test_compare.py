@@ -87,7 +87,7 @@ def test_json_holds_what_the_tables_show(tmp_path: Path) -> None:
 def test_a_run_with_too_few_steps_cannot_be_compared(tmp_path: Path) -> None:
     before, after = record(job(), tmp_path / "a"), record(job(steps=3), tmp_path / "b")
     result = runner.invoke(app, ["compare", str(before), str(after)])
-    assert result.exit_code == 2
+    assert result.exit_code == 3
     assert "Cannot be judged" in result.output
 
 

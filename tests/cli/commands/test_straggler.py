@@ -65,7 +65,7 @@ def test_a_run_without_steps_cannot_be_compared(tmp_path: Path) -> None:
 
 def _synthesized(path: Path, *faults: str) -> str:
     options = [part for fault in faults for part in ("--fault", fault)]
-    result = runner.invoke(app, ["synth", "-o", str(path), "--dp", "8", "--steps", "20", *options])
+    result = runner.invoke(app, ["synth", "-o", str(path), "--dp", "8", "--num-steps", "20", *options])
     assert result.exit_code == 0, result.output
     return str(path)
 

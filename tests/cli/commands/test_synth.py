@@ -10,7 +10,7 @@ from commtrace.cli.main import app
 
 
 def test_a_run_is_made_with_the_truth_beside_it(tmp_path: Path) -> None:
-    words = "--tp 2 --pp 2 --dp 2 --chunks 2 --microbatches 4 --steps 3 --gpus-per-host 4 --fault slow-rank=3:1.2"
+    words = "--tp 2 --pp 2 --dp 2 --chunks 2 --microbatches 4 --num-steps 3 --gpus-per-host 4 --fault slow-rank=3:1.2"
     clocks = (
         "--clock-offset 5 --clock-offset 1=2 --clock-drift 0=10 --clock-step 1=250@0.2 --outliers 0.1 --missing 0.1"
     )

@@ -60,7 +60,7 @@ def test_export_tells_how_well_the_clocks_agree(recorded: Path, tmp_path: Path) 
 @pytest.mark.parametrize("jump_ms", [-600, -300, -190])
 def test_a_clock_that_is_stepped_back_by_about_a_step_costs_that_step_at_most(tmp_path: Path, jump_ms: int) -> None:
     """Steps of 183 ms: what was read in the step of the jump may be of either side of it."""
-    options = "--pp 4 --dp 4 --steps 12 --gpus-per-host 4 --clock-offset 3 --clock-drift 5 --fault slow-rank=3:1.3"
+    options = "--pp 4 --dp 4 --num-steps 12 --gpus-per-host 4 --clock-offset 3 --clock-drift 5 --fault slow-rank=3:1.3"
     words("synth", "-o", tmp_path / "run", *options.split(), "--clock-step", f"1={jump_ms}@1")
     told = json.loads(words("summary", tmp_path / "run", "--json"))
     assert told["run"]["steps"]["count"] >= 10

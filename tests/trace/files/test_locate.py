@@ -12,9 +12,9 @@ import pytest
 from commtrace.errors import RunNotFoundError
 from commtrace.trace.files import reader
 from commtrace.trace.files.budget import Budget
-from commtrace.trace.files.locate import find_run_directory
+from commtrace.trace.files.locate import find_run_directory, runs_below
 from commtrace.trace.files.reader import load_newest, load_run
-from commtrace.trace.files.writer import SegmentWriter
+from commtrace.trace.files.writer import SegmentWriter, link_as_latest
 from commtrace.trace.metadata import ClockAnchor
 from commtrace.trace.run import Run
 from tests.trace.rows import mark, metadata, row, steps, write_rank
@@ -335,3 +335,21 @@ def test_a_rank_of_another_import_is_told(tmp_path: Path) -> None:
         "rank 1: not written together with the others, though under the same name. Is what is shown of two runs? Copy "
         "the folders of one run again.",
     )
+
+
+def test_the_link_of_a_recording_is_no_run_of_its_own_and_the_last_written_one_is_read(tmp_path: Path) -> None:
+    older, newer = recorded(tmp_path / "older", 100_000), recorded(tmp_path / "newer", 200_000)
+    link_as_latest(newer)
+    link_as_latest(older)
+
+    assert (tmp_path / "latest").readlink() == Path("older")
+    assert find_run_directory(tmp_path / "latest") == newer
+    assert runs_below(tmp_path) == [older, newer]
+
+
+def test_what_is_called_latest_and_is_no_link_stays(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "latest", 1)
+    link_as_latest(recorded(tmp_path / "other", 2))
+
+    assert not (tmp_path / "latest").is_symlink()
+    assert find_run_directory(tmp_path / "latest") == run

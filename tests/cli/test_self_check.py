@@ -1,0 +1,117 @@
+"""``commtrace doctor`` without a run: would a job that is started here be recorded?"""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from commtrace.cli import self_check
+from commtrace.cli.main import app
+from commtrace.cli.self_check import Check, check_installation, try_recording
+from tests.json_schemas import errors
+
+
+def checks(environment: dict[str, str]) -> dict[str, Check]:
+    return {check.subject: check for check in check_installation(environment, record=False)}
+
+
+def test_an_installation_that_records_says_so() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--json"])
+    printed = json.loads(result.output)
+    found = {check["subject"]: check for check in printed["checks"]}
+
+    assert list(errors("self-check", printed)) == []
+
+    assert result.exit_code == 0, result.output
+    assert found["recording"] == {
+        "subject": "recording",
+        "state": "ok",
+        "text": "4 of 4 calls and 2 of 2 steps of a process group were recorded and read",
+        "advice": "",
+    }
+    assert found["torch"]["state"] == found["commtrace"]["state"] == "ok"
+
+
+def test_a_recording_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_check, "_PROGRAM", "raise OSError('no such hook')")
+    (found,) = try_recording({})
+    assert found == Check("recording", "problem", "a recording of four calls failed: OSError: no such hook")
+
+
+def test_calls_that_are_missing_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = self_check._PROGRAM.replace("range(2)", "range(1)")
+    monkeypatch.setattr(self_check, "_PROGRAM", program)
+    (found,) = try_recording({})
+    assert (found.state, found.text) == (
+        "problem",
+        'recorded {"step": 1, "collective": 2} of {"step": 2, "collective": 4}',
+    )
+
+
+def test_a_recording_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_check, "_PROGRAM", "import time; time.sleep(60)")
+    (found,) = try_recording({}, seconds=0.5)
+    assert found.text == "a recording of four calls did not end within 0.5 s"
+
+
+def test_a_wrong_variable_is_a_problem_and_an_unknown_one_a_note(tmp_path: Path) -> None:
+    assert checks({"COMMTRACE_STEPS": "9:3"})["variables"].state == "problem"
+    found = [
+        check
+        for check in check_installation({"COMMTRACE_STEP": "1", "COMMTRACE_DIR": str(tmp_path)}, record=False)
+        if check.subject == "variables"
+    ]
+    assert [check.state for check in found] == ["note", "ok"]
+    assert found[0].text == "not known, ignored: COMMTRACE_STEP"
+
+
+def test_a_job_that_is_switched_off_is_not_recorded() -> None:
+    assert checks({"COMMTRACE_ENABLED": "0"})["variables"].state == "problem"
+
+
+def test_what_will_be_recorded_is_said() -> None:
+    environment = {"COMMTRACE_STEPS": "10:20", "COMMTRACE_SAMPLE": "5", "COMMTRACE_SKIP_ROLES": "tp"}
+    text = checks(environment)["variables"].text
+    assert text == "steps 10:20 only; one step in 5 in detail; no modules; not timed: tp"
+
+
+def test_a_directory_that_cannot_be_made_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found = checks({"COMMTRACE_DIR": str(tmp_path / "file" / "runs")})["directory"]
+    assert found.state == "problem"
+    assert "cannot be written" in found.text
+
+
+def test_a_port_in_use_is_a_problem() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        found = checks({"COMMTRACE_EXPORT": "prometheus", "COMMTRACE_PROMETHEUS_PORT": port})["prometheus"]
+    assert found == Check(
+        "prometheus", "problem", f"127.0.0.1:{port}: Address already in use",
+        "Set COMMTRACE_PROMETHEUS_PORT to another port, or to 0 for a free one.",
+    )  # fmt: skip
+
+
+def test_a_monitor_is_asked_whether_it_listens() -> None:
+    environment = {"COMMTRACE_EXPORT": "monitor", "COMMTRACE_MONITOR_TOKEN": "t" * 32}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        store = f"127.0.0.1:{server.getsockname()[1]}"
+        assert checks({**environment, "COMMTRACE_MONITOR_STORE": store})["monitor"].text == f"{store} answers"
+    assert checks({**environment, "COMMTRACE_MONITOR_STORE": store})["monitor"].state == "note"
+
+
+def test_a_checkout_without_its_links_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(self_check.commtrace, "__file__", str(tmp_path / "__init__.py"))
+    found = checks({})["commtrace"]
+    assert found.state == "problem"
+    assert "exporters, integrations, viewer missing" in found.text
+
+
+def test_options_about_a_run_want_one() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--all-ranks"])
+    assert result.exit_code == 2
+    assert "name it" in result.output

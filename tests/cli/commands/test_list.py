@@ -26,7 +26,7 @@ def invoke(*words: str | Path, exit_code: int = 0) -> Any:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with a healthy run, one with a slow rank, and an empty folder."""
     folder = tmp_path_factory.mktemp("runs")
-    job = ["--dp", "4", "--steps", "24"]
+    job = ["--dp", "4", "--num-steps", "24"]
     invoke("synth", "-o", folder / "healthy", *job)
     invoke("synth", "-o", folder / "slow", *job, "--gpus-per-host", "2", "--fault", "slow-rank=1:1.5")
     (folder / "empty").mkdir()

@@ -11,6 +11,7 @@ import difflib
 import json
 import logging
 import os
+import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -24,6 +25,7 @@ from commtrace.options import (
     MODULES,
     NODE,
     OTLP_LEVEL,
+    PAGERDUTY,
     PATH,
     PORT,
     RANKS,
@@ -31,10 +33,12 @@ from commtrace.options import (
     SECONDS,
     SECONDS_OR_NEVER,
     SIGNAL,
+    SLACK,
     STEPS,
     TEXT,
     TOKEN,
     URL,
+    WEBHOOK_FORMAT,
     WORDS,
     Option,
     check_options,
@@ -58,6 +62,13 @@ NOTES_VARIABLE: Final = "COMMTRACE_NOTES"
 """A file of ``commtrace run`` on this node, to which its ranks append their folders; no option."""
 
 _PREFIX: Final = "COMMTRACE_"
+
+_WEBHOOK_HOSTS: Final = {
+    "hooks.slack.com": SLACK,
+    "hooks.slack-gov.com": SLACK,
+    "events.pagerduty.com": PAGERDUTY,
+    "events.eu.pagerduty.com": PAGERDUTY,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +99,39 @@ class MonitorConfig:
     webhook: str = option(
         "",
         URL,
-        "A URL to which the monitor posts every finding as JSON.",
-        example="https://hooks.example.com/abc",
+        "A URL to which the monitor [posts every finding](monitor.md#webhook).",
+        example="https://hooks.slack.com/services/T0/B0/abc",
+        is_secret=True,
+    )
+    webhook_format: str = option(
+        "",
+        WEBHOOK_FORMAT,
+        "The form of these posts: `json`, `slack`, `pagerduty`. Empty: by the host of the URL, else `json`.",
+        example="slack",
+    )
+    webhook_key: str = option(
+        "",
+        TEXT,
+        "The integration key of a service of PagerDuty (Events API v2).",
+        example="0f3c6b0a4d6e4f5a9d7c1b2e8a7f6c5d",
         is_secret=True,
     )
 
     def __post_init__(self) -> None:
         check_options(self, "monitor.")
+        if self.webhook and self.webhook_receiver == PAGERDUTY and not self.webhook_key:
+            raise ConfigurationError(
+                "monitor: PagerDuty needs the integration key of a service, webhook_key (COMMTRACE_MONITOR_WEBHOOK_KEY)"
+            )
+
+    @property
+    def webhook_receiver(self) -> str:
+        """Return ``json``, ``slack`` or ``pagerduty``."""
+        try:
+            host = urllib.parse.urlsplit(self.webhook).hostname
+        except ValueError:
+            host = None
+        return self.webhook_format or _WEBHOOK_HOSTS.get(host or "", "json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,10 @@ T = TypeVar("T")
 EXPORTERS: Final = ("mlflow", "monitor", "otlp", "prometheus", "tensorboard", "wandb")
 """What ``export`` may name; the table in exporters/live.py has what opens them."""
 
+SLACK: Final = "slack"
+PAGERDUTY: Final = "pagerduty"
+WEBHOOK_FORMATS: Final = ("", "json", SLACK, PAGERDUTY)
+
 OTLP_LEVELS: Final = ("none", "steps", "phases", "communication", "modules")
 """Each holds what those before it hold."""
 
@@ -263,6 +267,12 @@ TOKEN: Final = Kind(
     "16 to 256 printable ASCII characters without spaces",
 )
 URL: Final = Kind((str,), str.strip, _is_url, "a URL that begins with http:// or https://")
+WEBHOOK_FORMAT: Final = Kind(
+    (str,),
+    lambda text: text.strip().lower(),
+    lambda text: text in WEBHOOK_FORMATS,
+    f"one of {', '.join(filter(None, WEBHOOK_FORMATS))}",
+)
 OTLP_LEVEL: Final = Kind(
     (str,), lambda text: text.strip().lower(), lambda text: text in OTLP_LEVELS, f"one of {', '.join(OTLP_LEVELS)}"
 )

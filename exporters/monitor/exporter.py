@@ -33,8 +33,9 @@ from commtrace.exporters.monitor.messages import (
     Request,
 )
 from commtrace.exporters.monitor.rendezvous import Address, checked_token, new_token, read_token, token_path
-from commtrace.exporters.monitor.sinks import FileSink, LiveSink, LogSink, WebhookSink
+from commtrace.exporters.monitor.sinks import FileSink, LiveSink, LogSink
 from commtrace.exporters.monitor.store import MonitorStore
+from commtrace.exporters.monitor.webhook import WebhookSink, open_webhook
 from commtrace.exporters.otlp.span_filter import SpanFilter
 from commtrace.live.monitoring.window import Window, WindowReport
 from commtrace.live.rank import LiveRank
@@ -288,8 +289,8 @@ class MonitorExporter:
 
     def _sinks(self) -> list[AlertSink]:
         sinks: list[AlertSink] = [LogSink(), FileSink(self._rank.directory), LiveSink(self._rank)]
-        if self._config.monitor.webhook and self._webhook is None:
-            self._webhook = WebhookSink(self._config.monitor.webhook)
+        if self._webhook is None:
+            self._webhook = open_webhook(self._config.monitor, self._rank.run_id)
         return sinks if self._webhook is None else [*sinks, self._webhook]
 
 

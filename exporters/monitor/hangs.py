@@ -35,7 +35,9 @@ from commtrace.trace.spans import Spans
 
 _logger = logging.getLogger("commtrace")
 
-HUNG = "hang"
+HUNG: Final = "hang"
+RESUMED: Final = "resumed"
+
 _GATHER_SECONDS = 1.5
 """Time for other ranks to notice and report: each looks once a second, and so does the monitor."""
 
@@ -375,8 +377,10 @@ class HangAggregator:
         self._read(store)
         stopped, traces = self._stopped, self._traces
         if not traces:
+            was_reported = self._num_reported > 0
             self._first_heard, self._num_reported, self.sentence = 0.0, 0, ""
-            return []
+            resumed = LiveEvent(RESUMED, now, -1, "", "Training goes on; no rank hangs any more.")
+            return [resumed] if was_reported else []
         self._first_heard = self._first_heard or now
         is_news = len(stopped) > self._num_reported or self._have_left_stacks(now)
         has_waited = now - (self._reported_at if self._num_reported else self._first_heard) >= _GATHER_SECONDS

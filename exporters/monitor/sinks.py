@@ -1,13 +1,9 @@
-"""Sinks of the monitor's findings: the log, files of the run, a webhook, and other exporters."""
+"""Sinks of the monitor's findings: the log, files of the run, and other exporters."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
-import queue
-import threading
-import urllib.request
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,14 +14,10 @@ from commtrace.exporters.monitor.messages import MOST_EVENTS, Findings
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler, MonitorStatus
 from commtrace.live.rank import LiveRank
-from commtrace.redaction import http_reason, redacted_url
 from commtrace.trace.inputs import printable
 
 _logger = logging.getLogger("commtrace")
 
-_WEBHOOK_SECONDS: Final = 5.0
-_LAST_SECONDS: Final = 1.0
-_WEBHOOK_QUEUE: Final = 100
 _MOST_SENTENCE: Final = 4_096
 _MOST_RANKS: Final = 256
 
@@ -98,49 +90,3 @@ class FindingsSink:
 def _with_fewer_ranks(straggler: LiveStraggler) -> LiveStraggler:
     # Half of a large job may be slow, and a message is bounded.
     return replace(straggler, ranks=straggler.ranks[:_MOST_RANKS])
-
-
-class WebhookSink:
-    """POSTs every event as JSON from a thread, so that a dead receiver blocks nothing."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._waiting: queue.Queue[LiveEvent | None] = queue.Queue(_WEBHOOK_QUEUE)
-        self._failures = 0
-        self._thread = threading.Thread(target=self._run, name="commtrace-webhook", daemon=True)
-        self._thread.start()
-
-    def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
-        for event in events:
-            try:
-                self._waiting.put_nowait(event)
-            except queue.Full:
-                sentence = printable(event.sentence)
-                _logger.warning("commtrace: the webhook is too slow; an event is only in the log: %s", sentence)
-
-    def close(self) -> None:
-        """Send the waiting events, with a short timeout."""
-        try:
-            self._waiting.put_nowait(None)
-        except queue.Full:
-            return
-        self._thread.join(_LAST_SECONDS)
-
-    def _run(self) -> None:
-        while (event := self._waiting.get()) is not None:
-            try:
-                self._post(json.dumps(event.to_json()).encode())
-                self._failures = 0
-            except (OSError, ValueError, http.client.HTTPException) as error:  # a bad URL is a ValueError
-                self._failures += 1
-                if self._failures == 1:
-                    _logger.warning(
-                        "commtrace: the webhook %s did not accept an event: %s",
-                        redacted_url(self._url),
-                        http_reason(error),
-                    )
-
-    def _post(self, body: bytes) -> None:
-        request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"}, method="POST")
-        with urllib.request.urlopen(request, timeout=_WEBHOOK_SECONDS):
-            pass

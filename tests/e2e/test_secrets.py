@@ -34,6 +34,8 @@ def test_secrets_of_a_job_are_written_nowhere(tmp_path: Path) -> None:
         "COMMTRACE_OTLP_METRICS": "1",
         "COMMTRACE_MONITOR_TOKEN": SECRET,
         "COMMTRACE_MONITOR_WEBHOOK": f"http://me:{SECRET}@{NOBODY}/{SECRET}?token={SECRET}",
+        "COMMTRACE_MONITOR_WEBHOOK_FORMAT": "pagerduty",
+        "COMMTRACE_MONITOR_WEBHOOK_KEY": SECRET,
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://me:{SECRET}@{NOBODY}/{SECRET}",
         "OTEL_EXPORTER_OTLP_HEADERS": f"api-key={SECRET},{SECRET}",
         "OTEL_EXPORTER_OTLP_TIMEOUT": "1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +23,9 @@ _POLL_SECONDS = 1.0
 def monitor(
     serve: Annotated[str, typer.Option(help="Listen here for the ranks: HOST:PORT.", show_default=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory of monitor.json, monitor.jsonl.")] = Path(),
-    webhook: Annotated[str, typer.Option(help="POST every finding to this URL.", show_default=False)] = "",
+    webhook: Annotated[
+        str, typer.Option(help="POST every finding to this URL. [COMMTRACE_MONITOR_WEBHOOK]", show_default=False)
+    ] = "",
     json_output: Annotated[bool, typer.Option("--json", help="Print every finding as a line of JSON.")] = False,
     windows: Annotated[int, typer.Option(help="End after this number of windows; 0: with Ctrl-C.", min=0)] = 0,
 ) -> None:
@@ -37,12 +40,16 @@ def monitor(
     from commtrace.exporters.monitor.aggregator import Aggregator, AlertSink
     from commtrace.exporters.monitor.exchange import MonitorServer
     from commtrace.exporters.monitor.rendezvous import Address, checked_token, make_token, token_path
-    from commtrace.exporters.monitor.sinks import FileSink, FindingsSink, WebhookSink
+    from commtrace.exporters.monitor.sinks import FileSink, FindingsSink
     from commtrace.exporters.monitor.store import MonitorStore
+    from commtrace.exporters.monitor.webhook import open_webhook
     from commtrace.trace.files.locate import rank_directories
 
     address, store = Address.parse(serve), MonitorStore()
-    given = Config.from_env().monitor.token
+    config = Config.from_env().monitor
+    if webhook:
+        config = replace(config, webhook=webhook)
+    given = config.token
     token = checked_token(given) if given else make_token(token_path())
     server = MonitorServer(address, token, store.answer)
     typer.echo("Waiting for a job. In its environment, on every node:", err=True)
@@ -56,7 +63,7 @@ def monitor(
     while (job := store.job) is None:
         time.sleep(_POLL_SECONDS)
     _tell_of(job)
-    poster = WebhookSink(webhook) if webhook else None
+    poster = open_webhook(config, job.run_id)
     sinks: list[AlertSink] = [_Printed(json_output), FileSink(output), *([poster] if poster else [])]
     sinks.append(FindingsSink(store))
     aggregator = Aggregator(job, sinks)
@@ -67,6 +74,8 @@ def monitor(
             if store.job is not None and store.job != job:
                 job = store.job
                 aggregator = Aggregator(job, sinks)
+                if poster:
+                    poster.run_id = job.run_id
                 _tell_of(job)
             aggregator.look_for_hangs(store, time.time())
             if time.monotonic() < due:

@@ -43,6 +43,8 @@ class LiveStraggler:
         ranks: all that it names; of a link both ends.
         since_step: first step of that window, or of the events; −1 if not known.
         members: the slow ranks, slowest first, at most 16; empty where no rank is the cause.
+        id: the same from the event that reports it to the one that clears it, whatever changes meanwhile; unique among
+            those that hold. Empty before it is reported.
     """
 
     rank: int
@@ -60,6 +62,7 @@ class LiveStraggler:
     ranks: tuple[int, ...] = ()
     since_step: int = -1
     members: tuple[Member, ...] = ()
+    id: str = ""
 
     def to_json(self) -> JsonObject:
         """Return the fields, and ``since`` as ISO 8601 as well."""
@@ -72,7 +75,7 @@ class LiveEvent:
 
     Attributes:
         kind: ``straggler``, ``changed`` (other ranks than reported before, now a host, or longer input), ``recovered``,
-            ``silent`` (a rank stopped reporting), ``back`` or ``hang``.
+            ``silent`` (a rank stopped reporting), ``back``, ``hang`` or ``resumed``.
         time: epoch seconds.
         rank, host: the subject; −1 and empty if it is no rank.
         sentence: for people.
@@ -226,7 +229,8 @@ class StandingFindings:
         self._known = [one for one in gone if one.straggler.cause in kept]
         events = [cleared(one.straggler, now) for one in gone if one not in self._known and one.reported is not None]
         for seen, known in zip(stragglers, continued, strict=True):
-            straggler, one = seen, known or _Known(seen)
+            one = known or _Known(seen)
+            straggler = replace(seen, id=one.straggler.id)
             if one.straggler.since < straggler.since:
                 since, since_step = one.straggler.since, one.straggler.since_step
                 straggler = replace(straggler, since=since, since_step=since_step)
@@ -239,6 +243,8 @@ class StandingFindings:
     def _events(self, one: _Known, now: float, device: str) -> Iterator[LiveEvent]:
         if one.reported is None:
             if one.windows >= self._windows_to_name:
+                kind = "pauses" if one.straggler.occurrence else "slow"
+                one.straggler = replace(one.straggler, id=f"{kind}/{one.straggler.cause}/{one.straggler.who}")
                 one.reported = one.straggler
                 yield found(one.straggler, now, device)
         elif _where(one.reported) != _where(one.straggler):

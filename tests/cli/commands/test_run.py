@@ -62,7 +62,11 @@ def test_a_command_line_option_wins_over_a_variable_and_a_variable_over_a_defaul
 
 
 def test_what_may_hold_a_secret_is_not_handed_to_a_launcher_that_prints_it() -> None:
-    secrets = {"COMMTRACE_MONITOR_WEBHOOK": "https://user:secret@host", "COMMTRACE_MONITOR_TOKEN": "secret" * 8}
+    secrets = {
+        "COMMTRACE_MONITOR_WEBHOOK": "https://user:secret@host",
+        "COMMTRACE_MONITOR_WEBHOOK_KEY": "secret",
+        "COMMTRACE_MONITOR_TOKEN": "secret" * 8,
+    }
     environment = injected_environment(secrets, {})
 
     assert list(forwarded_variables(environment)) == ["COMMTRACE_DIR"]

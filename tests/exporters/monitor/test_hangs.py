@@ -345,7 +345,9 @@ def test_the_next_hang_is_told_as_well() -> None:
     assert len(ranks.look(60)) == 1
     assert "Hung at seq 5" in ranks.hangs.sentence
     ranks.go_on()
-    assert ranks.look(70) == []
+    (event,) = ranks.look(70)
+    assert (event.kind, event.sentence) == ("resumed", "Training goes on; no rank hangs any more.")
+    assert ranks.look(71) == []
     assert ranks.hangs.sentence == ""
     ranks.say(hung())
     assert len(ranks.look(80)) == 1

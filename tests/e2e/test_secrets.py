@@ -60,7 +60,7 @@ def test_secrets_of_a_job_are_written_nowhere(tmp_path: Path) -> None:
             job.kill()
             job.wait()
 
-    assert any("otlp.worker" in command for command in commands), commands
+    assert any("otlp.process_sender" in command for command in commands), commands
     assert SECRET not in "".join(commands)
     assert SECRET not in (tmp_path / "log").read_text()
     written = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]

@@ -99,7 +99,8 @@ class InFlight(Struct, frozen=True, omit_defaults=True):
 class OpenPhase(Struct, frozen=True):
     """A phase that has begun and not ended."""
 
-    name: Text | None
+    kind: Text
+    name: Text
     since: Instant | None
 
 

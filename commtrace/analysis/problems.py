@@ -177,10 +177,7 @@ def _endings(traces: Iterable[RankTrace]) -> Iterable[str]:
         yield f"Not ended in order (killed, or still running): {ranks_in_words([trace.rank for trace in unclosed])}."
     for trace in unclosed:
         if trace.in_flight:
-            words = [
-                f"{operation.get('operation', 'communication')} number {operation.get('seq', '?')}"
-                for operation in trace.in_flight
-            ]
+            words = [f"{one.operation} number {one.seq if one.seq >= 0 else '?'}" for one in trace.in_flight]
             yield f"Rank {trace.rank} was last seen in {', '.join(words[:4])}{' …' if len(words) > 4 else ''}."
 
 

@@ -442,7 +442,7 @@ def _pauses(run: Run) -> str:
     """Return which ranks are in what, where that is a reason for no step to end; empty if there is none."""
     ranks: dict[str, list[int]] = {}
     for rank, trace in run.ranks.items():
-        open_kinds = {span["kind"] for span in trace.activity.get("open", ())} if says_now(trace) else set()
+        open_kinds = {phase.kind for phase in trace.activity.open} if trace.activity and says_now(trace) else set()
         for kind, words in _PAUSES.items():
             if kind in open_kinds:
                 ranks.setdefault(words, []).append(rank)

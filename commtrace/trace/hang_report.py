@@ -39,6 +39,18 @@ class Activity:
     p2p: tuple[tuple[int, bool, int, int, int], ...]
     frames: tuple[str, ...]
 
+    @classmethod
+    def of_mark(cls, detail: Mapping[str, Any]) -> Activity:
+        """Return the activity in the detail of a mark, which older recorders wrote with fewer fields."""
+        step, microbatch, chunk, stage = detail.get("at", (-1, -1, -1, -1))
+        return cls(
+            at=(step, microbatch, chunk, stage),
+            open=tuple(OpenPhase(**phase) for phase in detail.get("open", ())),
+            collectives=detail.get("collectives", {}),
+            p2p=tuple((group, bool(is_send), peer, tag, n) for group, is_send, peer, tag, n in detail.get("p2p", ())),
+            frames=tuple(detail.get("frames", ())),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields of the mark ``activity``, without its times."""
         return {
@@ -56,20 +68,20 @@ class InFlight:
 
     Attributes:
         group: id.
-        start: ns.
-        blocking: training stands still for it.
+        start: ns; 0 if unknown.
+        blocking: training stalls on it; None if unknown.
         state: on a device, ``scheduled`` or ``started``; else empty.
     """
 
-    operation: str
-    group: int
-    seq: int
-    peer: int
-    bytes: int
-    dtype: str | None
-    is_async: bool
-    start: int
-    blocking: bool
+    operation: str = "communication"
+    group: int = -1
+    seq: int = -1
+    peer: int = -1
+    bytes: int = -1
+    dtype: str | None = None
+    is_async: bool = False
+    start: int = 0
+    blocking: bool | None = None
     state: str = ""
 
     def to_json(self) -> dict[str, Any]:

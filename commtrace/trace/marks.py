@@ -54,9 +54,10 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from commtrace.trace import schema
+from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json
 from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, RankMetadata
-from commtrace.trace.run import Drop
+from commtrace.trace.run import DiscardedSegments, Drop, FailedCommunication, TriggeredDetail
 
 _LARGEST: Final = 2**62
 """Sums and differences of two such numbers still fit into 64 bits."""
@@ -294,19 +295,21 @@ class Marks:
         self.topology: Mapping[str, Any] = {}
         self.dropped: Mapping[str, int] = {}
         self.anchors: list[ClockAnchor] = []
-        self.in_flight: tuple[Mapping[str, Any], ...] = ()
-        self.activity: Mapping[str, Any] = {}
+        self.in_flight: tuple[InFlight, ...] = ()
+        self.activity: Activity | None = None
         self.activity_ns: int | None = None
+        self.quiet_ns = 0
+        self.again_within_ns: int | None = None
         self.drops: list[Drop] = []
         self.device_states: list[DeviceState] = []
         self.progress: list[tuple[int, int]] = []
-        self.discarded: Mapping[str, Any] = {}
-        self.triggers: dict[str, Mapping[str, Any]] = {}
+        self.discarded: DiscardedSegments | None = None
+        self.triggers: dict[str, TriggeredDetail] = {}
         self.problems: tuple[str, ...] = ()
         self.closed = False
         self.exception = ""
         self.exception_frames: tuple[str, ...] = ()
-        self.failures: list[Mapping[str, Any]] = []
+        self.failures: list[FailedCommunication] = []
 
     def add_problem(self, message: str) -> None:
         """Add a problem for readers of the rank's numbers, once."""
@@ -351,24 +354,25 @@ class Marks:
         elif name == "clock_anchor":
             self.anchors.append(ClockAnchor(**detail))
         elif name == "in_flight":
-            self.in_flight = tuple(detail)
+            self.in_flight = tuple(InFlight(**one) for one in detail)
         elif name == "activity":
-            self.activity, self.activity_ns = detail, at_ns
+            self.activity, self.activity_ns = Activity.of_mark(detail), at_ns
+            self.quiet_ns, self.again_within_ns = detail.get("quiet_ns", 0), detail.get("again_within_ns")
         elif name == "device_state" and at_ns is not None:
             self.device_states.append(read_state(detail))
         elif name == "progress" and at_ns is not None:
             self.progress.append((detail["step"], at_ns))
         elif name == "discarded":
-            self.discarded = detail
+            self.discarded = DiscardedSegments(**detail)
         elif name == "trigger":
-            self.triggers[detail["id"]] = detail
+            self.triggers[detail["id"]] = TriggeredDetail(**detail)
         elif name == "problem":
             self.add_problem(detail["message"])
         elif name == "end":
             self.closed, self.exception = True, detail.get("exception", "")
             self.exception_frames = tuple(detail.get("frames", ()))
         elif name == "failed":
-            self.failures.append(detail)
+            self.failures.append(FailedCommunication(**detail))
 
 
 def read_state(detail: Mapping[str, Any]) -> DeviceState:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from commtrace.trace.blocks import Block, blocks_of
+from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, RankMetadata
 from commtrace.trace.spans import Spans
 
@@ -18,6 +19,39 @@ class Drop(NamedTuple):
 
     reported_ns: int
     counts: Mapping[str, int]
+
+
+class FailedCommunication(NamedTuple):
+    """A communication that raised ``exception``, at ``at_ns`` of the rank's own clock."""
+
+    operation: str
+    group: int
+    seq: int
+    peer: int
+    exception: str
+    at_ns: int
+
+
+class DiscardedSegments(NamedTuple):
+    """Segments that were deleted to keep to the budget, up to ``at_ns``, epoch; steps are −1 where they held none."""
+
+    segments: int
+    bytes: int
+    first_step: int
+    last_step: int
+    at_ns: int
+
+
+class TriggeredDetail(NamedTuple):
+    """A request for steps in detail, ``end`` exclusive, and when a rank saw it; ``late``: after the steps had begun."""
+
+    id: str
+    first: int
+    end: int
+    seen_at_step: int
+    modules: str = ""
+    by: str = ""
+    late: bool = False
 
 
 class PeerLook(NamedTuple):
@@ -44,19 +78,20 @@ class RankTrace:
         dropped: spans that the recorder had to drop, by kind.
         anchors: the monotonic clock against the wall clock, over the run.
         in_flight: communications that had been launched and had not ended when the rank last reported.
-        activity: its last report of what it does while it records nothing; empty where there is none.
+        activity: its last report of what it does while it records nothing, at ``activity_ns``: it had recorded nothing
+            for ``quiet_ns``, and would report again within ``again_within_ns``. None without a report.
         device_states: readings of its device, in the order of time.
         last_written_ns: the latest instant in the files; None if they hold none.
         closed: False when the rank did not end in order (killed, or still running).
         exception: type of an uncaught exception that ended the rank; else empty.
         exception_frames: where it was raised, innermost first, as ``file:line function``.
-        failures: communications that raised, as the ``failed`` marks have them.
+        failures: communications that raised.
         gone_peers: looks at which it saw other ranks of its host end, in order.
         stack: where its main thread was when no thread of Python could run any more, innermost first; else empty.
         aggregates: by step without detail, the texts of its ``aggregate`` marks.
-        discarded: what was deleted to keep to the budget, as the ``discarded`` mark has it; empty if nothing was.
+        discarded: what was deleted to keep to the budget; None if nothing was.
         progress: (step, ns) while nothing was recorded, of a rank that records only some steps.
-        triggers: requests for detail during the run, as the ``trigger`` marks have them.
+        triggers: requests for detail during the run.
         details: JSON extras of communications, by span id.
     """
 
@@ -68,22 +103,24 @@ class RankTrace:
     topology: Mapping[str, Any] = field(default_factory=dict)
     dropped: Mapping[str, int] = field(default_factory=dict)
     anchors: tuple[ClockAnchor, ...] = ()
-    in_flight: tuple[Mapping[str, Any], ...] = ()
-    activity: Mapping[str, Any] = field(default_factory=dict)
+    in_flight: tuple[InFlight, ...] = ()
+    activity: Activity | None = None
     activity_ns: int | None = None
+    quiet_ns: int = 0
+    again_within_ns: int | None = None
     drops: tuple[Drop, ...] = ()
     device_states: tuple[DeviceState, ...] = ()
     last_written_ns: int | None = None
     closed: bool = True
     exception: str = ""
     exception_frames: tuple[str, ...] = ()
-    failures: tuple[Mapping[str, Any], ...] = ()
+    failures: tuple[FailedCommunication, ...] = ()
     gone_peers: tuple[PeerLook, ...] = ()
     stack: tuple[str, ...] = ()
     aggregates: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    discarded: Mapping[str, Any] = field(default_factory=dict)
+    discarded: DiscardedSegments | None = None
     progress: tuple[tuple[int, int], ...] = ()
-    triggers: tuple[Mapping[str, Any], ...] = ()
+    triggers: tuple[TriggeredDetail, ...] = ()
     details: Mapping[int, str] = field(default_factory=dict)
 
     @property

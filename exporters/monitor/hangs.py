@@ -28,6 +28,7 @@ from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.watch import SILENT_WINDOWS
 from commtrace.live.monitoring.wire_types import MOST_TEXT, GroupMembers, regular_range
+from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.metadata import ClockAnchor, Group, RankMetadata
 from commtrace.trace.processes import AskProcess, process_state, unknown_process
 from commtrace.trace.run import RankTrace, Run
@@ -220,8 +221,9 @@ def _last_sign_of(report: Report, at: float) -> RankTrace:
         spans=Spans.empty(),
         anchors=(anchor,),
         # It has had its time to report: from now on it is silent.
-        activity={"at": [window.last_step, -1, -1, -1], "again_within_ns": 0},
+        activity=Activity(at=(window.last_step, -1, -1, -1), open=(), collectives={}, p2p=(), frames=()),
         activity_ns=at_ns,
+        again_within_ns=0,
         last_written_ns=at_ns,
         closed=False,
     )
@@ -292,7 +294,7 @@ def _exceptions(raised: Mapping[int, str]) -> list[str]:
 def _places(traces: Sequence[RankTrace]) -> list[str]:
     ranks: dict[str, list[int]] = {}
     for trace in traces:
-        frames = trace.activity["frames"]
+        frames = trace.activity.frames if trace.activity else ()
         place = own_frame(frames) or next(iter(frames), "an unknown place")
         ranks.setdefault(place, []).append(trace.rank)
     return [
@@ -330,8 +332,9 @@ def trace_of(report: HangReport, job: Job, groups: _Groups) -> RankTrace:
         coordinates=report.coordinates,
         parallel=report.parallel,
         anchors=(anchor,),
-        in_flight=tuple(msgspec.to_builtins(report.in_flight)),
-        activity={**msgspec.to_builtins(report.activity), "quiet_ns": report.quiet_ns},
+        in_flight=tuple(InFlight(**one) for one in msgspec.to_builtins(report.in_flight)),
+        activity=Activity.of_mark(msgspec.to_builtins(report.activity)),
+        quiet_ns=report.quiet_ns,
         activity_ns=report.monotonic_ns,
         last_written_ns=report.monotonic_ns,
         closed=False,

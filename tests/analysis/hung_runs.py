@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.metadata import Group
 from commtrace.trace.run import Run
 from tests.factory import EPOCH_NS, Row, collective, make_run
@@ -58,11 +59,14 @@ def stopped_run(
     ranks = {}
     for rank, trace in run.ranks.items():
         end = (last or {}).get(rank, END // SECOND) * SECOND
+        last_report = (activities or {}).get(rank, activity(0))
         ranks[rank] = replace(
             trace,
-            in_flight=tuple((in_flight or {}).get(rank, ())),
-            activity=(activities or {}).get(rank, activity(0)),
+            in_flight=tuple(InFlight(**one) for one in (in_flight or {}).get(rank, ())),
+            activity=Activity.of_mark(last_report),
             activity_ns=end,
+            quiet_ns=last_report["quiet_ns"],
+            again_within_ns=last_report["again_within_ns"],
             last_written_ns=end,
             closed=rank in closed,
             exception=(exceptions or {}).get(rank, ""),

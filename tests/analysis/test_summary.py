@@ -17,6 +17,7 @@ from commtrace.analysis.summary import Summary, summarise
 from commtrace.errors import ConfigurationError, RunNotFoundError
 from commtrace.synth import Job, synthesize
 from commtrace.trace import schema
+from commtrace.trace.hang_report import InFlight
 from commtrace.trace.run import Run
 from tests.factory import collective, group, make_run, p2p, span, stall
 from tests.pipeline_factory import Clock, PipelineJob
@@ -145,7 +146,7 @@ def test_a_rank_killed_in_its_last_step_does_not_spoil_the_others() -> None:
     run = PipelineJob(2, 2, steps=4).run()
     last = run.ranks[1].spans
     cut = last.take((last.step < 3) | (last.kind != 0))
-    in_flight = ({"operation": "recv", "group": 1, "seq": 9, "start": 5},)
+    in_flight = (InFlight("recv", group=1, seq=9, start=5),)
     told = summarised(
         replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], spans=cut, closed=False, in_flight=in_flight)})
     )

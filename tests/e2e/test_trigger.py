@@ -106,9 +106,9 @@ def test_all_ranks_record_the_same_steps_in_detail_and_go_back(tmp_path: Path, p
 
     run = job.until(lambda run: latest(run) >= told["end"])
     os.kill(run.ranks[2].metadata.pid, signal.SIGUSR2)
-    signalled = job.until(lambda run: any("signal" in one["id"] for one in run.ranks[0].triggers)).ranks[0].triggers[-1]
-    asked += list(range(signalled["first"], signalled["end"]))
-    job.until(lambda run: latest(run) >= signalled["end"] + 5)
+    signalled = job.until(lambda run: any("signal" in one.id for one in run.ranks[0].triggers)).ranks[0].triggers[-1]
+    asked += list(range(signalled.first, signalled.end))
+    job.until(lambda run: latest(run) >= signalled.end + 5)
     late = trigger(job, "--after", "1", "--num-steps", "2")  # 20 ms from now: nobody can have seen it by then
     job.end()
 

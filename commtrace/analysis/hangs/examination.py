@@ -167,7 +167,7 @@ def _rank(
         device_uuid=trace.metadata.device_uuid or None,
         keep_out=keep_out([trace.metadata], (other.metadata for other in heard.ranks.values())),
         failures=tuple(
-            Failure(**{**failure, "group": describe_group(groups.get(failure["group"]), failure["group"])})
+            Failure(**{**failure._asdict(), "group": describe_group(groups.get(failure.group), failure.group)})
             for failure in trace.failures
         ),
         dropped=dict(trace.dropped),
@@ -183,8 +183,8 @@ def _recording(run: Run) -> tuple[LeftOut, ...]:
         for option, value in trace.recording.items():
             found.setdefault((option, str(value)), []).append(rank)
         if trace.discarded:
-            last = trace.discarded.get("last_step", "?")
-            found.setdefault(("deleted to keep to its budget", f"steps up to {last}"), []).append(rank)
+            deleted = ("deleted to keep to its budget", f"steps up to {trace.discarded.last_step}")
+            found.setdefault(deleted, []).append(rank)
     return tuple(LeftOut(option, value, tuple(ranks)) for (option, value), ranks in found.items())
 
 

@@ -121,7 +121,7 @@ def _was_cut_off(trace: RankTrace) -> bool:
     if trace.exception in _OF_COMMUNICATION:
         return True
     # One that failed and was caught says nothing of the exception that ended the rank.
-    return bool(trace.failures) and trace.exception in ("", trace.failures[-1]["exception"])
+    return bool(trace.failures) and trace.exception in ("", trace.failures[-1].exception)
 
 
 def _may_be_cut_off(trace: RankTrace) -> bool:
@@ -189,11 +189,11 @@ def _left_early(
     groups = known_groups(run)
     left = set[int]()
     for failure in (run.ranks[rank].failures[-1] for rank in cut_off if run.ranks[rank].failures):
-        group, peer = groups.get(failure["group"]), failure["peer"]
+        group, peer = groups.get(failure.group), failure.peer
         members = (peer,) if peer >= 0 else group.ranks if group is not None else ()
         for rank in members:
             if rank in endings and endings[rank].state == ENDED and not endings[rank].exception:
-                come = arrivals[rank].launched.get(failure["group"], 0) > failure["seq"]
+                come = arrivals[rank].launched.get(failure.group, 0) > failure.seq
                 if peer >= 0 or not come:
                     left.add(rank)
     return tuple(sorted(left))

@@ -122,11 +122,11 @@ def _state(trace: RankTrace, behind: int | None, process: str | None, goes_on: b
 
 def _allowed_ns(trace: RankTrace) -> int:
     """Return how long this rank may have written nothing and still be well."""
-    if not trace.activity or trace.activity_ns is None or trace.last_written_ns is None:
+    if trace.activity is None or trace.activity_ns is None or trace.last_written_ns is None:
         return _OLDER_RECORDER_NS
     if trace.last_written_ns > trace.activity_ns:
         return _BUSY_AGAIN_NS
-    return int(trace.activity.get("again_within_ns", _OLDER_RECORDER_NS))
+    return _OLDER_RECORDER_NS if trace.again_within_ns is None else trace.again_within_ns
 
 
 def last_word_ns(trace: RankTrace) -> int | None:
@@ -201,19 +201,16 @@ class LastActivity(NamedTuple):
 
 def last_activity(run: Run, trace: RankTrace, arrivals: RankArrivals, groups: Mapping[int, Group]) -> LastActivity:
     """Return what a rank was doing when it wrote its last word."""
-    now = says_now(trace) and not trace.closed
-    frames = tuple(trace.activity.get("frames", ())) if now else ()
-    place = list(trace.activity.get("at", ())) if now else []
+    now = trace.activity if says_now(trace) and not trace.closed else None
+    frames = now.frames if now else ()
+    step, microbatch, chunk, stage = now.at if now else (-1, -1, -1, -1)
     return LastActivity(
-        step=place[0] if place and place[0] >= 0 else _last_step(trace),
-        microbatch=place[1] if place and place[1] >= 0 else None,
-        chunk=place[2] if place and place[2] >= 0 else None,
-        stage=place[3] if place and place[3] >= 0 else None,
+        step=step if step >= 0 else _last_step(trace),
+        microbatch=microbatch if microbatch >= 0 else None,
+        chunk=chunk if chunk >= 0 else None,
+        stage=stage if stage >= 0 else None,
         stood_still_ns=arrivals.stood_still_ns if now else None,
-        open=tuple(
-            OpenPhase(span["kind"], span["name"], _age(trace, span["since"]))
-            for span in (trace.activity.get("open", ()) if now else ())
-        ),
+        open=tuple(OpenPhase(phase.kind, phase.name, _age(trace, phase.since)) for phase in (now.open if now else ())),
         at=own_frame(frames),
         frames=frames,
         last=_last_span(run, trace, groups),

@@ -161,11 +161,12 @@ def _of_rank(trace: RankTrace, send: int) -> RankArrivals:
     messages = _messages(trace, send)
     in_flight = () if trace.closed else tuple(sorted(_in_flight(trace), key=lambda one: not one.blocking))
     launched = dict(ended)
-    for group, count in trace.activity.get("collectives", {}).items():
-        launched[int(group)] = max(launched.get(int(group), 0), int(count))
-    for group, is_send, peer, tag, count in trace.activity.get("p2p", ()):
-        message = Message(group, bool(is_send), peer, tag)
-        messages[message] = max(messages.get(message, 0), count)
+    if trace.activity is not None:
+        for group, count in trace.activity.collectives.items():
+            launched[int(group)] = max(launched.get(int(group), 0), count)
+        for number, is_send, peer, tag, count in trace.activity.p2p:
+            message = Message(number, is_send, peer, tag)
+            messages[message] = max(messages.get(message, 0), count)
     arrived: dict[int, int] = {}
     for one in in_flight:
         if one.is_p2p:
@@ -190,12 +191,12 @@ def _stood_still_ns(trace: RankTrace) -> int:
     if trace.closed or not says_now(trace):
         return 0
     since = (trace.last_written_ns or 0) - (trace.activity_ns or 0)
-    return int(trace.activity.get("quiet_ns", 0)) + max(0, since)
+    return trace.quiet_ns + max(0, since)
 
 
 def says_now(trace: RankTrace) -> bool:
     """Return whether the rank recorded nothing since it last reported its activity, so that the report still holds."""
-    if trace.activity_ns is None or not trace.activity:
+    if trace.activity_ns is None or trace.activity is None:
         return False
     return not len(trace.spans) or trace.activity_ns >= int(trace.spans.end.max())
 
@@ -245,25 +246,21 @@ def _longest_messages(trace: RankTrace) -> dict[int, int]:
 
 def _in_flight(trace: RankTrace) -> Iterable[InFlight]:
     spans = trace.spans
-    for told in trace.in_flight:
-        group, seq = int(told.get("group", -1)), int(told.get("seq", -1))
-        if seq >= 0 and bool(
-            ((spans.group == group) & (spans.seq == seq) & (spans.peer == told.get("peer", -1))).any()
-        ):
+    for one in trace.in_flight:
+        if one.seq >= 0 and ((spans.group == one.group) & (spans.seq == one.seq) & (spans.peer == one.peer)).any():
             continue  # It ended just before the rank's last word.
-        start = int(told.get("start", 0))
-        age = 0 if trace.last_written_ns is None or not start else max(0, trace.last_written_ns - start)
+        age = 0 if trace.last_written_ns is None or not one.start else max(0, trace.last_written_ns - one.start)
         yield InFlight(
-            operation=str(told.get("operation", "communication")),
-            group=group,
-            seq=seq,
-            peer=int(told.get("peer", -1)),
-            num_bytes=int(told.get("bytes", -1)),
-            dtype=told.get("dtype"),
+            operation=one.operation,
+            group=one.group,
+            seq=one.seq,
+            peer=one.peer,
+            num_bytes=one.bytes,
+            dtype=one.dtype,
             age_ns=age,
-            blocking=told.get("blocking"),
-            state=str(told.get("state", "")),
-            start_ns=start,
+            blocking=one.blocking,
+            state=one.state,
+            start_ns=one.start,
         )
 
 

@@ -157,10 +157,10 @@ def _triggers(run: Run) -> list[TriggeredSteps]:
     late: dict[str, dict[int, int]] = {}
     for trace in run.ranks.values():
         for mark in trace.triggers:
-            late_ranks = late.setdefault(mark["id"], {})
-            if mark.get("late"):
-                late_ranks[trace.rank] = mark["seen_at_step"]
-            request = TriggeredSteps(mark["id"], mark["first"], mark["end"], mark.get("by", ""), late_ranks)
+            late_ranks = late.setdefault(mark.id, {})
+            if mark.late:
+                late_ranks[trace.rank] = mark.seen_at_step
+            request = TriggeredSteps(mark.id, mark.first, mark.end, mark.by, late_ranks)
             requests.setdefault(request.id, request)
     return sorted(requests.values(), key=lambda request: (request.first, request.id))
 
@@ -171,8 +171,8 @@ def _discarded(traces: Iterable[RankTrace]) -> Discarded | None:
         return None
     return Discarded(
         ranks=len(discarded),
-        segments=sum(one["segments"] for one in discarded),
-        num_bytes=sum(one["bytes"] for one in discarded),
-        last_step=max(one["last_step"] for one in discarded),
-        at_ns=max(one["at_ns"] for one in discarded),
+        segments=sum(one.segments for one in discarded),
+        num_bytes=sum(one.bytes for one in discarded),
+        last_step=max(one.last_step for one in discarded),
+        at_ns=max(one.at_ns for one in discarded),
     )

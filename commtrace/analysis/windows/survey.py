@@ -34,7 +34,7 @@ from commtrace.trace.files.locate import Segment, missing_ranks, missing_segment
 from commtrace.trace.files.segment_index import Extent, read_forward
 from commtrace.trace.files.side_files import with_side_files
 from commtrace.trace.inputs import printable
-from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.run import DiscardedSegments, RankTrace, Run
 from commtrace.trace.spans import Bool, Spans
 
 _OUTLINE: Final = (schema.STEP, schema.EVALUATION, schema.CHECKPOINT)
@@ -157,7 +157,7 @@ def survey_rank(segments: Sequence[Segment], clocks: Mapping[int, ClockKey]) -> 
     return collected.survey(tuple(segments), with_side_files(trace, segments[0].path.parent), problems)
 
 
-def _discarded(segments: Sequence[Segment]) -> Mapping[str, int]:
+def _discarded(segments: Sequence[Segment]) -> DiscardedSegments | None:
     marks = RankMarks.none()
     for _ in read_forward(segments, marks, []):
         pass

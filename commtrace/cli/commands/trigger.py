@@ -16,7 +16,7 @@ from commtrace.cli.units import duration
 from commtrace.errors import ConfigurationError
 from commtrace.trace.files.locate import NEWEST_RUN
 from commtrace.trace.files.reader import load_newest
-from commtrace.trace.run import Run
+from commtrace.trace.run import Run, TriggeredDetail
 from commtrace.trace.selection.module_choice import ModuleChoice
 from commtrace.trace.selection.trigger import Request, first_step_after, make_request, write_request
 
@@ -61,7 +61,7 @@ def trigger(
     if not json_output:
         _announce(request, progress)
     seen = _answers(run, request, wait)
-    late = {rank: told["seen_at_step"] for rank, told in seen.items() if told["late"]}
+    late = {rank: answer.seen_at_step for rank, answer in seen.items() if answer.late}
     silent = sorted(set(newest.ranks) - set(seen))
     if json_output:
         told: dict[str, Any] = {
@@ -97,20 +97,20 @@ def _announce(request: Request, progress: Progress) -> None:
         typer.echo(f"The last step was seen {duration(progress.age_ns)} ago: does the job still run?")
 
 
-def _answers(run: Path, request: Request, seconds: float) -> dict[int, Any]:
+def _answers(run: Path, request: Request, seconds: float) -> dict[int, TriggeredDetail]:
     """Return the ranks' answers, once all have answered or the time is over."""
     deadline = time.monotonic() + seconds
     while True:
         newest = load_newest(run)
         seen = {
-            rank: told for rank, trace in newest.ranks.items() for told in trace.triggers if told["id"] == request.id
+            rank: answer for rank, trace in newest.ranks.items() for answer in trace.triggers if answer.id == request.id
         }
         if len(seen) == len(newest.ranks) or time.monotonic() > deadline:
             return seen
         time.sleep(_LOOK_AGAIN_SECONDS)
 
 
-def _tell_answers(seen: dict[int, Any], late: dict[int, int], silent: list[int], wait: float) -> None:
+def _tell_answers(seen: dict[int, TriggeredDetail], late: dict[int, int], silent: list[int], wait: float) -> None:
     if not silent and not late:
         typer.echo(f"All {len(seen)} ranks have seen it in time.")
     if late:

@@ -174,7 +174,7 @@ def _whole(block: Block, marks: Sequence[Marks]) -> Bool | np.bool_:
 
 
 def _last_discarded(marks: Marks) -> int:
-    return int(marks.discarded.get("last_step", schema.NOT_APPLICABLE))
+    return schema.NOT_APPLICABLE if marks.discarded is None else marks.discarded.last_step
 
 
 def _in_order(block: Block, selected: Bool) -> tuple[Int64, Int64]:
@@ -244,6 +244,8 @@ def _trace(
         in_flight=marks.in_flight,
         activity=marks.activity,
         activity_ns=marks.activity_ns,
+        quiet_ns=marks.quiet_ns,
+        again_within_ns=marks.again_within_ns,
         drops=tuple(marks.drops),
         device_states=tuple(marks.device_states),
         last_written_ns=last_written_ns,

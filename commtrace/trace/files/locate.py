@@ -354,7 +354,7 @@ def missing_segments(segments: Sequence[Segment], trace: RankTrace) -> list[str]
                 f"{later.path.name}, from about step {earlier.first_step} to {later.first_step}: its numbers are lower "
                 "bounds there. Copy the folder again."
             )
-    first, discarded = numbered[0][1].first_number, trace.discarded.get("segments", 0)
+    first, discarded = numbered[0][1].first_number, trace.discarded.segments if trace.discarded else 0
     # A budget deletes the first segments. How many is only certain when the recording has ended, and a rank that loses
     # spans may have deleted files without recording it.
     keeps_all = not (trace.recording.get("keep_steps") or trace.recording.get("keep_bytes"))

@@ -13,7 +13,7 @@ from commtrace.analysis.hangs.first_failure import FirstFailure
 from commtrace.analysis.hangs.rank_state import find_endings, own_frame
 from commtrace.analysis.hangs.stops import Chains, Stop, find_chains, find_stops
 from commtrace.analysis.matching.arrivals import find_arrivals
-from commtrace.trace.run import PeerLook, Run
+from commtrace.trace.run import FailedCommunication, PeerLook, Run
 from tests.analysis.hung_runs import NOW_NS, SECOND, activity, done, flight, stopped_run
 from tests.factory import group, p2p
 
@@ -117,12 +117,8 @@ def test_a_rank_that_was_killed_while_all_others_raised_is_where_to_look() -> No
     ]
 
 
-def failed(seq: int, exception: str = "RuntimeError") -> dict[str, object]:
-    """A communication that raised."""
-    return {
-        "operation": "all_reduce", "group": WORLD.id, "seq": seq, "peer": -1, "exception": exception,
-        "at_ns": 99 * SECOND,
-    }  # fmt: skip
+def failed(seq: int, exception: str = "RuntimeError") -> FailedCommunication:
+    return FailedCommunication("all_reduce", WORLD.id, seq, -1, exception, 99 * SECOND)
 
 
 def job_of_three(exceptions: Mapping[int, str], cut_off: Sequence[int], frames: Mapping[int, str] = {}) -> Run:

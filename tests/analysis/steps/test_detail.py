@@ -9,7 +9,7 @@ from commtrace.analysis.steps.choice import choose_steps
 from commtrace.analysis.steps.detail import SpanSum, StepTimes, find_detail
 from commtrace.analysis.summary import summarise
 from commtrace.cli.views.summary import print_summary
-from commtrace.trace.run import Run
+from commtrace.trace.run import DiscardedSegments, Run, TriggeredDetail
 from tests.factory import collective, group, make_run, span, stall
 
 DP = group("dp", 0, 1)
@@ -66,10 +66,10 @@ def test_detail_that_begins_later_has_no_warm_up() -> None:
 
 
 def test_the_summary_says_what_is_in_detail_what_was_asked_for_and_what_is_gone() -> None:
-    def triggers(rank: int) -> tuple[dict[str, object], ...]:
-        return ({"id": "t1", "first": 4, "end": 5, "by": "cli", "late": rank == 1, "seen_at_step": 4},)
+    def triggers(rank: int) -> tuple[TriggeredDetail, ...]:
+        return (TriggeredDetail("t1", 4, 5, seen_at_step=4, by="cli", late=rank == 1),)
 
-    discarded = {"segments": 3, "bytes": 5_000_000, "first_step": 0, "last_step": 99, "at_ns": 1_700_000_000 * 10**9}
+    discarded = DiscardedSegments(3, 5_000_000, first_step=0, last_step=99, at_ns=1_700_000_000 * 10**9)
     text = StringIO()
     run = sampled_run(triggers=triggers, discarded=discarded)
     print_summary(Console(file=text, width=200), summarise(run))

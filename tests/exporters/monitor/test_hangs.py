@@ -24,6 +24,7 @@ from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.live.monitoring.wire_types import GroupMembers, RankRange
+from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.run import RankTrace
 from tests.factory import group, metadata
 
@@ -87,6 +88,12 @@ def test_a_rank_that_says_nothing_is_the_suspect() -> None:
     assert "left no files" not in event.sentence
 
 
+def test_open_phases_are_named() -> None:
+    told = hung()
+    told[2]["activity"]["open"] = [{"kind": "forward", "name": "forward", "since": 5}]
+    assert "inside forward" in hang_event(traces(told), 4, now=1.0).sentence
+
+
 def test_a_report_is_sent_without_the_stacks_of_its_threads_and_the_environment() -> None:
     told = report(0, waits_at=5, launched=6)
     told["metadata"]["environment"] = {"NCCL_DEBUG_FILE": "a-secret"}
@@ -94,11 +101,8 @@ def test_a_report_is_sent_without_the_stacks_of_its_threads_and_the_environment(
     sent = encoded(Hang(JOB, 0, True, hang_report(told)))
     assert b"secret" not in sent
     (trace,) = traces([told])
-    assert trace.in_flight == tuple(told["in_flight"])
-    assert {**trace.activity} == {
-        **told["activity"], "at": (17, -1, -1, -1), "open": (), "p2p": (), "frames": ("train.py:7 step",),
-        "quiet_ns": 60 * SECOND,
-    }  # fmt: skip
+    assert trace.in_flight == tuple(InFlight(**one) for one in told["in_flight"])
+    assert (trace.activity, trace.quiet_ns) == (Activity.of_mark(told["activity"]), 60 * SECOND)
     assert (trace.groups, trace.coordinates) == ({DP.id: DP}, {"dp": 0})
 
 

@@ -45,9 +45,9 @@ def test_the_last_steps_are_kept_with_what_describes_the_rank(tmp_path: Path) ->
     trace = load_run(tmp_path).ranks[0]
     assert trace.groups[7].role == "dp"
     assert trace.coordinates == {"dp": 1}
-    assert trace.discarded["last_step"] == steps_kept[0] - 1
-    assert trace.discarded["first_step"] == 0
-    assert trace.discarded["bytes"] > 0
+    assert trace.discarded.last_step == steps_kept[0] - 1
+    assert trace.discarded.first_step == 0
+    assert trace.discarded.bytes > 0
 
 
 def test_the_folder_never_holds_more_than_its_budget(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_without_a_budget_nothing_is_deleted(tmp_path: Path) -> None:
     written(tmp_path, Budget(), 30, steps_per_segment=3).close()
 
     assert recorded(tmp_path) == list(range(30))
-    assert load_run(tmp_path).ranks[0].discarded == {}
+    assert load_run(tmp_path).ranks[0].discarded is None
 
 
 def test_segments_of_earlier_recordings_go_first(tmp_path: Path) -> None:
@@ -102,7 +102,8 @@ def test_segments_that_are_limited_by_bytes_are_found_by_their_steps(tmp_path: P
     written(tmp_path, Budget(num_bytes=10**5), 24).close()
 
     assert len(list((tmp_path / "rank-00000").iterdir())) > 1
-    for step in range(load_run(tmp_path).ranks[0].discarded.get("last_step", -1) + 1, 24, 4):
+    discarded = load_run(tmp_path).ranks[0].discarded
+    for step in range(discarded.last_step + 1 if discarded else 0, 24, 4):
         spans = load_run(tmp_path, str(step)).ranks[0].spans
         assert (spans.step == step).sum() == 51
 

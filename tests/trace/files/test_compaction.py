@@ -192,7 +192,7 @@ def test_the_budget_counts_what_is_there_and_never_holds_both_forms_beyond_it(
     held = sum(path.stat().st_size for path in writer.directory.iterdir())
     assert most <= budget.num_bytes + one_batch
     assert budget.num_bytes / 2 < held <= budget.num_bytes + one_batch
-    assert load_run(tmp_path).ranks[0].discarded["segments"] > 0
+    assert load_run(tmp_path).ranks[0].discarded is not None
     writer.close()
 
 

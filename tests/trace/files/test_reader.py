@@ -16,6 +16,7 @@ from commtrace.trace.files import compaction
 from commtrace.trace.files.locate import find_run_directory
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.writer import SegmentWriter
+from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.metadata import ClockAnchor, DeviceState, Group
 from commtrace.trace.run import Drop
 from commtrace.trace.selection.step_range import StepRange
@@ -127,7 +128,7 @@ def test_marks_tell_about_the_rank_and_are_not_spans(tmp_path: Path) -> None:
     assert trace.topology == {"framework": {"name": "megatron-core"}}
     assert trace.dropped == {"collective": 3, "p2p": 4}
     assert trace.anchors == (metadata().anchor, ClockAnchor(50, 60, 1))
-    assert trace.in_flight == tuple(in_flight)
+    assert trace.in_flight == tuple(InFlight(**one) for one in in_flight)
     assert trace.closed
     assert trace.spans.step.tolist() == [0]
     assert run.problems == ("rank 0: the optimizer hook was disabled",)
@@ -153,7 +154,7 @@ def test_what_a_rank_said_last_of_itself_is_kept_with_its_time(tmp_path: Path) -
     write_rank(tmp_path, rows)
     trace = load_run(tmp_path).ranks[0]
 
-    assert (trace.activity, trace.activity_ns) == ({"quiet_ns": 9}, 700)
+    assert (trace.activity, trace.activity_ns, trace.quiet_ns) == (Activity.of_mark({}), 700, 9)
     assert trace.drops == (Drop(400, {"p2p": 2}),)
     assert trace.last_written_ns == 700
     assert len(trace.spans) == 2

@@ -133,6 +133,8 @@ def _losses(ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: Se
 def _what_is_in_no_span(ranks: Sequence[RankMean]) -> str:
     if all(rank.total(OTHER) == rank.wall_ns and not rank.hidden_ns for rank in ranks):
         return "Nothing but steps was recorded: neither what computes nor what communicates, so it may be either."
+    if all(rank.total(OTHER) == rank.wall_ns for rank in ranks):
+        return "Only communication was recorded: what else the ranks did is not known."
     return "It is no communication that was seen; name it with commtrace.span to see what it is."
 
 

@@ -28,8 +28,11 @@ _CLOCK_SLACK_NS: Final = 50_000
 
 
 class Imported(NamedTuple):
+    """Counts of an import, and notes: what can and cannot be concluded from it."""
+
     ranks: int
     num_spans: int
+    notes: tuple[str, ...] = ()
 
 
 def mark_row(name: str, detail: object) -> Row:

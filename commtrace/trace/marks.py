@@ -109,6 +109,7 @@ class _Topology(Struct, omit_defaults=True):
     microbatches: Count | UnsetType = UNSET
     zero_stage: Size | UnsetType = UNSET
     stage_indices: Annotated[list[Size], Meta(max_length=MOST_RANKS)] | UnsetType = UNSET
+    without_times: bool | UnsetType = UNSET
     whatif: Annotated[dict[Word, Count], Meta(max_length=256)] | UnsetType = UNSET
 
 

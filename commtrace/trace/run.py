@@ -145,6 +145,11 @@ class RankTrace:
         return int(self.topology.get("first_step", 0))
 
     @property
+    def has_times(self) -> bool:
+        """Return whether its spans stand where they were; False for an import that knows durations alone."""
+        return not self.topology.get("without_times")
+
+    @property
     def clock_key(self) -> tuple[str, str]:
         """Return a key that is equal for ranks that read the same clock."""
         return (self.metadata.node, self.metadata.boot_id)

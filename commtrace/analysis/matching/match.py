@@ -377,7 +377,9 @@ def gather_blocks(run: Run, chosen: Callable[[Block], Bool] | None = None) -> li
     number_of_clock = {key: number for number, key in enumerate(dict.fromkeys(t.clock_key for t in run.ranks.values()))}
 
     def of_block(block: Block) -> Rows:
-        selected = communication_rows(block.spans) & (block.spans.group >= 0)
+        # Rows without times would be joined well, and then compared by times that mean nothing.
+        has_times = np.array([run.ranks[rank].has_times for rank in block.ranks], np.bool_)
+        selected = communication_rows(block.spans) & (block.spans.group >= 0) & block.per_row(has_times)
         position = np.flatnonzero(selected & chosen(block) if chosen else selected)
         spans = block.spans.take(position)
         clock = np.array([number_of_clock[run.ranks[rank].clock_key] for rank in block.ranks], np.int32)

@@ -47,6 +47,8 @@ def infer_steps(run: Run) -> Run | None:
     """Return a run without step rows with the steps that its communication suggests; None where it suggests none."""
     if any(is_kernel_trace(trace.spans) or np.any(trace.spans.kind == schema.STEP) for trace in run.ranks.values()):
         return None
+    if not all(trace.has_times for trace in run.ranks.values()):
+        return None
     rows = {rank: np.flatnonzero(communication_rows(trace.spans)) for rank, trace in run.ranks.items()}
     words = {rank: _words(trace.spans, rows[rank]) for rank, trace in run.ranks.items()}
     periods = _periods(words)

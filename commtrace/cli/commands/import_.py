@@ -13,6 +13,7 @@ import typer
 
 from commtrace.errors import ConfigurationError
 from commtrace.importers.rows import Imported
+from commtrace.trace.inputs import printable_lines
 
 
 class Kind(str, Enum):
@@ -21,6 +22,7 @@ class Kind(str, Enum):
     KINETO = "kineto"
     WHATIF = "whatif"
     FLIGHT_RECORDER = "flight-recorder"
+    INSPECTOR = "inspector"
     WORKERLOG = "workerlog"
 
 
@@ -62,8 +64,8 @@ def import_(
     """Make a run from a recording of another program. Every reading command accepts it.
 
     kineto: the JSON that torch.profiler writes, plain or gzip. whatif: a Parquet trace of the what-if study of
-    stragglers. flight-recorder: the dumps of torch's flight recorder. workerlog: the logs of Paddle's executor, or the
-    folder they are in.
+    stragglers. flight-recorder: the dumps of torch's flight recorder. inspector: the JSON lines of NCCL Inspector or
+    RCCL Inspector, or their folder. workerlog: the logs of Paddle's executor, or their folder.
     """
     with _progress() as show:
         if kind is Kind.KINETO:
@@ -71,6 +73,8 @@ def import_(
             imported = _import_kineto(files, output, communication_pattern, by_profiler, ranks_per_host, show)
         else:
             imported = _import(kind, files, output, ranks_per_host, meta, show)
+    for note in imported.notes:
+        typer.echo(f"Note: {printable_lines(note)}", err=True)
     typer.echo(
         f"{output}: {imported.ranks} rank{'s' * (imported.ranks != 1)}, {imported.num_spans} spans. "
         f"Next: commtrace summary {output}"
@@ -116,6 +120,10 @@ def _import(
         from commtrace.importers.flight_recorder import import_flight_recorder
 
         return import_flight_recorder(files, output, ranks_per_host=ranks_per_host, on_file=on_file)
+    if kind is Kind.INSPECTOR:
+        from commtrace.importers.inspector import import_inspector
+
+        return import_inspector(files, output, on_file=on_file)
     if kind is Kind.WORKERLOG:
         from commtrace.importers.workerlog import import_workerlog
 

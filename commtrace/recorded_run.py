@@ -25,6 +25,7 @@ from commtrace.analysis.matching.roles import find_roles
 from commtrace.analysis.pipeline.observed import Pipeline, reconstruct_pipeline
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import build_program
+from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.steps.window import Window, load_window
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
@@ -221,7 +222,7 @@ class RecordedRun(Generic[Frame]):
     def _as_baseline(self) -> Baseline:
         run = self._matched.run
         try:
-            return Baseline.of(run, build_program(run, self._matched.matches))
+            return Baseline.of(run, StepStatistics.of(run, build_program(run, self._matched.matches)))
         except ReplayError as error:
             raise ConfigurationError(f"{self.path} is no baseline: {error}") from error
 

@@ -6,20 +6,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from commtrace.analysis.breakdown.partition import Partition, partition
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.matched import Context, Matched, match_run
 from commtrace.analysis.matching.match import Matches
-from commtrace.analysis.matching.roles import Roles
-from commtrace.analysis.steps.choice import StepChoice
+from commtrace.analysis.matching.roles import Roles, select_roles
+from commtrace.analysis.replay.program import Program, build_program
+from commtrace.analysis.steps.choice import StepChoice, rows_of_steps, select
 from commtrace.analysis.steps.window import Window
 from commtrace.trace.run import Run
 
 
-@dataclass(frozen=True, slots=True)
+class ReplayedRows(NamedTuple):
+    """Rows of some steps, on one clock and matched, with what lasts into these steps."""
+
+    run: Run
+    matches: Matches
+    roles: Roles
+
+
+@dataclass(frozen=True)
 class Analysis:
     """An analysed run.
 
@@ -27,8 +40,8 @@ class Analysis:
         recorded: everything that was loaded, as it was recorded.
         run: on one clock, only the steps that count; ``matches``, ``roles`` and ``partition`` are of this run.
         steps: which steps count, and why the others do not.
-        partition: its ``stalled_ns`` are of the rows of the context.
         context: these steps with their neighbours.
+        steps_of_run: of a window, all steps of its run that count: what is done in one may last into another.
     """
 
     recorded: Run
@@ -37,8 +50,33 @@ class Analysis:
     steps: StepChoice
     matches: Matches
     roles: Roles
-    partition: Partition
     context: Context
+    steps_of_run: tuple[int, ...] | None = None
+
+    @cached_property
+    def partition(self) -> Partition:
+        """Return where the time of every step that counts went; its ``stalled_ns`` are of the rows of the context."""
+        context = self.context
+        return partition(context.run, context.matches, context.roles, context.steps)
+
+    @cached_property
+    def replayed(self) -> ReplayedRows:
+        """Return the rows that a replay of these steps is made of."""
+        if self.steps_of_run is None:
+            return ReplayedRows(self.run, self.matches, self.roles)
+        context = self.context
+        rows = rows_of_steps(context.run, replace(self.steps, used=self.steps_of_run))
+        run, matches = select(context.run, context.matches, rows)
+        return ReplayedRows(run, matches, select_roles(context.roles, rows))
+
+    @cached_property
+    def program(self) -> Program:
+        """Return the steps that count, ready to be replayed; its rows are those of ``replayed``.
+
+        Raises:
+            ReplayError: the steps cannot be replayed.
+        """
+        return build_program(self.replayed.run, self.replayed.matches, np.array(self.steps.used, np.int64))
 
 
 def analyse(source: str | Path | Run | Window, steps: str | None = None) -> Analysis:
@@ -55,9 +93,8 @@ def analyse(source: str | Path | Run | Window, steps: str | None = None) -> Anal
     return analysis_of(match_run(source, steps))
 
 
-def analysis_of(matched: Matched) -> Analysis:
-    """Partition the steps of a matched run."""
-    context = matched.context
+def analysis_of(matched: Matched, steps_of_run: tuple[int, ...] | None = None) -> Analysis:
+    """Return a matched run, analysed; ``steps_of_run`` as in :class:`Analysis`."""
     return Analysis(
         recorded=matched.recorded,
         run=matched.run,
@@ -65,6 +102,6 @@ def analysis_of(matched: Matched) -> Analysis:
         steps=matched.steps,
         matches=matched.matches,
         roles=matched.roles,
-        partition=partition(context.run, context.matches, context.roles, context.steps),
-        context=context,
+        context=matched.context,
+        steps_of_run=steps_of_run,
     )

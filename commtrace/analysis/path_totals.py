@@ -18,6 +18,8 @@ from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.rank_words import ranges
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import build_program
+from commtrace.analysis.replay.scenarios import replay_of
+from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, without_last_attempts
 from commtrace.analysis.steps.window import Window, recorded_steps
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time
@@ -161,8 +163,10 @@ def _lost(matched: Matched) -> LostTime | None:
         program = build_program(run, matches)
     except ReplayError:
         return None
+    statistics = StepStatistics.of(run, program)
     verdicts = find_stragglers(run, matches, program=program).verdicts
-    return lost_time(program, verdicts, run.world_size if on_gpu(run) else None)
+    replay = replay_of(run, program, statistics)
+    return lost_time(statistics, replay, verdicts, run.world_size if on_gpu(run) else None)
 
 
 def _attempts_of(run: Run) -> dict[int, int]:

@@ -58,7 +58,7 @@ def robust_sigma(values: Float64) -> float:
     return float(high - low) / QUARTILES_APART
 
 
-def grouped_median(group: Int64, values: Float64 | Int64, groups: int) -> Float64:
+def grouped_median(group: npt.NDArray[np.integer], values: Float64 | Int64, groups: int) -> Float64:
     """Return the median of the values of each group; NaN for a group without any."""
     size = np.bincount(group, minlength=groups)
     first = np.concatenate([[0], np.cumsum(size)])

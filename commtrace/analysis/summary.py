@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,24 +21,23 @@ from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.communication.unmatched import roles_of_one_rank
-from commtrace.analysis.matching.coverage import Coverage, RowCounts, missing_numbers
-from commtrace.analysis.matching.match import Matches
+from commtrace.analysis.matching.coverage import Coverage, missing_numbers
 from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
-from commtrace.analysis.pipeline.bubble import replayed_bubbles
-from commtrace.analysis.pipeline.observed import Pipeline, PipelineTotals
+from commtrace.analysis.pipeline.bubble import BubbleCauses, replayed_bubbles
+from commtrace.analysis.pipeline.observed import Pipeline
 from commtrace.analysis.problems import find_problems
-from commtrace.analysis.replay.graph import ReplayError
-from commtrace.analysis.replay.program import Program, build_program
-from commtrace.analysis.step_totals import step_totals
+from commtrace.analysis.replay.ideal import Ideal
+from commtrace.analysis.step_totals import StepTotals, step_totals
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
 from commtrace.analysis.steps.choice import StepChoice
 from commtrace.analysis.steps.detail import RecordedDetail, find_detail
 from commtrace.analysis.steps.window import Window, recorded_steps
 from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time
-from commtrace.analysis.stragglers.search import Findings, find_stragglers
+from commtrace.analysis.stragglers.search import Findings, MeasuredWork, judge_stragglers, measure_work
 from commtrace.analysis.stragglers.verdict import Verdict, on_gpu
 from commtrace.analysis.verdict import verdict
+from commtrace.analysis.windows.run import ALONE, LargeRun, WholeRun, Workers, open_run
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, fields_to_json
 from commtrace.trace.run import Run
@@ -128,73 +128,103 @@ class Summary:
         return {**parts, "coverage": {**fields_to_json(self.coverage), "missing": missing}}
 
 
-def summarise(source: str | Path | Run | Window, steps: str | None = None) -> Summary:
+def summarise(source: str | Path | Run | Window, steps: str | None = None, workers: Workers = ALONE) -> Summary:
     """Find out where the time of a run went.
 
     Args:
         source: a run directory, a loaded run, or these steps of one as they were loaded.
         steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``. Without, all complete steps but the first (the warm-up).
+        workers: who measures the windows of a long run.
 
     Raises:
         RunNotFoundError: nothing was recorded there.
         ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
     """
-    return summarise_analysis(analyse(source, steps), is_whole=steps is None)
+    if isinstance(source, (Run, Window)):
+        return summarise_analysis(analyse(source, steps), is_whole=steps is None)
+    return summarise_steps(open_run(source, steps, workers), is_whole=steps is None)
 
 
 def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> Summary:
-    """Find out the same of a run that was analysed already.
+    """Find out the same of a run that was analysed already. Arguments are those of :func:`summarise_steps`."""
+    return summarise_steps(WholeRun(analysis), is_whole=is_whole)
+
+
+def summarise_steps(run: WholeRun | LargeRun, *, is_whole: bool = False) -> Summary:
+    """Find out the same of steps that are ready to be measured.
 
     Args:
-        analysis: of the run.
-        is_whole: all of its steps were loaded, so that gaps in the numbers of its communications are losses.
+        run: these.
+        is_whole: they are all that was recorded, so that gaps in the numbers of communications are losses.
     """
-    totals = step_totals(analysis)
-    ranks = totals.times.means(analysis.run)
-    communication = totals.communication.table(analysis.run)
-    unmatched = totals.unmatched.find(analysis.recorded)
-    counts = {rank: RowCounts.of(trace.spans) for rank, trace in analysis.recorded.ranks.items()}
-    budget, repeated = _launches(analysis.recorded, is_whole)
+    measured, alignment, ranks_of_run = run.measure(_measure), run.alignment, run.aligned
+    recorded, steps, totals = measured.recorded, measured.steps, measured.result.totals
+    ranks = totals.times.means(ranks_of_run)
+    communication = totals.communication.table(ranks_of_run)
+    unmatched = totals.unmatched.find(recorded)
+    partition = totals.times.partition()
+    budget, repeated = _launches(recorded, is_whole)
     awaited = totals.awaited.longest()
-    pipeline, findings, lost = _replay(analysis, totals.pipeline)
-    if findings is None:
-        findings = Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
+    replayed = _replay(run, measured.result)
+    findings = replayed.findings or Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
     return Summary(
-        run=_identity(analysis),
-        detail=find_detail(analysis.recorded),
-        alignment=analysis.alignment,
+        run=_identity(recorded, steps),
+        detail=find_detail(recorded),
+        alignment=alignment,
         run_budget=budget,
         repeated_steps=tuple(repeated),
         ranks=tuple(ranks),
         critical_path=totals.critical_path,
-        lost_time=lost,
+        lost_time=replayed.lost,
         awaited=tuple(awaited),
         communication=tuple(communication),
         modules=totals.modules,
-        pipeline=pipeline,
+        pipeline=replayed.pipeline,
         stragglers=findings.verdicts,
         abstentions=findings.abstentions,
-        coverage=totals.captured.coverage(analysis.run),
-        missing=missing_numbers(analysis.recorded, counts) if is_whole else None,
+        coverage=totals.captured.coverage(ranks_of_run),
+        missing=missing_numbers(recorded, measured.counts) if is_whole else None,
         verdict=verdict(
             ranks,
             findings.verdicts,
             unmatched.roles | roles_of_one_rank(communication),
             awaited=awaited,
-            partition=analysis.partition,
+            partition=partition,
         ),
         problems=tuple(
             find_problems(
-                analysis.recorded,
-                analysis.alignment,
-                analysis.steps,
-                counts,
+                recorded,
+                alignment,
+                steps,
+                measured.counts,
                 totals.numbers,
                 communication,
-                computes=bool(analysis.partition.total(COMPUTE).any()),
+                computes=bool(partition.total(COMPUTE).any()),
             )
         ),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What is measured of some steps.
+
+    Attributes:
+        work: None where a replay would tell nothing: only kernels were recorded, or no steps.
+    """
+
+    totals: StepTotals
+    work: MeasuredWork | None
+
+    def __add__(self, later: _Measured) -> _Measured:
+        work = None if self.work is None or later.work is None else self.work + later.work
+        return _Measured(self.totals + later.totals, work)
+
+
+def _measure(analysis: Analysis) -> _Measured:
+    has_kernels = any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values())
+    is_replayed = analysis.steps.used and not has_kernels
+    return _Measured(step_totals(analysis), measure_work(analysis) if is_replayed else None)
 
 
 def _launches(recorded: Run, is_whole: bool) -> tuple[RunBudget | None, list[RepeatedStep]]:
@@ -222,23 +252,26 @@ class _Replayed(NamedTuple):
     lost: LostTime | None = None
 
 
-def _replay(analysis: Analysis, pipeline: PipelineTotals) -> _Replayed:
-    run, matches = analysis.run, analysis.matches
-    if not analysis.steps.used:
-        return _Replayed(None, Findings())
-    if any(is_kernel_trace(trace.spans) for trace in run.ranks.values()):
-        return _Replayed(None, None)
-    program = _program(run, matches)
-    findings = find_stragglers(run, matches, program=program)
-    causes = replayed_bubbles(run, program, analysis.roles) if program and pipeline.is_pipeline else None
-    return _Replayed(pipeline.pipeline(causes), findings, _lost(run, matches, program, findings))
+def _replay(run: WholeRun | LargeRun, measured: _Measured) -> _Replayed:
+    work, pipeline = measured.work, measured.totals.pipeline
+    if work is None:
+        return _Replayed(None, None if run.steps.used else Findings())
+    if work.steps is None:
+        return _Replayed(pipeline.pipeline(), judge_stragglers(run.aligned, work, None))
+    replay = run.replay(work.steps)
+    findings = judge_stragglers(run.aligned, work, replay)
+    causes, lost = None, None
+    if pipeline.is_pipeline:
+        causes = run.measure(partial(_replay_bubbles, ideal=Ideal.of(work.steps))).result
+    if work.clocks_agree:  # else a replay would tell nothing of transfers
+        gpus = run.recorded.world_size if on_gpu(run.recorded) else None
+        lost = lost_time(work.steps, replay, findings.verdicts, gpus)
+    return _Replayed(pipeline.pipeline(causes), findings, lost)
 
 
-def _lost(run: Run, matches: Matches, program: Program | None, findings: Findings) -> LostTime | None:
-    """Of clocks that do not agree, a replay would tell nothing of transfers."""
-    if program is None or not matches.clocks_agree:
-        return None
-    return lost_time(program, findings.verdicts, run.world_size if on_gpu(run) else None)
+def _replay_bubbles(analysis: Analysis, ideal: Ideal) -> BubbleCauses:
+    rows = analysis.replayed
+    return replayed_bubbles(rows.run, analysis.program, rows.roles, ideal)
 
 
 def _most_waited_for(ranks: Sequence[RankMean]) -> str:
@@ -250,15 +283,8 @@ def _most_waited_for(ranks: Sequence[RankMean]) -> str:
     return f" Others waited longest for rank {last.rank}: {share:.0%} of all waiting."
 
 
-def _program(run: Run, matches: Matches) -> Program | None:
-    try:
-        return build_program(run, matches)
-    except ReplayError:
-        return None  # The search for stragglers meets the same error and tells the user.
-
-
-def _identity(analysis: Analysis) -> RunIdentity:
-    run, metadata = analysis.recorded, analysis.recorded.any_metadata
+def _identity(run: Run, steps: StepChoice) -> RunIdentity:
+    metadata = run.any_metadata
     parallel: dict[str, int] = {}
     topology: dict[str, Any] = {}
     for trace in run.ranks.values():
@@ -271,7 +297,7 @@ def _identity(analysis: Analysis) -> RunIdentity:
         world_size=run.world_size,
         ranks_recorded=len(run.ranks),
         hosts=tuple(dict.fromkeys(trace.metadata.node for trace in run.ranks.values())),
-        steps=analysis.steps,
+        steps=steps,
         steps_inferred=run.steps_inferred,
         backend=metadata.backend,
         device=metadata.device,

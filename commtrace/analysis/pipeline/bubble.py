@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.roles import PIPELINE, Roles, is_p2p
-from commtrace.analysis.replay.ideal import equal_stages, mean_segments, median_transfers
+from commtrace.analysis.replay.ideal import Ideal
 from commtrace.analysis.replay.program import Program, by_rank, stage_of
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
@@ -159,33 +159,47 @@ class Cause(NamedTuple):
     as_replayed: float
 
 
-def replayed_bubbles(run: Run, program: Program, roles: Roles) -> dict[int, Cause]:
-    """Return the bubble of each rank in the replayed steps.
+@dataclass(frozen=True, slots=True)
+class BubbleCauses:
+    """The replayed bubble of each rank. Those of several windows of a run add up."""
+
+    ranks: Mapping[int, Cause]
+
+    def __add__(self, later: BubbleCauses) -> BubbleCauses:
+        pairs = {rank: zip(own, later.ranks[rank], strict=True) for rank, own in self.ranks.items()}
+        return BubbleCauses({rank: Cause._make(one + more for one, more in pair) for rank, pair in pairs.items()})
+
+
+def replayed_bubbles(run: Run, program: Program, roles: Roles, ideal: Ideal) -> BubbleCauses:
+    """Replay the steps with ever more ideal durations.
 
     Args:
         run: with the rows of the program.
         program: of the steps.
         roles: of the communications of ``run``.
+        ideal: what the operations of the whole run take ideally.
     """
     between = {rank: _between_stages(run, trace, roles) for rank, trace in run.ranks.items()}
     stalls, transfers = program.stalls, program.transfers
     chosen = np.flatnonzero(by_rank(program, stalls.rank, stalls.row, between.__getitem__))
     pipeline_transfers = by_rank(program, transfers.rank, transfers.row, between.__getitem__) > 0
     no_p2p = np.where(pipeline_transfers, 0, transfers.ns)
-    typical = np.where(pipeline_transfers, 0, median_transfers(program))
-    means = mean_segments(program)
+    typical = np.where(pipeline_transfers, 0, ideal.transfers(run, transfers))
+    means, equal = ideal.segments(program.segments)
     rank = np.searchsorted(program.ranks, stalls.rank[chosen])
 
     def bubbles(segment_ns: Int64 | None, transfer_ns: Int64 | None) -> npt.NDArray[np.float64]:
         waits = program.stall_waits(chosen, segment_ns, transfer_ns)
         return np.asarray(np.bincount(rank, waits, minlength=len(program.ranks)), np.float64)
 
-    scenarios = [(None, no_p2p), (means, typical), (equal_stages(program, means), typical), (None, None)]
+    scenarios = [(None, no_p2p), (means, typical), (equal, typical), (None, None)]
     replays = [bubbles(*scenario) for scenario in scenarios]
-    return {
-        rank: Cause(len(program.steps), *(float(replay[index]) for replay in replays))
-        for index, rank in enumerate(program.ranks.tolist())
-    }
+    return BubbleCauses(
+        {
+            rank: Cause(len(program.steps), *(float(replay[index]) for replay in replays))
+            for index, rank in enumerate(program.ranks.tolist())
+        }
+    )
 
 
 def _between_stages(run: Run, trace: RankTrace, roles: Roles) -> Bool:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.roles import Roles, find_roles
 from commtrace.analysis.pipeline.bubble import (
-    Cause,
+    BubbleCauses,
     RankWaits,
     StageBubble,
     bubbles_of_stages,
@@ -32,7 +32,9 @@ from commtrace.analysis.pipeline.schedule import (
     theoretical_ratio_to_work,
 )
 from commtrace.analysis.replay.graph import ReplayError
-from commtrace.analysis.replay.program import Program, build_program, common_steps
+from commtrace.analysis.replay.ideal import Ideal
+from commtrace.analysis.replay.program import build_program, common_steps
+from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
@@ -137,7 +139,7 @@ class PipelineTotals:
         """Return whether there are two stages, and a step that all ranks recorded."""
         return len(self.by_stage()) > 1 and bool(self.last_step)
 
-    def pipeline(self, causes: Mapping[int, Cause] | None = None) -> Pipeline | None:
+    def pipeline(self, causes: BubbleCauses | None = None) -> Pipeline | None:
         """Return the pipeline, with the causes of its bubbles if they are given; None where there is none."""
         if not self.is_pipeline:
             return None
@@ -147,7 +149,7 @@ class PipelineTotals:
         chunks = max(self.ranks[rank].chunks for rank in first)
         microbatches = max(sum(action[0] == "F" for action in order) for order in orders) // chunks
         schedule = _of_several_pipelines(by_stage, self.last_step) or recognise(orders, chunks)
-        bubbles = bubbles_of_stages(self.ranks, causes or {})
+        bubbles = bubbles_of_stages(self.ranks, causes.ranks if causes else {})
         shares = _shares(bubbles)
         sizes = (schedule.name, len(first), chunks, microbatches)
         return Pipeline(
@@ -195,15 +197,11 @@ def reconstruct_pipeline(run: Run, matches: Matches, roles: Roles | None = None)
     totals = pipeline_totals(run, matches, roles)
     if not totals.is_pipeline:
         return None
-    program = _program(run, matches)
-    return totals.pipeline(replayed_bubbles(run, program, roles) if program else None)
-
-
-def _program(run: Run, matches: Matches) -> Program | None:
     try:
-        return build_program(run, matches)
+        program = build_program(run, matches)
     except ReplayError:
-        return None  # the bubble is measured all the same; its causes are then left out
+        return totals.pipeline()  # the bubble is measured all the same; its causes are then left out
+    return totals.pipeline(replayed_bubbles(run, program, roles, Ideal.of(StepStatistics.of(run, program))))
 
 
 def _of_several_pipelines(by_stage: Mapping[int, Sequence[int]], orders: Mapping[int, Actions]) -> Schedule | None:

@@ -6,15 +6,26 @@ the median: its rare outliers (a retransmission, a descheduled thread) would mov
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.replay.edges import Transfers
 from commtrace.analysis.replay.program import Program
-from commtrace.analysis.replay.segments import BACKWARD, FORWARD, Segments
+from commtrace.analysis.replay.segments import Segments
+from commtrace.analysis.replay.step_statistics import (
+    Entries,
+    StepStatistics,
+    TransferKind,
+    TransferTable,
+    WorkTable,
+    kinds_of,
+)
 from commtrace.analysis.statistics import Float64, grouped_median
-from commtrace.trace.spans import Bool, Int64
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Int64
 
 
 def mean_segments(program: Program) -> Int64:
@@ -24,51 +35,75 @@ def mean_segments(program: Program) -> Int64:
     return np.asarray(np.rint((total / np.bincount(work))[work]), np.int64)
 
 
-def equal_stages(program: Program, means: Int64) -> Int64:
-    """Return these means, scaled so that phases of all stages and chunks take the mean of all of them."""
-    if not len(means):
-        return means
-    segments, work = program.segments, program.work
-    # All of this is equal for segments that are the same work, of which one each is looked at.
-    example = np.empty(int(work.max()) + 1, np.int64)
-    example[work] = np.arange(len(work))
-    kind = segments.kind[example]
-    phase = np.isin(kind, (FORWARD, BACKWARD))
-    place = pack([kind, *(np.where(phase, column[example], -1) for column in (segments.stage, segments.chunk))])
-    is_first = first_of_phase(segments)
-    total_ns = segments.total_ns.astype(np.float64)
-    here, everywhere = (_mean_of_phase(own, work, is_first, total_ns) for own in (place, kind))
+class Ideal(NamedTuple):
+    """What the operations of a run take ideally, ns.
+
+    Attributes:
+        entries: the kinds of work of every rank.
+        mean_ns: of each entry, the mean over all that is the same work.
+        equal_ns: of each entry, the same if all stages and chunks took the mean of all of them.
+        kinds: of transfers.
+        transfer_ns: of each kind, the median.
+    """
+
+    entries: Entries
+    mean_ns: Int64
+    equal_ns: Int64
+    kinds: tuple[TransferKind, ...]
+    transfer_ns: Int64
+
+    @classmethod
+    def of(cls, statistics: StepStatistics) -> Ideal:
+        table, transfers = statistics.table, statistics.transfers
+        means = mean_work(table)
+        equal = equal_stages(table, means, table.by_entry(table.total_ns))
+        return cls(table.entries, means, equal, transfers.kinds, median_transfers(transfers))
+
+    def segments(self, segments: Segments) -> tuple[Int64, Int64]:
+        """Return the mean, and that of equal stages, of each segment; its own duration where none is known."""
+        entry = self.entries.of_segments(segments)
+        own, known = segments.total_ns, entry >= 0
+        mean, equal = (np.where(known, np.append(ns, 0)[entry], own) for ns in (self.mean_ns, self.equal_ns))
+        return mean, equal
+
+    def transfers(self, run: Run, transfers: Transfers) -> Int64:
+        """Return the median of each transfer; its own duration where none is known."""
+        kinds, kind = kinds_of(run, transfers)
+        number = {one: at for at, one in enumerate(self.kinds)}
+        known = np.array([number.get(one, -1) for one in kinds], np.int64)[kind]
+        return np.where(known >= 0, np.append(self.transfer_ns, 0)[known], transfers.ns)
+
+
+def mean_work(table: WorkTable) -> Int64:
+    """Return, for each entry, the mean over all that is the same work, ns."""
+    work = table.entries.work
+    total = np.bincount(work, table.by_entry(table.total_ns))
+    return np.asarray(np.rint((total / np.bincount(work, table.count))[work]), np.int64)
+
+
+def equal_stages(table: WorkTable, ns: Int64, total_ns: Int64) -> Int64:
+    """Return durations of the entries, scaled so that phases of all stages and chunks take the mean of all of them.
+
+    Args:
+        table: of the steps.
+        ns: what each entry takes.
+        total_ns: what each takes in all steps together.
+    """
+    entries, phase = table.entries, table.entries.is_in_phase
+    place = pack([entries.kind, *(np.where(phase, column, -1) for column in (entries.stage, entries.chunk))])
+    begun = table.by_entry(table.begins_phase)
+    here, everywhere = (_mean_of_phase(own, begun, total_ns) for own in (place, entries.kind))
     scale = np.where(phase & (here > 0), everywhere / np.maximum(here, 1e-9), 1.0)
-    return np.asarray(np.rint(means * scale[work]), np.int64)
+    return np.asarray(np.rint(ns * scale), np.int64)
 
 
-def median_transfers(program: Program) -> Int64:
-    """Return, for each transfer, the median over those that are alike (:func:`transfer_keys`), ns."""
-    transfers = program.transfers
-    if not len(transfers):
-        return np.zeros(0, np.int64)
-    _, group = grouped(transfer_keys(transfers))
-    medians = grouped_median(group, transfers.ns, int(group.max()) + 1)
-    return np.asarray(np.rint(medians[group]), np.int64)
+def _mean_of_phase(group: npt.NDArray[np.integer], begun: Int64, total_ns: Int64) -> Float64:
+    """Return, for each entry, what a whole phase of its group takes in the mean."""
+    _, number = grouped(group)
+    return np.asarray((np.bincount(number, total_ns) / np.maximum(np.bincount(number, begun), 1))[number])
 
 
-def transfer_keys(transfers: Transfers) -> Int64:
-    """Return numbers that are equal for transfers of the same operation, size and number of participants."""
-    return pack([transfers.name, transfers.bytes, transfers.participants])
-
-
-def first_of_phase(segments: Segments) -> Bool:
-    """Return the first segment of each phase, whose segments are neighbours."""
-    first = np.ones(len(segments), np.bool_)
-    first[1:] = segments.instance[1:] != segments.instance[:-1]
-    for column in (segments.rank, segments.step):
-        first[1:] |= column[1:] != column[:-1]
-    return first
-
-
-def _mean_of_phase(group: npt.NDArray[np.integer], work: Int64, first_of_phase: Bool, total_ns: Float64) -> Float64:
-    """Return, for each work, what a whole phase of its group takes in the mean."""
-    _, of_work = grouped(group)
-    index = of_work.take(work)
-    total = np.bincount(index, total_ns)
-    return np.asarray((total / np.bincount(index[first_of_phase], minlength=len(total)))[of_work])
+def median_transfers(transfers: TransferTable) -> Int64:
+    """Return, for each kind of transfer, the median, ns."""
+    medians = grouped_median(transfers.kind, transfers.ns, len(transfers.kinds))
+    return np.asarray(np.rint(medians), np.int64)

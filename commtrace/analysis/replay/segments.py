@@ -124,6 +124,15 @@ def ends_with_a_phase(kind: Int32 | Int64) -> Bool:
     return np.asarray((kind >= BETWEEN) & ((kind - BETWEEN) % 4 > 0))
 
 
+def first_of_phase(segments: Segments) -> Bool:
+    """Return the first segment of each phase, whose segments are neighbours."""
+    first = np.ones(len(segments), np.bool_)
+    first[1:] = segments.instance[1:] != segments.instance[:-1]
+    for column in (segments.rank, segments.step):
+        first[1:] |= column[1:] != column[:-1]
+    return first
+
+
 def same_work(segments: Segments) -> Int64:
     """Return numbers from 0 that are equal for segments that are the same work."""
     _, number = grouped(pack([segments.stage, segments.chunk, segments.kind, segments.stalls, segments.ordinal]))

@@ -8,7 +8,7 @@ before and waited for nobody any more.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from commtrace.analysis.replay.graph import ReplayError
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64
+
+NOT_IN_ORDER: Final = "Steps were not recorded in the order of their numbers, so they cannot be replayed."
 
 
 class StepBounds(NamedTuple):
@@ -41,7 +43,7 @@ class StepBounds(NamedTuple):
         ranks = sorted(run.ranks)
         start, end, since = np.array([_of_rank(run.ranks[rank], steps) for rank in ranks], np.int64).transpose(1, 0, 2)
         if (start[:, 1:] < start[:, :-1]).any():
-            raise ReplayError("Steps were not recorded in the order of their numbers, so they cannot be replayed.")
+            raise ReplayError(NOT_IN_ORDER)
         start = np.minimum(start, np.maximum(start.min(axis=0), since))
         return cls(np.array(ranks, np.int64), steps, start, end)
 

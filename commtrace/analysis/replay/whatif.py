@@ -8,7 +8,7 @@ slowest 3 % of workers are ideal (the ranks of one stage and data-parallel rank 
 stage is.
 Source: "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025.
 
->>> result = what_if(run, matches)                              # doctest: +SKIP
+>>> result = what_if(run, statistics, replay)                   # doctest: +SKIP
 >>> result.slowdown, result.by_stage                            # doctest: +SKIP
 (1.18, {0: 1.01, 1: 1.0, 2: 1.0, 3: 1.23})
 """
@@ -23,11 +23,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.keys import pack, sort_groups
-from commtrace.analysis.matching.match import Matches
-from commtrace.analysis.replay.ideal import equal_stages, mean_segments, median_transfers
-from commtrace.analysis.replay.program import Program, build_program
+from commtrace.analysis.keys import grouped, pack, sort_groups
+from commtrace.analysis.replay.ideal import Ideal
+from commtrace.analysis.replay.scenarios import MEASURED, IdealTransfers, IdealWork, Replay, Scenario
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
+from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
@@ -36,8 +36,6 @@ SLOWEST_PERCENT: Final = 3
 """Of the workers, for M_W."""
 
 _PHASE_NAMES: Final = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
-_MOST_CELLS: Final = 250_000
-"""Durations that are replayed at once: what is made of them stays in the caches, and little new memory is touched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +81,17 @@ class WhatIf:
         }
 
 
-Replay = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
-"""Step durations, of shape (scenarios, steps), from durations of operations, of shape (scenarios, operations); ns."""
-
-
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """Operations with measured and ideal durations, and what each belongs to. Columns of equal length.
+    """Operations that may take as long as they do ideally, and what each belongs to. Columns of equal length.
 
-    ``operations`` are the words that ``operation`` indexes, ``worker`` is the rank.
+    Attributes:
+        replay: step durations, ns, shape (scenarios, steps), with these operations ideal; one mask per scenario.
+        operations: the words that ``operation`` indexes; ``worker`` is the rank.
+        measured_step_ns: of each step, as recorded.
     """
 
-    replay: Replay
-    measured_ns: Int64
-    ideal_ns: Int64
+    replay: Callable[[Sequence[Bool]], npt.NDArray[np.int64]]
     operations: Sequence[str]
     operation: Int64
     stage: Int64
@@ -105,50 +100,41 @@ class Experiment:
     steps: Sequence[int]
     measured_step_ns: Int64
 
-    def step_ns(self, ideal: Sequence[Bool]) -> npt.NDArray[np.float64]:
-        """Return the mean replayed step of each scenario, which says which operations are ideal."""
-        at_once = max(1, _MOST_CELLS // max(len(self.measured_ns), 1))
-        parts = [ideal[first : first + at_once] for first in range(0, len(ideal), at_once)]
-        means = [self._mean_steps(part) for part in parts]
-        return np.concatenate(means) if means else np.zeros(0)
 
-    def _mean_steps(self, ideal: Sequence[Bool]) -> npt.NDArray[np.float64]:
-        durations = np.where(np.stack(list(ideal)), self.ideal_ns, self.measured_ns)
-        return np.asarray(self.replay(durations).mean(axis=1))
-
-
-def what_if(run: Run, matches: Matches, program: Program | None = None) -> WhatIf:
-    """Return the what-if analysis of all steps that every rank recorded.
+def what_if(run: Run, statistics: StepStatistics, replay: Replay) -> WhatIf:
+    """Return the what-if analysis of steps that every rank recorded.
 
     Args:
-        run: with aligned clocks.
-        matches: its communications, joined.
-        program: of the run, if there is one already.
-
-    Raises:
-        ReplayError: the run cannot be replayed; the message says why.
+        run: who its ranks are.
+        statistics: of the steps.
+        replay: of the same.
     """
-    return analyse_experiment(experiment_of(run, program or build_program(run, matches)))
+    return analyse_experiment(_experiment_of(run, statistics, replay))
 
 
 def analyse_experiment(experiment: Experiment) -> WhatIf:
     """Replay the experiment once per slice."""
-    actual_steps = experiment.replay(experiment.measured_ns[None])[0]
-    ideal_steps = experiment.replay(experiment.ideal_ns[None])[0]
+    nothing = np.zeros(len(experiment.operation), np.bool_)
+    slices = [
+        (codes, code)
+        for codes in (experiment.operation, experiment.stage, experiment.dp_rank)
+        for code in np.unique(codes).tolist()
+    ]
+    actual_steps, ideal_steps, *kept_steps = experiment.replay(
+        [nothing, ~nothing, *(codes != code for codes, code in slices)]
+    )
     actual, ideal = float(actual_steps.mean()), float(ideal_steps.mean())
+    slowdowns = iter([float(one.mean()) / ideal for one in kept_steps])
 
-    by_operation = _slowdowns(experiment, experiment.operation, ideal)
-    by_stage = _slowdowns(experiment, experiment.stage, ideal)
-    by_dp_rank = _slowdowns(experiment, experiment.dp_rank, ideal)
+    by_operation, by_stage, by_dp_rank = (
+        {code: next(slowdowns) for code in np.unique(codes).tolist()}
+        for codes in (experiment.operation, experiment.stage, experiment.dp_rank)
+    )
     places = _places(experiment)
     by_worker = {worker: min(by_stage[stage], by_dp_rank[dp_rank]) for worker, stage, dp_rank in places}
     slowest = _slowest(places, by_worker)
-    fixed = experiment.step_ns(
-        [
-            np.isin(experiment.worker, slowest),
-            experiment.stage == experiment.stage.max(initial=0),
-        ]
-    )
+    mended = [np.isin(experiment.worker, slowest), experiment.stage == experiment.stage.max(initial=0)]
+    fixed = np.array([one.mean() for one in experiment.replay(mended)])
     recovered = (actual - fixed) / (actual - ideal) if actual != ideal else np.full(2, math.nan)
     return WhatIf(
         slowdown=actual / ideal,
@@ -166,45 +152,39 @@ def analyse_experiment(experiment: Experiment) -> WhatIf:
     )
 
 
-def experiment_of(run: Run, program: Program) -> Experiment:
-    """Return the experiment on a recorded run: its segments, then its transfers."""
-    segments, transfers = program.segments, program.transfers
-    rank = np.concatenate([segments.rank, transfers.rank])
-    stage, dp_rank = (np.zeros(int(program.ranks.max()) + 1, np.int64) for _ in range(2))
-    stage[segments.rank] = segments.stage
-    for number, coordinate in dp_rank_of(run).items():
-        dp_rank[number] = coordinate
+def _experiment_of(run: Run, statistics: StepStatistics, replay: Replay) -> Experiment:
+    """Return the experiment on a recorded run: its kinds of work, then those of transfers on each rank."""
+    entries, transfers, ideal_ns = statistics.table.entries, statistics.transfers, Ideal.of(statistics)
+    cells, _ = grouped(pack([transfers.kind, transfers.rank]))
+    kind, of_rank = transfers.kind[cells], transfers.rank[cells]
+    place = np.searchsorted(statistics.ranks, of_rank)
+
+    def scenario(ideal: Bool) -> Scenario:
+        of_transfers = np.zeros((len(transfers.kinds), len(statistics.ranks)), np.bool_)
+        of_work, of_transfers[kind, place] = np.split(ideal, [len(entries.rank)])
+        return Scenario((IdealWork(ideal_ns.equal_ns, of_work),), (IdealTransfers(ideal_ns.transfer_ns, of_transfers),))
+
+    rank = np.concatenate([entries.rank, of_rank]).astype(np.int64)
+    dp_ranks = dp_rank_of(run)
     phases = [*_PHASE_NAMES.values(), "other"]
-    phase = np.where(segments.kind < BETWEEN, segments.kind - FORWARD, len(phases) - 1)
-    names, name = np.unique(transfers.name, return_inverse=True)
-
-    def replay(durations: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return np.stack([program.step_times(own[: len(segments)], own[len(segments) :]) for own in durations])
-
+    phase = np.where(entries.kind < BETWEEN, entries.kind - FORWARD, len(phases) - 1)
+    names = sorted({one.operation for one in transfers.kinds})
+    name = np.array([names.index(one.operation) for one in transfers.kinds], np.int64)[kind]
     return Experiment(
-        replay=replay,
-        measured_ns=np.concatenate([segments.total_ns, transfers.ns]),
-        ideal_ns=np.concatenate([equal_stages(program, mean_segments(program)), median_transfers(program)]),
-        operations=[*phases, *(run.names[code] for code in names)],
-        operation=np.concatenate([phase, name.reshape(-1) + len(phases)]),
-        stage=stage[rank],
-        dp_rank=dp_rank[rank],
+        replay=lambda masks: np.array(replay.steps_ns([scenario(one) if one.any() else MEASURED for one in masks])),
+        operations=[*phases, *names],
+        operation=np.concatenate([phase, name + len(phases)]).astype(np.int64),
+        stage=statistics.stages[np.searchsorted(statistics.ranks, rank)],
+        dp_rank=np.array([dp_ranks[one] for one in rank.tolist()], np.int64),
         worker=rank,
-        steps=program.steps.tolist(),
-        measured_step_ns=program.measured_step_times(),
+        steps=statistics.steps.tolist(),
+        measured_step_ns=statistics.measured_ns,
     )
 
 
 def dp_rank_of(run: Run) -> dict[int, int]:
     """Return the data-parallel coordinate of each rank; 0 where it is not known."""
     return {rank: int(trace.coordinates.get("dp", 0)) for rank, trace in run.ranks.items()}
-
-
-def _slowdowns(experiment: Experiment, slices: Int64, ideal_ns: float) -> dict[int, float]:
-    """Return S by slice, if only it keeps its measured durations."""
-    codes = np.unique(slices)
-    steps = experiment.step_ns([slices != code for code in codes])
-    return dict(zip(codes.tolist(), (steps / ideal_ns).tolist(), strict=True))
 
 
 def _places(experiment: Experiment) -> list[tuple[int, int, int]]:

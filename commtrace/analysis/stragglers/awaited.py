@@ -17,9 +17,8 @@ import numpy as np
 from commtrace.analysis.breakdown.intervals import IntervalUnion, paint
 from commtrace.analysis.breakdown.occurrence import Occurrence, occurrence
 from commtrace.analysis.matched import Context
-from commtrace.analysis.matching.match import Matches, blame_ns
+from commtrace.analysis.replay.scenarios import Replay, Scenario
 from commtrace.analysis.stragglers.costs import cost_of
-from commtrace.analysis.stragglers.scenarios import Replay, Scenario
 from commtrace.analysis.stragglers.slow_ranks import (
     WORK,
     SlowRanks,
@@ -347,12 +346,16 @@ _ALIKE: Final = 0.001
 """Work that is longer by at most this share is no longer."""
 
 
-def most_waited_for(found: SlowRanks, matches: Matches, replay: Replay) -> str:
-    """Return a few sentences; empty where nobody waited for anybody, or the clocks cannot tell."""
+def most_waited_for(found: SlowRanks, blame: Mapping[int, int], num_steps: int, replay: Replay) -> str:
+    """Return a few sentences; empty where nobody waited for anybody.
+
+    Args:
+        found: who is slow, and who is not.
+        blame: by rank, for how long others waited for it, ns summed over all steps.
+        num_steps: how many.
+        replay: of the run.
+    """
     run = found.work.run
-    if not matches.clocks_agree:
-        return ""
-    blame = blame_ns(run, matches)
     total = sum(blame.values())
     if not total:
         return ""
@@ -364,7 +367,7 @@ def most_waited_for(found: SlowRanks, matches: Matches, replay: Replay) -> str:
         return f"No rank is waited for much more than others: for {who}, the most, {share:.1%} of {waiting}."
     return (
         f"Others waited longest for {who}: {share:.0%} of {waiting}, "
-        f"{blame[rank] / len(found.work.steady) / 1e6:.1f} ms per step summed over those who wait (mean). "
+        f"{blame[rank] / num_steps / 1e6:.1f} ms per step summed over those who wait (mean). "
         f"{_why_not(found, rank, replay)}"
     )
 

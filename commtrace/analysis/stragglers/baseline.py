@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from commtrace.analysis.replay.program import Program
+from commtrace.analysis.replay.step_statistics import StepStatistics, Traffic
 from commtrace.analysis.stragglers.limits import RECORDED, Thresholds
 from commtrace.analysis.stragglers.normal import BASELINE
 from commtrace.analysis.stragglers.slow_links import typical_transfers
 from commtrace.analysis.stragglers.slow_ranks import typical_work_of_stages
-from commtrace.analysis.stragglers.transfers import Traffic
 from commtrace.analysis.stragglers.uneven_stages import quickest_of_stages
 from commtrace.analysis.stragglers.usual import Usual
-from commtrace.analysis.stragglers.work_statistics import StepStatistics, WorkStatistics
+from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.run import Run
 
 
@@ -32,8 +31,8 @@ class Baseline:
     transfer_ns: Mapping[Traffic, float]
 
     @classmethod
-    def of(cls, run: Run, program: Program) -> Baseline:
-        work = WorkStatistics.of(run, StepStatistics.of(run, program), Thresholds())
+    def of(cls, run: Run, statistics: StepStatistics) -> Baseline:
+        work = WorkStatistics.of(run, statistics, Thresholds())
         return cls(typical_work_of_stages(work), _quickest(work), typical_transfers(work))
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
+from commtrace.analysis.replay.step_statistics import PAUSES
 from commtrace.analysis.stragglers.common_place import (
     one_needs_longer,
     one_pauses_longer,
@@ -23,7 +24,7 @@ from commtrace.analysis.stragglers.limits import MOST_OF_PHASE, ONE_PHASE
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, evidence_of_longer_input
 from commtrace.analysis.stragglers.slow_ranks import MICROBATCHES, SELDOM, WORK, SlowRank, SlowRanks
 from commtrace.analysis.stragglers.verdict import ONLY_PHASE, PHASES, RANKS
-from commtrace.analysis.stragglers.work_statistics import PAUSES, WorkStatistics
+from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.metadata import DeviceState
 from commtrace.trace.run import RankTrace, Run
 
@@ -147,7 +148,7 @@ def phases_in_words(work: WorkStatistics, rank: int) -> str:
 def _per_phase(work: WorkStatistics, rank: int, kind: int) -> tuple[float, float]:
     """Return the typical duration of a whole phase, own and of the peers, ns."""
     table, peers = work.table, work.peers
-    phases = int(table.phases[(table.rank == rank) & (table.kind == kind) & work.counted].sum())
+    phases = int((table.begins_phase & (table.rank == rank) & (table.kind == kind) & work.counted).sum())
     if not phases:
         return 0.0, 0.0
     entries = (peers.rank == rank) & (peers.kind == kind)

@@ -3,7 +3,7 @@
 The steps are replayed several times, each time with one more thing ideal. What a replay is shorter than the one before
 it is the cost of that thing.
 
->>> lost = lost_time(program, findings.verdicts)                # doctest: +SKIP
+>>> lost = lost_time(statistics, replay, findings.verdicts)              # doctest: +SKIP
 >>> lost.steps_ns - lost.ideal_ns == sum(lost.costs_ns().values())  # doctest: +SKIP
 True
 """
@@ -11,14 +11,15 @@ True
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
 
-from commtrace.analysis.keys import grouped, pack, sort_groups
+from commtrace.analysis.keys import sort_groups
 from commtrace.analysis.replay.ideal import equal_stages
-from commtrace.analysis.replay.program import Program
+from commtrace.analysis.replay.scenarios import MEASURED, IdealWork, NoTransfers, Replay, Scenario, WithoutPauses
+from commtrace.analysis.replay.step_statistics import DATA, PAUSES, StepStatistics, WorkTable
 from commtrace.analysis.statistics import grouped_median
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.trace.json_values import JsonObject
@@ -76,29 +77,34 @@ class LostTime:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def lost_time(program: Program, verdicts: Iterable[Verdict], gpus: int | None = None) -> LostTime:
+def lost_time(
+    statistics: StepStatistics, replay: Replay, verdicts: Iterable[Verdict], gpus: int | None = None
+) -> LostTime:
     """Add up what was lost.
 
     Args:
-        program: of clocks that agree.
+        statistics: of steps whose clocks agree.
+        replay: of these steps.
         verdicts: on stragglers, of the same steps.
         gpus: of the job; None where it did not run on GPUs.
     """
-    segments = program.segments
-    work_ns = _ideal_work(program)
-    at_once = np.zeros(len(program.transfers), np.int64)
-    without_fixed = replace(program, edges=replace(program.edges, fixed_ns=np.zeros_like(program.edges.fixed_ns)))
+    work_ns = _ideal_work(statistics.table)
+    only_working = WithoutPauses(PAUSES)
+    quick = Scenario((only_working, IdealWork(work_ns, np.ones(len(work_ns), np.bool_))))
+    scenarios = (
+        MEASURED,
+        Scenario((WithoutPauses((DATA,)),)),
+        Scenario((only_working,)),
+        quick,
+        quick + Scenario(transfers=(NoTransfers(),)),
+        quick + Scenario(transfers=(NoTransfers(),), without_launches=True),
+    )
+    replayed = replay.replay(scenarios)
+    num_steps, steps_ns = len(replayed.steps), _sum(replayed.measured_ns)
+    as_replayed, without_input, only_work, even, without_transfers, without_launches = map(_sum, replayed.replayed_ns)
+    ideal_ns = round(_sum(replayed.work_ns[-1]) / len(statistics.ranks))
 
-    steps_ns = _sum(program.measured_step_times())
-    as_replayed = _sum(program.step_times())
-    without_input = _sum(program.step_times(segments.total_ns - segments.data_ns))
-    only_work = _sum(program.step_times(segments.work_ns))
-    even = _sum(program.step_times(work_ns))
-    without_transfers = _sum(program.step_times(work_ns, at_once))
-    without_launches = _sum(without_fixed.step_times(work_ns, at_once))
-    ideal_ns = round(int(work_ns.sum()) / len(program.ranks))
-
-    is_pipeline = len(np.unique(segments.stage)) > 1
+    is_pipeline = len(np.unique(statistics.table.entries.stage)) > 1
     waiting = without_launches - ideal_ns
     parts = {
         "imbalance_ns": only_work - even,
@@ -115,36 +121,30 @@ def lost_time(program: Program, verdicts: Iterable[Verdict], gpus: int | None = 
     for verdict in verdicts:
         part = _PART_OF_CAUSE.get(verdict.cause, "imbalance_ns")
         if part is not None:
-            cost_ns = min(round(verdict.cost_ms_per_step * 1e6 * len(program.steps)), max(parts[part], 0))
+            cost_ns = min(round(verdict.cost_ms_per_step * 1e6 * num_steps), max(parts[part], 0))
             parts[part] -= cost_ns
             stragglers_ns += cost_ns
-    return LostTime(len(program.steps), gpus, steps_ns, ideal_ns, stragglers_ns, **parts)
+    return LostTime(num_steps, gpus, steps_ns, ideal_ns, stragglers_ns, **parts)
 
 
 def _sum(step_ns: Int64) -> int:
     return int(step_ns.sum())
 
 
-def _ideal_work(program: Program) -> Int64:
-    """Return what each segment takes on the quicker ranks, made equal over the stages."""
-    segments = program.segments
-    nothing = np.zeros(len(segments), np.int64)
-    work_ns = _typical_of_quicker_ranks(program)
-    quick = replace(
-        segments, work_ns=work_ns, data_ns=nothing, gc_ns=nothing, checkpoint_ns=nothing, evaluation_ns=nothing
-    )
-    return equal_stages(replace(program, segments=quick), work_ns)
+def _ideal_work(table: WorkTable) -> Int64:
+    """Return what each kind of work takes on the quicker ranks, made equal over the stages."""
+    work_ns = _typical_of_quicker_ranks(table)
+    return equal_stages(table, work_ns, work_ns * table.count)
 
 
-def _typical_of_quicker_ranks(program: Program) -> Int64:
+def _typical_of_quicker_ranks(table: WorkTable) -> Int64:
     """Return the median of the same work on each rank; of these, the lower quartile over ranks."""
-    segments, work = program.segments, program.work
-    if not len(segments):
-        return segments.work_ns
-    example, entry = grouped(pack([work, segments.rank]))
-    medians = grouped_median(entry, segments.work_ns, len(example))
-    by_work = np.lexsort((medians, work[example]))
-    _, begins = sort_groups(work[example])
-    size = np.diff(np.append(begins, len(example)))
+    work = table.entries.work
+    if not len(work):
+        return np.zeros(0, np.int64)
+    medians = grouped_median(table.entry, table.work_ns, len(work))
+    by_work = np.lexsort((medians, work))
+    _, begins = sort_groups(work)
+    size = np.diff(np.append(begins, len(work)))
     quartile = medians[by_work[begins + (size - 1) // 4]]
     return np.asarray(np.rint(quartile[work]), np.int64)

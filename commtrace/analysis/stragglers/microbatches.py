@@ -14,6 +14,8 @@ import numpy as np
 
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.rank_words import range_in_words, ranks_in_words
+from commtrace.analysis.replay.ideal import mean_work
+from commtrace.analysis.replay.scenarios import EqualMicrobatches, LongMicrobatches, Replay, Scenario
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.statistics import Float64, grouped_median
 from commtrace.analysis.stragglers.costs import cost_of, gpu_hours_per_day, stands_out
@@ -27,7 +29,6 @@ from commtrace.analysis.stragglers.limits import (
     MOST_OF_EXCESS,
     SCATTER_OF_MICROBATCHES,
 )
-from commtrace.analysis.stragglers.scenarios import EqualMicrobatches, LongMicrobatches, Replay, Scenario
 from commtrace.analysis.stragglers.verdict import JOB, NEXT_STEP, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.run import Run
@@ -96,9 +97,9 @@ class MicrobatchComparison:
 
 def compare_microbatches(work: WorkStatistics) -> MicrobatchComparison:
     table = work.table
-    usual_ns = np.nan_to_num(work.peers.peer_ns[work.entry])
+    usual_ns = np.nan_to_num(work.peers.peer_ns[table.entry])
     rows = np.flatnonzero(table.is_in_phase & (table.microbatch >= 0) & (usual_ns > 0) & work.counted)
-    work_ns, usual_ns = table.work_ns[rows], usual_ns[rows] * table.count[rows]
+    work_ns, usual_ns = table.work_ns[rows], usual_ns[rows]
     place = [column[rows].astype(np.int64) for column in (table.rank, table.step, table.chunk, table.microbatch)]
     first, cell = grouped(pack(place))
 
@@ -215,7 +216,7 @@ def uneven_sequences(work: WorkStatistics, replay: Replay) -> Verdict | None:
     correlation, alike = _rank_correlation(forward, backward), _share_long_in_both(forward, backward)
     if correlation < LONG_TOGETHER and alike < LONG_TOGETHER:
         return None
-    cost = cost_of(work, replay.saved_ns(Scenario(work=(EqualMicrobatches(_mean_ns(work)),))))
+    cost = cost_of(work, replay.saved_ns(Scenario(work=(EqualMicrobatches(mean_work(work.table)),))))
     evidence = (
         f"Forwards of one stage differ by {100 * spread:.0f} % between microbatches, and a microbatch with a long "
         f"forward has a long backward ({_how_alike(correlation, alike)}); no rank is slow in the mean."
@@ -253,14 +254,6 @@ def _rank_correlation(first: Float64, second: Float64) -> float:
     """Return Spearman's correlation, with equal values sharing a rank."""
     rank, other_rank = (np.unique(values, return_inverse=True)[1].reshape(-1) for values in (first, second))
     return float(np.corrcoef(rank, other_rank)[0, 1])
-
-
-def _mean_ns(work: WorkStatistics) -> Int64:
-    table = work.table
-    _, same = grouped(pack(work.entries[:-1]))
-    total = np.bincount(same[work.entry], table.total_ns.astype(np.float64))
-    count = np.bincount(same[work.entry], table.count)
-    return np.asarray(np.rint((total / count)[same]), np.int64)
 
 
 def _microbatch_times(work: WorkStatistics) -> tuple[Float64, Float64]:

@@ -6,90 +6,16 @@ peers are the other ranks that do it: the other data- and tensor-parallel ranks,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.keys import find_rows, grouped, pack
-from commtrace.analysis.replay.ideal import first_of_phase
-from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, Segments
+from commtrace.analysis.keys import grouped, pack
+from commtrace.analysis.replay.segments import BETWEEN
+from commtrace.analysis.replay.step_statistics import WorkTable
 from commtrace.analysis.statistics import Float64, grouped_median, leave_one_out_median
-from commtrace.trace.spans import Bool, Int32, Int64
-
-
-class Entries(NamedTuple):
-    """The kinds of work of every rank: what is done by others as well, if all but the rank is equal."""
-
-    stage: Int32
-    chunk: Int32
-    kind: Int32
-    stalls: Int32
-    ordinal: Int32
-    rank: Int32
-
-    def of_segments(self, segments: Segments) -> Int64:
-        """Return the entry that each segment belongs to; −1 for none."""
-        return find_rows(self, [getattr(segments, name) for name in self._fields])
-
-
-@dataclass(frozen=True, slots=True)
-class WorkTable:
-    """The work of ranks, added up by step, microbatch and kind of work. Columns of equal length.
-
-    Attributes:
-        step: index of the step.
-        stage, chunk, kind, stalls, ordinal: which work it is; see :class:`.segments.Segments`.
-        count, phases: how many segments it adds up, and how many of them begin a phase.
-        total_ns: with the pauses in it.
-    """
-
-    rank: Int32
-    step: Int32
-    stage: Int32
-    chunk: Int32
-    kind: Int32
-    stalls: Int32
-    ordinal: Int32
-    microbatch: Int32
-    count: Int64
-    phases: Int64
-    work_ns: Int64
-    total_ns: Int64
-
-    @classmethod
-    def of(cls, segments: Segments) -> WorkTable:
-        keys = {field.name: getattr(segments, field.name) for field in fields(cls)[:8]}
-        first, row = grouped(pack(list(keys.values())))
-        order = np.argsort(first)  # rows in the order of time
-        number = np.empty(len(first), np.int64)
-        number[order] = np.arange(len(first))
-        row = number[row]
-
-        def added(values: Int64 | Bool) -> Int64:
-            return np.bincount(row, values, minlength=len(first)).astype(np.int64)
-
-        return cls(
-            **{name: column[first[order]] for name, column in keys.items()},
-            count=np.bincount(row, minlength=len(first)),
-            phases=added(first_of_phase(segments)),
-            work_ns=added(segments.work_ns),
-            total_ns=added(segments.total_ns),
-        )
-
-    def __len__(self) -> int:
-        return len(self.rank)
-
-    @property
-    def is_in_phase(self) -> Bool:
-        return np.isin(self.kind, (FORWARD, BACKWARD))
-
-    def entries(self) -> tuple[Entries, Int64]:
-        """Return the kinds of work of every rank, ascending, and which one each row is."""
-        columns = [getattr(self, name) for name in Entries._fields]
-        first, entry = grouped(pack(columns))
-        return Entries(*(column[first] for column in columns)), entry
-
+from commtrace.trace.spans import Bool, Int64
 
 _USUAL: Final = 0.5
 """What a rank does less often per step is no part of every step."""
@@ -152,18 +78,18 @@ class PeerComparison:
         return np.asarray(np.nan_to_num(self.own_ns - self.peer_ns) * self.per_step)
 
 
-def compare_with_peers(table: WorkTable, entries: Entries, entry: Int64, steps: Bool) -> PeerComparison:
+def compare_with_peers(table: WorkTable, steps: Bool) -> PeerComparison:
     """Compare the work of every rank in some steps with the same work on the other ranks."""
-    counted = np.flatnonzero(steps[table.step])
-    step, size_of_row = table.step[counted], table.count[counted]
-    cells, cell = grouped(pack([entry[counted], step]))
-    cell_entry = entry[counted][cells]
-    size = np.bincount(cell, size_of_row, minlength=len(cells))
+    entries, counted = table.entries, np.flatnonzero(steps[table.step])
+    entry, step = table.entry[counted], table.step[counted]
+    cells, cell = grouped(pack([entry, step]))
+    cell_entry = entry[cells]
+    size = np.bincount(cell, minlength=len(cells))
     mean = np.bincount(cell, table.work_ns[counted], minlength=len(cells)) / np.maximum(size, 1)
     own = grouped_median(cell_entry, mean, len(entries.rank))
     per_step = np.bincount(cell_entry, size, minlength=len(entries.rank)) / max(len(np.unique(step)), 1)
     rank, kind, stage = (column.astype(np.int64) for column in (entries.rank, entries.kind, entries.stage))
-    _, work = grouped(pack(entries[:-1]))
+    work = entries.work
     pauses = _pauses_of_others(rank, stage, kind, work, per_step)
     own = np.concatenate([own, np.zeros(len(pauses.rank))])
     work = np.concatenate([work, pauses.work])

@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment
-from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
-from commtrace.analysis.replay.graph import ReplayError
-from commtrace.analysis.replay.program import Program, build_program
+from commtrace.analysis.replay.scenarios import Replay
 from commtrace.analysis.replay.whatif import WhatIf, what_if
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
 from commtrace.analysis.steps.window import recorded_steps
-from commtrace.analysis.stragglers.awaited import Awaited, awaited_totals
+from commtrace.analysis.stragglers.awaited import Awaited, AwaitedTotals, awaited_totals
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.exclusion import keep_out
-from commtrace.analysis.stragglers.search import Findings, find_stragglers
+from commtrace.analysis.stragglers.search import Findings, MeasuredWork, judge_stragglers, measure_work
 from commtrace.analysis.stragglers.verdict import on_gpu
 from commtrace.analysis.whatif_traces.analysis import analyse_whatif_trace
 from commtrace.analysis.whatif_traces.trace import is_whatif_run, whatif_trace_of
+from commtrace.analysis.windows.run import ALONE, LargeRun, WholeRun, Workers, open_run
 from commtrace.errors import CommtraceError
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, to_json
@@ -95,51 +95,84 @@ class StragglerReport:
         }
 
 
-def report_stragglers(run: str | Path, steps: str | None = None, baseline: Baseline | None = None) -> StragglerReport:
+def report_stragglers(
+    path: str | Path, steps: str | None = None, baseline: Baseline | None = None, workers: Workers = ALONE
+) -> StragglerReport:
     """Find who slows a job, and replay what it would gain.
 
     Args:
-        run: its directory.
+        path: directory of the run.
         steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``. Without, all complete steps but the first.
         baseline: what the same job does where it is well.
+        workers: who measures the windows of a long run.
 
     Raises:
         RunNotFoundError: nothing was recorded there.
         ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
         CommtraceError: no step was recorded in full, only kernels were, or the steps cannot be replayed.
     """
-    matched = match_run(run, steps)
-    if not matched.steps.used:
-        raise CommtraceError(f"{run}: no step was recorded in full, so nothing can be compared.")
-    if any(is_kernel_trace(trace.spans) for trace in matched.run.ranks.values()):
-        raise CommtraceError(f"{run}: {ONLY_KERNELS}")
-    program = _program(matched)
-    findings = find_stragglers(matched.run, matched.matches, program=program, baseline=baseline)
+    return report_of_steps(open_run(path, steps, workers), baseline)
+
+
+def report_of_steps(run: WholeRun | LargeRun, baseline: Baseline | None = None) -> StragglerReport:
+    """Find the same in steps that are ready to be measured."""
+    path = run.recorded.path
+    if is_whatif_run(run.recorded) and isinstance(run, LargeRun):
+        run = WholeRun(analyse(path))  # the rules of the study take all steps at once
+    if not run.steps.used:
+        raise CommtraceError(f"{path}: no step was recorded in full, so nothing can be compared.")
+    measured = run.measure(_measure)
+    work, recorded = measured.result.work, measured.recorded
+    if measured.result.has_kernels:
+        raise CommtraceError(f"{path}: {ONLY_KERNELS}")
+    if work.steps is None and not is_whatif_run(recorded):
+        raise CommtraceError(f"{path}: the steps cannot be replayed: {work.why_not}")
+    replay = run.replay(work.steps) if work.steps else None
+    findings = judge_stragglers(run.aligned, work, replay, baseline=baseline)
     return StragglerReport(
-        run=matched.recorded.any_metadata.run_id,
-        attempt=matched.recorded.any_metadata.attempt,
-        alignment=matched.alignment,
-        problems=matched.recorded.problems,
-        slowdown=_what_if(matched, program),
-        on_gpu=on_gpu(matched.run),
+        run=recorded.any_metadata.run_id,
+        attempt=recorded.any_metadata.attempt,
+        alignment=run.alignment,
+        problems=recorded.problems,
+        slowdown=_what_if(run, work, replay),
+        on_gpu=on_gpu(recorded),
         findings=findings,
-        nodes=tuple(_nodes(matched.recorded, verdict.ranks) for verdict in findings.verdicts),
-        repeated_steps=tuple(_repeated(matched.recorded)),
-        awaited=tuple(awaited_totals(matched.context).longest()),
+        nodes=tuple(_nodes(recorded, verdict.ranks) for verdict in findings.verdicts),
+        repeated_steps=tuple(_repeated(recorded)),
+        awaited=tuple(measured.result.awaited.longest()),
     )
 
 
-def baseline_of(run: str | Path) -> Baseline:
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What is measured of some steps."""
+
+    work: MeasuredWork
+    has_kernels: bool
+    awaited: AwaitedTotals
+
+    def __add__(self, later: _Measured) -> _Measured:
+        return _Measured(self.work + later.work, self.has_kernels or later.has_kernels, self.awaited + later.awaited)
+
+
+def _measure(analysis: Analysis) -> _Measured:
+    has_kernels = any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values())
+    return _Measured(measure_work(analysis), has_kernels, awaited_totals(analysis.context))
+
+
+def baseline_of(path: str | Path, workers: Workers = ALONE) -> Baseline:
     """Return a run as the baseline of others of the same job.
 
     Raises:
         CommtraceError: its steps cannot be replayed.
     """
-    matched = match_run(run)
-    program = _program(matched)
-    if program is None:
-        raise CommtraceError(f"{run}: traces of the what-if study are no baseline.")
-    return Baseline.of(matched.run, program)
+    run = open_run(path, workers=workers)
+    work = run.measure(measure_work).result
+    if work.steps is None:
+        if is_whatif_run(run.recorded):
+            raise CommtraceError(f"{path}: traces of the what-if study are no baseline.")
+        raise CommtraceError(f"{path}: the steps cannot be replayed: {work.why_not}")
+    return Baseline.of(run.aligned, work.steps)
 
 
 def _repeated(recorded: Run) -> list[RepeatedStep]:
@@ -156,18 +189,8 @@ def _nodes(run: Run, ranks: Sequence[int]) -> NodesOfVerdict:
     )
 
 
-def _program(matched: Matched) -> Program | None:
-    """Return the steps for a replay; None of a trace of the study that only the study's rules can replay."""
-    try:
-        return build_program(matched.run, matched.matches)
-    except ReplayError as error:
-        if is_whatif_run(matched.recorded):
-            return None  # The search for stragglers meets the same error and tells the user.
-        raise CommtraceError(f"{matched.recorded.path}: the steps cannot be replayed: {error}") from error
-
-
-def _what_if(matched: Matched, program: Program | None) -> WhatIf:
+def _what_if(run: WholeRun | LargeRun, work: MeasuredWork, replay: Replay | None) -> WhatIf:
     """Replay the steps; an imported trace of the what-if study by the rules of its authors, over all of its steps."""
-    if is_whatif_run(matched.recorded):
-        return analyse_whatif_trace(whatif_trace_of(matched.recorded))
-    return what_if(matched.run, matched.matches, program)
+    if is_whatif_run(run.recorded) or work.steps is None or replay is None:
+        return analyse_whatif_trace(whatif_trace_of(run.recorded))
+    return what_if(run.aligned, work.steps, replay)

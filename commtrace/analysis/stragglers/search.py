@@ -8,29 +8,34 @@ A rank that waits for a slow one is never named: waiting is no duration in a rep
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from commtrace.analysis.chain import Analysis
 from commtrace.analysis.clocks.time_of_day import step_begin_ns, step_end_ns
-from commtrace.analysis.matching.match import Matches
+from commtrace.analysis.matching.match import Matches, blame_ns
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import Program, build_program
+from commtrace.analysis.replay.scenarios import Replay, Scenario, replay_of
+from commtrace.analysis.replay.step_bounds import NOT_IN_ORDER
+from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.stragglers.awaited import most_waited_for
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.limits import RECORDED, Limits, Thresholds
 from commtrace.analysis.stragglers.microbatches import uneven_sequences
-from commtrace.analysis.stragglers.scenarios import Replay, Scenario
 from commtrace.analysis.stragglers.slow_links import slow_links
 from commtrace.analysis.stragglers.slow_sets import SlowSets, judge_sets
 from commtrace.analysis.stragglers.stretches import common_change, judge_stretches
 from commtrace.analysis.stragglers.uneven_stages import uneven_stages
 from commtrace.analysis.stragglers.usual import Usual
 from commtrace.analysis.stragglers.verdict import Verdict
-from commtrace.analysis.stragglers.work_statistics import StepStatistics, WorkStatistics
+from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.run import Run
+from commtrace.trace.spans import Int64
 
 NO_PEERS = (
     "Ranks were not compared: no two ranks do the same work (data- and tensor-parallel size are 1), so a slow rank "
@@ -56,6 +61,61 @@ class Findings:
     waited_for: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredWork:
+    """What the search for stragglers needs of some steps. That of several windows of a run adds up to that of the run.
+
+    Attributes:
+        steps: their statistics; None where they cannot be replayed.
+        why_not: why they cannot.
+        num_steps: how many, also those that were not drawn into the statistics.
+        begins_ns: of each rank, when its first and its last step began, shape (2, ranks).
+        blame_ns: by rank, for how long others waited for it.
+        clocks_agree: the clocks of the hosts were brought together.
+    """
+
+    steps: StepStatistics | None
+    why_not: str
+    num_steps: int
+    begins_ns: Int64
+    blame_ns: Mapping[int, int]
+    clocks_agree: bool
+
+    @classmethod
+    def of(cls, run: Run, matches: Matches, program: Program, rows: Run | None = None) -> MeasuredWork:
+        """Measure the steps of a program.
+
+        Args:
+            run: on one clock.
+            matches: its communications, joined.
+            program: of these steps.
+            rows: those of the program, if that has more than ``run``.
+        """
+        steps = StepStatistics.of(rows or run, program)
+        begins_ns = program.start_ns[:, [0, -1]].T
+        return cls(steps, "", len(program.steps), begins_ns, blame_ns(run, matches), matches.clocks_agree)
+
+    @classmethod
+    def not_replayed(cls, why: str, matches: Matches) -> MeasuredWork:
+        return cls(None, why, 0, np.zeros((2, 0), np.int64), {}, matches.clocks_agree)
+
+    def __add__(self, later: MeasuredWork) -> MeasuredWork:
+        steps, why_not = None, self.why_not or later.why_not
+        begins_ns = np.stack([self.begins_ns[0], later.begins_ns[1]]) if not why_not else self.begins_ns
+        if not why_not and (later.begins_ns[0] < self.begins_ns[1]).any():
+            why_not = NOT_IN_ORDER
+        if self.steps is not None and later.steps is not None and not why_not:
+            steps = self.steps + later.steps
+        return MeasuredWork(
+            steps,
+            why_not,
+            self.num_steps + later.num_steps,
+            begins_ns,
+            Counter(self.blame_ns) + Counter(later.blame_ns),
+            self.clocks_agree,
+        )
+
+
 def find_stragglers(
     run: Run,
     matches: Matches,
@@ -63,7 +123,7 @@ def find_stragglers(
     program: Program | None = None,
     baseline: Baseline | None = None,
 ) -> Findings:
-    """Name what holds up the job.
+    """Name what holds up the job, in steps that are in memory.
 
     Args:
         run: with aligned clocks.
@@ -72,19 +132,50 @@ def find_stragglers(
         program: of the run, if there is one already.
         baseline: what the same job does where it is well.
     """
-    thresholds = thresholds or Thresholds()
-    if len(run.ranks) < 2:
-        return Findings(abstentions=(NO_PEERS,))
     try:
         program = program or build_program(run, matches)
     except ReplayError as error:
-        return Findings(abstentions=(f"Stragglers were not looked for: {error}",))
-    work = WorkStatistics.of(run, StepStatistics.of(run, program), thresholds)
-    abstentions = tuple(_reasons(matches, work))
+        return judge_stragglers(run, MeasuredWork.not_replayed(str(error), matches), None)
+    measured = MeasuredWork.of(run, matches, program)
+    replay = replay_of(run, program, measured.steps) if measured.steps else None
+    return judge_stragglers(run, measured, replay, thresholds, baseline)
+
+
+def measure_work(analysis: Analysis) -> MeasuredWork:
+    """Measure the steps that count."""
+    try:
+        program = analysis.program
+    except ReplayError as error:
+        return MeasuredWork.not_replayed(str(error), analysis.matches)
+    return MeasuredWork.of(analysis.run, analysis.matches, program, analysis.replayed.run)
+
+
+def judge_stragglers(
+    run: Run,
+    measured: MeasuredWork,
+    replay: Replay | None,
+    thresholds: Thresholds | None = None,
+    baseline: Baseline | None = None,
+) -> Findings:
+    """Name what holds up the job.
+
+    Args:
+        run: its ranks, on one clock; of the rows only those of steps are looked at.
+        measured: all steps that count.
+        replay: of these; None where they cannot be replayed.
+        thresholds: when a difference counts.
+        baseline: what the same job does where it is well.
+    """
+    thresholds = thresholds or Thresholds()
+    if len(run.ranks) < 2:
+        return Findings(abstentions=(NO_PEERS,))
+    if measured.steps is None or replay is None:
+        return Findings(abstentions=(f"Stragglers were not looked for: {measured.why_not}",))
+    work = WorkStatistics.of(run, measured.steps, thresholds)
+    abstentions = tuple(_reasons(measured, work))
     if abstentions:
         return Findings(abstentions=abstentions, replay_error=work.replay_error)
     stretches = judge_stretches(work, baseline.of_ranks(work) if baseline else {})
-    replay = Replay(run, program, work)
     sets = judge_sets(work, replay, stretches)
     verdicts, together = sets.verdicts, sets.together_ms
     undecided = tuple(sentence for one in stretches for sentence in one.undecided)
@@ -110,7 +201,9 @@ def find_stragglers(
         changes = common_change(work), baseline.difference(work) if baseline else ""
         abstentions += tuple(filter(None, changes))
     # Where it cannot be told what is normal, a comparison with others would be one with the slow.
-    waited_for = "" if ordered or undecided else most_waited_for(stretches[0], matches, replay)
+    waited_for = (
+        "" if ordered or undecided else most_waited_for(stretches[0], measured.blame_ns, measured.num_steps, replay)
+    )
     dated = tuple(_dated(verdict, work) for verdict in ordered)
     return Findings(dated, abstentions, work.replay_error, together, waited_for)
 
@@ -183,8 +276,8 @@ def _too_few_steps(work: WorkStatistics) -> str:
     )
 
 
-def _reasons(matches: Matches, work: WorkStatistics) -> Iterator[str]:
-    if not matches.clocks_agree:
+def _reasons(measured: MeasuredWork, work: WorkStatistics) -> Iterator[str]:
+    if not measured.clocks_agree:
         yield (
             "Stragglers were not looked for: the clocks of the hosts could not be brought together, so who waited for "
             "whom across hosts is not known."

@@ -14,14 +14,15 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.rank_words import ranks_in_words
+from commtrace.analysis.replay.scenarios import MEASURED, NormalLinks, Replay, Scenario
+from commtrace.analysis.replay.step_statistics import Link, Traffic
 from commtrace.analysis.statistics import MEDIAN_DISTANCE, Float64, grouped_median
 from commtrace.analysis.stragglers.costs import TotalCost, cost_of, stands_out, total_cost
 from commtrace.analysis.stragglers.cusum import Series, error_of_steps, find_cuts, without_single_steps
 from commtrace.analysis.stragglers.limits import ALIKE, FAST_PERCENTILE, LINKS, MOST_OF_STEP, SHARE_OF_HOST
 from commtrace.analysis.stragglers.normal import BASELINE, MAJORITY, PAST, Judged, Work, judge
-from commtrace.analysis.stragglers.scenarios import MEASURED, NormalLinks, Replay, Scenario
 from commtrace.analysis.stragglers.stretches import cut_at
-from commtrace.analysis.stragglers.transfers import Link, LinkTransfers, Traffic
+from commtrace.analysis.stragglers.transfers import LinkTransfers
 from commtrace.analysis.stragglers.usual import Usual
 from commtrace.analysis.stragglers.verdict import LINK, NETWORK, RANKS, Member, Verdict, next_step
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
@@ -106,12 +107,12 @@ def slow_links(
         for one in suspicions_of(work.run, transfers.links, links.is_known, links.is_slow):
             parts.setdefault((one.place, one.who), []).append(_Part(number, one))
     everything = [part for own in parts.values() for part in own]
-    all_saved = replay.saved_ns(_normal_links(found, everything), others)
+    mended = [[part for part in everything if part not in own] for own in ([], *parts.values())] if parts else []
+    times = replay.steps_ns([others + _normal_links(found, left) for left in mended])
     verdicts: list[Verdict] = []
     named: list[_Part] = []
-    for own in parts.values():
-        left = [part for part in everything if part not in own]
-        saved = all_saved - replay.saved_ns(_normal_links(found, left), others) if left else all_saved
+    for own, without_others in zip(parts.values(), times[1:], strict=True):
+        saved = without_others - times[0]
         cost = total_cost(work, [one.work for one in found], [part.stretch for part in own], saved)
         if cost is not None:
             costliest = next(part for part in own if part.stretch == cost.costliest)

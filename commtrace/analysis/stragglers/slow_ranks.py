@@ -8,7 +8,9 @@ from typing import Final
 
 import numpy as np
 
+from commtrace.analysis.replay.scenarios import NormalSpeed
 from commtrace.analysis.replay.segments import BETWEEN, ends_with_a_phase
+from commtrace.analysis.replay.step_statistics import CHECKPOINT, DATA, EVALUATION, PAUSES
 from commtrace.analysis.statistics import ERROR_OF_MEDIAN, MAD_TO_SIGMA, QUARTILES_APART, Float64, error_of_means
 from commtrace.analysis.stragglers.cusum import drift
 from commtrace.analysis.stragglers.limits import (
@@ -27,8 +29,7 @@ from commtrace.analysis.stragglers.microbatches import (
 )
 from commtrace.analysis.stragglers.normal import PAST, Judged, Work, judge
 from commtrace.analysis.stragglers.pauses import PausesOf, judge_pauses
-from commtrace.analysis.stragglers.scenarios import NormalSpeed
-from commtrace.analysis.stragglers.work_statistics import CHECKPOINT, DATA, EVALUATION, PAUSES, WorkStatistics
+from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.spans import Bool, Int32, Int64
 
 WORK: Final = "work"

@@ -6,10 +6,11 @@ side, each alone costs nothing. A member without which the set costs as much is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from commtrace.analysis.replay.scenarios import MEASURED, Replay, Scenario
 from commtrace.analysis.stragglers.common_place import by_common_place, places_of, who_in_words
 from commtrace.analysis.stragglers.costs import TotalCost, cost_of, mean_ms, total_cost
 from commtrace.analysis.stragglers.evidence import (
@@ -22,7 +23,6 @@ from commtrace.analysis.stragglers.evidence import (
     slow_phase,
 )
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, replica_of_ranks, replicas_in_words
-from commtrace.analysis.stragglers.scenarios import MEASURED, Replay, Scenario
 from commtrace.analysis.stragglers.slow_ranks import MEANT, SELDOM, SlowRank, SlowRanks, normal_speed
 from commtrace.analysis.stragglers.verdict import NOW_AND_THEN, RANKS, Member, Verdict, next_step
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
@@ -64,6 +64,7 @@ class SlowSets(NamedTuple):
 
 
 _WhoAndWhat = tuple[int, str]
+_Names = tuple[tuple[_WhoAndWhat, ...], ...]
 
 
 def _who_and_what(one: SlowRank) -> _WhoAndWhat:
@@ -82,8 +83,10 @@ def judge_sets(
         others: the scenario without what else is named.
     """
     costs = _Costs(replay, stretches, others)
+    costs.replay(_each([one.slow for one in stretches]))
     slow = _without_idle_members(costs, [one.slow for one in stretches])
     parts = _parts(whole.run, slow)
+    costs.replay([slow, *_each(slow), *(_less(slow, own) for own in parts.values())])
     all_of_them = costs.saved_ns(slow)
     verdicts: list[Verdict] = []
     named: set[_WhoAndWhat] = set()
@@ -110,6 +113,11 @@ def judge_sets(
     return SlowSets(ordered, together, costs.normal(left))
 
 
+def _names(slow: Sequence[Sequence[SlowRank]]) -> _Names:
+    """Return who is slow in each stretch, and in what."""
+    return tuple(tuple(sorted(map(_who_and_what, own))) for own in slow)
+
+
 class _Costs:
     """What steps would save if some ranks of some stretches worked as is normal; what was replayed is remembered."""
 
@@ -117,18 +125,22 @@ class _Costs:
         self.stretches = stretches
         self._replay = replay
         self._others = others
-        self._actual_ns = replay.step_ns(others)
-        self._known: dict[tuple[tuple[_WhoAndWhat, ...], ...], Int64] = {}
+        self._known: dict[_Names, Int64] = {}
+
+    def replay(self, sets: Iterable[Sequence[Sequence[SlowRank]]]) -> None:
+        """Replay the steps without each of these sets, at once: what is asked for next is known then."""
+        new = {key: slow for slow in sets if (key := _names(slow)) not in self._known}
+        if new:
+            scenarios = [self._others, *(self.normal(slow) + self._others for slow in new.values())]
+            actual, *mended = self._replay.steps_ns(scenarios)
+            self._known.update(zip(new, (actual - one for one in mended), strict=True))
 
     def saved_ns(self, slow: Sequence[Sequence[SlowRank]]) -> Int64:
-        key = tuple(tuple(sorted(map(_who_and_what, own))) for own in slow)
-        if key not in self._known:
-            self._known[key] = self._actual_ns - self._replay.step_ns(self.normal(slow) + self._others)
-        return self._known[key]
+        self.replay([slow])
+        return self._known[_names(slow)]
 
     def saved_ms(self, stretch: int, slow: Sequence[Sequence[SlowRank]], which: frozenset[_WhoAndWhat]) -> float:
-        chosen = [tuple(one for one in own if _who_and_what(one) in which) for own in slow]
-        return mean_ms(self.stretches[stretch].work.steady, self.saved_ns(chosen))
+        return mean_ms(self.stretches[stretch].work.steady, self.saved_ns(_only(slow, which)))
 
     def normal(self, slow: Sequence[Sequence[SlowRank]]) -> Scenario:
         rules = []
@@ -141,9 +153,23 @@ class _Costs:
         return Scenario(work=tuple(rules))
 
 
+def _only(slow: Sequence[Sequence[SlowRank]], which: Collection[_WhoAndWhat]) -> list[tuple[SlowRank, ...]]:
+    return [tuple(one for one in own if _who_and_what(one) in which) for own in slow]
+
+
 def _less(slow: Sequence[Sequence[SlowRank]], parts: Sequence[_Part]) -> list[tuple[SlowRank, ...]]:
     gone = {(part.stretch, _who_and_what(member)) for part in parts for member in part.members}
     return [tuple(one for one in own if (number, _who_and_what(one)) not in gone) for number, own in enumerate(slow)]
+
+
+def _each(slow: Sequence[tuple[SlowRank, ...]]) -> Iterator[Sequence[tuple[SlowRank, ...]]]:
+    """Yield all slow ranks, all but each, and each alone, as far as these are not too many to try."""
+    yield slow
+    everybody = {_who_and_what(one) for own in slow for one in own}
+    if len(everybody) <= MOST_SHARES:
+        for one in sorted(everybody):
+            yield _only(slow, everybody - {one})
+            yield _only(slow, {one})
 
 
 def _without_idle_members(costs: _Costs, slow: Sequence[tuple[SlowRank, ...]]) -> list[tuple[SlowRank, ...]]:

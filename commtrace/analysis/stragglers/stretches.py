@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from commtrace.analysis.replay.step_statistics import DATA, GC
 from commtrace.analysis.stragglers.cusum import (
     Series,
     error_of_steps,
@@ -17,7 +18,7 @@ from commtrace.analysis.stragglers.cusum import (
 from commtrace.analysis.stragglers.limits import ALIKE, RECORDED
 from commtrace.analysis.stragglers.normal import BASELINE, PAST
 from commtrace.analysis.stragglers.slow_ranks import SlowRanks, find_slow_ranks
-from commtrace.analysis.stragglers.work_statistics import DATA, GC, WorkStatistics
+from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 
 
 def judge_stretches(work: WorkStatistics, baseline_ns: Mapping[int, float]) -> list[SlowRanks]:

@@ -14,12 +14,12 @@ from typing import Final
 import numpy as np
 
 from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words
+from commtrace.analysis.replay.scenarios import MEASURED, NormalStages, Replay, Scenario
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD
 from commtrace.analysis.stragglers.costs import TotalCost, total_cost
 from commtrace.analysis.stragglers.cusum import Series, error_of_steps, find_cuts, without_single_steps
 from commtrace.analysis.stragglers.limits import ALIKE, LAST_OF_TWO, RECORDED, Limits
 from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, MAJORITY, PAST, Float64, Judged, Names, Work, judge
-from commtrace.analysis.stragglers.scenarios import MEASURED, NormalStages, Replay, Scenario
 from commtrace.analysis.stragglers.slow_ranks import error_of_typical_work
 from commtrace.analysis.stragglers.stretches import cut_at
 from commtrace.analysis.stragglers.usual import Usual
@@ -107,15 +107,12 @@ def uneven_stages(
     for stage, held_in in when.items():
         together.setdefault((tuple(held_in), found[held_in[-1]].has_grown(stage)), []).append(stage)
 
-    def saved_ns(stages: Collection[int]) -> Int64:
-        return replay.saved_ns(_normal_stages(found, stages), others)
-
-    all_saved = saved_ns(when.keys())
     verdicts: list[Verdict] = []
     named: set[int] = set()
-    for (numbers, _), own in together.items():
-        saved = all_saved if len(together) == 1 else all_saved - saved_ns(when.keys() - own)
-        cost = total_cost(work, [one.work for one in found], numbers, saved)
+    mended = [when.keys() - own for own in ([], *together.values())] if together else []
+    times = replay.steps_ns([others + _normal_stages(found, stages) for stages in mended])
+    for ((numbers, _), own), without_others in zip(together.items(), times[1:], strict=True):
+        cost = total_cost(work, [one.work for one in found], numbers, without_others - times[0])
         if cost is not None:
             verdicts.append(_verdict(work, found[cost.costliest], sorted(own), cost))
             named.update(own)

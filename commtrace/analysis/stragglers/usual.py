@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from commtrace.analysis.replay.step_statistics import Traffic
 from commtrace.analysis.stragglers.normal import BASELINE
-from commtrace.analysis.stragglers.transfers import Traffic
 
 
 class Usual(NamedTuple):

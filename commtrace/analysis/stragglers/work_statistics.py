@@ -10,81 +10,16 @@ without it. Statistics of consecutive parts of a run add up to those of the whol
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Final
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from commtrace.analysis.replay.program import Program, stage_of
-from commtrace.analysis.replay.segments import Segments
+from commtrace.analysis.replay.step_statistics import Entries, StepStatistics, WorkTable
 from commtrace.analysis.statistics import Float64
 from commtrace.analysis.stragglers.limits import Thresholds
-from commtrace.analysis.stragglers.peers import Entries, PeerComparison, WorkTable, compare_with_peers
-from commtrace.analysis.stragglers.transfers import TransferTable
+from commtrace.analysis.stragglers.peers import PeerComparison, compare_with_peers
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
-
-DATA: Final = "data"
-GC: Final = "gc"
-CHECKPOINT: Final = "checkpoint"
-EVALUATION: Final = "evaluation"
-PAUSES: Final = (DATA, GC, CHECKPOINT, EVALUATION)
-"""What has spans of its own and is no work."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepStatistics:
-    """The work, pauses and transfers of all ranks in some steps.
-
-    Attributes:
-        ranks, steps: their numbers, ascending.
-        measured_ns: of each step, the mean over the ranks.
-        replayed_ns: of each step, with the measured durations.
-        pauses_ns: by cause, one of PAUSES, shape (ranks, steps).
-    """
-
-    ranks: Int64
-    steps: Int64
-    measured_ns: Int64
-    replayed_ns: Int64
-    table: WorkTable
-    pauses_ns: Mapping[str, Int64]
-    transfers: TransferTable
-
-    @classmethod
-    def of(cls, run: Run, program: Program) -> StepStatistics:
-        segments = program.segments
-        shape = len(program.ranks), len(program.steps)
-        cell = np.searchsorted(program.ranks, segments.rank) * shape[1] + segments.step
-
-        def by_step(values_ns: Int64) -> Int64:
-            return np.bincount(cell, values_ns, minlength=shape[0] * shape[1]).astype(np.int64).reshape(shape)
-
-        return cls(
-            ranks=program.ranks,
-            steps=program.steps,
-            measured_ns=program.measured_step_times(),
-            replayed_ns=program.step_times(),
-            table=WorkTable.of(segments),
-            pauses_ns={cause: by_step(pause_ns(segments, cause)) for cause in PAUSES},
-            transfers=TransferTable.of(run, program.transfers),
-        )
-
-    def __add__(self, other: StepStatistics) -> StepStatistics:
-        """Return the statistics of these steps and of those that follow them, of the same ranks."""
-        own, others = self.table, replace(other.table, step=other.table.step + np.int32(len(self.steps)))
-        table = WorkTable(
-            *(np.concatenate([getattr(own, one.name), getattr(others, one.name)]) for one in fields(WorkTable))
-        )
-        return StepStatistics(
-            ranks=self.ranks,
-            steps=np.concatenate([self.steps, other.steps]),
-            measured_ns=np.concatenate([self.measured_ns, other.measured_ns]),
-            replayed_ns=np.concatenate([self.replayed_ns, other.replayed_ns]),
-            table=table,
-            pauses_ns={cause: np.hstack([self.pauses_ns[cause], other.pauses_ns[cause]]) for cause in PAUSES},
-            transfers=self.transfers.followed_by(other.transfers, len(self.steps)),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +30,6 @@ class WorkStatistics:
         run: the ranks, on one clock.
         of_steps: of all steps of the run.
         steady: which of them count: all but the first one of the job, the warm-up, if there are others.
-        entries: the kinds of work of every rank.
-        entry: of each row of the table.
         peers: comparison of the work in the steps that count with that of the peers.
     """
 
@@ -105,27 +38,27 @@ class WorkStatistics:
     of_steps: StepStatistics
     steady: Bool
     stage_of_rank: Mapping[int, int]
-    entries: Entries
-    entry: Int64
     peers: PeerComparison
 
     @classmethod
     def of(cls, run: Run, of_steps: StepStatistics, thresholds: Thresholds) -> WorkStatistics:
         steady = warmed_up(run, of_steps)
-        entries, entry = of_steps.table.entries()
-        peers = compare_with_peers(of_steps.table, entries, entry, steady)
-        stages = {rank: stage_of(trace) for rank, trace in run.ranks.items()}
-        return cls(run, thresholds, of_steps, steady, stages, entries, entry, peers)
+        stages = dict(zip(of_steps.ranks.tolist(), of_steps.stages.tolist(), strict=True))
+        return cls(run, thresholds, of_steps, steady, stages, compare_with_peers(of_steps.table, steady))
 
     def within(self, steps: Bool) -> WorkStatistics:
         """Return the statistics of those of these steps that count."""
         steady = self.steady & steps
-        peers = compare_with_peers(self.of_steps.table, self.entries, self.entry, steady)
-        return replace(self, steady=steady, peers=peers)
+        return replace(self, steady=steady, peers=compare_with_peers(self.table, steady))
 
     @property
     def table(self) -> WorkTable:
         return self.of_steps.table
+
+    @property
+    def entries(self) -> Entries:
+        """Return the kinds of work of every rank."""
+        return self.table.entries
 
     @property
     def counted(self) -> Bool:
@@ -200,15 +133,6 @@ class WorkStatistics:
     @property
     def stages(self) -> Int64:
         return np.array([self.stage_of_rank[rank] for rank in self.ranks.tolist()], np.int64)
-
-
-def pause_ns(segments: Segments, cause: str) -> Int64:
-    return {
-        DATA: segments.data_ns,
-        GC: segments.gc_ns,
-        CHECKPOINT: segments.checkpoint_ns,
-        EVALUATION: segments.evaluation_ns,
-    }[cause]
 
 
 def warmed_up(run: Run, of_steps: StepStatistics) -> Bool:

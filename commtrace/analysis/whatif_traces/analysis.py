@@ -41,6 +41,9 @@ _MERGED: Final = {
 }
 """Both sides of a transfer count as one operation."""
 
+_MOST_CELLS: Final = 250_000
+"""Durations that are replayed at once: what is made of them stays in the caches, and little new memory is touched."""
+
 COMPUTE: Final = ("forward-compute", "backward-compute", "optimizer", "gc")
 """Operations that are idealised by the mean; all others are communication."""
 
@@ -75,11 +78,16 @@ def analyse_whatif_trace(trace: WhatIfTrace) -> WhatIf:
     types, kind = _types(trace)
     operations, operation_of_type = np.unique([_MERGED.get(name, name) for name in types], return_inverse=True)
 
+    ideal_ns = _ideal(types, kind, durations)
+    at_once = max(1, _MOST_CELLS // max(len(durations), 1))
+
+    def replay(masks: Sequence[Bool]) -> npt.NDArray[np.int64]:
+        parts = [np.stack(masks[first : first + at_once]) for first in range(0, len(masks), at_once)]
+        return np.concatenate([graph.step_times(np.where(part, ideal_ns, durations)) for part in parts])
+
     return analyse_experiment(
         Experiment(
-            replay=graph.step_times,
-            measured_ns=durations,
-            ideal_ns=_ideal(types, kind, durations),
+            replay=replay,
             operations=operations.tolist(),
             operation=operation_of_type.reshape(-1).astype(np.int64)[kind],
             stage=trace.stage,

@@ -22,7 +22,10 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment, apply
+from commtrace.analysis.matched import of_ranks
 from commtrace.analysis.matching.coverage import RowCounts
+from commtrace.analysis.replay.scenarios import PlacedProgram, Places, Replay, ReplayedSteps, Scenario, replay_of
+from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.steps.choice import StepChoice, choose_steps, without_torn_steps
 from commtrace.analysis.windows.step_windows import MOST_ROWS, StepWindow, analyse_window, cut_windows, steps_read
 from commtrace.analysis.windows.survey import Survey, survey_run
@@ -111,16 +114,61 @@ def measure_run(
         ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
         CommtraceError: a worker died.
     """
-    large = None if steps else survey_large_run(path, workers, most_bytes)
-    if large is not None:
-        return large.measure(measure, workers, most_rows)
-    return measure_analysis(analyse(path, steps), measure)
+    return open_run(path, steps, workers, most_bytes=most_bytes, most_rows=most_rows).measure(measure)
 
 
 def measure_analysis(analysis: Analysis, measure: Callable[[Analysis], Result]) -> MeasuredRun[Result]:
     """Measure the steps that count of a run that was analysed as a whole: it is one window."""
     counts = {rank: RowCounts.of(trace.spans) for rank, trace in analysis.recorded.ranks.items()}
     return MeasuredRun(analysis.recorded, analysis.alignment, analysis.steps, counts, measure(analysis))
+
+
+def open_run(
+    path: str | Path,
+    steps: str | None = None,
+    workers: Workers = ALONE,
+    *,
+    most_bytes: int = MOST_BYTES,
+    most_rows: int = MOST_ROWS,
+) -> WholeRun | LargeRun:
+    """Return the steps of a run that count, ready to be measured.
+
+    Arguments and errors are those of :func:`measure_run`.
+    """
+    large = None if steps else survey_large_run(path, workers, most_bytes, most_rows)
+    return large or WholeRun(analyse(path, steps))
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRun:
+    """A run that is one window, in memory."""
+
+    analysis: Analysis
+
+    @property
+    def recorded(self) -> Run:
+        return self.analysis.recorded
+
+    @property
+    def aligned(self) -> Run:
+        """The ranks that count, on one clock, with the rows of the steps that count."""
+        return self.analysis.run
+
+    @property
+    def alignment(self) -> Alignment:
+        return self.analysis.alignment
+
+    @property
+    def steps(self) -> StepChoice:
+        return self.analysis.steps
+
+    def measure(self, measure: Callable[[Analysis], Result]) -> MeasuredRun[Result]:
+        """Measure the steps that count."""
+        return measure_analysis(self.analysis, measure)
+
+    def replay(self, statistics: StepStatistics) -> Replay:
+        """Return what replays these steps, of which there are statistics."""
+        return replay_of(self.analysis.replayed.run, self.analysis.program, statistics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,18 +178,40 @@ class LargeRun:
     Attributes:
         survey: where its rows are, and how its clocks were brought together.
         steps: which steps count, and why the others do not.
+        workers: who measures the windows.
+        most_rows: of a window, unless a single step has more.
     """
 
     survey: Survey
     steps: StepChoice
+    workers: Workers = ALONE
+    most_rows: int = MOST_ROWS
 
-    def measure(
-        self, measure: Callable[[Analysis], Result], workers: Workers = ALONE, most_rows: int = MOST_ROWS
-    ) -> MeasuredRun[Result]:
-        """Measure the steps that count. Arguments and errors are those of :func:`measure_run`."""
+    @property
+    def recorded(self) -> Run:
+        """The run, with few of its rows."""
+        return self.survey.outline
+
+    @property
+    def aligned(self) -> Run:
+        """The ranks that count, on one clock, with the rows of steps, but not with what happened in them."""
+        return of_ranks(apply(self.survey.outline, self.survey.alignment), self.steps.ranks)
+
+    @property
+    def alignment(self) -> Alignment:
+        return self.survey.alignment
+
+    def measure(self, measure: Callable[[Analysis], Result]) -> MeasuredRun[Result]:
+        """Measure the steps that count.
+
+        Raises:
+            RunNotFoundError: a worker does not see the files.
+            CommtraceError: a worker died, or all files were deleted meanwhile.
+        """
         outline, alignment = self.survey.outline, self.survey.alignment
         one = partial(_measure_window, measure=measure, alignment=alignment, ranks=self.steps.ranks)
-        whole = reduce(add, _in_order(one, cut_windows(self.survey, self.steps, most_rows), workers))
+        windows = cut_windows(self.survey, self.steps, self.most_rows)
+        whole = reduce(add, _in_order(one, windows, self.workers))
         if whole.result is None:
             raise CommtraceError(
                 f"{outline.path}: all of its steps were deleted while they were read. {whole.problems[0]}"
@@ -151,8 +221,19 @@ class LargeRun:
         counts = {rank: one.counts for rank, one in self.survey.ranks.items()}
         return MeasuredRun(recorded, alignment, replace(self.steps, used=whole.steps), counts, whole.result)
 
+    def replay(self, statistics: StepStatistics) -> Replay:
+        """Return what replays these steps, of which there are statistics: each time, all windows are read again."""
+        places = Places.of(statistics)
 
-def survey_large_run(path: str | Path, workers: Workers = ALONE, most_bytes: int = MOST_BYTES) -> LargeRun | None:
+        def replayed(scenarios: Sequence[Scenario]) -> ReplayedSteps:
+            return self.measure(partial(_replay_window, places=places, scenarios=scenarios)).result
+
+        return Replay(statistics, replayed)
+
+
+def survey_large_run(
+    path: str | Path, workers: Workers = ALONE, most_bytes: int = MOST_BYTES, most_rows: int = MOST_ROWS
+) -> LargeRun | None:
     """Look at a large run in which steps were marked; None for any other: it is one window.
 
     Arguments and errors are those of :func:`measure_run`.
@@ -169,7 +250,7 @@ def survey_large_run(path: str | Path, workers: Workers = ALONE, most_bytes: int
     choice = choose_steps(survey.outline, keep_warm_up=False)
     if not survey.alignment.keeps_order:
         choice = without_torn_steps(choice, apply(survey.outline, survey.alignment))
-    return LargeRun(survey, choice) if choice.used else None
+    return LargeRun(survey, choice, workers, most_rows) if choice.used else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +273,12 @@ def _measure_window(
 ) -> _WindowResult[Result]:
     recorded = window.read()
     steps = steps_read(recorded, ranks, window.steps)
-    result = measure(analyse_window(recorded, alignment, ranks, steps)) if steps else None
+    result = measure(analyse_window(recorded, alignment, ranks, steps, window.steps_of_run)) if steps else None
     return _WindowResult(result, steps, recorded.problems)
+
+
+def _replay_window(analysis: Analysis, places: Places, scenarios: Sequence[Scenario]) -> ReplayedSteps:
+    return PlacedProgram.of(analysis.replayed.run, analysis.program, places).replay(scenarios)
 
 
 def _in_order(

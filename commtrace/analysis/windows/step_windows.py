@@ -1,7 +1,7 @@
 """Cuts a run into windows of consecutive steps, and reads one: its rows, and those that reach into it.
 
 >>> for window in cut_windows(survey, choice):                                          # doctest: +SKIP
-...     analysis = analyse_window(window.read(), survey.alignment, choice.ranks, window.steps)
+...     analysis = analyse_window(window.read(), survey.alignment, choice.ranks, window.steps, choice.used)
 """
 
 from __future__ import annotations
@@ -58,11 +58,13 @@ class StepWindow:
 
     Attributes:
         steps: their numbers, ascending; those that count.
+        steps_of_run: all of those of its run.
         ranks: by rank.
         outline: the run that it is part of, without its ranks.
     """
 
     steps: tuple[int, ...]
+    steps_of_run: tuple[int, ...]
     ranks: Mapping[int, RankPart]
     outline: Run
 
@@ -100,7 +102,7 @@ def cut_windows(survey: Survey, choice: StepChoice, most_rows: int = MOST_ROWS) 
         extents = _extents(clocks, axes, steps)
         meanwhile = {rank: axis.overlapping(*extents[clocks[rank]]) for rank, axis in axes.items()}
         ranks = {rank: _part(one, steps, meanwhile[rank]) for rank, one in survey.ranks.items()}
-        yield StepWindow(steps, ranks, bare)
+        yield StepWindow(steps, choice.used, ranks, bare)
 
 
 def steps_read(recorded: Run, ranks: Sequence[int], steps: Sequence[int]) -> tuple[int, ...]:
@@ -110,7 +112,9 @@ def steps_read(recorded: Run, ranks: Sequence[int], steps: Sequence[int]) -> tup
     return tuple(step for step in steps if all(step in own for own in numbers))
 
 
-def analyse_window(recorded: Run, alignment: Alignment, ranks: Sequence[int], steps: Sequence[int]) -> Analysis:
+def analyse_window(
+    recorded: Run, alignment: Alignment, ranks: Sequence[int], steps: Sequence[int], steps_of_run: Sequence[int]
+) -> Analysis:
     """Run the chain of the analysis on some steps.
 
     Args:
@@ -118,6 +122,7 @@ def analyse_window(recorded: Run, alignment: Alignment, ranks: Sequence[int], st
         alignment: of the clocks of the whole run.
         ranks: those that count.
         steps: their numbers.
+        steps_of_run: numbers of all steps of the run that count.
     """
     aligned = apply(recorded, alignment)
     counted = of_ranks(aligned, ranks)
@@ -125,9 +130,8 @@ def analyse_window(recorded: Run, alignment: Alignment, ranks: Sequence[int], st
     context = Context(counted, matches_of(all_matches, ranks), find_roles(counted), tuple(steps))
     rows: dict[int, Bool | slice] = {rank: contiguous(np.isin(counted.ranks[rank].spans.step, steps)) for rank in ranks}
     run, matches = select(aligned, all_matches, rows)
-    return analysis_of(
-        Matched(recorded, run, alignment, StepChoice(tuple(steps), {}, tuple(ranks)), matches, rows, context)
-    )
+    choice = StepChoice(tuple(steps), {}, tuple(ranks))
+    return analysis_of(Matched(recorded, run, alignment, choice, matches, rows, context), tuple(steps_of_run))
 
 
 def _parts(steps: Sequence[int], rows_of_step: Mapping[int, int], most_rows: int) -> list[tuple[int, ...]]:

@@ -7,6 +7,7 @@ import math
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -16,7 +17,14 @@ from rich.markup import escape
 from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words
 from commtrace.analysis.replay.whatif import SLOWEST_PERCENT, WhatIf
 from commtrace.analysis.stragglers.report import StragglerReport, baseline_of, report_stragglers
-from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
+from commtrace.cli.arguments import (
+    DEFAULT_RUNS,
+    ClusterOption,
+    RunsArgument,
+    WorkersOption,
+    chosen_workers,
+    run_directory,
+)
 from commtrace.cli.console import wide_console
 from commtrace.cli.units import milliseconds
 from commtrace.cli.verdicts import keep_analysis
@@ -54,6 +62,8 @@ def straggler(
         typer.Option(help="A healthy run of the same job, as the reference for normal durations."),
     ] = "",
     json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    workers: WorkersOption = None,
+    cluster: ClusterOption = "",
 ) -> None:
     """Print which ranks slow the job, why, what that costs, and what the job would gain without it.
 
@@ -63,7 +73,10 @@ def straggler(
     least one) are ideal, M_S likewise for the last stage.
     """
     run = run_directory(runs)
-    report = report_stragglers(run, steps or None, baseline_of(baseline) if baseline else None)
+    with chosen_workers(workers, cluster) as chosen:
+        path, reference = (Path(one).absolute() if cluster else one for one in (run, baseline))
+        normal = baseline_of(reference, chosen) if baseline else None
+        report = report_stragglers(path, steps or None, normal, chosen)
     if json_output:
         sys.stdout.write(json.dumps(report.to_json(), allow_nan=False) + "\n")
     else:

@@ -8,9 +8,15 @@ from typing import Annotated
 
 import typer
 
-from commtrace.analysis.chain import analyse
-from commtrace.analysis.summary import summarise_analysis
-from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
+from commtrace.analysis.summary import summarise
+from commtrace.cli.arguments import (
+    DEFAULT_RUNS,
+    ClusterOption,
+    RunsArgument,
+    WorkersOption,
+    chosen_workers,
+    run_directory,
+)
 from commtrace.cli.console import wide_console
 from commtrace.cli.verdicts import keep_analysis
 from commtrace.cli.views.summary import print_summary
@@ -29,6 +35,8 @@ def summary(
     all_ranks: Annotated[
         bool, typer.Option("--all-ranks", help="Show every rank. Default: of more than 16, the extremes.")
     ] = False,
+    workers: WorkersOption = None,
+    cluster: ClusterOption = "",
 ) -> None:
     """Print where the time of a run went, and what to look at.
 
@@ -39,15 +47,15 @@ def summary(
     and one sentence that says what to look at. The first step is left out as warm-up unless --steps includes it.
     """
     run = run_directory(runs)
-    analysis = analyse(run, steps or None)
-    found = summarise_analysis(analysis, is_whole=not steps)
+    with chosen_workers(workers, cluster) as chosen:
+        found = summarise(run.absolute() if cluster else run, steps or None, chosen)
     if json_output:
         sys.stdout.write(json.dumps(found.to_json(), allow_nan=False) + "\n")
     else:
         print_summary(wide_console(), found, all_ranks=all_ranks)
     if len(runs) == 1 and not steps:
         keep_analysis(
-            analysis.recorded,
+            run,
             found.stragglers,
             found.abstentions,
             by="summary",

@@ -17,12 +17,12 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 
 from commtrace.analysis.breakdown.occurrence import Occurrence
+from commtrace.analysis.replay.step_statistics import Traffic
 from commtrace.analysis.stragglers.common_place import Place, by_common_place
 from commtrace.analysis.stragglers.limits import FAST_PERCENTILE, WINDOWS_TO_NAME, Thresholds
 from commtrace.analysis.stragglers.normal import PAST, Work
 from commtrace.analysis.stragglers.pauses import PausesOf, judge_pauses
 from commtrace.analysis.stragglers.slow_ranks import MEANT
-from commtrace.analysis.stragglers.transfers import Traffic
 from commtrace.analysis.stragglers.usual import Usual
 from commtrace.live.monitoring.window import PAUSES, WORK, Pause, WindowReport
 

@@ -21,6 +21,8 @@ import numpy as np
 from commtrace.analysis.matched import match_run
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import Program, build_program
+from commtrace.analysis.replay.scenarios import MEASURED, Replay, Scenario, replay_of
+from commtrace.analysis.replay.step_statistics import CHECKPOINT, PAUSES, StepStatistics
 from commtrace.analysis.steps.window import Window
 from commtrace.analysis.stragglers.costs import cost_of
 from commtrace.analysis.stragglers.evidence import phases_in_words, slow_phase
@@ -31,7 +33,6 @@ from commtrace.analysis.stragglers.microbatches import (
     longer_inputs,
     replica_of_ranks,
 )
-from commtrace.analysis.stragglers.scenarios import MEASURED, Replay, Scenario
 from commtrace.analysis.stragglers.search import of_no_single_rank
 from commtrace.analysis.stragglers.slow_ranks import (
     MICROBATCHES,
@@ -43,7 +44,7 @@ from commtrace.analysis.stragglers.slow_ranks import (
 )
 from commtrace.analysis.stragglers.slow_sets import MOST_SHARES
 from commtrace.analysis.stragglers.verdict import Verdict
-from commtrace.analysis.stragglers.work_statistics import CHECKPOINT, PAUSES, StepStatistics, WorkStatistics
+from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.live.gil import GilYield
 from commtrace.live.monitoring.past import JobPast
 from commtrace.live.monitoring.sampled_steps import SampledSteps, SampleError
@@ -74,8 +75,8 @@ class ReplayedSteps(NamedTuple):
 
     @classmethod
     def of(cls, run: Run, program: Program) -> ReplayedSteps:
-        work = WorkStatistics.of(run, StepStatistics.of(run, program), Thresholds())
-        return cls(work, Replay(run, program, work))
+        statistics = StepStatistics.of(run, program)
+        return cls(WorkStatistics.of(run, statistics, Thresholds()), replay_of(run, program, statistics))
 
 
 class SampledReplay:

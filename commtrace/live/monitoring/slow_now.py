@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from commtrace.analysis.replay.step_statistics import PAUSES
 from commtrace.analysis.stragglers.common_place import (
     Place,
     by_common_place,
@@ -34,7 +35,6 @@ from commtrace.analysis.stragglers.microbatches import (
 )
 from commtrace.analysis.stragglers.slow_ranks import WORK
 from commtrace.analysis.stragglers.verdict import ONLY_PHASE, PHASES, RANKS, Member, next_step
-from commtrace.analysis.stragglers.work_statistics import PAUSES
 from commtrace.live.monitoring.findings import LiveStraggler
 from commtrace.live.monitoring.sampled_replay import Price
 from commtrace.live.monitoring.window import WORK as WORDS

@@ -41,7 +41,7 @@ def compared(before: Run, after: Run) -> Comparison:
 
 def measured(run: Run) -> MeasuredRun[StepSeries]:
     analysis = analyse(run)
-    return MeasuredRun(run, analysis.alignment, analysis.steps, step_series(analysis))
+    return MeasuredRun(run, analysis.alignment, analysis.steps, {}, step_series(analysis))
 
 
 def test_a_step_is_the_sum_of_its_states() -> None:

@@ -7,17 +7,26 @@ import math
 import pytest
 
 from commtrace.analysis.matching.match import match
-from commtrace.analysis.replay import whatif
-from commtrace.analysis.replay.whatif import what_if
+from commtrace.analysis.replay.program import build_program
+from commtrace.analysis.replay.scenarios import replay_of
+from commtrace.analysis.replay.step_statistics import StepStatistics
+from commtrace.analysis.replay.whatif import WhatIf, what_if
+from commtrace.trace.run import Run
 from tests.pipeline_factory import PipelineJob
 
 MS = 1_000_000
 
 
+def replayed(run: Run) -> WhatIf:
+    program = build_program(run, match(run))
+    statistics = StepStatistics.of(run, program)
+    return what_if(run, statistics, replay_of(run, program, statistics))
+
+
 def test_a_job_without_differences_has_no_slowdown() -> None:
     run = PipelineJob(4, 8, data_parallel=2).run()
 
-    result = what_if(run, match(run))
+    result = replayed(run)
 
     assert result.slowdown == 1.0
     assert set(result.by_stage.values()) == {1.0}
@@ -29,7 +38,7 @@ def test_the_slowdown_of_one_slow_rank_by_hand() -> None:
     # m = 4, p = 2, F = 1, B = 2; rank 1 (stage 0 of the second replica) needs 3 per forward.
     run = PipelineJob(2, 4, data_parallel=2, extra_forward_ns={1: 2 * MS}).run()
 
-    result = what_if(run, match(run))
+    result = replayed(run)
 
     # Actual: stage 0 works 20 and waits 1 before its last backward. Ideal: F = (3 + 1 + 1 + 1)/4: 5·3.5 = 17.5.
     assert (result.actual_ns, result.ideal_ns) == (21 * MS, 17.5 * MS)
@@ -47,20 +56,10 @@ def test_the_slowdown_of_one_slow_rank_by_hand() -> None:
     assert result.slowest_workers_share == pytest.approx((21 - 16.5) / (21 - 17.5))
 
 
-def test_replays_in_parts_give_what_replays_at_once_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = PipelineJob(2, 4, data_parallel=2, extra_forward_ns={1: 2 * MS}).run()
-    matches = match(run)
-    at_once = what_if(run, matches)
-
-    monkeypatch.setattr(whatif, "_MOST_CELLS", 1)
-
-    assert what_if(run, matches) == at_once
-
-
 def test_the_last_stage_as_the_cause() -> None:
     run = PipelineJob(2, 4, data_parallel=2, extra_forward_ns={2: 2 * MS, 3: 2 * MS}).run()
 
-    result = what_if(run, match(run))
+    result = replayed(run)
 
     # Actual: 1 + 4·(3 + 2) + 2 = 23. Ideal: F = 2: 5·4 = 20. Last stage at 2, the first one at 1: 1 + 4·4 + 2 = 19.
     assert result.slowdown == pytest.approx(23 / 20)

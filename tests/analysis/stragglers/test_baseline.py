@@ -6,6 +6,7 @@ import pytest
 
 from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.replay.program import build_program
+from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.synth import Fault, Job, synthesize
@@ -19,7 +20,8 @@ def simulated(*faults: str, **job: int) -> Matched:
 
 
 def baseline_of(matched: Matched) -> Baseline:
-    return Baseline.of(matched.run, build_program(matched.run, matched.matches))
+    program = build_program(matched.run, matched.matches)
+    return Baseline.of(matched.run, StepStatistics.of(matched.run, program))
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 
 from commtrace.analysis.matching.match import match
-from commtrace.analysis.replay.program import Program, build_program
+from commtrace.analysis.replay.program import build_program
+from commtrace.analysis.replay.scenarios import Replay, replay_of
+from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.analysis.stragglers.verdict import Verdict
@@ -19,11 +23,22 @@ EXACT = Job(dp=4, steps=STEPS, microbatches=4, jitter=0.0, end_scatter_ns=0, net
 WORK = 4 * (EXACT.forward_ns + EXACT.backward_ns) + EXACT.optimizer_ns
 
 
-def analysed(job: Job) -> tuple[Program, tuple[Verdict, ...]]:
+class Analysed(NamedTuple):
+    statistics: StepStatistics
+    replay: Replay
+    verdicts: tuple[Verdict, ...]
+
+    def lost(self, verdicts: Sequence[Verdict]) -> LostTime:
+        return lost_time(self.statistics, self.replay, verdicts)
+
+
+def analysed(job: Job) -> Analysed:
     run = synthesize(job).run
     matches = match(run)
     program = build_program(run, matches)
-    return program, find_stragglers(run, matches, program=program).verdicts
+    statistics = StepStatistics.of(run, program)
+    found = find_stragglers(run, matches, program=program)
+    return Analysed(statistics, replay_of(run, program, statistics), found.verdicts)
 
 
 def lost_by(job: Job) -> LostTime:
@@ -66,16 +81,16 @@ def test_the_cost_of_a_verdict_is_told_once(fault: str) -> None:
 
 
 def test_garbage_collection_that_nobody_is_named_for_is_in_the_rest() -> None:
-    program, _ = analysed(replace(EXACT, faults=(Fault("gc", (1,), 30.0),)))
+    job = analysed(replace(EXACT, faults=(Fault("gc", (1,), 30.0),)))
 
-    assert lost_time(program, ()).rest_ns == STEPS * 30 * MS
+    assert job.lost(()).rest_ns == STEPS * 30 * MS
 
 
 def test_an_uneven_stage_is_imbalance() -> None:
     """Stages of 1 and 2 are compared with two stages of 1.5, in which the mean rank works as long."""
     even = replace(EXACT, dp=2, pp=2, microbatches=8, optimizer_ns=0)
-    program, _ = analysed(replace(even, faults=(Fault("uneven-stage", (1,), 2.0),)))
-    lost = lost_time(program, ())
+    job = analysed(replace(even, faults=(Fault("uneven-stage", (1,), 2.0),)))
+    lost = job.lost(())
     microbatch = 3 * (EXACT.forward_ns + EXACT.backward_ns) // 2
 
     assert lost.ideal_ns == STEPS * 8 * microbatch
@@ -93,8 +108,8 @@ def test_transfers_are_exposed_communication() -> None:
 
 
 def test_a_verdict_takes_no_more_than_there_is() -> None:
-    program, (verdict,) = analysed(replace(EXACT, faults=(Fault("slow-rank", (2,), 1.5),)))
-    lost = lost_time(program, [replace(verdict, cost_ms_per_step=1e6)] * 2)
+    job = analysed(replace(EXACT, faults=(Fault("slow-rank", (2,), 1.5),)))
+    lost = job.lost([replace(job.verdicts[0], cost_ms_per_step=1e6)] * 2)
 
     assert lost.imbalance_ns == 0
     assert sum(lost.costs_ns().values()) == lost.steps_ns - lost.ideal_ns

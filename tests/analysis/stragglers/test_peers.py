@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import numpy as np
 import pytest
 
+from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.replay.segments import BETWEEN
-from commtrace.analysis.stragglers.peers import PeerComparison, WorkTable, compare_with_peers
+from commtrace.analysis.replay.step_statistics import Entries, WorkTable
+from commtrace.analysis.stragglers.peers import PeerComparison, compare_with_peers
 
 
 def compared(*rows: dict[str, int]) -> PeerComparison:
     """What is compared of these rows, in all steps."""
-    columns = {
-        field.name: np.array([row.get(field.name, field.name == "count") for row in rows], np.int64)
-        for field in fields(WorkTable)
-    }
-    table = WorkTable(**columns)
-    return compare_with_peers(table, *table.entries(), np.ones(table.step.max() + 1, np.bool_))
+    names = (*Entries._fields, "step", "microbatch", "begins_phase", "work_ns", "total_ns")
+    columns = {name: np.array([row.get(name, 0) for row in rows], np.int64) for name in names}
+    first, entry = grouped(pack([columns[name] for name in Entries._fields]))
+    entries = Entries(*(columns.pop(name)[first].astype(np.int32) for name in Entries._fields))
+    table = WorkTable(entries, entry.astype(np.int32), **columns)
+    return compare_with_peers(table, np.ones(table.step.max() + 1, np.bool_))
 
 
 def test_work_of_one_step_in_many_is_a_small_part_of_each() -> None:

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import asdict, replace
+from functools import reduce
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from commtrace.analysis.chain import analyse
+from commtrace.analysis.replay import step_statistics
 from commtrace.analysis.replay.program import Program, build_program, common_steps
-from commtrace.analysis.stragglers.limits import Thresholds
-from commtrace.analysis.stragglers.scenarios import (
+from commtrace.analysis.replay.scenarios import (
     MEASURED,
     EqualMicrobatches,
     NormalLinks,
     NormalStages,
-    Replay,
+    PlacedProgram,
+    Places,
     Scenario,
+    replay_of,
 )
+from commtrace.analysis.replay.step_statistics import DATA, GC, StepStatistics
+from commtrace.analysis.stragglers.limits import Thresholds
 from commtrace.analysis.stragglers.slow_links import typical_transfers
 from commtrace.analysis.stragglers.slow_ranks import MICROBATCHES, SELDOM, WORK, find_slow_ranks, normal_speed
-from commtrace.analysis.stragglers.work_statistics import DATA, GC, StepStatistics, WorkStatistics
+from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace.run import Run
 
@@ -69,6 +75,24 @@ def test_statistics_of_parts_add_up_to_those_of_the_whole(recorded: Recorded) ->
     assert typical_transfers(work)
 
 
+def test_of_many_steps_the_same_are_drawn_in_whichever_parts_they_are_measured(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_all = StepStatistics.of(recorded.run, recorded.whole)
+    monkeypatch.setattr(step_statistics, "MOST_ROWS", (len(of_all.table) + len(of_all.transfers)) // 3)
+    monkeypatch.setattr(step_statistics, "FEWEST_STEPS", 2)
+
+    whole = StepStatistics.of(recorded.run, recorded.whole)
+    first, second, third = (StepStatistics.of(recorded.run, part) for part in recorded.parts)
+
+    assert 2 <= len(whole.steps) <= len(of_all.steps) / 2
+    drawn = np.isin(of_all.steps, whole.steps)
+    assert whole.measured_ns.tolist() == of_all.measured_ns[drawn].tolist()
+    for added in (first + second + third, first + (second + third)):
+        works = [WorkStatistics.of(recorded.run, one, Thresholds()) for one in (added, whole)]
+        np.testing.assert_equal(*([one.steps, one.work_ns, asdict(one.peers), typical_transfers(one)] for one in works))
+
+
 def scenarios(work: WorkStatistics) -> list[Scenario]:
     """One of each kind, and all of them together."""
     found = find_slow_ranks(work, {})
@@ -82,15 +106,14 @@ def scenarios(work: WorkStatistics) -> list[Scenario]:
 
 def test_a_scenario_is_replayed_part_by_part_as_in_the_whole(recorded: Recorded) -> None:
     work = recorded.work
-    whole = Replay(recorded.run, recorded.whole, work)
-    parts = [Replay(recorded.run, part, work) for part in recorded.parts]
+    places, asked = pickle.loads(pickle.dumps((Places.of(work.of_steps), scenarios(work))))
 
-    seen = set()
-    for scenario in pickle.loads(pickle.dumps(scenarios(work))):
-        step_ns = whole.step_ns(scenario)
-        np.testing.assert_array_equal(np.concatenate([part.step_ns(scenario) for part in parts]), step_ns)
-        seen.add(step_ns.tobytes())
-    assert len(seen) == 6  # each of them changes something
+    whole, *parts = (
+        PlacedProgram.of(recorded.run, program, places).replay(asked) for program in (recorded.whole, *recorded.parts)
+    )
+
+    np.testing.assert_equal(asdict(reduce(add, parts)), asdict(whole))
+    assert len({step_ns.tobytes() for step_ns in whole.replayed_ns}) == 6  # each of them changes something
 
 
 def test_a_rank_at_normal_speed_saves_what_it_was_slow_for() -> None:
@@ -100,10 +123,10 @@ def test_a_rank_at_normal_speed_saves_what_it_was_slow_for() -> None:
     lengths = [[step["end_ns"] - step["start_ns"] for step in made.truth["steps"]] for made in (slow, well)]
     analysis = analyse(slow.run)
     program = build_program(analysis.run, analysis.matches)
-    work = WorkStatistics.of(analysis.run, StepStatistics.of(analysis.run, program), Thresholds())
-    found = find_slow_ranks(work, {})
+    statistics = StepStatistics.of(analysis.run, program)
+    found = find_slow_ranks(WorkStatistics.of(analysis.run, statistics, Thresholds()), {})
 
-    saved_ns = Replay(analysis.run, program, work).saved_ns(Scenario((normal_speed(found, {3: (WORK,)}),)))
+    saved_ns = replay_of(analysis.run, program, statistics).saved_ns(Scenario((normal_speed(found, {3: (WORK,)}),)))
 
     assert saved_ns.tolist() == pytest.approx(np.subtract(*lengths)[program.steps].tolist(), rel=0.01)
     assert not saved_ns[program.steps < 4].any()

@@ -7,7 +7,6 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace.analysis.replay.graph import ReplayError
-from commtrace.analysis.stragglers import search as stragglers
 from commtrace.analysis.whatif_traces.analysis import analyse_whatif_trace
 from commtrace.analysis.whatif_traces.trace import is_whatif_run, whatif_trace_of
 from commtrace.cli.main import app
@@ -49,8 +48,7 @@ def test_where_only_the_rules_of_the_study_can_replay_a_trace_its_numbers_are_to
         raise ReplayError("recorded events wait for one another in a circle")
 
     import_whatif(write_trace(tmp_path / "trace.parquet", two_stages()), tmp_path / "run")
-    monkeypatch.setattr("commtrace.analysis.stragglers.report.build_program", refuse)
-    monkeypatch.setattr(stragglers, "build_program", refuse)
+    monkeypatch.setattr("commtrace.analysis.chain.build_program", refuse)
 
     told = json.loads(CliRunner().invoke(app, ["straggler", str(tmp_path / "run"), "--json"]).stdout)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 
 from commtrace.analysis.chain import Analysis
-from commtrace.analysis.windows.run import Workers, measure_run
+from commtrace.analysis.windows.run import Workers, measure_run, open_run
 from commtrace.cli.arguments import chosen_workers
 from commtrace.errors import CommtraceError, RunNotFoundError
+from commtrace.synth import Fault, Job, synthesize
+from commtrace.synth import write as write_synthetic
 from tests.analysis.windows.recording import record
-from tests.analysis.windows.test_windows import Told, plain, tell
+from tests.analysis.windows.test_windows import Told, plain, stragglers_of, summary_of, tell
 from tests.pipeline_factory import PipelineJob
 
 MS = 1_000_000
@@ -78,6 +81,28 @@ def by_step(directory: Path, measure: Callable[[Analysis], Told], executor: Exec
 def test_workers_find_what_this_process_finds(workers: Any, directory: Path) -> None:
     with workers() as executor:
         assert plain(by_step(directory, tell, executor)) == plain(measure_run(directory, tell))
+
+
+@pytest.fixture(scope="module")
+def slow_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two slow ranks, a slow link, and pauses: each has to be replayed."""
+    faults = "slow-rank=1:1.4@4:10", "slow-rank=2:1.3", "gc=3:40", "slow-link=0-4:8"
+    job = Job(dp=4, pp=2, microbatches=4, steps=10, jitter=0.02, faults=(*map(Fault.parse, faults),))
+    directory = tmp_path_factory.mktemp("slow") / "run"
+    write_synthetic(synthesize(job), directory)
+    return directory
+
+
+@pytest.mark.filterwarnings("default")  # Dask warns where a machine is busy
+@pytest.mark.parametrize("workers", [processes, dask])
+def test_workers_summarise_and_find_stragglers_as_this_process_does(workers: Any, slow_job: Path) -> None:
+    run = open_run(slow_job)
+    whole, summary = stragglers_of(run), summary_of(run)
+
+    with workers() as executor:
+        in_windows = open_run(slow_job, workers=Workers(executor, 2), most_bytes=0, most_rows=1)
+        assert (stragglers_of(in_windows), summary_of(in_windows)) == (whole, summary)
+    assert json.loads(whole)["verdicts"]
 
 
 def end_at_once(_: Analysis) -> Told:

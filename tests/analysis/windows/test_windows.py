@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from commtrace.analysis.comparison.compare import StepSeries, step_series
 from commtrace.analysis.matching.coverage import missing_numbers
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.step_totals import StepTotals, step_totals
-from commtrace.analysis.windows.run import MeasuredRun, measure_run
+from commtrace.analysis.stragglers.report import report_of_steps
+from commtrace.analysis.summary import summarise_steps
+from commtrace.analysis.windows.run import LargeRun, MeasuredRun, WholeRun, measure_run, open_run
+from commtrace.errors import CommtraceError
 from commtrace.synth import Fault, Job, random_clocks, synthesize
 from commtrace.synth.synthesis import write
 from commtrace.trace.json_values import to_json
@@ -115,6 +119,21 @@ def assert_windows_change_nothing(directory: Path) -> None:
 
         assert len(windows) >= len(whole.steps.used) // steps
         assert plain(cut) == plain(whole), f"windows of {steps} steps"
+        in_windows = open_run(directory, most_bytes=0, most_rows=steps * rows_of_step)
+        assert stragglers_of(in_windows) == stragglers_of(open_run(directory)), f"windows of {steps} steps"
+        assert summary_of(in_windows) == summary_of(open_run(directory)), f"windows of {steps} steps"
+
+
+def summary_of(run: WholeRun | LargeRun) -> str:
+    return json.dumps(summarise_steps(run, is_whole=True).to_json())
+
+
+def stragglers_of(run: WholeRun | LargeRun) -> str:
+    """Everything that is said of who slows the run, or why nothing is."""
+    try:
+        return json.dumps(report_of_steps(run).to_json())
+    except CommtraceError as error:
+        return str(error)
 
 
 def late_numbering_run() -> Run:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from commtrace.analysis.stragglers.transfers import Link, Traffic
+from commtrace.analysis.replay.step_statistics import Link, Traffic
 from commtrace.analysis.stragglers.usual import Usual
 from commtrace.live.monitoring.past import JobPast, PauseMemory, SlowPauses
 from commtrace.live.monitoring.window import WORK, Pause, WindowReport

@@ -1,0 +1,390 @@
+"""Replays the steps of a run with other durations, as a scenario says: normal ranks, ideal work, no transfers.
+
+A scenario is a few rules for durations, each a small table by rank, kind of work, step or link. A rule looks only at
+the piece of work that it is applied to, so it can be sent anywhere and replayed on any steps of the run.
+
+>>> replay = replay_of(run, program, statistics)                # doctest: +SKIP
+>>> replay.saved_ns(Scenario(work=(stage_2_as_the_others,)))    # doctest: +SKIP
+array([41205118, 40877342, 41034876])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.keys import find_rows
+from commtrace.analysis.replay.program import Program
+from commtrace.analysis.replay.segments import BACKWARD, FORWARD, Segments
+from commtrace.analysis.replay.step_statistics import (
+    PAUSES,
+    Entries,
+    StepStatistics,
+    Traffic,
+    TransferKind,
+    TransferTable,
+    pause_ns,
+)
+from commtrace.analysis.statistics import Float64
+from commtrace.errors import CommtraceError
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Bool, Int64
+
+
+class Places(NamedTuple):
+    """What the tables of rules are indexed by: that of the statistics of the run."""
+
+    ranks: Int64
+    steps: Int64
+    entries: Entries
+    traffic: tuple[Traffic, ...]
+    kinds: tuple[TransferKind, ...]
+
+    @classmethod
+    def of(cls, statistics: StepStatistics) -> Places:
+        transfers = statistics.transfers
+        return cls(statistics.ranks, statistics.steps, statistics.table.entries, transfers.traffic, transfers.kinds)
+
+
+class PlacedSegments(NamedTuple):
+    """The segments of a program, with the indices of their ranks, steps and entries (−1: none) in the statistics."""
+
+    segments: Segments
+    row: Int64
+    step: Int64
+    entry: Int64
+
+    @property
+    def is_in_phase(self) -> Bool:
+        return np.isin(self.segments.kind, (FORWARD, BACKWARD))
+
+
+class PlacedTransfers(NamedTuple):
+    """The measured transfers of a program, with the indices of their traffic, kinds (−1: none), ranks and steps."""
+
+    row: Int64
+    kind: Int64
+    rank: Int64
+    step: Int64
+    ns: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class LongMicrobatches:
+    """Microbatches that take longer than on other ranks.
+
+    Attributes:
+        rank, step, chunk, microbatch: of each; the step is an index.
+        normal_ns: of each entry, what is normal; NaN where that is not known.
+    """
+
+    rank: Int64
+    step: Int64
+    chunk: Int64
+    microbatch: Int64
+    normal_ns: Float64
+
+    def longer_ns(self, work: PlacedSegments) -> Float64:
+        """Return by how much each segment is longer than is normal; 0 outside of these microbatches."""
+        segments = work.segments
+        known = self.rank, self.step, self.chunk, self.microbatch
+        found = find_rows(known, (segments.rank, work.step, segments.chunk, segments.microbatch))
+        normal = np.nan_to_num(self.normal_ns[work.entry])
+        is_compared = (found >= 0) & work.is_in_phase & (normal > 0)
+        return np.where(is_compared, np.maximum(segments.work_ns - normal, 0.0), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class NormalSpeed:
+    """In some steps, ranks work as long as is normal.
+
+    Attributes:
+        is_mended: whose work, shape (ranks, steps).
+        ratio: of each entry, what its work takes then, as a share of what it takes.
+        pause_ratio: by cause, the same for the pauses of each rank.
+        seldom: share of its work by which a rare long step is shortened, shape (ranks, steps).
+        microbatches: that are shortened.
+    """
+
+    steps: Bool
+    is_mended: Bool
+    ratio: Float64
+    pause_ratio: Mapping[str, Float64]
+    seldom: Float64
+    microbatches: LongMicrobatches | None
+
+    def apply(self, work: PlacedSegments, ns: Int64) -> Int64:
+        """Return the durations of segments, which without this rule last so long."""
+        segments, place = work.segments, (work.row, work.step)
+        durations = np.where(self.is_mended[place], segments.work_ns * self.ratio[work.entry], segments.work_ns)
+        for cause in PAUSES:
+            durations += pause_ns(segments, cause) * self.pause_ratio[cause][work.row]
+        durations -= segments.work_ns * self.seldom[place]
+        if self.microbatches is not None:
+            durations -= self.microbatches.longer_ns(work)
+        return np.where(self.steps[work.step], np.rint(durations).astype(np.int64), ns)
+
+
+@dataclass(frozen=True, slots=True)
+class NormalStages:
+    """Forwards and backwards of stages take a share of what they take.
+
+    Attributes:
+        ratio: that share, shape (stages, steps).
+    """
+
+    ratio: Float64
+
+    def apply(self, work: PlacedSegments, ns: Int64) -> Int64:
+        ratio = self.ratio[np.maximum(work.segments.stage, 0), work.step]
+        return np.rint(ns * np.where(work.is_in_phase, ratio, 1.0)).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class EqualMicrobatches:
+    """Forwards and backwards of all microbatches take as long as the mean of those that are the same work.
+
+    Attributes:
+        mean_ns: of each entry.
+    """
+
+    mean_ns: Int64
+
+    def apply(self, work: PlacedSegments, ns: Int64) -> Int64:
+        return np.where(work.is_in_phase, self.mean_ns[work.entry], ns)
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutPauses:
+    """Without the pauses of these causes, of PAUSES."""
+
+    causes: tuple[str, ...]
+
+    def apply(self, work: PlacedSegments, ns: Int64) -> Int64:
+        for cause in self.causes:
+            ns = ns - pause_ns(work.segments, cause)
+        return ns
+
+
+@dataclass(frozen=True, slots=True)
+class IdealWork:
+    """Some work takes as long as it does ideally.
+
+    Attributes:
+        ns: of each entry.
+        is_ideal: of each entry; what is in none keeps its durations.
+    """
+
+    ns: Int64
+    is_ideal: Bool
+
+    def apply(self, work: PlacedSegments, ns: Int64) -> Int64:
+        return np.where(np.append(self.is_ideal, False)[work.entry], np.append(self.ns, 0)[work.entry], ns)
+
+
+@dataclass(frozen=True, slots=True)
+class NormalLinks:
+    """In some steps, transfers are as fast as is normal.
+
+    Attributes:
+        ratio: of each row of traffic, what its transfers take then, as a share of what they take.
+        normal_ns: what takes no longer stays as it is.
+    """
+
+    steps: Bool
+    ratio: Float64
+    normal_ns: Float64
+
+    def apply(self, transfers: PlacedTransfers, ns: Float64) -> Float64:
+        ratio, normal = np.append(self.ratio, 1.0)[transfers.row], np.append(self.normal_ns, 0.0)[transfers.row]
+        mended = np.maximum(ns * ratio, np.minimum(ns, normal))
+        return np.where(self.steps[transfers.step], mended, ns)
+
+
+@dataclass(frozen=True, slots=True)
+class IdealTransfers:
+    """Some transfers take as long as they do ideally.
+
+    Attributes:
+        ns: of each kind.
+        is_ideal: by kind and rank; what is of no kind keeps its durations.
+    """
+
+    ns: Int64
+    is_ideal: Bool
+
+    def apply(self, transfers: PlacedTransfers, ns: Float64) -> Float64:
+        kind = transfers.kind
+        if not len(self.ns):
+            return ns
+        is_ideal = (kind >= 0) & self.is_ideal[kind, transfers.rank]
+        return np.where(is_ideal, self.ns[kind], ns)
+
+
+@dataclass(frozen=True, slots=True)
+class NoTransfers:
+    """Communication takes no time once all participants have arrived."""
+
+    def apply(self, transfers: PlacedTransfers, ns: Float64) -> Float64:
+        return np.zeros_like(ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Rules that are applied one after the other to what was measured.
+
+    Attributes:
+        work: for work and pauses.
+        transfers: for transfers.
+        without_launches: nothing takes time but work, pauses and transfers.
+    """
+
+    work: tuple[NormalSpeed | NormalStages | EqualMicrobatches | WithoutPauses | IdealWork, ...] = ()
+    transfers: tuple[NormalLinks | IdealTransfers | NoTransfers, ...] = ()
+    without_launches: bool = False
+
+    def __add__(self, other: Scenario) -> Scenario:
+        return Scenario(
+            self.work + other.work,
+            self.transfers + other.transfers,
+            self.without_launches or other.without_launches,
+        )
+
+
+MEASURED = Scenario()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedSteps:
+    """Steps as they would be in several scenarios; ns.
+
+    Attributes:
+        steps: their numbers, ascending.
+        measured_ns: as recorded, the mean over the ranks.
+        replayed_ns: in each scenario, shape (scenarios, steps).
+        work_ns: what all ranks work and pause then, shape (scenarios, steps).
+    """
+
+    steps: Int64
+    measured_ns: Int64
+    replayed_ns: Int64
+    work_ns: Int64
+
+    def __add__(self, later: ReplayedSteps) -> ReplayedSteps:
+        return ReplayedSteps(
+            np.concatenate([self.steps, later.steps]),
+            np.concatenate([self.measured_ns, later.measured_ns]),
+            np.hstack([self.replayed_ns, later.replayed_ns]),
+            np.hstack([self.work_ns, later.work_ns]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedProgram:
+    """Steps that are ready to be replayed in any scenario of a run."""
+
+    program: Program
+    segments: PlacedSegments
+    transfers: PlacedTransfers
+
+    @classmethod
+    def of(cls, run: Run, program: Program, places: Places) -> PlacedProgram:
+        """Return a program, whose rows are those of ``run``, with its places in the statistics of the run."""
+        segments, transfers = program.segments, program.transfers
+        index = np.minimum(np.searchsorted(places.steps, program.steps), len(places.steps) - 1)
+        table = TransferTable.of(run, transfers)
+        return cls(
+            program,
+            PlacedSegments(
+                segments,
+                np.searchsorted(places.ranks, segments.rank),
+                index[segments.step],
+                places.entries.of_segments(segments),
+            ),
+            PlacedTransfers(
+                _numbers_in(places.traffic, table.traffic)[table.row],
+                _numbers_in(places.kinds, table.kinds)[table.kind],
+                np.searchsorted(places.ranks, transfers.rank),
+                index[transfers.step],
+                transfers.ns,
+            ),
+        )
+
+    def replay(self, scenarios: Sequence[Scenario]) -> ReplayedSteps:
+        """Replay all of its steps in each of these scenarios."""
+        program, segments = self.program, self.program.segments
+        bare = replace(program, edges=replace(program.edges, fixed_ns=np.zeros_like(program.edges.fixed_ns)))
+        steps, (replayed, worked) = len(program.steps), np.zeros((2, len(scenarios), len(program.steps)), np.int64)
+        for at, scenario in enumerate(scenarios):
+            segment_ns, transfer_ns = self._durations(scenario)
+            replayed[at] = (bare if scenario.without_launches else program).step_times(segment_ns, transfer_ns)
+            worked[at] = np.bincount(
+                segments.step, segments.total_ns if segment_ns is None else segment_ns, minlength=steps
+            )
+        return ReplayedSteps(program.steps, program.measured_step_times(), replayed, worked)
+
+    def _durations(self, scenario: Scenario) -> tuple[Int64 | None, Int64 | None]:
+        """Return how long segments and transfers last then; None where that is as measured."""
+        segment_ns, transfer_ns = None, None
+        if scenario.work:
+            segment_ns = self.program.segments.total_ns
+            for rule in scenario.work:
+                segment_ns = rule.apply(self.segments, segment_ns)
+        if scenario.transfers:
+            ns = self.transfers.ns.astype(np.float64)
+            for transfer_rule in scenario.transfers:
+                ns = transfer_rule.apply(self.transfers, ns)
+            transfer_ns = np.rint(ns).astype(np.int64)
+        return segment_ns, transfer_ns
+
+
+class Replay:
+    """Replays the steps of a run, of which there are statistics.
+
+    Args:
+        statistics: of the run.
+        replayed: replays all steps of the run in each of some scenarios.
+    """
+
+    def __init__(self, statistics: StepStatistics, replayed: Callable[[Sequence[Scenario]], ReplayedSteps]) -> None:
+        self._statistics = statistics
+        self._replayed = replayed
+
+    def replay(self, scenarios: Sequence[Scenario]) -> ReplayedSteps:
+        """Replay all steps.
+
+        Raises:
+            CommtraceError: files were deleted since the statistics were made.
+        """
+        replayed = self._replayed(scenarios)
+        if not np.isin(self._statistics.steps, replayed.steps).all():
+            raise CommtraceError("Steps were deleted while they were analysed, to keep to the budget: try again.")
+        return replayed
+
+    def steps_ns(self, scenarios: Sequence[Scenario]) -> list[Int64]:
+        """Return, of each scenario, how long each step of the statistics takes then."""
+        asked = [one for one in scenarios if one != MEASURED]
+        found: list[Int64] = []
+        if asked:
+            replayed = self.replay(asked)
+            found = [*replayed.replayed_ns[:, np.isin(replayed.steps, self._statistics.steps)]]
+        return [self._statistics.replayed_ns if one == MEASURED else found.pop(0) for one in scenarios]
+
+    def saved_ns(self, scenario: Scenario, beside: Scenario = MEASURED) -> Int64:
+        """Return what each step would save by these rules, where others hold anyway."""
+        others, both = self.steps_ns([beside, beside + scenario])
+        return others - both
+
+
+def replay_of(run: Run, program: Program, statistics: StepStatistics) -> Replay:
+    """Return what replays a program of these steps, whose rows are those of ``run``."""
+    return Replay(statistics, PlacedProgram.of(run, program, Places.of(statistics)).replay)
+
+
+def _numbers_in(known: tuple[NamedTuple, ...], keys: tuple[NamedTuple, ...]) -> Int64:
+    """Return the number of each key among the known; −1 for none, and so of number −1."""
+    number = {one: at for at, one in enumerate(known)}
+    return np.array([*(number.get(one, -1) for one in keys), -1], np.int64)

@@ -1,0 +1,437 @@
+"""What ranks did in some steps, in numbers: their work, pauses and transfers, without the graph of what waits for what.
+
+Statistics of consecutive parts of a run add up to those of the whole:
+
+>>> whole = StepStatistics.of(run, first) + StepStatistics.of(run, second)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from commtrace.analysis.keys import find_rows, grouped, pack
+from commtrace.analysis.replay.edges import Transfers
+from commtrace.analysis.replay.program import Program, stage_of
+from commtrace.analysis.replay.segments import BACKWARD, FORWARD, Segments, first_of_phase
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Bool, Int32, Int64
+
+DATA: Final = "data"
+GC: Final = "gc"
+CHECKPOINT: Final = "checkpoint"
+EVALUATION: Final = "evaluation"
+PAUSES: Final = (DATA, GC, CHECKPOINT, EVALUATION)
+"""What has spans of its own and is no work."""
+
+MOST_ROWS: Final = 3_000_000
+"""Pieces of work and transfers that are kept, about 40 bytes each. Of a run with more, steps are drawn."""
+
+FEWEST_STEPS: Final = 64
+"""Are always kept."""
+
+_GOLDEN: Final = 2_654_435_769
+"""2^32 divided by the golden ratio: its multiples, modulo 2^32, are spread evenly, whichever steps are looked at."""
+
+
+class Entries(NamedTuple):
+    """The kinds of work of every rank: what is done by others as well, if all but the rank is equal."""
+
+    stage: Int32
+    chunk: Int32
+    kind: Int32
+    stalls: Int32
+    ordinal: Int32
+    rank: Int32
+
+    @property
+    def work(self) -> Int64:
+        """Return numbers from 0 that entries of different ranks share which are the same work."""
+        return grouped(pack(self[:-1]))[1]
+
+    @property
+    def is_in_phase(self) -> Bool:
+        return np.isin(self.kind, (FORWARD, BACKWARD))
+
+    def of_segments(self, segments: Segments) -> Int64:
+        """Return the entry that each segment belongs to; −1 for none."""
+        return find_rows(self, [getattr(segments, name) for name in self._fields])
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTable:
+    """The work of ranks between two stalls. Columns of equal length.
+
+    Attributes:
+        entries: the kinds of work of every rank, ascending.
+        entry: which of them a row is.
+        step: index of the step.
+        begins_phase: it is the first of its forward, backward or optimizer, or of the time between two of them.
+        total_ns: with the pauses in it.
+    """
+
+    entries: Entries
+    entry: Int32
+    step: Int32
+    microbatch: Int32
+    begins_phase: Bool
+    work_ns: Int64
+    total_ns: Int64
+
+    @classmethod
+    def of(cls, segments: Segments) -> WorkTable:
+        columns = [getattr(segments, name) for name in Entries._fields]
+        first, entry = grouped(pack(columns))
+        return cls(
+            Entries(*(column[first] for column in columns)),
+            entry.astype(np.int32),
+            segments.step,
+            segments.microbatch,
+            first_of_phase(segments),
+            segments.work_ns,
+            segments.total_ns,
+        )
+
+    def __len__(self) -> int:
+        return len(self.entry)
+
+    @property
+    def rank(self) -> Int32:
+        return self.entries.rank[self.entry]
+
+    @property
+    def chunk(self) -> Int32:
+        return self.entries.chunk[self.entry]
+
+    @property
+    def kind(self) -> Int32:
+        return self.entries.kind[self.entry]
+
+    @property
+    def is_in_phase(self) -> Bool:
+        return self.entries.is_in_phase[self.entry]
+
+    @property
+    def count(self) -> Int64:
+        """Return how many rows each entry has."""
+        return np.bincount(self.entry, minlength=len(self.entries.rank))
+
+    def by_entry(self, values: Int64 | Bool) -> Int64:
+        """Return the sum of a value of the rows, of each entry."""
+        # float64 sums are exact here: they stay far below 2⁵³ ns, which is 104 days.
+        return np.bincount(self.entry, values, minlength=len(self.entries.rank)).astype(np.int64)
+
+    def of_steps(self, chosen: Bool) -> WorkTable:
+        """Return these steps only, numbered from 0 again."""
+        rows = chosen[self.step]
+        kept, entry = _kept(self.entry[rows], len(self.entries.rank))
+        return WorkTable(
+            Entries(*(column[kept] for column in self.entries)),
+            entry,
+            _numbers(chosen)[self.step[rows]],
+            *(getattr(self, name)[rows] for name in ("microbatch", "begins_phase", "work_ns", "total_ns")),
+        )
+
+    def followed_by(self, other: WorkTable, num_steps: int) -> WorkTable:
+        columns = [np.concatenate([own, others]) for own, others in zip(self.entries, other.entries, strict=True)]
+        first, number = grouped(pack(columns))
+        number = number.astype(np.int32)
+        own = len(self.entries.rank)
+        return WorkTable(
+            Entries(*(column[first] for column in columns)),
+            np.concatenate([number[:own][self.entry], number[own:][other.entry]]),
+            np.concatenate([self.step, other.step + np.int32(num_steps)]),
+            *(
+                np.concatenate([getattr(self, name), getattr(other, name)])
+                for name in ("microbatch", "begins_phase", "work_ns", "total_ns")
+            ),
+        )
+
+
+def _numbers(chosen: Bool) -> Int32:
+    """Return the place of each among those that are chosen."""
+    return (np.cumsum(chosen) - 1).astype(np.int32)
+
+
+def _kept(number: Int32, count: int) -> tuple[Int64, Int32]:
+    """Return which of so many numbers occur, and each of these as its place among them; −1 stays −1."""
+    occurs = np.bincount(number[number >= 0], minlength=count) > 0
+    return np.flatnonzero(occurs), np.append(_numbers(occurs), np.int32(-1))[number]
+
+
+_SEND, _RECEIVE = "send", "recv"
+
+
+class Link(NamedTuple):
+    """The path of communications: of messages the sender and the receiver, of collectives the members, ascending."""
+
+    ranks: tuple[int, ...]
+    is_directed: bool
+
+
+class Traffic(NamedTuple):
+    """Similar transfers over a link: of messages, the operation is ``send`` on either side."""
+
+    operation: str
+    num_bytes: int
+    participants: int
+    link: Link
+
+
+class TransferKind(NamedTuple):
+    """Transfers that are alike, on whichever link and rank."""
+
+    operation: str
+    num_bytes: int
+    participants: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferTable:
+    """The transfers of some steps, one row per participant.
+
+    Attributes:
+        traffic: what passes over the links.
+        kinds: of transfers.
+        row: index of the traffic of each transfer; −1 of one without other participants.
+        kind: index of its kind.
+        join: number that the participants of one communication share.
+        step: index of the step.
+    """
+
+    traffic: tuple[Traffic, ...]
+    kinds: tuple[TransferKind, ...]
+    row: Int32
+    kind: Int32
+    join: Int64
+    rank: Int32
+    step: Int32
+    ns: Int64
+
+    @classmethod
+    def of(cls, run: Run, transfers: Transfers) -> TransferTable:
+        """Return the transfers of a program."""
+        traffic, row = traffic_of(run, transfers)
+        kinds, kind = kinds_of(run, transfers)
+        return cls(
+            traffic,
+            kinds,
+            row.astype(np.int32),
+            kind.astype(np.int32),
+            transfers.join,
+            transfers.rank,
+            transfers.step,
+            transfers.ns,
+        )
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def of_steps(self, chosen: Bool) -> TransferTable:
+        """Return these steps only, numbered from 0 again."""
+        rows = chosen[self.step]
+        traffic, row = _kept(self.row[rows], len(self.traffic))
+        kinds, kind = _kept(self.kind[rows], len(self.kinds))
+        return TransferTable(
+            tuple(self.traffic[at] for at in traffic.tolist()),
+            tuple(self.kinds[at] for at in kinds.tolist()),
+            row,
+            kind,
+            self.join[rows],
+            self.rank[rows],
+            _numbers(chosen)[self.step[rows]],
+            self.ns[rows],
+        )
+
+    def followed_by(self, other: TransferTable, num_steps: int) -> TransferTable:
+        traffic, row = _together(self.traffic, other.traffic)
+        kinds, kind = _together(self.kinds, other.kinds)
+        return TransferTable(
+            traffic,
+            kinds,
+            np.concatenate([self.row, row[other.row]]),
+            np.concatenate([self.kind, kind[other.kind]]),
+            np.concatenate([self.join, other.join + self.join.max(initial=-1) + 1]),
+            np.concatenate([self.rank, other.rank]),
+            np.concatenate([self.step, other.step + np.int32(num_steps)]),
+            np.concatenate([self.ns, other.ns]),
+        )
+
+
+_Key = TypeVar("_Key", Traffic, TransferKind)
+
+
+def _together(some: tuple[_Key, ...], others: tuple[_Key, ...]) -> tuple[tuple[_Key, ...], Int32]:
+    """Return the keys of both, and the number of each of the others among them; −1 stays −1."""
+    number = {one: at for at, one in enumerate(some)}
+    numbers: list[int] = [number.setdefault(one, len(number)) for one in others]
+    return tuple(number), np.array([*numbers, -1], np.int32)
+
+
+def kinds_of(run: Run, transfers: Transfers) -> tuple[tuple[TransferKind, ...], Int64]:
+    """Return the kinds of transfers, and which one each is."""
+    first, kind = grouped(pack([transfers.name, transfers.bytes, transfers.participants]))
+    columns = (column[first].tolist() for column in (transfers.name, transfers.bytes, transfers.participants))
+    return tuple(TransferKind(run.names[name], *sizes) for name, *sizes in zip(*columns, strict=True)), kind
+
+
+def traffic_of(run: Run, transfers: Transfers) -> tuple[tuple[Traffic, ...], Int64]:
+    """Return what passes over the links, and which of it each transfer is; −1 of those without other participants."""
+    rows = np.flatnonzero(transfers.participants > 1)
+    number = np.full(len(transfers), -1, np.int64)
+    if not len(rows):
+        return (), number
+    links, link_of_row = _links_of(run, transfers, rows)
+    node = {rank: trace.metadata.node for rank, trace in run.ranks.items()}
+    crosses = np.array([len({node.get(rank) for rank in link.ranks}) > 1 for link in links])
+    first, join = grouped(transfers.join[rows])
+    link, name = link_of_row[first], _operation(run, transfers.name[rows][first])
+    num_bytes, participants = (column[rows][first] for column in (transfers.bytes, transfers.participants))
+    one, row = grouped(pack([name, num_bytes, participants, crosses[link].astype(np.int64), link]))
+    # Groups with the same members are one link.
+    traffic: dict[Traffic, int] = {}
+    same = [
+        traffic.setdefault(
+            Traffic(run.names[int(name[at])], int(num_bytes[at]), int(participants[at]), links[int(link[at])]),
+            len(traffic),
+        )
+        for at in one.tolist()
+    ]
+    number[rows] = np.array(same, np.int64)[row[join]]
+    return tuple(traffic), number
+
+
+def _links_of(run: Run, transfers: Transfers, rows: Int64) -> tuple[list[Link], Int64]:
+    rank = transfers.rank[rows].astype(np.int64)
+    order = np.argsort(rank, kind="stable")
+    bounds = np.searchsorted(rank[order], [*run.ranks, np.iinfo(np.int64).max])
+    group, peer = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+    for one, begin, end in zip(run.ranks.values(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        own = order[begin:end]
+        group[own], peer[own] = (column[transfers.row[rows][own]] for column in (one.spans.group, one.spans.peer))
+    code = {word: number for number, word in enumerate(run.names)}
+    sends, receives = (transfers.name[rows] == code.get(word, -1) for word in (_SEND, _RECEIVE))
+    is_message = (sends | receives) & (peer >= 0)
+    source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
+    key = pack([np.where(is_message, -1, group), np.where(is_message, source, 0), np.where(is_message, target, 0)])
+    first, link = grouped(key)
+    join = transfers.join[rows]
+    links = []
+    for row in first.tolist():
+        if is_message[row]:
+            links.append(Link((int(source[row]), int(target[row])), is_directed=True))
+            continue
+        told = run.ranks[int(rank[row])].groups.get(int(group[row]))
+        # Without a word of the group's members: those that were found in one of its communications.
+        members = np.unique(rank[join == join[row]]).tolist() if told is None else told.ranks
+        links.append(Link(tuple(one for one in members if one in run.ranks), is_directed=False))
+    return links, link
+
+
+def _operation(run: Run, name: Int32) -> Int64:
+    """Return the name's code, of messages that of ``send`` on either side."""
+    code = {word: number for number, word in enumerate(run.names)}
+    return np.where(name == code.get(_RECEIVE, -1), code.get(_SEND, -1), name).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class StepStatistics:
+    """The work, pauses and transfers of all ranks in some steps.
+
+    Of a long run these steps are drawn, so that memory does not grow: all of them while there are few, then about
+    every second one, every fourth, …. Whether a step is among them follows from its number, and from the size of the
+    whole run.
+
+    Attributes:
+        ranks, steps: their numbers, ascending.
+        stages: of each rank, its pipeline stage.
+        measured_ns: of each step, the mean over the ranks.
+        replayed_ns: of each step, with the measured durations.
+        pauses_ns: by cause, one of PAUSES, shape (ranks, steps).
+        halvings: how often steps were halved.
+    """
+
+    ranks: Int64
+    steps: Int64
+    stages: Int64
+    measured_ns: Int64
+    replayed_ns: Int64
+    table: WorkTable
+    pauses_ns: Mapping[str, Int64]
+    transfers: TransferTable
+    halvings: int = 0
+
+    @classmethod
+    def of(cls, run: Run, program: Program) -> StepStatistics:
+        segments = program.segments
+        shape = len(program.ranks), len(program.steps)
+        cell = np.searchsorted(program.ranks, segments.rank) * shape[1] + segments.step
+
+        def by_step(values_ns: Int64) -> Int64:
+            return np.bincount(cell, values_ns, minlength=shape[0] * shape[1]).astype(np.int64).reshape(shape)
+
+        return cls(
+            ranks=program.ranks,
+            steps=program.steps,
+            stages=np.array([stage_of(run.ranks[rank]) for rank in program.ranks.tolist()], np.int64),
+            measured_ns=program.measured_step_times(),
+            replayed_ns=program.step_times(),
+            table=WorkTable.of(segments),
+            pauses_ns={cause: by_step(pause_ns(segments, cause)) for cause in PAUSES},
+            transfers=TransferTable.of(run, program.transfers),
+        ).drawn()
+
+    def __add__(self, other: StepStatistics) -> StepStatistics:
+        """Return the statistics of these steps and of those that follow them, of the same ranks."""
+        halvings = max(self.halvings, other.halvings)
+        one, another = self._halved(halvings), other._halved(halvings)
+        num_steps = len(one.steps)
+        return StepStatistics(
+            ranks=one.ranks,
+            steps=np.concatenate([one.steps, another.steps]),
+            stages=one.stages,
+            measured_ns=np.concatenate([one.measured_ns, another.measured_ns]),
+            replayed_ns=np.concatenate([one.replayed_ns, another.replayed_ns]),
+            table=one.table.followed_by(another.table, num_steps),
+            pauses_ns={cause: np.hstack([one.pauses_ns[cause], another.pauses_ns[cause]]) for cause in PAUSES},
+            transfers=one.transfers.followed_by(another.transfers, num_steps),
+            halvings=halvings,
+        ).drawn()
+
+    def drawn(self) -> StepStatistics:
+        """Return half of the steps, and half of these, …, until they have few enough rows."""
+        drawn = self
+        while len(drawn.table) + len(drawn.transfers) > MOST_ROWS:
+            halved = drawn._halved(drawn.halvings + 1)
+            if len(halved.steps) < FEWEST_STEPS:
+                break
+            drawn = halved
+        return drawn
+
+    def _halved(self, halvings: int) -> StepStatistics:
+        if halvings == self.halvings:
+            return self
+        # The upper bits of the product: of checkpoints every 1,000 steps, say, as large a share is kept as of all.
+        chosen = (self.steps * _GOLDEN) % 2**32 < 2 ** (32 - halvings)
+        return replace(
+            self,
+            steps=self.steps[chosen],
+            measured_ns=self.measured_ns[chosen],
+            replayed_ns=self.replayed_ns[chosen],
+            table=self.table.of_steps(chosen),
+            pauses_ns={cause: own[:, chosen] for cause, own in self.pauses_ns.items()},
+            transfers=self.transfers.of_steps(chosen),
+            halvings=halvings,
+        )
+
+
+def pause_ns(segments: Segments, cause: str) -> Int64:
+    return {
+        DATA: segments.data_ns,
+        GC: segments.gc_ns,
+        CHECKPOINT: segments.checkpoint_ns,
+        EVALUATION: segments.evaluation_ns,
+    }[cause]

@@ -90,7 +90,6 @@ def _metadata(name: str, pid: int, tid: int, arguments: Mapping[str, object]) ->
 
 
 def _microseconds(ns: int) -> float:
-    """Return µs, exact up to a hundred days."""
     return ns / 1000
 
 

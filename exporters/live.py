@@ -28,7 +28,7 @@ LISTENERS: Final[Mapping[str, str]] = {
     "tensorboard": "commtrace.exporters.scalars.exporter:open_tensorboard",
     "wandb": "commtrace.exporters.scalars.exporter:open_wandb",
 }
-"""Module and function, ``module:function``, that opens each: an :data:`OpenListener`. Imported when it is wanted."""
+"""The function that opens each, as ``module:function``, imported when it is needed."""
 
 
 def live_view(

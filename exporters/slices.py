@@ -1,6 +1,6 @@
 """Turns a timeline into nested slices on tracks, for all formats of trace viewers.
 
-The input is the plain data of :mod:`commtrace.analysis.timeline`: its outline and any number of its steps.
+The input is the data of :mod:`commtrace.analysis.timeline`: its outline and any number of its steps.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Process:
 
 
 class Words:
-    """Puts slices into words, with the vocabularies of an outline."""
+    """Names and details of slices, from the vocabularies of an outline."""
 
     def __init__(self, outline: Mapping[str, Any]) -> None:
         self._outline = outline
@@ -195,11 +195,9 @@ def arrow_of(one: Slice, words: Words) -> Arrow | None:
 
 
 def layers(ranks: Sequence[Process], words: Words) -> list[Layer]:
-    """Return all slices in layers, sends first.
-
-    An arrow must begin before it ends, and viewers keep the order of the file where times are equal. The transfer of a
-    posted receive starts when the send does.
-    """
+    """Return all slices in layers, sends first."""
+    # An arrow must begin before its end, and viewers keep the order of the file at equal times: the transfer of a
+    # posted receive starts when the send does.
     found = []
     for process, rank in enumerate(ranks):
         tracks = enumerate(rank.tracks)

@@ -43,7 +43,7 @@ class RankRow:
         step_ns: None without a step.
         parts: by ``PARTS``; empty if no step was recorded in detail.
         exposed: by role.
-        waits_for: the rank that it waited for longest; None if there is none, or it is unknown.
+        waits_for: the rank that it waited for longest; None without one, or if unknown.
         waits_ns: its wait for that rank.
         blame_ns: the wait of all others for this rank.
         last_step: −1 before the first.
@@ -104,8 +104,7 @@ class Frame:
         time_ns: epoch ns of the look.
         world_size: ranks of the job.
         hosts: their number.
-        first_step, last_step: of the steps shown.
-        num_steps: number of the steps shown; parts are means over them.
+        first_step, last_step, num_steps: the steps shown; parts are means over them.
         step_ns: median of the steps shown, over all ranks.
         before_ns: likewise of the run so far.
         before: describes ``before_ns``.
@@ -134,7 +133,6 @@ class Frame:
     took_ns: int = 0
 
     def to_json(self) -> JsonObject:
-        """Return the frame as JSON can hold it."""
         return asdict(self)
 
 

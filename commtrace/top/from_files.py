@@ -1,4 +1,4 @@
-"""A frame from the files of a run that goes on: the chain of the analysis over its newest steps."""
+"""Makes frames from the files of a running job: the analysis of its newest steps."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ BOTH: Final = "monitor and the steps shown"
 
 _STEPS_BEFORE_STALLED: Final = 10
 _LEAST_BEFORE_STALLED_NS: Final = 5_000_000_000
-"""A job whose steps take this many times as long as ever, and this long, stands still."""
+"""A job is stalled if a step takes this many times as long as usual, and at least this long."""
 
 _NOT_SEEN: Final = "Not, or no longer, in the steps shown."
 _NO_RANK: Final = ("stage_imbalance", "sequence_length_imbalance")
-"""Causes that are nobody's: the rank that goes with them is an example."""
+"""Causes that no rank is responsible for: the rank of the finding is an example."""
 
 _PAUSES: Final = {"checkpoint": "a checkpoint is saved or loaded", "evaluation": "evaluation"}
 """Phases in which no step ends."""
@@ -62,7 +62,7 @@ class FileSource:
 
     Args:
         path: as for :func:`commtrace.trace.files.reader.load_run`.
-        last: so many newest steps are shown; 0: as many as a job of this size affords, see :func:`steps_of`.
+        last: number of the newest steps to show; 0: see :func:`steps_of`.
         ask: for the process of a rank.
     """
 
@@ -98,22 +98,19 @@ class FileSource:
 
 
 def steps_of(ranks: int) -> int:
-    """Return how many steps of a job of so many ranks are shown: a look costs in proportion to both. 8 judge
-    stragglers.
-    """
+    """Return the number of steps to show of a job of this size: a look costs in proportion to both."""
     return min(MOST_STEPS, max(_FEWEST_STEPS, MOST_STEPS * _RANKS_WITH_ALL_STEPS // max(ranks, 1)))
 
 
 def _count_ranks(path: str | Path) -> int:
-    """By the directories that are there, without reading anything."""
     return sum(1 for _ in find_run_directory(Path(path)).glob("rank-*"))
 
 
 def read_monitor(directory: Path) -> MonitorFile | None:
-    """Return what the online monitor last said of the run; None without one.
+    """Return the newest state that the monitor wrote; None without one.
 
     Raises:
-        TraceFormatError: its file says something else.
+        TraceFormatError: its file holds something else.
     """
     path = directory / MONITOR_FILE
     try:
@@ -121,7 +118,7 @@ def read_monitor(directory: Path) -> MonitorFile | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise TraceFormatError(f"{path} is not what a monitor writes, and was left out ({error}).") from None
+        raise TraceFormatError(f"{path} is not a valid state of the monitor and was left out ({error}).") from None
     return msgspec.convert(all_printable(msgspec.to_builtins(status)), MonitorFile)
 
 
@@ -140,7 +137,7 @@ class MonitorStraggler(msgspec.Struct, frozen=True):
 
 
 class MonitorFile(msgspec.Struct, frozen=True):
-    """``monitor.json``, as far as it is shown; ``time`` in epoch seconds."""
+    """The part of ``monitor.json`` that is shown; ``time`` in epoch seconds."""
 
     time: Annotated[float, msgspec.Meta(ge=0, le=1e11)] = 0.0
     stragglers: Annotated[tuple[MonitorStraggler, ...], msgspec.Meta(max_length=100_000)] = ()
@@ -155,14 +152,14 @@ def make_frame(
     monitor: MonitorFile | None = None,
     ask: AskProcess = unknown_process,
 ) -> Frame:
-    """Return the frame of what was read.
+    """Return the frame of the rows that were read.
 
     Args:
         newest: the end of the run.
-        last: how many steps were asked for.
+        last: number of steps to show.
         now_ns: epoch ns.
         before: durations of steps of the run so far, ns.
-        monitor: what the online monitor says.
+        monitor: the newest state that the monitor wrote.
         ask: for the process of a rank.
     """
     run, steps = _run_and_steps(newest, last)
@@ -173,8 +170,8 @@ def make_frame(
     findings = _stragglers(analysis)
     step_ns = _median([int(ns) for ns in _durations(run, steps)])
     used = analysis.steps.used if analysis else ()
-    told = [steps.first, steps.end - 1] if steps else [None, None]
-    first, final = (used[0], used[-1]) if used else told
+    shown = [steps.first, steps.end - 1] if steps else [None, None]
+    first, final = (used[0], used[-1]) if used else shown
     by_rank = {mean.rank: mean for mean in means}
     waits = _waits(analysis.run, analysis.matches) if analysis else {}
     rows = [
@@ -195,8 +192,8 @@ def make_frame(
         before=f"{len(before)} steps of rank {min(run.ranks)}, from all over the run" if len(before) > last else "",
         ranks=tuple(rows),
         stragglers=_each_once(
-            [*_told_by_monitor(monitor, now_ns)],
-            [*_told_by_steps(findings)],
+            [*_from_monitor(monitor, now_ns)],
+            [*_from_steps(findings)],
             judged=analysis is not None and not findings.abstentions,
         ),
         abstentions=tuple(dict.fromkeys([*findings.abstentions, *_abstentions_of_monitor(monitor, now_ns)])),
@@ -205,7 +202,7 @@ def make_frame(
 
 
 def _attempts(run: Run, steps: StepRange | None) -> Iterator[str]:
-    """That the job was started again, or has gone back by itself: which of the steps shown were done before."""
+    """Yield that the job was started again or went back, and which of the steps shown were done before."""
     launch = run.any_metadata.attempt
     if launch:
         yield (
@@ -214,8 +211,10 @@ def _attempts(run: Run, steps: StepRange | None) -> Iterator[str]:
         )
     again = [one for one in repeated_steps([LaunchSteps.of(run)]) if steps is not None and one.step in steps]
     for step in again[-_MOST_REPEATED:]:
-        told = ", ".join(f"attempt {one.attempt} took {seconds_in_words(one.duration_ns)}" for one in step.attempts)
-        yield f"Step {step.step} was done {len(step.attempts)} times: {told}. The last one is shown."
+        durations = ", ".join(
+            f"attempt {one.attempt} took {seconds_in_words(one.duration_ns)}" for one in step.attempts
+        )
+        yield f"Step {step.step} was done {len(step.attempts)} times: {durations}. The last one is shown."
 
 
 def _run_and_steps(newest: Newest, last: int) -> tuple[Run, StepRange | None]:
@@ -237,13 +236,12 @@ def _step_numbers(trace: RankTrace) -> np.ndarray:
 
 
 def _analysed(run: Run, steps: StepRange | None) -> Analysis | None:
-    """Return None where no step is there in full, or none in detail."""
     if steps is None:
         return None
     try:
         analysis = analyse(run, str(steps))
     except ConfigurationError:
-        return None  # every rank has ended other steps: there is nothing to compare
+        return None  # no step has ended on all ranks
     return analysis if analysis.steps.used else None
 
 
@@ -266,7 +264,7 @@ def _stragglers(analysis: Analysis | None) -> Findings:
 
 
 def _waits(run: Run, matches: Matches) -> dict[int, dict[int, int]]:
-    """By rank: how long it waited for which other ones, ns over all steps."""
+    """Return how long each rank waited for each other one, ns over all steps."""
     found: dict[int, dict[int, int]] = {}
     for rank, trace in run.ranks.items():
         own = matches.ranks[rank]
@@ -312,7 +310,7 @@ def _row(
     )
 
 
-def _told_by_steps(findings: Findings) -> Iterator[Slow]:
+def _from_steps(findings: Findings) -> Iterator[Slow]:
     for one in findings.verdicts:
         others = tuple(rank for rank in one.ranks if rank != one.rank)
         yield Slow(
@@ -328,7 +326,7 @@ def _told_by_steps(findings: Findings) -> Iterator[Slow]:
         )
 
 
-def _told_by_monitor(monitor: MonitorFile | None, now_ns: int) -> Iterator[Slow]:
+def _from_monitor(monitor: MonitorFile | None, now_ns: int) -> Iterator[Slow]:
     if monitor is None or _is_old(monitor, now_ns):
         return
     for one in monitor.stragglers:
@@ -357,12 +355,12 @@ def _is_old(monitor: MonitorFile, now_ns: int) -> bool:
 
 
 def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow], *, judged: bool) -> tuple[Slow, ...]:
-    """Return the monitor's findings first. Whom the steps shown name as well is told once, by their closer comparison.
+    """Return the monitor's findings first; one that the steps shown confirm is given once, with their closer
+    comparison.
 
     Args:
-        by_monitor, by_steps: dearest first.
-        judged: whether the steps were looked at: the monitor takes two windows to clear somebody, and a job that stands
-            still shows it none.
+        by_monitor, by_steps: costliest first.
+        judged: whether the steps were judged.
     """
     rest = list(by_steps)
     first: list[Slow] = []
@@ -380,7 +378,7 @@ def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow], *, judged: 
 
 
 def _names(several: Slow, one: Slow) -> bool:
-    """Return whether a finding, which may be about several ranks, names whom another one names."""
+    """Return whether two findings are about the same ranks."""
     if several.cause in _NO_RANK or one.cause in _NO_RANK:
         return (several.cause, several.who) == (one.cause, one.who)
     if HOST in (several.place, one.place) and several.host == one.host:
@@ -405,13 +403,13 @@ def _notes(
         why = f"; the process of {ranks_in_words(dead)} is gone" if dead else ""
         suspended = [rank for rank in silent if endings[rank].process == SUSPENDED]
         why += f"; that of {ranks_in_words(suspended)} is suspended (SIGSTOP or a debugger)" if suspended else ""
-        yield f"SILENT: {ranks_in_words(silent)} said nothing for {seconds_in_words(quiet)}{why}."
+        yield f"SILENT: {ranks_in_words(silent)} wrote nothing for {seconds_in_words(quiet)}{why}."
     if all(ending.state == ENDED for ending in endings.values()):
         yield "The run has ended: these are its last steps."
     elif stopped := [rank for rank, ending in endings.items() if ending.state == STOPPED]:
         yield (
-            f"STOPPED: no rank writes any more, and {ranks_in_words(stopped)} did not end in order, as ranks that are "
-            f"killed or crash do not: commtrace doctor {run.path}"
+            f"STOPPED: no rank writes any more, and {ranks_in_words(stopped)} did not end in order: killed or crashed. "
+            f"See commtrace doctor {run.path}"
         )
     else:
         stalled = _stalled_ns(run, rows, endings, step_ns, now_ns)
@@ -427,19 +425,18 @@ def _notes(
         yield f"None of the steps {steps} was recorded in detail by all ranks: only their lengths are known."
     behind = [row.rank for row in rows if steps and 0 <= row.last_step < steps.first]
     if behind:
-        yield f"{ranks_in_words(behind).capitalize()} ended no step of those shown."
+        yield f"{ranks_in_words(behind).capitalize()} ended none of the steps shown."
     dropped = sum(row.dropped or 0 for row in rows)
     if dropped:
-        yield f"{dropped} spans were dropped in what is shown: the parts of these ranks are too small."
+        yield f"{dropped} spans of the steps shown were dropped: the parts of these ranks are too small."
     if analysis is not None and analysis.alignment.refused is not None:
-        yield "The hosts' clocks could not be brought together: waiting between hosts is not told from transfer."
+        yield "The hosts' clocks could not be aligned: waiting between hosts cannot be separated from transfer."
     if monitor is not None and now_ns / 1e9 - monitor.time > _OLD_MONITOR_SECONDS:
-        yield f"The monitor last spoke {seconds_in_words(int(now_ns - 1e9 * monitor.time))} ago."
+        yield f"The monitor last reported {seconds_in_words(int(now_ns - 1e9 * monitor.time))} ago."
     yield from run.problems
 
 
 def _pauses(run: Run) -> str:
-    """Return which ranks are in what, where that is a reason for no step to end; empty if there is none."""
     ranks: dict[str, list[int]] = {}
     for rank, trace in run.ranks.items():
         open_kinds = {phase.kind for phase in trace.activity.open} if trace.activity and says_now(trace) else set()

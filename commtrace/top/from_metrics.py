@@ -1,4 +1,4 @@
-"""Makes frames from metrics: of one rank's endpoint, or of a Prometheus that scrapes all of them.
+"""Makes frames from metrics: of one rank's endpoint, or of a Prometheus that scrapes all ranks.
 
 Metrics hold less than files: not who waited for whom and, without the monitor, no split into wait and transfer. These
 stay None.
@@ -251,7 +251,7 @@ def _sample(name: str, labels: Mapping[str, str], value: float | str) -> Sample:
     """Return a sample; an impossible value becomes NaN, which is ignored.
 
     Raises:
-        ValueError: the value is no number.
+        ValueError: the value is not a number.
     """
     number = float(value)
     return Sample(name, all_printable(dict(labels)), number if abs(number) < _LARGEST_VALUE else math.nan)
@@ -333,10 +333,10 @@ def frame_of_totals(
     steps_ns = [row.step_ns for row in rows if row.step_ns is not None]
     all_steps, all_seconds = _steps(so_far), sum(one.seconds for one in so_far.values())
     least = round(min((one.steps for one in shown_totals.values() if one.steps), default=0))
-    by_monitor = {one.rank: one for one in _told_by_monitor(found, rows)}
-    by_alert = [one for one in _told_by_alerts(alerts, rows) if one.rank not in by_monitor]
-    told = {str(one.rank) for one in (*by_monitor.values(), *by_alert)}
-    stragglers = (*by_monitor.values(), *by_alert, *_told_by_work(shown_totals, rows, told))
+    by_monitor = {one.rank: one for one in _from_monitor(found, rows)}
+    by_alert = [one for one in _from_alerts(alerts, rows) if one.rank not in by_monitor]
+    named = {str(one.rank) for one in (*by_monitor.values(), *by_alert)}
+    stragglers = (*by_monitor.values(), *by_alert, *_from_work(shown_totals, rows, named))
     return Frame(
         source=source,
         time_ns=now_ns,
@@ -348,7 +348,7 @@ def frame_of_totals(
         before="the mean of all steps so far",
         ranks=rows,
         stragglers=stragglers,
-        abstentions=("One rank alone cannot tell who is slow.",) if len(rows) < 2 else (),
+        abstentions=("One rank alone does not show who is slow.",) if len(rows) < 2 else (),
         notes=tuple(_notes(rows)),
     )
 
@@ -397,14 +397,14 @@ def _split(exposed_ns: int, wait: float, transfer: float) -> Exposed:
     return Exposed(exposed_ns, wait_ns, exposed_ns - wait_ns)
 
 
-def _told_by_alerts(alerts: Iterable[Mapping[str, str]], rows: Sequence[RankRow]) -> Iterator[Slow]:
+def _from_alerts(alerts: Iterable[Mapping[str, str]], rows: Sequence[RankRow]) -> Iterator[Slow]:
     for labels in alerts:
         rank = int(labels["rank"]) if labels.get("rank", "").isdecimal() else -1
         evidence = "The alert CommtraceStraggler fires."
         yield Slow(rank, labels.get("node", ""), RANKS, "slow", None, evidence, ALERT, _who(labels))
 
 
-def _told_by_monitor(found: Iterable[Sample], rows: Sequence[RankRow]) -> Iterator[Slow]:
+def _from_monitor(found: Iterable[Sample], rows: Sequence[RankRow]) -> Iterator[Slow]:
     hosts = {row.rank: row.host for row in rows}
     for one in sorted(found, key=lambda one: -one.value):
         number = one.labels.get("straggler_rank", "")
@@ -421,7 +421,7 @@ def _who(labels: Mapping[str, str]) -> str:
     return f"rank {labels.get('rank', '?')}{node}"
 
 
-def _told_by_work(totals: Totals, rows: Sequence[RankRow], told: set[str]) -> Iterator[Slow]:
+def _from_work(totals: Totals, rows: Sequence[RankRow], named: set[str]) -> Iterator[Slow]:
     """Yield ranks whose own work is beyond what is normal at their stage."""
     known = [rank for rank, one in totals.items() if one.work is not None and one.steps > 0]
     if not known:
@@ -443,7 +443,7 @@ def _told_by_work(totals: Totals, rows: Sequence[RankRow], told: set[str]) -> It
     found = []
     for row in np.flatnonzero(judged.is_slow).tolist():
         labels, excess_ms = per_step[row].labels, float(judged.excess_ns[row]) / 1e6
-        if known[row] in told:
+        if known[row] in named:
             continue
         cost = min(excess_ms, float(np.median(waiting_ms[~judged.is_slow])))
         normal_ms = float(judged.normal_ns[row]) / 1e6
@@ -462,7 +462,7 @@ def _notes(rows: Sequence[RankRow]) -> Iterator[str]:
     silent = [row for row in rows if row.state == "silent"]
     if silent and len(silent) == len(rows):
         youngest = min(row.age_ns or 0 for row in silent)
-        yield f"NO STEP has ended on any rank for {seconds_in_words(youngest)}: commtrace doctor RUN tells why."
+        yield f"NO STEP has ended on any rank for {seconds_in_words(youngest)}: see commtrace doctor RUN."
     elif silent:
         oldest = max(row.age_ns or 0 for row in silent)
         yield f"SILENT: {ranks_in_words(row.rank for row in silent)} ended no step for {seconds_in_words(oldest)}."

@@ -1,4 +1,4 @@
-"""Gets a text over HTTP from an address that may be slow, wrong or gone."""
+"""Fetches a text over HTTP from an address that may be slow, wrong or gone."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""Exports the steps of a rank: the harvester puts them into a bounded queue, and a thread has them sent.
+"""Exports the steps of a rank: the harvester puts them into a bounded queue, and a thread sends them.
 
-Spans are made, encoded and sent by a worker process (:mod:`commtrace.exporters.otlp.process_sender`). The thread does
-it instead if they go to a TracerProvider of the script, or if no process can be started.
-
-Training and recording never wait for the receiver: spans that a full queue or the receiver refuses, and those left at
-the end, are counted and reported.
+The work is done by a worker process (:mod:`commtrace.exporters.otlp.process_sender`), or on that thread if spans go to
+a TracerProvider of the script, or if no process can be started. Training and recording never wait for the receiver:
+spans that it or a full queue refuses, and those left at the end, are counted and reported.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ the one after."""
 
 
 class HeldJobSteps:
-    """Holds each step until the monitor has sent the times of all ranks, with a time limit. For several threads.
+    """Holds each job step until the monitor has sent the times of all ranks, with a time limit. Thread-safe.
 
     Args:
         rank: this rank, with the job steps from its monitor.
@@ -381,7 +379,6 @@ class OtlpExporter:
         sender.send_metrics(metrics.newest(counts), self.metric_account.settle)
 
     def _next_job(self, sender: SpanSender | None) -> Job | None:
-        """Return the oldest step; None if there is none."""
         if sender is not None:
             self._ends.wait(sender.pause_seconds)
         self._release_job_steps()

@@ -35,7 +35,7 @@ class LineFile:
     """Files of lines, each of a limited size, of which the newest are kept.
 
     Args:
-        directory: made if it is missing.
+        directory: created if it is missing.
         stem: beginning of the file names.
         most_bytes, kept: limits.
     """
@@ -49,7 +49,7 @@ class LineFile:
         self._failed = False
 
     def append(self, lines: str) -> bool:
-        """Append lines (no newline after the last) and return whether that worked."""
+        """Append lines, without a newline after the last, and return whether that worked."""
         try:
             path = self._current()
             with path.open("a", encoding="utf-8") as file:
@@ -82,8 +82,6 @@ class LineFile:
 
 
 class FileSpans:
-    """Spans of a rank as lines."""
-
     def __init__(self, directory: Path, run_id: str, rank: int) -> None:
         self._lines = LineFile(directory, f"{run_id}-rank-{rank:05d}-traces")
 
@@ -101,8 +99,6 @@ class FileSpans:
 
 
 class FileMetrics:
-    """Metrics of a rank as lines."""
-
     def __init__(self, directory: Path, run_id: str, rank: int) -> None:
         self._lines = LineFile(directory, f"{run_id}-rank-{rank:05d}-metrics")
 
@@ -117,14 +113,14 @@ class FileMetrics:
 def spans_request(spans: Sequence[ReadableSpan]) -> dict[str, object]:
     """Return an ExportTraceServiceRequest in OTLP's JSON encoding.
 
-    It is protobuf's JSON, but with hexadecimal ids and enums as numbers. It is made from the spans and not from the
-    protobuf message, as ``json_format`` takes about four times as long.
-    Source: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding
+    It is protobuf's JSON, but with hexadecimal ids and enums as numbers. Source:
+    https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding
 
     Args:
         spans: at least one, all of one resource and one scope.
     """
     first = spans[0]
+    # Not from the protobuf message: ``json_format`` takes about four times as long.
     scope = first.instrumentation_scope
     named = {"name": scope.name, "version": scope.version} if scope is not None else {}
     encoded = {

@@ -61,7 +61,6 @@ def metrics_data(
 
 
 def _metric(family: Family, start_ns: int, now_ns: int) -> Metric | None:
-    """Return the metric; None if the family has no samples."""
     if not family.samples:
         return None
     name, unit = _name_and_unit(family.name)

@@ -36,15 +36,13 @@ _NICENESS: Final = 5
 
 
 class Start(NamedTuple):
-    """The first message: whose spans these are."""
-
     config: Config
     metadata: RankMetadata
     directory: Path
 
 
 class Update(NamedTuple):
-    """What the rank has learnt since; sent when it changes and not answered.
+    """Changed facts about the rank; not answered.
 
     Attributes:
         groups, topology: of the rank.
@@ -57,8 +55,6 @@ class Update(NamedTuple):
 
 
 class SendSpans(NamedTuple):
-    """Send the spans of these steps."""
-
     jobs: Sequence[Job]
 
 
@@ -147,7 +143,7 @@ class WorkerError(CommtraceError):
 
 
 class ProcessSender:
-    """Sends through a process of its own; one thread uses it, and another one may :meth:`interrupt`.
+    """Sends through a worker process; one thread uses it, and another one may :meth:`interrupt`.
 
     The process starts at once. Call :meth:`wait_until_ready` before anything else.
 
@@ -175,12 +171,12 @@ class ProcessSender:
 
     @property
     def pid(self) -> int:
-        """Pid of the worker; 0 if there is none."""
+        """Return the pid of the worker; 0 without one."""
         return 0 if self._process is None else self._process.pid
 
     @property
     def pause_seconds(self) -> float:
-        """Return how long to wait before the next request: until a worker that has died may be replaced."""
+        """Return the wait before the next request: a worker that has died is not replaced at once."""
         gone = self._process is None
         return max(self._started_at + RESTART_SECONDS - time.monotonic(), 0.0) if gone else 0.0
 
@@ -232,7 +228,7 @@ class ProcessSender:
             process.kill()
 
     def abandon_after_fork(self) -> None:
-        """Close the copy of the connection in a forked child; it would keep the worker alive without the parent."""
+        """Close the copy of the connection in a forked child, which would keep the worker alive without the parent."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -320,7 +316,6 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Wait for the process, then kill it; leave no zombie."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
         return

@@ -1,6 +1,5 @@
-"""The TracerProvider that the script or its framework has installed, and the spans that are sent through it.
-
-The SDK is not imported for it: without the SDK in the process there is no provider.
+"""The TracerProvider that the script or its framework has installed. Without the SDK in the process there is none, and
+nothing is imported to find out.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def installed_provider() -> TracerProvider | None:
-    """Return the SDK's TracerProvider that the script has installed; None if there is none."""
+    """Return the SDK's TracerProvider that the script has installed; None without one."""
     if "opentelemetry.sdk.trace" not in sys.modules:
         return None
     from opentelemetry import trace
@@ -25,10 +24,7 @@ def installed_provider() -> TracerProvider | None:
 
 
 def processor_of(provider: TracerProvider | None) -> SpanProcessor | None:
-    """Return the span processor of a provider; None if it has none, or this version of the SDK hides it.
-
-    A provider's tracer cannot make spans with given ids, hence its processor.
-    """
+    """Return the span processor of a provider; None if it has none, or this version of the SDK hides it."""
     if provider is None:
         return None
     from opentelemetry.sdk.trace import SpanProcessor
@@ -40,11 +36,7 @@ def processor_of(provider: TracerProvider | None) -> SpanProcessor | None:
 
 
 class ProviderSpans:
-    """Sends spans through the processor of a provider.
-
-    It is flushed after every batch, because a BatchSpanProcessor silently drops the oldest of more than 2,048 spans.
-    What a processor does with a span that it took is not counted here.
-    """
+    """Sends spans through the processor of a provider, whose tracer cannot make spans with given ids."""
 
     def __init__(self, processor: SpanProcessor) -> None:
         self._processor = processor
@@ -52,6 +44,7 @@ class ProviderSpans:
     def export(self, spans: Sequence[ReadableSpan]) -> bool:
         for span in spans:
             self._processor.on_end(span)
+        # A BatchSpanProcessor silently drops the oldest of more than 2,048 spans.
         return bool(self._processor.force_flush())
 
     def shutdown(self) -> None:

@@ -32,15 +32,11 @@ Settle: TypeAlias = Callable[[int, "bool | None"], None]
 
 
 class Counts(NamedTuple):
-    """An :class:`Account` at one instant."""
-
     sent: int
     dropped: Mapping[str, int]
 
 
 class SignalCounts(NamedTuple):
-    """Counts of both signals: spans, and requests with all metrics of the rank."""
-
     spans: Counts
     metric_requests: Counts
 
@@ -58,9 +54,8 @@ class Job(NamedTuple):
     """A step to export.
 
     Attributes:
-        summary: of the step.
         rows: those that become spans, the ``step`` row first if it is among them.
-        job_steps: job steps to send now; earlier ones if they waited for the times of other ranks.
+        job_steps: to send now; older steps if they waited for the times of other ranks.
         findings: of the monitor, since the step before.
         epoch_offset_ns: epoch ns minus the times of rows.
         clock_error_ns: its error.
@@ -85,7 +80,7 @@ class Job(NamedTuple):
 
 
 class Account:
-    """Counts spans, or requests with metrics: produced = sent + dropped + waiting. For several threads."""
+    """Counts spans, or requests with metrics: produced = sent + dropped + waiting. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -109,18 +104,16 @@ class Account:
             return Counts(self.sent, dict(self.dropped))
 
     def produce(self, count: int) -> None:
-        """So many spans are there to be sent."""
         with self._lock:
             self.produced += count
 
     def drop(self, count: int, reason: str) -> None:
-        """So many are dropped."""
         with self._lock:
             if not self._is_final:
                 self.dropped[reason] += count
 
     def settle(self, count: int, was_sent: bool | None) -> None:
-        """Count a batch that was taken, or not; None if no answer came."""
+        """Count a batch that was accepted or not; None if no answer came."""
         if not was_sent:
             self.drop(count, UNANSWERED if was_sent is None else REFUSED)
             return
@@ -129,7 +122,7 @@ class Account:
                 self.sent += count
 
     def finish(self) -> None:
-        """Drop what waits; later calls have no effect."""
+        """Drop the rest; later calls have no effect."""
         with self._lock:
             if not self._is_final:
                 self.dropped[AT_THE_END] += self.produced - self.sent - sum(self.dropped.values())
@@ -140,7 +133,7 @@ class JobQueue:
     """Steps that wait. Any thread puts, one gets; a put never blocks.
 
     Args:
-        account: counts what is produced and dropped.
+        account: counts spans produced and dropped.
         most_spans: limit of the sum of their spans.
     """
 
@@ -176,7 +169,7 @@ class JobQueue:
             return job
 
     def get_with(self, first: Job, most_spans: int) -> list[Job]:
-        """Return a step and those behind it, up to ``most_spans`` spans in all, but at least itself."""
+        """Return a step and the next ones, up to ``most_spans`` spans in all, but at least the step."""
         jobs, spans = [first], first.num_spans
         with self._changed:
             while self._jobs and spans + self._jobs[0].num_spans <= most_spans:
@@ -186,7 +179,7 @@ class JobQueue:
         return jobs
 
     def close(self) -> None:
-        """Wake up whoever waits in :meth:`get`."""
+        """Wake up the thread that waits in :meth:`get`."""
         with self._changed:
             self._closed = True
             self._changed.notify()

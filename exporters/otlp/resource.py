@@ -34,8 +34,8 @@ class RankResource(Resource):
 def resource_of(rank: LiveRank, provider_attributes: Mapping[str, AttributeValue] = NO_ATTRIBUTES) -> Resource:
     """Return the resource of a rank.
 
-    ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` win over the resource of the provider, which wins over
-    defaults. Rank, run and topology are always commtrace's own.
+    ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` win over the provider's resource, which wins over defaults.
+    Rank, run and topology are always commtrace's own.
 
     Args:
         rank: this rank.
@@ -81,7 +81,6 @@ def _identity(rank: LiveRank, given: Mapping[str, AttributeValue]) -> dict[str, 
 
 
 def _topology(rank: LiveRank) -> dict[str, AttributeValue]:
-    """Return position and size of each parallel dimension, also by Megatron's names for three of them."""
     named: dict[str, AttributeValue] = {}
     for what, by_dimension in (("rank", rank.marks.coordinates), ("size", rank.marks.parallel)):
         for dimension, number in dict(by_dimension).items():

@@ -36,17 +36,17 @@ class SpanSink(Protocol):
     """Takes batches of spans on the exporter's own thread; it may block."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> bool | None:
-        """Return whether they were taken; None if no answer came."""
+        """Return whether they were accepted; None if no answer came."""
 
     def shutdown(self) -> None:
         """Close it. Called once, from another thread if ``export`` does not return."""
 
 
 class MetricSink(Protocol):
-    """Takes metrics likewise."""
+    """Takes metrics in the same way."""
 
     def export(self, metrics: MetricsData) -> bool | None:
-        """Return whether they were taken; None if no answer came."""
+        """Return whether they were accepted; None if no answer came."""
 
     def shutdown(self) -> None:
         """Close it."""
@@ -94,7 +94,6 @@ class Sender:
         return 0.0
 
     def __enter__(self) -> Sender:
-        """Prepare the thread that will send."""
         # Instrumentation of HTTP must not make spans of our requests.
         self._token = attach(set_value("suppress_instrumentation", True))
         self._quiet.__enter__()
@@ -129,7 +128,7 @@ class Sender:
         settle(1, self._metric_sink_open.export(data))
 
     def interrupt(self) -> None:
-        """Close the sinks; from another thread, this interrupts an exporter that waits to try again."""
+        """Close the sinks; from another thread, this interrupts an exporter that waits to retry."""
         self._interrupted = True
         span_sink, self._span_sink_open = self._span_sink_open, None
         metric_sink, self._metric_sink_open = self._metric_sink_open, None
@@ -138,7 +137,7 @@ class Sender:
                 sink.shutdown()
 
     def _current_resource(self) -> Resource:
-        """Return the resource, made anew when more of the topology is known."""
+        """Return the resource, made again when more of the topology is known."""
         marks = self._rank.marks
         key = (tuple(marks.coordinates.items()), tuple(marks.parallel.items()), tuple(self.provider_attributes.items()))
         if self._resource is None or key != self._resource_key:
@@ -176,10 +175,7 @@ def _batches(spans: Iterator[ReadableSpan]) -> Iterator[list[ReadableSpan]]:
 
 
 class _QuietThread(logging.Filter):
-    """Drops the log records of the SDK's exporters on one thread: one per batch would be thousands of lines.
-
-    commtrace itself counts the spans and warns once.
-    """
+    """Drops the log records of the SDK's exporters on one thread: one per batch would be thousands of lines."""
 
     _LOGGERS: Final = (
         "opentelemetry.exporter.otlp.proto.http.metric_exporter",

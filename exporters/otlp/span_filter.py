@@ -1,4 +1,4 @@
-"""Selects the rows, steps and ranks that are exported. Equal on all ranks, so that each can compute links to others."""
+"""Selects the rows, steps and ranks that are exported; equal on all ranks, so that each can compute links to others."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class SpanFilter:
 
     @cached_property
     def first_rank(self) -> int:
-        """The lowest rank that exports, which also exports the job steps; −1 if none does."""
+        """Return the lowest rank that exports, which also exports the job steps; −1 without any."""
         return next((rank for rank in range(self.world_size) if self.takes_rank(rank)), -1)
 
     def takes_rank(self, rank: int) -> bool:
@@ -73,12 +73,7 @@ class SpanFilter:
         return step % self.every == 0
 
     def rows(self, rows: Sequence[Row], step: int) -> list[Row]:
-        """Return the rows that become spans.
-
-        Args:
-            rows: of a closed step.
-            step: its number, also that of rows without one.
-        """
+        """Return the rows of a closed step that become spans; ``step`` is also the step of rows without one."""
         kinds = self.kinds
         if self.every == 1:
             return [row for row in rows if row.kind in kinds]

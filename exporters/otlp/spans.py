@@ -105,7 +105,6 @@ class SpanMaker:
         self._number = 0
 
     def spans(self, job: Job) -> Iterator[ReadableSpan]:
-        """Yield the spans of a step."""
         yield from _StepSpans(self, job).make()
 
     def next_own_id(self) -> int:
@@ -190,7 +189,6 @@ class _StepSpans:
         return self._span(f"{name} {self._role(row)}", own, parent, row, attributes, self._partners(row, trace), kind)
 
     def _stall(self, row: Row) -> ReadableSpan:
-        """Return a stall, linked to its communication."""
         trace, parent = self._place(row)
         waited_for = self._communication_id(row)
         links = (Link(_context(trace, waited_for)),) if waited_for else ()
@@ -211,7 +209,7 @@ class _StepSpans:
         return self._span(name, _context(trace, self._maker.next_own_id()), parent, row, attributes)
 
     def _finding(self, finding: LiveEvent) -> ReadableSpan:
-        """Return a finding of the monitor as a span: of a straggler from its beginning to when it was found."""
+        """Return a finding of the monitor as a span: of a straggler, from its beginning to the finding."""
         step, straggler = self._job.summary.step, finding.straggler
         at = round(finding.time * 1e9)
         attributes: Attributes = {
@@ -275,7 +273,6 @@ class _StepSpans:
         return known
 
     def _where(self, row: Row) -> Attributes:
-        """Return the attributes of the place in the schedule, and of the timing."""
         named: Attributes = {
             "commtrace.stream": schema.LANES[row.lane],
             "commtrace.timing.source": schema.TIMINGS[row.timing],
@@ -291,7 +288,6 @@ class _StepSpans:
         return named
 
     def _what(self, row: Row) -> Attributes:
-        """Return the attributes of a communication."""
         group = self._groups.get(row.group)
         named: Attributes = {
             "commtrace.collective.operation": row.name,
@@ -329,7 +325,6 @@ class _StepSpans:
         return self._ids.collective(self._rank.rank, row.group, row.seq, row.op_in_seq)
 
     def _message_id(self, row: Row, is_send: bool) -> int:
-        """Return the id of one side of a row's message."""
         own, peer = self._rank.rank, row.peer
         if peer < 0:
             return 0
@@ -337,7 +332,6 @@ class _StepSpans:
         return self._ids.message(is_send, row.group, sender, receiver, row.seq)
 
     def _partners(self, row: Row, trace: int) -> tuple[Link, ...]:
-        """Return links to the same communication on exporting ranks."""
         if row.group < 0 or row.seq < 0:
             return ()
         if row.kind == schema.P2P:

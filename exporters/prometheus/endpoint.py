@@ -27,7 +27,7 @@ _logger = logging.getLogger("commtrace")
 WsgiApp: TypeAlias = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 _CLIENT_SECONDS: Final = 10.0
-"""So long a client may say nothing, or take nothing, before its connection is closed."""
+"""A client that sends or takes nothing for this long is disconnected."""
 
 
 class Endpoint:
@@ -36,10 +36,10 @@ class Endpoint:
     Args:
         config: address, port, TLS and password.
         local_rank: added to the configured port.
+        collector: of the samples.
 
     Attributes:
-        address: that it listens on.
-        port: that it listens on, also if the system chose it.
+        address, port: that it listens on, also if the system chose the port.
         scheme: ``http`` or ``https``.
 
     Raises:
@@ -70,25 +70,24 @@ class Endpoint:
         self._server.RequestHandlerClass = _impatient(self._server.RequestHandlerClass)
         if config.prometheus.certfile:
             listening: Any = self._server.socket
-            # Hands are shaken on the thread of the request. Else a client that connects and says nothing, as a port
-            # scanner does, holds up the thread that accepts all others, and the end of the job with it.
+            # TLS handshakes happen on the request's thread. A silent client, such as a port scanner, would otherwise
+            # block the thread that accepts all others, and with it the end of the job.
             listening.do_handshake_on_connect = False
         if authorization:
             self._server.set_app(_with_authorization(self._server.get_app(), authorization))
-        # Only now: until here there was nothing that the registry could have told to anybody.
+        # Only now, when clients must authenticate.
         registry.register(collector)
         self.address = config.prometheus.address
         self.port = int(self._server.server_port)
         self.scheme = "https" if config.prometheus.certfile else "http"
 
     def close(self) -> None:
-        """Stop serving and give the port back."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(1.0)
 
     def abandon_after_fork(self) -> None:
-        """Close the copy of the listening socket, which would keep the port of the parent in use after its end."""
+        """Close the copy of the listening socket, which would keep the parent's port in use after its end."""
         self._server.socket.close()
 
 
@@ -99,7 +98,7 @@ def _impatient(handler: Any) -> Any:
         timeout = _CLIENT_SECONDS
 
         def handle(self) -> None:
-            with contextlib.suppress(OSError):  # it timed out, has gone, or does not speak TLS: its business, not ours
+            with contextlib.suppress(OSError):  # it timed out, has gone, or does not speak TLS
                 super().handle()
 
     return Handler
@@ -155,7 +154,7 @@ _OF_RANK: Final = re.compile(r"rank-(\d{5,})\.json$")
 
 
 class TargetFile:
-    """The file of one rank.
+    """The target file of one rank.
 
     Args:
         chosen: directory, perhaps of several runs; empty for one inside the run directory.
@@ -184,11 +183,9 @@ class TargetFile:
         replace_file(self.path, json.dumps([{"targets": [target], "labels": labels}], indent=1) + "\n")
 
     def remove(self) -> None:
-        """Remove the file."""
         self.path.unlink(missing_ok=True)
 
     def _remove_files_of_more_ranks(self, world_size: int) -> None:
-        """Remove the files of killed ranks that this launch does not have."""
         for path in self.directory.glob(f"{self._prefix}rank-*.json"):
             match = _OF_RANK.fullmatch(path.name.removeprefix(self._prefix))
             if match and int(match[1]) >= world_size:
@@ -207,7 +204,6 @@ def file_name(run_id: str) -> str:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Replace a file atomically."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text)
     draft.replace(path)

@@ -26,7 +26,7 @@ SECONDS_BETWEEN: Final = 1.0
 
 
 class Textfile:
-    """Keeps a ``.prom`` file up to date.
+    """Keeps a ``.prom`` file up to date, from a thread, as disks may block.
 
     Args:
         path: in node-exporter's directory, which must exist.
@@ -43,18 +43,18 @@ class Textfile:
         self._thread.start()
 
     def update(self) -> None:
-        """Have the file written."""
+        """Request a new version of the file."""
         self._news.set()
 
     def close(self) -> None:
-        """Stop, and remove the file, which node-exporter would else export for ever."""
+        """Stop, and remove the file, which node-exporter would otherwise export for ever."""
         self._closing.set()
         self._news.set()
         self._thread.join(1.0)
         self.path.unlink(missing_ok=True)
 
     def abandon_after_fork(self) -> None:
-        """The thread and the file are the parent's."""
+        """Do nothing: the thread and the file are the parent's."""
 
     def _run(self) -> None:
         failed = False
@@ -88,9 +88,8 @@ def open_prometheus(config: Config, rank: LiveRank) -> StepListener:
 
 
 class EndpointExporter:
-    """An endpoint for Prometheus, and its target file.
-
-    The target file is written with the first complete step, when the topology is known.
+    """An endpoint for Prometheus, and its target file, written with the first complete step, when the topology is
+    known.
     """
 
     def __init__(self, config: Config, rank: LiveRank) -> None:

@@ -27,14 +27,11 @@ from commtrace.live.summary import OperationSummary, StepSummary, trace_id
 from commtrace.trace import schema
 
 BUCKETS_SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 120.0)
-"""Upper bounds of the step duration's buckets; with +Inf they are ten.
-
-Half decades, from the steps of a toy model to the longest ones that the rules can rate. They are equal on all ranks,
-whatever these train, so that they can be added up; what needs more than half a decade divides the sum by the count.
-"""
+"""Upper bounds of the step duration's buckets, in half decades; with +Inf they are ten. They are equal on all ranks, so
+that they can be added up. For more precision, divide the sum by the count."""
 
 MOST_OPERATIONS: Final = 27
-"""So many pairs of operation and role get series of their own; what comes later is added up as ``other``."""
+"""Pairs of operation and role with series of their own; later ones are added up as ``other``."""
 
 OTHER: Final = "other"
 COUNTS: Final = ("tokens", "samples", "model_flops")
@@ -99,7 +96,6 @@ class StepTotals:
     peak_memory_bytes: int | None = None
 
     def add(self, summary: StepSummary) -> None:
-        """Add a step."""
         with self.lock:
             seconds = summary.duration_ns / 1e9
             bucket = self.buckets[sum(seconds > bound for bound in BUCKETS_SECONDS)]

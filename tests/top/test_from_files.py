@@ -116,7 +116,7 @@ def test_a_rank_that_fell_silent_is_said_first() -> None:
     frame = make_frame(newest(replace(run, ranks=ranks), 0, 3), 3, now)
     assert [row.state for row in frame.ranks] == ["running", "silent"]
     assert frame.ranks[1].age_ns == 60_000 * MS - 10 * MS
-    assert frame.notes[0] == "SILENT: rank 1 said nothing for 60 s."
+    assert frame.notes[0] == "SILENT: rank 1 wrote nothing for 60 s."
     assert frame.notes[1].startswith("NO STEP has ended for 60 s (a step takes ")
 
 
@@ -138,7 +138,7 @@ def test_a_job_that_saves_or_evaluates_says_why_no_step_ends(kind: str, said: st
 def test_a_dead_process_is_said_to_be_gone() -> None:
     run = two_ranks()
     frame = make_frame(newest(run, 0, 3), 3, EPOCH_NS + 40 * MS, ask=lambda one: "runs" if one.rank == 0 else "gone")
-    assert frame.notes[0] == "SILENT: rank 1 said nothing for 10 ms; the process of rank 1 is gone."
+    assert frame.notes[0] == "SILENT: rank 1 wrote nothing for 10 ms; the process of rank 1 is gone."
 
 
 def test_a_run_that_has_ended_is_not_silent() -> None:
@@ -199,7 +199,7 @@ def test_the_monitor_is_told_first_while_it_speaks() -> None:
     assert [(one.rank, one.told_by, one.since) for one in frame.stragglers] == [(1, "monitor", 5.0)]
     old = make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS + 100_000 * MS, monitor=MONITOR)
     assert old.stragglers == ()
-    assert "The monitor last spoke 100 s ago." in old.notes
+    assert "The monitor last reported 100 s ago." in old.notes
 
 
 def test_whom_the_monitor_and_the_steps_name_is_shown_once() -> None:
@@ -229,7 +229,7 @@ def test_a_monitor_file_is_read_as_what_a_monitor_writes_or_refused(tmp_path: Pa
     assert read_monitor(tmp_path) == MonitorFile(time=1.0)
     for text in ('{"time": 1', '{"time": "now"}', '{"stragglers": [{"rank": 1}]}', "[" * 100_000):
         (tmp_path / "monitor.json").write_text(text)
-        with pytest.raises(TraceFormatError, match="is not what a monitor writes"):
+        with pytest.raises(TraceFormatError, match="is not a valid state of the monitor"):
             read_monitor(tmp_path)
 
 

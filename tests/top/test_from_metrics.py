@@ -60,7 +60,7 @@ def test_an_endpoint_gives_the_parts_of_its_rank_and_says_what_it_does_not_know(
     assert row.exposed == {"dp": Exposed(200_000_000, None, None)}
     assert (row.waits_for, row.waits_ns, row.blame_ns, row.state) == (None, None, None, "running")
     assert frame.world_size is None
-    assert frame.abstentions == ("One rank alone cannot tell who is slow.",)
+    assert frame.abstentions == ("One rank alone does not show who is slow.",)
 
 
 def test_what_tells_series_of_a_rank_apart_is_no_coordinate_of_it() -> None:
@@ -106,7 +106,7 @@ def test_what_is_no_metrics_text_is_said() -> None:
 def test_a_rank_whose_last_step_is_long_ago_is_silent() -> None:
     frame = EndpointSource("http://h:1/metrics", 20).frame_of(text(10, ended=1_900.0), NOW)
     assert frame.ranks[0].state == "silent"
-    assert frame.notes[0] == "NO STEP has ended on any rank for 100 s: commtrace doctor RUN tells why."
+    assert frame.notes[0] == "NO STEP has ended on any rank for 100 s: see commtrace doctor RUN."
 
 
 def totals(rank: int, work: float, exposed: float, pp: int = 0) -> RankTotals:

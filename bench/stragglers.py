@@ -49,7 +49,7 @@ from commtrace.live.monitoring.findings import FOUND, LiveStraggler
 from commtrace.live.monitoring.watch import Watch
 from commtrace.live.monitoring.window import Window
 from commtrace.live.rank import LiveRank
-from commtrace.live.summarise import StepWindow, summarise
+from commtrace.live.summarise import StepExtras, StepWindow, summarise
 from commtrace.live.summary import StepSummary
 from commtrace.synth import Fault, Job, Synthetic, synthesize
 from commtrace.trace import schema
@@ -639,7 +639,7 @@ def steps_of(rank: LiveRank, trace: RankTrace, names: Sequence[str]) -> list[Ste
     steps = rows[np.argsort(spans.end[rows], kind="stable")]
     owner = owners(spans, steps)
     window = StepWindow(list(names), spans, steps, owner, {})
-    told = summarise(window, rank, [{} for _ in steps], GilYield())
+    told = summarise(window, rank, [StepExtras(0, 0, {}, {}, None) for _ in steps], GilYield())
     return [Step(summary, _rows(spans.take(owner == at), names)) for at, summary in enumerate(told)]
 
 

@@ -37,7 +37,7 @@ RunsDirectoryArgument = Annotated[Path, typer.Argument(metavar="[DIR]", help="Th
 
 
 def run_directory(runs: Sequence[Path]) -> Path:
-    """Return the directory that a :data:`RunsArgument` means; ranks in several are brought together until the end."""
+    """Return the directory of a :data:`RunsArgument`; several are merged in a temporary one until the end."""
     if len(runs) == 1:
         return runs[0]
     from commtrace.trace.files.merge import link, merge
@@ -75,7 +75,7 @@ def chosen_workers(count: int | None, cluster: str) -> Iterator[Workers]:
     """Yield the workers that the options ask for.
 
     Args:
-        count: processes; None for as many as this machine has cores.
+        count: processes; None for the number of cores of this machine.
         cluster: address of a Dask scheduler; empty for processes.
 
     Raises:
@@ -92,7 +92,7 @@ def chosen_workers(count: int | None, cluster: str) -> Iterator[Workers]:
     if count == 1:
         yield ALONE
         return
-    # Not forked: this process has threads, of pyarrow among others. Processes start when they get something to do.
+    # Not forked: this process has threads, such as those of pyarrow. Processes start with their first task.
     with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield Workers(pool, count)
 

@@ -1,7 +1,7 @@
 """Consoles of commands, which escape all text from outside.
 
-Words of a recording are escaped where they are read (:func:`commtrace.trace.inputs.printable`), newlines
-included. What else is printed, such as the names of files, passes through here.
+Names in a recording are escaped where they are read (:func:`commtrace.trace.inputs.printable`), newlines included. All
+other text, such as names of files, is escaped here.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ _READABLE_WIDTH: Final = 100
 
 
 class PlainConsole(Console):
-    """A console on which no text moves the cursor, whatever it holds."""
+    """A console that escapes control characters, so that no text moves the cursor."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Like every string that is printed, without control characters."""
         return super().render_str(printable_lines(text), **options)
 
 
 def wide_console(file: IO[str] | None = None) -> Console:
-    """Return a console wide enough for every number, also when the output goes into a file or a pager."""
+    """Return a console wide enough for every number, also if the output goes into a file or a pager."""
     console = PlainConsole(file=file)
     if console.width < _READABLE_WIDTH:
         console.width = _READABLE_WIDTH

@@ -30,7 +30,7 @@ class _Command(NamedTuple):
     Attributes:
         summary: its line in ``commtrace --help``, kept here so that listing the commands imports none of them.
         settings: of the command's context; see typer's ``context_settings``.
-        analyses: it works through a whole run, and starts no program of the user's.
+        analyses: whether it reads whole runs and starts no program of the user's.
     """
 
     summary: str
@@ -66,8 +66,6 @@ COMMANDS: Final[Mapping[str, _Command]] = {
 
 
 class _LazyGroup(TyperGroup):
-    """Lists commands by their summaries and imports the one that is called."""
-
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands.update(
@@ -112,7 +110,6 @@ def command_function(name: str) -> Callable[..., None]:
 
 
 def load_command(name: str) -> TyperCommand:
-    """Return the command with its arguments and options."""
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(name, context_settings={**_HELP, **COMMANDS[name].settings})(command_function(name))
     command = typer.main.get_command(single)
@@ -143,5 +140,4 @@ def commtrace(
 
 
 def main() -> None:
-    """Run the ``commtrace`` command."""
     app(prog_name="commtrace")

@@ -1,23 +1,23 @@
-"""Numbers as people read them; everything before this is integer nanoseconds and bytes."""
+"""Formats numbers for people; before this, everything is integer nanoseconds and bytes."""
 
 from __future__ import annotations
 
 from typing import Final
 
 UNKNOWN: Final = "–"
-"""What is printed for a number that nobody knows: never 0."""
+"""Printed for an unknown number; never 0."""
 
 NODES: Final = {True: ">1", False: "1", None: "?"}
-"""On how many nodes the members of a group are."""
+"""Number of nodes of a group's members, by ``inter_node``."""
 
 
 def milliseconds(time_ns: float | None) -> str:
-    """``24.3``; at least three digits."""
+    """Return ``24.3``, with at least three digits."""
     return UNKNOWN if time_ns is None else _three_digits(time_ns / 1e6)
 
 
 def duration(time_ns: float | None) -> str:
-    """With its unit: ``812 ns``, ``24.3 µs``, ``1.20 ms``, ``3.00 s``."""
+    """Return a time with its unit: ``812 ns``, ``24.3 µs``, ``1.20 ms``, ``3.00 s``."""
     if time_ns is None:
         return UNKNOWN
     for size, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
@@ -27,7 +27,7 @@ def duration(time_ns: float | None) -> str:
 
 
 def share(part: float | None, whole: float = 1.0) -> str:
-    """``31%``; ``<1%`` for what is not nothing."""
+    """Return ``31%``, and ``<1%`` for a small part that is not 0."""
     if part is None or not whole:
         return UNKNOWN
     percent = 100 * part / whole
@@ -38,7 +38,7 @@ _BINARY: Final = ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B"))
 
 
 def num_bytes(count: float | None) -> str:
-    """``24.3 MB``: powers of ten."""
+    """Return ``24.3 MB``, in powers of ten."""
     if count is None:
         return UNKNOWN
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
@@ -48,7 +48,7 @@ def num_bytes(count: float | None) -> str:
 
 
 def power_of_two(num_bytes: int) -> str:
-    """Sizes from a power of two, up to the next: ``32–64 KiB``, ``0.5–1 MiB``; ``0 B`` alone."""
+    """Return the range of sizes from a power of two to the next: ``32–64 KiB``, ``0.5–1 MiB``; ``0 B`` for 0."""
     if num_bytes == 0:
         return "0 B"
     exponent, unit = next((exponent, unit) for exponent, unit in _BINARY if num_bytes >= 1 << max(exponent - 1, 0))
@@ -56,7 +56,7 @@ def power_of_two(num_bytes: int) -> str:
 
 
 def bandwidth(gigabytes_per_second: float | None) -> str:
-    """GB/s, 10⁹ bytes per second, without a unit; what is below 1 has its own: ``25.5 MB/s``."""
+    """Return GB/s (10⁹ bytes per second) without a unit; below 1 with its own unit: ``25.5 MB/s``."""
     if gigabytes_per_second is None:
         return UNKNOWN
     if gigabytes_per_second == 0 or gigabytes_per_second >= 1:

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from commtrace.live.gil import GilYield
 from commtrace.live.rank import LiveRank
-from commtrace.live.summarise import StepWindow, summarise
+from commtrace.live.summarise import StepExtras, StepWindow, summarise
 from commtrace.live.summary import Device, StepListener, StepSummary, training_device
 from commtrace.trace import schema
 from commtrace.trace.schema import Row
@@ -228,7 +228,7 @@ class StepCollector:
         at = order.tolist()
         return [[rows[one] for one in at[begin:end]] for begin, end in pairwise(bounds)]
 
-    def _extras(self, spans: Spans, owner: Int64, count: int) -> list[dict[str, Any]]:
+    def _extras(self, spans: Spans, owner: Int64, count: int) -> list[StepExtras]:
         """Return the facts about each step that are not in spans."""
         rank = self.rank
         overhead, self._reported_overhead_ns = rank.overhead_ns - self._reported_overhead_ns, rank.overhead_ns
@@ -242,13 +242,13 @@ class StepCollector:
             _count(counts[owner[at]], self._pending.rows[at])
         device = self._device()
         return [
-            {
-                "spans": num_spans[step],
-                "overhead_ns": overhead if step == 0 else 0,
-                "dropped": dropped if step == 0 else {},
-                "counts": counts[step],
-                "device": device,
-            }
+            StepExtras(
+                spans=num_spans[step],
+                overhead_ns=overhead if step == 0 else 0,
+                dropped=dropped if step == 0 else {},
+                counts=counts[step],
+                device=device,
+            )
             for step in range(count)
         ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ from commtrace.analysis.matching.operations import communication_rows, unfinishe
 from commtrace.analysis.matching.roles import RankRoles, Roles, find_roles
 from commtrace.live.gil import GilYield
 from commtrace.live.rank import LiveRank
-from commtrace.live.summary import ENDING_TOGETHER, GroupSummary, OperationSummary, StepSummary
+from commtrace.live.summary import ENDING_TOGETHER, Device, GroupSummary, OperationSummary, StepSummary
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int32, Int64, Spans
@@ -58,6 +58,16 @@ class StepWindow:
     details: Mapping[int, str]
 
 
+class StepExtras(NamedTuple):
+    """The fields of a :class:`StepSummary` that are not in spans."""
+
+    spans: int
+    overhead_ns: int
+    dropped: Mapping[str, int]
+    counts: Mapping[str, float]
+    device: Device | None
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
     """The relevant rows, with the position of their step in the ``step`` column."""
@@ -79,14 +89,14 @@ class _Stalls:
 
 
 def summarise(
-    window: StepWindow, rank: LiveRank, extras: Sequence[Mapping[str, Any]], gil_yield: GilYield
+    window: StepWindow, rank: LiveRank, extras: Sequence[StepExtras], gil_yield: GilYield
 ) -> list[StepSummary]:
     """Return the summaries of some steps.
 
     Args:
         window: around them.
         rank: whose steps they are.
-        extras: by step, the fields of :class:`StepSummary` that are not in spans.
+        extras: by step.
         gil_yield: called between computations.
     """
     chosen = _relevant(window)
@@ -118,19 +128,27 @@ def summarise(
     number = window.spans.step[window.steps].tolist()
     return [
         _summary(
-            parts,
-            at,
+            rank,
+            number[at],
+            start[at],
+            wall[at],
+            parts.of_step(at),
             tuple(sorted(operations[at], key=lambda one: (one.operation, one.role))),
-            run_id=rank.run_id,
-            rank=rank.rank,
-            step=number[at],
-            start_ns=start[at],
-            duration_ns=wall[at],
-            collectives=tuple(collectives[at]),
-            **extras[at],
+            tuple(collectives[at]),
+            extras[at],
         )
         for at in range(count)
     ]
+
+
+class _StepParts(NamedTuple):
+    """The time of one step in its states, ns; ``compute`` by phase."""
+
+    compute: list[int]
+    data: int
+    checkpoint: int
+    gc: int
+    stalled: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,34 +159,55 @@ class _Parts:
     data: list[int]
     checkpoint: list[int]
     gc: list[int]
-    standing: list[int]
+    stalled: list[int]
 
     @classmethod
     def of(cls, times: StepTimes, position: Int64, roles: Roles) -> _Parts:
         states = states_of(roles.words)
         ns = times.ns[np.argsort(position)]
-        standing = [column for column, state in enumerate(states) if state.kind in (WAIT, TRANSFER, BUBBLE)]
+        stalled = [column for column, state in enumerate(states) if state.kind in (WAIT, TRANSFER, BUBBLE)]
         phases = [states.index(State(COMPUTE, phase)) for phase in PHASES]
         data, checkpoint, gc = (ns[:, states.index(State(kind))].tolist() for kind in (DATA, CHECKPOINT, GC))
-        return cls(ns[:, phases].tolist(), data, checkpoint, gc, ns[:, standing].sum(axis=1).tolist())
+        return cls(ns[:, phases].tolist(), data, checkpoint, gc, ns[:, stalled].sum(axis=1).tolist())
+
+    def of_step(self, at: int) -> _StepParts:
+        return _StepParts(self.compute[at], self.data[at], self.checkpoint[at], self.gc[at], self.stalled[at])
 
 
-def _summary(parts: _Parts, at: int, operations: tuple[OperationSummary, ...], **extras: Any) -> StepSummary:
+def _summary(
+    rank: LiveRank,
+    step: int,
+    start_ns: int,
+    duration_ns: int,
+    parts: _StepParts,
+    operations: tuple[OperationSummary, ...],
+    collectives: tuple[GroupSummary, ...],
+    extras: StepExtras,
+) -> StepSummary:
     exposed = _exposed_by_role(operations)
     bubble = sum(one.stalled_ns for one in operations if one.is_pipeline_transfer)
-    standing = sum(exposed.values()) + bubble
-    assert parts.standing[at] == standing, "every stall has one operation"
-    compute, data, checkpoint, gc = parts.compute[at], parts.data[at], parts.checkpoint[at], parts.gc[at]
+    assert parts.stalled == sum(exposed.values()) + bubble, "every stall has one operation"
+    known = sum(parts.compute) + parts.stalled + parts.data + parts.checkpoint + parts.gc
     return StepSummary(
-        compute_ns=dict(zip(PHASES, compute, strict=True)),
+        run_id=rank.run_id,
+        rank=rank.rank,
+        step=step,
+        start_ns=start_ns,
+        duration_ns=duration_ns,
+        compute_ns=dict(zip(PHASES, parts.compute, strict=True)),
         exposed_ns=exposed,
         bubble_ns=bubble,
-        data_ns=data,
-        checkpoint_ns=checkpoint,
-        gc_ns=gc,
-        other_ns=extras["duration_ns"] - sum(compute) - standing - data - checkpoint - gc,
+        data_ns=parts.data,
+        checkpoint_ns=parts.checkpoint,
+        gc_ns=parts.gc,
+        other_ns=duration_ns - known,
         operations=operations,
-        **extras,
+        collectives=collectives,
+        spans=extras.spans,
+        dropped=extras.dropped,
+        overhead_ns=extras.overhead_ns,
+        counts=extras.counts,
+        device=extras.device,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 from commtrace.exporters.grafana.panels import (
     DATASOURCE,
@@ -17,8 +17,9 @@ from commtrace.exporters.grafana.panels import (
     number,
     table,
 )
+from commtrace.trace.json_values import JsonObject
 
-Dashboard = dict[str, Any]
+Dashboard: TypeAlias = JsonObject
 
 RUN: Final = 'run_id=~"$run_id"'
 RANK: Final = 'run_id=~"$run_id", rank=~"$rank"'
@@ -99,12 +100,12 @@ def _overview() -> list[list[Panel]]:
             lines(
                 "Exposed by role", "percentunit",
                 Query(f"avg by (role) (commtrace:exposed_by_role:ratio{{{RUN}}})", "{{role}}"), stacked=True,
-                text="Share of the step in which a rank stood still for communication, waiting included.",
+                text="Share of the step in which a rank stalls for communication, waiting included.",
             ),
             lines(
                 "Bubble by stage", "percentunit",
                 Query(f"avg by (pp) (commtrace:bubble:ratio{{{RUN}}})", "stage {{pp}}"),
-                text="Share of the step in which a rank stood still for its neighbour in the pipeline.",
+                text="Share of the step in which a rank stalls for its neighbour in the pipeline.",
             ),
         ],
         [
@@ -212,7 +213,7 @@ def _communication() -> list[list[Panel]]:
         [
             _by_operation(
                 "Overlap", "percentunit", f"avg by ({{by}}) (commtrace_communication_overlap_ratio{{{RANK}}})",
-                "Share of the time in flight during which the rank did not stand still.",
+                "Share of the time in flight without a stall.",
             ),
             _by_operation(
                 "Waiting for the last rank", "percentunit", _share_of_wait(),
@@ -230,7 +231,7 @@ def _health() -> list[list[Panel]]:
         [
             _each_rank(
                 "Since the last step", "s", "time() - commtrace_last_step_timestamp_seconds",
-                "Grows where a run stands still.",
+                "Grows while a run makes no progress.",
             ),
             _each_rank(
                 "Communications in flight", "none", "commtrace_communications_in_flight",
@@ -327,7 +328,7 @@ def _per_step(series: str, where: str, by: str = "", *, summed: bool = False) ->
 
 
 def _dashboard(name: str, title: str, rows: Sequence[Sequence[Panel]], *, ranks: bool) -> Dashboard:
-    variables = [
+    variables: list[JsonObject] = [
         {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"},
         _labels("run_id", "Run", "label_values(commtrace_last_step_timestamp_seconds, run_id)", several=False),
     ]
@@ -349,7 +350,7 @@ def _dashboard(name: str, title: str, rows: Sequence[Sequence[Panel]], *, ranks:
     }
 
 
-def _labels(name: str, title: str, query: str, *, several: bool) -> dict[str, object]:
+def _labels(name: str, title: str, query: str, *, several: bool) -> JsonObject:
     return {
         "name": name,
         "label": title,

@@ -1,11 +1,14 @@
-"""Panels of a dashboard as the dictionaries that Grafana's JSON model wants."""
+"""Panels of a dashboard in Grafana's JSON model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-Panel = dict[str, Any]
+from commtrace.trace.json_values import JsonObject, JsonValue
+
+Panel: TypeAlias = JsonObject
+"""A panel of Grafana's JSON model."""
 
 DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH: Final = 24
@@ -29,8 +32,8 @@ class Query(NamedTuple):
 
 
 def lines(title: str, unit: str, *queries: Query, text: str = "", stacked: bool = False) -> Panel:
-    """Series over time; ``stacked`` where they are parts of a whole."""
-    custom: dict[str, Any] = {"fillOpacity": 70 if stacked else 5, "lineWidth": 1, "showPoints": "auto"}
+    """Return series over time; ``stacked`` if they are parts of a whole."""
+    custom: dict[str, JsonValue] = {"fillOpacity": 70 if stacked else 5, "lineWidth": 1, "showPoints": "auto"}
     if stacked:
         custom["stacking"] = {"mode": "normal", "group": "A"}
     return {
@@ -81,7 +84,7 @@ def matrix(
     limits: Sequence[tuple[float, str]] = (),
 ) -> Panel:  # fmt: skip
     """Return the newest values as a heat map: one label down, another across."""
-    defaults: dict[str, Any] = {
+    defaults: dict[str, JsonValue] = {
         "unit": unit,
         "decimals": 2,
         "custom": {"align": "center", "cellOptions": {"type": "color-background", "mode": "basic"}},
@@ -116,7 +119,7 @@ def matrix(
 
 
 def arrange(rows: Sequence[Sequence[Panel]]) -> list[Panel]:
-    """Panels with their places: those of a row share its width."""
+    """Return the panels with their places; those of a row share its width."""
     placed: list[Panel] = []
     for down, row in enumerate(rows):
         width = WIDTH // len(row)
@@ -130,8 +133,8 @@ def _panel(kind: str, title: str, text: str) -> Panel:
     return {"type": kind, "title": title, "description": text, "datasource": DATASOURCE}
 
 
-def _target(number: int, query: Query) -> dict[str, object]:
-    target: dict[str, Any] = {
+def _target(number: int, query: Query) -> JsonObject:
+    target: JsonObject = {
         "refId": chr(ord("A") + number),
         "datasource": DATASOURCE,
         "expr": query.expr,
@@ -141,8 +144,8 @@ def _target(number: int, query: Query) -> dict[str, object]:
     return {**target, "exemplar": True} if query.exemplars else target
 
 
-def _value_column(unit: str, limits: Sequence[tuple[float, str]]) -> dict[str, object]:
-    properties: list[dict[str, Any]] = [{"id": "unit", "value": unit}]
+def _value_column(unit: str, limits: Sequence[tuple[float, str]]) -> JsonObject:
+    properties: list[JsonObject] = [{"id": "unit", "value": unit}]
     if limits:
         properties += [
             {"id": "thresholds", "value": _thresholds(limits)},
@@ -151,6 +154,6 @@ def _value_column(unit: str, limits: Sequence[tuple[float, str]]) -> dict[str, o
     return {"matcher": {"id": "byName", "options": "Value"}, "properties": properties}
 
 
-def _thresholds(limits: Sequence[tuple[float, str]]) -> dict[str, object]:
-    steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
+def _thresholds(limits: Sequence[tuple[float, str]]) -> JsonObject:
+    steps: list[JsonObject] = [{"color": "green", "value": None}]
     return {"mode": "absolute", "steps": steps + [{"color": color, "value": value} for value, color in limits]}

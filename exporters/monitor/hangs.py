@@ -111,7 +111,7 @@ class _Groups:
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._left = _MEMBERS_OF_ANY_JOB + _MEMBERS_PER_RANK * world_size
-        self._known: dict[Any, tuple[int, ...]] = {}
+        self._known: dict[object, tuple[int, ...]] = {}
 
     def group(self, sent: GroupMembers) -> Group:
         """Return a group as it is recorded.

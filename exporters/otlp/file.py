@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Link, SpanContext
 
 from commtrace.live.gil import yield_gil
+from commtrace.trace.json_values import JsonObject
 
 SPANS_PER_LINE: Final = 64
 """``json.dumps`` holds the GIL until it is done."""
@@ -110,7 +111,7 @@ class FileMetrics:
         """Do nothing: every line is in its file."""
 
 
-def spans_request(spans: Sequence[ReadableSpan]) -> dict[str, object]:
+def spans_request(spans: Sequence[ReadableSpan]) -> JsonObject:
     """Return an ExportTraceServiceRequest in OTLP's JSON encoding.
 
     It is protobuf's JSON, but with hexadecimal ids and enums as numbers. Source:
@@ -123,7 +124,7 @@ def spans_request(spans: Sequence[ReadableSpan]) -> dict[str, object]:
     # Not from the protobuf message: ``json_format`` takes about four times as long.
     scope = first.instrumentation_scope
     named = {"name": scope.name, "version": scope.version} if scope is not None else {}
-    encoded = {
+    encoded: JsonObject = {
         "scope": {key: word for key, word in named.items() if word},
         "spans": [_span(span) for span in spans],
     }
@@ -131,10 +132,10 @@ def spans_request(spans: Sequence[ReadableSpan]) -> dict[str, object]:
     return {"resourceSpans": [{"resource": resource, "scopeSpans": [encoded]}]}
 
 
-def _span(span: ReadableSpan) -> dict[str, object]:
+def _span(span: ReadableSpan) -> JsonObject:
     context = span.get_span_context()
     assert context is not None, "every span here has a context"
-    encoded: dict[str, Any] = {
+    encoded: JsonObject = {
         "traceId": f"{context.trace_id:032x}",
         "spanId": f"{context.span_id:016x}",
         "name": span.name,
@@ -152,8 +153,8 @@ def _span(span: ReadableSpan) -> dict[str, object]:
     return encoded
 
 
-def _link(link: Link) -> dict[str, object]:
-    encoded: dict[str, Any] = {
+def _link(link: Link) -> JsonObject:
+    encoded: JsonObject = {
         "traceId": f"{link.context.trace_id:032x}",
         "spanId": f"{link.context.span_id:016x}",
         "flags": _flags(link.context),
@@ -166,11 +167,11 @@ def _flags(other: SpanContext | None) -> int:
     return 0x300 if other is not None and other.is_remote else 0x100
 
 
-def _attributes(named: Mapping[str, object]) -> list[dict[str, Any]]:
+def _attributes(named: Mapping[str, object]) -> list[JsonObject]:
     return [{"key": key, "value": _value(value)} for key, value in named.items()]
 
 
-def _value(value: Any) -> dict[str, object]:
+def _value(value: object) -> JsonObject:
     if isinstance(value, bool):
         return {"boolValue": value}
     if isinstance(value, int):
@@ -179,4 +180,5 @@ def _value(value: Any) -> dict[str, object]:
         return {"doubleValue": value}
     if isinstance(value, str):
         return {"stringValue": value}
+    assert isinstance(value, Sequence), "OpenTelemetry has no other attributes"
     return {"arrayValue": {"values": [_value(one) for one in value]}}

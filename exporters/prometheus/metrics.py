@@ -233,7 +233,7 @@ class RankCollector(Collector):
         )
         exposed = CounterMetricFamily(
             "commtrace_exposed_seconds",
-            "Time in which the rank stood still for it; pipeline transfers are in commtrace_bubble_seconds.",
+            "Stalls of the rank for it; pipeline transfers are in commtrace_bubble_seconds.",
             labels=_OPERATION,
         )
         split = CounterMetricFamily(

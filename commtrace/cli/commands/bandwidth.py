@@ -56,15 +56,12 @@ _DETAIL: Final = {By.OPERATION: Detail.NONE, By.SIZE: Detail.SIZE, By.GROUP: Det
 
 @dataclass(frozen=True, slots=True)
 class BandwidthReport:
-    """What the command prints.
+    """The output of the command.
 
     Attributes:
-        run: its name.
-        alignment: of the hosts' clocks.
-        problems: of the run's files.
         communication: the table, the most exposed first.
-        links: how fast links between nodes were, where messages tell it.
-        slow_links: those that carry much less than others; None if none does.
+        links: the speed of links between nodes, from messages.
+        slow_links: links that carry much less than others; None without any.
     """
 
     run: str
@@ -116,20 +113,20 @@ def bandwidth(
         print_basis(console, report.alignment, report.problems)
         _print(console, rows, by)
         if slow is not None:
-            console.print(escape(slow_links_in_words(slow)))
+            console.print(escape(slow_links_text(slow)))
     else:
-        typer.echo(f"{run}: no communication was recorded in these steps. That is not 0: it may be on a path that "
-                   "commtrace does not see.")  # fmt: skip
+        typer.echo(f"{run}: no communication was recorded in these steps. There may have been some on a path "
+                   "that commtrace does not see.")  # fmt: skip
 
 
-def slow_links_in_words(slow: SlowLinks) -> str:
-    """``Slow link: node0 → node1 carries 24.1 MB/s, where …``"""
+def slow_links_text(slow: SlowLinks) -> str:
+    """Return ``Slow link: node0 → node1 carries 24.1 MB/s, …``"""
     traffic = slow.links[0].traffic
     kind = f"{'messages' if traffic.operation == 'send' else traffic.operation} of {power_of_two(1 << traffic.size)}"
     named = [f"{_arrow(link)} carries {_speed(link.gbps)}" for link in slow.links[:_MOST_LINKS]]
     more = [f"{len(slow.links) - _MOST_LINKS} more"] if len(slow.links) > _MOST_LINKS else []
     if slow.within_nodes:
-        # Networks between nodes are slower than links within: with nothing of its kind beside it, that is no finding.
+        # Networks between nodes are slower than links within: without another pair of nodes this is no finding.
         return (
             f"Slowest link{'s' * (len(slow.links) > 1)}: {', '.join(named + more)} ({kind}), within a node it is "
             f"{_speed(slow.usual_gbps)}. There is no other pair of nodes to compare with: is that what the network "
@@ -152,8 +149,6 @@ def _speed(gbps: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Bandwidths:
-    """What some steps tell of bandwidth."""
-
     communication: CommunicationSums
     links: LinkSpeeds
 
@@ -183,7 +178,7 @@ def _print(console: Console, rows: Sequence[Communication], by: By) -> None:
     if len(rows) > _MOST_ROWS:
         console.print(f"({len(rows) - _MOST_ROWS} more that are less exposed: --json)", style="dim")
     console.print(
-        "nodes: >1 where the group spans several. Bandwidths of transfer, in GB/s where no unit stands. "
+        "nodes: >1 if the group spans several. Bandwidths of transfer, in GB/s without a unit. "
         "needed: the busbw below which the bytes take longer than the ranks compute.",
         style="dim",
     )
@@ -201,7 +196,6 @@ def _words(row: Communication, by: By) -> list[str]:
 
 
 def _numbers(row: Communication) -> dict[str, str]:
-    """By the headings of their columns."""
     during = "*" if row.bandwidth_time == "duration" else ""
     return {
         "n": str(row.group_size or "?"),

@@ -51,7 +51,7 @@ def bench(
     with tempfile.TemporaryDirectory(prefix="commtrace-bench-") as scratch:
         for pair in range(pairs):
             sides: dict[bool, Measured] = {}
-            # Each side goes first as often as the other: a machine that gets slower must not tell for one of them.
+            # Each side goes first as often as the other: a machine that gets slower must not favour one of them.
             for records in (False, True) if pair % 2 == 0 else (True, False):
                 name = "with" if records else "without"
                 progress.print(f"pair {pair + 1} of {pairs}: {name} commtrace …", style="dim")

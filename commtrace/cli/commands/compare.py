@@ -54,11 +54,11 @@ def compare(
 ) -> None:
     """Print what changed between two runs: step time, each part of it, bandwidths, versions and environment.
 
-    Restarts of a job differ by themselves. To count that as noise, record a side several times and name the further
-    runs with --before and --after.
+    Two starts of the same job differ. To count that as noise, record a side several times and name the further runs
+    with --before and --after.
 
-    The exit code is for use in CI: 0 where a step is not slower, 1 where its median is slower by more than the
-    threshold and by more than the noise of the steps, 3 where that cannot be decided. Errors are 2.
+    The exit code is for use in CI: 0 if a step is not slower, 1 if its median is slower by more than the
+    threshold and by more than the noise of the steps, 3 if this cannot be judged. Errors are 2.
     """
     sides = [before, *(more_before or ())], [after, *(more_after or ())]
     directories = _different_runs([*sides[0], *sides[1]])
@@ -89,7 +89,6 @@ def _basis(measured: MeasuredRun[StepSeries]) -> JsonObject:
 def _print_bases(
     console: Console, sides: Sequence[Sequence[Path]], measured: Sequence[Sequence[MeasuredRun[StepSeries]]]
 ) -> None:
-    """Print the clocks of each run that has several, and its problems."""
     for run, one in zip(chain(*sides), chain(*measured), strict=True):
         if one.alignment.observations or one.alignment.refused:
             console.print(f"{escape(str(run))}: {clock_line(one.alignment)}", style="dim")
@@ -149,16 +148,16 @@ def _print_parts(console: Console, comparison: Comparison) -> None:
     console.print(table)
     medians = f"edians over {comparison.steps[0]} and {comparison.steps[1]} steps of the mean over ranks"
     if max(comparison.runs) > 1:
-        told = (
+        note = (
             f"Means over {comparison.runs[0]} and {comparison.runs[1]} runs of m{medians} (the least of the runs).\n"
             "* more than chance among these runs and their steps.\n"
         )
     else:
-        told = (
-            f"M{medians}. * more than chance among the steps of these runs;\nwhat changes from one start of a job to "
-            "the next is not in it: record each side again, and add the runs with --before and --after.\n"
+        note = (
+            f"M{medians}. * more than chance among the steps of these runs;\ndifferences "
+            "between two starts of a job are not included: record each side again with --before and --after.\n"
         )
-    console.print(told, style="dim")
+    console.print(note, style="dim")
 
 
 def _add_change(table: Table, name: str, change: Change) -> None:
@@ -195,7 +194,6 @@ def _print_bandwidths(console: Console, links: Mapping[Link, Change]) -> None:
 
 
 def _verdict(comparison: Comparison, threshold: float) -> str:
-    """One sentence."""
     change = comparison.wall_ns
     if change.relative is None or change.noise is None:
         return (
@@ -213,7 +211,7 @@ def _verdict(comparison: Comparison, threshold: float) -> str:
 
 
 def _most_of_it(comparison: Comparison) -> str:
-    """Return the part that moved furthest in the direction of the step."""
+    """Return a sentence on the part that moved furthest in the direction of the step."""
     total = comparison.wall_ns.difference or 0.0
     along = [
         (state, change.difference)

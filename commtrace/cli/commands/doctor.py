@@ -39,8 +39,8 @@ def doctor(
     flight_recorder: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Dumps of torch's flight recorder to merge in: files (repeat the option), what their names begin "
-            "with, or their directory.",
+            help="Dumps of torch's flight recorder to merge in: files (repeat the option), the beginning of their "
+            "names, or their directory.",
             show_default=False,
         ),
     ] = None,
@@ -92,7 +92,7 @@ def read_flight_calls(paths: Sequence[Path]) -> list[FlightCall]:
     """Return the collectives in these dumps.
 
     Args:
-        paths: dumps, directories of dumps, or what the names of dumps begin with, such as /tmp/nccl_trace_rank_.
+        paths: dumps, directories of dumps, or beginnings of names of dumps, such as /tmp/nccl_trace_rank_.
 
     Raises:
         ImportFileError: there is none, or one cannot be read.

@@ -71,6 +71,6 @@ def _clocks(timeline: Timeline) -> Iterator[str]:
     outline = timeline.outline()
     residual = outline["residual_ns"]
     if residual is None:
-        yield "the hosts' clocks could not be brought together: what lies beside what on different hosts is unknown."
+        yield "the hosts' clocks could not be aligned: the order of events on different hosts is unknown."
     elif len({rank["host"] for rank in outline["ranks"]}) > 1:
         yield f"the hosts' clocks agree to {duration(residual['p99'])} (p99)."

@@ -34,7 +34,7 @@ class Steps(str, Enum):
 
 
 def import_(
-    kind: Annotated[Kind, typer.Argument(help="What the files are; see below.", show_default=False)],
+    kind: Annotated[Kind, typer.Argument(help="The kind of the files; see below.", show_default=False)],
     files: Annotated[list[Path], typer.Argument(help="One file per rank; whatif: one in all.", show_default=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="The directory of the new run.", show_default=False)],
     step_source: Annotated[
@@ -83,7 +83,7 @@ def import_(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[Path], None]]:
-    """Return a function that shows each file's name before it is read, on a terminal only."""
+    """Yield a function that shows each file's name before it is read, on a terminal only."""
     if not sys.stderr.isatty():
         yield lambda path: None
         return

@@ -1,4 +1,4 @@
-"""``commtrace metrics RUN``: the metrics that only the files of all ranks can tell, for Prometheus or OpenTelemetry."""
+"""``commtrace metrics RUN``: metrics that need the files of all ranks, for Prometheus or OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ def metrics(
 
 
 def _read_on(totals: PathTotals, problem: str, *, waits: bool) -> str:
-    """Read what is new; what stands in the way is said once, and the next look may succeed."""
     try:
         totals.read_on(to_the_end=not waits)
     except (CommtraceError, OSError) as error:
@@ -74,7 +73,7 @@ def _read_on(totals: PathTotals, problem: str, *, waits: bool) -> str:
             typer.echo(f"commtrace: waiting: {error}", err=True)
         return str(error)
     if totals.num_left_out and not problem:
-        problem = f"{totals.num_left_out} steps are left out: the clocks of the hosts could not be brought together."
+        problem = f"{totals.num_left_out} steps are left out: the clocks of the hosts could not be aligned."
         typer.echo(f"commtrace: {problem}", err=True)
     return problem
 
@@ -95,7 +94,7 @@ def _write(path: Path, collector: PathCollector) -> None:
 
 @contextlib.contextmanager
 def _served(address: str, collector: PathCollector, run: Path) -> Iterator[None]:
-    """An endpoint with the options of those of the ranks, and the file that tells Prometheus about it, meanwhile."""
+    """Serve the samples with the endpoint options of the ranks, and a target file by which Prometheus finds them."""
     from commtrace.config import Config
     from commtrace.exporters.monitor.rendezvous import Address
     from commtrace.exporters.prometheus.critical_path import path_target

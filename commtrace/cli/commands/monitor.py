@@ -62,7 +62,7 @@ def monitor(
         )
     while (job := store.job) is None:
         time.sleep(_POLL_SECONDS)
-    _tell_of(job)
+    _announce(job)
     poster = open_webhook(config, job.run_id)
     sinks: list[AlertSink] = [_Printed(json_output), FileSink(output), *([poster] if poster else [])]
     sinks.append(FindingsSink(store))
@@ -76,7 +76,7 @@ def monitor(
                 aggregator = Aggregator(job, sinks)
                 if poster:
                     poster.run_id = job.run_id
-                _tell_of(job)
+                _announce(job)
             aggregator.look_for_hangs(store, time.time())
             if time.monotonic() < due:
                 continue
@@ -91,7 +91,7 @@ def monitor(
     server.close()
 
 
-def _tell_of(job: Job) -> None:
+def _announce(job: Job) -> None:
     typer.echo(f"Watching run {printable(job.run_id)}: {job.world_size} ranks, windows of {job.seconds:g} s", err=True)
 
 

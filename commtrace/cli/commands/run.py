@@ -71,12 +71,12 @@ def run(
     exit_code, noted = _execute_with_notes(command, environment)
     position = launchers.position(os.environ)
     if position is None or position.rank == 0:  # behind a launcher there is one of us for each rank
-        _tell_what_was_recorded(noted, began_ns, environment, exit_code)
+        _print_recorded(noted, began_ns, environment, exit_code)
     raise typer.Exit(exit_code)
 
 
 def _execute_with_notes(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, set[Path]]:
-    """Exit code of ``command``, and the folders that ranks on this node said they record in."""
+    """Return the exit code of ``command``, and the folders in which ranks on this node reported to record."""
     try:
         notes = tempfile.NamedTemporaryFile(prefix="commtrace-run-")  # noqa: SIM115
     except OSError:  # no directory for temporary files can be written: what was recorded is looked for
@@ -87,16 +87,16 @@ def _execute_with_notes(command: Sequence[str], environment: Mapping[str, str]) 
 
 
 def injected_environment(environment: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` plus what makes every Python below record into one run.
+    """Return ``environment`` with the variables that make every Python process below record into one run.
 
-    What the run is called is left to its ranks where they may be on several nodes: see :mod:`commtrace.identity`.
+    If ranks may be on several nodes, they agree on the name of the run: see :mod:`commtrace.identity`.
 
     Args:
         environment: the variables to start from.
-        options: fields of :class:`commtrace.Config` that were given on the command line; they win over variables.
+        options: fields of :class:`commtrace.Config` from the command line; they win over variables.
 
     Raises:
-        ConfigurationError: an option or a COMMTRACE_* variable cannot be used. Better said here than by every rank.
+        ConfigurationError: an option or a COMMTRACE_* variable cannot be used. Reported here, not by every rank.
     """
     given = {**environment, **{f"COMMTRACE_{name.upper()}": value for name, value in options.items()}}
     config = Config.from_env(given)
@@ -110,7 +110,7 @@ def injected_environment(environment: Mapping[str, str], options: Mapping[str, s
 
 
 def _execute(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Exit code of ``command``: 128 + n when signal n ended it, as shells have it."""
+    """Return the exit code of ``command``: 128 + n if signal n ended it, as in shells."""
     # Blocked before the command starts, so that neither its end nor an early signal can be missed.
     awaited = {*_FORWARDED, signal.SIGCHLD}
     original = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
@@ -152,7 +152,7 @@ def _written_since(directory: str, began_ns: int) -> set[Path]:
     return found
 
 
-def _tell_what_was_recorded(noted: set[Path], began_ns: int, environment: Mapping[str, str], exit_code: int) -> None:
+def _print_recorded(noted: set[Path], began_ns: int, environment: Mapping[str, str], exit_code: int) -> None:
     """Print the place of the run and the next command on stderr: stdout is the command's."""
     from commtrace.trace.files.writer import segment_paths
 
@@ -180,7 +180,7 @@ def _tell_what_was_recorded(noted: set[Path], began_ns: int, environment: Mappin
 
 
 def _unreached(run_directory: Path, environment: Mapping[str, str]) -> str | None:
-    """Return what there is to say if only steps were asked for that the job did not get to."""
+    """Return a sentence if the steps to record were never reached."""
     if not Config.from_env(environment).steps:
         return None
     from commtrace.analysis.steps.progress import unreached_steps
@@ -189,7 +189,7 @@ def _unreached(run_directory: Path, environment: Mapping[str, str]) -> str | Non
     try:
         return unreached_steps(load_newest(run_directory))
     except CommtraceError:
-        return None  # Whoever reads the run is told what is wrong with it.
+        return None  # every reading command reports it
 
 
 def _likely_reason(environment: Mapping[str, str], exit_code: int) -> str:

@@ -37,17 +37,17 @@ _WORTH_SHOWING: Final = 1.005
 """From this S on a part is shown by name."""
 
 _WORTH_EXPLAINING: Final = 1.01
-"""From this S of the job on it is told what would recover it."""
+"""From this S of the job on, the note says what would recover it."""
 
 _MISSED: Final = 0.005
-"""From this share on it is told by how much the replay misses the measured step."""
+"""From this share on, the error of the replay is printed."""
 
 _RECOVERS_SOMETHING: Final = 0.005
 _INDENT: Final = 13
 _LEGEND: Final = (
-    "S: the mean step with measured durations over that with ideal ones (what the same work takes in the mean); of a "
-    "part, if only that part keeps its own. Below 1: the mean is longer than what steps waited for, as where work is "
-    "long on ranks that nobody waits for."
+    "S: the mean step with measured durations over that with ideal ones (the mean of the same work); of a part, if "
+    "only that part keeps its measured durations. Below 1: the mean is longer than the work that steps waited for, for "
+    "example if it is long on ranks that no rank waits for."
 )
 
 
@@ -96,7 +96,6 @@ def straggler(
 
 
 def _print(console: Console, report: StragglerReport) -> None:
-    """Print the verdicts first, then the numbers behind them."""
     verdicts = report.findings.verdicts
     if not verdicts and not report.findings.abstentions:
         console.print("[bold]No rank was found to slow the others down.[/]")
@@ -137,7 +136,7 @@ def _print_slowdown(console: Console, what_if: WhatIf) -> None:
     for title, named in slices.items():
         if len(named) > 1:
             # Not a table of rich: it fills every line with blanks.
-            lines = textwrap.fill(_in_words(named), console.width - _INDENT, break_long_words=False)
+            lines = textwrap.fill(_text(named), console.width - _INDENT, break_long_words=False)
             console.print(escape(textwrap.indent(lines, " " * _INDENT).replace(" " * _INDENT, f"  {title:11}", 1)))
     console.print(_LEGEND, style="dim")
 
@@ -157,8 +156,8 @@ def _recovered(share: float) -> str:
     return f"{share:.0%}" if share >= _RECOVERS_SOMETHING else "nothing"
 
 
-def _in_words(parts: Sequence[tuple[str, float]]) -> str:
-    """``forward 1.098, backward 1.083; 7 more below 1.005``."""
+def _text(parts: Sequence[tuple[str, float]]) -> str:
+    """Return ``forward 1.098, backward 1.083; 7 more below 1.005``."""
     largest_first = sorted(parts, key=lambda part: -part[1])
     shown = [part for part in largest_first if part[1] >= _WORTH_SHOWING][:_MOST_PARTS]
     if not shown:

@@ -18,7 +18,7 @@ from commtrace.synth.faults import FORMS
 
 
 class Schedule(str, Enum):
-    """In which order stages work."""
+    """The order in which stages work."""
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
@@ -88,7 +88,7 @@ def synth(
     ] = 0.0,
     gpus_per_host: Annotated[int, typer.Option(min=1, help="Ranks that share a host and its clock.")] = 8,
 ) -> None:
-    """Make a run of a simulated Megatron-like job, and say in truth.json what is true about it.
+    """Make a run of a simulated Megatron-like job, with the truth about it in truth.json.
 
     The run has the files that a recorder writes: every reading command works on it. truth.json holds the true length of
     every step, what each fault costs, the schedule's ideal time, and offset and drift of every host's clock.
@@ -120,12 +120,12 @@ def synth(
         synthetic = synthesize(job)
         progress.update(task, description="Writing", total=job.world_size)
         num_spans = write(synthetic, output, progress=lambda _: progress.advance(task))
-    typer.echo(f"{output}: {job.world_size} ranks, {num_spans} spans; what is true about them is in truth.json")
+    typer.echo(f"{output}: {job.world_size} ranks, {num_spans} spans; the truth about them is in truth.json")
     typer.echo(f"Next: commtrace summary {output}")
 
 
 def _clocks(job: Job, offsets: Sequence[str], drifts: Sequence[str], steps: Sequence[str]) -> Mapping[int, Clock]:
-    """Clocks of the hosts; perfect ones if nothing was said about them."""
+    """Return the clocks of the hosts, perfect ones without options."""
     if not (offsets or drifts or steps):
         return {}
     offset, offset_of = _amounts("--clock-offset", offsets)
@@ -151,7 +151,7 @@ def _clock(clocks: Mapping[int, Clock], host: int) -> Clock:
 
 
 def _amounts(option: str, texts: Sequence[str]) -> tuple[float, dict[int, float]]:
-    """Return the amount for all hosts (0 if none was given), and those of single ones."""
+    """Return the amount for all hosts (0 without one), and those of single hosts."""
     of_all, of_host = 0.0, {}
     for text in texts:
         host, single, amount = text.partition("=")

@@ -22,7 +22,7 @@ from commtrace.trace.files.locate import NEWEST_RUN, RUNS
 from commtrace.trace.inputs import printable, printable_lines
 
 _BUSY_SHARE: Final = 0.2
-"""Most of its time that top spends looking: a login node has others to serve."""
+"""Limit of the time that top spends looking: a login node has other users."""
 
 _WAITING: Final = 3
 """Exit code of ``--once`` where there is nothing to show yet."""
@@ -32,7 +32,7 @@ class Source(Protocol):
     """A source of frames."""
 
     def look(self) -> Frame:
-        """Return the job as it is now.
+        """Return the present frame.
 
         Raises:
             RunNotFoundError: nothing is there yet.
@@ -51,7 +51,9 @@ def top(
     ] = None,
     last: Annotated[
         int,
-        typer.Option(min=0, help="Show the newest so many steps; 0: 20, of a job of more than 256 ranks down to 8."),
+        typer.Option(
+            min=0, help="Number of the newest steps to show; 0: 20, down to 8 in jobs of more than 256 ranks."
+        ),
     ] = 0,
     refresh: Annotated[
         float, typer.Option(min=0.2, help="Seconds between two looks; more where looking takes long.")
@@ -110,7 +112,6 @@ def _print_once(source: Source, run: str, ranks: int, *, as_json: bool) -> None:
 
 
 def _watch(source: Source, run: str, console: PlainConsole, refresh: float, ranks: int) -> None:
-    """Draw frames on the terminal's alternate screen until Ctrl-C."""
     with Live(Text(printable(f"Reading {run} …")), console=console, screen=True, auto_refresh=False) as live:
         live.refresh()
         while True:

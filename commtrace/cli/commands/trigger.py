@@ -1,4 +1,4 @@
-"""``commtrace trigger RUN``: detail of steps to come, from all ranks of a run that goes on."""
+"""``commtrace trigger RUN``: records coming steps of a running job in detail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONG_SILENCE_NS: Final = 60_000_000_000
 
 def trigger(
     run: RunArgument = NEWEST_RUN,
-    num_steps: Annotated[int, typer.Option(min=1, help="How many steps.")] = 10,
+    num_steps: Annotated[int, typer.Option(min=1, help="Number of steps.")] = 10,
     modules: Annotated[
         str, typer.Option(help="Record modules as well in these steps, e.g. depth=2.", show_default=False)
     ] = "",
@@ -34,7 +34,7 @@ def trigger(
         int | None,
         typer.Option(
             min=1,
-            help="Begin so many steps after the latest one. Default: five seconds from now at the pace of the run.",
+            help="Begin this many steps after the latest one. Default: five seconds from now at the pace of the run.",
             show_default=False,
         ),
     ] = None,
@@ -53,7 +53,7 @@ def trigger(
         ModuleChoice.parse(modules)
     newest = load_newest(run)
     progress = find_progress(newest)
-    _refuse_what_cannot_be(run, newest, progress)
+    _check(run, newest, progress)
     metadata = newest.any_metadata
     first = first_step_after(progress.latest, progress.step_ns) if after is None else progress.latest + after
     request = make_request(metadata.run_id, metadata.attempt, first, num_steps, by="command", modules=modules)
@@ -76,13 +76,13 @@ def trigger(
         }
         sys.stdout.write(json.dumps(told) + "\n")
         return
-    _tell_answers(seen, late, silent, wait)
+    _print_answers(seen, late, silent, wait)
     typer.echo(f"Next: commtrace summary {run} --steps {request.first}:{request.end}")
 
 
-def _refuse_what_cannot_be(run: Path, newest: Run, progress: Progress) -> None:
+def _check(run: Path, newest: Run, progress: Progress) -> None:
     if progress.closed:
-        raise ConfigurationError(f"{run}: this run has ended; a trigger is for one that goes on")
+        raise ConfigurationError(f"{run}: this run has ended; a trigger needs a running job")
     if progress.latest < 0:
         raise ConfigurationError(
             f"{run}: no step is known yet of {len(newest.ranks)} ranks. Wait for the first one to end; a script in a "
@@ -112,7 +112,7 @@ def _answers(run: Path, request: Request, seconds: float) -> dict[int, Triggered
 
 def _tell_answers(seen: dict[int, TriggeredDetail], late: dict[int, int], silent: list[int], wait: float) -> None:
     if not silent and not late:
-        typer.echo(f"All {len(seen)} ranks have seen it in time.")
+        typer.echo(f"All {len(seen)} ranks have seen the request in time.")
     if late:
         listed = ", ".join(f"rank {rank} (in step {step})" for rank, step in sorted(late.items()))
         typer.echo(f"Seen too late by {listed}: not all ranks have the first steps in detail. Try --after with more.")

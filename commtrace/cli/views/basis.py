@@ -16,13 +16,7 @@ from commtrace.cli.units import duration, milliseconds, num_bytes
 
 
 def print_basis(console: Console, alignment: Alignment, problems: Iterable[str]) -> None:
-    """Print both above the numbers.
-
-    Args:
-        console: where to.
-        alignment: of the hosts' clocks.
-        problems: of the run's files, in sentences.
-    """
+    """Print the alignment of the hosts' clocks, and the problems of the run's files."""
     console.print(clock_line(alignment), style="dim")
     if alignment.refused:
         console.print(f"[yellow]! Clocks are not aligned:[/] {escape(alignment.refused)}")
@@ -31,7 +25,7 @@ def print_basis(console: Console, alignment: Alignment, problems: Iterable[str])
 
 
 def clock_line(alignment: Alignment) -> str:
-    """Return how the clocks were brought together, with what is left between them."""
+    """Return the method of the alignment, with its residual."""
     residual = alignment.residual_ns
     if alignment.refused is not None:
         return f"Clocks: [yellow]{escape(alignment.method)}[/]"
@@ -47,7 +41,7 @@ _MOST_SUMS: Final = 12
 
 
 def detail_lines(detail: RecordedDetail) -> Iterable[str]:
-    """Nothing for a run that is in detail as a whole."""
+    """Yield nothing for a run that is in detail as a whole."""
     times = detail.step_time_ns
     if times and (detail.steps_in_detail < detail.steps or detail.every != 1):
         every = detail.every
@@ -77,7 +71,7 @@ def _trigger_line(trigger: TriggeredSteps) -> str:
 
 
 def print_sums(console: Console, detail: RecordedDetail) -> None:
-    """The means of the steps that are not in detail."""
+    """Print the means of the steps that are not in detail."""
     sums = detail.sums
     if not sums:
         return

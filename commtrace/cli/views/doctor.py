@@ -1,4 +1,4 @@
-"""What ``commtrace doctor`` found, for a terminal: findings and the story of a hang first, then what they rest on."""
+"""The findings of ``commtrace doctor``: findings and the story of a hang first, then what they rest on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ _MOST_FRAMES: Final = 4
 
 
 def print_doctor(console: Console, diagnosis: Diagnosis, *, now_ns: int) -> None:
-    """Print everything that :func:`commtrace.analysis.hangs.examination.examine` found."""
     for line in _header(diagnosis, now_ns):
         console.print(line)
     console.print()
@@ -136,7 +135,7 @@ def _print_groups(console: Console, diagnosis: Diagnosis) -> None:
     if silent:
         named = ", ".join(dict.fromkeys(_name(group) for group in silent))
         console.print(
-            f"{len(silent)} group{'s' * (len(silent) != 1)} in which nothing was seen: {escape(named)}", style="dim"
+            f"{len(silent)} group{'s' * (len(silent) != 1)} without any communication: {escape(named)}", style="dim"
         )
     for drop in diagnosis.drops:
         kinds = ", ".join(f"{count} {kind}" for kind, count in drop.dropped.items())
@@ -155,7 +154,7 @@ def _between(drop: Drops) -> str:
 
 
 def _alike(seen: Sequence[Seen], broken_off: Collection[int]) -> Iterable[tuple[list[int], Seen]]:
-    """Return ranks that saw the same and ended alike, with one of them."""
+    """Return ranks with the same coverage and the same end, with one of them."""
     by_sight: dict[tuple[Seen, bool], list[Seen]] = {}
     for one in seen:
         by_sight.setdefault((one._replace(rank=0), one.rank in broken_off), []).append(one)
@@ -170,7 +169,7 @@ def _missing(seen: Seen) -> str:
 
 
 def _not_written(seen: Seen) -> str:
-    """Return, of a rank whose files break off, how many more others got through with it."""
+    """Return the least number of communications that a broken-off file lacks, by what other ranks completed."""
     if seen.unwritten is None:
         return ""
     return f"at least {seen.unwritten}" if seen.unwritten else "unknown"
@@ -183,11 +182,11 @@ def _print_invisible(console: Console, diagnosis: Diagnosis) -> None:
         console.print()
 
 
-def _print_doing(console: Console, diagnosis: Diagnosis) -> None:
+def _print_activity(console: Console, diagnosis: Diagnosis) -> None:
     doing = diagnosis.hang.doing
     if not doing:
         return
-    console.print("[bold]What each rank was doing last[/]")
+    console.print("[bold]Last activity of each rank[/]")
     for rank, own in list(doing.items())[:_MOST_DOING]:
         console.print(f"rank {rank}: {escape(activity_words(own))}", soft_wrap=True)
     if len(doing) > _MOST_DOING:

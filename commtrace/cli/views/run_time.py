@@ -26,11 +26,11 @@ _WALL_PARTS: Final = {
 }
 _LEAST_SHARE_OF_WALL: Final = 0.001
 _UNEVEN: Final = 1.2
-"""Times the mean of all ranks: from this on the rank that has most of a part is named."""
+"""Multiple of the mean over ranks from which on the rank with most of a part is named."""
 
 
 def run_budget_lines(budget: RunBudget | None) -> Iterator[str]:
-    """Yield what it says; nothing where only some steps were asked for."""
+    """Yield the parts of the wall time; nothing if only some steps were asked for."""
     if budget is None or not budget.job.wall_ns:
         return
     wall, parts = budget.job.wall_ns, budget.job.by_name()
@@ -45,13 +45,12 @@ def run_budget_lines(budget: RunBudget | None) -> Iterator[str]:
             line = f"{share(time_ns, wall):>4}  {seconds_in_words(time_ns):>8}  {words}"
             yield f"  {line}{_most(budget, part)}"
     if budget.repeated_steps:
-        yield f"  {budget.repeated_steps} steps were lost by a restart or rollback and done once more."
+        yield f"  {budget.repeated_steps} steps were lost by a restart or rollback and done again."
     elif budget.repeated_steps is None:
-        yield "  Which steps were done once more is not known: nothing tells the program's own numbers."
+        yield "  Steps that were done again are not known: the program's own step numbers were not recorded."
 
 
 def _most(budget: RunBudget, part: str) -> str:
-    """`` (5.2 s on rank 0)`` where one rank has clearly more of it than the mean."""
     of_rank = {rank: parts.by_name()[part] for rank, parts in budget.ranks.items()}
     most = max(of_rank, key=lambda rank: of_rank[rank])
     if part not in ("evaluation", "checkpoint", "loading") or of_rank[most] < _UNEVEN * budget.job.by_name()[part]:
@@ -60,7 +59,7 @@ def _most(budget: RunBudget, part: str) -> str:
 
 
 _NAMED: Final = 0.05
-"""A rank with less of the path than this is one of the others."""
+"""Least share of the path for which a rank is named."""
 
 _MOST_RANKS: Final = 3
 _LEAST_SHARE_OF_PATH: Final = 0.01
@@ -68,19 +67,18 @@ _NOT_OF_A_RANK: Final = ("transfer", "unknown")
 
 
 def critical_path_lines(path: CriticalPath | None) -> Iterator[str]:
-    """Yield whose work, and which communication, the steps are made of; nothing where that is not known."""
     if path is None or not path.ns:
         return
     whole = path.ns
     parts = [part for part in _parts(path.shares, whole) if part[0] >= _LEAST_SHARE_OF_PATH * whole]
     listed = ", ".join(words for _, words in sorted(parts, key=lambda part: -part[0]))
     unsure = path.uncertain_ns
-    note = f"; {share(unsure, whole)} cannot be told by these clocks" if unsure >= _LEAST_SHARE_OF_PATH * whole else ""
+    note = f"; {share(unsure, whole)} not resolved by these clocks" if unsure >= _LEAST_SHARE_OF_PATH * whole else ""
     yield f"Critical path ({duration(whole / path.num_steps)} a step): {listed}{note}"
 
 
 def _parts(shares: Sequence[Share], whole: int) -> Iterator[tuple[int, str]]:
-    """Yield ranks that have much of it, the others together, and transfers by role: ns, and in words."""
+    """Yield time and text of ranks with a large share, of the other ranks together, and of transfers by role."""
     by_rank: dict[int, list[Share]] = {}
     by_communication: dict[str, int] = {}
     for one in shares:
@@ -130,7 +128,7 @@ _NS_PER_HOUR: Final = 3.6e12
 
 
 def lost_time_lines(lost: LostTime | None) -> Iterator[str]:
-    """Yield what everything beyond the ideal was due to; nothing where steps were not replayed."""
+    """Yield the loss by cause; nothing if steps were not replayed."""
     if lost is None or not lost.steps_ns:
         return
     whole, gpus, costs_ns = lost.steps_ns, lost.gpus, lost.costs_ns()
@@ -158,7 +156,7 @@ _MOST_RANGES: Final = 4
 
 
 def step_attempts_lines(repeated: Sequence[RepeatedStep], launch: int) -> Iterator[str]:
-    """``Steps 5–8 were done twice: attempt 1 from …; attempt 2 from …, shown here``, for each range of them.
+    """Yield ``Steps 5–8 were done twice: attempt 1 from …; attempt 2 from …, shown here`` for each range.
 
     Args:
         repeated: steps that were done more than once.
@@ -170,16 +168,16 @@ def step_attempts_lines(repeated: Sequence[RepeatedStep], launch: int) -> Iterat
         count = len(first.attempts)
         often = "twice" if count == 2 else f"{count} times"
         which = f"Step {first.step} was" if first is last else f"Steps {first.step}–{last.step} were"
-        attempts_in_words = "; ".join(
+        attempts = "; ".join(
             _attempt([step.attempts[number] for step in steps], number + 1 == count, launch) for number in range(count)
         )
-        yield f"{which} done {often}: {attempts_in_words}"
+        yield f"{which} done {often}: {attempts}"
     if len(ranges) > _MOST_RANGES:
         yield f"{sum(map(len, ranges[_MOST_RANGES:]))} more steps were done more than once (--json)."
 
 
 def _ranges(repeated: Sequence[RepeatedStep]) -> Iterator[Sequence[RepeatedStep]]:
-    """Yield steps that follow each other and were done in the same launches."""
+    """Yield consecutive steps that were done in the same launches."""
 
     def key(item: tuple[int, RepeatedStep]) -> tuple[int, tuple[int, ...]]:
         position, step = item

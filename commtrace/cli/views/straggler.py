@@ -17,7 +17,7 @@ from commtrace.cli.units import milliseconds
 _MOST_STRETCHES = 4
 _MOST_MEMBERS = 4
 _OF_A_NODE = frozenset({"compute", "throttled_device", "communication"})
-"""Causes that may go away with the node; a program's own do not, unless a whole host has them."""
+"""Causes that another node may remove."""
 
 
 def print_stragglers(
@@ -30,10 +30,10 @@ def print_stragglers(
     """Print the verdicts.
 
     Args:
-        console: where to.
+        console: the output.
         stragglers: the costliest first.
-        on_gpu: tell GPU-hours too.
-        nodes: of each verdict, where it is said what to do: its devices, and how to keep them out of the next job.
+        on_gpu: print GPU-hours too.
+        nodes: of each verdict, its devices, and how to keep them out of the next job; with them, print the next step.
     """
     for position, straggler in enumerate(stragglers):
         hours = f", {straggler.gpu_hours_per_day:.3g} GPU-hours per day" if on_gpu else ""
@@ -59,7 +59,6 @@ def _print_indented(console: Console, text: str, style: str | None = None) -> No
 
 
 def _nodes(straggler: Verdict, nodes: NodesOfVerdict) -> tuple[str, ...]:
-    """Return the devices, and how to keep them out of the next job, where the cause may be theirs."""
     if straggler.cause not in _OF_A_NODE and straggler.place != HOST:
         return ()
     end = "one of its ends" if straggler.place == LINK else "it"
@@ -67,7 +66,7 @@ def _nodes(straggler: Verdict, nodes: NodesOfVerdict) -> tuple[str, ...]:
 
 
 def _when(straggler: Verdict) -> str:
-    """Since which step, and since when in time of day; where it comes and goes, in which stretches."""
+    """Return the first step with its time of day, or the stretches."""
     if straggler.stretches:
         return _stretches(straggler)
     step, since = straggler.since_step, None if straggler.since_ns is None else date_and_time(straggler.since_ns)
@@ -77,7 +76,7 @@ def _when(straggler: Verdict) -> str:
 
 
 def _stretches(straggler: Verdict) -> str:
-    """``Slow in steps 30–49, 2026-11-23 14:03:22–14:05:09 UTC (49.3 ms per step).``; of many, the costliest."""
+    """Return ``Slow in steps 30–49, 2026-11-23 14:03:22–14:05:09 UTC (49.3 ms per step).``; of many, the costliest."""
     costliest = sorted(straggler.stretches, key=lambda one: -one.cost_ms_per_step)[:_MOST_STRETCHES]
     listed = [
         f"{one.first}–{one.last}{_at(one)} ({milliseconds(one.cost_ms_per_step * 1e6)} ms per step)"
@@ -94,7 +93,6 @@ def _at(stretch: Stretch) -> str:
 
 
 def _members(straggler: Verdict) -> str:
-    """Return what each of several slow ranks costs; of many, ``--json`` tells."""
     members = straggler.members
     if not 2 <= len(members) <= _MOST_MEMBERS or members[0].share_ms_per_step is None:
         return ""
@@ -107,10 +105,7 @@ def _ms(milliseconds_per_step: float | None) -> str:
 
 
 def print_awaited(console: Console, awaited: Sequence[Awaited], stragglers: Sequence[Verdict]) -> None:
-    """Say for whom the others waited, if one rank stands out, and what it did meanwhile, if no verdict tells that.
-
-    What to do about it is said by the verdicts alone, so that there is one advice.
-    """
+    """Print which rank the others waited for most, if one stands out, and its activity unless a verdict names it."""
     if not awaited or not awaited[0].stands_out:
         return
     first = awaited[0]

@@ -1,4 +1,4 @@
-"""The summary as tables. It is read by tired people: the verdict comes first, then what it rests on."""
+"""The summary as tables, for tired people: the verdict comes first, then the numbers behind it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ _IDENTITY_VERSIONS: Final = ("commtrace", "torch", "cuda", "nvidia-nccl-cu12", "
 
 
 def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False) -> None:
-    """Print everything that :func:`commtrace.analysis.summary.summarise` found."""
     for line in _header(summary):
         console.print(line)
     console.print(f"\n[bold]{escape(summary.verdict)}[/]\n")
@@ -101,7 +100,6 @@ def _waits_are_bubble(summary: Summary, role: str) -> bool:
 
 
 def _mean_wait(summary: Summary, role: str, wait_ns: float) -> str:
-    """Return a wait of 0 is none only where members were matched: then it would have been seen."""
     if wait_ns == 0 and _waits_are_bubble(summary, role):
         return "bubble"
     calls = [row for row in summary.communication if row.role == role and row.group_size != 1]
@@ -110,7 +108,7 @@ def _mean_wait(summary: Summary, role: str, wait_ns: float) -> str:
 
 
 def _print_exposed(console: Console, summary: Summary) -> None:
-    """Time that the lanes stood still, by role: the mean over ranks, and the rank that lost most."""
+    """Print the stalls by role: the mean over ranks, and the rank that lost most."""
     ranks = summary.ranks
     roles = sorted({role for rank in ranks for role in rank.exposed})
     if not roles:
@@ -134,13 +132,12 @@ def _print_exposed(console: Console, summary: Summary) -> None:
         )
     notes = ["* calls on groups of one rank, which send nothing."] if alone.intersection(roles) else []
     if any(_waits_are_bubble(summary, role) for role in roles):
-        notes.append("bubble: waiting for pipeline messages is not here but in the bubble above.")
+        notes.append("bubble: waiting for pipeline messages counts as bubble, above.")
     note = "\n".join(notes)
-    _print_table(console, "Standing still for communication, ms per step", table, note)
+    _print_table(console, "Stalls for communication, ms per step", table, note)
 
 
 def _roles_of_one_rank(communication: Sequence[Communication]) -> set[str]:
-    """Roles that no group of several ranks has."""
     sizes: dict[str, set[int | None]] = {}
     for row in communication:
         sizes.setdefault(row.role, set()).add(row.group_size)
@@ -176,16 +173,16 @@ def _print_communication(console: Console, rows: Sequence[Communication]) -> Non
             share(row.exposed_ratio),
             share(row.wait_ns, total),
         )
-    note = "Bandwidth of transfer, GB/s if no unit stands. exposed: the lane stood still. wait: for the last rank."
+    note = "Bandwidth of transfer, GB/s without a unit. exposed: stalls. wait: for the last rank."
     if reaches:
-        note += "\nnodes: 1 where all members are within one, >1 where they are on several."
+        note += "\nnodes: 1 if all members are on one, >1 if they are on several."
     if any(row.bandwidth_time == "duration" for row in rows):
         note += "\n* not matched on all members: bytes per duration, waiting included."
     bounds = sum(row.upper_bounds for row in rows)
     if bounds:
         note += (
-            f"\nThe end of {bounds} calls is known only as an upper bound, and so is what is hidden of them: nobody "
-            "stood still for it (docs/gpu-validation.md)."
+            f"\nThe end of {bounds} calls, for which no rank stalled, is known only as an upper bound, and so is "
+            "their hidden time (docs/gpu-validation.md)."
         )
     if alone:
         note += f"\nLeft out: {alone} calls on groups of one rank, which send nothing."
@@ -198,7 +195,7 @@ _CAUSES: Final = {"schedule_ns": "schedule", "imbalance_ns": "imbalance", "varia
 
 
 def print_pipeline(console: Console, pipeline: Pipeline | None) -> None:
-    """Print the schedule, the stages, and what their bubbles are due to; nothing without a pipeline."""
+    """Print the schedule, the stages, and the causes of their bubbles; nothing without a pipeline."""
     if pipeline is None:
         return
     stages = pipeline.per_stage
@@ -226,16 +223,14 @@ def print_pipeline(console: Console, pipeline: Pipeline | None) -> None:
     if left_out:
         note += f"\nLeft out, because the other side of their messages is not known: {ranks_in_words(left_out)}."
     if unsure:
-        note += "\n–: the other side of these stages' messages is not known, so what they waited is not either."
+        note += "\n–: unknown, because the other side of these stages' messages is not known."
     _print_table(console, title, table, note)
     if not unsure:
         _print_bubble_causes(console, stages)
 
 
 def _is_known(stage: StageBubble) -> bool:
-    """Return whether the stage's waits for others can be told from transfers: with a few exceptions, both sides were
-    seen.
-    """
+    """Return whether the stage's wait can be separated from transfers: both sides were seen, with few exceptions."""
     return stage.unmatched_ns <= _FEW * (stage.bubble_ns + stage.transfer_ns)
 
 
@@ -255,14 +250,14 @@ def _print_bubble_causes(console: Console, stages: Sequence[StageBubble]) -> Non
     for stage in stages:
         table.add_row(str(stage.stage), *(milliseconds(getattr(stage, name)) for name in (*_CAUSES, "bubble_ns")))
     note = (
-        "schedule: what equal stages would wait. imbalance: stages differ in the mean, also where one rank is slow "
-        "(commtrace straggler tells). variation: microbatches and ranks differ. P2P: transfer."
+        "schedule: the wait of equal stages. imbalance: stages differ in the mean, also if one rank is slow (see "
+        "commtrace straggler). variation: microbatches and ranks differ. P2P: transfer."
     )
-    _print_table(console, "What the bubble is due to, ms per step", table, note)
+    _print_table(console, "Causes of the bubble, ms per step", table, note)
 
 
 def _print_coverage(console: Console, summary: Summary) -> None:
-    """Print what is not visible, which is never counted as nothing."""
+    """Print what is not visible, which never counts as 0."""
     coverage = summary.coverage
     captured = ", ".join(f"{count} {kind}" for kind, count in coverage.captured.items())
     dropped = sum(coverage.dropped.values())
@@ -275,7 +270,7 @@ def _print_coverage(console: Console, summary: Summary) -> None:
     ]
     console.print(escape("; ".join(filter(None, parts))), style="dim")
     if missing or dropped or coverage.not_visible:
-        console.print(f"More on that: commtrace doctor {escape(summary.run.path)}", style="dim")
+        console.print(f"Details: commtrace doctor {escape(summary.run.path)}", style="dim")
     for path in coverage.not_visible:
         console.print(f"[yellow]Not visible:[/] {escape(path)}")
 

@@ -17,7 +17,7 @@ _MOST_RANKS: Final = 16
 _ALWAYS_SHOWN: Final = ("compute", "exposed", "bubble", "other")
 _WORTH_A_COLUMN: Final = 0.001
 _WORTH_A_MARK: Final = 0.005
-"""Share of the step that stood still for communications of which not all members were seen."""
+"""Share of the step that stalled for communications without all of their members."""
 
 _PARTS_THAT_FIT_ON_ONE_LINE: Final = 4
 
@@ -56,7 +56,7 @@ def _largest_share(ranks: Sequence[RankMean], part: str) -> float:
 
 
 def _extremes(ranks: Sequence[RankMean], named: set[int]) -> Sequence[RankMean]:
-    """At most 16 ranks: those that compute most and least, and those that are named elsewhere."""
+    """Return at most 16 ranks: those that compute most and least, and those that are named elsewhere."""
     if len(ranks) <= _MOST_RANKS:
         return ranks
     by_compute = sorted(ranks, key=lambda rank: (rank.part("compute"), rank.rank))
@@ -70,7 +70,7 @@ def _cell(rank: RankMean, part: str, gap: str, *, communicates: bool) -> str:
     of_communication = part in ("exposed", "bubble")
     unsure = of_communication and rank.unmatched_ns > _WORTH_A_MARK * wall_ns
     if not part_ns and ((unsure and part == "bubble") or (of_communication and not communicates)):
-        return f"{UNKNOWN}{gap}    "  # nothing of it was recorded, which is not that there was none
+        return f"{UNKNOWN}{gap}    "  # none was recorded: that does not mean there was none
     mark = "*" if unsure else ""
     return f"{milliseconds(part_ns)}{mark}{gap}{share(part_ns, wall_ns):>4}"
 
@@ -81,12 +81,12 @@ def _where(rank: RankMean, parallel: Mapping[str, int]) -> str:
 
 
 def _note(ranks: Sequence[RankMean], shown_parts: Sequence[str], hidden_ranks: int) -> str:
-    note = "The parts add up to the step; other is in no span. hidden: communication behind them, not a part."
+    note = "The parts add up to the step; other is in no span. hidden: communication in parallel, not a part."
     unsure = max(rank.unmatched_ns for rank in ranks)
     if any(rank.unmatched_ns > _WORTH_A_MARK * rank.wall_ns for rank in ranks):
         note += (
             f"\n* up to {milliseconds(unsure)} ms of exposed is on communications whose other members are not known: "
-            "what of it\nis waiting, or bubble, nobody can tell."
+            "wait,\ntransfer and bubble cannot be separated there."
         )
     small = {part: max(rank.part(part) for rank in ranks) for part in PARTS if part not in shown_parts}
     listed = [f"{part} at most {milliseconds(most)} ms" for part, most in small.items() if most]
@@ -100,13 +100,13 @@ def _note(ranks: Sequence[RankMean], shown_parts: Sequence[str], hidden_ranks: i
 MOST_ROWS: Final = 25
 _LEAST_SHARE: Final = 0.01
 NOTE: Final = (
-    "Nested modules are contained. exposed: of that time, the lane stood still for communication. median, p95: forward "
+    "Nested modules are included. exposed: stalls for communication in that time. median, p95: forward "
     "and backward of a step. slowest: the rank whose median is largest, and how much it exceeds that of ranks."
 )
 
 
 def module_table(summary: Summary) -> Table | None:
-    """Mean per rank and step; None where no module was recorded."""
+    """Return times per rank and step; None if no module was recorded."""
     rows = summary.modules
     divisor = max(len(summary.ranks), 1) * max(len(summary.run.steps.used), 1)
     if not rows:
@@ -128,6 +128,6 @@ def module_table(summary: Summary) -> Table | None:
 
 
 def _slowest(row: ModuleTime) -> str:
-    """Empty where no rank is slower than the others by a share that the table could show."""
+    """Return nothing if no rank is slower than the others by a visible share."""
     rank, slower = row.slowest()
     return "" if slower is None or slower < _LEAST_SHARE else f"rank {rank} +{slower:.0%}"

@@ -1,4 +1,4 @@
-"""A frame as lines of text: what must be seen comes first, and every line is legible without colour."""
+"""A frame as lines of text: urgent notes come first, and every line is legible without colour."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _LETTERS: Final = {
 
 
 class _Column(NamedTuple):
-    """A column of the table of ranks; the first ones to go where there is no room have the highest ``rank_to_go``."""
+    """A column of the table of ranks; in a narrow terminal, the highest ``rank_to_go`` is left out first."""
 
     heading: str
     cell: Callable[[RankRow], str]
@@ -62,11 +62,11 @@ def draw(
     """Return the lines of a frame.
 
     Args:
-        frame: what is known.
+        frame: to draw.
         width: of the terminal, characters.
-        height: of the terminal, lines; None where there is none: then all that there is to say is said.
-        most_ranks: so many rows at most; None: as many as fit, or 16 without a terminal.
-        refresh: seconds until the next look, where there is one.
+        height: of the terminal, lines; None without a terminal: then nothing is left out.
+        most_ranks: limit of rows; None: as many as fit, or 16 without a terminal.
+        refresh: seconds until the next look, if there is one.
     """
     above = [*_header(frame), *_verdict(frame, width), *_roles(frame)]
     below = list(_footer(frame, width, refresh))
@@ -111,7 +111,7 @@ def _steps_shown(frame: Frame) -> str:
 
 
 def _verdict(frame: Frame, width: int) -> Iterator[Text]:
-    """Yield who is slow, whom the others wait for, and what is wrong."""
+    """Yield notes, stragglers, and the ranks that the others wait for."""
     for note in frame.notes[:_MOST_NOTES]:
         yield from _wrapped(note, width, "bold red" if note.startswith(URGENT) else "yellow", "  ")
     if len(frame.notes) > _MOST_NOTES:
@@ -147,7 +147,7 @@ def _most_waited_for(frame: Frame) -> Iterator[Text]:
 
 
 def _roles(frame: Frame) -> Iterator[Text]:
-    """One line per role: the mean over the ranks that are known, and the rank that loses most."""
+    """Yield one line per role: the mean over the known ranks, and the rank that loses most."""
     roles = _roles_by_size(frame)
     if not roles:
         return
@@ -241,7 +241,7 @@ def _cell_of(part: str) -> Callable[[RankRow], str]:
 
 
 def _cell_of_role(role: str) -> Callable[[RankRow], str]:
-    """Nothing exposed for a role is 0, where the rank's step is known at all."""
+    """Return a cell that is 0 for a role without exposed time, if the rank's step is known."""
     return lambda row: milliseconds(row.exposed[role].total_ns if role in row.exposed else 0 if row.parts else None)
 
 
@@ -268,7 +268,6 @@ def _ago(age_ns: int) -> str:
 
 
 def _fitting(columns: list[_Column], rows: Sequence[RankRow], width: int) -> list[_Column]:
-    """Columns that fit, the least important ones left out."""
     kept = list(columns)
     while (
         len(kept) > 1 and sum(max(len(one.heading), *(len(one.cell(row)) for row in rows)) + 2 for one in kept) > width

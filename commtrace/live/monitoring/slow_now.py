@@ -205,4 +205,4 @@ def where_in_words(places: Mapping[int, Place], rank: int) -> str:
 
 
 def _waiting(members: Sequence[SlowNow]) -> str:
-    return f"The others stand still for {members[0].waited_ns / 1e6:.1f} ms."
+    return f"The others wait for {members[0].waited_ns / 1e6:.1f} ms."

@@ -66,7 +66,7 @@ def test_a_slow_rank_is_named_in_the_second_window() -> None:
     assert event.sentence.startswith(
         "Straggler: rank 5 on node1, compute: costs 12.0 ms per step, 23 GPU-hours per day, for 8.0 s, since step 0, "
         "00:00:00 UTC. Rank 5 (node1) needs 82.0 ms of work per step: 12.0 ms per step more than the ranks that do "
-        "the same work, which need 70.0 ms (means of a window). The others stand still for 30.0 ms."
+        "the same work, which need 70.0 ms (means of a window). The others wait for 30.0 ms."
     )
     assert [one.rank for one in watch.stragglers] == [5]
 
@@ -75,7 +75,7 @@ def test_one_that_waits_for_input_in_every_step_is_told_in_the_words_of_a_record
     watch, _ = watched(2, {2: (60, 20, 0, 5)})
     assert watch.stragglers[0].evidence == (
         "Rank 2 (node0) needs 20.0 ms per step for input (mean), 15.0 ms more than other ranks of its stage. "
-        "The others stand still for 30.0 ms."
+        "The others wait for 30.0 ms."
     )
 
 
@@ -108,7 +108,7 @@ def test_a_device_whose_clock_is_held_down_is_the_cause(held: tuple[str, ...], c
     (event,) = events
     assert event.straggler is not None
     assert event.straggler.cause == cause
-    assert event.straggler.evidence.endswith(f"The others stand still for 30.0 ms. {words}")
+    assert event.straggler.evidence.endswith(f"The others wait for 30.0 ms. {words}")
 
 
 @pytest.mark.parametrize(
@@ -227,13 +227,13 @@ def test_a_slow_host_is_one_finding() -> None:
 def test_half_of_the_ranks_are_one_finding_from_the_start(
     ranks: int, slow: Sequence[int], who: str, place: str, evidence: str
 ) -> None:
-    """The others stand still for 30 ms, and these for none of it."""
+    """The others wait for 30 ms, and these for none of it."""
     watch, (event,) = watched(2, dict.fromkeys(slow, (90, 5, 0, 5)), ranks=ranks)
     (straggler,) = watch.stragglers
     assert event.straggler == straggler
     assert (straggler.who, straggler.place, straggler.ranks) == (who, place, tuple(slow))
     assert straggler.cost_ms_per_step == pytest.approx(30.0)
-    assert straggler.evidence == f"{evidence} The others stand still for 30.0 ms."
+    assert straggler.evidence == f"{evidence} The others wait for 30.0 ms."
     assert [(member.rank, member.excess_ms_per_step) for member in straggler.members] == [(one, 30.0) for one in slow]
 
 

@@ -48,7 +48,7 @@ def test_further_runs_of_a_side_tell_what_differs_from_start_to_start(tmp_path: 
     told = json.loads(runner.invoke(app, ["compare", str(runs["a"]), str(runs["b"]), *more, "--json"]).stdout)
 
     assert (alone.exit_code, result.exit_code) == (1, 0)
-    assert "add the runs with --before and --after" in " ".join(alone.output.split())
+    assert "record each side again with --before and --after" in " ".join(alone.output.split())
     output = " ".join(result.output.split())
     assert "a, a2 (before) and b (after)" in output
     assert "Means over 2 and 1 runs" in output

@@ -89,8 +89,8 @@ def test_a_wait_that_nobody_can_know_is_not_none() -> None:
 
 def test_where_waiting_for_messages_is_bubble_the_table_of_roles_says_so() -> None:
     text = printed(synthesize(Job(pp=2, dp=2, microbatches=4, steps=4)).run)
-    assert row(text[text.index("Standing still") :], "pp")[1] == "bubble"
-    assert "waiting for pipeline messages is not here but in the bubble above" in text
+    assert row(text[text.index("Stalls for communication") :], "pp")[1] == "bubble"
+    assert "waiting for pipeline messages counts as bubble, above" in text
 
 
 def test_every_rank_has_its_parts_in_milliseconds_and_per_cent() -> None:
@@ -131,7 +131,7 @@ def test_ends_that_nothing_measured_are_called_upper_bounds() -> None:
     pair = group("dp", 0, 1)
     reduce = collective("all_reduce", pair, 0, 1, 2, step=0, is_async=True, timing=schema.UNKNOWN_TIMING)
     text = printed(make_run({0: [span("step", 0, 10 * MS, step=0), reduce]}, [pair], world_size=2))
-    assert "The end of 1 calls is known only as an upper bound" in text
+    assert "The end of 1 calls, for which no rank stalled, is known only as an upper bound" in text
     assert "upper bound" not in printed(PipelineJob(1, 2, data_parallel=2, all_reduce_ns=MS).run())
 
 

@@ -42,7 +42,7 @@ def print_doctor(console: Console, diagnosis: Diagnosis, *, now_ns: int) -> None
         console.print(escape(sentence), style=style, soft_wrap=True)
     if diagnosis.hang.sentences:
         console.print()
-    _print_doing(console, diagnosis)
+    _print_activity(console, diagnosis)
     _print_groups(console, diagnosis)
     _print_invisible(console, diagnosis)
 

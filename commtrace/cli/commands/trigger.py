@@ -110,7 +110,7 @@ def _answers(run: Path, request: Request, seconds: float) -> dict[int, Triggered
         time.sleep(_LOOK_AGAIN_SECONDS)
 
 
-def _tell_answers(seen: dict[int, TriggeredDetail], late: dict[int, int], silent: list[int], wait: float) -> None:
+def _print_answers(seen: dict[int, TriggeredDetail], late: dict[int, int], silent: list[int], wait: float) -> None:
     if not silent and not late:
         typer.echo(f"All {len(seen)} ranks have seen the request in time.")
     if late:

@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 import torch
+from torch.distributed import ProcessGroup
 
 from commtrace.capture.tracer import Tracer
 from commtrace.trace.metadata import UNKNOWN_ROLE
@@ -33,7 +34,7 @@ def add_framework(tracer: Tracer, name: str) -> None:
         tracer.set_topology({"framework": {"name": " + ".join([*names, name]), "version": torch.__version__}})
 
 
-def set_role_if_unknown(tracer: Tracer, process_group: object, role: str) -> str:
+def set_role_if_unknown(tracer: Tracer, process_group: ProcessGroup, role: str) -> str:
     """Set the role of a group, unless a framework or the name of its mesh dimension has done so; return its role."""
     if _SAYS_NOTHING.fullmatch(tracer.groups.state(process_group).group.role):
         tracer.set_role(process_group, role)

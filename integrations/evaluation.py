@@ -112,7 +112,7 @@ class EvaluationMode:
 
         return train
 
-    def _begins(self, module: object, was_training: bool) -> None:
+    def _begins(self, module: torch.nn.Module, was_training: bool) -> None:
         tracer, key = self._tracer, id(module)
         if not self._hooks.active or tracer.steps.is_marked_by_framework or key in self._open:
             return
@@ -130,7 +130,7 @@ class EvaluationMode:
         if len(self._open) > _MOST:  # They are parts of one model.
             self._is_none(next(iter(self._open)))
 
-    def _ends(self, module: object) -> None:
+    def _ends(self, module: torch.nn.Module) -> None:
         known = self._open.pop(id(module), None)
         if known is not None and self._hooks.active and self._tracer.recording:
             self._tracer.leave_aside(known.span)
@@ -141,7 +141,7 @@ class EvaluationMode:
         if opened is not None and opened.reference() is not None:
             self._says_something_else[key] = opened.reference
 
-    def _until_gone(self, module: object) -> weakref.ref[Any]:
+    def _until_gone(self, module: torch.nn.Module) -> weakref.ref[Any]:
         key, opened, others = id(module), self._open, self._says_something_else
 
         def gone(_reference: object) -> None:  # before another object can have its id

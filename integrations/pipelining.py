@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Final
 
+from torch.distributed import ProcessGroup
+
 from commtrace.capture.hooks import Hooks, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
@@ -159,7 +161,7 @@ def schedule_name(class_name: str) -> str:
     return known or words.lower()
 
 
-def _default_group() -> object:
+def _default_group() -> ProcessGroup:
     from torch.distributed import distributed_c10d
 
     return distributed_c10d._get_default_group()

@@ -56,9 +56,9 @@ class Hooks:
         self.active = True
         self._part = part
         self._tracer = tracer
-        self._attributes: list[tuple[Any, str, Any, Any]] = []
-        self._items: list[tuple[dict[Any, Any], Any, Any, Any]] = []
-        self._cells: list[tuple[CellType, Any, Any]] = []
+        self._attributes: list[tuple[object, str, object, object]] = []
+        self._items: list[tuple[dict[Any, Any], object, object, object]] = []
+        self._cells: list[tuple[CellType, object, object]] = []
         self._waiting: list[tuple[str, Callable[[ModuleType], None]]] = []
 
     def when_imported(self, module: str, hook: Callable[[ModuleType], None]) -> None:
@@ -78,7 +78,7 @@ class Hooks:
         self._attributes.append((owner, name, original, replacement))
         setattr(owner, name, replacement)
 
-    def replace_required(self, owner: Any, name: str, wrap: Wrap) -> None:
+    def replace_required(self, owner: type | ModuleType, name: str, wrap: Wrap) -> None:
         """Replace an attribute that every tried version has; report a version without it."""
         if vars(owner).get(name) is None:
             where = getattr(owner, "__qualname__", owner.__name__)
@@ -116,7 +116,7 @@ class Hooks:
             if function is not None and vars(holder).get(name) is function:
                 self.replace(holder, name, wrap)
 
-    def owners_of(self, name: str) -> list[Any]:
+    def owners_of(self, name: str) -> list[object]:
         """Return the classes and modules whose attribute ``name`` is replaced."""
         return [owner for owner, replaced, _, _ in self._attributes if replaced == name]
 
@@ -189,7 +189,7 @@ class Hooks:
 
         return self.around(lambda args, kwargs: self._tracer.enter(kind, name), self.end)
 
-    def end(self, span: Any, _result: object) -> None:
+    def end(self, span: Span, _result: object) -> None:
         """End the span that a ``begin`` has returned."""
         self._tracer.leave(span)
 

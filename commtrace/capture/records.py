@@ -11,7 +11,7 @@ import functools
 import itertools
 import json
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from commtrace.capture.collectives.nccl import NcclBackend
 from commtrace.capture.collectives.operations import Operation
@@ -20,6 +20,9 @@ from commtrace.capture.device.cuda_clock import CudaClock
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.schema import Row, mark_row, row_of
+
+if TYPE_CHECKING:
+    import torch
 
 _NO = schema.NOT_APPLICABLE
 
@@ -85,15 +88,18 @@ class Launch(NamedTuple):
     seq: int
     num_bytes: int
     self_bytes: int
-    dtype: Any
+    dtype: torch.dtype | None
     peer: int
     is_async: bool
     coordinates: Coordinates
-    members: Any
+    members: tuple[int, ...] | None
     start: Mark | None
 
 
-_Fields: TypeAlias = "tuple[Operation, LaunchGroup, int, int, int, Any, int, bool, Coordinates, Any, Mark | None]"
+_Members: TypeAlias = "tuple[int, ...] | None"
+_Fields: TypeAlias = (
+    "tuple[Operation, LaunchGroup, int, int, int, torch.dtype | None, int, bool, Coordinates, _Members, Mark]"
+)
 
 launch_of: Final[Callable[[_Fields], Launch]] = functools.partial(tuple.__new__, Launch)
 """Makes a launch of all its fields: for the hot path, in half of the time of ``Launch(…)``."""
@@ -392,7 +398,7 @@ def communication_row(
     launch: Launch, start: int, end: int, number: int, timing: int, unfinished: bool, op_in_seq: int = 0
 ) -> Row:
     operation, state, seq, num_bytes, self_bytes, dtype, peer, is_async, coordinates, members, _ = launch
-    extras: dict[str, Any] = {}
+    extras: dict[str, object] = {}
     if members:
         extras["members"] = members
     if unfinished:

@@ -5,9 +5,9 @@ Runs on the harvester thread. A part of it that fails leaves the others alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 from commtrace import identity
 from commtrace.capture import triggers
@@ -21,6 +21,10 @@ from commtrace.capture.records import Launch
 from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
 from commtrace.trace.hang_report import InFlight
+from commtrace.trace.metadata import Group
+
+Detail: TypeAlias = Mapping[str, object] | Sequence[object]
+"""The JSON of a mark: see commtrace/trace/marks.py."""
 
 ANCHOR_SECONDS: Final = 10.0
 """How often the monotonic clock is compared with the wall clock."""
@@ -55,7 +59,7 @@ class RunMarks:
         self._triggers: Triggers | None = requests
         self._unfinished = unfinished
         self._device_watch = device_watch
-        self._recorded_groups: dict[int, Any] = {}
+        self._recorded_groups: dict[int, Group] = {}
         self._groups_version = -1
         self._topology_version = 0
         self._recorded_device: int | None = None
@@ -64,7 +68,7 @@ class RunMarks:
         self._activity: ActivityWatch | None = ActivityWatch(tracer)
         self._untraced_paths: dict[str, str] | None = {}
 
-    def since_last_pass(self) -> Iterator[tuple[str, Any]]:
+    def since_last_pass(self) -> Iterator[tuple[str, Detail]]:
         self._refresh_device_clock()
         self._record_device()
         yield from self._group_marks()
@@ -91,11 +95,11 @@ class RunMarks:
         yield from self._requests()
         yield from self._activity_marks()
 
-    def _progress(self) -> Iterator[tuple[str, Any]]:
+    def _progress(self) -> Iterator[tuple[str, Detail]]:
         if self._tracer.latest_step >= 0:
             yield "progress", {"step": self._tracer.latest_step}
 
-    def _requests(self) -> list[tuple[str, Any]]:
+    def _requests(self) -> list[tuple[str, Detail]]:
         if self._triggers is None:
             return []
         try:
@@ -105,10 +109,10 @@ class RunMarks:
             self._tracer.failed(triggers.PART, error)
             return []
 
-    def _activity_marks(self) -> list[tuple[str, Any]]:
+    def _activity_marks(self) -> list[tuple[str, Detail]]:
         if self._activity is None:
             return []
-        marks: list[tuple[str, Any]] = []
+        marks: list[tuple[str, Detail]] = []
         try:
             in_flight = self._in_flight(self._activity)
             if in_flight != self._recorded_in_flight:
@@ -161,7 +165,7 @@ class RunMarks:
         except Exception as error:
             self._tracer.failed("the name of the device", error)
 
-    def _group_marks(self) -> Iterator[tuple[str, Any]]:
+    def _group_marks(self) -> Iterator[tuple[str, Detail]]:
         groups = self._tracer.groups
         version = groups.version
         if version == self._groups_version:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from commtrace.capture.collectives.completions import CompletionCallbacks
 from commtrace.capture.collectives.groups import GroupRegistry
@@ -16,10 +16,13 @@ from commtrace.capture.collectives.operations import Unmeasured
 from commtrace.capture.device.clock import DeviceClock, HostClock, Mark, now_ns
 from commtrace.capture.guard import Guard
 from commtrace.capture.model.step_finder import StepFinder
-from commtrace.capture.records import Coordinates, Launch, Span, count_rows, failed_rows, span_rows
+from commtrace.capture.records import Coordinates, DeviceCall, Launch, Span, count_rows, failed_rows, span_rows
 from commtrace.recorder import Recorder
 from commtrace.trace import schema
 from commtrace.trace.selection.step_range import DetailPlan, StepRange
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _HOST_LANE_KINDS = frozenset({schema.DATA, schema.CHECKPOINT, schema.GC, schema.EVALUATION})
 
@@ -101,7 +104,7 @@ class Tracer:
         self.unmeasured = Unmeasured(self.guard)
         self.open_optimizers = 0
         self.innermost: Span | None = None
-        self.blocked: list[Any] = [None]
+        self.blocked: list[Launch | DeviceCall | None] = [None]
         self.thread = CallingThread(set())
         self.open_waits = 0
         self.steps = StepFinder(self)
@@ -313,7 +316,7 @@ class Tracer:
         if self.recording:
             self.append((count_rows, schema.MARK, self.coordinates.step, now_ns(), counts))
 
-    def set_role(self, process_group: object, role: str) -> None:
+    def set_role(self, process_group: ProcessGroup, role: str) -> None:
         """Set the role of a process group: ``tp``, ``pp``, ``dp``, …"""
         self.groups.set_role(process_group, role)
 

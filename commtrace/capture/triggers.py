@@ -9,10 +9,11 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from types import FrameType
+from typing import Final, Protocol, TypeAlias
 
 from commtrace.capture.tracer import Tracer
 from commtrace.errors import ConfigurationError
@@ -23,6 +24,8 @@ PART: Final = "detail on request"
 SIGNALLED_STEPS: Final = 10
 """How many steps a signal asks for."""
 _SAMPLES: Final = 60
+
+_Handler: TypeAlias = "Callable[[int, FrameType | None], object] | int | None"
 
 
 class ModuleSelection(Protocol):
@@ -46,7 +49,7 @@ class Triggers:
         self._metadata: RankMetadata | None = None
         self._signalled = False
         self._begun: deque[tuple[int, int]] = deque(maxlen=_SAMPLES)
-        self._handler: tuple[int, Any, Any] | None = None
+        self._handler: tuple[int, _Handler, _Handler] | None = None
 
     def open(self, directory: Path, metadata: RankMetadata) -> None:
         """Look in this run directory from now on."""
@@ -64,7 +67,7 @@ class Triggers:
         previous = signal.getsignal(number)
         original = previous if callable(previous) else None
 
-        def handle(signum: int, frame: Any) -> None:
+        def handle(signum: int, frame: FrameType | None) -> None:
             try:
                 self._signalled = True
             except Exception as error:
@@ -81,7 +84,7 @@ class Triggers:
         if handler is not None and signal.getsignal(handler[0]) is handler[2]:
             signal.signal(handler[0], signal.SIG_DFL if handler[1] is None else handler[1])
 
-    def marks(self) -> Iterator[tuple[str, Any]]:
+    def marks(self) -> Iterator[tuple[str, dict[str, object]]]:
         """Follow new requests and yield a mark for each. Called by the harvester in every pass."""
         directory, metadata = self._directory, self._metadata
         if directory is None or metadata is None:

@@ -11,7 +11,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch._C import Future
 
 
 class CompletionCallbacks:
@@ -25,12 +28,12 @@ class CompletionCallbacks:
 
     def __init__(self) -> None:
         # Not a set: equal hashes of two references to one tensor would have its elements compared.
-        self._tensors: dict[int, weakref.ref[Any]] = {}
+        self._tensors: dict[int, weakref.ref[object]] = {}
         self.saw_temporaries = False
         self.alive = object()
         self._references = sys.getrefcount(self.alive)
 
-    def add(self, future: Any, completed: Callable[[object], None]) -> None:
+    def add(self, future: Future[object], completed: Callable[[object], None]) -> None:
         """Have ``completed`` called when ``future`` is done.
 
         It holds :attr:`alive` (``functools.partial(function, callbacks.alive)``); nobody else may keep a reference to
@@ -57,7 +60,7 @@ class CompletionCallbacks:
             key = id(tensor)
             self._tensors[key] = weakref.ref(tensor, partial(self._forget, key))
 
-    def _forget(self, key: int, _gone: weakref.ref[Any]) -> None:
+    def _forget(self, key: int, _gone: weakref.ref[object]) -> None:
         self._tensors.pop(key, None)
 
     @property

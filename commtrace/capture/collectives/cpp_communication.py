@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from commtrace.capture.collectives.ddp_reducer import CppCall, CppCalls, HostCall, ReducerCapture
 from commtrace.capture.collectives.dispatcher import graph_task, is_traced
@@ -34,6 +34,9 @@ from commtrace.capture.hooks import Part
 from commtrace.capture.records import Launch
 from commtrace.capture.threads import frames_by_thread
 from commtrace.capture.tracer import Tracer
+
+if TYPE_CHECKING:
+    import torch
 
 PART: Final = "capture of what C++ communicates"
 
@@ -63,7 +66,7 @@ class Issuing(NamedTuple):
     operation: Operation
     peer: int
     issued: CppCall | None
-    results: list[Any]
+    results: list[torch.Tensor]
 
 
 class OwnRank(NamedTuple):
@@ -91,7 +94,7 @@ class ProcessGroupHooks:
         self._reducer = reducer
         self._active = False
         self._id = next(_hook_ids)
-        self._groups: list[weakref.ref[Any]] = []
+        self._groups: list[weakref.ref[Any]] = []  # torch's stubs before 2.14 lack the methods for hooks
         self._operations: dict[int, Operation] = {}
         self._code: set[CodeType] = set()
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from commtrace.capture.collectives.dispatcher import Captures, Kernel, KeyOf, graph_task, is_traced, kernel_for
 from commtrace.capture.collectives.groups import GroupState
-from commtrace.capture.collectives.operations import OPERATIONS, Operation, Payload, _flat
+from commtrace.capture.collectives.operations import OPERATIONS, Arguments, Operation, Payload, _flat
 from commtrace.capture.device.clock import Mark, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.hooks import Hooks
@@ -32,6 +32,11 @@ from commtrace.capture.records import (
 )
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
+
+if TYPE_CHECKING:
+    import torch
+    from torch._C import DispatchKey
+    from torch.distributed import Work
 
 PART: Final = "capture of DistributedDataParallel"
 """Switched off if the times cannot be taken."""
@@ -67,7 +72,7 @@ class CppCalls:
         self._devices = devices
         self._unfinished: dict[int, HostCall] = {}
 
-    def state(self, boxed_group: Any) -> GroupState:
+    def state(self, boxed_group: torch.ScriptObject) -> GroupState:
         """Return the state of a group as C++ hands it to a kernel."""
         from torch.distributed import ProcessGroup
 
@@ -90,7 +95,7 @@ class CppCalls:
             return self._devices.launch(launch, tensor.device.index)
         return HostCall(launch)
 
-    def complete(self, issued: CppCall, work: Any, *, stalls_until_end: bool) -> None:
+    def complete(self, issued: CppCall, work: Work, *, stalls_until_end: bool) -> None:
         """Have the end marked when it comes. ``stalls_until_end``: the caller does nothing until then."""
         if isinstance(issued, DeviceCall):
             if self._devices is not None:
@@ -195,7 +200,7 @@ class ReducerCapture:
         if self._kernels is not None:
             self._kernels.uninstall()
 
-    def sent(self, issued: CppCall, work: Any, *, in_backward: bool) -> None:
+    def sent(self, issued: CppCall, work: Work, *, in_backward: bool) -> None:
         """Take what the reducer sent in a backward, or what a function of C++ sent and waits for."""
         self._issued.complete(issued, work, stalls_until_end=not in_backward)
         if in_backward:
@@ -219,11 +224,11 @@ class ReducerCapture:
 
         return __init__
 
-    def _communicating_in_cpp(self, original: Any) -> Callable[..., object]:
+    def _communicating_in_cpp(self, original: Callable[..., object]) -> Callable[..., object]:
         """Wrap a function that communicates in C++ and waits there. Kernels are used at least while it runs."""
         thread, kernels = self._tracer.thread, self._kernels
 
-        def begin(_args: tuple[Any, ...], _kwargs: dict[str, object]) -> tuple[bool]:
+        def begin(_args: tuple[object, ...], _kwargs: dict[str, object]) -> tuple[bool]:
             self._sent_outside = None
             thread.waits_in_cpp = True
             installs = kernels is not None and not kernels.installed
@@ -231,7 +236,7 @@ class ReducerCapture:
                 self._watch()
             return (installs,)
 
-        def end(begun: tuple[bool], _result: Any) -> None:
+        def end(begun: tuple[bool], _result: object) -> None:
             thread.waits_in_cpp = False
             self._has_waited_itself()
             if begun[0] and kernels is not None and not self.has_seen_ddp:  # Another thread may have made one.
@@ -349,13 +354,13 @@ class ReducerKernels:
         thread, overload, original = self._tracer.thread, kernel.overload, kernel.original
         key_of = kernel.key_of
 
-        def capture(*arguments: Any, **keywords: Any) -> object:
-            key: Any = None
+        def capture(*arguments: Any, **keywords: object) -> object:
+            key: DispatchKey | None = None
             issued: CppCall | None = None
             state: GroupState | None = None
             seq = -1
             try:
-                tensor: Any = next(iter(_flat(arguments[0])), None)
+                tensor = next(iter(_flat(arguments[0])), None)
                 traced = tensor is None or is_traced(tensor)
                 key = meta if traced else key_of(arguments)
                 if thread.has_counted and not traced and graph_task() != -1:
@@ -399,7 +404,7 @@ def _key_of_backend() -> KeyOf:
 
     meta, backends = DispatchKey.Meta, _dispatch_keyset_full_after(DispatchKey.BackendSelect)
 
-    def key_of(arguments: tuple[Any, ...]) -> object:
+    def key_of(arguments: Arguments) -> DispatchKey:
         tensor = next(iter(_flat(arguments[0])), None)
         # Not the device's key: sparse tensors and devices of other makers have keys of their own.
         return meta if tensor is None else (_dispatch_keys(tensor) & backends).highestPriorityTypeId()

@@ -9,11 +9,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from commtrace.capture.collectives.operations import Arguments
+
+if TYPE_CHECKING:
+    import torch
+    from torch._C import DispatchKey
+    from torch._ops import OpOverload
 
 _logger = logging.getLogger("commtrace")
 
-KeyOf = Callable[[tuple[Any, ...]], Any]
+KeyOf: TypeAlias = "Callable[[Arguments], DispatchKey]"
 """The dispatch key to go on with, from the arguments of a call that really communicates."""
 
 
@@ -24,24 +31,24 @@ class Kernel:
         capture: gets the calls, in place of the operator; None: they pass through.
     """
 
-    def __init__(self, overload: Any, key_of: KeyOf, tensor_argument: int = 0) -> None:
+    def __init__(self, overload: OpOverload, key_of: KeyOf, tensor_argument: int = 0) -> None:
         from torch._C import DispatchKey
 
         self.overload = overload
-        self.capture: Callable[..., Any] | None = None
+        self.capture: Callable[..., object] | None = None
         self.key_of = key_of
         self.has_warned = False
-        self._latest_key: Any = None
+        self._latest_key: DispatchKey | None = None
         self._tensor_argument = tensor_argument
         self._meta = DispatchKey.Meta
 
-    def call(self, *arguments: Any, **keywords: Any) -> Any:
+    def call(self, *arguments: object, **keywords: object) -> object:
         """Handle a call from torch."""
         return (self.capture or self.original)(*arguments, **keywords)
 
-    def original(self, *arguments: Any, **keywords: Any) -> object:
+    def original(self, *arguments: object, **keywords: object) -> object:
         """Call the operator behind the kernel."""
-        key: Any = None
+        key: DispatchKey | None = None
         traced = False
         try:
             traced = is_traced(arguments[self._tensor_argument])
@@ -59,7 +66,7 @@ class Kernel:
             return self._dispatched_without(*arguments, **keywords)
         return self.overload._op_dk(key, *arguments, **keywords)
 
-    def _dispatched_without(self, *arguments: Any, **keywords: Any) -> object:
+    def _dispatched_without(self, *arguments: object, **keywords: object) -> object:
         """Have torch find the key, as if this kernel were not there."""
         from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
 
@@ -81,7 +88,7 @@ class Captures:
     """The kernels that call one recording; false while there are none."""
 
     def __init__(self) -> None:
-        self._taken: list[tuple[Kernel, Callable[..., Any]]] = []
+        self._taken: list[tuple[Kernel, Callable[..., object]]] = []
 
     def __bool__(self) -> bool:
         return bool(self._taken)
@@ -100,7 +107,7 @@ class Captures:
 # ("fallthrough_kernel was executed") or run what was freed. Adding one disturbs nobody, so kernels stay.
 # Re-entrant: the handler of a signal may start a recording while another one starts.
 _lock: Final = threading.RLock()
-_libraries: Final[dict[str, Any]] = {}
+_libraries: Final[dict[str, torch.library.Library]] = {}
 _kernels: Final[dict[str, Kernel]] = {}
 
 
@@ -124,11 +131,11 @@ def kernel_for(namespace: str, name: str, key_of: KeyOf, tensor_argument: int = 
         if namespace not in _libraries:
             _libraries[namespace] = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
         kernel = _kernels[qualified] = Kernel(overload, key_of, tensor_argument)
-        _libraries[namespace].impl(name, kernel.call, "BackendSelect")
+        _libraries[namespace].impl(name, kernel.call, "BackendSelect")  # type: ignore[no-untyped-call]
         return kernel
 
 
-def is_traced(value: Any) -> bool:
+def is_traced(value: object) -> bool:
     """Return whether a tensor is a stand-in, as when ``torch.compile`` traces a graph: nothing is sent then."""
     from torch._subclasses.fake_tensor import FakeTensor
 

@@ -7,12 +7,12 @@ the tensor says what was waited for, as it does to torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from commtrace.capture.collectives.dispatcher import Captures, Kernel, is_traced, kernel_for
 from commtrace.capture.collectives.groups import GroupState
-from commtrace.capture.collectives.operations import NO_SELF_BYTES, OPERATIONS, Operation
+from commtrace.capture.collectives.operations import NO_SELF_BYTES, OPERATIONS, Arguments, Operation
 from commtrace.capture.device.clock import Mark, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.records import (
@@ -29,9 +29,15 @@ from commtrace.capture.records import (
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
+if TYPE_CHECKING:
+    import torch
+    from torch._C import DispatchKey
+    from torch._ops import OpOverload
+    from torch.distributed import ProcessGroup
+
 PART: Final = "capture of functional collectives"
 
-FunctionalPayload = tuple[int, int, Any, "tuple[int, ...] | None"]
+FunctionalPayload: TypeAlias = "tuple[int, int, torch.dtype | None, tuple[int, ...] | None]"
 """``(num_bytes, self_bytes, dtype, bytes of each member if several)``, as in
 :mod:`commtrace.capture.collectives.operations`."""
 
@@ -46,36 +52,36 @@ class FunctionalOperation(NamedTuple):
     """
 
     operation: Operation
-    measure: Callable[[tuple[Any, ...], Any], FunctionalPayload]
+    measure: Callable[[Arguments, ProcessGroup], FunctionalPayload]
     group_argument: int
     tensor_argument: int = 0
     root_argument: int = -1
 
 
-def _input(arguments: tuple[Any, ...], _process_group: Any) -> FunctionalPayload:
+def _input(arguments: Arguments, _process_group: object) -> FunctionalPayload:
     tensor = arguments[0]
     return tensor.nbytes, NO_SELF_BYTES, tensor.dtype, None
 
 
-def _input_per_member(arguments: tuple[Any, ...], process_group: Any) -> FunctionalPayload:
+def _input_per_member(arguments: Arguments, process_group: ProcessGroup) -> FunctionalPayload:
     tensor = arguments[0]
     return tensor.nbytes * process_group.size(), NO_SELF_BYTES, tensor.dtype, None
 
 
-def _inputs(arguments: tuple[Any, ...], _process_group: Any) -> FunctionalPayload:
+def _inputs(arguments: Arguments, _process_group: object) -> FunctionalPayload:
     return _members([tensor.nbytes for tensor in arguments[0]], arguments[0])
 
 
-def _inputs_per_member(arguments: tuple[Any, ...], process_group: Any) -> FunctionalPayload:
+def _inputs_per_member(arguments: Arguments, process_group: ProcessGroup) -> FunctionalPayload:
     return _members([tensor.nbytes * process_group.size() for tensor in arguments[0]], arguments[0])
 
 
-def _members(sizes: list[int], tensors: Any) -> FunctionalPayload:
+def _members(sizes: list[int], tensors: Sequence[torch.Tensor]) -> FunctionalPayload:
     dtype = tensors[0].dtype if tensors else None
     return sum(sizes), NO_SELF_BYTES, dtype, tuple(sizes) if len(sizes) > 1 else None
 
 
-def _splits(arguments: tuple[Any, ...], process_group: Any) -> FunctionalPayload:
+def _splits(arguments: Arguments, process_group: ProcessGroup) -> FunctionalPayload:
     tensor, splits = arguments[0], [int(split) for split in arguments[2]]
     rows = tensor.size(0)
     own = tensor.nbytes // rows * splits[process_group.rank()] if splits and rows else 0
@@ -108,20 +114,20 @@ class Message(NamedTuple):
     """One point-to-point operation. ``peer`` is a rank inside the group."""
 
     operation: Operation
-    tensor: Any
+    tensor: torch.Tensor
     peer: int
     tag: int
 
 
-def _sent(arguments: tuple[Any, ...]) -> list[Message]:
+def _sent(arguments: Arguments) -> list[Message]:
     return [Message(OPERATIONS["send"], *arguments[:3])]
 
 
-def _received(arguments: tuple[Any, ...]) -> list[Message]:
+def _received(arguments: Arguments) -> list[Message]:
     return [Message(OPERATIONS["recv"], *arguments[:3])]
 
 
-def _batch(arguments: tuple[Any, ...]) -> list[Message]:
+def _batch(arguments: Arguments) -> list[Message]:
     names, peers, tags, tensors = arguments[:4]
     return [
         Message(OPERATIONS["send" if name == "isend" else "recv"], tensor, peer, tag)
@@ -129,7 +135,7 @@ def _batch(arguments: tuple[Any, ...]) -> list[Message]:
     ]
 
 
-FUNCTIONAL_P2P: Final[Mapping[str, Callable[[tuple[Any, ...]], list[Message]]]] = {
+FUNCTIONAL_P2P: Final[Mapping[str, Callable[[Arguments], list[Message]]]] = {
     "isend": _sent,
     "irecv": _received,
     "batch_p2p_ops": _batch,
@@ -175,13 +181,13 @@ class FunctionalCapture:
         self._captures.release()
         self._waits.uninstall()
 
-    def _collective_capture(self, kernel: Kernel, operation: FunctionalOperation) -> Callable[..., Any]:
+    def _collective_capture(self, kernel: Kernel, operation: FunctionalOperation) -> Callable[..., object]:
         from torch._C import DispatchKey
 
         meta, composite, failed = DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, self._tracer.failed
         thread, overload, original = self._tracer.thread, kernel.overload, kernel.original
 
-        def capture(*arguments: Any, **keywords: Any) -> Any:
+        def capture(*arguments: Any, **keywords: object) -> object:
             key = functional = state = None
             seq = -1
             try:
@@ -222,15 +228,15 @@ class FunctionalCapture:
 
         return capture
 
-    def _p2p_capture(self, kernel: Kernel, messages: Callable[[tuple[Any, ...]], list[Message]]) -> Callable[..., Any]:
+    def _p2p_capture(self, kernel: Kernel, messages: Callable[[Arguments], list[Message]]) -> Callable[..., object]:
         from torch._C import DispatchKey
 
         meta, composite, failed = DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, self._tracer.failed
         thread, overload, original = self._tracer.thread, kernel.overload, kernel.original
 
-        def capture(*arguments: Any) -> Any:
+        def capture(*arguments: Any) -> object:
             key = None
-            sent: list[tuple[Any, Awaited | None]] = []
+            sent: list[tuple[torch.Tensor, Awaited | None]] = []
             numbers: list[tuple[bool, int, int]] = []
             state: GroupState | None = None
             try:
@@ -287,12 +293,12 @@ class FunctionalCapture:
             payload = self._unmeasured(operation, (tensor,), error)
         return self._timed(operation, state, seq, payload, peer, tensor)
 
-    def _unmeasured(self, operation: Operation, arguments: tuple[Any, ...], error: Exception) -> FunctionalPayload:
+    def _unmeasured(self, operation: Operation, arguments: Arguments, error: Exception) -> FunctionalPayload:
         num_bytes, self_bytes, dtype, _, members = self._tracer.unmeasured(operation, arguments, error)
         return num_bytes, self_bytes, dtype, members
 
     def _launch(
-        self, operation: FunctionalOperation, arguments: tuple[Any, ...], state: GroupState, seq: int
+        self, operation: FunctionalOperation, arguments: Arguments, state: GroupState, seq: int
     ) -> Awaited | None:
         if not self._tracer.recording or self._tracer.groups.skips(state):
             return None
@@ -306,7 +312,13 @@ class FunctionalCapture:
         return self._timed(operation.operation, state, seq, payload, peer, tensor)
 
     def _timed(
-        self, operation: Operation, state: GroupState, seq: int, payload: FunctionalPayload, peer: int, tensor: Any
+        self,
+        operation: Operation,
+        state: GroupState,
+        seq: int,
+        payload: FunctionalPayload,
+        peer: int,
+        tensor: torch.Tensor,
     ) -> Awaited | None:
         num_bytes, self_bytes, dtype, members = payload
         launch = Launch(
@@ -320,15 +332,15 @@ class FunctionalCapture:
         return None if call is None else Awaited(call.launch, call)
 
 
-def _device(value: Any) -> Any:
+def _device(value: torch.Tensor | Sequence[torch.Tensor]) -> torch.device | None:
     tensor = value[0] if isinstance(value, (list, tuple)) and value else value
     return getattr(tensor, "device", None)
 
 
-def _process_group(group: Any) -> Any:
+def _process_group(group: str | ProcessGroup) -> ProcessGroup:
     from torch.distributed import distributed_c10d
 
-    resolve: Any = vars(distributed_c10d)["_resolve_process_group"]
+    resolve: Callable[[str], ProcessGroup] = vars(distributed_c10d)["_resolve_process_group"]
     return resolve(group) if isinstance(group, str) else group
 
 
@@ -405,7 +417,7 @@ class FunctionalWaits:
         meta, composite, failed = DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, self._tracer.failed
         overload, original = kernel.overload, kernel.original
 
-        def capture(tensor: Any) -> object:
+        def capture(tensor: torch.Tensor) -> object:
             key = None
             try:
                 key = meta if is_traced(tensor) else composite
@@ -417,15 +429,15 @@ class FunctionalWaits:
 
         return capture
 
-    def _waits_capture(self, kernel: Kernel, one: Any) -> Callable[..., object]:
+    def _waits_capture(self, kernel: Kernel, one: OpOverload) -> Callable[..., object]:
         from torch._C import DispatchKey
 
         meta, composite, failed = DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, self._tracer.failed
         overload, original = kernel.overload, kernel.original
 
-        def capture(tensors: Any) -> object:
+        def capture(tensors: list[torch.Tensor]) -> object:
             key = None
-            ours: list[Any] = []
+            ours: list[torch.Tensor] = []
             try:
                 key = meta if is_traced(tensors) else composite
                 ours = [tensor for tensor in tensors if storage_of(tensor) in self._pending] if key is composite else []
@@ -441,7 +453,7 @@ class FunctionalWaits:
 
         return capture
 
-    def _timed_wait(self, overload: Any, key: Any, tensor: Any) -> object:
+    def _timed_wait(self, overload: OpOverload, key: DispatchKey, tensor: torch.Tensor) -> object:
         pending = start = None
         try:
             pending, start = self._about_to_wait(tensor)
@@ -462,7 +474,7 @@ class FunctionalWaits:
             self._tracer.failed(PART, error)
         return result
 
-    def _about_to_wait(self, tensor: Any) -> tuple[Awaited | None, Mark]:
+    def _about_to_wait(self, tensor: torch.Tensor) -> tuple[Awaited | None, Mark]:
         pending = self._pending.pop(storage_of(tensor), None)
         if pending is None or (pending.waited and pending.launch.operation.is_p2p):
             # A message that has been waited for: torch did not wait either, tensor and result have one Work.
@@ -490,7 +502,7 @@ class FunctionalWaits:
         pending.waited = True
 
 
-def storage_of(tensor: Any) -> int:
+def storage_of(tensor: torch.Tensor) -> int:
     """Return the storage of a tensor, by which torch keeps the Work of a result."""
     storage: int = tensor.untyped_storage()._cdata
     return storage

@@ -7,10 +7,14 @@ import logging
 import time
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from commtrace.capture.hooks import RAISED, Hooks
 from commtrace.capture.tracer import Tracer
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 _logger: Final = logging.getLogger("commtrace")
 
@@ -56,11 +60,11 @@ def watch_meshes(tracer: Tracer) -> Callable[[], None]:
     def mesh_of(args: tuple[object, ...], _kwargs: dict[str, object]) -> object:
         return args[0]
 
-    def name_new(mesh: object, result: object) -> None:
+    def name_new(mesh: DeviceMesh, result: object) -> None:
         if result is not RAISED:
             _name_dimensions(tracer, mesh)
 
-    def name_result(_begun: bool, mesh: object) -> None:
+    def name_result(_begun: bool, mesh: DeviceMesh) -> None:
         if mesh is not RAISED:
             _name_dimensions(tracer, mesh)
 
@@ -78,7 +82,7 @@ def watch_meshes(tracer: Tracer) -> Callable[[], None]:
     return restore
 
 
-def _existing_meshes(mesh_type: type) -> list[Any]:
+def _existing_meshes(mesh_type: type[DeviceMesh]) -> list[DeviceMesh]:
     from torch.distributed import is_initialized
 
     if not is_initialized():
@@ -87,7 +91,7 @@ def _existing_meshes(mesh_type: type) -> list[Any]:
     return [thing for thing in gc.get_objects() if issubclass(type(thing), mesh_type)]
 
 
-def _name_dimensions(tracer: Tracer, mesh: Any) -> None:
+def _name_dimensions(tracer: Tracer, mesh: DeviceMesh) -> None:
     names = mesh.mesh_dim_names
     # A slice of a mesh is given the groups of its root later: they have their names.
     if not names or not any(hasattr(mesh, held) for held in ("_dim_group_names", "_dim_group_infos")):
@@ -100,7 +104,7 @@ def _name_dimensions(tracer: Tracer, mesh: Any) -> None:
             tracer.groups.name_dimension(group, name)
 
 
-def _was_made_with(mesh: object, group: Any) -> bool:
+def _was_made_with(mesh: DeviceMesh, group: ProcessGroup) -> bool:
     # A mesh finds its groups by name: this may be one that was given the same name after its own was destroyed.
     # Versions of torch that do not keep the groups beside the names do not know.
     root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh

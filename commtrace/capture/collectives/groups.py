@@ -7,12 +7,15 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from commtrace.capture.collectives.nccl import LEGACY, NcclBackend, nccl_backend
 from commtrace.capture.records import DeviceCall, Queue
 from commtrace.identity import Place, current_place
 from commtrace.trace.metadata import UNKNOWN_ROLE, Group, group_id
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _GENERIC_ROLES = frozenset({UNKNOWN_ROLE, "world", "default"})
 """Roles that say nothing of what a group is for: a whole world, or one that torch made for a mesh of all ranks."""
@@ -102,11 +105,11 @@ class GroupRegistry:
         self.place: Place | None = None
         self._lock = threading.RLock()
         self._ordinals: dict[tuple[int, ...], itertools.count[int]] = {}
-        self._references: dict[int, weakref.ref[Any]] = {}
+        self._references: dict[int, weakref.ref[ProcessGroup]] = {}
         self._history: dict[int, Group] = {}
-        self._followers: list[Callable[[Any, GroupState], None]] = []
+        self._followers: list[Callable[[ProcessGroup, GroupState], None]] = []
 
-    def state(self, process_group: object) -> GroupState:
+    def state(self, process_group: ProcessGroup) -> GroupState:
         """Return the state of a group, registering it if it is new. The fast path is ``states.get(id(group))``."""
         found = self.states.get(id(process_group))
         if found is not None:
@@ -130,7 +133,7 @@ class GroupRegistry:
                 ):
                     self._register(process_group)
 
-    def follow(self, follower: Callable[[Any, GroupState], None]) -> None:
+    def follow(self, follower: Callable[[ProcessGroup, GroupState], None]) -> None:
         """Call ``follower`` with every group that there is, and with each new one."""
         with self._lock:
             self.register_known_groups()
@@ -140,7 +143,7 @@ class GroupRegistry:
             if process_group is not None:
                 follower(process_group, state)
 
-    def unfollow(self, follower: Callable[[Any, GroupState], None]) -> None:
+    def unfollow(self, follower: Callable[[ProcessGroup, GroupState], None]) -> None:
         with self._lock:
             if follower in self._followers:
                 self._followers.remove(follower)
@@ -150,7 +153,7 @@ class GroupRegistry:
         # The role is found as readers find it: a pipeline's messages may go over the group of all ranks.
         return ("pp" if peer in self._pipeline_peers else state.group.role) in self.skip_roles
 
-    def set_role(self, process_group: object, role: str) -> None:
+    def set_role(self, process_group: ProcessGroup, role: str) -> None:
         """Set the role of a group. The first framework that knows wins over torch's description."""
         state = self.state(process_group)
         with self._lock:
@@ -158,7 +161,7 @@ class GroupRegistry:
                 state.group = state.group._replace(role=role)
                 self._remember(state.group)
 
-    def name_dimension(self, process_group: object, dimension: str) -> None:
+    def name_dimension(self, process_group: ProcessGroup, dimension: str) -> None:
         """Name a group after its dimension of a ``DeviceMesh``, unless a framework has named it."""
         state = self.state(process_group)
         if state.group.role in _GENERIC_ROLES:
@@ -172,7 +175,7 @@ class GroupRegistry:
         with self._lock:
             return list(self._history.values())
 
-    def _register(self, process_group: Any) -> GroupState:
+    def _register(self, process_group: ProcessGroup) -> GroupState:
 
         ranks_by_group_rank = _global_ranks(process_group)
         ranks = tuple(sorted(ranks_by_group_rank))
@@ -211,7 +214,7 @@ class GroupRegistry:
             self._references.pop(key, None)
 
 
-def _global_ranks(process_group: Any) -> list[int]:
+def _global_ranks(process_group: ProcessGroup) -> list[int]:
     from torch.distributed import distributed_c10d
 
     global_rank_to_group_rank = distributed_c10d._world.pg_group_ranks.get(process_group)
@@ -220,7 +223,7 @@ def _global_ranks(process_group: Any) -> list[int]:
     return list(range(process_group.size()))
 
 
-def _role_from_description(process_group: Any) -> str:
+def _role_from_description(process_group: ProcessGroup) -> str:
     """Return torch's own word: ``default_pg`` → world, the ``mesh_dp`` of a DeviceMesh → dp."""
     description = str(process_group.group_desc)
     if description == "default_pg":
@@ -230,7 +233,7 @@ def _role_from_description(process_group: Any) -> str:
     return UNKNOWN_ROLE if description in ("", "undefined") else description
 
 
-def _backend_name(process_group: Any) -> str:
+def _backend_name(process_group: ProcessGroup) -> str:
     from torch.distributed import distributed_c10d
 
     known = distributed_c10d._world.pg_map.get(process_group)

@@ -6,9 +6,12 @@ one. Read in ``c10d/nccl2/ProcessGroupNCCL.hpp`` and ``ProcessGroupNCCLBackend.c
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from commtrace.capture.collectives.operations import Operation
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class NcclBackend(NamedTuple):
@@ -40,7 +43,7 @@ LAZY: Final = NcclBackend("nccl-lazy", returns_work=True, has_stream_per_pair=Tr
 _BY_NAME: Final = {backend.name: backend for backend in (LEGACY, NCCL2, LAZY)}
 
 
-def nccl_backend(process_group: Any) -> NcclBackend:
+def nccl_backend(process_group: ProcessGroup) -> NcclBackend:
     """Return the backend of a group's CUDA tensors; :data:`LEGACY` where it has none of these."""
     import torch
 

@@ -6,21 +6,34 @@ patched if the class has it. Bytes follow docs/definitions.md: the full tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from commtrace.capture.guard import Guard
 from commtrace.trace import schema
 
+if TYPE_CHECKING:
+    import torch
+
 NO_SELF_BYTES: Final = -1
 
 
-Payload: TypeAlias = tuple[int, int, Any, Any, "tuple[int, ...] | None"]
+class HasRank(Protocol):
+    """The part of a process group that a payload depends on."""
+
+    def rank(self) -> int:
+        """Return this rank's place in the group."""
+
+
+Arguments: TypeAlias = tuple[Any, ...]
+"""Positional arguments of a method or an operator of torch: any of its overloads."""
+
+Payload: TypeAlias = "tuple[int, int, torch.dtype | None, torch.Tensor | None, tuple[int, ...] | None]"
 """What one call sends: ``(num_bytes, self_bytes, dtype, a tensor of it, bytes of each member if several)``.
 
 A plain tuple: making a named one costs as much as the rest of the measurement."""
 
-Measure: TypeAlias = Callable[[tuple[Any, ...], Any], Payload]
+Measure: TypeAlias = Callable[[Arguments, Any], Payload]
 """Payload of a call, from its positional arguments and its process group."""
 
 
@@ -46,14 +59,14 @@ class Operation(NamedTuple):
 _EMPTY: Final = (0, NO_SELF_BYTES, None, None, None)
 
 
-def _flat(value: object) -> list[Any]:
+def _flat(value: Any) -> list[torch.Tensor]:
     if not isinstance(value, (list, tuple)):
         return [value]
     return [tensor for item in value for tensor in _flat(item)]
 
 
 def _tensors(position: int) -> Measure:
-    def measure(arguments: tuple[Any, ...], _process_group: Any) -> Payload:
+    def measure(arguments: Arguments, _process_group: object) -> Payload:
         tensor = arguments[position]
         if type(tensor) is list:
             if len(tensor) != 1 or type(tensor[0]) is list:
@@ -67,7 +80,7 @@ def _tensors(position: int) -> Measure:
     return measure
 
 
-def _num_bytes(tensor: Any) -> int:
+def _num_bytes(tensor: torch.Tensor) -> int:
     try:
         num_bytes: int = tensor.nbytes
     except RuntimeError:  # It is not defined for sparse tensors: indices and values are what is sent.
@@ -75,14 +88,14 @@ def _num_bytes(tensor: Any) -> int:
     return num_bytes
 
 
-def _sum(tensors: list[Any]) -> Payload:
+def _sum(tensors: list[torch.Tensor]) -> Payload:
     if not tensors:
         return _EMPTY
     return sum(map(_num_bytes, tensors)), NO_SELF_BYTES, tensors[0].dtype, tensors[0], None
 
 
 def _coalesced(position: int) -> Measure:
-    def measure(arguments: tuple[Any, ...], _process_group: object) -> Payload:
+    def measure(arguments: Arguments, _process_group: object) -> Payload:
         members = [_sum(_flat(member)) for member in arguments[position]]
         if not members:
             return _EMPTY
@@ -92,11 +105,11 @@ def _coalesced(position: int) -> Measure:
     return measure
 
 
-def _nothing(_arguments: tuple[object, ...], _process_group: object) -> Payload:
+def _nothing(_arguments: Arguments, _process_group: object) -> Payload:
     return _EMPTY
 
 
-def _split_input(arguments: tuple[Any, ...], process_group: Any) -> Payload:
+def _split_input(arguments: Arguments, process_group: HasRank) -> Payload:
     tensor, splits = arguments[1], arguments[3] if len(arguments) > 3 else None
     self_bytes = NO_SELF_BYTES
     # Megatron passes an array of numpy, which is neither true nor false.
@@ -106,7 +119,7 @@ def _split_input(arguments: tuple[Any, ...], process_group: Any) -> Payload:
     return tensor.nbytes, self_bytes, tensor.dtype, tensor, None
 
 
-def _list_input(arguments: tuple[Any, ...], process_group: Any) -> Payload:
+def _list_input(arguments: Arguments, process_group: HasRank) -> Payload:
     tensors = arguments[1]
     if not tensors:
         return _EMPTY
@@ -214,7 +227,7 @@ class Unmeasured:
         self._guard = guard
         self._reported: set[str] = set()
 
-    def __call__(self, operation: Operation, arguments: tuple[object, ...], error: Exception) -> Payload:
+    def __call__(self, operation: Operation, arguments: Arguments, error: Exception) -> Payload:
         """Return the payload for the ``arguments`` of a call: dtype and a tensor if they can be found."""
         if operation.name not in self._reported:
             self._reported.add(operation.name)
@@ -226,7 +239,7 @@ class Unmeasured:
         return UNKNOWN_BYTES, NO_SELF_BYTES, getattr(tensor, "dtype", None), tensor, None
 
 
-def _tensor(values: Any, nesting: int) -> object:
+def _tensor(values: Iterable[object], nesting: int) -> torch.Tensor | None:
     import torch
 
     for value in values:

@@ -13,11 +13,11 @@ import functools
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from commtrace.capture.collectives.groups import GroupState
-from commtrace.capture.collectives.operations import NOT_COMMUNICATION, ONE_SIDED, OPERATIONS, Operation
-from commtrace.capture.collectives.waits import PendingWorks, subclasses, waiting, waiting_beside
+from commtrace.capture.collectives.operations import NOT_COMMUNICATION, ONE_SIDED, OPERATIONS, Arguments, Operation
+from commtrace.capture.collectives.waits import PendingWork, PendingWorks, subclasses, waiting, waiting_beside
 from commtrace.capture.device.clock import now_ns
 from commtrace.capture.device.cuda_clock import CudaClock
 from commtrace.capture.device.device_calls import DeviceCalls
@@ -36,6 +36,11 @@ from commtrace.capture.records import (
 )
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
+
+if TYPE_CHECKING:
+    import torch
+    from torch._C import Future
+    from torch.distributed import ProcessGroup, Work
 
 PART: Final = "capture of communication"
 _UNFINISHED: Final = -1
@@ -59,8 +64,8 @@ class ProcessGroupCapture:
         self._tracer = tracer
         self._devices = None if device_clock is None else DeviceCalls(tracer, device_clock)
         self.pending: PendingWorks = {}
-        self._originals: list[tuple[type, str, Any, Any]] = []
-        self._get_future: Callable[[Any], Any] = lambda work: work.get_future()
+        self._originals: list[tuple[type, str, object, Callable[..., object]]] = []
+        self._get_future: Callable[[Work], Future[object]] = lambda work: work.get_future()
 
     @property
     def devices(self) -> DeviceCalls | None:
@@ -122,19 +127,19 @@ class ProcessGroupCapture:
         ]
         return waiting + ([] if self._devices is None else self._devices.unfinished())
 
-    def _waiting(self, original: object) -> Callable[..., Any]:
+    def _waiting(self, original: Callable[..., object]) -> Callable[..., object]:
         if self._devices is None:
             return waiting(original, self._tracer, self.pending, PART)
         return waiting_beside(original, self._tracer, self.pending, PART, self._devices)
 
-    def _replace(self, owner: type, name: str, replacement: Callable[..., Any]) -> None:
+    def _replace(self, owner: type, name: str, replacement: Callable[..., object]) -> None:
         # From the class dictionary, and back into it: assigning what getattr() gives would lose the binding.
         original = owner.__dict__[name]
         _copy_description(original, replacement)
         self._originals.append((owner, name, original, replacement))
         setattr(owner, name, replacement)
 
-    def _captured(self, original: Any, operation: Operation) -> Callable[..., Any]:
+    def _captured(self, original: Callable[..., object], operation: Operation) -> Callable[..., object]:
         tracer, devices, pending = self._tracer, self._devices, self.pending
         states, register = tracer.groups.states, tracer.groups.state
         skip_roles, skips = tracer.groups.skip_roles, tracer.groups.skips
@@ -143,7 +148,7 @@ class ProcessGroupCapture:
         launched, forgotten, unrecorded = self._launching(operation), self._forgotten, self._unrecorded
         refused, blocked, thread, unmeasured = self._refused, tracer.blocked, tracer.thread, tracer.unmeasured
 
-        def method(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        def method(process_group: ProcessGroup, /, *arguments: object, **keywords: object) -> object:
             launch = device_call = state = None
             seq = peer = -1
             try:  # around all that is ours, and never around the original: its failures are training's
@@ -200,14 +205,14 @@ class ProcessGroupCapture:
 
         return method
 
-    def _not_followed(self, original: Any, name: str, meaning: str) -> Callable[..., Any]:
+    def _not_followed(self, original: Callable[..., object], name: str, meaning: str) -> Callable[..., object]:
         """Wrap a method that may communicate: its first call is reported, with what it means."""
         from torch.distributed import Work
 
         tracer = self._tracer
         is_private = name.startswith("_")
 
-        def method(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        def method(process_group: ProcessGroup, /, *arguments: object, **keywords: object) -> object:
             result = original(process_group, *arguments, **keywords)
             try:
                 if name not in tracer.unknown_methods and (not is_private or isinstance(result, Work)):
@@ -238,7 +243,7 @@ class ProcessGroupCapture:
         # Torch's own method: what FutureWaits puts in its place is for those who wait for the future.
         get_future, forgotten = self._get_future, self._forgotten
 
-        def launched(launch: Launch, work: object) -> None:
+        def launched(launch: Launch, work: Work | None) -> None:
             if work is None:  # It was blocking.
                 tracer.last_mark = end = now_ns()
                 append((waited_rows, kinds, launch, tracer.coordinates, launch.start, end))
@@ -257,11 +262,11 @@ class ProcessGroupCapture:
 
         return launched
 
-    def _completing(self) -> Callable[[object, tuple[Launch, Any], Any], None]:
+    def _completing(self) -> Callable[[object, tuple[Launch, list[int]], object], None]:
         tracer = self._tracer
         buffer, capacity, drop = tracer.recorder.buffer, tracer.recorder.capacity, tracer.recorder.drop
 
-        def completed(_alive: object, pending: tuple[Launch, Any], _future: object) -> None:
+        def completed(_alive: object, pending: tuple[Launch, list[int]], _future: object) -> None:
             try:
                 end = now_ns()
                 launch, completion = pending
@@ -277,7 +282,7 @@ class ProcessGroupCapture:
 
         return completed
 
-    def _forgotten(self, pending: tuple[Launch, Any]) -> None:
+    def _forgotten(self, pending: PendingWork) -> None:
         launch, completion = pending
         if completion is None:
             self._tracer.append((forgotten_rows, kind_of(launch), launch, next_id()))
@@ -290,7 +295,7 @@ class ProcessGroupCapture:
             self._devices.forget(work)
 
 
-def _collective_number(operation: Operation, state: GroupState, arguments: tuple[object, ...]) -> tuple[int, int, bool]:
+def _collective_number(operation: Operation, state: GroupState, arguments: Arguments) -> tuple[int, int, bool]:
     """Return sequence number, global rank of the root (or −1), and whether the caller gets the Work."""
     position = len(operation.arguments) - 1
     options = arguments[position] if len(arguments) > position else None
@@ -324,7 +329,7 @@ def _global_rank(state: GroupState, group_rank: int) -> int:
     return ranks[group_rank] if 0 <= group_rank < len(ranks) else -1
 
 
-def _p2p_number(operation: Operation, state: GroupState, arguments: tuple[Any, ...]) -> tuple[int, int, bool]:
+def _p2p_number(operation: Operation, state: GroupState, arguments: Arguments) -> tuple[int, int, bool]:
     """Return the number towards the peer, the peer's global rank, and whether the caller gets the Work."""
     # The peer of a receive from anybody, and so its number, is not known when it is posted: see from_anybody.
     peer = _global_rank(state, arguments[1]) if len(arguments) > 2 else -1
@@ -339,13 +344,11 @@ def _p2p_number(operation: Operation, state: GroupState, arguments: tuple[Any, .
     return seq, peer, is_async
 
 
-def _barrier_device(arguments: tuple[object, ...]) -> Any:
+def _barrier_device(arguments: Arguments) -> torch.device | None:
     return getattr(arguments[-1], "device", None) if arguments else None
 
 
-def _by_position(
-    arguments: tuple[object, ...], keywords: dict[str, Any], names: tuple[tuple[str, ...], ...]
-) -> tuple[Any, ...]:
+def _by_position(arguments: Arguments, keywords: dict[str, object], names: tuple[tuple[str, ...], ...]) -> Arguments:
     """Return arguments in the order of ``names``, also those passed by keyword; None for missing ones."""
     return arguments + tuple(
         next((keywords[name] for name in alternatives if name in keywords), None)

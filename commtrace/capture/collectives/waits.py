@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from commtrace.capture.device.clock import Mark, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
@@ -19,6 +19,7 @@ from commtrace.capture.records import (
     P2P_AND_STALL,
     WAITED,
     DeviceCall,
+    Entry,
     Launch,
     completed_rows,
     kind_of,
@@ -29,14 +30,17 @@ from commtrace.capture.records import (
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
-PendingWork: TypeAlias = tuple[Launch, Any]
+if TYPE_CHECKING:
+    from torch.distributed import Work
+
+PendingWork: TypeAlias = "tuple[Launch, list[int] | None]"
 """``(launch, None)`` if its wait ends a communication, ``(launch, [id, end of the wait, end])`` if a callback does."""
 
 PendingWorks: TypeAlias = dict[int, PendingWork]
 """Communications that nobody has waited for, by the id of their Work."""
 
 
-def record_failure(tracer: Tracer, blocked: Any, raised: Exception, part: str) -> None:
+def record_failure(tracer: Tracer, blocked: Launch | DeviceCall | None, raised: Exception, part: str) -> None:
     """Record that a communication failed: such a rank was cut off by another one that failed."""
     try:
         launch = blocked.launch if isinstance(blocked, DeviceCall) else blocked
@@ -46,7 +50,7 @@ def record_failure(tracer: Tracer, blocked: Any, raised: Exception, part: str) -
         tracer.failed(part, error)
 
 
-def _from_anybody(launch: Launch, work: Any) -> Launch:
+def _from_anybody(launch: Launch, work: Work) -> Launch:
     """Return the launch of a receive from anybody, with the sender that its Work knows once it is over."""
     state = launch.state
     try:
@@ -56,12 +60,12 @@ def _from_anybody(launch: Launch, work: Any) -> Launch:
     return launch._replace(seq=state.next_p2p(False, peer), peer=peer)
 
 
-def waiting(original: Any, tracer: Tracer, pending: PendingWorks, part: str) -> Callable[..., object]:
+def waiting(original: Callable[..., object], tracer: Tracer, pending: PendingWorks, part: str) -> Callable[..., object]:
     """Wrap ``wait`` of a Work, on a machine without an accelerator. If that fails, ``part`` is switched off."""
     blocked = tracer.blocked
     buffer, capacity, drop = tracer.recorder.buffer, tracer.recorder.capacity, tracer.recorder.drop
 
-    def wait(work: Any, /, *arguments: Any, **keywords: Any) -> object:
+    def wait(work: Work, /, *arguments: object, **keywords: object) -> object:
         start = 0
         try:
             key = id(work)
@@ -89,7 +93,7 @@ def waiting(original: Any, tracer: Tracer, pending: PendingWorks, part: str) -> 
             if waited_for is None:  # Another thread has waited for it too, and recorded that.
                 return result
             launch, completion = waited_for
-            entry: tuple[Any, ...]
+            entry: Entry
             tracer.last_mark = end
             if launch.seq < 0 and launch.operation.is_p2p:
                 launch = _from_anybody(launch, work)
@@ -111,12 +115,12 @@ def waiting(original: Any, tracer: Tracer, pending: PendingWorks, part: str) -> 
 
 
 def waiting_beside(
-    original: Any, tracer: Tracer, pending: PendingWorks, part: str, devices: DeviceCalls
+    original: Callable[..., object], tracer: Tracer, pending: PendingWorks, part: str, devices: DeviceCalls
 ) -> Callable[..., object]:
     """Wrap ``wait`` where there is an accelerator: while its stream is busy, it misses nothing when the host waits."""
     blocked = tracer.blocked
 
-    def wait(work: Any, /, *arguments: Any, **keywords: Any) -> object:
+    def wait(work: Work, /, *arguments: object, **keywords: object) -> object:
         calls: tuple[DeviceCall, ...] | None = None
         stall_start: Mark | None = None
         try:
@@ -192,7 +196,7 @@ class FutureWaits:
         self._devices = devices
         self._hooks = Hooks(FUTURES, tracer)
         # By id of the future: what it belongs to, and the reference that takes it out of here when it dies.
-        self._known: dict[int, tuple[_OfWork, weakref.ref[Any]]] = {}
+        self._known: dict[int, tuple[_OfWork, weakref.ref[object]]] = {}
 
     def install(self) -> None:
         import torch
@@ -206,10 +210,10 @@ class FutureWaits:
         self._hooks.restore()
         self._known.clear()
 
-    def _handing_out(self, original: Any) -> Callable[..., object]:
+    def _handing_out(self, original: Callable[..., object]) -> Callable[..., object]:
         future_taken, remember, failed = self._taken, self._remember, self._hooks.failed
 
-        def get_future(work: Any, /, *arguments: Any, **keywords: Any) -> object:
+        def get_future(work: Work, /, *arguments: object, **keywords: object) -> object:
             pending: _OfWork | None = None
             try:
                 pending = future_taken(work)
@@ -256,11 +260,11 @@ class FutureWaits:
         key, known = id(future), self._known
         known[key] = (pending, weakref.ref(future, lambda _: known.pop(key, None)))
 
-    def _waiting(self, original: Any) -> Callable[..., object]:
+    def _waiting(self, original: Callable[..., object]) -> Callable[..., object]:
         known, hooks, failed, blocked = self._known, self._hooks, self._hooks.failed, self._tracer.blocked
         mark, waited_for = self._mark, self._waited_for
 
-        def wait(future: Any, /, *arguments: Any, **keywords: Any) -> object:
+        def wait(future: object, /, *arguments: object, **keywords: object) -> object:
             pending: _OfWork | None = None
             start: Mark | None = None
             try:

@@ -13,10 +13,14 @@ import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from commtrace.capture.device.clock import Mark, now_ns
 from commtrace.trace import schema
+
+if TYPE_CHECKING:
+    import torch
 
 ANCHOR_TRIES: Final = 3
 ANCHOR_POLLS: Final = 1_000
@@ -33,8 +37,8 @@ class CudaMark:
 
     __slots__ = ("device", "event", "stream", "time_ns")
 
-    def __init__(self, event: Any, device: int, stream: int) -> None:
-        self.event = event
+    def __init__(self, event: torch.cuda.Event, device: int, stream: int) -> None:
+        self.event: torch.cuda.Event | None = event
         self.device = device
         self.stream = stream
         self.time_ns: int | None = None
@@ -43,7 +47,7 @@ class CudaMark:
 class Anchor(NamedTuple):
     """An event and the host time at which the device passed it, wrong by at most half the bracket."""
 
-    event: Any
+    event: torch.cuda.Event
     host_ns: int
     bracket_ns: int
 
@@ -70,7 +74,9 @@ class CudaClock:
 
     timing = schema.CUDA_EVENT_TIMING
 
-    def __init__(self, cuda: Any = None, driver: Driver | None = None, host_ns: Callable[[], int] = now_ns) -> None:
+    def __init__(
+        self, cuda: ModuleType | None = None, driver: Driver | None = None, host_ns: Callable[[], int] = now_ns
+    ) -> None:
         if cuda is None:
             import torch
 
@@ -78,12 +84,12 @@ class CudaClock:
         self._cuda = cuda
         self._driver = driver or CudaDriver()
         self._host_ns = host_ns
-        self._pools: dict[int, deque[Any]] = {}
+        self._pools: dict[int, deque[torch.cuda.Event]] = {}
         self._anchors: dict[int, Anchor] = {}
-        self._streams: dict[int, Any] = {}
+        self._streams: dict[int, torch.cuda.Stream] = {}
         self._thread = threading.local()
         # torch's own method: its replacement (stream_waits) is for the events of the job.
-        self._record: Callable[[Any, Any], None] = cuda.Event.record
+        self._record: Callable[[torch.cuda.Event, torch.cuda.Stream], None] = cuda.Event.record
         self.is_off = False
 
     def mark(self, device: int | None = None) -> Mark:
@@ -156,8 +162,9 @@ class CudaClock:
         """Let marks be the host's time from now on; what has not been resolved cannot be."""
         self.is_off = True
 
-    def current_stream(self) -> Any:
-        return self._cuda.current_stream()
+    def current_stream(self) -> torch.cuda.Stream:
+        stream: torch.cuda.Stream = self._cuda.current_stream()
+        return stream
 
     @property
     def event_type(self) -> type:
@@ -194,7 +201,7 @@ class CudaClock:
             del self._streams[device]
         return min(usable, key=lambda anchor: anchor.bracket_ns, default=None)
 
-    def _read_anchor(self, stream: Any) -> Anchor | None:
+    def _read_anchor(self, stream: torch.cuda.Stream) -> Anchor | None:
         event = self._cuda.Event(enable_timing=True)
         before = self._host_ns()
         self._record(event, stream)
@@ -210,7 +217,7 @@ class CudaClock:
             old is None or new.bracket_ns <= old.bracket_ns + 2 * DRIFT_PPM * (new.host_ns - old.host_ns) // 1_000_000
         )
 
-    def _spare_captures(self, stream: Any) -> None:
+    def _spare_captures(self, stream: torch.cuda.Stream) -> None:
         if not getattr(self._thread, "spares_captures", False):
             # The first call of CUDA's runtime makes a context current in this thread, and torch calls it not even to
             # choose device 0, which is every thread's from the start. Recording is allowed while others capture.
@@ -235,8 +242,8 @@ class CudaDriver:
         # rank of a node whose ranks never call torch.cuda.set_device.
         import torch
 
-        has_primary_context: Any = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
-        return bool(has_primary_context(device))
+        has_primary_context: Callable[[int], bool] = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
+        return has_primary_context(device)
 
     def spare_captures(self) -> None:
         """Let the calling thread query events while another thread captures a graph. A context must be current.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from commtrace.capture.device.clock import Mark
 from commtrace.capture.device.cuda_clock import CudaClock
@@ -32,6 +32,9 @@ from commtrace.capture.records import (
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 from commtrace.trace.metadata import measures_durations
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 PART: Final = "capture of device communication"
 
@@ -55,7 +58,7 @@ class DeviceCalls:
         self.hidden_ends = HiddenEnds(tracer, FlightRecorder()) if measures_durations(os.environ) else None
 
     @property
-    def replacements(self) -> tuple[tuple[type, str, Callable[[Any], Callable[..., Any]]], ...]:
+    def replacements(self) -> tuple[tuple[type, str, Callable[[Callable[..., object]], Callable[..., object]]], ...]:
         """Return the methods of events to replace: class, name, and a function that wraps the original."""
         events = self._clock.event_type
         return (events, "record", self._streams.recording), (events, "wait", self._streams.waiting)
@@ -144,12 +147,12 @@ class DeviceCalls:
         if self._pending.pop(id(work), None) is calls:
             self._waited(calls, start, end)
 
-    def synchronizing(self, original: Any) -> Callable[..., object]:
+    def synchronizing(self, original: Callable[..., object]) -> Callable[..., object]:
         """Return a replacement of ``Work.synchronize``: a wait of the current stream, as ``Work.wait`` is."""
 
         blocked, failed = self._tracer.blocked, self._tracer.failed
 
-        def synchronize(work: Any, /, *arguments: Any, **keywords: Any) -> object:
+        def synchronize(work: object, /, *arguments: object, **keywords: object) -> object:
             calls: tuple[DeviceCall, ...] | None = None
             start: Mark | None = None
             try:
@@ -220,11 +223,11 @@ class DeviceCalls:
         pending = [*list(self._pending.values()), *(tuple(calls) for calls in list(self._unwaited.values()))]
         return [call.launch for calls in pending for call in calls]
 
-    def starting_bracket(self, original: Any) -> Callable[..., object]:
+    def starting_bracket(self, original: Callable[..., object]) -> Callable[..., object]:
         """Return a replacement of ``_start_coalescing``: what follows is launched by ``_end_coalescing``."""
         tracer = self._tracer
 
-        def start_coalescing(process_group: Any, /, *arguments: Any, **keywords: Any) -> object:
+        def start_coalescing(process_group: ProcessGroup, /, *arguments: object, **keywords: object) -> object:
             try:
                 state = tracer.groups.state(process_group)
                 state.bracket, state.bracket_is_collective = [], False
@@ -234,11 +237,11 @@ class DeviceCalls:
 
         return start_coalescing
 
-    def ending_bracket(self, original: Any) -> Callable[..., object]:
+    def ending_bracket(self, original: Callable[..., object]) -> Callable[..., object]:
         """Return a replacement of ``_end_coalescing``: the members are launched together, here."""
         tracer = self._tracer
 
-        def end_coalescing(process_group: Any, /, *arguments: Any, **keywords: Any) -> object:
+        def end_coalescing(process_group: ProcessGroup, /, *arguments: object, **keywords: object) -> object:
             calls: tuple[DeviceCall, ...] = ()
             try:
                 calls = self._close_bracket(process_group)
@@ -254,7 +257,7 @@ class DeviceCalls:
 
         return end_coalescing
 
-    def _close_bracket(self, process_group: object) -> tuple[DeviceCall, ...]:
+    def _close_bracket(self, process_group: ProcessGroup) -> tuple[DeviceCall, ...]:
         """Give the members of a bracket their common launch mark and, to collectives, their common number."""
         state = self._tracer.groups.state(process_group)
         calls, state.bracket = tuple(state.bracket or ()), None

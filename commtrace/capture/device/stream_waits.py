@@ -8,13 +8,16 @@ stream did between communication and event: a copy, a division of gradients.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from commtrace.capture.device.clock import Mark
 from commtrace.capture.device.cuda_clock import CudaClock, CudaMark
 from commtrace.capture.records import DeviceCall, device_stall_rows
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
+
+if TYPE_CHECKING:
+    import torch
 
 _DEFAULT_STREAM: Final = 0
 """torch's number of the stream on which everything runs that nobody has sent elsewhere."""
@@ -45,11 +48,11 @@ class StreamWaits:
     def forget(self) -> None:
         self._latest.clear()
 
-    def recording(self, original: Any) -> Callable[..., Any]:
+    def recording(self, original: Callable[..., object]) -> Callable[..., object]:
         """Return a replacement of ``torch.cuda.Event.record``."""
         latest, failed, part = self._latest, self._tracer.failed, self._part
 
-        def record(event: Any, /, *arguments: Any, **keywords: Any) -> object:
+        def record(event: object, /, *arguments: object, **keywords: object) -> object:
             result = original(event, *arguments, **keywords)
             try:
                 if latest:
@@ -60,11 +63,11 @@ class StreamWaits:
 
         return record
 
-    def waiting(self, original: Any) -> Callable[..., object]:
+    def waiting(self, original: Callable[..., object]) -> Callable[..., object]:
         """Return a replacement of ``torch.cuda.Event.wait``, which ``Stream.wait_event`` and ``wait_stream`` call."""
         failed, part = self._tracer.failed, self._part
 
-        def wait(event: Any, /, *arguments: Any, **keywords: Any) -> object:
+        def wait(event: object, /, *arguments: object, **keywords: object) -> object:
             call: DeviceCall | None = None
             start: CudaMark | None = None
             try:
@@ -83,7 +86,7 @@ class StreamWaits:
 
         return wait
 
-    def _recorded(self, event: object, stream: Any) -> None:
+    def _recorded(self, event: object, stream: torch.cuda.Stream | None) -> None:
         if stream is None:
             stream = self._clock.current_stream()
         call = self._latest.get((stream.device_index, stream.stream_id))
@@ -107,7 +110,7 @@ class StreamWaits:
         if latest is None or latest.id < call.id:
             self._latest[device, stream] = call
 
-    def _about_to_wait(self, call: DeviceCall, stream: Any) -> CudaMark | None:
+    def _about_to_wait(self, call: DeviceCall, stream: torch.cuda.Stream | None) -> CudaMark | None:
         """Return a mark before the wait, if it is the computing stream that waits."""
         if call.is_joined or not self._tracer.recording or self._clock.is_off:
             return None
@@ -127,5 +130,5 @@ class StreamWaits:
         tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
 
 
-def _stream_of(arguments: tuple[object, ...], keywords: dict[str, object]) -> object:
+def _stream_of(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> torch.cuda.Stream | None:
     return arguments[0] if arguments else keywords.get("stream")

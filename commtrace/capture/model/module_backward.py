@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import is_dataclass
 from typing import Any, Final, TypeAlias
 
 import torch
+from torch.autograd.graph import Node
 
+from commtrace.capture.device.clock import Mark
 from commtrace.capture.model.compiler import leave_to_python
-from commtrace.capture.records import MakeRows, module_rows
+from commtrace.capture.records import Coordinates, MakeRows, module_rows
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
@@ -32,7 +34,7 @@ _MOST_TENSORS: Final = 16
 _MOST_NESTING: Final = 3
 """How far an output is searched for tensors."""
 
-_Open: TypeAlias = tuple[Any, ...]
+_Open: TypeAlias = tuple[str, int, int, Coordinates, Mark]
 """A backward that is going on: name, first node of its call, the node after the last one, place, start."""
 
 
@@ -68,15 +70,15 @@ class BackwardSpans:
 
     def watch_inputs(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Hook the youngest input, to which autograd comes first."""
-        youngest: tuple[int, Any, Any] = (-1, None, None)
+        youngest: tuple[int, torch.Tensor, Node] | None = None
         for tensor in _tensors((*args, *kwargs.values()) if kwargs else args):
             node = tensor.grad_fn
             if node is not None:
                 number = node._sequence_nr()
-                if number > youngest[0]:
+                if youngest is None or number > youngest[0]:
                     youngest = (number, tensor, node)
-        number, tensor, node = youngest
-        if tensor is not None and not _is_watched(tensor):
+        if youngest is not None and not _is_watched(youngest[1]):
+            number, tensor, node = youngest
             attach(tensor, node, Hook(self.completes, number))
 
     def watch_outputs(self, result: object, name: str, first: int, last: int) -> None:
@@ -115,7 +117,7 @@ def _hooks(
     new_pass: Callable[[int], list[_Open]],
 ) -> tuple[Callable[..., None], Callable[..., None]]:
     """Return ``begins`` and ``completes`` of :class:`BackwardSpans`, as closures over all that they use."""
-    graph_task: Any = torch._C._current_graph_task_id  # number of the pass through a graph that this thread is in
+    graph_task = torch._C._current_graph_task_id  # number of the pass through a graph that this thread is in
     clock, recorder, stack_of = tracer.clock, tracer.recorder, opened.get
     mark, buffer, capacity, drop = clock.mark, recorder.buffer, recorder.capacity, recorder.drop
     kind = schema.MODULE
@@ -182,7 +184,7 @@ def _is_watched(tensor: Any) -> bool:
     return hooks is not None and KEY in hooks
 
 
-def attach(tensor: Any, node: Any, hook: Hook) -> None:
+def attach(tensor: Any, node: Node, hook: Hook) -> None:
     """Register a hook like ``Tensor.register_hook``, but before the hooks that are there."""
     # Before them: hooks of others on an output (FSDP gathers parameters there) belong to the module's backward, and a
     # module around this one hooks the same tensor later and has to begin earlier. register_hook only appends, and
@@ -201,15 +203,15 @@ def attach(tensor: Any, node: Any, hook: Hook) -> None:
     hooks.update(others)
 
 
-def _tensors(values: Any) -> list[Any]:
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
     if len(values) == 1 and type(values[0]) is _Tensor:
         return list(values)
-    found: list[Any] = []
+    found: list[torch.Tensor] = []
     _collect(values, found, _MOST_NESTING)
     return found
 
 
-def _collect(values: Iterable[Any], found: list[Any], nesting: int) -> None:
+def _collect(values: Iterable[Any], found: list[torch.Tensor], nesting: int) -> None:
     for value in values:
         kind = type(value)
         if kind is _Tensor or issubclass(kind, _Tensor):

@@ -14,13 +14,16 @@ import gc
 import logging
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from commtrace._compile_safe import wrap_call_impl
 from commtrace.capture.model.compiler import leave_to_python
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 from commtrace.trace.selection.module_choice import ModuleChoice
+
+if TYPE_CHECKING:
+    import torch
 
 _logger = logging.getLogger("commtrace")
 
@@ -92,7 +95,7 @@ class Label:
         self.open_calls = 0
 
 
-def _calls_twice(module: object) -> bool:
+def _calls_twice(module: torch.nn.Module) -> bool:
     # Its class has a _call_impl of its own, which may call the one that it inherits, or it is compiled in place and may
     # fall back.
     return "_call_impl" in type(module).__dict__ or module.__dict__.get("_compiled_call_impl") is not None
@@ -107,10 +110,10 @@ class ModuleSpans:
 
         self._tracer = tracer
         self._labels: dict[int, Label] = {}
-        self._alive: dict[int, weakref.ref[Any]] = {}
-        self._patched: dict[type, tuple[Any, Callable[..., Any]]] = {}
-        self._made: weakref.WeakKeyDictionary[type, Callable[..., Any]] = weakref.WeakKeyDictionary()
-        self._compiled: list[tuple[weakref.ref[Any], Any, Any]] = []
+        self._alive: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._patched: dict[type, tuple[Callable[..., object] | None, Callable[..., object]]] = {}
+        self._made: weakref.WeakKeyDictionary[type, Callable[..., object]] = weakref.WeakKeyDictionary()
+        self._compiled: list[tuple[weakref.ref[torch.nn.Module], object, object]] = []
         self._choice: ModuleChoice | None = None
         self._looks_left = 0
         self._backward = BackwardSpans(tracer, PART)
@@ -143,10 +146,10 @@ class ModuleSpans:
                 else:
                     owner._call_impl = own  # type: ignore[attr-defined]
         self._patched.clear()
-        for reference, own, replacement in self._compiled:
+        for reference, compiled, wrapper in self._compiled:
             module = reference()
-            if module is not None and module.__dict__.get("_compiled_call_impl") is replacement:
-                module.__dict__["_compiled_call_impl"] = own
+            if module is not None and module.__dict__.get("_compiled_call_impl") is wrapper:
+                module.__dict__["_compiled_call_impl"] = compiled
         self._compiled.clear()
         self._labels.clear()
         self._alive.clear()
@@ -200,7 +203,7 @@ class ModuleSpans:
         if self._choice is None:  # A signal's handler has stopped the recording meanwhile.
             self.clear()
 
-    def _add(self, module: object, label: Label) -> None:
+    def _add(self, module: torch.nn.Module, label: Label) -> None:
         key = id(module)
         labels, alive = self._labels, self._alive
 
@@ -236,9 +239,10 @@ class ModuleSpans:
         for base in owner.__mro__:
             if base in self._patched and self._patched[base][0] is None:
                 continue
-            found: Callable[..., Any] | None = base.__dict__.get("_call_impl")
-            if found is not None:
-                return self._patched[base][0] if base in self._patched else found
+            found: Callable[..., object] | None = base.__dict__.get("_call_impl")
+            own = self._patched[base][0] if base in self._patched else found
+            if own is not None:
+                return own
         raise AttributeError(f"{owner.__name__} has no _call_impl")
 
     def _recorded(self, original: Callable[..., object]) -> Callable[..., object]:
@@ -261,10 +265,10 @@ class Placed(NamedTuple):
 
     name: str
     depth: int
-    modules: tuple[Any, ...]
+    modules: tuple[torch.nn.Module, ...]
 
 
-def find_models() -> list[Any]:
+def find_models() -> list[torch.nn.Module]:
     """Return every module that is not part of another one; those with the most parts first."""
     import torch
 
@@ -277,7 +281,7 @@ def find_models() -> list[Any]:
     return sorted(models, key=lambda model: -sum(1 for _ in model.modules()))
 
 
-def placed_modules(models: list[Any]) -> Iterator[Placed]:
+def placed_modules(models: list[torch.nn.Module]) -> Iterator[Placed]:
     """Yield the modules of these models that are called; containers (``ModuleList``, ``ModuleDict``) are not."""
     seen: set[int] = set()
     main = type(_unwrapped(models[0])[-1]) if models else None
@@ -286,7 +290,7 @@ def placed_modules(models: list[Any]) -> Iterator[Placed]:
         yield from _below(model, own.__name__, "" if own is main else f"{own.__name__}.", 0, seen)
 
 
-def _below(module: object, name: str, prefix: str, depth: int, seen: set[int]) -> Iterator[Placed]:
+def _below(module: torch.nn.Module, name: str, prefix: str, depth: int, seen: set[int]) -> Iterator[Placed]:
     if id(module) in seen or _is_script(module):
         return  # shared: it has the name under which it was met first
     chain = _unwrapped(module)
@@ -299,7 +303,7 @@ def _below(module: object, name: str, prefix: str, depth: int, seen: set[int]) -
         yield from _below(child, full_name, f"{full_name}.", depth + is_called, seen)
 
 
-def _unwrapped(module: object) -> tuple[object, ...]:
+def _unwrapped(module: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
     chain = [module]
     while True:
         children = _children(chain[-1])
@@ -311,17 +315,17 @@ def _unwrapped(module: object) -> tuple[object, ...]:
         chain.append(inner)
 
 
-def _children(module: object) -> dict[str, object]:
+def _children(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
     return {name: child for name, child in module.__dict__.get("_modules", {}).items() if child is not None}
 
 
-def _is_container(module: object) -> bool:
+def _is_container(module: torch.nn.Module) -> bool:
     import torch
 
     return isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict))
 
 
-def _is_script(module: object) -> bool:
+def _is_script(module: torch.nn.Module) -> bool:
     import torch
 
     return isinstance(module, torch.jit.ScriptModule)

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from commtrace._compile_safe import do_nothing, wrap_with_callbacks
 from commtrace.capture.hooks import Hooks
@@ -67,11 +67,11 @@ class StepHooks:
         self._is_registered = True
         return True
 
-    def _before_step(self, arguments: tuple[object, ...], _keywords: dict[str, Any]) -> None:
+    def _before_step(self, arguments: tuple[object, ...], _keywords: dict[str, object]) -> None:
         if self.listener is not None:
             self.listener.before_step(arguments[0])
 
-    def _after_step(self, arguments: tuple[object, ...], _keywords: dict[str, Any]) -> None:
+    def _after_step(self, arguments: tuple[object, ...], _keywords: dict[str, object]) -> None:
         if self.listener is not None:
             self.listener.after_step(arguments[0])
 
@@ -130,9 +130,9 @@ class OptimizerPhase:
 
         return __init__
 
-    def _also_when_skipped(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _also_when_skipped(self, original: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(original)
-        def step(scaler: object, /, optimizer: object, *arguments: object, **keywords: object) -> Any:
+        def step(scaler: object, /, optimizer: object, *arguments: object, **keywords: object) -> object:
             updates = None
             try:
                 updates = self._tracer.steps.updates
@@ -178,12 +178,12 @@ class OptimizerPhase:
             self._tracer.leave(span)
             self._tracer.steps.optimizer_ended(optimizer)
 
-    def _stack(self) -> list[tuple[Any, Span | None]]:
+    def _stack(self) -> list[tuple[object, Span | None]]:
         if not hasattr(self._local, "stack"):
             self._local.stack = []
-        stack: list[tuple[Any, Span | None]] = self._local.stack
+        stack: list[tuple[object, Span | None]] = self._local.stack
         return stack
 
 
-def _register(_args: tuple[object, ...], _kwargs: dict[str, Any]) -> None:
+def _register(_args: tuple[object, ...], _kwargs: dict[str, object]) -> None:
     STEP_HOOKS.register()

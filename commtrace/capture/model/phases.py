@@ -136,7 +136,7 @@ class PhaseCapture:
         hooks = self._hooks
 
         @functools.wraps(original)
-        def opener(*arguments: Any, **keywords: Any) -> object:
+        def opener(*arguments: object, **keywords: object) -> object:
             span: Span | None = None
             try:
                 file, *mode = (*arguments, *keywords.values())
@@ -168,7 +168,7 @@ class PhaseCapture:
         return self._hooks.around(lambda args, kwargs: enter_wait(kind, name), lambda span, _: leave(span))
 
     def _saving_between_steps(self, name: str) -> Wrap:
-        def begin(_args: tuple[Any, ...], _kwargs: dict[str, object]) -> Span | None:
+        def begin(_args: tuple[object, ...], _kwargs: dict[str, object]) -> Span | None:
             if not self._tracer.open_waits and threading.get_ident() == self._training_thread:
                 self._tracer.end_iteration()
             return self._enter_wait(schema.CHECKPOINT, name)
@@ -183,14 +183,14 @@ class PhaseCapture:
     def _clipping(self, name: str) -> Wrap:
         """Return a wrapper for clipping: the optimizer's work; inside an optimizer's step a part of that."""
 
-        def begin(_args: tuple[Any, ...], _kwargs: dict[str, object]) -> Span | None:
+        def begin(_args: tuple[object, ...], _kwargs: dict[str, object]) -> Span | None:
             if self._is_clipping:
                 return None
             span = self._tracer.enter(schema.PHASE if self._tracer.open_optimizers else schema.OPTIMIZER, name)
             self._is_clipping = True
             return span
 
-        def end(span: Span, _result: Any) -> None:
+        def end(span: Span, _result: object) -> None:
             self._is_clipping = False
             self._tracer.leave(span)
 
@@ -236,12 +236,12 @@ class _Opened:
         self._hooks.leave(span)
 
 
-def _is_file(file: Any) -> bool:
+def _is_file(file: object) -> bool:
     # A checkpoint in memory is on its way to another rank, or a copy.
     if isinstance(file, (str, os.PathLike)):
         return True
     try:
-        return isinstance(file.fileno(), int)
+        return isinstance(file.fileno(), int)  # type: ignore[attr-defined]
     except (AttributeError, OSError, ValueError):
         return False
 

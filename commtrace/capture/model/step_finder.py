@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import torch
 
@@ -60,7 +60,7 @@ class StepFinder:
         self._evaluated = self._evaluated_before = False
         self._has_left = False
         self._ends_with_backward = False
-        self._references: dict[int, weakref.ref[Any]] = {}
+        self._references: dict[int, weakref.ref[object]] = {}
         self._missing: set[int] = set()
         self._of_step = self._most_of_a_step = 0
 
@@ -120,7 +120,7 @@ class StepFinder:
         if self._ends_with_backward and self.finding:
             self._cut()
 
-    def trains(self, model: Any) -> bool:
+    def trains(self, model: torch.nn.Module) -> bool:
         """Return whether an optimizer steps parameters of this model only, so that it is all that is trained."""
         own = {id(parameter) for parameter in model.parameters()}
         for reference in tuple(self._references.values()):

@@ -21,7 +21,7 @@ _MOST_DIGITS: Final = 6
 _MOST_BYTES: Final = 2000
 
 _PATIENCE_SECONDS: Final = 1.0
-"""So long rank 0 waits for the others to arrive: some of them may not be recorded."""
+"""Rank 0 waits at most so long for the others to arrive: some of them may not be recorded."""
 
 _arrived_in = 0
 """The process that has arrived before: it may record several times."""

@@ -34,12 +34,12 @@ _START_FIELD: Final = 19
 """Of /proc/PID/stat, counted from behind the name: start time in clock ticks since boot (field 22 of proc(5))."""
 
 RUN_ID_PLACE: Final = "{run_id}"
-"""In COMMTRACE_DIR, stands for the run's name, which may not be known when the variable is set."""
+"""Stands for the run's name in COMMTRACE_DIR: it may not be known when the variable is set."""
 
 DEFAULT_DIRECTORY: Final = f"commtrace-runs/{RUN_ID_PLACE}"
 
 _LONGEST_SECONDS: Final = 30.0
-"""How long a rank waits for rank 0, beside training, before it writes under a name of its own."""
+"""A rank waits so long for rank 0, beside training, before it writes under a name of its own."""
 _ASK_AGAIN_SECONDS: Final = 0.02
 _SIMULATED: Final = "fake"
 """torch's backend in whose jobs there is no rank but this one."""

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 _NO_NAMES: Final = frozenset({"", "none", "123456789"})
-"""What torchrun and DeepSpeed's elastic launcher say where nobody has given a rendezvous id."""
+"""Rendezvous ids of torchrun and DeepSpeed's elastic launcher where nobody has given one."""
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 

@@ -19,7 +19,7 @@ from commtrace.errors import ConfigurationError
 T = TypeVar("T")
 
 EXPORTERS: Final = ("mlflow", "monitor", "otlp", "prometheus", "tensorboard", "wandb")
-"""What ``export`` may name; the table in exporters/live.py has what opens them."""
+"""Names for ``export``; the table in exporters/live.py has the functions that open them."""
 
 SLACK: Final = "slack"
 PAGERDUTY: Final = "pagerduty"

@@ -26,26 +26,26 @@ from commtrace.trace.spans import RowBatch
 _logger = logging.getLogger("commtrace")
 
 FLUSH_SECONDS: Final = 0.5
-"""How often rows reach the file: what a killed process can lose, with the time that one pass takes on top."""
+"""Interval at which rows reach the file: a killed process loses that, and the time of one pass, at most."""
 
 _OPENING_SECONDS: Final = 0.1
-"""How often it is asked whether the sinks can be opened: a job may be over in less than a second."""
+"""Interval of attempts to open the sinks: a job may be over in less than a second."""
 
 _RETRY_SECONDS: Final = 10.0
 _ENTRIES_BETWEEN_YIELDS: Final = 64
 _ENTRIES_NOT_REACHED: Final = 256
-"""So many entries are asked for again in each pass; what comes behind them stays in the buffer."""
+"""Entries that are asked for again in each pass; later ones stay in the buffer."""
 _LAST_WORK_SECONDS: Final = 2.0
-"""How long the end of the recording waits for the device to reach its last marks."""
+"""The longest wait of the end of the recording for the device to reach its last marks."""
 _MOST_FRAMES: Final = 16
 OWN_FILES: Final = os.path.dirname(__file__) + os.sep
-"""What their names begin with: no place in the user's program."""
+"""The beginning of the paths of our own files, which are no places in the user's program."""
 _WRITTEN_AGAIN: Final = frozenset({"activity", "clock_anchor", "count", "dropped", "end", "in_flight"})
 """Marks that need no second try when they could not be written: newer ones take their place, or they are a step's."""
 
 
 Entry: TypeAlias = tuple[Any, ...]
-"""What capture appends: ``(make_rows, kind, …)``. The harvester calls ``make_rows(entry)`` for the rows; None means
+"""An item of the buffer: ``(make_rows, kind, …)``. The harvester calls ``make_rows(entry)`` for the rows; None means
 that the device has not reached a mark of the entry. An entry for which there is no room is counted as ``kind``: a code
 of ``schema.KINDS``, or a tuple of them, one for each row."""
 # Entries of plain numbers, which the garbage collector stops tracking, were tried: of 20,000 that wait for a pass each

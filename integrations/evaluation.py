@@ -25,7 +25,7 @@ from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
 _MOST: Final = 16
-"""So many models in evaluation mode are remembered, those that were put into it last."""
+"""Number of models in evaluation mode that are remembered, the latest."""
 
 
 class EvaluationMode:

@@ -1,4 +1,4 @@
-"""What becomes of spans when the sink fails: training goes on, every loss is counted, and nothing told once is lost."""
+"""A sink fails: training goes on, every loss is counted, and no mark is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users call: start, step, span, stop. Whatever they pass, training goes on and what can be recorded is."""
+"""The calls of users: start, step, span, stop. Whatever they pass, training goes on and is recorded if possible."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What ``commtrace run`` and ``commtrace bench`` put on PYTHONPATH: a ``sitecustomize`` for every Python below them."""
+"""A folder for PYTHONPATH: a ``sitecustomize`` for every Python below ``commtrace run`` and ``commtrace bench``."""

@@ -59,7 +59,7 @@ class _TorchFinder:
 
 
 def _is_launcher() -> bool:
-    """By what Python was started with: sys.argv is not complete yet, and a spawned process has that of its parent."""
+    # By the command of Python: sys.argv is not complete yet, and a spawned process has that of its parent.
     words = iter(sys.orig_argv[1:])
     for word in words:
         if word.startswith("-") and word.endswith("m"):  # also -um
@@ -120,7 +120,7 @@ def _import_commtrace() -> None:
 
 
 def _execute_the_hidden_sitecustomize() -> None:
-    """Python executes only the first sitecustomize of sys.path: execute the one that this file hides."""
+    """Execute the sitecustomize that this file hides: Python executes only the first one of sys.path."""
     elsewhere = [entry for entry in sys.path if os.path.abspath(entry) != _FOLDER]
     spec = PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is not None and spec.loader is not None:

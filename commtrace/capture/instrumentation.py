@@ -60,7 +60,7 @@ class Observer(Sink, Protocol):
 
 
 LAST_WORD_SECONDS: Final = 2.0
-"""How long the end of the recording, or of its process groups, waits to hear from rank 0 what the run is called."""
+"""The longest wait of the end of the recording, or of its process groups, for the name of the run from rank 0."""
 
 
 Hang = Callable[[], "HangReport | None"]

@@ -31,7 +31,7 @@ _MOST_PEERS: Final = 64
 
 _LOOK_SECONDS: Final = 1.0
 _SEARCH_SECONDS: Final = 60.0
-"""So long the files of the others are looked for: they say which process each of them is."""
+"""The files of the others, which name their processes, are looked for at most so long."""
 
 _STILL_THERE_MS: Final = 12
 """After an end. More than analysis/hangs/first_failure.py asks for, less than launchers take to kill the others."""

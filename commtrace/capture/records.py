@@ -39,8 +39,8 @@ _NO_COMMUNICATION: Final = Row(0, "", 0, 0, 0)[Row._fields.index("group") : Row.
 """The columns of a communication in the row of something else."""
 
 NUMBER, WAITED, ENDED = range(3)
-"""What there is of a communication whose completion calls back, in a list: its id, the end of the wait for it, and what
-the callback read; 0 before that."""
+"""Items of the list ``completion`` of a communication that calls back: its id, the end of the wait for it, and the time
+of the callback; 0 before that."""
 
 COLLECTIVE_AND_STALL: Final = (schema.COLLECTIVE, schema.STALL)
 P2P_AND_STALL: Final = (schema.P2P, schema.STALL)

@@ -27,7 +27,7 @@ Detail: TypeAlias = Mapping[str, object] | Sequence[object]
 """The JSON of a mark: see commtrace/trace/marks.py."""
 
 ANCHOR_SECONDS: Final = 10.0
-"""How often the monotonic clock is compared with the wall clock."""
+"""Interval of comparisons of the monotonic clock with the wall clock."""
 
 MOST_IN_FLIGHT: Final = 32
 """The oldest so many unfinished communications are written: a hung rank hangs in the first one."""

@@ -34,7 +34,7 @@ _WORK_KINDS = frozenset({schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE, sche
 
 _MOST_FAILURES = 8
 _PATIENCE_SECONDS = 0.1
-"""So long a communication that failed waits until that is written."""
+"""The longest wait of a failed communication for its record to be written."""
 
 
 class CallingThread(threading.local):

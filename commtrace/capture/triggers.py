@@ -22,7 +22,7 @@ from commtrace.trace.selection.trigger import Request, first_step_after, make_re
 
 PART: Final = "detail on request"
 SIGNALLED_STEPS: Final = 10
-"""How many steps a signal asks for."""
+"""Number of steps that a signal asks for."""
 _SAMPLES: Final = 60
 
 _Handler: TypeAlias = "Callable[[int, FrameType | None], object] | int | None"

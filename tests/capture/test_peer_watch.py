@@ -1,4 +1,4 @@
-"""Who is seen to end, by the processes that the files of the ranks of this host name."""
+"""The end of other ranks of this host is seen, by the processes that their files name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where training is: steps, nested phases, exceptions, and the window of steps that is recorded."""
+"""Steps, nested phases, exceptions, and the window of steps that is recorded."""
 
 from __future__ import annotations
 

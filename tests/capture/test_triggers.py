@@ -1,4 +1,4 @@
-"""What a rank does with a request: when it takes effect, whose it follows, and what it says of it."""
+"""A request for steps in detail: when it takes effect, whose a rank follows, and the mark of it."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ NOT_HOOKED: Final = frozenset({"all_to_all_single", *FUNCTIONAL_P2P})
 HOOKS_PART: Final = "capture through torch's hooks of process groups"
 
 OUR_THREADS: Final = "commtrace-"
-"""What the names of our own threads begin with. They do not communicate."""
+"""The beginning of the names of our own threads, which do not communicate."""
 
 _hook_ids: Final = itertools.count(int.from_bytes(b"commtrac", "big") >> 1)
 """torch calls hooks in the order of these numbers, its own first."""

@@ -29,7 +29,7 @@ Arguments: TypeAlias = tuple[Any, ...]
 """Positional arguments of a method or an operator of torch: any of its overloads."""
 
 Payload: TypeAlias = "tuple[int, int, torch.dtype | None, torch.Tensor | None, tuple[int, ...] | None]"
-"""What one call sends: ``(num_bytes, self_bytes, dtype, a tensor of it, bytes of each member if several)``.
+"""The payload of one call: ``(num_bytes, self_bytes, dtype, a tensor of it, bytes of each member if several)``.
 
 A plain tuple: making a named one costs as much as the rest of the measurement."""
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 PART: Final = "search for invisible communication"
 
 CAPTURED_COMMUNICATION: Final = "communication captured into CUDA graphs"
-"""What the capture itself finds out: a communication was launched while its stream was recording a graph."""
+"""A path that the capture itself detects: a communication was launched while its stream was recording a graph."""
 
 ACTIVE: Final = "active"
 LOADED: Final = "loaded"

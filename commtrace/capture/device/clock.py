@@ -22,7 +22,7 @@ class DeviceClock(Protocol):
     """Takes marks on the training thread, resolves them on the harvester thread."""
 
     timing: int
-    """How spans between two marks are timed: a code of ``schema.TIMINGS``."""
+    """The timing of spans between two marks: a code of ``schema.TIMINGS``."""
 
     def mark(self) -> Mark:
         """Return a mark at the current position of the current stream. Never waits."""

@@ -27,7 +27,7 @@ ANCHOR_POLLS: Final = 1_000
 """Queries after which an anchor is given up: the stream is shared with something that keeps the device busy."""
 
 DRIFT_PPM: Final = 100
-"""How far device and host clock can run apart: a new anchor is taken if it is no worse than the old one has become."""
+"""Largest drift between device and host clock: a new anchor is taken if it is no worse than the old one has become."""
 
 NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 

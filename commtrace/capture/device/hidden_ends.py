@@ -23,9 +23,9 @@ from commtrace.trace.schema import Row, mark_row
 PART: Final = "true ends of hidden communication"
 
 HOLD_NS: Final = 5_000_000_000
-"""How long calls are held back, and so how far apart the questions are."""
+"""Calls are held back so long, and questions are so far apart."""
 ANSWER_NS: Final = 1_500_000_000
-"""At the end of the recording: how long after it to ask. torch's nccl2 looks once a second what has ended."""
+"""Delay of the last question after the end of the recording. torch's nccl2 looks once a second what has ended."""
 MOST_HELD: Final = 20_000
 
 

@@ -24,14 +24,14 @@ from commtrace.trace.hang_report import Activity, InFlight, OpenPhase
 PART: Final = "activity of a quiet rank"
 
 QUIET_NS: Final = 2_000_000_000
-"""A rank that recorded nothing for so long says what it is doing, and says it again as often."""
+"""A rank that recorded nothing for so long writes its activity, and again after each such interval."""
 
 LONG_QUIET_NS: Final = 60_000_000_000
 SELDOM_NS: Final = 10_000_000_000
 """From a minute of quiet on, it says so every ten seconds only: the files of a job that hangs overnight stay small."""
 
 _LATENESS_NS: Final = 1_000_000_000
-"""By so much a promise to write again allows for the interval between passes."""
+"""Added to the announced time of the next mark, for the interval between passes."""
 
 MOST_FRAMES: Final = 16
 _MOST_OPEN: Final = 16

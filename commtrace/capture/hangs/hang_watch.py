@@ -37,11 +37,11 @@ TIMES_MEDIAN: Final = 10.0
 """Training hangs when nothing has moved for this many typical steps, and for the configured time at least."""
 
 BEFORE_STEPS: Final = 10.0
-"""By so much longer is it given before its third step, and while it saves, loads or evaluates."""
+"""Factor of the limit before the third step, and while the rank saves, loads or evaluates."""
 
 _TICK_SECONDS: Final = 1.0
 _LATENESS_SECONDS: Final = 1.0
-"""By so much later than its time a look may come where the process is only short of cores."""
+"""A look may be so late where the process is only short of cores."""
 
 _FEWEST_STEPS: Final = 3
 _STEPS_KEPT: Final = 64

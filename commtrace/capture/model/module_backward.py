@@ -32,7 +32,7 @@ KEY: Final = "commtrace"
 _Tensor: Final = torch.Tensor
 _MOST_TENSORS: Final = 16
 _MOST_NESTING: Final = 3
-"""How far an output is searched for tensors."""
+"""Limits of the search for tensors in an output."""
 
 _Open: TypeAlias = tuple[str, int, int, Coordinates, Mark]
 """A backward that is going on: name, first node of its call, the node after the last one, place, start."""

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 import torch
 
 _PATIENCE: Final = 8
-"""So many times as many optimizer steps as there are optimizers may go by before those that did not step are given up:
+"""Optimizers that did not step are given up after so many steps per optimizer of the loop:
 a critic that is trained five times as often as its generator is waited for."""
 
 

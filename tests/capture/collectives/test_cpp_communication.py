@@ -1,4 +1,4 @@
-"""What C++ sends on a torch that has hooks of process groups: each communication once, and training undisturbed."""
+"""Communication of C++ on a torch with hooks of process groups: each once, and training undisturbed."""
 
 from __future__ import annotations
 

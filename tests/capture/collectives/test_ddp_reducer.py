@@ -1,4 +1,4 @@
-"""What DistributedDataParallel sends from C++: seen, and never disturbed."""
+"""Communication of DistributedDataParallel from C++: seen, and never disturbed."""
 
 from __future__ import annotations
 

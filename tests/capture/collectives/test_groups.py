@@ -1,4 +1,4 @@
-"""Which process group is which: the same number on every member, whatever is created or destroyed meanwhile."""
+"""Process groups have the same number on every member, whatever is created or destroyed meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of torch's NCCL backends a group has."""
+"""The NCCL backend of a group is recognised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of communication that Python code hands to a process group: once each, with the right name and bytes."""
+"""Communication that Python code hands to a process group: once each, with the right name and bytes."""
 
 from __future__ import annotations
 

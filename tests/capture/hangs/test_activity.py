@@ -1,4 +1,4 @@
-"""What a quiet rank says of itself, with a clock in our hands."""
+"""The activity of a quiet rank, with a clock in our hands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Quiet:
         self.activity = ActivityWatch(self.tracer, now=lambda: self.now, frames=lambda: ("train.py:7 step",))
 
     def told(self, seconds: float) -> list[dict[str, Any]]:
-        """What is told by the passes of the next so many seconds, two a second."""
+        """The marks of the next so many seconds, two passes a second."""
         details = []
         for _ in range(int(2 * seconds)):
             self.now += SECOND // 2

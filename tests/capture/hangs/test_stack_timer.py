@@ -1,4 +1,4 @@
-"""Where code in C is that keeps Python's lock: written by a timer of the kernel that nobody set again in time."""
+"""A timer of the kernel that nobody sets again in time writes the stack of code in C that keeps Python's lock."""
 
 from __future__ import annotations
 

@@ -60,9 +60,7 @@ class Identity:
         self._environment = dict(os.environ if environment is None else environment)
         self._shared_name = run_id(config, self._environment)
         self._name = self._shared_name or _name_of_launcher(self._environment)
-        # Re-entrant: a signal's handler may destroy the process groups, and so ask, while its thread does.
-        self._lock = threading.RLock()
-        self._is_asking = False
+        self._lock = threading.Lock()
         self._agreement: Agreement | None = None
         self._asked_at: float | None = None
         self._found: Found | None = None
@@ -77,15 +75,16 @@ class Identity:
         Args:
             place: of the process as capture has seen it; by now its process groups may be gone, or smaller.
         """
-        with self._lock:
-            if self._found is None and not self._is_asking:
-                self._is_asking = True
-                try:
-                    found = self._look(place)
-                finally:
-                    self._is_asking = False
-                self._found = self._found or found
+        # It is held by another thread, whose request may take long, or by this one: a signal's handler may destroy the
+        # process groups, and so ask, while its thread does.
+        if not self._lock.acquire(blocking=False):
             return self._found
+        try:
+            found = self._found or self._look(place)
+            self._found = self._found or found
+        finally:
+            self._lock.release()
+        return self._found
 
     def settled(self, seconds: float, place: Place | None = None) -> Found:
         """Return the identity, without rank 0 if that says nothing in so many seconds.
@@ -96,9 +95,8 @@ class Identity:
         while (found := self.found(place)) is None and time.monotonic() < deadline:
             time.sleep(_ASK_AGAIN_SECONDS)
         if found is None:
-            with self._lock:
-                place = place or current_place()
-                found = self._found = self._found or self._not_agreed("rank 0 has not said one", place)
+            alone = self._not_agreed("rank 0 has not said one", place or current_place())
+            found = self._found = self._found or alone
         while self._not_heard_of() and not self._store_outlives_us() and time.monotonic() < deadline:
             time.sleep(_ASK_AGAIN_SECONDS)
         return found

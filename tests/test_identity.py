@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -251,10 +252,10 @@ def test_rank_0_waits_until_the_others_have_heard_it_only_if_the_store_ends_with
 ) -> None:
     store = TCPStore("localhost", 0, is_master=True)
     slept: list[float] = []
+    monkeypatch.setattr(identity, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append))
     monkeypatch.setattr(identity, "current_place", lambda: identity.Place(0, 4, "gloo"))
     monkeypatch.setattr(identity, "_default_store", lambda: PrefixStore("default_pg", PrefixStore("worker", store)))
     monkeypatch.setattr(agreement, "_PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(identity.time, "sleep", slept.append)
 
     told = {**JOBS["torchrun, static, two nodes"][0], "MASTER_PORT": str(store.port), **environment}
     assert identity.Identity(Config(), told).settled(0.02).rank == 0
@@ -345,3 +346,24 @@ def test_a_handler_of_a_signal_may_ask_while_its_thread_does(monkeypatch: pytest
 
     assert found is not None
     assert (by_handler, found.run_id, asked.found(place)) == ([None], "mine", found)
+
+
+@pytest.mark.timeout(30)
+def test_a_rank_does_not_wait_for_a_request_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = identity.Place(0, 2, "gloo")
+    asked = identity.Identity(Config(run_id="mine"), {})
+    is_asking, answer = threading.Event(), threading.Event()
+
+    def slow_store() -> None:
+        is_asking.set()
+        answer.wait()
+
+    monkeypatch.setattr(identity, "_default_store", slow_store)
+    harvester = threading.Thread(target=asked.found, args=(place,))
+    harvester.start()
+    is_asking.wait()
+    assert asked.found(place) is None
+    answer.set()
+    harvester.join()
+
+    assert asked.found(place) == identity.Found("mine", 0, 0, 0, 2, "gloo")

@@ -176,11 +176,6 @@ class CudaClock:
         """Return the device that was marked first; None before one has been."""
         return next(iter(self._pools), None)
 
-    def anchor_error_ns(self, device: int) -> int | None:
-        """Return half the bracket of the newest anchor: the error of the device's axis against the host's."""
-        anchor = self._anchors.get(device)
-        return None if anchor is None else anchor.bracket_ns // 2
-
     def _device_in_use(self, device: int) -> int | None:
         if self._driver.has_context(device):
             return device

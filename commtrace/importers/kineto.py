@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from commtrace.errors import ConfigurationError, ImportFileError
 from commtrace.importers.device_events import DeviceTrace, Work, integer, read_device_trace
 from commtrace.importers.nccl_calls import Call, describe, plain_name, qualified_name
 from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, write_rank
-from commtrace.importers.trace_events import TraceFile
+from commtrace.importers.trace_events import Distributed, TraceFile
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.schema import Row
@@ -95,21 +95,21 @@ def import_kineto(
             source="kineto",
             node=f"host{_host(rank, trace, options)}",
             local_rank=max(trace.device, 0),
-            backend=str(distributed.get("backend", "")),
-            device=str(trace.header.devices[0].get("name", "")) if trace.header.devices else "",
-            versions={"nccl": str(distributed["nccl_version"])} if "nccl_version" in distributed else {},
+            backend=distributed.backend or "",
+            device=trace.header.devices[0] if trace.header.devices else "",
+            versions={} if distributed.nccl_version is None else {"nccl": str(distributed.nccl_version)},
         )
         num_spans += write_rank(output, metadata, _rows(trace, calls, steps), _marks(trace, groups))
     return Imported(len(of_rank), num_spans)
 
 
-def _ranks_of_files(files: Sequence[Path]) -> dict[int, tuple[Path, dict[str, Any]]]:
+def _ranks_of_files(files: Sequence[Path]) -> dict[int, tuple[Path, Distributed]]:
     """Return file and ``distributedInfo`` by rank, which comes from the file, else its name, else its position."""
-    found: dict[int, tuple[Path, dict[str, Any]]] = {}
+    found: dict[int, tuple[Path, Distributed]] = {}
     for place, path in enumerate(files):
         distributed = _distributed_info(path)
         named = _RANK_IN_NAME.findall(path.name)
-        recorded = integer(distributed.get("rank"))  # torch writes −1 where the process was in no group
+        recorded = integer(distributed.rank)  # torch writes −1 where the process was in no group
         rank = recorded if recorded >= 0 else int(named[-1]) if named else place
         if rank > _LARGEST_RANK:
             raise ImportFileError(
@@ -125,18 +125,18 @@ def _ranks_of_files(files: Sequence[Path]) -> dict[int, tuple[Path, dict[str, An
     return found
 
 
-def _distributed_info(path: Path) -> dict[str, object]:
+def _distributed_info(path: Path) -> Distributed:
     file = TraceFile(path)
     with closing(file.events()) as pieces:
         for _ in pieces:
-            if file.header.distributed:  # nearly always before the first event
+            if file.header.distributed is not None:  # nearly always before the first event
                 break
-    return file.header.distributed
+    return file.header.distributed or Distributed()
 
 
-def _world(of_rank: Mapping[int, tuple[Path, dict[str, Any]]]) -> tuple[int, ...]:
+def _world(of_rank: Mapping[int, tuple[Path, Distributed]]) -> tuple[int, ...]:
     """Return all ranks of the job, also those without a file if their number is known."""
-    size = max(integer(distributed.get("world_size")) for _, distributed in of_rank.values())
+    size = max(integer(distributed.world_size) for _, distributed in of_rank.values())
     return tuple(range(size)) if max(of_rank) < size <= _LARGEST_RANK else tuple(sorted(of_rank))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from commtrace.importers.device_events import CommunicationKernel, integer
+from commtrace.importers.trace_events import Distributed
 from commtrace.trace.inputs import MOST_RANKS, decode_json, printable
 from commtrace.trace.metadata import UNKNOWN_ROLE, Group, group_id
 
@@ -91,7 +92,7 @@ class Call(NamedTuple):
 
 
 def describe(
-    kernels: Sequence[CommunicationKernel], rank: int, world: Sequence[int], distributed: Mapping[str, object]
+    kernels: Sequence[CommunicationKernel], rank: int, world: Sequence[int], distributed: Distributed
 ) -> tuple[list[Call], list[Group]]:
     """Return the communication kernels of one rank as calls, by start, and their groups.
 
@@ -169,12 +170,10 @@ def _self_bytes(arguments: Mapping[str, object], num_bytes: int, group: Group | 
 
 
 class _Groups:
-    def __init__(self, world: Sequence[int], distributed: Mapping[str, Any]) -> None:
+    def __init__(self, world: Sequence[int], distributed: Distributed) -> None:
         self._world = tuple(world)
-        self._backend = str(distributed.get("backend", ""))
-        self._configured = {
-            str(one.get("pg_name")): one for one in distributed.get("pg_config") or () if isinstance(one, dict)
-        }
+        self._backend = distributed.backend or ""
+        self._configured = {str(one.pg_name): one.ranks for one in distributed.pg_config or ()}
         self._known: dict[tuple[Any, ...], Group] = {}
 
     @property
@@ -197,7 +196,7 @@ class _Groups:
         members = complete_list(ranks)
         if members:
             return members
-        configured = complete_list(self._configured.get(name, {}).get("ranks"))
+        configured = complete_list(self._configured.get(name))
         if configured:
             return configured
         first, stride, size = (

@@ -8,7 +8,7 @@ brackets, is valid JSON.
 >>> file = TraceFile(Path("rank-0.json.gz"))                    # doctest: +SKIP
 >>> for events in file.events(): ...                            # doctest: +SKIP
 >>> file.header.distributed                                     # doctest: +SKIP
-{'backend': 'nccl', 'rank': 0, 'world_size': 8}
+Distributed(backend='nccl', rank=0, world_size=8, …)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import json
 import re
 import zlib
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from io import BufferedReader
 from pathlib import Path
@@ -74,23 +74,49 @@ _DECODE_EVENTS: Final = msgspec.json.Decoder(list[Event]).decode
 _DECODE_DOCUMENT: Final = msgspec.json.Decoder(_Document).decode
 
 
+class ConfiguredGroup(msgspec.Struct, frozen=True):
+    """A process group in ``distributedInfo``."""
+
+    pg_name: str | int | None = None
+    ranks: str | list[int] | None = None
+
+
+class Distributed(msgspec.Struct, frozen=True):
+    """The fields of ``distributedInfo`` that are used; torch writes some numbers as text."""
+
+    backend: str | None = None
+    rank: int | str | None = None
+    world_size: int | str | None = None
+    nccl_version: str | int | float | None = None
+    pg_config: list[ConfiguredGroup] | None = None
+
+
+def _distributed(info: dict[str, Any]) -> Distributed:
+    try:
+        return msgspec.convert(info, Distributed)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise ImportFileError(f"its distributedInfo cannot be read ({error})") from None
+
+
 @dataclass(slots=True)
 class Header:
     """Fields of a file besides its events.
 
     Attributes:
-        distributed: ``distributedInfo``: backend, rank, world_size, pg_config; may be empty.
-        devices: ``deviceProperties``, one per device of the host.
+        distributed: ``distributedInfo``; None without one.
+        devices: name of each device of the host; empty where it has none.
         base_time_ns: zero of the events' times, epoch ns.
     """
 
-    distributed: dict[str, Any] = field(default_factory=dict)
-    devices: list[dict[str, Any]] = field(default_factory=list)
+    distributed: Distributed | None = None
+    devices: tuple[str, ...] = ()
     base_time_ns: int = 0
 
     def update(self, document: _Document) -> None:
-        self.distributed = _distributed(document.distributedInfo) or self.distributed
-        self.devices = document.deviceProperties or self.devices
+        if document.distributedInfo:
+            self.distributed = _distributed(document.distributedInfo)
+        if document.deviceProperties:
+            self.devices = tuple(str(device.get("name", "")) for device in document.deviceProperties)
         base = document.baseTimeNanoseconds or 0
         self.base_time_ns = base if 0 < base < _LATEST_NS else self.base_time_ns
 
@@ -182,29 +208,6 @@ class TraceFile:
                     "Give the file that export_chrome_trace wrote."
                 )
             buffer += block
-
-
-class _ConfiguredGroup(msgspec.Struct, omit_defaults=True):
-    pg_name: str | int | None = None
-    ranks: str | list[int] | None = None
-
-
-class _Distributed(msgspec.Struct, omit_defaults=True):
-    """The fields of ``distributedInfo`` that are used."""
-
-    backend: str | None = None
-    rank: int | str | None = None
-    world_size: int | str | None = None
-    nccl_version: str | int | float | None = None
-    pg_config: list[_ConfiguredGroup] | None = None
-
-
-def _distributed(info: dict[str, object] | None) -> dict[str, object]:
-    try:
-        plain = msgspec.to_builtins(msgspec.convert(info or {}, _Distributed))
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise ImportFileError(f"its distributedInfo cannot be read ({error})") from None
-    return plain  # type: ignore[no-any-return]
 
 
 def _open(path: Path) -> _File:

@@ -15,6 +15,7 @@ from commtrace.importers import flight_recorder
 from commtrace.importers.flight_recorder import import_flight_recorder, read_flight_record
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
+from commtrace.trace.hang_report import InFlight
 from commtrace.trace.metadata import group_id
 
 EPOCH = 1_724_779_239_000_000_000
@@ -72,9 +73,7 @@ def test_a_rank_that_did_not_arrive_is_seen(tmp_path: Path) -> None:
     run = load_run(tmp_path / "run")
     number = group_id([1, 3], 1)
     assert (run.ranks[1].closed, run.ranks[3].closed) == (False, True)
-    assert list(run.ranks[1].in_flight) == [
-        {"operation": "all_reduce", "group": number, "seq": 8, "start": EPOCH + 900, "state": "started"}
-    ]
+    assert run.ranks[1].in_flight == (InFlight("all_reduce", group=number, seq=8, start=EPOCH + 900, state="started"),)
     matches = match(run)
     assert matches.ranks[1].complete.tolist() == [True, False]
     assert matches.ranks[1].wait_ns(run.ranks[1].spans).tolist() == [100, 0]

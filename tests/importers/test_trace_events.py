@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commtrace.errors import ImportFileError
-from commtrace.importers.trace_events import TraceFile, nanoseconds
+from commtrace.importers.trace_events import Distributed, TraceFile, nanoseconds
 
 NASTY = [
     {"ph": "X", "cat": "kernel", "name": 'a "}, {" b', "ts": 1, "dur": 2},
@@ -75,8 +75,8 @@ def test_the_header_may_stand_before_and_behind_the_events(tmp_path: Path) -> No
 
     _, file = read(written(tmp_path / "trace.json.gz", gzip.compress(text.encode())))
 
-    assert file.header.distributed == {"rank": 3}
-    assert file.header.devices == [{"id": 0, "name": "H100"}]
+    assert file.header.distributed == Distributed(rank=3)
+    assert file.header.devices == ("H100",)
     assert file.header.base_time_ns == 1_700_000_000_000_000_000
 
 

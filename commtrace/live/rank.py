@@ -20,7 +20,7 @@ from commtrace.trace.metadata import ClockAnchor, DeviceState, RankMetadata
 from commtrace.trace.schema import Row
 
 if TYPE_CHECKING:
-    from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler
+    from commtrace.live.monitoring.findings import JobView, LiveEvent, LiveStraggler
 
 KNOWN_PARTS: Final = ("training", "evaluation", "checkpoint", "loading", "start", "unknown")
 
@@ -106,6 +106,8 @@ class LiveRank:
         stragglers: findings of the monitor now; empty where it does not join.
         score: this rank's own work as a multiple of what is typical of its stage, from the monitor; None if unknown.
         events: the newest events of the monitor.
+        job: what the monitor knows of the job; None where it does not join and on ranks that do not ask.
+        asks_job: set by an exporter that shows the job on a rank where the monitor does not join.
         budget: its wall time so far.
         job_steps: by number and repetition, begin and end of the job's newest steps, from the monitor; empty on ranks
             that do not ask.
@@ -132,6 +134,8 @@ class LiveRank:
         self.joins = False
         self.stragglers: tuple[LiveStraggler, ...] = ()
         self.score: float | None = None
+        self.job: JobView | None = None
+        self.asks_job = False
         self.budget = LiveBudget()
         self.job_steps: Mapping[tuple[int, int], JobStep] = {}
         self.split: Mapping[tuple[str, str], Split] = {}

@@ -14,7 +14,7 @@ from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.findings import LiveEvent, MonitorStatus
 from commtrace.live.monitoring.waits import LeastTimes
 from commtrace.live.monitoring.watch import Watch
-from commtrace.live.monitoring.window import WindowReport
+from commtrace.live.monitoring.window import WindowReport, job_means
 from commtrace.trace.files.side_files import read_stack, stack_path
 from commtrace.trace.files.writer import rank_directory
 
@@ -87,6 +87,7 @@ class Aggregator:
             hang=self._hangs.sentence or None,
             abstentions=tuple(watch.abstentions),
             stragglers=tuple(watch.stragglers),
+            means=job_means(reports),
         )
 
 

@@ -33,10 +33,11 @@ from commtrace.exporters.monitor.messages import (
     Request,
 )
 from commtrace.exporters.monitor.rendezvous import Address, checked_token, new_token, read_token, token_path
-from commtrace.exporters.monitor.sinks import FileSink, LiveSink, LogSink
+from commtrace.exporters.monitor.sinks import FileSink, FindingsSink, LiveSink, LogSink
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.exporters.monitor.webhook import WebhookSink, open_webhook
 from commtrace.exporters.otlp.span_filter import SpanFilter
+from commtrace.live.monitoring.findings import JobView
 from commtrace.live.monitoring.window import Window, WindowReport
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepListener, StepSummary
@@ -213,8 +214,8 @@ class MonitorExporter:
 
     def _failed(self, error: CommtraceError) -> None:
         self._rank.score = None
-        if self._config.monitor.store:
-            self._rank.stragglers = ()
+        if not self._compares:
+            self._rank.stragglers, self._rank.job = (), None
         self._failures += 1
         self._retry_at = self._clock() + (_RETRY_SECONDS if self._failures >= _FAILURES_TO_WARN else 0.0)
         if self._failures == _FAILURES_TO_WARN:
@@ -229,7 +230,7 @@ class MonitorExporter:
         with self._lock:
             report = self._window.close(number, self._monotonic_ns())
             groups = tuple(self._window.waits.groups[:MOST_GROUPS_ASKED]) if self._shows_more else ()
-        asks_findings = self._shows_more and self._rank.rank == 0 and bool(self._config.monitor.store)
+        asks_findings = self._shows_more and not self._compares and (self._rank.rank == 0 or self._rank.asks_job)
         request = Report(self._job, report, groups, asks_findings, self._process, self._asks_job_steps)
         reply = self._exchange(request)
         self._failures = 0
@@ -254,10 +255,12 @@ class MonitorExporter:
             self._rank.split = {key: replace(split) for key, split in waits.split.items()}
 
     def _learn_findings(self, reply: Reply) -> None:
-        # The findings of a monitor outside of the job are exported by one rank.
-        self._rank.joins = True
-        self._rank.stragglers = reply.findings.stragglers
-        self._rank.events = deque(reply.findings.events, self._rank.events.maxlen)
+        findings = reply.findings
+        self._rank.job = JobView(findings.stragglers, findings.events, findings.means)
+        if self._rank.rank == 0:  # one rank exports the findings as metrics and spans
+            self._rank.joins = True
+            self._rank.stragglers = findings.stragglers
+            self._rank.events = deque(findings.events, self._rank.events.maxlen)
 
     @property
     def _shows_more(self) -> bool:
@@ -291,6 +294,8 @@ class MonitorExporter:
         sinks: list[AlertSink] = [LogSink(), FileSink(self._rank.directory), LiveSink(self._rank)]
         if self._webhook is None:
             self._webhook = open_webhook(self._config.monitor, self._rank.run_id)
+        if self._store is not None:
+            sinks.append(FindingsSink(self._store))
         return sinks if self._webhook is None else [*sinks, self._webhook]
 
 

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from commtrace.errors import CommtraceError
-from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler
+from commtrace.live.monitoring.findings import JobMeans, LiveEvent, LiveStraggler
 from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep
 from commtrace.live.monitoring.waits import Least
 from commtrace.live.monitoring.window import WindowReport
@@ -170,10 +170,11 @@ class PeerBaseline(Struct, frozen=True):
 
 
 class Findings(Struct, frozen=True):
-    """The newest findings of a monitor outside of the job, for the exporters of rank 0: stragglers costliest first."""
+    """The state of the job for exporters of a rank: see :class:`commtrace.live.monitoring.findings.JobView`."""
 
     stragglers: Annotated[tuple[LiveStraggler, ...], Meta(max_length=MOST_EVENTS)] = ()
     events: Annotated[tuple[LiveEvent, ...], Meta(max_length=MOST_EVENTS)] = ()
+    means: JobMeans | None = None
 
 
 class Reply(Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Final
 
 from commtrace.exporters.monitor.messages import MOST_EVENTS, Findings
 from commtrace.exporters.monitor.store import MonitorStore
-from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler, MonitorStatus
+from commtrace.live.monitoring.findings import JobView, LiveEvent, LiveStraggler, MonitorStatus
 from commtrace.live.rank import LiveRank
 from commtrace.trace.inputs import printable
 
@@ -70,10 +70,11 @@ class LiveSink:
     def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
         self._rank.stragglers = status.stragglers
         self._rank.events.extend(events)
+        self._rank.job = JobView(status.stragglers, tuple(self._rank.events), status.means)
 
 
 class FindingsSink:
-    """Passes the findings of a monitor outside of the job to the exporters of rank 0."""
+    """Passes the findings to the exporters of ranks that ask: of rank 0, if the monitor is outside of the job."""
 
     def __init__(self, store: MonitorStore) -> None:
         self._store = store
@@ -84,7 +85,7 @@ class FindingsSink:
             straggler = _with_fewer_ranks(event.straggler) if event.straggler is not None else None
             self._events.append(replace(event, sentence=event.sentence[:_MOST_SENTENCE], straggler=straggler))
         stragglers = tuple(map(_with_fewer_ranks, status.stragglers[:MOST_EVENTS]))
-        self._store.publish_findings(Findings(stragglers, tuple(self._events)))
+        self._store.publish_findings(Findings(stragglers, tuple(self._events), status.means))
 
 
 def _with_fewer_ranks(straggler: LiveStraggler) -> LiveStraggler:

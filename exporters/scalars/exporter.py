@@ -32,6 +32,9 @@ _CLOSE_SECONDS: Final = 1.5
 class ScalarSink(Protocol):
     """Where scalars and findings go. All calls come from one thread; what they raise is reported."""
 
+    def is_open(self) -> bool:
+        """Return whether there is something to write to."""
+
     def is_ready(self) -> bool:
         """Return whether a point can be written now; if not, steps go on to be added up."""
 
@@ -95,6 +98,7 @@ class ScalarExporter:
     ) -> None:
         self._open_sink = open_sink
         self._place = place
+        self._rank = rank
         self._series = Series(rank)
         self._seconds = seconds
         self._monotonic = monotonic
@@ -132,6 +136,7 @@ class ScalarExporter:
     def _write(self) -> None:
         if self._sink is None:
             self._sink = self._open_sink()
+        self._rank.asks_job |= self._sink.is_open()
         points: list[Point] = []
         if self._sink.is_ready():
             with self._lock:

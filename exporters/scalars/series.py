@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from commtrace.live.monitoring.findings import LiveEvent
+from commtrace.live.monitoring.findings import JobMeans, JobView, LiveEvent
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary, mfu
 
 PREFIX = "commtrace"
 JOB = "job"
+
+_WORDS: Final = {"unknown": "other"}
 
 
 class Point(NamedTuple):
@@ -111,6 +113,7 @@ class Series:
         self._zeros: dict[str, float] = {}
         self._found: frozenset[tuple[float, str]] = frozenset()
         self._last_step = -1
+        self._written_means: JobMeans | None = None
 
     def points(self, sums: StepSums) -> list[Point]:
         """Return the points for these steps; none without a step."""
@@ -129,15 +132,25 @@ class Series:
         self._last_step = last.step
         ended = rank.epoch_ns(last.end_ns) / 1e9
         points = [Point(f"rank_{rank.rank}", last.step, ended, values)]
-        if rank.joins:
-            costs = [straggler.cost_ms_per_step / 1e3 for straggler in rank.stragglers]
-            job = {"stragglers": float(len(costs)), "straggler_cost_seconds": max(costs, default=0.0)}
-            points.append(Point(JOB, last.step, ended, job))
-        return points
+        return [*points, *self._points_of_job(rank.job, ended)]
+
+    def _points_of_job(self, job: JobView | None, time: float) -> Iterator[Point]:
+        if job is None or job.means is None or job.means is self._written_means:
+            return
+        means = self._written_means = job.means
+        costs = [straggler.cost_ms_per_step / 1e3 for straggler in job.stragglers]
+        seconds = {
+            "step_seconds": means.step_ns,
+            **{f"{_WORDS.get(word, word)}_seconds": ns for word, ns in means.work_ns.items()},
+            **{f"exposed_seconds/{role}": ns for role, ns in means.exposed_ns.items()},
+        }
+        values = {name: ns / 1e9 for name, ns in seconds.items()}
+        values |= {"stragglers": float(len(costs)), "straggler_cost_seconds": max(costs, default=0.0)}
+        yield Point(JOB, means.step, time, values)
 
     def findings(self) -> list[Finding]:
         """Return what the monitor has found since the last call."""
-        events = list(self._rank.events)
+        events = () if self._rank.job is None else self._rank.job.events
         new = [Finding(self._last_step, event) for event in events if (event.time, event.sentence) not in self._found]
         self._found = frozenset((event.time, event.sentence) for event in events)
         return new

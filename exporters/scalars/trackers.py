@@ -40,6 +40,9 @@ class WandbRuns:
         self._axes: set[str] = set()
         self._log = _Log()
 
+    def is_open(self) -> bool:
+        return _open_wandb_run() is not None
+
     def is_ready(self) -> bool:
         """Return whether the row of the last point is complete."""
         run = _open_wandb_run()
@@ -94,6 +97,9 @@ class MlflowRuns:
     def __init__(self) -> None:
         self._run_id = ""
         self._log = _Log()
+
+    def is_open(self) -> bool:
+        return _open_mlflow_run() is not None
 
     def is_ready(self) -> bool:
         return True

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from commtrace.analysis.clocks.time_of_day import clock_time, iso_utc
 from commtrace.analysis.rank_words import seconds_in_words
 from commtrace.analysis.stragglers.microbatches import SEQUENCES
 from commtrace.analysis.stragglers.verdict import RANKS, Member, cause_in_words
+from commtrace.live.monitoring.wire_types import Count, Duration, Number, Text
 from commtrace.trace.json_values import JsonObject, fields_to_json
 
 FOUND: Final = "straggler"
@@ -17,6 +20,9 @@ CHANGED: Final = "changed"
 CLEARED: Final = "recovered"
 SILENT: Final = "silent"
 BACK: Final = "back"
+
+MOST_MEANS: Final = 16
+"""Kinds of work, and roles, of which there is a mean."""
 
 _OF_NO_RANK: Final = ("communication", "stage_imbalance", "sequence_length_imbalance")
 
@@ -96,6 +102,25 @@ class LiveEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class JobMeans:
+    """The job in one window: means over its ranks of the means over their steps. Times are ns per step.
+
+    Attributes:
+        step: the newest that a rank reported.
+        ranks: number of ranks that ended steps in the window.
+        step_ns: duration of a step.
+        work_ns: by the words of :data:`commtrace.live.monitoring.window.WORK`.
+        exposed_ns: by role, the largest few; bubble as ``pp``.
+    """
+
+    step: Number
+    ranks: Count
+    step_ns: Duration
+    work_ns: Annotated[Mapping[Text, Duration], Meta(max_length=MOST_MEANS)]
+    exposed_ns: Annotated[Mapping[Text, Duration], Meta(max_length=MOST_MEANS)]
+
+
+@dataclass(frozen=True, slots=True)
 class MonitorStatus:
     """The present state, as in ``monitor.json``.
 
@@ -109,6 +134,7 @@ class MonitorStatus:
         hang: the finding about it; None without one.
         abstentions: what cannot be judged, and why.
         stragglers: costliest first.
+        means: where the time of a step goes, over all ranks; None before the first steps.
     """
 
     time: float
@@ -121,9 +147,25 @@ class MonitorStatus:
     hang: str | None
     abstentions: tuple[str, ...]
     stragglers: tuple[LiveStraggler, ...]
+    means: JobMeans | None = None
 
     def to_json(self) -> JsonObject:
         return fields_to_json(self)
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """What a rank knows of the job from its monitor.
+
+    Attributes:
+        stragglers: what holds now, costliest first.
+        events: the newest, oldest first.
+        means: as in :class:`MonitorStatus`.
+    """
+
+    stragglers: tuple[LiveStraggler, ...]
+    events: tuple[LiveEvent, ...]
+    means: JobMeans | None
 
 
 def found(straggler: LiveStraggler, now: float, device: str) -> LiveEvent:

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Final, NamedTuple
@@ -18,6 +18,7 @@ from msgspec import Meta
 from commtrace.analysis.breakdown.occurrence import occurrence
 from commtrace.analysis.statistics import MAD_TO_SIGMA
 from commtrace.analysis.stragglers.common_place import tensor_group_of
+from commtrace.live.monitoring.findings import MOST_MEANS, JobMeans
 from commtrace.live.monitoring.job_steps import MOST_REPORTED, Repetitions, StepTimes
 from commtrace.live.monitoring.sampled_steps import StepSample, StepSampler
 from commtrace.live.monitoring.waits import NO_BLOCK, Block, BlockWaits
@@ -120,6 +121,25 @@ class WindowReport:
     def waiting_ns(self) -> int:
         """Return the exposed time: waiting for other ranks, and transfer."""
         return sum(self.exposed_ns.values())
+
+
+def job_means(reports: Sequence[WindowReport]) -> JobMeans | None:
+    """Return the means of the newest window in which ranks ended steps; None before the first."""
+    with_steps = [report for report in reports if report.steps]
+    newest = max((report.window for report in with_steps), default=0)
+    own = [report for report in with_steps if report.window == newest]
+    if not own:
+        return None
+    totals: Counter[str] = Counter()
+    for report in own:
+        totals.update(report.exposed_ns)
+    return JobMeans(
+        step=max(report.last_step for report in own),
+        ranks=len(own),
+        step_ns=_mean([report.duration_ns for report in own]),
+        work_ns={word: _mean([report.work_ns[at] for report in own]) for at, word in enumerate(WORK)},
+        exposed_ns={role: time // len(own) for role, time in totals.most_common(MOST_MEANS)},
+    )
 
 
 class Window:

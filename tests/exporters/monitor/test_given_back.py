@@ -13,10 +13,11 @@ import pytest
 
 from commtrace.config import Config, MonitorConfig, OtlpConfig
 from commtrace.errors import CommtraceError
-from commtrace.exporters.monitor.exchange import MonitorClient
+from commtrace.exporters.monitor.exchange import MonitorClient, MonitorError
 from commtrace.exporters.monitor.exporter import MonitorExporter
-from commtrace.exporters.monitor.messages import Job, PeerBaseline, Reply, Report, Request
+from commtrace.exporters.monitor.messages import Findings, Job, PeerBaseline, Reply, Report, Request
 from commtrace.exporters.monitor.rendezvous import Address
+from commtrace.live.monitoring.findings import JobMeans, JobView, LiveEvent
 from commtrace.live.monitoring.job_steps import JobStep, StepTimes
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.live.rank import LiveRank
@@ -24,6 +25,7 @@ from commtrace.live.summary import StepSummary
 from tests.e2e.launch import REPOSITORY
 from tests.exporters.monitor.conftest import TOKEN
 from tests.factory import metadata
+from tests.live.findings import live_straggler
 
 MS = 1_000_000
 FOREVER = 3_600.0
@@ -139,3 +141,31 @@ def slow_rank_2(rank: int, window: int) -> WindowReport:
     return WindowReport(
         rank, "node0", 0, window, 40, duration_ns=100 * MS, work_ns=(work * MS, 0, 0, 0, 0, 0), exposed_ns=waiting
     )
+
+
+@pytest.mark.parametrize("asks_job", [False, True])
+def test_a_rank_that_shows_the_job_asks_for_it_and_exports_no_second_series(
+    asks_job: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config(export="monitor,wandb", monitor=MonitorConfig(store="127.0.0.1:1", token=TOKEN, seconds=FOREVER))
+    one = MonitorExporter(config, LiveRank(metadata(1, world_size=4), tmp_path))
+    one._rank.asks_job = asks_job
+    means = JobMeans(40, 4, 2 * MS, {"compute": MS}, {"dp": MS})
+    silent = LiveEvent("silent", 5.0, 2, "node0", "Rank 2 is silent.")
+    requests: list[Request] = []
+
+    def exchange(request: Request) -> Reply:
+        requests.append(request)
+        return Reply(findings=Findings((live_straggler(2),), (silent,), means))
+
+    monkeypatch.setattr(one, "_exchange", exchange)
+    one._report(7)
+    (told,) = requests
+    assert isinstance(told, Report)
+    assert told.asks_findings is asks_job
+    assert one._rank.job == (JobView((live_straggler(2),), (silent,), means) if asks_job else None)
+    assert (one._rank.joins, one._rank.stragglers, list(one._rank.events)) == (False, (), [])
+
+    one._failed(MonitorError("it is gone"))
+    assert one._rank.job is None
+    one.close()

@@ -16,7 +16,7 @@ from commtrace.errors import MissingExtraError
 from commtrace.exporters.scalars import exporter as module
 from commtrace.exporters.scalars.exporter import RETRY_SECONDS, ScalarExporter, open_tensorboard
 from commtrace.exporters.scalars.series import Finding, Point
-from commtrace.live.monitoring.findings import LiveEvent
+from commtrace.live.monitoring.findings import JobView, LiveEvent
 from commtrace.live.rank import LiveRank
 from tests.exporters.prometheus.steps import rank, summary
 
@@ -27,15 +27,19 @@ EVENT = LiveEvent("hang", 5.0, 2, "node0", "Training has stopped.")
 class Place:
     """A sink and the clock beside it."""
 
-    is_open: bool = True
+    has_run: bool = True
+    takes_points: bool = True
     error: Exception | None = None
     now: float = 0.0
     steps: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     closed: int = 0
 
+    def is_open(self) -> bool:
+        return self.has_run
+
     def is_ready(self) -> bool:
-        return self.is_open
+        return self.takes_points
 
     def write(self, points: Sequence[Point], findings: Sequence[Finding]) -> None:
         if self.error is not None:
@@ -70,7 +74,7 @@ def test_what_is_left_at_the_end_is_written_and_the_place_closed() -> None:
 def test_without_steps_findings_are_written_as_they_come() -> None:
     place, live = Place(), rank()
     with exporting(place, live) as exporter:
-        live.events.append(EVENT)
+        live.job = JobView((), (EVENT,), None)
         exporter._try_to_write()
         assert (place.steps, place.texts) == ([], ["Training has stopped."])
         exporter._try_to_write()
@@ -78,13 +82,13 @@ def test_without_steps_findings_are_written_as_they_come() -> None:
 
 
 def test_steps_are_added_up_until_the_place_is_ready() -> None:
-    place = Place(is_open=False)
+    place = Place(takes_points=False)
     with exporting(place, rank()) as exporter:
         exporter.step(summary(1), [])
         exporter._try_to_write()
         assert place.steps == []
         exporter.step(summary(2), [])
-        place.is_open = True
+        place.takes_points = True
         exporter._try_to_write()
         assert place.steps == [2]
 
@@ -133,6 +137,16 @@ def test_a_place_that_hangs_holds_up_neither_steps_nor_the_end(monkeypatch: pyte
     goes_on.set()
     exporter._thread.join(60)
     assert not exporter._thread.is_alive()
+
+
+def test_the_monitor_is_asked_for_the_job_once_there_is_a_run_to_write_to() -> None:
+    place, live = Place(has_run=False), rank()
+    with exporting(place, live) as exporter:
+        exporter._try_to_write()
+        assert not live.asks_job
+        place.has_run = True
+        exporter._try_to_write()
+        assert live.asks_job
 
 
 def test_tensorboard_is_written_by_rank_0_alone() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from commtrace.exporters.scalars.series import Series, StepSums
-from commtrace.live.monitoring.findings import LiveEvent
+from commtrace.live.monitoring.findings import JobMeans, JobView, LiveEvent
 from commtrace.live.summary import Device, StepSummary
 from commtrace.trace.metadata import ClockAnchor
 from tests.exporters.prometheus.steps import SECOND, rank, summary
@@ -62,17 +64,47 @@ def test_rates_are_over_all_steps_of_a_point() -> None:
     assert point.values["mfu_ratio"] == pytest.approx(0.4)
 
 
-def test_what_the_monitor_knows_is_written_where_it_compares_the_ranks() -> None:
+MEANS = JobMeans(
+    step=40,
+    ranks=8,
+    step_ns=2 * SECOND,
+    work_ns={"compute": SECOND, "data": SECOND // 4, "gc": 0, "checkpoint": 0, "evaluation": 0, "unknown": SECOND // 4},
+    exposed_ns={"dp": SECOND // 4, "pp": SECOND // 4},
+)
+
+
+def test_what_the_monitor_knows_of_the_job_is_written_once_per_window() -> None:
     live = rank(number=0)
-    live.score, live.joins = 1.25, True
-    live.stragglers = (live_straggler(2, cost_ms_per_step=80.0), live_straggler(5, cost_ms_per_step=20.0))
+    live.score = 1.25
+    stragglers = (live_straggler(2, cost_ms_per_step=80.0), live_straggler(5, cost_ms_per_step=20.0))
+    live.job = JobView(stragglers, (), MEANS)
     series = Series(live)
-    own, job = series.points(sums(summary(4)))
+    own, job = series.points(sums(summary(44)))
     assert own.values["straggler_score_ratio"] == 1.25
-    assert (job.scope, job.step, job.time) == ("job", 4, own.time)
-    assert job.values == {"stragglers": 2, "straggler_cost_seconds": 0.08}
-    live.stragglers = ()
-    assert series.points(sums(summary(5)))[1].values == {"stragglers": 0, "straggler_cost_seconds": 0}
+    assert (job.scope, job.step, job.time) == ("job", 40, own.time)
+    assert job.values == {
+        "step_seconds": 2.0,
+        "compute_seconds": 1.0,
+        "data_seconds": 0.25,
+        "gc_seconds": 0,
+        "checkpoint_seconds": 0,
+        "evaluation_seconds": 0,
+        "other_seconds": 0.25,
+        "exposed_seconds/dp": 0.25,
+        "exposed_seconds/pp": 0.25,
+        "stragglers": 2,
+        "straggler_cost_seconds": 0.08,
+    }
+    assert [point.scope for point in series.points(sums(summary(45)))] == ["rank_0"]
+    live.job = JobView((), (), replace(MEANS, step=50))
+    job = series.points(sums(summary(52)))[1]
+    assert (job.step, job.values["stragglers"], job.values["straggler_cost_seconds"]) == (50, 0, 0)
+
+
+def test_before_the_monitor_has_compared_ranks_there_is_no_point_of_the_job() -> None:
+    live = rank(number=0)
+    live.job = JobView((), (), None)
+    assert len(Series(live).points(sums(summary(1)))) == 1
 
 
 def test_every_finding_is_written_once_with_the_newest_step() -> None:
@@ -80,9 +112,10 @@ def test_every_finding_is_written_once_with_the_newest_step() -> None:
     series = Series(live)
     silent = LiveEvent("silent", 5.0, 2, "node0", "Rank 2 is silent.")
     back = LiveEvent("back", 9.0, 2, "node0", "Rank 2 reports again.")
-    live.events.append(silent)
+    assert series.findings() == []
+    live.job = JobView((), (silent,), None)
     assert series.findings() == [(-1, silent)]
     series.points(sums(summary(7)))
-    live.events.append(back)
+    live.job = JobView((), (silent, back), None)
     assert series.findings() == [(7, back)]
     assert series.findings() == []

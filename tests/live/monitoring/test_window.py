@@ -8,9 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from commtrace.live.monitoring.findings import JobMeans
 from commtrace.live.monitoring.job_steps import MOST_REPORTED, StepTimes
 from commtrace.live.monitoring.waits import CALLS_OF_A_BLOCK, MOST_GROUPS, Block, BlockTime
-from commtrace.live.monitoring.window import Pause, Window, WindowReport, work_of
+from commtrace.live.monitoring.window import Pause, Window, WindowReport, job_means, work_of
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace.metadata import ClockAnchor, DeviceState
@@ -171,3 +172,30 @@ def test_a_report_survives_its_message_and_stays_small() -> None:
 def test_what_is_no_report_is_refused(message: bytes) -> None:
     with pytest.raises(msgspec.MsgspecError):
         msgspec.json.decode(message, type=WindowReport)
+
+
+def test_the_means_of_a_job_are_over_the_ranks_of_the_newest_window_and_add_up() -> None:
+    def reported(rank: int, window: int, steps: int, compute_ns: int, exposed_ns: dict[str, int]) -> WindowReport:
+        duration_ns = compute_ns + 20 + sum(exposed_ns.values())
+        work_ns = (compute_ns, 20, 0, 0, 0, 0)
+        return WindowReport(
+            rank, "n", 0, window, steps, 40 + rank, 0, duration_ns=duration_ns, work_ns=work_ns, exposed_ns=exposed_ns
+        )
+
+    reports = [
+        reported(0, 7, 5, 100, {"dp": 60}),
+        reported(1, 7, 5, 120, {"dp": 20, "pp": 20}),
+        reported(2, 7, 0, 0, {}),  # no step has ended there
+        reported(3, 6, 5, 9_000, {}),  # silent since
+    ]
+    means = job_means(reports)
+    assert means == JobMeans(
+        step=41,
+        ranks=2,
+        step_ns=180,
+        work_ns={"compute": 110, "data": 20, "gc": 0, "checkpoint": 0, "evaluation": 0, "unknown": 0},
+        exposed_ns={"dp": 40, "pp": 10},
+    )
+    assert sum(means.work_ns.values()) + sum(means.exposed_ns.values()) == means.step_ns
+    assert job_means(reports[2:3]) is None
+    assert job_means([]) is None

@@ -48,6 +48,7 @@ def render(
     summary: Summary,
     timeline: Timeline,
     *,
+    durations: Mapping[int, int] | None = None,
     plan: Mapping[str, object] | None = None,
     most_steps: int | None = MOST_STEPS,
     most_bytes: int = MOST_BYTES,
@@ -56,13 +57,15 @@ def render(
 
     Args:
         summary: of the same steps.
-        timeline: the steps to choose from.
+        timeline: the steps that :func:`steps_to_draw` chooses, or more.
+        durations: of all steps of the summary, ns; those of the timeline where they are all.
         plan: what :func:`commtrace.analysis.pipeline.plan.plan_timeline` returns; drawn below every step.
         most_steps: limit of steps in the timeline; None for all.
         most_bytes: limit of their data; one step is always included.
     """
-    durations = {step: timeline.duration_ns(step) for step in timeline.steps}
-    preferred = _by_interest(durations, most_steps)
+    if durations is None:
+        durations = {step: timeline.duration_ns(step) for step in timeline.steps}
+    preferred = steps_to_draw(durations, most_steps)
     encoded = _encode_within(timeline, preferred, durations, most_bytes)
     embedded = tuple(sorted(encoded))
     note = _describe_choice(durations, preferred, embedded, most_bytes)
@@ -81,7 +84,7 @@ def render(
     return Page(_fill_template(f"commtrace · {summary.run.id}", _json(data), boxes), embedded, note)
 
 
-def _by_interest(durations: Mapping[int, int], most: int | None) -> list[int]:
+def steps_to_draw(durations: Mapping[int, int], most: int | None = MOST_STEPS) -> list[int]:
     """Return the typical step, the slowest one, and others spread evenly over the run."""
     steps = sorted(durations)
     if not steps:

@@ -147,8 +147,8 @@ class Timeline:
         return min(bounds[step][0] for bounds in self._bounds if step in bounds)
 
     def duration_ns(self, step: int) -> int:
-        """From the start of the step on the first rank to its end on the last."""
-        return max(bounds[step][1] for bounds in self._bounds if step in bounds) - self.base_ns(step)
+        """Return how long it is from the start of the step on the first rank to its end on the last."""
+        return _duration_ns(self._bounds, step)
 
     def outline(self) -> dict[str, Any]:
         """Return what all steps share: vocabularies, ranks with their communication lanes, and how exact the clocks
@@ -268,6 +268,17 @@ def _prepare(index: int, trace: RankTrace, matches: Matches) -> _Rank:
         lanes,
         unfinished_rows(trace),
     )
+
+
+def step_durations(run: Run, steps: Sequence[int]) -> dict[int, int]:
+    """Return :meth:`Timeline.duration_ns` of these steps; of an aligned run, its steps are enough."""
+    bounds = [_step_bounds(trace.spans) for trace in run.ranks.values()]
+    return {step: _duration_ns(bounds, step) for step in steps}
+
+
+def _duration_ns(bounds: Sequence[Mapping[int, tuple[int, int]]], step: int) -> int:
+    own = [of_rank[step] for of_rank in bounds if step in of_rank]
+    return max(end for _, end in own) - min(start for start, _ in own)
 
 
 def _step_bounds(spans: Spans) -> dict[int, tuple[int, int]]:

@@ -27,7 +27,14 @@ from commtrace.analysis.matching.coverage import RowCounts
 from commtrace.analysis.replay.scenarios import PlacedProgram, Places, Replay, ReplayedSteps, Scenario, replay_of
 from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.steps.choice import StepChoice, choose_steps, without_torn_steps
-from commtrace.analysis.windows.step_windows import MOST_ROWS, StepWindow, analyse_window, cut_windows, steps_read
+from commtrace.analysis.windows.step_windows import (
+    MOST_ROWS,
+    StepWindow,
+    analyse_window,
+    cut_windows,
+    steps_read,
+    window_of,
+)
 from commtrace.analysis.windows.survey import Survey, survey_run
 from commtrace.errors import CommtraceError
 from commtrace.trace.files.locate import find_run_directory
@@ -166,6 +173,10 @@ class WholeRun:
         """Measure the steps that count."""
         return measure_analysis(self.analysis, measure)
 
+    def read_steps(self, steps: Sequence[int]) -> Analysis:
+        """Return an analysis that holds these steps: that of all of them."""
+        return self.analysis
+
     def replay(self, statistics: StepStatistics) -> Replay:
         """Return what replays these steps, of which there are statistics."""
         return replay_of(self.analysis.replayed.run, self.analysis.program, statistics)
@@ -220,6 +231,12 @@ class LargeRun:
         recorded = replace(outline, problems=(*outline.problems, *new))
         counts = {rank: one.counts for rank, one in self.survey.ranks.items()}
         return MeasuredRun(recorded, alignment, replace(self.steps, used=whole.steps), counts, whole.result)
+
+    def read_steps(self, steps: Sequence[int]) -> Analysis:
+        """Read and analyse some of the steps that count, which may lie far apart; those that are still there."""
+        recorded = window_of(self.survey, self.steps, steps).read()
+        found = steps_read(recorded, self.steps.ranks, sorted(steps))
+        return analyse_window(recorded, self.alignment, self.steps.ranks, found, self.steps.used)
 
     def replay(self, statistics: StepStatistics) -> Replay:
         """Return what replays these steps, of which there are statistics: each time, all windows are read again."""

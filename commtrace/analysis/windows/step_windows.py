@@ -39,7 +39,7 @@ class RankPart(NamedTuple):
         trace: the rank, with its steps for rows.
         segments, extents: its files, and where in them the rows lie.
         repeated: by number, until when its step was done for the last time but one.
-        first_place, last_place: of the rows that are read, among the steps of the trace.
+        places: ranges of the steps of the trace of which rows are read; both ends inclusive.
         far: rows of other steps that reach into these.
     """
 
@@ -47,8 +47,7 @@ class RankPart(NamedTuple):
     segments: tuple[Segment, ...]
     extents: tuple[Extent, ...]
     repeated: Mapping[int, int]
-    first_place: int
-    last_place: int
+    places: tuple[tuple[int, int], ...]
     far: Spans
 
 
@@ -92,17 +91,24 @@ def cut_windows(survey: Survey, choice: StepChoice, most_rows: int = MOST_ROWS) 
         choice: which steps count.
         most_rows: of a window; it has at least one step.
     """
-    alignment = survey.alignment
-    aligned = apply(survey.outline, alignment)
-    axes = {rank: StepAxis.of(trace.spans) for rank, trace in aligned.ranks.items()}
-    # Times on clocks that were not brought together are not compared.
-    clocks = {rank: trace.clock_key if alignment.refused else None for rank, trace in aligned.ranks.items()}
-    bare = replace(survey.outline, ranks={})
+    times = _StepTimes.of(survey)
     for steps in _parts(choice.used, survey.rows_of_step, most_rows):
-        extents = _extents(clocks, axes, steps)
-        meanwhile = {rank: axis.overlapping(*extents[clocks[rank]]) for rank, axis in axes.items()}
-        ranks = {rank: _part(one, steps, meanwhile[rank]) for rank, one in survey.ranks.items()}
-        yield StepWindow(steps, choice.used, ranks, bare)
+        yield _window(survey, choice, times, (steps,))
+
+
+def window_of(survey: Survey, choice: StepChoice, steps: Sequence[int]) -> StepWindow:
+    """Return one window of some of the steps that count, which may lie far apart: what is between them is not read."""
+    return _window(survey, choice, _StepTimes.of(survey), [(step,) for step in sorted(steps)])
+
+
+def _window(survey: Survey, choice: StepChoice, times: _StepTimes, groups: Sequence[tuple[int, ...]]) -> StepWindow:
+    meanwhile = [times.meanwhile(steps) for steps in groups]
+    ranks = {
+        rank: _part(one, [(steps, at[rank]) for steps, at in zip(groups, meanwhile, strict=True)])
+        for rank, one in survey.ranks.items()
+    }
+    own = tuple(step for steps in groups for step in steps)
+    return StepWindow(own, choice.used, ranks, replace(survey.outline, ranks={}))
 
 
 def steps_read(recorded: Run, ranks: Sequence[int], steps: Sequence[int]) -> tuple[int, ...]:
@@ -147,50 +153,85 @@ def _parts(steps: Sequence[int], rows_of_step: Mapping[int, int], most_rows: int
     return [tuple(part) for part in parts]
 
 
-def _extents(
-    clocks: Mapping[int, ClockKey | None], axes: Mapping[int, StepAxis], steps: tuple[int, ...]
-) -> dict[ClockKey | None, tuple[int, int]]:
-    """By clock: from the first begin of these steps on any rank to their last end; (0, 0) where none recorded them."""
-    extents: dict[ClockKey | None, tuple[int, int]] = dict.fromkeys(clocks.values(), (0, 0))
-    for rank, axis in axes.items():
-        own = np.isin(axis.number, steps)
-        if own.any():
-            begin, end = int(axis.start[own].min()), int(axis.end[own].max())
-            known = extents[clocks[rank]]
-            extents[clocks[rank]] = (begin, end) if known == (0, 0) else (min(begin, known[0]), max(end, known[1]))
-    return extents
+class _StepTimes(NamedTuple):
+    """When the ranks did which steps.
+
+    Attributes:
+        axes: by rank, its steps.
+        clocks: by rank, a key that is equal for ranks whose times can be compared.
+    """
+
+    axes: Mapping[int, StepAxis]
+    clocks: Mapping[int, ClockKey | None]
+
+    @classmethod
+    def of(cls, survey: Survey) -> _StepTimes:
+        aligned = apply(survey.outline, survey.alignment)
+        return cls(
+            {rank: StepAxis.of(trace.spans) for rank, trace in aligned.ranks.items()},
+            {rank: trace.clock_key if survey.alignment.refused else None for rank, trace in aligned.ranks.items()},
+        )
+
+    def meanwhile(self, steps: tuple[int, ...]) -> dict[int, Int64]:
+        """Return the places of each rank from the first begin of these steps on any rank to their last end."""
+        extents: dict[ClockKey | None, tuple[int, int]] = dict.fromkeys(self.clocks.values(), (0, 0))
+        for rank, axis in self.axes.items():
+            own = np.isin(axis.number, steps)
+            if own.any():
+                begin, end = int(axis.start[own].min()), int(axis.end[own].max())
+                known = extents[self.clocks[rank]]
+                extents[self.clocks[rank]] = (
+                    (begin, end) if known == (0, 0) else (min(begin, known[0]), max(end, known[1]))
+                )
+        return {rank: axis.overlapping(*extents[self.clocks[rank]]) for rank, axis in self.axes.items()}
 
 
-def _part(one: RankSurvey, steps: tuple[int, ...], meanwhile: Int64) -> RankPart:
-    """What a window needs of a rank, which was at the places ``meanwhile`` while any rank was in the window's steps.
+def _part(one: RankSurvey, groups: Sequence[tuple[tuple[int, ...], Int64]]) -> RankPart:
+    """What a window needs of a rank.
 
-    One step more on either side: an operation launched in one step may be waited for in the next, and ranks may number
-    one communication with different steps.
+    Two steps before and one after each of its steps: an operation launched in one step may be waited for in the next,
+    ranks may number one communication with different steps, and what a wait is due to began in the step before.
+
+    Args:
+        one: the rank.
+        groups: steps that follow each other, with the places at which the rank was while any rank was in them.
     """
     axis, far = StepAxis.of(one.trace.spans), one.far
-    reach, own = axis.reach(far), axis.places(np.array(steps))
-    # Of a rank that recorded no step at all, everything is needed.
-    around = [*own.tolist(), *meanwhile.tolist()] or ([] if len(axis.number) else [-1])
-    if not around:
+    reach = axis.reach(far)
+    ranges = []
+    for steps, meanwhile in groups:
+        own = axis.places(np.array(steps))
+        # Of a rank that recorded no step at all, everything is needed.
+        around = [*own.tolist(), *meanwhile.tolist()] or ([] if len(axis.number) else [-1])
+        if around:
+            # How much of a communication was hidden is known when all that the rank stood still for until its end is.
+            launched = communication_rows(far) & np.isin(reach.place, own)
+            first = min([min(around) - 2, *reach.first[launched].tolist()])
+            last = max([max(around) + 1, *reach.last[launched].tolist()])
+            ranges.append((first, last))
+    if not ranges:
         bare = replace(one.trace, spans=Spans.empty())
-        return RankPart(bare, one.segments, (), one.repeated, first_place=0, last_place=-1, far=Spans.empty())
-    # How much of a communication was hidden is known when all that the rank stood still for until its end is.
-    launched = communication_rows(far) & np.isin(reach.place, own)
-    first = min([min(around) - 2, *reach.first[launched].tolist()])
-    last = max([max(around) + 1, *reach.last[launched].tolist()])
-    numbers, times = axis.numbers(first, last), axis.times(first, last)
-    inside = (reach.place >= first) & (reach.place <= last)
-    begin = max(first - 1, 0)
-    steps_around = np.flatnonzero(one.trace.spans.kind == schema.STEP)[begin : last + 2]
+        return RankPart(bare, one.segments, (), one.repeated, places=(), far=Spans.empty())
+    bounds = [(axis.numbers(*places), axis.times(*places)) for places in ranges]
+    inside = _within(reach.place, ranges)
+    touching = np.any([(reach.first <= last) & (reach.last >= first) for first, last in ranges], axis=0)
+    begin, end = max(min(first for first, _ in ranges) - 1, 0), max(last for _, last in ranges) + 2
+    steps_around = np.flatnonzero(one.trace.spans.kind == schema.STEP)[begin:end]
     return RankPart(
         trace=replace(one.trace, spans=one.trace.spans.take(steps_around)),
         segments=one.segments,
-        extents=tuple(extent for extent in one.extents if extent.holds(*numbers, *times)),
+        extents=tuple(
+            extent for extent in one.extents if any(extent.holds(*numbers, *times) for numbers, times in bounds)
+        ),
         repeated=one.repeated,
-        first_place=first - begin,
-        last_place=last - begin,
-        far=far.take((reach.first <= last) & (reach.last >= first) & ~inside),
+        places=tuple((first - begin, last - begin) for first, last in ranges),
+        far=far.take(touching & ~inside),
     )
+
+
+def _within(places: Int64, ranges: Sequence[tuple[int, int]]) -> Bool:
+    """Return which of these places lie in one of the ranges."""
+    return np.asarray(np.any([(places >= first) & (places <= last) for first, last in ranges], axis=0))
 
 
 def _read_rank(part: RankPart, names: list[str], problems: list[str]) -> RankTrace:
@@ -204,7 +245,7 @@ def _read_rank(part: RankPart, names: list[str], problems: list[str]) -> RankTra
         decoded.rename(names)
         spans = with_last_attempts(decoded.block.spans, part.repeated)
         place = axis.reach(spans).place
-        rows.append(spans.take((place >= part.first_place) & (place <= part.last_place)))
+        rows.append(spans.take(_within(place, part.places)))
         details.update(decoded.ranks[trace.rank].details)
     spans = Spans.concatenate(rows)
     if len(rows) > 1:  # each part is in order

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 
-from commtrace.analysis.chain import Analysis, analyse
+from commtrace.analysis.chain import Analysis
 from commtrace.analysis.pipeline.plan import plan_of, plan_timeline
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import build_program
-from commtrace.analysis.summary import summarise_analysis
-from commtrace.analysis.timeline import Timeline
-from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
+from commtrace.analysis.summary import summarise_steps
+from commtrace.analysis.timeline import Timeline, step_durations
+from commtrace.analysis.windows.run import open_run
+from commtrace.cli.arguments import (
+    DEFAULT_RUNS,
+    ClusterOption,
+    RunsArgument,
+    WorkersOption,
+    chosen_workers,
+    run_directory,
+)
 from commtrace.cli.verdicts import keep_analysis
-from commtrace.viewer.report import MOST_STEPS, render
+from commtrace.viewer.report import MOST_STEPS, render, steps_to_draw
 
 
 def report(
@@ -26,26 +36,33 @@ def report(
     steps: Annotated[
         str, typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False)
     ] = "",
+    workers: WorkersOption = None,
+    cluster: ClusterOption = "",
 ) -> None:
     """Write the timeline and the breakdown of a run as one HTML file.
 
     It opens offline. The timeline holds up to ten steps, the typical and the slowest one among them, or all steps
     that --steps asks for.
     """
-    run = run_directory(runs)
-    with Console(stderr=True).status(f"Writing {output}"):
-        analysis = analyse(run, steps or None)
-        summary = summarise_analysis(analysis, is_whole=not steps)
+    path = run_directory(runs)
+    with Console(stderr=True).status(f"Writing {output}"), chosen_workers(workers, cluster) as chosen:
+        run = open_run(path.absolute() if cluster else path, steps or None, chosen)
+        summary = summarise_steps(run, is_whole=not steps)
+        most_steps = None if steps else MOST_STEPS
+        durations = step_durations(run.aligned, run.steps.used)
+        drawn = sorted(steps_to_draw(durations, most_steps))
+        analysis = run.read_steps(drawn)
         page = render(
             summary,
             Timeline.of_analysis(analysis),
-            plan=_plan(analysis) if summary.pipeline else None,
-            most_steps=None if steps else MOST_STEPS,
+            durations=durations or None,
+            plan=_plan(analysis, drawn) if summary.pipeline else None,
+            most_steps=most_steps,
         )
         output.write_text(page.html, encoding="utf-8")
     if len(runs) == 1 and not steps:
         keep_analysis(
-            analysis.recorded,
+            path,
             summary.stragglers,
             summary.abstentions,
             by="report",
@@ -57,12 +74,13 @@ def report(
     typer.echo(f"Next: open it in a browser, or see every event: commtrace export {shlex.join(map(str, runs))}")
 
 
-def _plan(analysis: Analysis) -> dict[str, Any] | None:
-    """Return the schedule with mean forwards and backwards, to be drawn beside the real one; None where it cannot be
-    had.
+def _plan(analysis: Analysis, drawn: Sequence[int]) -> dict[str, Any] | None:
+    """Return the schedule with the mean forwards and backwards of these steps, to be drawn beside the real one; None
+    where it cannot be had.
     """
+    rows = analysis.replayed
     try:
-        plan = plan_of(analysis.run, build_program(analysis.run, analysis.matches))
+        plan = plan_of(rows.run, build_program(rows.run, rows.matches, np.array(drawn, np.int64)))
     except ReplayError:
         return None  # the summary met the same error, and tells it
-    return plan_timeline(analysis.run, plan) if plan else None
+    return plan_timeline(rows.run, plan) if plan else None

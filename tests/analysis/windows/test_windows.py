@@ -12,16 +12,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from commtrace.analysis.chain import Analysis
+from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.communication.links import LinkSpeeds, measure_links
 from commtrace.analysis.communication.table import CommunicationSums, Detail, communication_sums
 from commtrace.analysis.comparison.compare import StepSeries, step_series
 from commtrace.analysis.matching.coverage import missing_numbers
+from commtrace.analysis.pipeline.observed import find_pipeline
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.step_totals import StepTotals, step_totals
 from commtrace.analysis.stragglers.report import report_of_steps
 from commtrace.analysis.summary import summarise_steps
-from commtrace.analysis.windows.run import LargeRun, MeasuredRun, WholeRun, measure_run, open_run
+from commtrace.analysis.timeline import Timeline
+from commtrace.analysis.windows.run import (
+    LargeRun,
+    MeasuredRun,
+    WholeRun,
+    measure_run,
+    open_run,
+    survey_large_run,
+)
 from commtrace.errors import CommtraceError
 from commtrace.synth import Fault, Job, random_clocks, synthesize
 from commtrace.synth.synthesis import write
@@ -262,3 +271,40 @@ def test_windows_of_simulated_jobs_say_what_the_whole_run_says(
     write(synthesize(job), directory)
 
     assert_windows_change_nothing(directory)
+
+
+@pytest.mark.parametrize("name", ["far reaching", "repeated", "pipeline"])
+def test_steps_that_lie_apart_are_read_together(name: str, tmp_path: Path) -> None:
+    directory = record(MADE[name], tmp_path / "run")
+    whole, large = analyse(directory), survey_large_run(directory, most_bytes=0)
+    assert large is not None
+    steps = large.steps.used[::3]
+
+    read = large.read_steps(steps)
+
+    own = [Timeline.of_analysis(analysis) for analysis in (read, whole)]
+    assert read.context.steps == steps
+    for step in steps:
+        drawn, expected = (_without_codes(timeline.step(step), timeline.outline()) for timeline in own)
+        assert drawn == expected
+
+
+def _without_codes(step: dict[str, Any], outline: dict[str, Any]) -> dict[str, Any]:
+    """The same with words for names, and communications numbered as they come."""
+    words, joins = [*outline["names"], ""], dict[int, int]()
+    for rank in step["ranks"]:
+        for table in ("work", "host", "communication"):
+            for column in {"name", "dtype"} & set(rank[table]):
+                rank[table][column] = [words[code] for code in rank[table][column]]
+        rank["communication"]["join"] = [joins.setdefault(one, len(joins)) for one in rank["communication"]["join"]]
+    return step
+
+
+def test_the_causes_of_a_bubble_are_those_of_the_whole_run(tmp_path: Path) -> None:
+    directory = record(MADE["pipeline"], tmp_path / "run")
+
+    whole = find_pipeline(open_run(directory))
+
+    assert whole is not None
+    assert whole.per_stage[0].schedule_ns is not None
+    assert find_pipeline(open_run(directory, most_bytes=0, most_rows=1)) == whole

@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import json
+import re
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
+from commtrace.analysis.windows.run import open_run
 from commtrace.cli.main import app
 from tests.cli.recorded import record
 from tests.pipeline_factory import PipelineJob
@@ -31,6 +37,29 @@ def test_steps_are_chosen(tmp_path: Path) -> None:
     result = runner.invoke(app, ["report", str(recorded), "-o", str(output), "--steps", "3:15"])
 
     assert "The timeline holds all 12 steps." in result.stdout
+
+
+def test_of_a_large_run_only_the_steps_that_are_drawn_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = record(PipelineJob(stages=2, microbatches=2, steps=30).run(), tmp_path / "run")
+    pages = [tmp_path / "whole.html", tmp_path / "windows.html"]
+
+    whole = runner.invoke(app, ["report", str(recorded), "-o", str(pages[0])])
+    monkeypatch.setattr("commtrace.cli.commands.report.open_run", partial(open_run, most_bytes=0, most_rows=50))
+    windows = runner.invoke(app, ["report", str(recorded), "-o", str(pages[1])])
+
+    assert windows.exit_code == 0, windows.output
+    assert "The timeline holds 10 of the 29 steps: the typical one (" in windows.stdout
+    assert windows.stdout.replace("windows.html", "whole.html") == whole.stdout
+    of_whole, of_windows = map(_data, pages)
+    for part in ("summary", "steps", "plan"):
+        assert of_windows[part] == of_whole[part]
+
+
+def _data(page: Path) -> dict[str, Any]:
+    found = re.search(r'<script[^>]* id="data">(.*?)</script', page.read_text(encoding="utf-8"), re.DOTALL)
+    assert found
+    told: dict[str, Any] = json.loads(found[1])
+    return told
 
 
 def test_a_directory_without_a_run_is_a_message(tmp_path: Path) -> None:

@@ -22,16 +22,16 @@ from commtrace.analysis.communication.table import CommunicationSums, Detail, co
 from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
 from commtrace.analysis.matching.roles import find_roles
-from commtrace.analysis.pipeline.observed import Pipeline, reconstruct_pipeline
+from commtrace.analysis.pipeline.observed import Pipeline, find_pipeline
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.steps.window import Window, load_window
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
-from commtrace.analysis.summary import Summary, summarise_analysis
+from commtrace.analysis.summary import Summary, summarise_steps
 from commtrace.analysis.time_totals import TimeTotals, time_totals
-from commtrace.analysis.windows.run import LargeRun, MeasuredRun, Result, measure_analysis, survey_large_run
+from commtrace.analysis.windows.run import LargeRun, MeasuredRun, Result, WholeRun, measure_analysis, survey_large_run
 from commtrace.errors import ConfigurationError, MissingExtraError
 from commtrace.trace.files.locate import NEWEST_RUN
 from commtrace.trace.run import Run
@@ -161,10 +161,7 @@ class RecordedRun(Generic[Frame]):
 
     def pipeline(self) -> Pipeline | None:
         """Return the pipeline with the bubble of each stage, or None if the run has none."""
-        matched = self._matched
-        if not matched.steps.used:
-            return None
-        return reconstruct_pipeline(matched.run, matched.matches, roles=matched.roles)
+        return find_pipeline(self._run)
 
     def stragglers(self, baseline: RecordedRun[Any] | None = None) -> Findings:
         """Return who holds up the job, with cause, cost and evidence, and what could not be judged.
@@ -182,7 +179,7 @@ class RecordedRun(Generic[Frame]):
 
     def summary(self) -> Summary:
         """Return everything that ``commtrace summary`` prints."""
-        return summarise_analysis(self._analysis, is_whole=self._steps is None)
+        return summarise_steps(self._run, is_whole=self._steps is None)
 
     def align(self) -> Alignment:
         """Return how the hosts' clocks were brought together, or why they could not be."""
@@ -192,6 +189,10 @@ class RecordedRun(Generic[Frame]):
     def _recorded(self) -> Run:
         """The run; of a large one, few of its rows."""
         return self._source.survey.outline if isinstance(self._source, LargeRun) else self._source.recorded
+
+    @property
+    def _run(self) -> WholeRun | LargeRun:
+        return self._source if isinstance(self._source, LargeRun) else WholeRun(self._analysis)
 
     def _measured(self, measure: Callable[[Analysis], Result]) -> MeasuredRun[Result]:
         if isinstance(self._source, LargeRun):

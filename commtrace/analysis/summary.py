@@ -23,8 +23,7 @@ from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.communication.unmatched import roles_of_one_rank
 from commtrace.analysis.matching.coverage import Coverage, missing_numbers
 from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
-from commtrace.analysis.pipeline.bubble import BubbleCauses, replayed_bubbles
-from commtrace.analysis.pipeline.observed import Pipeline
+from commtrace.analysis.pipeline.observed import Pipeline, replay_bubbles
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.replay.ideal import Ideal
 from commtrace.analysis.step_totals import StepTotals, step_totals
@@ -262,16 +261,11 @@ def _replay(run: WholeRun | LargeRun, measured: _Measured) -> _Replayed:
     findings = judge_stragglers(run.aligned, work, replay)
     causes, lost = None, None
     if pipeline.is_pipeline:
-        causes = run.measure(partial(_replay_bubbles, ideal=Ideal.of(work.steps))).result
+        causes = run.measure(partial(replay_bubbles, ideal=Ideal.of(work.steps))).result
     if work.clocks_agree:  # else a replay would tell nothing of transfers
         gpus = run.recorded.world_size if on_gpu(run.recorded) else None
         lost = lost_time(work.steps, replay, findings.verdicts, gpus)
     return _Replayed(pipeline.pipeline(causes), findings, lost)
-
-
-def _replay_bubbles(analysis: Analysis, ideal: Ideal) -> BubbleCauses:
-    rows = analysis.replayed
-    return replayed_bubbles(rows.run, analysis.program, rows.roles, ideal)
 
 
 def _most_waited_for(ranks: Sequence[RankMean]) -> str:

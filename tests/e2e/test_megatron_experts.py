@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.pipeline.observed import reconstruct_pipeline
+from commtrace.analysis.pipeline.observed import find_pipeline
+from commtrace.analysis.windows.run import WholeRun
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
@@ -104,6 +105,6 @@ def test_combined_forwards_and_backwards_in_an_interleaved_pipeline(tmp_path: Pa
         assert len(sent) == 2 * MICROBATCHES
         assert {row["microbatch"] for row in rows(run, rank, schema.P2P, step=1)} == {-1}
     analysis = analyse(run)
-    pipeline = reconstruct_pipeline(analysis.run, analysis.matches)
+    pipeline = find_pipeline(WholeRun(analysis))
     assert pipeline is not None
     assert (pipeline.stages, pipeline.chunks, pipeline.microbatches) == (2, 2, MICROBATCHES)

@@ -11,8 +11,9 @@ import pytest
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.clocks.align import align
-from commtrace.analysis.pipeline.observed import reconstruct_pipeline
+from commtrace.analysis.pipeline.observed import find_pipeline
 from commtrace.analysis.stragglers.search import find_stragglers
+from commtrace.analysis.windows.run import WholeRun
 from commtrace.errors import ConfigurationError
 from commtrace.synth import FREE, Clock, Fault, Job, Synthetic, random_clocks, synthesize, write
 from commtrace.trace import schema
@@ -230,7 +231,7 @@ def test_clocks_step() -> None:
 )
 def test_the_schedule_is_recognised(job: Job, schedule: str) -> None:
     analysis = analyse(synthesize(job).run)
-    found = reconstruct_pipeline(analysis.run, analysis.matches)
+    found = find_pipeline(WholeRun(analysis))
 
     assert found is not None
     assert (found.schedule, found.stages, found.microbatches) == (schedule, 4, 8)

@@ -1,6 +1,6 @@
 """The pipeline of a job, reconstructed from its spans: stages, chunks, microbatches, schedule, and its bubbles.
 
->>> pipeline = reconstruct_pipeline(run, matches)               # doctest: +SKIP
+>>> pipeline = find_pipeline(open_run("commtrace-runs/my-run")) # doctest: +SKIP
 >>> pipeline.schedule, pipeline.idle_fraction_of_phase          # doctest: +SKIP
 ('1f1b', 0.29)
 """
@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from commtrace.analysis.chain import Analysis
 from commtrace.analysis.matching.match import Matches
-from commtrace.analysis.matching.roles import Roles, find_roles
+from commtrace.analysis.matching.roles import Roles
 from commtrace.analysis.pipeline.bubble import (
     BubbleCauses,
     RankWaits,
@@ -33,8 +35,9 @@ from commtrace.analysis.pipeline.schedule import (
 )
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.ideal import Ideal
-from commtrace.analysis.replay.program import build_program, common_steps
+from commtrace.analysis.replay.program import common_steps
 from commtrace.analysis.replay.step_statistics import StepStatistics
+from commtrace.analysis.windows.run import LargeRun, WholeRun
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
@@ -182,26 +185,44 @@ def pipeline_totals(run: Run, matches: Matches, roles: Roles) -> PipelineTotals:
     return PipelineTotals(measure_waits(run, matches, roles), last)
 
 
-def reconstruct_pipeline(run: Run, matches: Matches, roles: Roles | None = None) -> Pipeline | None:
-    """Return the pipeline of a run, from its spans alone, with the causes of its bubbles if it can be replayed.
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What is measured of some steps; ``work`` is None where they cannot be replayed."""
 
-    Args:
-        run: with aligned clocks.
-        matches: its communications, joined.
-        roles: of this run, where the caller has them.
+    totals: PipelineTotals
+    work: StepStatistics | None
+
+    def __add__(self, later: _Measured) -> _Measured:
+        work = None if self.work is None or later.work is None else self.work + later.work
+        return _Measured(self.totals + later.totals, work)
+
+
+def _measure(analysis: Analysis) -> _Measured:
+    totals = pipeline_totals(analysis.run, analysis.matches, analysis.roles)
+    try:
+        return _Measured(totals, StepStatistics.of(analysis.replayed.run, analysis.program))
+    except ReplayError:
+        return _Measured(totals, None)  # the bubble is measured all the same; its causes are then left out
+
+
+def find_pipeline(run: WholeRun | LargeRun) -> Pipeline | None:
+    """Return the pipeline of a run, from its spans alone, with the causes of its bubbles if it can be replayed.
 
     Returns:
         None where there are no two stages, or no step that all ranks recorded.
     """
-    roles = roles or find_roles(run)
-    totals = pipeline_totals(run, matches, roles)
-    if not totals.is_pipeline:
+    if not run.steps.used:
         return None
-    try:
-        program = build_program(run, matches)
-    except ReplayError:
-        return totals.pipeline()  # the bubble is measured all the same; its causes are then left out
-    return totals.pipeline(replayed_bubbles(run, program, roles, Ideal.of(StepStatistics.of(run, program))))
+    measured = run.measure(_measure).result
+    if measured.work is None or not measured.totals.is_pipeline:
+        return measured.totals.pipeline()
+    return measured.totals.pipeline(run.measure(partial(replay_bubbles, ideal=Ideal.of(measured.work))).result)
+
+
+def replay_bubbles(analysis: Analysis, ideal: Ideal) -> BubbleCauses:
+    """Replay the steps of an analysis with ever more ideal durations."""
+    rows = analysis.replayed
+    return replayed_bubbles(rows.run, analysis.program, rows.roles, ideal)
 
 
 def _of_several_pipelines(by_stage: Mapping[int, Sequence[int]], orders: Mapping[int, Actions]) -> Schedule | None:

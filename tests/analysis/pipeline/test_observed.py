@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from commtrace.analysis.matching.match import match
+from commtrace.analysis.chain import analyse
 from commtrace.analysis.pipeline.bubble import Cause, RankWaits, bubbles_of_stages
-from commtrace.analysis.pipeline.observed import Pipeline, reconstruct_pipeline
+from commtrace.analysis.pipeline.observed import Pipeline, find_pipeline
 from commtrace.analysis.pipeline.schedule import recognise
 from commtrace.analysis.replay.graph import ReplayError
+from commtrace.analysis.windows.run import WholeRun
 from commtrace.synth import Job, synthesize
 from commtrace.trace import schema
 from commtrace.trace.run import Run
@@ -23,7 +24,7 @@ MS = 1_000_000
 
 
 def pipeline_of(run: Run) -> Pipeline:
-    pipeline = reconstruct_pipeline(run, match(run))
+    pipeline = find_pipeline(WholeRun(analyse(run, "0:")))
     assert pipeline is not None
     return pipeline
 
@@ -201,7 +202,7 @@ def test_a_bubble_is_measured_although_the_run_cannot_be_replayed(monkeypatch: p
     def fails(*_: object) -> None:
         raise ReplayError("a circle")
 
-    monkeypatch.setattr("commtrace.analysis.pipeline.observed.build_program", fails)
+    monkeypatch.setattr("commtrace.analysis.chain.build_program", fails)
 
     pipeline = pipeline_of(PipelineJob(2, 4).run())
 
@@ -212,14 +213,14 @@ def test_a_bubble_is_measured_although_the_run_cannot_be_replayed(monkeypatch: p
 def test_without_stages_there_is_no_pipeline() -> None:
     run = make_run({rank: [span("step", 0, 10, step=0), span("forward", 0, 5, step=0)] for rank in (0, 1)})
 
-    assert reconstruct_pipeline(run, match(run)) is None
+    assert find_pipeline(WholeRun(analyse(run, "0:"))) is None
 
 
 def test_without_steps_there_is_no_pipeline() -> None:
     run = PipelineJob(2, 2).run()
     rows = {rank: replace(trace, spans=trace.spans.take(trace.spans.kind != 0)) for rank, trace in run.ranks.items()}
 
-    assert reconstruct_pipeline(replace(run, ranks=rows), match(run)) is None
+    assert find_pipeline(WholeRun(analyse(replace(run, ranks=rows)))) is None
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -252,7 +253,8 @@ def test_rank_0_waits_until_the_others_have_heard_it_only_if_the_store_ends_with
 ) -> None:
     store = TCPStore("localhost", 0, is_master=True)
     slept: list[float] = []
-    monkeypatch.setattr(identity, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append))
+    simulated = {**vars(time), "monotonic": lambda: sum(slept), "sleep": slept.append}
+    monkeypatch.setattr(identity, "time", SimpleNamespace(**simulated))
     monkeypatch.setattr(identity, "current_place", lambda: identity.Place(0, 4, "gloo"))
     monkeypatch.setattr(identity, "_default_store", lambda: PrefixStore("default_pg", PrefixStore("worker", store)))
     monkeypatch.setattr(agreement, "_PATIENCE_SECONDS", 0.0)

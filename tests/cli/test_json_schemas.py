@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from commtrace.analysis.communication.links import Link, SlowLinks, Traffic
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.stragglers.verdict import CAUSES, PLACES
 from commtrace.cli.main import app
+from commtrace.trace.hang_report import Activity, HangReport, InFlight, OpenPhase, ThreadStack
 from tests.analysis.hangs.test_flight_recorder import calls, hung
 from tests.analysis.hung_runs import NOW_NS, done, flight, stopped_run
 from tests.cli.recorded import record
-from tests.factory import group
+from tests.factory import group, metadata
 from tests.json_schemas import errors, schemas
 from tests.pipeline_factory import PipelineJob
 from tests.two_ranks import write_two_ranks
@@ -119,3 +121,25 @@ def test_a_field_that_no_schema_names_would_be_found(runs: dict[str, str]) -> No
         "$.communication[0].count: 'many' is not of type 'integer'",
         "$: Additional properties are not allowed ('colour' was unexpected)",
     ]
+
+
+def test_hang_report() -> None:
+    dp = group("dp", 0, 1)
+    waiting = InFlight("all_reduce", dp.id, 3, -1, 40, "float32", False, 7, True)
+    report = HangReport(
+        time=1.7e9,
+        monotonic_ns=60_000_000_000,
+        quiet_ns=60_000_000_000,
+        metadata=metadata(1, world_size=2),
+        groups=(dp,),
+        coordinates={"dp": 1},
+        parallel={"dp": 2},
+        activity=Activity(
+            (9, 2, -1, -1), (OpenPhase("forward", "f", None),), {"5": 3}, ((5, True, 0, 0, 1),), ("a.py:1 f",)
+        ),
+        in_flight=(waiting, replace(waiting, state="started")),
+        threads=(ThreadStack("MainThread", ("a.py:1 f",)),),
+    )
+
+    assert list(errors("hang", json.loads(json.dumps(report.to_json())))) == []
+    assert list(errors("hang", {**report.to_json(), "quiet_ns": "60 s"})) != []

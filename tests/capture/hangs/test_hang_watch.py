@@ -13,7 +13,6 @@ from commtrace.capture.hangs.hang_watch import HangWatch, stacks_of_threads
 from commtrace.trace import schema
 from tests.capture.recording import Recording
 from tests.factory import metadata
-from tests.json_schemas import errors
 
 SECOND = 1_000_000_000
 
@@ -62,7 +61,6 @@ def test_after_ten_typical_steps_without_movement_it_writes_what_it_is_in(tmp_pa
     assert [phase.name for phase in report.activity.open] == ["forward"]
     (dump,) = watched.dumps()
     assert dump == report.to_json()
-    assert list(errors("hang", dump)) == []
     watched.tracer.leave(with_phase)
 
 

@@ -78,7 +78,7 @@ def test_losses_are_bitwise_equal_with_commtrace_with_all_that_it_can_do_and_wit
 
 
 def test_interleaved_schedule_with_two_chunks_per_rank(tmp_path: Path) -> None:
-    train(tmp_path, "--pipeline", 2, "--virtual-pipeline", 2, processes=2)
+    train(tmp_path, "--pipeline", 2, "--virtual-pipeline", 2, processes=2, start=fork)
 
     run = load_run(tmp_path / "run")
     assert run.problems == ()
@@ -95,7 +95,7 @@ def test_interleaved_schedule_with_two_chunks_per_rank(tmp_path: Path) -> None:
 
 
 def test_tensor_and_sequence_parallelism(tmp_path: Path) -> None:
-    train(tmp_path, "--tensor", 2, "--sequence-parallel", processes=2)
+    train(tmp_path, "--tensor", 2, "--sequence-parallel", processes=2, start=fork)
 
     run = load_run(tmp_path / "run")
     for rank, trace in run.ranks.items():

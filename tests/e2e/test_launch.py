@@ -1,4 +1,4 @@
-"""The helper that starts the jobs must itself never hang and must say where a job hung."""
+"""The helpers that start the jobs must themselves never hang and must say where a job hung."""
 
 from __future__ import annotations
 
@@ -6,27 +6,44 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.launch import launch
+from tests.e2e.launch import Starter, fork, launch
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.parametrize("start", [launch, fork])]
 
 
-def test_output_and_exit_code_of_a_job(tmp_path: Path) -> None:
+def test_output_and_exit_code_of_a_job(start: Starter, tmp_path: Path) -> None:
+    (tmp_path / "colours.py").write_text("import os\nGIVEN = os.environ.get('COLOUR')\n")
     script = tmp_path / "hello.py"
-    script.write_text("import os; os.write(1, f\"rank {os.environ['RANK']} {os.environ.get('COLOUR')}\\n\".encode())")
+    script.write_text(
+        "import os, sys\n"
+        "from colours import GIVEN\n"
+        "text = f\"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} {GIVEN} {sys.argv[1:]} {__name__}\\n\"\n"
+        "os.write(1, text.encode())\n"
+    )
 
-    completed = launch([script], nproc=2, env={"COLOUR": "red"}, timeout=60)
+    completed = start([script, "--loud"], nproc=2, env={"COLOUR": "red"}, timeout=60)
 
     assert completed.returncode == 0
-    assert "rank 0 red" in completed.stdout
-    assert "rank 1 red" in completed.stdout
+    assert "rank 0 of 2 red ['--loud'] __main__" in completed.stdout
+    assert "rank 1 of 2 red ['--loud'] __main__" in completed.stdout
 
 
-def test_a_job_that_hangs_is_aborted_with_its_stacks(tmp_path: Path) -> None:
+def test_a_rank_that_fails_ends_the_others_and_the_job(start: Starter, tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text("import os, time\nassert os.environ['RANK'] != '1', 'no such data'\ntime.sleep(1000)\n")
+
+    completed = start([script], nproc=2, timeout=60)
+
+    assert not completed.timed_out
+    assert completed.returncode == 1
+    assert "no such data" in completed.stdout
+
+
+def test_a_job_that_hangs_is_aborted_with_its_stacks(start: Starter, tmp_path: Path) -> None:
     script = tmp_path / "hang.py"
     script.write_text("import time\ndef where_it_hangs():\n    time.sleep(1000)\nwhere_it_hangs()\n")
 
-    completed = launch([script], nproc=2, timeout=15)
+    completed = start([script], nproc=2, timeout=25)  # a busy machine needs some of it to import torch
 
     assert completed.timed_out
     assert completed.returncode != 0

@@ -61,8 +61,6 @@ COUNT: Final = "import sys; from commtrace.trace.files.reader import load_run; "
 
 
 class Cost(NamedTuple):
-    """What a process took."""
-
     wall_s: float
     cpu_s: float
     peak_mb: float
@@ -87,7 +85,7 @@ def cost_of(command: Sequence[str], environment: Mapping[str, str] | None = None
 
 
 def best_of(command: Sequence[str], rounds: int, environment: Mapping[str, str] | None = None) -> Cost:
-    """The quickest of several."""
+    """Return the quickest of several."""
     return min(cost_of(command, environment) for _ in range(rounds))
 
 
@@ -101,7 +99,6 @@ def heading(title: str) -> None:
 
 
 def num_spans(run: Path) -> int:
-    """Rows of a run without its marks."""
     # In another process: what this one holds would count as the peak of those that it starts.
     return int(subprocess.run([sys.executable, "-c", COUNT, str(run)], capture_output=True, check=True).stdout)
 
@@ -122,7 +119,7 @@ def analysis(size: str, folder: Path, rounds: int) -> None:
 
 
 def kineto(files: Sequence[Path], folder: Path, rounds: int, hta_python: str) -> None:
-    """Import of single Kineto files beside HTA's load of the same."""
+    """Import single Kineto files, beside HTA's load of the same."""
     for file in files:
         heading(f"{file.name} ({file.stat().st_size / 1e3:,.0f} kB)")
         costs = [
@@ -139,7 +136,7 @@ def kineto(files: Sequence[Path], folder: Path, rounds: int, hta_python: str) ->
 
 
 def what_if(trace: Path, meta: Path, folder: Path, rounds: int, program: str, python: str) -> None:
-    """S by operation, stage, rank and worker, of a published trace, beside the program of its authors."""
+    """Analyse a published trace, beside the program of its authors."""
     heading(trace.name)
     run = folder / trace.stem
     line(

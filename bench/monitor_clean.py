@@ -1,12 +1,12 @@
-"""Trains on some ranks, none of them slowed, for half an hour, and reads what the monitor said of them: false alarms.
+"""Trains on some ranks, none of them slowed, for half an hour, and counts the false alarms of the monitor.
 
     python bench/monitor_clean.py                       # 30 minutes, default windows
     python bench/monitor_clean.py --minutes 5 --ranks 8 --keep clean-run
 
 A step computes a little and mostly sleeps, so that four ranks together need a small part of two cores. Every rank
 notes with a clock of its own, not with commtrace's spans, how long it worked in each step. An alarm is *honest* when
-these notes say as well that the rank worked longer than the others in the windows before it, by the limits that the
-monitor promises; otherwise it is *false*. On a machine with other work to do, a rank can really be slow.
+these notes agree that the rank worked longer than the others in the windows before it, by the limits that the monitor
+promises; otherwise it is *false*. On a machine with other work to do, a rank can really be slow.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEAST_SECONDS: Final = 0.001
 
 
 class Note(NamedTuple):
-    """One step by the rank's own clock: when it ended (epoch seconds), how long it took, how long the rank worked."""
+    """One step by the rank's own clock: its end (epoch seconds), its length, and how long the rank worked."""
 
     end: float
     seconds: float
@@ -37,7 +37,7 @@ class Note(NamedTuple):
 
 
 def train(folder: Path, seconds: float) -> None:
-    """One rank: forward, backward, all_reduce of the gradients, optimizer."""
+    """Run one rank: forward, backward, all_reduce of the gradients, optimizer."""
     import torch
     import torch.distributed as dist
 
@@ -76,7 +76,7 @@ def train(folder: Path, seconds: float) -> None:
 
 
 def excess(notes: Mapping[int, Sequence[Note]], rank: int, begin: float, end: float) -> tuple[float, float]:
-    """By how much a rank worked longer than the median of the others from begin to end, and the step; seconds."""
+    """Return how much longer a rank worked than the median of the others from begin to end, and the step; seconds."""
     work, step = {}, []
     for one, own in notes.items():
         inside = [note for note in own if begin <= note.end < end]
@@ -90,7 +90,7 @@ def excess(notes: Mapping[int, Sequence[Note]], rank: int, begin: float, end: fl
 
 
 def is_honest(event: Mapping[str, Any], notes: Mapping[int, Sequence[Note]], window_seconds: float) -> bool:
-    """Whether the ranks' own clocks say what the alarm says, from when it says on until it was told."""
+    """Return whether the ranks' own clocks agree with an alarm, from its beginning until it was reported."""
     if event["straggler"] is None:
         return False
     begin = event["straggler"]["since"]
@@ -99,7 +99,7 @@ def is_honest(event: Mapping[str, Any], notes: Mapping[int, Sequence[Note]], win
 
 
 def report(folder: Path, ranks: int, minutes: float, window_seconds: float) -> int:
-    """Print what was said; 1 if some of it was false."""
+    """Print the alarms and return 1 if some were false."""
     notes = {
         rank: [Note(*json.loads(line)) for line in (folder / f"rank-{rank}.jsonl").read_text().splitlines()]
         for rank in range(ranks)
@@ -124,7 +124,7 @@ def report(folder: Path, ranks: int, minutes: float, window_seconds: float) -> i
 
 
 def main() -> int:
-    """Run the job, print what the monitor said; 1 after a false alarm."""
+    """Run the job and print the alarms."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--ranks", type=int, default=4)

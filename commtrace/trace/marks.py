@@ -32,7 +32,7 @@ trigger            {"id", "first", "end", "modules", "by", "seen_at_step", "late
 hidden_ends        {"source", "hidden", "known", "refused", "compared", "median_difference_ns",
                    "largest_difference_ns", "took_ns"}: true ends of hidden communication, see
                        capture/device/hidden_ends.py
-device_state       one reading of the device, as the driver tells it: the fields of device_state.py that are known
+device_state       one reading of the device by its driver: the fields of metadata.DeviceState that are known
 progress           {"step"}: where a rank is that records nothing now
 discarded          {"segments", "bytes", "first_step", "last_step", "at_ns"}: deleted so far; the last one wins
 problem            {"message"}: a part of commtrace was disabled, and why

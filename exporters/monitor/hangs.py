@@ -270,8 +270,12 @@ def hang_event(
         *([f"{ranks_in_words(unheard).capitalize()} never reported: not started, or cut off."] if unheard else []),
         *([f"{ranks_in_words(in_order).capitalize()} ended in order."] if in_order else []),
         *_exceptions(others.raised),
-        *([f"{ranks_in_words(going_on).capitalize()} still makes progress."] if going_on else []),
-        *([f"The report of {ranks_in_words(unreadable)} cannot be read, and is left out."] if unreadable else []),
+        *(
+            [f"{ranks_in_words(going_on).capitalize()} still {'makes' if len(going_on) == 1 else 'make'} progress."]
+            if going_on
+            else []
+        ),
+        *([f"Left out, because it cannot be read: the report of {ranks_in_words(unreadable)}."] if unreadable else []),
         *(hang_sentences(diagnosis, FROM_REPORTS) or _places(traces)),
     ]
     roots = [rank for rank in roots if rank not in unreadable] or roots

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -64,7 +64,7 @@ def trigger(
     late = {rank: answer.seen_at_step for rank, answer in seen.items() if answer.late}
     silent = sorted(set(newest.ranks) - set(seen))
     if json_output:
-        told: dict[str, Any] = {
+        printed = {
             "id": request.id,
             "first": request.first,
             "end": request.end,
@@ -74,7 +74,7 @@ def trigger(
             "late": {str(rank): step for rank, step in late.items()},
             "not_seen_by": silent,
         }
-        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.write(json.dumps(printed) + "\n")
         return
     _print_answers(seen, late, silent, wait)
     typer.echo(f"Next: commtrace summary {run} --steps {request.first}:{request.end}")

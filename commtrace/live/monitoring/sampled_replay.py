@@ -176,7 +176,7 @@ class Priced:
         verdicts: on stages, sequences and links, costliest first.
         explained_ns: by rank, its excess in work that its peers do as well.
         phases: by slow rank, the one phase in which its set is slow; empty if it is not one.
-        phases_in_words: by slow rank, the longer phases with numbers, if there are few slow ranks.
+        phase_texts: by slow rank, the longer phases with numbers, if there are few slow ranks.
         late: slow ranks most of whose excess lies before their phases.
         longer_inputs: the replicas of slow ranks with longer input than others.
         replica_of: by rank, its place in data parallelism.
@@ -188,7 +188,7 @@ class Priced:
     verdicts: Sequence[Verdict]
     explained_ns: Mapping[int, float]
     phases: Mapping[int, str]
-    phases_in_words: Mapping[int, str]
+    phase_texts: Mapping[int, str]
     late: frozenset[int]
     longer_inputs: tuple[LongerInput, ...] = ()
     replica_of: Mapping[int, int] = field(default_factory=dict)

@@ -187,7 +187,7 @@ def _evidence(places: Mapping[int, Place], place: str, cause: str, members: Sequ
     if cause == SEQUENCES:
         return evidence_of_longer_input(ranks, percent, first.long_input or "")
     if len(members) == 1:
-        where, normal_ms, excess_ms = where_in_words(places, first.rank), first.normal_ns / 1e6, first.excess_ns / 1e6
+        where, normal_ms, excess_ms = rank_and_host(places, first.rank), first.normal_ns / 1e6, first.excess_ns / 1e6
         if cause in PAUSES:
             at = WORDS.index(cause)
             return one_pauses_longer(where, cause, first.work_ns_of[at] / 1e6, first.excess_ns_of[at] / 1e6) + "."
@@ -199,7 +199,7 @@ def _evidence(places: Mapping[int, Place], place: str, cause: str, members: Sequ
     return several_need_longer(places, place, ranks, first.told_by, percent, all_excess_ms) + " (means of a window)."
 
 
-def where_in_words(places: Mapping[int, Place], rank: int) -> str:
+def rank_and_host(places: Mapping[int, Place], rank: int) -> str:
     """Return ``Rank 3 (node0)``."""
     return f"Rank {rank} ({places[rank].host})"
 

@@ -35,7 +35,7 @@ from commtrace.analysis.stragglers.verdict import Member, Verdict, next_step
 from commtrace.live.monitoring.findings import BACK, SILENT, LiveEvent, LiveStraggler, StandingFindings
 from commtrace.live.monitoring.past import JobPast, PauseMemory, SlowPauses
 from commtrace.live.monitoring.sampled_replay import Price, Priced, SampledReplay, price
-from commtrace.live.monitoring.slow_now import MOST_MEMBERS, SlowNow, sets_now, straggler_of, where_in_words
+from commtrace.live.monitoring.slow_now import MOST_MEMBERS, SlowNow, rank_and_host, sets_now, straggler_of
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.live.rank import MOST_READINGS
 from commtrace.trace.metadata import DeviceState
@@ -251,7 +251,7 @@ class Watch:
         for rank, one in slow.items():
             record = self._records[rank]
             record.long_inputs.append(long_input.get(rank))
-            record.phases = priced.phases_in_words.get(rank, "")
+            record.phases = priced.phase_texts.get(rank, "")
             record.slow = replace(one, long_input=record.long_input, phases=record.phases)
             record.price = priced.price(rank, one.excess_ns) or record.price
             record.phase, record.launches_late = priced.phases[rank], rank in priced.late
@@ -324,7 +324,7 @@ class Watch:
             ranks, excess_ms = zip(*((member.rank, member.excess_ns / 1e6) for member in one.members), strict=True)
             return several_pause_longer(self._places, one.place, one.cause, ranks, excess_ms)
         (member,) = one.members
-        where = where_in_words(self._places, member.rank)
+        where = rank_and_host(self._places, member.rank)
         return f"{one_pauses_longer(where, one.cause, member.mean_ns / 1e6, member.excess_ns / 1e6)}."
 
     def _of_verdict(self, verdict: Verdict, reports: Sequence[WindowReport], now: float) -> LiveStraggler:

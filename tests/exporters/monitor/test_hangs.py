@@ -364,7 +364,7 @@ def test_a_rank_that_cannot_tell_hides_no_other_and_is_not_accused() -> None:
     (event,) = ranks.look(61)
     assert (event.rank, event.host) == (2, "node2")
     assert "3 of 4 ranks report it" in event.sentence
-    assert "The report of rank 1 cannot be read, and is left out" in event.sentence
+    assert "Left out, because it cannot be read: the report of rank 1." in event.sentence
     assert "never reported" not in event.sentence
 
 
@@ -374,7 +374,7 @@ def test_a_report_of_ranks_that_are_not_there_is_left_out(caplog: pytest.LogCapt
     made_up["groups"][0]["ranks"] = list(range(100_000))
     ranks.say([*hung([0, 2, 3]), made_up])
     (event,) = ranks.look(61)
-    assert "The report of rank 1 cannot be read, and is left out" in event.sentence
+    assert "Left out, because it cannot be read: the report of rank 1." in event.sentence
     assert caplog.text.count("the hang report of rank 1 is left out") == 1
 
 

@@ -74,12 +74,8 @@ Install = Callable[[Tracer], Callable[[], None]]
 
 
 class Instrumentation:
-    """The recorder, the tracer and the hooks of one process.
-
-    Args:
-        config: options.
-        integrations: installed beside the capture of torch.distributed.
-        open_observers: opens what gets the rows beside the trace.
+    """The recorder, the tracer and the hooks of one process. ``open_observers`` opens what gets the rows beside the
+    trace.
     """
 
     def __init__(

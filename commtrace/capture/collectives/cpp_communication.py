@@ -53,12 +53,10 @@ _hook_ids: Final = itertools.count(int.from_bytes(b"commtrac", "big") >> 1)
 
 
 class Issuing(NamedTuple):
-    """An operation between its pre-hook and its post-hook.
+    """An operation between its pre-hook and its post-hook. ``issued`` is None if it is not recorded.
 
     Attributes:
-        op_id: torch's number of it.
         peer: rank inside the group: the root, or the other side of a message; −1 if there is none.
-        issued: None if it is not recorded.
         results: tensors that somebody may wait for.
     """
 
@@ -79,13 +77,7 @@ class OwnRank(NamedTuple):
 
 
 class ProcessGroupHooks:
-    """Registers the hooks with every group, and turns what passes them into entries of the recorder's buffer.
-
-    Args:
-        issued: times what nobody in Python waits for.
-        waits: captures the waits for the results of functional collectives.
-        reducer: takes the times of DDP's stalls.
-    """
+    """Registers the hooks with every group, and turns what passes them into entries of the recorder's buffer."""
 
     def __init__(self, tracer: Tracer, issued: CppCalls, waits: FunctionalWaits, reducer: ReducerCapture) -> None:
         self._tracer = tracer

@@ -157,11 +157,7 @@ class ReducerCapture:
     """Knows of every ``DistributedDataParallel`` and takes the times of its stalls.
 
     Args:
-        issued: times what nobody in Python waits for.
         by_kernels: kernels see what is sent; else hooks of process groups do.
-
-    Attributes:
-        has_seen_ddp: there is, or was, a ``DistributedDataParallel``.
     """
 
     def __init__(self, tracer: Tracer, issued: CppCalls, *, by_kernels: bool = True) -> None:

@@ -43,16 +43,12 @@ FunctionalPayload: TypeAlias = "tuple[int, int, torch.dtype | None, tuple[int, .
 
 
 class FunctionalOperation(NamedTuple):
-    """An operator of ``_c10d_functional``. Sizes come from its inputs: an all_gather gathers its input once per member.
-
-    Attributes:
-        group_argument: position of the group (its name, or the group itself).
-        tensor_argument: position of the tensor, or list of tensors, that is sent.
-        root_argument: position of the root's rank inside the group; −1 where there is no root.
+    """An operator of ``_c10d_functional``, with the positions of its group, of the tensors it sends, and of the root
+    (−1: none).
     """
 
     operation: Operation
-    measure: Callable[[Arguments, ProcessGroup], FunctionalPayload]
+    measure: Callable[[Arguments, ProcessGroup], FunctionalPayload]  # sizes come from inputs
     group_argument: int
     tensor_argument: int = 0
     root_argument: int = -1

@@ -27,14 +27,7 @@ _NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 
 
 class Entry(NamedTuple):
-    """One operation in a dump.
-
-    Attributes:
-        number: counts the records of the recorder.
-        group: name of its process group.
-        created_ns: on the system's clock.
-        duration_ns: None while it is not known.
-    """
+    """One operation in a dump; ``number`` counts the recorder's records. Its duration is None while it is not known."""
 
     number: int
     group: str

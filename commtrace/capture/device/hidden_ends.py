@@ -59,12 +59,7 @@ class Held(NamedTuple):
 
 
 class HiddenEnds:
-    """Holds calls back until their durations are known.
-
-    Args:
-        times: knows the durations.
-        system_ns: the system's clock, by which ``times`` knows calls.
-    """
+    """Holds calls back until their durations are known; ``times`` knows them by the system's clock."""
 
     def __init__(
         self,

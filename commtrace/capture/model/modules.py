@@ -119,13 +119,7 @@ class ModuleSpans:
         self._backward = BackwardSpans(tracer, PART)
 
     def select(self, choice: str) -> None:
-        """Record the modules that ``choice`` takes from now on.
-
-        Models that are made later are found at the beginning of the next step and at the next step of an optimizer.
-
-        Raises:
-            ConfigurationError: the choice cannot be read.
-        """
+        """Record the modules that ``choice`` takes from now on, also in models that are made later."""
         parsed = ModuleChoice.parse(choice)
         self.clear()
         self._choice = parsed
@@ -254,13 +248,12 @@ class ModuleSpans:
 
 
 class Placed(NamedTuple):
-    """A module in its model.
+    """A module in its model, with what wraps it, outermost first, before it.
 
     Attributes:
         name: ``decoder.layers.3``; the class for the outermost module of a model. In all models but the largest it
             begins with the class of the model, if that is another one.
         depth: inside how many other modules it is called.
-        modules: the module, and before it what wraps it, outermost first.
     """
 
     name: str

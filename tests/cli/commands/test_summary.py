@@ -72,7 +72,7 @@ def test_what_was_not_recorded_is_not_shown_as_zero() -> None:
 
     ends_only = printed(replace(whole, ranks={rank: whole.ranks[rank] for rank in (0, 3)}))
     assert "microbatches; idle at least" in ends_only
-    assert "What the bubble is due to" not in ends_only
+    assert "Causes of the bubble" not in ends_only
 
 
 def test_a_wait_that_nobody_can_know_is_not_none() -> None:

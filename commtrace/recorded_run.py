@@ -20,18 +20,15 @@ from commtrace.analysis.chain import Analysis, analysis_of
 from commtrace.analysis.clocks.align import Alignment, apply
 from commtrace.analysis.communication.table import CommunicationSums, Detail, communication_sums
 from commtrace.analysis.matched import Matched, match_run
-from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
+from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.matching.roles import find_roles
 from commtrace.analysis.pipeline.observed import Pipeline, find_pipeline
-from commtrace.analysis.replay.graph import ReplayError
-from commtrace.analysis.replay.program import build_program
-from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.steps.window import Window, load_window
 from commtrace.analysis.stragglers.baseline import Baseline
-from commtrace.analysis.stragglers.search import Findings, find_stragglers
+from commtrace.analysis.stragglers.search import Findings, judge_stragglers, measure_work
 from commtrace.analysis.summary import Summary, summarise_steps
 from commtrace.analysis.time_totals import TimeTotals, time_totals
-from commtrace.analysis.windows.run import LargeRun, MeasuredRun, Result, WholeRun, measure_analysis, survey_large_run
+from commtrace.analysis.windows.run import LargeRun, MeasuredRun, Result, WholeRun, survey_large_run
 from commtrace.errors import ConfigurationError, MissingExtraError
 from commtrace.trace.files.locate import NEWEST_RUN
 from commtrace.trace.run import Run
@@ -169,13 +166,14 @@ class RecordedRun(Generic[Frame]):
         Args:
             baseline: a run of the same job in which it was well; it says what is normal where ranks cannot.
         """
-        matched = self._matched
-        if not matched.steps.used:
+        run = self._run
+        if not run.steps.used:
             return Findings(abstentions=(_NO_STEPS,))
-        if any(is_kernel_trace(trace.spans) for trace in matched.run.ranks.values()):
-            return Findings(abstentions=(ONLY_KERNELS,))
         normal = None if baseline is None else baseline._as_baseline()
-        return find_stragglers(matched.run, matched.matches, baseline=normal)
+        work = run.measure(measure_work).result
+        if work.why_not == ONLY_KERNELS:
+            return Findings(abstentions=(ONLY_KERNELS,))
+        return judge_stragglers(run.aligned, work, run.replay(work.steps) if work.steps else None, baseline=normal)
 
     def summary(self) -> Summary:
         """Return everything that ``commtrace summary`` prints."""
@@ -195,9 +193,7 @@ class RecordedRun(Generic[Frame]):
         return self._source if isinstance(self._source, LargeRun) else WholeRun(self._analysis)
 
     def _measured(self, measure: Callable[[Analysis], Result]) -> MeasuredRun[Result]:
-        if isinstance(self._source, LargeRun):
-            return self._source.measure(measure)
-        return measure_analysis(self._analysis, measure)
+        return self._run.measure(measure)
 
     @cached_property
     def _time_totals(self) -> MeasuredRun[TimeTotals]:
@@ -221,11 +217,10 @@ class RecordedRun(Generic[Frame]):
         return apply(self._window.recorded, self._matched.alignment)
 
     def _as_baseline(self) -> Baseline:
-        run = self._matched.run
-        try:
-            return Baseline.of(run, StepStatistics.of(run, build_program(run, self._matched.matches)))
-        except ReplayError as error:
-            raise ConfigurationError(f"{self.path} is no baseline: {error}") from error
+        work = self._run.measure(measure_work).result
+        if work.steps is None:
+            raise ConfigurationError(f"{self.path} is no baseline: {work.why_not}")
+        return Baseline.of(self._run.aligned, work.steps)
 
 
 def _communication(analysis: Analysis, detail: Detail) -> CommunicationSums:

@@ -22,7 +22,7 @@ from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.communication.unmatched import roles_of_one_rank
 from commtrace.analysis.matching.coverage import Coverage, missing_numbers
-from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
+from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.pipeline.observed import Pipeline, replay_bubbles
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.replay.ideal import Ideal
@@ -206,24 +206,17 @@ def summarise_steps(run: WholeRun | LargeRun, *, is_whole: bool = False) -> Summ
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What is measured of some steps.
-
-    Attributes:
-        work: None where a replay would tell nothing: only kernels were recorded, or no steps.
-    """
+    """What is measured of some steps."""
 
     totals: StepTotals
-    work: MeasuredWork | None
+    work: MeasuredWork
 
     def __add__(self, later: _Measured) -> _Measured:
-        work = None if self.work is None or later.work is None else self.work + later.work
-        return _Measured(self.totals + later.totals, work)
+        return _Measured(self.totals + later.totals, self.work + later.work)
 
 
 def _measure(analysis: Analysis) -> _Measured:
-    has_kernels = any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values())
-    is_replayed = analysis.steps.used and not has_kernels
-    return _Measured(step_totals(analysis), measure_work(analysis) if is_replayed else None)
+    return _Measured(step_totals(analysis), measure_work(analysis))
 
 
 def _launches(recorded: Run, is_whole: bool) -> tuple[RunBudget | None, list[RepeatedStep]]:
@@ -253,8 +246,10 @@ class _Replayed(NamedTuple):
 
 def _replay(run: WholeRun | LargeRun, measured: _Measured) -> _Replayed:
     work, pipeline = measured.work, measured.totals.pipeline
-    if work is None:
-        return _Replayed(None, None if run.steps.used else Findings())
+    if not run.steps.used:
+        return _Replayed(None, Findings())
+    if work.why_not == ONLY_KERNELS:
+        return _Replayed(None, None)
     if work.steps is None:
         return _Replayed(pipeline.pipeline(), judge_stragglers(run.aligned, work, None))
     replay = run.replay(work.steps)

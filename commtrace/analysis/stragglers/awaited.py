@@ -16,6 +16,7 @@ import numpy as np
 
 from commtrace.analysis.breakdown.intervals import IntervalUnion, paint
 from commtrace.analysis.breakdown.occurrence import Occurrence, occurrence
+from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.matched import Context
 from commtrace.analysis.replay.scenarios import Replay, Scenario
 from commtrace.analysis.stragglers.costs import cost_of
@@ -212,11 +213,12 @@ def awaited_totals(context: Context) -> AwaitedTotals:
     rows = np.concatenate([wait, unknown])
     activity = np.concatenate([activity, np.full(len(unknown), _UNKNOWN)])
     ns = np.concatenate([due[due > 0], waits.ns[unknown]])
-    keys = np.stack([waits.last_rank[rows], activity, waits.step[rows]])
-    keys, which = np.unique(keys, axis=1, return_inverse=True)
-    total = np.zeros(keys.shape[1], np.int64)
-    np.add.at(total, which.reshape(-1), ns)
-    dues = _Dues(last_rank=keys[0], activity=keys[1], step=keys[2], ns=total)
+    keys = waits.last_rank[rows], activity, waits.step[rows]
+    first, which = grouped(pack(keys))
+    total = np.zeros(len(first), np.int64)
+    np.add.at(total, which, ns)
+    last_rank, activity, step = (key[first] for key in keys)
+    dues = _Dues(last_rank, activity, step, total)
     return AwaitedTotals((dues,), context.steps, frozenset(context.run.ranks))
 
 
@@ -301,12 +303,13 @@ def _due_to(waits: _Waits, context: Context) -> Int64:
     arrival = waits.start + waits.ns
     more = np.zeros((len(_ACTIVITIES), len(waits.ns)))
     known = np.flatnonzero(waits.is_comparable)
+    activities_of = {rank: _activities(trace) for rank, trace in context.run.ranks.items()}
     for whose, until, sign in ((waits.last_rank, arrival, 1), (waits.rank, waits.start, -1)):
         by_rank = known[np.argsort(whose[known], kind="stable")]
         ranks, begins, counts = np.unique(whose[by_rank], return_index=True, return_counts=True)
         for rank, begin, count in zip(ranks.tolist(), begins.tolist(), counts.tolist(), strict=True):
-            own, activities = by_rank[begin : begin + count], _activities(context.run.ranks[rank])
-            more[:, own] += sign * _times(activities, waits.since[own], until[own])
+            own = by_rank[begin : begin + count]
+            more[:, own] += sign * _times(activities_of[rank], waits.since[own], until[own])
     more = np.maximum(more, 0)
     more[-1, more.sum(axis=0) == 0] = 1
     due: Int64 = np.floor(more / more.sum(axis=0) * waits.ns).astype(np.int64)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment
-from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
+from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.replay.scenarios import Replay
 from commtrace.analysis.replay.whatif import WhatIf, what_if
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
@@ -123,7 +123,7 @@ def report_of_steps(run: WholeRun | LargeRun, baseline: Baseline | None = None) 
         raise CommtraceError(f"{path}: no step was recorded in full, so nothing can be compared.")
     measured = run.measure(_measure)
     work, recorded = measured.result.work, measured.recorded
-    if measured.result.has_kernels:
+    if work.why_not == ONLY_KERNELS:
         raise CommtraceError(f"{path}: {ONLY_KERNELS}")
     if work.steps is None and not is_whatif_run(recorded):
         raise CommtraceError(f"{path}: the steps cannot be replayed: {work.why_not}")
@@ -148,16 +148,14 @@ class _Measured:
     """What is measured of some steps."""
 
     work: MeasuredWork
-    has_kernels: bool
     awaited: AwaitedTotals
 
     def __add__(self, later: _Measured) -> _Measured:
-        return _Measured(self.work + later.work, self.has_kernels or later.has_kernels, self.awaited + later.awaited)
+        return _Measured(self.work + later.work, self.awaited + later.awaited)
 
 
 def _measure(analysis: Analysis) -> _Measured:
-    has_kernels = any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values())
-    return _Measured(measure_work(analysis), has_kernels, awaited_totals(analysis.context))
+    return _Measured(measure_work(analysis), awaited_totals(analysis.context))
 
 
 def baseline_of(path: str | Path, workers: Workers = ALONE) -> Baseline:

@@ -18,6 +18,7 @@ import numpy as np
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.clocks.time_of_day import step_begin_ns, step_end_ns
 from commtrace.analysis.matching.match import Matches, blame_ns
+from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import Program, build_program
 from commtrace.analysis.replay.scenarios import Replay, Scenario, replay_of
@@ -142,7 +143,9 @@ def find_stragglers(
 
 
 def measure_work(analysis: Analysis) -> MeasuredWork:
-    """Measure the steps that count."""
+    """Measure the steps that count; where only kernels were recorded, a replay would tell nothing of them."""
+    if any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values()):
+        return MeasuredWork.not_replayed(ONLY_KERNELS, analysis.matches)
     try:
         program = analysis.program
     except ReplayError as error:

@@ -1,7 +1,6 @@
-"""Everything that ``commtrace summary`` prints, as one object.
+"""Compute everything that ``commtrace summary`` prints.
 
->>> summary = summarise("commtrace-runs/my-run", steps="10:20")  # doctest: +SKIP
->>> summary.verdict, summary.ranks[0].part("compute")            # doctest: +SKIP
+>>> summarise("commtrace-runs/my-run", steps="10:20").ranks[0].part("compute")  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -44,96 +43,60 @@ from commtrace.trace.run import Run
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """A run, and which of its steps a summary is of.
-
-    Attributes:
-        id: its name.
-        attempt: how often the job had been started before.
-        path: the run directory.
-        world_size, ranks_recorded: how many ranks the job had, and how many have files.
-        hosts: names of the nodes.
-        steps: which count, and why others do not.
-        steps_inferred: nothing marked them.
-        backend, device, versions: of the first rank.
-        step_numbers: where the numbers of its steps are from; None where nothing was recorded about it.
-        framework: its name and version; None if unknown.
-        parallel: size of each parallel dimension.
-    """
+    """A run, and the steps that a summary is of."""
 
     id: str
-    attempt: int
+    attempt: int  # how often the job had been started before
     path: str
     world_size: int
     ranks_recorded: int
     hosts: tuple[str, ...]
     steps: StepChoice
-    steps_inferred: bool
-    backend: str
+    steps_inferred: bool  # nothing marked the steps
+    backend: str  # of the first rank, as are device and versions
     device: str
     versions: Mapping[str, str]
-    step_numbers: str | None
-    framework: Mapping[str, str] | None
-    parallel: Mapping[str, int]
+    step_numbers: str | None  # the source of step numbers; None if unknown
+    framework: Mapping[str, str] | None  # name and version; None if unknown
+    parallel: Mapping[str, int]  # size of each parallel dimension
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Where the time of a run went. All but ``run_budget`` and ``repeated_steps`` is of the steps that count.
-
-    Attributes:
-        run: which run, and which of its steps.
-        detail: the share of the steps that is in detail, and what is known of the others.
-        alignment: how the hosts' clocks were brought together.
-        run_budget: the wall time of the whole run; None if only some steps were asked for.
-        repeated_steps: steps that were done more than once, with all attempts in the order of time.
-        ranks: the mean step of each.
-        critical_path: what the length of the job's steps is made of; None without steps or common clocks.
-        lost_time: what the steps took beyond the ideal, and why; None where they were not replayed.
-        awaited: ranks for which others waited, longest first.
-        communication: by role, operation, group size and reach, the most exposed first.
-        modules: those that took longest first.
-        pipeline: None without one.
-        stragglers: the costliest first.
-        abstentions: what could not be judged, and why.
-        coverage: what was captured, what was dropped, and what cannot be seen.
-        missing: communications that left no trace, as their numbers show; None if only some steps were asked for.
-        verdict: one sentence that says what to look at.
-        problems: of the recording, in sentences.
-    """
+    """The time of a run by cause. All but ``run_budget`` and ``repeated_steps`` is of the steps that count."""
 
     run: RunIdentity
     detail: RecordedDetail
     alignment: Alignment
-    run_budget: RunBudget | None
+    run_budget: RunBudget | None  # wall time of the whole run; None if only some steps were asked for
     repeated_steps: tuple[RepeatedStep, ...]
     ranks: tuple[RankMean, ...]
-    critical_path: CriticalPath | None
-    lost_time: LostTime | None
-    awaited: tuple[Awaited, ...]
-    communication: tuple[Communication, ...]
-    modules: tuple[ModuleTime, ...]
+    critical_path: CriticalPath | None  # None without steps or common clocks
+    lost_time: LostTime | None  # beyond the ideal; None if the steps were not replayed
+    awaited: tuple[Awaited, ...]  # longest first
+    communication: tuple[Communication, ...]  # by role, operation, group size and reach, the most exposed first
+    modules: tuple[ModuleTime, ...]  # longest first
     pipeline: Pipeline | None
-    stragglers: tuple[Verdict, ...]
-    abstentions: tuple[str, ...]
+    stragglers: tuple[Verdict, ...]  # costliest first
+    abstentions: tuple[str, ...]  # sentences on what could not be judged
     coverage: Coverage
-    missing: int | None
-    verdict: str
-    problems: tuple[str, ...]
+    missing: int | None  # communications without a trace, by their numbers; None if only some steps were asked for
+    verdict: str  # one sentence on what to look at
+    problems: tuple[str, ...]  # of the recording, in sentences
 
     def to_json(self) -> JsonObject:
-        """Return what ``commtrace summary --json`` prints (docs/json/summary.schema.json)."""
+        """Return the output of ``commtrace summary --json`` (docs/json/summary.schema.json)."""
         parts = fields_to_json(self)
         missing = parts.pop("missing")
         return {**parts, "coverage": {**fields_to_json(self.coverage), "missing": missing}}
 
 
 def summarise(source: str | Path | Run | Window, steps: str | None = None, workers: Workers = ALONE) -> Summary:
-    """Find out where the time of a run went.
+    """Summarise the steps of a run that count.
 
     Args:
-        source: a run directory, a loaded run, or these steps of one as they were loaded.
-        steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``. Without, all complete steps but the first (the warm-up).
-        workers: who measures the windows of a long run.
+        source: a run directory, a loaded run, or some steps of one.
+        steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``; by default all complete steps but the first (the warm-up).
 
     Raises:
         RunNotFoundError: nothing was recorded there.
@@ -145,17 +108,12 @@ def summarise(source: str | Path | Run | Window, steps: str | None = None, worke
 
 
 def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> Summary:
-    """Find out the same of a run that was analysed already. Arguments are those of :func:`summarise_steps`."""
+    """Summarise a run that was analysed already; see :func:`summarise_steps`."""
     return summarise_steps(WholeRun(analysis), is_whole=is_whole)
 
 
 def summarise_steps(run: WholeRun | LargeRun, *, is_whole: bool = False) -> Summary:
-    """Find out the same of steps that are ready to be measured.
-
-    Args:
-        run: these.
-        is_whole: they are all that was recorded, so that gaps in the numbers of communications are losses.
-    """
+    """Summarise steps. If they are all that was recorded (``is_whole``), gaps in communication numbers are losses."""
     measured, alignment, ranks_of_run = run.measure(_measure), run.alignment, run.aligned
     recorded, steps, totals = measured.recorded, measured.steps, measured.result.totals
     ranks = totals.times.means(ranks_of_run)
@@ -206,8 +164,6 @@ def summarise_steps(run: WholeRun | LargeRun, *, is_whole: bool = False) -> Summ
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What is measured of some steps."""
-
     totals: StepTotals
     work: MeasuredWork
 
@@ -220,7 +176,7 @@ def _measure(analysis: Analysis) -> _Measured:
 
 
 def _launches(recorded: Run, is_whole: bool) -> tuple[RunBudget | None, list[RepeatedStep]]:
-    """Return what the launches of the job say together; those before this one are loaded one after the other."""
+    """Return the budget and the repeated steps over all launches of the job, loaded one after the other."""
     launches: list[LaunchSteps] = []
 
     def earlier() -> Iterator[Run]:
@@ -237,7 +193,7 @@ def _launches(recorded: Run, is_whole: bool) -> tuple[RunBudget | None, list[Rep
 
 
 class _Replayed(NamedTuple):
-    """What rests on the replay, which is most of its work; without findings where only kernels were recorded."""
+    """Results of the replay; no findings if only kernels were recorded."""
 
     pipeline: Pipeline | None
     findings: Findings | None
@@ -264,7 +220,7 @@ def _replay(run: WholeRun | LargeRun, measured: _Measured) -> _Replayed:
 
 
 def _most_waited_for(ranks: Sequence[RankMean]) -> str:
-    """Return the rank that others waited for longest, of whom it is only known that it came last."""
+    """Name the rank that others waited for longest; only its late arrival is known."""
     last = max(ranks, key=lambda rank: rank.blame_ns, default=None)
     if last is None or not last.blame_ns:
         return ""

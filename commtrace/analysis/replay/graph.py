@@ -1,20 +1,11 @@
-"""Replays a dependency graph with other durations: the engine under the pipeline and the what-if analysis.
+"""Replay a dependency graph with other durations: ``time[target] = max(time[source] + weight)`` over incoming edges.
 
-A node is an instant (a rank goes on after a stall, the last participant of a communication has arrived), an edge says
-"not before that long after": ``time[target] = max(time[source] + weight)`` over the edges into it. Changing weights and
-computing the times again answers what would have happened.
+A node is an instant, as the end of a stall or the arrival of the last participant of a communication.
 
 >>> import numpy as np
 >>> graph = ReplayGraph.from_edges(3, np.array([0, 0, 1]), np.array([1, 2, 2]))
 >>> graph.times(np.array([5, 7, 4])).tolist()
 [0, 5, 9]
-
-Nodes are processed level by level, all nodes of a level at once. Weights may have a second dimension: one column per
-scenario, or per step of steps that do the same.
-
->>> steps = graph_of_steps(np.array([0, 2]), np.array([1, 3]), np.array([0, 0, 1, 1]))
->>> steps.times(np.array([5, 7])).tolist()
-[0, 5, 0, 7]
 """
 
 from __future__ import annotations
@@ -39,11 +30,7 @@ class ReplayError(CommtraceError):
 
 @dataclass(frozen=True, slots=True)
 class ReplayGraph:
-    """A directed acyclic graph, ordered for replay.
-
-    Attributes:
-        num_nodes: nodes are numbered from 0.
-    """
+    """A directed acyclic graph, ordered for replay; nodes are numbered from 0."""
 
     num_nodes: int
     _order: _Order
@@ -51,14 +38,10 @@ class ReplayGraph:
 
     @classmethod
     def from_edges(cls, num_nodes: int, sources: Int64, targets: Int64) -> ReplayGraph:
-        """Order the graph that has an edge from each of ``sources`` to each of ``targets``.
-
-        Raises:
-            ReplayError: the edges form a circle.
-        """
+        """Order the graph with these edges. Raise ReplayError if they form a circle."""
         degree = np.bincount(targets, minlength=num_nodes)
         level = _levels(num_nodes, sources, targets, degree)
-        # Nodes that as many edges lead to stand together within their level.
+        # Within a level, nodes with equally many incoming edges are neighbours.
         node_order = stable_order(pack((level, degree)))
         position = np.empty(num_nodes, np.int64)
         position[node_order] = np.arange(num_nodes)
@@ -68,14 +51,10 @@ class ReplayGraph:
         return cls(num_nodes, _Order(edge_order, node_order, position), levels)
 
     def times(self, weights: Int64, origins: Int64 | None = None) -> Int64:
-        """Return the instant of every node.
+        """Return the instant of every node, shape (nodes,) or (nodes, scenarios).
 
-        Args:
-            weights: per edge; of shape (edges,) or (edges, scenarios).
-            origins: per node, the instant of those without an edge into them; 0 by default. Shaped like the weights.
-
-        Returns:
-            Instants of shape (nodes,) or (nodes, scenarios).
+        ``weights`` has the shape (edges,) or (edges, scenarios). ``origins`` are the instants of nodes without incoming
+        edges, shaped like the result; 0 by default.
         """
         columns = weights.shape[1:]
         times: Int64 = np.zeros((self.num_nodes, *columns), np.int64)
@@ -92,7 +71,7 @@ class ReplayGraph:
 
 @dataclass(frozen=True, slots=True)
 class StepsGraph:
-    """The graphs of steps, without an edge between two steps; those that are alike are ordered and replayed at once."""
+    """Graphs of steps, without an edge between two steps; equal ones are ordered and replayed together."""
 
     num_nodes: int
     _parts: tuple[_AlikeSteps, ...]
@@ -106,23 +85,20 @@ class StepsGraph:
 
 
 class _AlikeSteps(NamedTuple):
-    """Steps in which the same events depend on one another in the same way.
+    """Steps with the same dependencies."""
 
-    Attributes:
-        graph: of one of them.
-        edges, nodes: the numbers that its edges and nodes have in the whole, one column per step.
-    """
-
-    graph: ReplayGraph
-    edges: Int64
-    nodes: Int64
+    graph: ReplayGraph  # of one step
+    edges: Int64  # numbers in the whole graph, one column per step
+    nodes: Int64  # numbers in the whole graph, one column per step
 
 
 def graph_of_steps(sources: Int64, targets: Int64, step: Int64) -> StepsGraph:
-    """Return the graph that has an edge from each of ``sources`` to each of ``targets``, both of one step.
+    """Return the graph with these edges, each within one step; ``step`` is of each node, from 0.
 
-    Which events depend on which is the same in nearly all steps of a job. Steps are alike if their edges are, in any
-    order. ``step`` is of each node, from 0.
+    Steps with the same edges, in any order, are alike, as nearly all steps of a job are.
+
+    >>> graph_of_steps(np.array([0, 2]), np.array([1, 3]), np.array([0, 0, 1, 1])).times(np.array([5, 7])).tolist()
+    [0, 5, 0, 7]
 
     Raises:
         ReplayError: the edges form a circle.
@@ -158,55 +134,34 @@ def graph_of_steps(sources: Int64, targets: Int64, step: Int64) -> StepsGraph:
 
 
 class _Order(NamedTuple):
-    """In which order a graph is replayed.
+    """The order in which a graph is replayed."""
 
-    Attributes:
-        edges, nodes: the number of each edge and node in that order.
-        position: of each node, its place in that order.
-    """
-
-    edges: Int64
-    nodes: Int64
-    position: Int64
+    edges: Int64  # numbers, in that order
+    nodes: Int64  # numbers, in that order
+    position: Int64  # of each node in that order
 
 
 class _Level(NamedTuple):
-    """Nodes whose edges all come from earlier levels.
-
-    Attributes:
-        edges: those that lead to them; ``sources`` is where each comes from.
-        blocks: nodes with equally many edges.
-    """
+    """Nodes whose edges all come from earlier levels."""
 
     edges: slice
-    sources: Int64
+    sources: Int64  # of each edge
     blocks: tuple[_Block, ...]
 
 
 class _Block(NamedTuple):
-    """Nodes of a level with equally many edges.
-
-    Attributes:
-        degree: how many.
-        nodes: which.
-        edges: among those of the level: first one of each node, then the second one of each, ….
-    """
+    """Nodes of a level with equally many incoming edges."""
 
     degree: int
     nodes: slice
-    edges: slice
+    edges: slice  # within the level: the first edge of each node, then the second of each, …
 
 
 class _Blocks(NamedTuple):
-    """Runs of ordered nodes that are of one level and have equally many edges.
+    """Runs of ordered nodes of one level with equally many incoming edges."""
 
-    Attributes:
-        node, edge: the first of each, and behind the last one how many there are.
-        level, degree: of each.
-    """
-
-    node: Int64
-    edge: Int64
+    node: Int64  # the first of each run, then the number of all nodes
+    edge: Int64  # the first of each run, then the number of all edges
     level: Int64
     degree: Int64
 
@@ -220,12 +175,7 @@ class _Blocks(NamedTuple):
         return cls(node, edge, level[first], degree[first])
 
     def edges(self, by_target: Int64, first: Int64) -> Int64:
-        """Return the edges in the order of the blocks: first one into each of their nodes, then the second of each, ….
-
-        Args:
-            by_target: edges by the node that they lead to.
-            first: of each ordered node, its first one among these.
-        """
+        """Return the edges in the order of the blocks; ``first`` is each node's first edge among ``by_target``."""
         order = np.empty(len(by_target), np.int64)
         for begin, end, edge, degree in zip(
             self.node[:-1].tolist(), self.node[1:].tolist(), self.edge[:-1].tolist(), self.degree.tolist(), strict=True
@@ -238,7 +188,7 @@ class _Blocks(NamedTuple):
         return order
 
     def levels(self, sources: Int64) -> Iterator[_Level]:
-        """Yield all levels but the first, whose nodes no edge leads to."""
+        """Yield all levels but the first, whose nodes have no incoming edges."""
         changes = np.flatnonzero(np.diff(self.level, prepend=-1, append=-1)).tolist()
         node, edge, degrees = self.node.tolist(), self.edge.tolist(), self.degree.tolist()
         for first, end in pairwise(changes[1:]):
@@ -251,7 +201,7 @@ class _Blocks(NamedTuple):
 
 
 def _levels(num_nodes: int, sources: Int64, targets: Int64, degree: Int64) -> Int64:
-    """Return the longest path, in edges, that leads to each node; ``degree`` counts the edges into each."""
+    """Return the length, in edges, of the longest path to each node; ``degree`` counts incoming edges."""
     by_source = stable_order(sources)
     successors = targets[by_source]
     first = np.concatenate([[0], np.cumsum(np.bincount(sources, minlength=num_nodes))])

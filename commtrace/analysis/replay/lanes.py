@@ -1,9 +1,4 @@
-"""The programs of many ranks, read from their compute lanes: work between stalls, and where communications start.
-
-All lanes are read at once, one rank behind the other (:mod:`.lane_rows`). What a lane did while it was not stalled is
-cut into *pieces* at every boundary that matters to a replay. Pieces between the same two stalls of the same phase
-belong to one *segment* (:mod:`.replay_segments`).
-"""
+"""Read the compute lanes of many ranks at once: work between stalls, and the starts of communications."""
 
 from __future__ import annotations
 
@@ -29,16 +24,12 @@ _Columns = TypeVar("_Columns", "Segments", "Starts", "Waits", "Launches")
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """The starts of communications on the lanes: before piece ``piece`` and after ``node``, ``extra_ns`` later.
-
-    Attributes:
-        end: when the communication ended.
-    """
+    """Starts of communications on the lanes: after ``node`` and before ``piece``, ``extra_ns`` later."""
 
     node: Int64
     piece: Int64
     extra_ns: Int64
-    end: Int64
+    end: Int64  # of the communication
 
     def __len__(self) -> int:
         return len(self.node)
@@ -46,21 +37,14 @@ class Starts:
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """The communications that start on the lanes, in the order of :class:`Starts`, as their rows say.
-
-    Attributes:
-        step: index into the steps of the program.
-        bucket: number of the communication in the run; −1 where it is not known.
-        complete: what others did can be compared with it.
-        last_start: when the last participant had arrived, as matched.
-    """
+    """Communications that start on the lanes, in the order of :class:`Starts`, with columns of their rows."""
 
     rank: Int32
     row: Int32
-    step: Int32
-    bucket: Int64
-    complete: Bool
-    last_start: Int64
+    step: Int32  # index into the steps of the program
+    bucket: Int64  # number of the communication in the run; −1 if unknown
+    complete: Bool  # can be compared with the other participants
+    last_start: Int64  # arrival of the last participant, as matched
     kind: Int8
     name: Int32
     peer: Int32
@@ -76,19 +60,13 @@ class Launches:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The stalls of the lanes, and communications that a lane waited for without standing still.
-
-    Attributes:
-        step: index into the steps of the program.
-        node: the wait's end on the lane.
-        launch: index of the launch, of the same rank in the same step, that it was for; −1 where it is not known.
-    """
+    """Stalls, and communications that a lane waited for without a stall."""
 
     rank: Int32
     row: Int32
-    step: Int32
-    node: Int64
-    launch: Int64
+    step: Int32  # index into the steps of the program
+    node: Int64  # the wait's end on the lane
+    launch: Int64  # index of the launch waited for, of the same rank and step; −1 if unknown
     start: Int64
     end: Int64
 
@@ -98,37 +76,33 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The programs of some ranks over all their steps.
+    """Programs of some ranks over all their steps.
 
-    The *nodes* of a lane are, per step and in this order: its start, the end of each stall, its end. Between two
-    nodes lie the pieces from ``node_piece`` of the first to ``node_piece`` of the second.
-
-    Attributes:
-        first_node, last_node: start and end of each step, shape (ranks, steps); ``step_start``, ``step_end`` in ns.
-        piece_segment: the segment that each piece belongs to.
+    The *nodes* of a lane are, per step: its start, the end of each stall, its end. Between two nodes lie the pieces
+    from ``node_piece`` of the first to ``node_piece`` of the second.
     """
 
     node_piece: Int64
-    first_node: Int64
-    last_node: Int64
+    first_node: Int64  # start of each step, shape (ranks, steps)
+    last_node: Int64  # end of each step, shape (ranks, steps)
     step_start: Int64
     step_end: Int64
     piece_ns: Int64
-    piece_segment: Int64
+    piece_segment: Int64  # index of the segment of each piece
     segments: Segments
     starts: Starts
     waits: Waits
 
 
 class ReadLanes(NamedTuple):
-    """The lanes, and what is needed of them only until their communications are joined."""
+    """Lanes, and the launches, which are needed only until communications are joined."""
 
     lanes: Lanes
     launches: Launches
 
 
 def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, bounds: StepBounds) -> ReadLanes:
-    """Return the programs of some ranks in the steps of which the bounds are given; ``stages`` by rank."""
+    """Return the programs of some ranks in the steps of ``bounds``; ``stages`` is by rank."""
     steps, step_start, step_end = bounds.steps, bounds.start, bounds.end
     along = rows.shift[:, None]
     intervals = IntervalUnion((step_start + along).reshape(-1), (step_end + along).reshape(-1))
@@ -169,7 +143,7 @@ def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, bounds: StepBoun
 
 
 def concatenate_lanes(parts: Sequence[ReadLanes]) -> ReadLanes:
-    """Return the lanes of several parts of a run as those of one."""
+    """Concatenate the lanes of several parts of a run."""
     nodes, pieces, segments, starts = (
         bounds_of([len(column) for column in columns])
         for columns in zip(
@@ -211,7 +185,7 @@ def _concatenated(kind: type[_Columns], parts: Sequence[_Columns]) -> _Columns:
 
 
 def _stalls(rows: LaneRows, steps: IntervalUnion) -> tuple[Int64, IntervalUnion]:
-    """Return rows of the stalls in the steps, in order, and when they were; of those that overlap only the first."""
+    """Return the rows and times of the stalls in the steps, in order; of stalls that overlap, only the first."""
     spans = rows.spans
     stalls = np.flatnonzero(spans.kind == schema.STALL)
     stalls = stalls[steps.holding(rows.start(stalls)) >= 0]
@@ -230,7 +204,7 @@ def _stalls(rows: LaneRows, steps: IntervalUnion) -> tuple[Int64, IntervalUnion]
 
 
 def _instants(rows: LaneRows, steps: IntervalUnion, stalls: Int64) -> Int64:
-    """Return rows of finished communications without a length, on which no stall was recorded."""
+    """Return rows of finished communications without a length on which no stall was recorded."""
     spans = rows.spans
     found = np.flatnonzero(communication_rows(spans) & (spans.start == spans.end))
     found = found[steps.holding(rows.start(found)) >= 0]
@@ -248,7 +222,7 @@ def _instants(rows: LaneRows, steps: IntervalUnion, stalls: Int64) -> Int64:
 
 
 class _Begins(NamedTuple):
-    """Communications that start in the steps; ``interval`` is the step of a rank."""
+    """Communications that start in the steps; ``interval`` is the index of the step of a rank."""
 
     row: Int64
     step: Int64
@@ -257,10 +231,8 @@ class _Begins(NamedTuple):
 
 
 def _begins(rows: LaneRows, numbers: Int64, intervals: IntervalUnion) -> _Begins:
-    """Return the communications of the steps with these numbers.
-
-    The step is the recorded one: an operation may start at the very instant at which its step ends.
-    """
+    """Return the communications of the steps with these numbers."""
+    # The recorded step counts: an operation may start at the very instant at which its step ends.
     found = np.flatnonzero(communication_rows(rows.spans))
     number = rows.spans.step[found]
     step = np.minimum(np.searchsorted(numbers, number), len(numbers) - 1)
@@ -291,26 +263,18 @@ def _waits(rows: LaneRows, own: Int64, interval: Int64, num_steps: int, node: In
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """The data that locates the starts of communications on their lanes.
-
-    Attributes:
-        begins: the communications.
-        stalls, stall_row: of the lanes; ``stalls_before`` is of each interval.
-        first_node: of each interval.
-    """
+    """Locates the starts of communications on their lanes."""
 
     rows: LaneRows
     begins: _Begins
     stalls: IntervalUnion
     stall_row: Int64
-    stalls_before: Int64
-    first_node: Int64
+    stalls_before: Int64  # of each interval
+    first_node: Int64  # of each interval
 
     def starts(self, piece_start: Int64, end: Int64) -> Starts:
-        """Return where they start.
-
-        A stall begins a little before the device starts its operation: that starts a fixed time after the stall began.
-        """
+        """Return the starts of the communications on the lanes."""
+        # A stall begins a little before the device starts its operation, which starts a fixed time later.
         begun = np.searchsorted(self.stalls.start, self.begins.time, side="left") + self._instants_before()
         # One that starts as its step ends is not behind the waits that lie at that instant in the next step.
         interval = self.begins.interval
@@ -357,7 +321,7 @@ class _Places:
         )
 
     def _instants_before(self) -> Int64 | int:
-        """Return how many waits without a length lie at the very instant of each, before it in the order of rows."""
+        """Return the number of waits without a length at the instant of each start, before it in the order of rows."""
         instant = self.stalls.end == self.stalls.start
         moments = np.unique(self.stalls.start[instant])
         if not len(moments):

@@ -1,13 +1,9 @@
-"""A recorded run as a dependency graph that can be replayed with other durations.
+"""Build the dependency graph of a recorded run, which can be replayed with other durations.
 
-Per rank and step the compute lane is a chain of work and stalls on communications. A communication starts at a position
-of that chain; it ends, on each participant, its *transfer* after the last participant started.
-
-* The transfer of a participant is its measured end minus the latest start, so waiting is not a duration but follows
-  from the graph.
-* A participant that was done before the last one started (the eager send of a small message, the root of a broadcast)
-  did not depend on it: it ends its own duration after its own start. Those that start later still depend on it.
-* Steps are replayed one by one, each from a common start of all ranks.
+Per rank and step, the compute lane is a chain of work and stalls; communications start on it. A communication ends, on
+each participant, its *transfer* after the last participant started: its measured end minus the latest start. So waiting
+is no duration. A participant that was done before the last one started (an eager send, the root of a broadcast) ends its
+own duration after its own start. Steps are replayed one by one, each from a common start of all ranks.
 """
 
 from __future__ import annotations
@@ -43,15 +39,7 @@ from commtrace.trace.spans import Int32, Int64
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The dependency graph of some steps of a run, and the measured durations.
-
-    Attributes:
-        steps: the step numbers, ascending.
-        ranks: the ranks, ascending.
-        first_node, last_node: start and end of each step on each rank, shape (ranks, steps).
-        start_ns, end_ns: the same instants as measured, shape (ranks, steps).
-        work: of each segment, a number from 0 that those share which are the same work (:func:`same_work`).
-    """
+    """The dependency graph of some steps of a run, and the measured durations."""
 
     graph: StepsGraph
     edges: Edges
@@ -60,13 +48,13 @@ class Program:
     stalls: StallNodes
     piece_ns: Int64
     piece_segment: Int64
-    steps: Int64
-    ranks: Int64
-    first_node: Int64
-    last_node: Int64
-    start_ns: Int64
+    steps: Int64  # numbers, ascending
+    ranks: Int64  # ascending
+    first_node: Int64  # start of each step, shape (ranks, steps)
+    last_node: Int64  # end of each step, shape (ranks, steps)
+    start_ns: Int64  # the same as measured, shape (ranks, steps)
     end_ns: Int64
-    work: Int64
+    work: Int64  # of each segment, equal for the same work
 
     def times(
         self,
@@ -74,17 +62,11 @@ class Program:
         transfer_ns: npt.NDArray[np.int64] | None = None,
         origins: Int64 | None = None,
     ) -> Int64:
-        """Return instants of all nodes with these durations; the measured ones where None.
-
-        ``origins`` are those of ``first_node``, shape (ranks, steps); 0 by default.
-        """
+        """Return the instants of all nodes (None: as measured); ``origins`` are those of ``first_node``, 0 by default."""
         return self.graph.times(self._weights(self._work_ns(segment_ns), transfer_ns), self._origins(origins))
 
     def stall_waits(self, chosen: Int64, segment_ns: Int64 | None = None, transfer_ns: Int64 | None = None) -> Int64:
-        """Return how long the lane stood in each of these stalls before the last participant had started.
-
-        Every step of every rank starts when it was measured to start.
-        """
+        """Return how long each of these stalls lasted before the last participant started; steps start as measured."""
         work_ns = self._work_ns(segment_ns)
         stalls, lane_edge = self.stalls, self.stalls.lane_edge[chosen]
         join = stalls.join_node[chosen]
@@ -105,7 +87,7 @@ class Program:
         return np.asarray(np.rint((self.end_ns - self.start_ns).mean(axis=0)), np.int64)
 
     def scaled_pieces(self, segment_ns: Int64 | None) -> Int64:
-        """Return what each piece lasts where its segment lasts this long, ns."""
+        """Return the duration of each piece with these durations of segments, ns."""
         if segment_ns is None:
             return self.piece_ns
         measured = np.maximum(self.segments.total_ns, 1)
@@ -129,15 +111,10 @@ class Program:
 
 
 def build_program(run: Run, matches: Matches, steps: Int64 | None = None) -> Program:
-    """Build the dependency graph of steps.
-
-    Args:
-        run: with aligned clocks.
-        matches: its communications, joined.
-        steps: numbers of steps that every rank recorded whole, ascending; all of these where None.
+    """Build the dependency graph of steps that every rank recorded whole; by default of all such steps.
 
     Raises:
-        ReplayError: no step was recorded by all ranks, or what was recorded contradicts itself.
+        ReplayError: no step was recorded by all ranks, or the recording contradicts itself.
     """
     if steps is None:
         steps = common_steps(run)
@@ -186,7 +163,7 @@ def common_steps(run: Run) -> Int64:
 
 
 def stage_of(trace: RankTrace) -> int:
-    """Return the pipeline stage of a rank: as the framework told, else as its forward rows say, else 0."""
+    """Return the pipeline stage of a rank: from its coordinates, else from its forward rows, else 0."""
     if "pp" in trace.coordinates:
         return int(trace.coordinates["pp"])
     spans = trace.spans
@@ -195,9 +172,8 @@ def stage_of(trace: RankTrace) -> int:
 
 
 def by_rank(program: Program, rank: Int32, row: Int32, values: Callable[[int], npt.NDArray[Any]]) -> Int64:
-    """Return the value of its rank at each row; ranks come in ascending runs."""
+    """Return the value of its rank at each row; ``rank`` must come in ascending runs."""
     picked = np.empty(len(rank), np.int64)
-    # Ranks come in ascending runs.
     heads = np.flatnonzero(np.diff(rank, prepend=-1))
     known = {number: values(number) for number in program.ranks.tolist()}
     for first, end in pairwise([*heads.tolist(), len(rank)]):

@@ -1,11 +1,8 @@
-"""Replays the steps of a run with other durations, as a scenario says: normal ranks, ideal work, no transfers.
+"""Replay the steps of a run with other durations: normal ranks, ideal work, no transfers.
 
-A scenario is a few rules for durations, each a small table by rank, kind of work, step or link. A rule looks only at
-the piece of work that it is applied to, so it can be sent anywhere and replayed on any steps of the run.
+A rule looks only at the segment or transfer that it changes, so it applies to any steps of the run.
 
->>> replay = replay_of(run, program, statistics)                # doctest: +SKIP
->>> replay.saved_ns(Scenario(work=(stage_2_as_the_others,)))    # doctest: +SKIP
-array([41205118, 40877342, 41034876])
+>>> replay_of(run, program, statistics).saved_ns(Scenario(work=(stage_2_as_the_others,)))  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ from commtrace.trace.spans import Bool, Int64
 
 
 class Places(NamedTuple):
-    """What the tables of rules are indexed by: that of the statistics of the run."""
+    """Indices into the tables of rules, as in the statistics of the run."""
 
     ranks: Int64
     steps: Int64
@@ -50,7 +47,7 @@ class Places(NamedTuple):
 
 
 class PlacedSegments(NamedTuple):
-    """The segments of a program, with the indices of their ranks, steps and entries (−1: none) in the statistics."""
+    """The segments of a program, with their ranks, steps and entries as indices into the statistics (−1: none)."""
 
     segments: Segments
     row: Int64
@@ -63,7 +60,7 @@ class PlacedSegments(NamedTuple):
 
 
 class PlacedTransfers(NamedTuple):
-    """The measured transfers of a program, with the indices of their traffic, kinds (−1: none), ranks and steps."""
+    """The transfers of a program, with traffic, kinds, ranks and steps as indices into the statistics (−1: none)."""
 
     row: Int64
     kind: Int64
@@ -74,21 +71,16 @@ class PlacedTransfers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LongMicrobatches:
-    """Microbatches that take longer than on other ranks.
-
-    Attributes:
-        rank, step, chunk, microbatch: of each; the step is an index.
-        normal_ns: of each entry, what is normal; NaN where that is not known.
-    """
+    """Microbatches that take longer than on other ranks."""
 
     rank: Int64
-    step: Int64
+    step: Int64  # index
     chunk: Int64
     microbatch: Int64
-    normal_ns: Float64
+    normal_ns: Float64  # of each entry; NaN if unknown
 
     def longer_ns(self, work: PlacedSegments) -> Float64:
-        """Return by how much each segment is longer than is normal; 0 outside of these microbatches."""
+        """Return the excess of each segment over normal; 0 outside of these microbatches."""
         segments = work.segments
         known = self.rank, self.step, self.chunk, self.microbatch
         found = find_rows(known, (segments.rank, work.step, segments.chunk, segments.microbatch))
@@ -99,25 +91,17 @@ class LongMicrobatches:
 
 @dataclass(frozen=True, slots=True)
 class NormalSpeed:
-    """In some steps, ranks work as long as is normal.
-
-    Attributes:
-        is_mended: whose work, shape (ranks, steps).
-        ratio: of each entry, what its work takes then, as a share of what it takes.
-        pause_ratio: by cause, the same for the pauses of each rank.
-        seldom: share of its work by which a rare long step is shortened, shape (ranks, steps).
-        microbatches: that are shortened.
-    """
+    """Ranks work at normal speed in some steps."""
 
     steps: Bool
-    is_mended: Bool
-    ratio: Float64
-    pause_ratio: Mapping[str, Float64]
-    seldom: Float64
-    microbatches: LongMicrobatches | None
+    is_mended: Bool  # shape (ranks, steps)
+    ratio: Float64  # normal by measured work, of each entry
+    pause_ratio: Mapping[str, Float64]  # by cause, the same for the pauses of each rank
+    seldom: Float64  # share by which the work of a rare long step is shortened, shape (ranks, steps)
+    microbatches: LongMicrobatches | None  # that are shortened
 
     def apply(self, work: PlacedSegments, ns: Int64) -> Int64:
-        """Return the durations of segments, which without this rule last so long."""
+        """Return the durations of segments; ``ns`` is without this rule."""
         segments, place = work.segments, (work.row, work.step)
         durations = np.where(self.is_mended[place], segments.work_ns * self.ratio[work.entry], segments.work_ns)
         for cause in PAUSES:
@@ -130,13 +114,9 @@ class NormalSpeed:
 
 @dataclass(frozen=True, slots=True)
 class NormalStages:
-    """Forwards and backwards of stages take a share of what they take.
+    """Forwards and backwards of stages take a share of their time."""
 
-    Attributes:
-        ratio: that share, shape (stages, steps).
-    """
-
-    ratio: Float64
+    ratio: Float64  # that share, shape (stages, steps)
 
     def apply(self, work: PlacedSegments, ns: Int64) -> Int64:
         ratio = self.ratio[np.maximum(work.segments.stage, 0), work.step]
@@ -145,13 +125,9 @@ class NormalStages:
 
 @dataclass(frozen=True, slots=True)
 class EqualMicrobatches:
-    """Forwards and backwards of all microbatches take as long as the mean of those that are the same work.
+    """Forwards and backwards of all microbatches take the mean time of the same work."""
 
-    Attributes:
-        mean_ns: of each entry.
-    """
-
-    mean_ns: Int64
+    mean_ns: Int64  # of each entry
 
     def apply(self, work: PlacedSegments, ns: Int64) -> Int64:
         return np.where(work.is_in_phase, self.mean_ns[work.entry], ns)
@@ -159,7 +135,7 @@ class EqualMicrobatches:
 
 @dataclass(frozen=True, slots=True)
 class WithoutPauses:
-    """Without the pauses of these causes, of PAUSES."""
+    """Pauses of these causes take no time."""
 
     causes: tuple[str, ...]
 
@@ -171,15 +147,10 @@ class WithoutPauses:
 
 @dataclass(frozen=True, slots=True)
 class IdealWork:
-    """Some work takes as long as it does ideally.
+    """Some work takes its ideal time."""
 
-    Attributes:
-        ns: of each entry.
-        is_ideal: of each entry; what is in none keeps its durations.
-    """
-
-    ns: Int64
-    is_ideal: Bool
+    ns: Int64  # of each entry
+    is_ideal: Bool  # of each entry; segments without an entry keep their durations
 
     def apply(self, work: PlacedSegments, ns: Int64) -> Int64:
         return np.where(np.append(self.is_ideal, False)[work.entry], np.append(self.ns, 0)[work.entry], ns)
@@ -187,16 +158,11 @@ class IdealWork:
 
 @dataclass(frozen=True, slots=True)
 class NormalLinks:
-    """In some steps, transfers are as fast as is normal.
-
-    Attributes:
-        ratio: of each row of traffic, what its transfers take then, as a share of what they take.
-        normal_ns: what takes no longer stays as it is.
-    """
+    """Transfers are as fast as normal in some steps."""
 
     steps: Bool
-    ratio: Float64
-    normal_ns: Float64
+    ratio: Float64  # normal by measured time, of each row of traffic
+    normal_ns: Float64  # transfers that take no longer keep their durations
 
     def apply(self, transfers: PlacedTransfers, ns: Float64) -> Float64:
         ratio, normal = np.append(self.ratio, 1.0)[transfers.row], np.append(self.normal_ns, 0.0)[transfers.row]
@@ -206,15 +172,10 @@ class NormalLinks:
 
 @dataclass(frozen=True, slots=True)
 class IdealTransfers:
-    """Some transfers take as long as they do ideally.
+    """Some transfers take their ideal time."""
 
-    Attributes:
-        ns: of each kind.
-        is_ideal: by kind and rank; what is of no kind keeps its durations.
-    """
-
-    ns: Int64
-    is_ideal: Bool
+    ns: Int64  # of each kind
+    is_ideal: Bool  # shape (kinds, ranks); transfers without a kind keep their durations
 
     def apply(self, transfers: PlacedTransfers, ns: Float64) -> Float64:
         kind = transfers.kind
@@ -234,17 +195,11 @@ class NoTransfers:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Rules that are applied one after the other to what was measured.
-
-    Attributes:
-        work: for work and pauses.
-        transfers: for transfers.
-        without_launches: nothing takes time but work, pauses and transfers.
-    """
+    """Rules that are applied in turn to the measured durations."""
 
     work: tuple[NormalSpeed | NormalStages | EqualMicrobatches | WithoutPauses | IdealWork, ...] = ()
     transfers: tuple[NormalLinks | IdealTransfers | NoTransfers, ...] = ()
-    without_launches: bool = False
+    without_launches: bool = False  # only work, pauses and transfers take time
 
     def __add__(self, other: Scenario) -> Scenario:
         return Scenario(
@@ -259,19 +214,12 @@ MEASURED = Scenario()
 
 @dataclass(frozen=True, slots=True)
 class ReplayedSteps:
-    """Steps as they would be in several scenarios; ns.
+    """Steps in several scenarios."""
 
-    Attributes:
-        steps: their numbers, ascending.
-        measured_ns: as recorded, the mean over the ranks.
-        replayed_ns: in each scenario, shape (scenarios, steps).
-        work_ns: what all ranks work and pause then, shape (scenarios, steps).
-    """
-
-    steps: Int64
-    measured_ns: Int64
-    replayed_ns: Int64
-    work_ns: Int64
+    steps: Int64  # their numbers, ascending
+    measured_ns: Int64  # mean over the ranks
+    replayed_ns: Int64  # shape (scenarios, steps)
+    work_ns: Int64  # work and pauses summed over the ranks, shape (scenarios, steps)
 
     def __add__(self, later: ReplayedSteps) -> ReplayedSteps:
         return ReplayedSteps(
@@ -284,7 +232,7 @@ class ReplayedSteps:
 
 @dataclass(frozen=True, slots=True)
 class PlacedProgram:
-    """Steps that are ready to be replayed in any scenario of a run."""
+    """Steps that can be replayed in any scenario of a run."""
 
     program: Program
     segments: PlacedSegments
@@ -292,7 +240,7 @@ class PlacedProgram:
 
     @classmethod
     def of(cls, run: Run, program: Program, places: Places) -> PlacedProgram:
-        """Return a program, whose rows are those of ``run``, with its places in the statistics of the run."""
+        """Locate a program, read from ``run``, in the statistics of the whole run."""
         segments, transfers = program.segments, program.transfers
         index = np.minimum(np.searchsorted(places.steps, program.steps), len(places.steps) - 1)
         table = TransferTable.of(run, transfers)
@@ -314,7 +262,7 @@ class PlacedProgram:
         )
 
     def replay(self, scenarios: Sequence[Scenario]) -> ReplayedSteps:
-        """Replay all of its steps in each of these scenarios."""
+        """Replay all steps in each scenario."""
         program, segments = self.program, self.program.segments
         bare = replace(program, edges=replace(program.edges, fixed_ns=np.zeros_like(program.edges.fixed_ns)))
         steps, (replayed, worked) = len(program.steps), np.zeros((2, len(scenarios), len(program.steps)), np.int64)
@@ -327,7 +275,7 @@ class PlacedProgram:
         return ReplayedSteps(program.steps, program.measured_step_times(), replayed, worked)
 
     def _durations(self, scenario: Scenario) -> tuple[Int64 | None, Int64 | None]:
-        """Return how long segments and transfers last then; None where that is as measured."""
+        """Return the durations of segments and of transfers; None if they are as measured."""
         segment_ns, transfer_ns = None, None
         if scenario.work:
             segment_ns = self.program.segments.total_ns
@@ -342,30 +290,21 @@ class PlacedProgram:
 
 
 class Replay:
-    """Replays the steps of a run, of which there are statistics.
-
-    Args:
-        statistics: of the run.
-        replayed: replays all steps of the run in each of some scenarios.
-    """
+    """Replays the steps of a run with ``replayed``, which returns all of its steps in several scenarios."""
 
     def __init__(self, statistics: StepStatistics, replayed: Callable[[Sequence[Scenario]], ReplayedSteps]) -> None:
         self._statistics = statistics
         self._replayed = replayed
 
     def replay(self, scenarios: Sequence[Scenario]) -> ReplayedSteps:
-        """Replay all steps.
-
-        Raises:
-            CommtraceError: files were deleted since the statistics were made.
-        """
+        """Replay all steps. Raise CommtraceError if files were deleted since the statistics were made."""
         replayed = self._replayed(scenarios)
         if not np.isin(self._statistics.steps, replayed.steps).all():
             raise CommtraceError("Steps were deleted while they were analysed, to keep to the budget: try again.")
         return replayed
 
     def steps_ns(self, scenarios: Sequence[Scenario]) -> list[Int64]:
-        """Return, of each scenario, how long each step of the statistics takes then."""
+        """Return the duration of each step of the statistics, one array per scenario."""
         asked = [one for one in scenarios if one != MEASURED]
         found: list[Int64] = []
         if asked:
@@ -374,17 +313,17 @@ class Replay:
         return [self._statistics.replayed_ns if one == MEASURED else found.pop(0) for one in scenarios]
 
     def saved_ns(self, scenario: Scenario, beside: Scenario = MEASURED) -> Int64:
-        """Return what each step would save by these rules, where others hold anyway."""
+        """Return the time that ``scenario`` saves in each step on top of ``beside``."""
         others, both = self.steps_ns([beside, beside + scenario])
         return others - both
 
 
 def replay_of(run: Run, program: Program, statistics: StepStatistics) -> Replay:
-    """Return what replays a program of these steps, whose rows are those of ``run``."""
+    """Return the replay of a program that was read from ``run``."""
     return Replay(statistics, PlacedProgram.of(run, program, Places.of(statistics)).replay)
 
 
 def _numbers_in(known: tuple[NamedTuple, ...], keys: tuple[NamedTuple, ...]) -> Int64:
-    """Return the number of each key among the known; −1 for none, and so of number −1."""
+    """Return the index of each key among the known, −1 for none, and −1 at the end for index −1."""
     number = {one: at for at, one in enumerate(known)}
     return np.array([*(number.get(one, -1) for one in keys), -1], np.int64)

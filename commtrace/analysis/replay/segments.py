@@ -1,5 +1,4 @@
-"""Segments: stretches of work between two stalls, within one phase or between two. Their durations are compared
-between peers, and replaced in a replay."""
+"""Segments: stretches of work between two stalls, compared between peers and changed in a replay."""
 
 from __future__ import annotations
 
@@ -21,20 +20,14 @@ from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 @dataclass(frozen=True, slots=True)
 class LaneRows:
-    """Rows of some ranks of a run, one rank behind the other.
-
-    Attributes:
-        first: of each rank, its first row; and behind the last one how many rows there are.
-        of_row: of each row, the index of its rank.
-        shift: of each rank, what brings its times behind those of the ranks before it.
-    """
+    """Rows of some ranks of a run, concatenated by rank."""
 
     run: Run
     ranks: Int64
-    first: Int64
-    of_row: Int64
+    first: Int64  # the first row of each rank, then the number of all rows
+    of_row: Int64  # index of the rank of each row
     spans: Spans
-    shift: Int64
+    shift: Int64  # of each rank, added to its times so that no two ranks overlap
 
     @classmethod
     def of(cls, run: Run, block: Block) -> LaneRows:
@@ -48,15 +41,15 @@ class LaneRows:
         )
 
     def start(self, rows: Int64) -> Int64:
-        """Return when these rows start, all ranks one behind the other."""
+        """Return the shifted starts of these rows."""
         return np.asarray(self.spans.start[rows] + self.shift[self.of_row[rows]])
 
     def end(self, rows: Int64) -> Int64:
-        """Return when these rows end, likewise."""
+        """Return the shifted ends of these rows."""
         return np.asarray(self.spans.end[rows] + self.shift[self.of_row[rows]])
 
     def unfinished(self) -> Int64:
-        """Return rows of communications whose end was never seen, and of whatever shares an id with them."""
+        """Return rows of communications whose end was never seen, and all rows that share an id with them."""
         found = [
             first + np.flatnonzero(np.isin(trace.spans.id, ids))
             for first, trace in zip(self.first[:-1].tolist(), self._traces(), strict=True)
@@ -72,7 +65,7 @@ FORWARD: Final = 1
 BACKWARD: Final = 2
 OPTIMIZER: Final = 3
 BETWEEN: Final = 8
-"""Kinds from here on are stretches between phases: ``BETWEEN + 4 · kind before + kind after`` (0: the step's edge)."""
+"""Kinds from here on lie between phases: ``BETWEEN + 4 · kind before + kind after`` (0: the step's edge)."""
 
 _KIND_OF_SPAN: Final = {schema.FORWARD: FORWARD, schema.BACKWARD: BACKWARD, schema.OPTIMIZER: OPTIMIZER}
 
@@ -86,25 +79,17 @@ _SHARES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The compute lane between two stalls, within one phase or between two phases. Columns of equal length.
-
-    Attributes:
-        step: index into the steps of the program.
-        kind: FORWARD, BACKWARD, OPTIMIZER, or BETWEEN and above.
-        instance: number of the phase: segments of one forward share it.
-        stalls: stalls in that instance; ``ordinal`` of them came before the segment.
-        work_ns, data_ns, gc_ns, checkpoint_ns, evaluation_ns: what the time went to.
-    """
+    """Work on the compute lane between two stalls, within one phase or between two. Columns of equal length."""
 
     rank: Int32
-    step: Int32
+    step: Int32  # index into the steps of the program
     stage: Int32
     chunk: Int32
     microbatch: Int32
-    kind: Int32
-    instance: Int32
-    stalls: Int32
-    ordinal: Int32
+    kind: Int32  # FORWARD, BACKWARD, OPTIMIZER, or BETWEEN and above
+    instance: Int32  # shared by the segments of one phase
+    stalls: Int32  # in the instance
+    ordinal: Int32  # stalls of the instance before the segment
     work_ns: Int64
     data_ns: Int64
     gc_ns: Int64
@@ -120,12 +105,12 @@ class Segments:
 
 
 def ends_with_a_phase(kind: Int32 | Int64) -> Bool:
-    """Return which kinds are stretches before a phase."""
+    """Return whether each kind is a stretch before a phase."""
     return np.asarray((kind >= BETWEEN) & ((kind - BETWEEN) % 4 > 0))
 
 
 def first_of_phase(segments: Segments) -> Bool:
-    """Return the first segment of each phase, whose segments are neighbours."""
+    """Return whether each segment is the first of its phase. Segments of a phase must be neighbours."""
     first = np.ones(len(segments), np.bool_)
     first[1:] = segments.instance[1:] != segments.instance[:-1]
     for column in (segments.rank, segments.step):
@@ -134,31 +119,25 @@ def first_of_phase(segments: Segments) -> Bool:
 
 
 def same_work(segments: Segments) -> Int64:
-    """Return numbers from 0 that are equal for segments that are the same work."""
+    """Return numbers from 0 that are equal for segments of the same work."""
     _, number = grouped(pack([segments.stage, segments.chunk, segments.kind, segments.stalls, segments.ordinal]))
     return number
 
 
 class Pieces(NamedTuple):
-    """The work of the lanes between stalls, cut at every boundary that matters to a replay; ascending.
-
-    Attributes:
-        interval: the step of a rank that the piece lies in.
-        phase: the last phase that had begun; −1 where there was none.
-        stalls: how many recorded stalls had begun.
-    """
+    """Work between stalls, cut at every boundary that matters to a replay; ascending."""
 
     start: Int64
     end: Int64
-    interval: Int64
-    phase: Int64
-    stalls: Int64
+    interval: Int64  # index of the step of a rank
+    phase: Int64  # the last one that had begun; −1 for none
+    stalls: Int64  # recorded ones that had begun
 
     @classmethod
     def cut(
         cls, cuts: Int64, intervals: IntervalUnion, stalls: IntervalUnion, recorded: Int64, phases: IntervalUnion
     ) -> Pieces:
-        """Return the pieces between instants, among which all of the bounds are; ``recorded`` are starts of stalls."""
+        """Return the pieces between ``cuts``, which hold all bounds; ``recorded`` are starts of stalls."""
         start = cuts[:-1]
         step = intervals.of_begun(begun_at(cuts, intervals.start)[:-1], start)
         stalled = begun_at(cuts, stalls.start)
@@ -168,20 +147,15 @@ class Pieces(NamedTuple):
 
 
 class Phases(NamedTuple):
-    """Forwards, backwards and optimizers, in order.
-
-    Attributes:
-        row: which row each one is.
-        kind: FORWARD, BACKWARD or OPTIMIZER.
-    """
+    """Forwards, backwards and optimizers, in order."""
 
     intervals: IntervalUnion
     row: Int64
-    kind: Int64
+    kind: Int64  # FORWARD, BACKWARD or OPTIMIZER
 
     @classmethod
     def of(cls, rows: LaneRows, intervals: IntervalUnion) -> Phases:
-        """Return the phases that begin in the steps; what is nested in another one is left out."""
+        """Return the outermost phases that begin in the steps."""
         kinds = np.zeros(len(schema.KINDS), np.int64)
         kinds[list(_KIND_OF_SPAN)] = list(_KIND_OF_SPAN.values())
         chosen = np.flatnonzero((kinds > 0).take(rows.spans.kind) & (rows.spans.lane == schema.COMPUTE))
@@ -206,13 +180,7 @@ def find_segments(
 ) -> tuple[Segments, Int64]:
     """Return the segments of some lanes, and the segment of each piece.
 
-    Args:
-        rows: of these lanes.
-        stages: pipeline stage of each rank.
-        num_steps: of each rank.
-        pieces, phases: of the lanes.
-        intervals: the steps, rank by rank.
-        stalls: starts of the recorded stalls.
+    ``intervals`` are the steps, rank by rank; ``stalls`` are starts of the recorded stalls.
     """
     inside = phases.intervals.of_begun(pieces.phase + 1, pieces.start) >= 0
     number = (pieces.phase + 1) * 2 + inside
@@ -243,7 +211,7 @@ def find_segments(
 
 
 def narrow(numbers: npt.NDArray[np.integer]) -> Int32:
-    """Return ranks, steps or counts in half the memory: there are never 2³¹ of them."""
+    """Return ranks, steps or counts as 32 bits: there are never 2³¹ of them."""
     return numbers.astype(np.int32)
 
 
@@ -254,19 +222,13 @@ def _changes(values: Int64) -> Bool:
 
 
 class _Instances(NamedTuple):
-    """Phases and stretches between phases, in order.
+    """Phases and the stretches between them, in order."""
 
-    Attributes:
-        phase: the last phase that had begun, −1 for none; ``in_phase``: the instance is that phase.
-        interval: the step of a rank that it lies in.
-        stalls: how many began in it; ``stalls_before``: how many had begun before.
-    """
-
-    phase: Int64
-    in_phase: Bool
-    interval: Int64
+    phase: Int64  # the last one that had begun; −1 for none
+    in_phase: Bool  # the instance is that phase
+    interval: Int64  # index of the step of a rank
     stalls_before: Int64
-    stalls: Int64
+    stalls: Int64  # that began in the instance
 
     @classmethod
     def of(
@@ -278,7 +240,7 @@ class _Instances(NamedTuple):
         return cls(phase, in_phase, interval, before, np.searchsorted(stalls, end, side="left") - before)
 
     def kinds(self, intervals: IntervalUnion, phases: Phases) -> Int64:
-        """Return what each one is; a phase of another step counts as the step's edge."""
+        """Return the kind of each instance; a phase of another step counts as the step's edge."""
         kind = np.concatenate([[0], phases.kind, [0]])
         step = np.concatenate([[-1], intervals.holding(phases.intervals.start), [-1]])
         own = self.phase + 1
@@ -301,7 +263,7 @@ def _bounds(
 
 
 def _shares(rows: LaneRows, pieces: Pieces, heads: Int64) -> dict[str, Int64]:
-    """Return what the time of each segment went to; what is nested counts once, for the first of _SHARES."""
+    """Divide the time of each segment by cause; nested spans count once, for the first of _SHARES."""
     left = _sum(pieces.end - pieces.start, heads)
     share_of_kind = np.full(len(schema.KINDS), -1, np.int8)
     for number, kinds in enumerate(_SHARES.values()):

@@ -1,6 +1,4 @@
-"""What ranks did in some steps, in numbers: their work, pauses and transfers, without the graph of what waits for what.
-
-Statistics of consecutive parts of a run add up to those of the whole:
+"""Statistics of work, pauses and transfers in some steps; those of consecutive parts of a run can be added.
 
 >>> whole = StepStatistics.of(run, first) + StepStatistics.of(run, second)  # doctest: +SKIP
 """
@@ -25,20 +23,20 @@ GC: Final = "gc"
 CHECKPOINT: Final = "checkpoint"
 EVALUATION: Final = "evaluation"
 PAUSES: Final = (DATA, GC, CHECKPOINT, EVALUATION)
-"""What has spans of its own and is no work."""
+"""Causes with spans of their own that are no work."""
 
 MOST_ROWS: Final = 3_000_000
-"""Pieces of work and transfers that are kept, about 40 bytes each. Of a run with more, steps are drawn."""
+"""Rows of work and transfers that are kept, about 40 bytes each. Of a longer run, steps are drawn."""
 
 FEWEST_STEPS: Final = 64
-"""Are always kept."""
+"""Steps that are always kept."""
 
 _GOLDEN: Final = 2_654_435_769
-"""2^32 divided by the golden ratio: its multiples, modulo 2^32, are spread evenly, whichever steps are looked at."""
+"""2^32 divided by the golden ratio: multiples modulo 2^32 are evenly spread, whichever the steps are."""
 
 
 class Entries(NamedTuple):
-    """The kinds of work of every rank: what is done by others as well, if all but the rank is equal."""
+    """Kinds of work of every rank. Entries that differ only in the rank are the same work."""
 
     stage: Int32
     chunk: Int32
@@ -49,7 +47,7 @@ class Entries(NamedTuple):
 
     @property
     def work(self) -> Int64:
-        """Return numbers from 0 that entries of different ranks share which are the same work."""
+        """Return numbers from 0 that are equal for the same work on different ranks."""
         return grouped(pack(self[:-1]))[1]
 
     @property
@@ -57,29 +55,21 @@ class Entries(NamedTuple):
         return np.isin(self.kind, (FORWARD, BACKWARD))
 
     def of_segments(self, segments: Segments) -> Int64:
-        """Return the entry that each segment belongs to; −1 for none."""
+        """Return the entry of each segment; −1 for none."""
         return find_rows(self, [getattr(segments, name) for name in self._fields])
 
 
 @dataclass(frozen=True, slots=True)
 class WorkTable:
-    """The work of ranks between two stalls. Columns of equal length.
+    """Work of ranks between two stalls. Columns of equal length."""
 
-    Attributes:
-        entries: the kinds of work of every rank, ascending.
-        entry: which of them a row is.
-        step: index of the step.
-        begins_phase: it is the first of its forward, backward or optimizer, or of the time between two of them.
-        total_ns: with the pauses in it.
-    """
-
-    entries: Entries
-    entry: Int32
-    step: Int32
+    entries: Entries  # ascending
+    entry: Int32  # index into ``entries``
+    step: Int32  # index
     microbatch: Int32
-    begins_phase: Bool
+    begins_phase: Bool  # first row of a phase, or of the time between two
     work_ns: Int64
-    total_ns: Int64
+    total_ns: Int64  # with pauses
 
     @classmethod
     def of(cls, segments: Segments) -> WorkTable:
@@ -116,16 +106,16 @@ class WorkTable:
 
     @property
     def count(self) -> Int64:
-        """Return how many rows each entry has."""
+        """Return the number of rows of each entry."""
         return np.bincount(self.entry, minlength=len(self.entries.rank))
 
     def by_entry(self, values: Int64 | Bool) -> Int64:
-        """Return the sum of a value of the rows, of each entry."""
+        """Return the sum of a column by entry."""
         # float64 sums are exact here: they stay far below 2⁵³ ns, which is 104 days.
         return np.bincount(self.entry, values, minlength=len(self.entries.rank)).astype(np.int64)
 
     def of_steps(self, chosen: Bool) -> WorkTable:
-        """Return these steps only, numbered from 0 again."""
+        """Return the rows of these steps, which are numbered from 0 again."""
         rows = chosen[self.step]
         kept, entry = _kept(self.entry[rows], len(self.entries.rank))
         return WorkTable(
@@ -152,12 +142,12 @@ class WorkTable:
 
 
 def _numbers(chosen: Bool) -> Int32:
-    """Return the place of each among those that are chosen."""
+    """Return the index of each among the chosen."""
     return (np.cumsum(chosen) - 1).astype(np.int32)
 
 
 def _kept(number: Int32, count: int) -> tuple[Int64, Int32]:
-    """Return which of so many numbers occur, and each of these as its place among them; −1 stays −1."""
+    """Return the numbers below ``count`` that occur, and each number as its index among them; −1 stays −1."""
     occurs = np.bincount(number[number >= 0], minlength=count) > 0
     return np.flatnonzero(occurs), np.append(_numbers(occurs), np.int32(-1))[number]
 
@@ -166,14 +156,14 @@ _SEND, _RECEIVE = "send", "recv"
 
 
 class Link(NamedTuple):
-    """The path of communications: of messages the sender and the receiver, of collectives the members, ascending."""
+    """Ranks of communications: sender and receiver of messages, members of collectives in ascending order."""
 
     ranks: tuple[int, ...]
     is_directed: bool
 
 
 class Traffic(NamedTuple):
-    """Similar transfers over a link: of messages, the operation is ``send`` on either side."""
+    """Similar transfers over a link; the operation of messages is ``send`` on either side."""
 
     operation: str
     num_bytes: int
@@ -182,7 +172,7 @@ class Traffic(NamedTuple):
 
 
 class TransferKind(NamedTuple):
-    """Transfers that are alike, on whichever link and rank."""
+    """Similar transfers over any link."""
 
     operation: str
     num_bytes: int
@@ -191,24 +181,15 @@ class TransferKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TransferTable:
-    """The transfers of some steps, one row per participant.
-
-    Attributes:
-        traffic: what passes over the links.
-        kinds: of transfers.
-        row: index of the traffic of each transfer; −1 of one without other participants.
-        kind: index of its kind.
-        join: number that the participants of one communication share.
-        step: index of the step.
-    """
+    """Transfers of some steps, one row per participant."""
 
     traffic: tuple[Traffic, ...]
     kinds: tuple[TransferKind, ...]
-    row: Int32
-    kind: Int32
-    join: Int64
+    row: Int32  # index into ``traffic``; −1 without other participants
+    kind: Int32  # index into ``kinds``
+    join: Int64  # equal for the participants of one communication
     rank: Int32
-    step: Int32
+    step: Int32  # index
     ns: Int64
 
     @classmethod
@@ -231,7 +212,7 @@ class TransferTable:
         return len(self.row)
 
     def of_steps(self, chosen: Bool) -> TransferTable:
-        """Return these steps only, numbered from 0 again."""
+        """Return the rows of these steps, which are numbered from 0 again."""
         rows = chosen[self.step]
         traffic, row = _kept(self.row[rows], len(self.traffic))
         kinds, kind = _kept(self.kind[rows], len(self.kinds))
@@ -265,21 +246,21 @@ _Key = TypeVar("_Key", Traffic, TransferKind)
 
 
 def _together(some: tuple[_Key, ...], others: tuple[_Key, ...]) -> tuple[tuple[_Key, ...], Int32]:
-    """Return the keys of both, and the number of each of the others among them; −1 stays −1."""
+    """Return the keys of both, and the index of each of the others among them; −1 stays −1."""
     number = {one: at for at, one in enumerate(some)}
     numbers: list[int] = [number.setdefault(one, len(number)) for one in others]
     return tuple(number), np.array([*numbers, -1], np.int32)
 
 
 def kinds_of(run: Run, transfers: Transfers) -> tuple[tuple[TransferKind, ...], Int64]:
-    """Return the kinds of transfers, and which one each is."""
+    """Return the kinds of transfers, and the index of each transfer's kind."""
     first, kind = grouped(pack([transfers.name, transfers.bytes, transfers.participants]))
     columns = (column[first].tolist() for column in (transfers.name, transfers.bytes, transfers.participants))
     return tuple(TransferKind(run.names[name], *sizes) for name, *sizes in zip(*columns, strict=True)), kind
 
 
 def traffic_of(run: Run, transfers: Transfers) -> tuple[tuple[Traffic, ...], Int64]:
-    """Return what passes over the links, and which of it each transfer is; −1 of those without other participants."""
+    """Return the traffic, and the index into it of each transfer; −1 without other participants."""
     rows = np.flatnonzero(transfers.participants > 1)
     number = np.full(len(transfers), -1, np.int64)
     if not len(rows):
@@ -325,44 +306,34 @@ def _links_of(run: Run, transfers: Transfers, rows: Int64) -> tuple[list[Link], 
             links.append(Link((int(source[row]), int(target[row])), is_directed=True))
             continue
         told = run.ranks[int(rank[row])].groups.get(int(group[row]))
-        # Without a word of the group's members: those that were found in one of its communications.
+        # If the members are not recorded, take the ranks found in one of the group's communications.
         members = np.unique(rank[join == join[row]]).tolist() if told is None else told.ranks
         links.append(Link(tuple(one for one in members if one in run.ranks), is_directed=False))
     return links, link
 
 
 def _operation(run: Run, name: Int32) -> Int64:
-    """Return the name's code, of messages that of ``send`` on either side."""
+    """Return the codes of names, with ``send`` for either side of messages."""
     code = {word: number for number, word in enumerate(run.names)}
     return np.where(name == code.get(_RECEIVE, -1), code.get(_SEND, -1), name).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class StepStatistics:
-    """The work, pauses and transfers of all ranks in some steps.
+    """Work, pauses and transfers of all ranks in some steps.
 
-    Of a long run these steps are drawn, so that memory does not grow: all of them while there are few, then about
-    every second one, every fourth, …. Whether a step is among them follows from its number, and from the size of the
-    whole run.
-
-    Attributes:
-        ranks, steps: their numbers, ascending.
-        stages: of each rank, its pipeline stage.
-        measured_ns: of each step, the mean over the ranks.
-        replayed_ns: of each step, with the measured durations.
-        pauses_ns: by cause, one of PAUSES, shape (ranks, steps).
-        halvings: how often steps were halved.
+    Of a long run, steps are drawn by their number so that memory does not grow: all, then about every second one, ….
     """
 
-    ranks: Int64
-    steps: Int64
-    stages: Int64
-    measured_ns: Int64
-    replayed_ns: Int64
+    ranks: Int64  # numbers, ascending
+    steps: Int64  # numbers, ascending
+    stages: Int64  # pipeline stage of each rank
+    measured_ns: Int64  # of each step, mean over the ranks
+    replayed_ns: Int64  # of each step, with the measured durations
     table: WorkTable
-    pauses_ns: Mapping[str, Int64]
+    pauses_ns: Mapping[str, Int64]  # by cause (PAUSES), shape (ranks, steps)
     transfers: TransferTable
-    halvings: int = 0
+    halvings: int = 0  # of the set of steps
 
     @classmethod
     def of(cls, run: Run, program: Program) -> StepStatistics:
@@ -385,7 +356,7 @@ class StepStatistics:
         ).drawn()
 
     def __add__(self, other: StepStatistics) -> StepStatistics:
-        """Return the statistics of these steps and of those that follow them, of the same ranks."""
+        """Return the statistics of these steps and of later ones of the same ranks."""
         halvings = max(self.halvings, other.halvings)
         one, another = self._halved(halvings), other._halved(halvings)
         num_steps = len(one.steps)
@@ -402,7 +373,7 @@ class StepStatistics:
         ).drawn()
 
     def drawn(self) -> StepStatistics:
-        """Return half of the steps, and half of these, …, until they have few enough rows."""
+        """Return these statistics with steps halved until they have few enough rows."""
         drawn = self
         while len(drawn.table) + len(drawn.transfers) > MOST_ROWS:
             halved = drawn._halved(drawn.halvings + 1)
@@ -414,7 +385,7 @@ class StepStatistics:
     def _halved(self, halvings: int) -> StepStatistics:
         if halvings == self.halvings:
             return self
-        # The upper bits of the product: of checkpoints every 1,000 steps, say, as large a share is kept as of all.
+        # The upper bits of the product keep the same share of steps with a period (checkpoints, say) as of all.
         chosen = (self.steps * _GOLDEN) % 2**32 < 2 ** (32 - halvings)
         return replace(
             self,

@@ -1,9 +1,7 @@
-"""Finds for whom the others waited, and what that rank was doing meanwhile.
+"""Find the ranks that made others wait, and what they were doing meanwhile.
 
-The last rank to arrive at a communication makes the others wait. Since the communication before it ended, or the step
-before began, it did something for longer than the one that waits: that difference is what the wait is due to.
-
->>> [one.in_words() for one in awaited_totals(analysis.context).longest()]  # doctest: +SKIP
+A wait is due to what the last rank to arrive did for longer than the waiting rank, since the communication before it
+ended or the step before began.
 """
 
 from __future__ import annotations
@@ -50,11 +48,11 @@ _ACTIVITY_OF_KIND: Final[Mapping[int, str]] = {
     schema.STALL: COMMUNICATION,
     schema.GC: GC,
 }
-"""In ascending order of belief, where spans overlap."""
+"""In ascending priority where spans overlap."""
 
 _ACTIVITIES: Final = (*dict.fromkeys(_ACTIVITY_OF_KIND.values()), NOTHING)
 _UNKNOWN: Final = -1
-"""The activity of a rank whose clock cannot be compared with that of the one that waits."""
+"""The activity of a rank whose clock cannot be compared with that of the waiting rank."""
 
 _IN_WORDS: Final = {
     EVALUATION: "evaluating",
@@ -81,7 +79,7 @@ NEXT_STEP: Final = {
 _NEXT_STEP_OF_UNKNOWN: Final = "Its clock cannot be compared with those of the ranks that wait: look at its own time."
 
 _STANDS_OUT: Final = 1.5
-"""Times the share that each rank would have if all were waited for alike."""
+"""Multiple of the share that each rank would have if all were waited for equally."""
 
 _MOST_RANKS: Final = 3
 
@@ -90,7 +88,7 @@ _WORTH_A_WORD: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """Something that a rank did in some steps while others waited for it, ``wait_ns`` summed over them."""
+    """An activity of a rank in some steps while others waited for it; ``wait_ns`` is summed over them."""
 
     activity: str
     wait_ns: int
@@ -99,20 +97,13 @@ class Doing:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """A rank for which others waited.
-
-    Attributes:
-        wait_ns: summed over those who waited and the steps that count.
-        share: of all waiting.
-        stands_out: it is waited for clearly more than if all ranks were waited for alike.
-        doing: what it did for longer than those who waited, longest first; rounded, their waits add up to ``wait_ns``.
-    """
+    """A rank that others waited for."""
 
     rank: int
-    wait_ns: int
-    share: float
-    stands_out: bool
-    doing: tuple[Doing, ...]
+    wait_ns: int  # summed over the waiting ranks and the steps that count
+    share: float  # of all waiting
+    stands_out: bool  # waited for clearly more than if all ranks were waited for equally
+    doing: tuple[Doing, ...]  # what it did for longer than the waiting ranks, longest first; adds up to ``wait_ns``
 
     def in_words(self) -> str:
         """Return ``rank 0 (92 % of all waiting), which was evaluating (88 %, once, in step 9: 11 s, …)``."""
@@ -144,7 +135,7 @@ class Awaited:
 
 @dataclass(frozen=True, slots=True)
 class _Dues:
-    """Waits, summed by the rank that they were for, by what it did (see ``_ACTIVITIES``; ``_UNKNOWN``) and by step."""
+    """Waits, summed by awaited rank, its activity (index into ``_ACTIVITIES``, or ``_UNKNOWN``) and step."""
 
     last_rank: Int64
     activity: Int64
@@ -154,23 +145,17 @@ class _Dues:
 
 @dataclass(frozen=True, slots=True)
 class AwaitedTotals:
-    """For whom ranks waited in some steps. Totals of several windows of a run add up to those of the run.
+    """Waits in some steps. Totals of consecutive windows of a run add up to those of the run."""
 
-    Attributes:
-        parts: the waits, by window.
-        steps: the numbers of the steps.
-        ranks: those that count.
-    """
-
-    parts: tuple[_Dues, ...]
+    parts: tuple[_Dues, ...]  # one per window
     steps: tuple[int, ...]
-    ranks: frozenset[int]
+    ranks: frozenset[int]  # those that count
 
     def __add__(self, later: AwaitedTotals) -> AwaitedTotals:
         return AwaitedTotals(self.parts + later.parts, self.steps + later.steps, self.ranks | later.ranks)
 
     def longest(self) -> list[Awaited]:
-        """Return the ranks for which others waited longest, at most three."""
+        """Return the ranks that others waited longest for, at most three."""
         dues = _Dues(*(np.concatenate([getattr(part, one.name) for part in self.parts]) for one in fields(_Dues)))
         total = int(dues.ns.sum())
         ranks, which = np.unique(dues.last_rank, return_inverse=True)
@@ -188,7 +173,7 @@ class AwaitedTotals:
         by_step = np.zeros((len(_ACTIVITIES), len(self.steps)), np.int64)
         known = rows[dues.activity[rows] != _UNKNOWN]
         np.add.at(by_step, (dues.activity[known], np.searchsorted(self.steps, dues.step[known])), dues.ns[known])
-        # Of waits for what is not known the same is believed.
+        # Waits with an unknown activity are divided like the others.
         of_known = by_step * (wait_ns / max(int(by_step.sum()), 1))
         doing = [
             Doing(activity, round(float(own.sum())), occurrence(self.steps, own))
@@ -201,11 +186,7 @@ class AwaitedTotals:
 
 
 def awaited_totals(context: Context) -> AwaitedTotals:
-    """Add up for whom ranks waited, and what that rank did for longer than they.
-
-    Args:
-        context: the steps that count, with the two steps before each of them.
-    """
+    """Add up waits by awaited rank and activity. The context must hold two more steps before each that counts."""
     waits = _Waits.of(context)
     due = _due_to(waits, context)
     activity, wait = np.nonzero(due)
@@ -224,22 +205,17 @@ def awaited_totals(context: Context) -> AwaitedTotals:
 
 @dataclass(frozen=True, slots=True)
 class _Waits:
-    """Each wait of a rank for the last participant of a communication.
-
-    Attributes:
-        since: until then nobody was late: when the communication before it on the same group had ended, at the earliest
-            when the step before began on either rank.
-        start, ns: of the wait.
-        is_comparable: both ranks count, and their clocks were brought together.
-    """
+    """Waits of ranks for the last participant of a communication."""
 
     rank: Int64
     last_rank: Int64
     step: Int64
+    # No rank was late before: the previous communication of the group had ended, or, if that was earlier, the step
+    # before had begun on both ranks.
     since: Int64
     start: Int64
     ns: Int64
-    is_comparable: Bool
+    is_comparable: Bool  # both ranks count, and their clocks are aligned
 
     @classmethod
     def of(cls, context: Context) -> _Waits:
@@ -284,14 +260,14 @@ def _waits_of_rank(trace: RankTrace, context: Context) -> _Waits:
 
 
 def _begins(spans: Spans, steps: Int32) -> Int64:
-    """Return when the steps with these numbers began."""
+    """Return the starts of the steps with these numbers."""
     rows = np.flatnonzero(spans.kind == schema.STEP)
     rows = rows[np.argsort(spans.step[rows], kind="stable")]
     return np.asarray(spans.start[rows[np.searchsorted(spans.step[rows], steps)]])
 
 
 def _begins_of_steps_before(spans: Spans, times: Int64) -> Int64:
-    """Return when the step before the first one that ends after each time began; of the first step, its own begin."""
+    """Return the start of the step before the first one that ends after each time; of the first step, its own."""
     rows = np.flatnonzero(spans.kind == schema.STEP)
     rows = rows[np.argsort(spans.start[rows], kind="stable")]
     place = np.searchsorted(np.maximum.accumulate(spans.end[rows]), times, side="right")
@@ -299,7 +275,7 @@ def _begins_of_steps_before(spans: Spans, times: Int64) -> Int64:
 
 
 def _due_to(waits: _Waits, context: Context) -> Int64:
-    """Return how much of each wait is due to what, ns, shape (activities, waits); 0 of those that are not known."""
+    """Return how much of each wait is due to each activity, ns, shape (activities, waits); 0 if not comparable."""
     arrival = waits.start + waits.ns
     more = np.zeros((len(_ACTIVITIES), len(waits.ns)))
     known = np.flatnonzero(waits.is_comparable)
@@ -327,7 +303,7 @@ def _times(activities: Mapping[str, IntervalUnion], start: Int64, end: Int64) ->
 
 
 def _activities(trace: RankTrace) -> dict[str, IntervalUnion]:
-    """Return when the rank was doing what; no instant is in two of them."""
+    """Return the intervals of each activity, which do not overlap."""
     spans = trace.spans
     order = {kind: position for position, kind in enumerate(_ACTIVITY_OF_KIND)}
     rows = np.flatnonzero(np.isin(spans.kind, [*_ACTIVITY_OF_KIND]) & (spans.end > spans.start))
@@ -346,17 +322,13 @@ def _activities(trace: RankTrace) -> dict[str, IntervalUnion]:
 
 
 _ALIKE: Final = 0.001
-"""Work that is longer by at most this share is no longer."""
+"""Work that is longer by at most this share counts as equal."""
 
 
 def most_waited_for(found: SlowRanks, blame: Mapping[int, int], num_steps: int, replay: Replay) -> str:
-    """Return a few sentences; empty where nobody waited for anybody.
+    """Say why the rank that others waited longest for is no straggler; empty if no rank waited.
 
-    Args:
-        found: who is slow, and who is not.
-        blame: by rank, for how long others waited for it, ns summed over all steps.
-        num_steps: how many.
-        replay: of the run.
+    ``blame`` is, by rank, the time that others waited for it, ns summed over ``num_steps`` steps.
     """
     run = found.work.run
     total = sum(blame.values())

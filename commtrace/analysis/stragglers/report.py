@@ -1,7 +1,6 @@
-"""Everything that ``commtrace straggler`` prints: who slows the job, why, and what the job would gain without.
+"""Compute everything that ``commtrace straggler`` prints.
 
->>> report = report_stragglers("commtrace-runs/my-run")         # doctest: +SKIP
->>> report.slowdown.slowdown, report.findings.verdicts          # doctest: +SKIP
+>>> report_stragglers("commtrace-runs/my-run").findings.verdicts  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -33,47 +32,29 @@ from commtrace.trace.run import Run
 
 
 class NodesOfVerdict(NamedTuple):
-    """The nodes of the ranks that a verdict names.
+    """The nodes of the ranks that a verdict names."""
 
-    Attributes:
-        devices: of the ranks whose device is known, ``rank 3: GPU-…``.
-        keep_out: a command, or what to do by hand, that keeps these nodes out of the next job.
-    """
-
-    devices: tuple[str, ...]
-    keep_out: str
+    devices: tuple[str, ...]  # of ranks whose device is known, ``rank 3: GPU-…``
+    keep_out: str  # a command, or advice, that keeps these nodes out of the next job
 
 
 @dataclass(frozen=True, slots=True)
 class StragglerReport:
-    """Who slows the job.
-
-    Attributes:
-        run: its name.
-        attempt: how often the job had been started before.
-        alignment: of the hosts' clocks.
-        problems: of the run's files, in sentences.
-        slowdown: of the job, and what the job would gain.
-        on_gpu: the job ran on GPUs.
-        findings: the verdicts, and what could not be judged.
-        nodes: of each verdict.
-        repeated_steps: steps that were done more than once.
-        awaited: ranks for which others waited, longest first.
-    """
+    """The stragglers of a job, and what it would gain without them."""
 
     run: str
-    attempt: int
+    attempt: int  # how often the job had been started before
     alignment: Alignment
-    problems: tuple[str, ...]
+    problems: tuple[str, ...]  # of the run's files, in sentences
     slowdown: WhatIf
     on_gpu: bool
     findings: Findings
-    nodes: tuple[NodesOfVerdict, ...]
+    nodes: tuple[NodesOfVerdict, ...]  # of each verdict
     repeated_steps: tuple[RepeatedStep, ...]
-    awaited: tuple[Awaited, ...]
+    awaited: tuple[Awaited, ...]  # longest first
 
     def to_json(self) -> JsonObject:
-        """Return what ``--json`` prints (docs/json/straggler.schema.json)."""
+        """Return the output of ``--json`` (docs/json/straggler.schema.json)."""
         findings = self.findings
         return {
             "run": self.run,
@@ -98,13 +79,9 @@ class StragglerReport:
 def report_stragglers(
     path: str | Path, steps: str | None = None, baseline: Baseline | None = None, workers: Workers = ALONE
 ) -> StragglerReport:
-    """Find who slows a job, and replay what it would gain.
+    """Find the stragglers of a job, and replay the job without them.
 
-    Args:
-        path: directory of the run.
-        steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``. Without, all complete steps but the first.
-        baseline: what the same job does where it is well.
-        workers: who measures the windows of a long run.
+    ``steps`` is ``A:B`` (B exclusive), ``A:B:k`` or ``A``; by default all complete steps but the first.
 
     Raises:
         RunNotFoundError: nothing was recorded there.
@@ -115,7 +92,7 @@ def report_stragglers(
 
 
 def report_of_steps(run: WholeRun | LargeRun, baseline: Baseline | None = None) -> StragglerReport:
-    """Find the same in steps that are ready to be measured."""
+    """Find stragglers in steps that are ready to be measured."""
     path = run.recorded.path
     if is_whatif_run(run.recorded) and isinstance(run, LargeRun):
         run = WholeRun(analyse(path))  # the rules of the study take all steps at once
@@ -145,8 +122,6 @@ def report_of_steps(run: WholeRun | LargeRun, baseline: Baseline | None = None) 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What is measured of some steps."""
-
     work: MeasuredWork
     awaited: AwaitedTotals
 
@@ -159,11 +134,7 @@ def _measure(analysis: Analysis) -> _Measured:
 
 
 def baseline_of(path: str | Path, workers: Workers = ALONE) -> Baseline:
-    """Return a run as the baseline of others of the same job.
-
-    Raises:
-        CommtraceError: its steps cannot be replayed.
-    """
+    """Return a run as the baseline of others of the same job. Raise CommtraceError if it cannot be replayed."""
     run = open_run(path, workers=workers)
     work = run.measure(measure_work).result
     if work.steps is None:
@@ -188,7 +159,7 @@ def _nodes(run: Run, ranks: Sequence[int]) -> NodesOfVerdict:
 
 
 def _what_if(run: WholeRun | LargeRun, work: MeasuredWork, replay: Replay | None) -> WhatIf:
-    """Replay the steps; an imported trace of the what-if study by the rules of its authors, over all of its steps."""
+    """Replay the steps; an imported trace of the what-if study, all of its steps, by the rules of its authors."""
     if is_whatif_run(run.recorded) or work.steps is None or replay is None:
         return analyse_whatif_trace(whatif_trace_of(run.recorded))
     return what_if(run.aligned, work.steps, replay)

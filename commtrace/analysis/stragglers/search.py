@@ -1,9 +1,8 @@
-"""Who is slow, why, what it costs, and what to do (docs/stragglers.md).
+"""Find stragglers, with cause, cost and next step (docs/stragglers.md).
 
 A rank that waits for a slow one is never named: waiting is no duration in a replay.
 
->>> findings = find_stragglers(run, matches)                    # doctest: +SKIP
->>> print(findings.verdicts[0].evidence)                        # doctest: +SKIP
+>>> find_stragglers(run, matches).verdicts[0].evidence  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -46,52 +45,29 @@ NO_PEERS = (
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The verdicts, costliest first, and what could not be judged.
+    """Verdicts on stragglers, and what could not be judged."""
 
-    Attributes:
-        abstentions: sentences that name the missing signal.
-        together_ms_per_step: what a step would save without everything that is named.
-        waited_for: where nobody is named, for whom others waited most and why that one is no straggler.
-        replay_error: median difference of replayed and measured steps, as a share; NaN where nothing was replayed.
-    """
-
-    verdicts: tuple[Verdict, ...] = ()
-    abstentions: tuple[str, ...] = ()
-    replay_error: float = float("nan")
-    together_ms_per_step: float = 0.0
-    waited_for: str = ""
+    verdicts: tuple[Verdict, ...] = ()  # costliest first
+    abstentions: tuple[str, ...] = ()  # sentences that name the missing signal
+    replay_error: float = float("nan")  # median difference of replayed and measured steps, as a share
+    together_ms_per_step: float = 0.0  # saved without everything that is named
+    waited_for: str = ""  # without verdicts: the rank that others waited for most, and why it is no straggler
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWork:
-    """What the search for stragglers needs of some steps. That of several windows of a run adds up to that of the run.
+    """Input of the search for stragglers from some steps. That of several windows adds up to that of the run."""
 
-    Attributes:
-        steps: their statistics; None where they cannot be replayed.
-        why_not: why they cannot.
-        num_steps: how many, also those that were not drawn into the statistics.
-        begins_ns: of each rank, when its first and its last step began, shape (2, ranks).
-        blame_ns: by rank, for how long others waited for it.
-        clocks_agree: the clocks of the hosts were brought together.
-    """
-
-    steps: StepStatistics | None
-    why_not: str
-    num_steps: int
-    begins_ns: Int64
-    blame_ns: Mapping[int, int]
+    steps: StepStatistics | None  # None if they cannot be replayed
+    why_not: str  # why they cannot
+    num_steps: int  # with those that were not drawn into the statistics
+    begins_ns: Int64  # begin of the first and the last step of each rank, shape (2, ranks)
+    blame_ns: Mapping[int, int]  # by rank, the time that others waited for it
     clocks_agree: bool
 
     @classmethod
     def of(cls, run: Run, matches: Matches, program: Program, rows: Run | None = None) -> MeasuredWork:
-        """Measure the steps of a program.
-
-        Args:
-            run: on one clock.
-            matches: its communications, joined.
-            program: of these steps.
-            rows: those of the program, if that has more than ``run``.
-        """
+        """Measure the steps of a program; ``rows`` is its run if that has more rows than ``run``."""
         steps = StepStatistics.of(rows or run, program)
         begins_ns = program.start_ns[:, [0, -1]].T
         return cls(steps, "", len(program.steps), begins_ns, blame_ns(run, matches), matches.clocks_agree)
@@ -124,15 +100,7 @@ def find_stragglers(
     program: Program | None = None,
     baseline: Baseline | None = None,
 ) -> Findings:
-    """Name what holds up the job, in steps that are in memory.
-
-    Args:
-        run: with aligned clocks.
-        matches: its communications, joined.
-        thresholds: when a difference counts.
-        program: of the run, if there is one already.
-        baseline: what the same job does where it is well.
-    """
+    """Find stragglers in steps that are in memory, with aligned clocks."""
     try:
         program = program or build_program(run, matches)
     except ReplayError as error:
@@ -143,7 +111,7 @@ def find_stragglers(
 
 
 def measure_work(analysis: Analysis) -> MeasuredWork:
-    """Measure the steps that count; where only kernels were recorded, a replay would tell nothing of them."""
+    """Measure the steps that count, unless only kernels were recorded: a replay would show nothing of them."""
     if any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values()):
         return MeasuredWork.not_replayed(ONLY_KERNELS, analysis.matches)
     try:
@@ -160,14 +128,9 @@ def judge_stragglers(
     thresholds: Thresholds | None = None,
     baseline: Baseline | None = None,
 ) -> Findings:
-    """Name what holds up the job.
+    """Find stragglers in measured steps.
 
-    Args:
-        run: its ranks, on one clock; of the rows only those of steps are looked at.
-        measured: all steps that count.
-        replay: of these; None where they cannot be replayed.
-        thresholds: when a difference counts.
-        baseline: what the same job does where it is well.
+    Of ``run``, on one clock, only the rows of steps are used. ``replay`` is None if the steps cannot be replayed.
     """
     thresholds = thresholds or Thresholds()
     if len(run.ranks) < 2:
@@ -186,7 +149,7 @@ def judge_stragglers(
         usual = baseline.usual if baseline else None
         others = of_no_single_rank(work, replay, _ranks(sets), sets.normal, is_cut=True, usual=usual)
         if others.verdicts and any(one.slow for one in stretches):
-            # What a rank costs is hidden where others wait for something else as well, and the other way round.
+            # The cost of a rank is hidden where others wait for something else as well, and vice versa.
             beside = judge_sets(work, replay, stretches, others.normal)
             verdicts = beside.verdicts
             if _ranks(beside) > _ranks(sets):
@@ -203,7 +166,7 @@ def judge_stragglers(
     if not ordered:
         changes = common_change(work), baseline.difference(work) if baseline else ""
         abstentions += tuple(filter(None, changes))
-    # Where it cannot be told what is normal, a comparison with others would be one with the slow.
+    # If normal is not known, a comparison with others would be one with the slow.
     waited_for = (
         "" if ordered or undecided else most_waited_for(stretches[0], measured.blame_ns, measured.num_steps, replay)
     )
@@ -224,15 +187,12 @@ def _dated(verdict: Verdict, work: WorkStatistics) -> Verdict:
 
 
 class OfNoSingleRank(NamedTuple):
-    """Verdicts on stages, sequences and links; the scenario without them, and sentences on what is not known.
-
-    ``well`` is what the stages and links do that are not slow.
-    """
+    """Verdicts on stages, sequences and links, and the scenario without them."""
 
     verdicts: list[Verdict]
     normal: Scenario
-    undecided: tuple[str, ...]
-    well: Usual
+    undecided: tuple[str, ...]  # sentences
+    well: Usual  # of the stages and links that are not slow
 
 
 def _ranks(sets: SlowSets) -> set[int]:
@@ -249,16 +209,10 @@ def of_no_single_rank(
     is_cut: bool = False,
     usual: Usual | None = None,
 ) -> OfNoSingleRank:
-    """Look for slow stages, sequences and links.
+    """Find slow stages, sequences and links.
 
-    Args:
-        work: of the run.
-        replay: of the same run.
-        slow_ranks: that were found to be slow.
-        normal_ranks: the scenario in which these work as is normal.
-        limits: from when on a stage stands out.
-        is_cut: cut the run where stages or links change; else its steps are judged together.
-        usual: what stages and links do where the job is well.
+    ``normal_ranks`` is the scenario in which ``slow_ranks`` work normally, ``usual`` is the job when it is well.
+    ``is_cut`` cuts the run where stages or links change.
     """
     stages = uneven_stages(work, replay, normal_ranks, limits, is_cut=is_cut, usual=usual)
     slow = {*slow_ranks, *stages.ranks}

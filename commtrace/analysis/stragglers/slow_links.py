@@ -1,7 +1,6 @@
-"""Finds slow communication: a link between ranks, all that a rank sends, all of a rank, or a network of hosts.
+"""Find slow communication: a link between ranks, all that a rank sends, all of a rank, or a network of hosts.
 
-Transfers that are alike are compared link by link, by the rule for the work of ranks; the slow links are then named by
-what they have in common.
+Similar transfers are compared between links; slow links are then named by what they have in common.
 """
 
 from __future__ import annotations
@@ -38,34 +37,24 @@ _ELSEWHERE: Final = "as the same ones elsewhere"
 
 
 class SlowLinks(NamedTuple):
-    """Verdicts, costliest first; the scenario without them, and sentences on what is not known.
-
-    ``well_ns`` are typical transfers over links that are not slow in the last stretch.
-    """
+    """Verdicts, costliest first, and the scenario without them."""
 
     verdicts: list[Verdict]
     normal: Scenario = MEASURED
-    undecided: tuple[str, ...] = ()
-    well_ns: Mapping[Traffic, float] = {}
+    undecided: tuple[str, ...] = ()  # sentences
+    well_ns: Mapping[Traffic, float] = {}  # typical transfers over links that are not slow in the last stretch
 
 
 @dataclass(frozen=True, slots=True)
 class _Links:
-    """The speed of links in some steps, one row for all similar transfers over a link.
-
-    Attributes:
-        ns: median of the transfers; NaN where there are too few.
-        is_judged: has enough transfers, and touches no slow rank.
-        normal_ns: what is normal; NaN where that is not known.
-        is_known: whether it is slow is known; where the past tells it of others, not of a link without one.
-    """
+    """The speed of links in some steps, one row for all similar transfers over a link."""
 
     work: WorkStatistics
-    ns: Float64
-    is_judged: Bool
-    normal_ns: Float64
+    ns: Float64  # median of the transfers; NaN if there are too few
+    is_judged: Bool  # has enough transfers and touches no slow rank
+    normal_ns: Float64  # NaN if unknown
     is_slow: Bool
-    is_known: Bool
+    is_known: Bool  # ``is_slow`` is certain; not for a link without a past if other links are judged by theirs
     told_by: tuple[str, ...]
 
 
@@ -87,13 +76,8 @@ def slow_links(
 ) -> SlowLinks:
     """Find slow communication, and what the job would save without it.
 
-    Args:
-        work: of the run.
-        replay: of the same run.
-        others: the scenario without what was found so far.
-        slow_ranks: they may serve their communications late, so links that touch them are not judged.
-        is_cut: cut the run where links change.
-        usual: what links do where the job is well.
+    Links of ``slow_ranks`` are not judged: these ranks may serve their communications late. ``others`` is the scenario
+    without earlier findings; ``usual`` is the job when it is well; ``is_cut`` cuts the run where links change.
     """
     transfers = _transfers_of(work)
     if transfers is None:
@@ -133,7 +117,7 @@ def _well(transfers: LinkTransfers, found: _Links) -> dict[Traffic, float]:
 
 
 def typical_transfers(work: WorkStatistics) -> dict[Traffic, float]:
-    """Return how long transfers typically take, ns."""
+    """Return the typical time of transfers, ns."""
     transfers = _transfers_of(work)
     if transfers is None:
         return {}
@@ -167,7 +151,7 @@ def _judge_stretches(
 def _judge_each(
     work: WorkStatistics, cuts: Sequence[int], transfers: LinkTransfers, slow_ranks: Collection[int], usual: Float64
 ) -> list[_Links]:
-    """Judge each stretch; without a baseline, the stretch in which a link was fastest tells what is usual on it."""
+    """Judge each stretch. Without a baseline, the stretch in which a link was fastest shows its usual time."""
     stretches = cut_at(work, cuts)
     typical = np.array([transfers.typical_ns(one.steady) for one in stretches])
     fastest = np.nanmin(np.where(np.isnan(typical), np.inf, typical), axis=0)
@@ -179,7 +163,7 @@ def _judge_each(
 def _judge(
     work: WorkStatistics, transfers: LinkTransfers, slow_ranks: Collection[int], usual: Float64, usual_by: str
 ) -> _Links:
-    """Compare links with their like, and where these do not tell, with what is usual on them."""
+    """Compare similar links; if these do not decide, compare with their usual time."""
     typical = transfers.typical_ns(work.steady)
     number = np.arange(len(transfers), dtype=np.int64)
     touches_slow = np.array([not set(slow_ranks).isdisjoint(link.ranks) for link in transfers.links])
@@ -207,7 +191,7 @@ def _judge(
 
 
 def _judge_by_host(work: WorkStatistics, of_links: Work, transfers: LinkTransfers) -> Judged:
-    """Judge links of which most may be slow: those of one host are, if the others tell them apart."""
+    """Judge links of which most may be slow: those of one host are slow if the others differ from them."""
     node = {rank: trace.metadata.node for rank, trace in work.run.ranks.items()}
     for host in sorted(set(node.values())):
         touches = [any(node.get(rank) == host for rank in link.ranks) for link in transfers.links]
@@ -218,7 +202,7 @@ def _judge_by_host(work: WorkStatistics, of_links: Work, transfers: LinkTransfer
 
 
 def _find_changes(work: WorkStatistics, transfers: LinkTransfers) -> list[int]:
-    """Return where transfers over a link change, as places among the steps that count."""
+    """Return the steps at which transfers over a link change, as indices among the steps that count."""
     steps = transfers.per_step_ns(work.steady)
     steps = steps[np.isfinite(steps).all(axis=1)]
     if not len(steps):
@@ -238,10 +222,8 @@ def _are_alike(one: _Links, other: _Links) -> bool:
 
 
 def _typical_scatter(work: WorkStatistics, transfers: LinkTransfers, typical: Float64) -> Float64:
-    """Return how far single transfers of each kind are from the median of their link, on the typical link.
-
-    The upper half counts: transfers on a busy host are short, with a long tail.
-    """
+    """Return the distance of single transfers of each kind from the median of their link, on the typical link."""
+    # The upper half counts: transfers on a busy host are short, with a long tail.
     above = transfers.ns - typical[transfers.row]
     upper = (above >= 0) & work.steady[transfers.step]
     spread = grouped_median(transfers.row[upper], above[upper], len(transfers)) / MEDIAN_DISTANCE
@@ -360,7 +342,7 @@ _MOST_HOSTS = 3
 
 
 class Suspicion(NamedTuple):
-    """Slow links that share a place; ``ranks`` are the guilty, or the ends of the links."""
+    """Slow links that share a place; ``ranks`` are the suspects, or the ends of the links."""
 
     place: str
     who: str
@@ -378,7 +360,7 @@ class _Place(NamedTuple):
 
 
 def suspicions_of(run: Run, links: Sequence[Link], is_known: Bool, is_slow: Bool) -> Iterator[Suspicion]:
-    """Yield what slow links share: first what explains many of them, at last each by itself."""
+    """Yield the places that slow links share: first those that explain many links, then single links."""
     left = {row for row in range(len(links)) if is_slow[row]}
     for place in _places(run, links, frozenset(left)):
         known = [row for row in place.rows if is_known[row]]

@@ -1,4 +1,4 @@
-"""Ranks that work beyond what is normal in some steps of a recorded run, and how long their work would be if normal."""
+"""Find ranks that work longer than normal in some steps, and the rule by which they would work normally."""
 
 from __future__ import annotations
 
@@ -34,33 +34,26 @@ from commtrace.trace.spans import Bool, Int32, Int64
 
 WORK: Final = "work"
 SELDOM: Final = "seldom"
-"""Work that takes far longer in some steps, of a rank that is as fast as the others in most: its mean counts, too."""
+"""Work that is far longer in some steps, of a rank that is as fast as others in most: its mean counts as well."""
 MICROBATCHES: Final = "microbatches"
-"""Work on a few microbatches that are longer than those of others: their mean counts, too."""
+"""Work on a few microbatches that are longer than those of others: their mean counts as well."""
 MEANT: Final = (CHECKPOINT, EVALUATION)
-"""Of these, what a program does on purpose: once is enough to be told, if it costs enough."""
+"""Pauses that a program makes on purpose: a single one is reported if it costs enough."""
 
 _NO_DP: Final = ("tp", "cp", "ep")
-"""Ranks at different places of these may load different shares of the input, or none."""
+"""Ranks that differ in one of these coordinates may load different shares of the input, or none."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
-    """A rank and what it does beyond normal, ns per step; one that stands out in several things is several of these.
-
-    Attributes:
-        excess_ns: by cause; of WORK and SELDOM these are ``compute`` or longer input, ``late_launch`` and ``unknown``.
-        beyond: what it stands out in: WORK, SELDOM, MICROBATCHES or one of PAUSES.
-        told_by: what normal was taken from.
-        persistence: share of the steps in which its work is beyond normal by at least half as much as usual.
-    """
+    """The excess of a rank over normal in one respect, ns per step. A rank may have several of these."""
 
     rank: int
-    excess_ns: Mapping[str, float]
-    beyond: str
+    excess_ns: Mapping[str, float]  # by cause; WORK and SELDOM: ``compute`` or SEQUENCES, ``late_launch``, ``unknown``
+    beyond: str  # WORK, SELDOM, MICROBATCHES or one of PAUSES
     normal_ns: float
-    told_by: str
-    persistence: float
+    told_by: str  # the source of ``normal_ns``
+    persistence: float  # share of the steps in which its excess is at least half as large as usual
 
     @property
     def total_ns(self) -> float:
@@ -77,36 +70,26 @@ class SlowRank:
 
 @dataclass(frozen=True, slots=True)
 class SlowRanks:
-    """The slow ranks of some steps, largest excess first.
+    """The slow ranks of some steps, largest excess first."""
 
-    Attributes:
-        work: of these steps, its peers those whose work is normal.
-        pause_excess_ns: by cause and rank, what all ranks lose to pauses beyond normal.
-        seldom: see :func:`_seldom_share`.
-        typical: the typical work of all ranks; ``judged`` is what it was found to be.
-    """
-
-    work: WorkStatistics
+    work: WorkStatistics  # its peers are the ranks whose work is normal
     slow: tuple[SlowRank, ...]
-    pause_excess_ns: Mapping[str, Mapping[int, float]]
-    seldom: Float64
+    pause_excess_ns: Mapping[str, Mapping[int, float]]  # by cause and rank, of all ranks
+    seldom: Float64  # see _seldom_share
     microbatches: MicrobatchComparison
-    typical: Work
-    judged: Judged
+    typical: Work  # of all ranks
+    judged: Judged  # the verdicts on ``typical``
 
     @property
     def undecided(self) -> tuple[str, ...]:
-        """Sentences on classes in which it cannot be told who is slow."""
+        """Return sentences on classes in which the slow rank cannot be determined."""
         return self.judged.undecided if self.work.noise_is_known else ()
 
 
 def find_slow_ranks(work: WorkStatistics, before_ns: Mapping[int, float], before_by: str = PAST) -> SlowRanks:
-    """Judge the typical work of every rank; of few steps, whose noise is not known, only its pauses.
+    """Judge the typical work and the pauses of every rank; of few steps, whose noise is not known, only the pauses.
 
-    Args:
-        work: of the steps.
-        before_ns: by rank, its work when the job was well.
-        before_by: where that was: PAST or BASELINE.
+    ``before_ns`` is, by rank, its work when the job was well: in the PAST of the job or in a BASELINE (``before_by``).
     """
     typical = replace(_typical_work(work, before_ns), before_by=before_by)
     judged = judge(typical, RECORDED)
@@ -138,7 +121,7 @@ def find_slow_ranks(work: WorkStatistics, before_ns: Mapping[int, float], before
 
 
 def _with_long_microbatches(slow: Sequence[SlowRank], microbatches: MicrobatchComparison) -> list[SlowRank]:
-    """Name longer input as the cause of replicas, all of whose ranks are slow because of it."""
+    """Set longer input as the cause for replicas whose ranks are all slow because of it."""
     found = {one.rank: one for one in slow if one.beyond in (WORK, SELDOM)}
     changed: dict[int, SlowRank] = {}
     for ranks, long in longer_inputs(microbatches, found):
@@ -180,18 +163,16 @@ def _by_cause(kind: Int32 | Int64, excess_ns: Float64) -> dict[str, float]:
 
 
 def launches_late(work: WorkStatistics, rank: int) -> bool:
-    """Return whether most of what a rank works beyond its peers lies before its phases."""
+    """Return whether most of a rank's excess over its peers lies before its phases."""
     own = work.peers.rank == rank
     excess = _by_cause(work.peers.kind[own], work.peers.excess_ns[own])
     return excess["late_launch"] > 0 and max(excess, key=lambda cause: excess[cause]) == "late_launch"
 
 
 def _seldom_share(work: WorkStatistics) -> Float64:
-    """Return the share of its work by which a rank is longer in each step, where that is far longer than usual.
-
-    Work is compared with the typical rank of the stage in the same step, and that with the rank's own typical step.
-    """
+    """Return the share of its work by which a rank is far longer than usual, shape (ranks, steps)."""
     steps = work.work_ns
+    # Compared with the typical rank of the stage in the same step, then with the rank's own typical step.
     more = work.beyond_stage(steps)
     more -= np.median(more, axis=1, keepdims=True)
     level = np.median(steps, axis=1, keepdims=True)
@@ -203,7 +184,7 @@ def _seldom_share(work: WorkStatistics) -> Float64:
 
 
 def _slow_seldom(work: WorkStatistics, typical: Work, seldom: Float64, but: Collection[int]) -> Iterator[SlowRank]:
-    """Yield ranks that are struck more often, or by more, than chance strikes the ranks of a stage."""
+    """Yield ranks whose steps are long more often, or by more, than chance explains within a stage."""
     table, stage = work.table, work.stages
     longer_ns = table.work_ns * seldom[np.searchsorted(work.ranks, table.rank), table.step]
     steps = work.by_step(longer_ns)
@@ -220,17 +201,15 @@ def _slow_seldom(work: WorkStatistics, typical: Work, seldom: Float64, but: Coll
 
 
 def share_of_longer_steps(work: WorkStatistics, rank: int) -> float:
-    """Return in which share of the steps a rank works longer than normal by at least half as much as usual."""
+    """Return the share of steps in which a rank's excess is at least half as large as usual."""
     return float(_works_longer(work, rank)[work.steady].mean())
 
 
 def _works_longer(work: WorkStatistics, rank: int) -> Bool:
-    """Return in which steps a rank works longer than normal by at least half as much as usual.
-
-    Both count for less in steps that are shorter on all ranks.
-    """
+    """Return the steps in which a rank's excess is at least half as large as usual."""
     steps = work.by_every_step(work.table.work_ns)
     typical = np.maximum(np.median(steps[:, work.steady], axis=1, keepdims=True), 1.0)
+    # Steps that are shorter on all ranks need less.
     shorter = np.minimum(np.median(steps / typical, axis=0), 1.0)
     row = int(np.searchsorted(work.ranks, rank))
     excess = float(work.peers.excess_ns[work.peers.rank == rank].sum())
@@ -238,7 +217,7 @@ def _works_longer(work: WorkStatistics, rank: int) -> Bool:
 
 
 def normal_speed(found: SlowRanks, ranks: Mapping[int, Collection[str]]) -> NormalSpeed:
-    """Return the rule that these ranks work as is normal, each in some of WORK, SELDOM, MICROBATCHES and PAUSES."""
+    """Return the rule by which ranks work normally, each in some of WORK, SELDOM, MICROBATCHES and PAUSES."""
     work = found.work
     is_mended = np.zeros(found.seldom.shape, np.bool_)
     seldom = np.zeros(found.seldom.shape)
@@ -265,36 +244,30 @@ def normal_speed(found: SlowRanks, ranks: Mapping[int, Collection[str]]) -> Norm
 
 
 def least_share_of_work(found: SlowRanks, rank: int) -> float:
-    """Return from which excess on a rank is suspected, as a share of its typical work."""
+    """Return the least excess for which a rank is suspected, as a share of its typical work."""
     row = found.typical.rank == rank
     return float((found.judged.limit_ns / np.maximum(found.typical.scale_ns, 1.0))[row][0])
 
 
 def noise_between_steps(work: WorkStatistics) -> float:
-    """Return how much the work of the typical rank scatters from step to step, as a share of it.
-
-    Steps that are longer on all ranks, as with longer sequences or a larger batch, are no scatter.
-    """
+    """Return the scatter of the typical rank's work between steps, as a share of that work."""
     steps = work.work_ns
     relative = steps / np.maximum(np.median(steps, axis=1, keepdims=True), 1.0)
+    # Steps that are longer on all ranks, as with a larger batch, are no scatter.
     relative /= np.maximum(np.median(relative, axis=0), 1e-9)
     low, high = np.quantile(relative, [0.25, 0.75], axis=1)
     return float(np.median((high - low) / QUARTILES_APART)) / _follows(len(steps))
 
 
 def _follows(rows: float) -> float:
-    """Return how much of the scatter of so many is left beyond their median: that of few follows each of them."""
+    """Return the share of scatter that is left beyond the median of so many: a median of few follows each of them."""
     return float(np.sqrt(1 - 1 / rows)) if rows > 1 else 1.0
 
 
 def error_of_typical_work(work: WorkStatistics, typical_ns: Float64, beyond_ns: Float64, num_classes: int) -> Float64:
-    """Return the standard error of medians over the steps, for ranks that scatter as the typical one does.
+    """Return the standard error of medians over the steps, for ranks that scatter like the typical one.
 
-    Args:
-        work: of the steps.
-        typical_ns: the medians.
-        beyond_ns: of each step, what these work beyond the median of their class: slow drift is seen from it.
-        num_classes: into how many classes they fall.
+    ``beyond_ns`` is the work beyond the median of one of ``num_classes`` classes, by rank and step: it shows slow drift.
     """
     peers = len(beyond_ns) / num_classes
     wandering = drift(beyond_ns, typical_ns) / _follows(peers)
@@ -350,16 +323,14 @@ def _judge_pauses(work: WorkStatistics, typical: Work, cause: str) -> Judged:
     scale_ns = np.full(len(typical.rank), work.step_ns)
     mean_ns = work.pauses_ns(cause).mean(axis=1)
     compared = replace(typical, peers=peers, total_ns=mean_ns, scale_ns=scale_ns, before_ns=None)
-    # Of too few steps to know the noise, what has spans of its own is told all the same.
+    # If the steps are too few to know the noise, pauses are reported all the same.
     meant = cause in MEANT or not work.noise_is_known
     return judge_pauses(compared, _pauses_of_run(work, cause, peers), meant=meant)
 
 
 def _pauses_of_run(work: WorkStatistics, cause: str, peers: Int64) -> list[PausesOf]:
-    """Return what each rank lost in single steps of the whole run, beyond what is usual in its class.
-
-    A stretch may have too few of them to tell that they are no chance.
-    """
+    """Return the pauses of each rank beyond the median of its class, over the whole run."""
+    # A stretch may hold too few to exclude chance.
     steps = work.pauses_ns_of_run(cause)
     for one in np.unique(peers):
         steps[peers == one] -= np.median(steps[peers == one])

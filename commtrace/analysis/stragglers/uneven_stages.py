@@ -1,7 +1,6 @@
-"""Finds pipeline stages of which even the quickest rank has more to do than the ranks of other stages.
+"""Find pipeline stages of which even the quickest rank works longer than the ranks of other stages.
 
-The rule for ranks holds for stages, too: normal is what most stages do, or what they did before, and a run is cut where
-a stage changes.
+Normal is the work of most stages, or their past. A run is cut where a stage changes.
 """
 
 from __future__ import annotations
@@ -32,33 +31,26 @@ _CAUSE: Final = "stage_imbalance"
 
 @dataclass(frozen=True, slots=True)
 class UnevenStages:
-    """Verdicts on stages, costliest first, and all of their ranks; the scenario without them; what is not known.
-
-    ``well_ns`` is, by stage that is well in the last stretch, what its quickest rank works per step.
-    """
+    """Verdicts on stages, costliest first, and the scenario without them."""
 
     verdicts: tuple[Verdict, ...] = ()
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()  # all of the stages that are named
     normal: Scenario = MEASURED
-    undecided: tuple[str, ...] = ()
+    undecided: tuple[str, ...] = ()  # sentences
+    # Of each stage that is well in the last stretch: the work of its quickest rank per step.
     well_ns: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Stages:
-    """The work of each stage's quickest rank in forward and backward, per step, and which of them work too long.
-
-    Attributes:
-        before_ns: the same when the job was well; NaN where that is not known.
-        is_well: of which that may be remembered: it is normal, or all differ, and did so from the first step on.
-    """
+    """The work of each stage's quickest rank in forward and backward, per step."""
 
     work: WorkStatistics
     stages: Int64
     quickest_ns: Float64
-    before_ns: Float64
+    before_ns: Float64  # when the job was well; NaN if unknown
     judged: Judged
-    is_well: Bool
+    is_well: Bool  # may be remembered: it is normal, or all stages have differed from the first step on
 
     @property
     def slow(self) -> tuple[int, ...]:
@@ -68,7 +60,7 @@ class _Stages:
         return int(np.searchsorted(self.stages, stage))
 
     def has_grown(self, stage: int) -> bool:
-        """Return whether most of what a stage works too long came since the job was well."""
+        """Return whether most of a stage's excess has come since the job was well."""
         row, growth = self.row(stage), self.quickest_ns - self.before_ns
         if not np.isfinite(growth[row]):
             return False
@@ -86,13 +78,8 @@ def uneven_stages(
 ) -> UnevenStages:
     """Find the stages that hold up the others.
 
-    Args:
-        work: of the run.
-        replay: of the same run.
-        others: the scenario without the ranks that are slow among their peers.
-        limits: from when on a stage stands out.
-        is_cut: cut the run where a stage changes.
-        usual: what stages do where the job is well.
+    ``others`` is the scenario without slow ranks, ``usual`` the job when it is well. ``is_cut`` cuts the run where a
+    stage changes.
     """
     stages, quickest = quickest_of_stages(work)
     if len(stages) < 2:
@@ -126,7 +113,7 @@ def uneven_stages(
 
 
 def quickest_of_stages(work: WorkStatistics) -> tuple[Int64, Float64]:
-    """Return the stages, and what the quickest rank of each typically works in forward and backward, ns per step."""
+    """Return the stages, and the typical work of the quickest rank of each in forward and backward, ns per step."""
     peers = work.peers
     in_phase = (peers.kind == FORWARD) | (peers.kind == BACKWARD)
     per_entry = np.nan_to_num(peers.own_ns * peers.per_step)
@@ -160,7 +147,7 @@ def _judge_stretches(
 def _judge_each(
     work: WorkStatistics, cuts: Sequence[int], stages: Int64, limits: Limits, before: Float64, before_by: str
 ) -> list[_Stages]:
-    """Judge each stretch: where its stages do not tell what is normal, the nearest stretch in which all were alike."""
+    """Judge each stretch; if its stages do not decide, by the nearest stretch in which all stages were normal."""
     found = []
     for one in cut_at(work, cuts):
         _, quickest = quickest_of_stages(one)
@@ -180,12 +167,12 @@ def _judge_each(
 
 
 def _judge_growth(own: _Stages, before: Float64, before_by: str, limits: Limits) -> _Stages:
-    """Judge stages that differ by design: by what they work more than before."""
+    """Judge stages that differ by design, by the growth of their work."""
     level, growth = float(own.quickest_ns.max()), own.quickest_ns - before
     grown = _compare(own.work, own.stages, level + growth, limits, np.full(len(growth), level), before_by)
     own = replace(own, before_ns=before, is_well=grown.is_normal)
     if not grown.is_slow.any():
-        # Another run that is well and differs alike tells that this is no fault; the job's own past does not.
+        # A baseline in which stages differ alike shows that this is no fault; the job's own past does not.
         is_told = before_by == BASELINE and not grown.undecided
         return replace(own, judged=replace(own.judged, undecided=())) if is_told else own
     normal, told_by = own.quickest_ns - grown.excess_ns, (before_by,) * len(growth)
@@ -195,7 +182,7 @@ def _judge_growth(own: _Stages, before: Float64, before_by: str, limits: Limits)
 def _judge(
     work: WorkStatistics, stages: Int64, quickest: Float64, limits: Limits, before: Float64, before_by: str
 ) -> _Stages:
-    """Judge stages by each other; where that does not tell, by what they did before."""
+    """Judge stages by each other; if that does not decide, by their past."""
     judged = _compare(work, stages, quickest, limits, before, before_by)
     if judged.undecided and not judged.is_slow.any():
         own = _Stages(work, stages, quickest, before, judged, np.ones(len(stages), np.bool_))
@@ -246,7 +233,7 @@ def _find_changes(work: WorkStatistics, stages: Int64, quickest: Float64, limits
 
 
 def _beyond_others(work: WorkStatistics, stages: Int64) -> Float64:
-    """Return how much longer the quickest rank of each stage works in each step than that of the typical stage, ns."""
+    """Return, by stage and step, the work of the quickest rank beyond that of the typical stage, ns."""
     steps = work.by_step(np.where(work.table.is_in_phase, work.table.work_ns, 0))
     quickest = np.array([steps[work.stages == one].min(axis=0) for one in stages.tolist()])
     return np.asarray(quickest - np.median(quickest, axis=0))
@@ -324,7 +311,7 @@ def _evidence(found: _Stages, stage: int) -> str:
 
 
 def _or_slow_instead(work: WorkStatistics, ranks: Sequence[int]) -> str:
-    """Say that a rank or a host may be slow instead, where it is all of the stages."""
+    """Say that a rank or a host may be slow instead if it is all of the stages."""
     nodes = {rank: trace.metadata.node for rank, trace in work.run.ranks.items()}
     host = nodes[ranks[0]]
     if len(ranks) == 1:

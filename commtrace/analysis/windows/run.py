@@ -1,12 +1,9 @@
-"""Measures a run window by window, here or on workers: never more of it than one window is in memory.
+"""Measure a run window by window, here or on workers, with at most one window in memory.
 
->>> run = measure_run("commtrace-runs/my-run", step_series)                              # doctest: +SKIP
->>> run.result.wall_ns                                                                   # doctest: +SKIP
+A survey (:mod:`.survey`) first finds the clocks, the steps that count and the places of their rows. The number of
+windows or workers does not change the result.
 
-A run that fits into one window is analysed as a whole. A larger one is looked at first (:mod:`.survey`): that tells
-how the clocks differ, which steps count, and where in the files they lie. Then its windows are read and measured one
-by one, and what was measured is added up. What is found does not depend on how many windows there are, nor on who
-measures them.
+>>> measure_run("commtrace-runs/my-run", step_series).result.wall_ns  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -42,8 +39,8 @@ from commtrace.trace.files.reader import find_segments
 from commtrace.trace.run import Run
 
 MOST_BYTES: Final = 16_000_000
-"""Files of a run that is analysed as a whole: about two million rows, which take 0.8 GB. Windows take twice as long:
-every row is read twice or more often."""
+"""Size of the largest run that is analysed as a whole: about two million rows, which take 0.8 GB. Windows take twice as
+long: every row is read at least twice."""
 
 
 _ADVICE: Final = (
@@ -53,7 +50,7 @@ _ADVICE: Final = (
 
 
 class Addable(Protocol):
-    """What is measured in some steps; sums of several are that of all of these steps."""
+    """A measurement of some steps; the sum of several is that of all of these steps."""
 
     def __add__(self, other: Any, /) -> Any: ...
 
@@ -62,17 +59,11 @@ Result = TypeVar("Result", bound=Addable)
 
 
 class Workers(NamedTuple):
-    """Who reads ranks and windows.
+    """Processes that read ranks and windows."""
 
-    Attributes:
-        executor: its workers must see the files; None for this process.
-        num_workers: how many there are.
-        deaths: what is raised in place of a result when a worker has died.
-    """
-
-    executor: Executor | None = None
+    executor: Executor | None = None  # its workers must see the files; None for this process
     num_workers: int = 1
-    deaths: tuple[type[Exception], ...] = (BrokenExecutor,)
+    deaths: tuple[type[Exception], ...] = (BrokenExecutor,)  # raised in place of a result when a worker has died
 
 
 ALONE: Final = Workers()
@@ -80,21 +71,13 @@ ALONE: Final = Workers()
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun(Generic[Result]):
-    """A run and what its steps add up to.
+    """A run and the sum over its steps."""
 
-    Attributes:
-        recorded: the run; of one that was measured window by window, it holds few rows.
-        alignment: how its clocks were brought together.
-        steps: which steps count, and why the others do not.
-        counts: by rank, of all rows that were recorded (with ``steps``: in these).
-        result: what was measured in the steps that count.
-    """
-
-    recorded: Run
+    recorded: Run  # with few rows if it was measured window by window
     alignment: Alignment
     steps: StepChoice
-    counts: Mapping[int, RowCounts]
-    result: Result
+    counts: Mapping[int, RowCounts]  # by rank, of all rows that were recorded (with ``steps``: in these)
+    result: Result  # of the steps that count
 
 
 def measure_run(
@@ -110,11 +93,8 @@ def measure_run(
 
     Args:
         path: a run directory, a directory that holds exactly one, or ``DIRECTORY/latest``.
-        measure: what to measure in some steps. Workers import it by its name.
+        measure: must be importable by its name on workers.
         steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``; they are read as one window.
-        workers: who measures the windows.
-        most_bytes: of a run that is read as a whole.
-        most_rows: of a window, unless a single step has more.
 
     Raises:
         RunNotFoundError: nothing was recorded there, or a worker does not see it.
@@ -125,7 +105,7 @@ def measure_run(
 
 
 def measure_analysis(analysis: Analysis, measure: Callable[[Analysis], Result]) -> MeasuredRun[Result]:
-    """Measure the steps that count of a run that was analysed as a whole: it is one window."""
+    """Measure the steps that count of a run that was analysed as a whole."""
     counts = {rank: RowCounts.of(trace.spans) for rank, trace in analysis.recorded.ranks.items()}
     return MeasuredRun(analysis.recorded, analysis.alignment, analysis.steps, counts, measure(analysis))
 
@@ -138,10 +118,7 @@ def open_run(
     most_bytes: int = MOST_BYTES,
     most_rows: int = MOST_ROWS,
 ) -> WholeRun | LargeRun:
-    """Return the steps of a run that count, ready to be measured.
-
-    Arguments and errors are those of :func:`measure_run`.
-    """
+    """Return the steps of a run that count, ready to be measured; see :func:`measure_run`."""
     large = None if steps else survey_large_run(path, workers, most_bytes, most_rows)
     return large or WholeRun(analyse(path, steps))
 
@@ -158,7 +135,7 @@ class WholeRun:
 
     @property
     def aligned(self) -> Run:
-        """The ranks that count, on one clock, with the rows of the steps that count."""
+        """Return the ranks that count, on one clock, with the rows of the steps that count."""
         return self.analysis.run
 
     @property
@@ -174,38 +151,31 @@ class WholeRun:
         return measure_analysis(self.analysis, measure)
 
     def read_steps(self, steps: Sequence[int]) -> Analysis:
-        """Return an analysis that holds these steps: that of all of them."""
+        """Return the analysis of all steps."""
         return self.analysis
 
     def replay(self, statistics: StepStatistics) -> Replay:
-        """Return what replays these steps, of which there are statistics."""
+        """Return a replay of these steps."""
         return replay_of(self.analysis.replayed.run, self.analysis.program, statistics)
 
 
 @dataclass(frozen=True, slots=True)
 class LargeRun:
-    """A run that is measured window by window.
-
-    Attributes:
-        survey: where its rows are, and how its clocks were brought together.
-        steps: which steps count, and why the others do not.
-        workers: who measures the windows.
-        most_rows: of a window, unless a single step has more.
-    """
+    """A run that is measured window by window."""
 
     survey: Survey
     steps: StepChoice
     workers: Workers = ALONE
-    most_rows: int = MOST_ROWS
+    most_rows: int = MOST_ROWS  # of a window, unless a single step has more
 
     @property
     def recorded(self) -> Run:
-        """The run, with few of its rows."""
+        """Return the run, with few of its rows."""
         return self.survey.outline
 
     @property
     def aligned(self) -> Run:
-        """The ranks that count, on one clock, with the rows of steps, but not with what happened in them."""
+        """Return the ranks that count, on one clock, with rows of steps but not of what happened in them."""
         return of_ranks(apply(self.survey.outline, self.survey.alignment), self.steps.ranks)
 
     @property
@@ -233,13 +203,13 @@ class LargeRun:
         return MeasuredRun(recorded, alignment, replace(self.steps, used=whole.steps), counts, whole.result)
 
     def read_steps(self, steps: Sequence[int]) -> Analysis:
-        """Read and analyse some of the steps that count, which may lie far apart; those that are still there."""
+        """Read and analyse some of the steps that count, as far as they still exist. They may lie far apart."""
         recorded = window_of(self.survey, self.steps, steps).read()
         found = steps_read(recorded, self.steps.ranks, sorted(steps))
         return analyse_window(recorded, self.alignment, self.steps.ranks, found, self.steps.used)
 
     def replay(self, statistics: StepStatistics) -> Replay:
-        """Return what replays these steps, of which there are statistics: each time, all windows are read again."""
+        """Return a replay of these steps, which reads all windows again each time."""
         places = Places.of(statistics)
 
         def replayed(scenarios: Sequence[Scenario]) -> ReplayedSteps:
@@ -251,10 +221,7 @@ class LargeRun:
 def survey_large_run(
     path: str | Path, workers: Workers = ALONE, most_bytes: int = MOST_BYTES, most_rows: int = MOST_ROWS
 ) -> LargeRun | None:
-    """Look at a large run in which steps were marked; None for any other: it is one window.
-
-    Arguments and errors are those of :func:`measure_run`.
-    """
+    """Survey a large run with marked steps; return None for any other. See :func:`measure_run`."""
     problems: list[str] = []
     directory = find_run_directory(Path(path))
     segments = find_segments(directory, problems)
@@ -272,7 +239,7 @@ def survey_large_run(
 
 @dataclass(frozen=True, slots=True)
 class _WindowResult(Generic[Result]):
-    """What was measured in these steps; None where the files of all of them were deleted meanwhile."""
+    """A measurement of these steps; None if the files of all of them were deleted meanwhile."""
 
     result: Result | None
     steps: tuple[int, ...]
@@ -301,7 +268,7 @@ def _replay_window(analysis: Analysis, places: Places, scenarios: Sequence[Scena
 def _in_order(
     measure: Callable[[StepWindow], _WindowResult[Result]], windows: Iterable[StepWindow], workers: Workers
 ) -> Iterator[_WindowResult[Result]]:
-    """Yield the result of each window, in their order; so many windows are made at a time as keep all workers busy."""
+    """Yield the result of each window, in order. Only as many windows exist at a time as keep all workers busy."""
     if workers.executor is None:
         yield from map(measure, windows)
         return

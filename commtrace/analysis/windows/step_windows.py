@@ -1,4 +1,4 @@
-"""Cuts a run into windows of consecutive steps, and reads one: its rows, and those that reach into it.
+"""Cut a run into windows of consecutive steps, and read one: its rows, and those that reach into it.
 
 >>> for window in cut_windows(survey, choice):                                          # doctest: +SKIP
 ...     analysis = analyse_window(window.read(), survey.alignment, choice.ranks, window.steps, choice.used)
@@ -29,54 +29,36 @@ from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int64, Spans
 
 MOST_ROWS: Final = 500_000
-"""Of a window, over all ranks, unless a single step has more."""
+"""Rows of a window, over all ranks, unless a single step has more."""
 
 
 class RankPart(NamedTuple):
-    """What a window holds of one rank.
+    """The part of a rank in a window."""
 
-    Attributes:
-        trace: the rank, with its steps for rows.
-        segments, extents: its files, and where in them the rows lie.
-        repeated: by number, until when its step was done for the last time but one.
-        places: ranges of the steps of the trace of which rows are read; both ends inclusive.
-        far: rows of other steps that reach into these.
-    """
-
-    trace: RankTrace
+    trace: RankTrace  # its rows are steps
     segments: tuple[Segment, ...]
-    extents: tuple[Extent, ...]
-    repeated: Mapping[int, int]
-    places: tuple[tuple[int, int], ...]
-    far: Spans
+    extents: tuple[Extent, ...]  # of the rows in the segments
+    repeated: Mapping[int, int]  # by step number, end of the last attempt but one
+    places: tuple[tuple[int, int], ...]  # ranges of the trace's steps whose rows are read, inclusive
+    far: Spans  # rows of other steps that reach into these
 
 
 @dataclass(frozen=True, slots=True)
 class StepWindow:
-    """Steps that are analysed together, and all that it takes to read them: it can be sent anywhere.
+    """Steps that are analysed together, and all that a worker needs to read them."""
 
-    Attributes:
-        steps: their numbers, ascending; those that count.
-        steps_of_run: all of those of its run.
-        ranks: by rank.
-        outline: the run that it is part of, without its ranks.
-    """
-
-    steps: tuple[int, ...]
-    steps_of_run: tuple[int, ...]
+    steps: tuple[int, ...]  # numbers of those that count, ascending
+    steps_of_run: tuple[int, ...]  # the same of the whole run
     ranks: Mapping[int, RankPart]
-    outline: Run
+    outline: Run  # without its ranks
 
     @property
     def num_rows(self) -> int:
-        """How many rows are looked at to read it."""
+        """Return the number of rows that must be looked at."""
         return sum(extent.num_rows for part in self.ranks.values() for extent in part.extents)
 
     def read(self) -> Run:
-        """Read the rows of these steps and those around them, as they were recorded.
-
-        Every rank has what its steps need: all that overlaps them, and the communications that they meet.
-        """
+        """Read all rows that overlap these steps, and all communications that these meet, as recorded."""
         names, problems = list(self.outline.names), list[str]()
         ranks = {rank: _read_rank(part, names, problems) for rank, part in self.ranks.items()}
         new = tuple(sentence for sentence in dict.fromkeys(problems) if sentence not in self.outline.problems)
@@ -84,20 +66,14 @@ class StepWindow:
 
 
 def cut_windows(survey: Survey, choice: StepChoice, most_rows: int = MOST_ROWS) -> Iterator[StepWindow]:
-    """Cut the steps that count into windows, one after the other.
-
-    Args:
-        survey: of the run.
-        choice: which steps count.
-        most_rows: of a window; it has at least one step.
-    """
+    """Cut the steps that count into windows of at most so many rows, but at least one step."""
     times = _StepTimes.of(survey)
     for steps in _parts(choice.used, survey.rows_of_step, most_rows):
         yield _window(survey, choice, times, (steps,))
 
 
 def window_of(survey: Survey, choice: StepChoice, steps: Sequence[int]) -> StepWindow:
-    """Return one window of some of the steps that count, which may lie far apart: what is between them is not read."""
+    """Return one window of some of the steps that count; steps between them are not read."""
     return _window(survey, choice, _StepTimes.of(survey), [(step,) for step in sorted(steps)])
 
 
@@ -112,7 +88,7 @@ def _window(survey: Survey, choice: StepChoice, times: _StepTimes, groups: Seque
 
 
 def steps_read(recorded: Run, ranks: Sequence[int], steps: Sequence[int]) -> tuple[int, ...]:
-    """Return those of these steps that all of these ranks still have: files may have been deleted meanwhile."""
+    """Return the steps that all of these ranks still have: files may have been deleted meanwhile."""
     spans = [recorded.ranks[rank].spans for rank in ranks]
     numbers = [set(own.step[own.kind == schema.STEP].tolist()) for own in spans]
     return tuple(step for step in steps if all(step in own for own in numbers))
@@ -121,14 +97,9 @@ def steps_read(recorded: Run, ranks: Sequence[int], steps: Sequence[int]) -> tup
 def analyse_window(
     recorded: Run, alignment: Alignment, ranks: Sequence[int], steps: Sequence[int], steps_of_run: Sequence[int]
 ) -> Analysis:
-    """Run the chain of the analysis on some steps.
+    """Analyse some steps.
 
-    Args:
-        recorded: what was read of them, with what reaches into them.
-        alignment: of the clocks of the whole run.
-        ranks: those that count.
-        steps: their numbers.
-        steps_of_run: numbers of all steps of the run that count.
+    ``recorded`` holds their rows and those that reach into them, ``steps_of_run`` are all steps that count.
     """
     aligned = apply(recorded, alignment)
     counted = of_ranks(aligned, ranks)
@@ -141,7 +112,7 @@ def analyse_window(
 
 
 def _parts(steps: Sequence[int], rows_of_step: Mapping[int, int], most_rows: int) -> list[tuple[int, ...]]:
-    """Consecutive steps with at most so many rows, or one."""
+    """Return consecutive steps with at most so many rows, or one step."""
     parts: list[list[int]] = []
     rows = 0
     for step in steps:
@@ -154,15 +125,10 @@ def _parts(steps: Sequence[int], rows_of_step: Mapping[int, int], most_rows: int
 
 
 class _StepTimes(NamedTuple):
-    """When the ranks did which steps.
-
-    Attributes:
-        axes: by rank, its steps.
-        clocks: by rank, a key that is equal for ranks whose times can be compared.
-    """
+    """The times of the steps of each rank."""
 
     axes: Mapping[int, StepAxis]
-    clocks: Mapping[int, ClockKey | None]
+    clocks: Mapping[int, ClockKey | None]  # equal for ranks whose times can be compared
 
     @classmethod
     def of(cls, survey: Survey) -> _StepTimes:
@@ -187,24 +153,18 @@ class _StepTimes(NamedTuple):
 
 
 def _part(one: RankSurvey, groups: Sequence[tuple[tuple[int, ...], Int64]]) -> RankPart:
-    """What a window needs of a rank.
-
-    Two steps before and one after each of its steps: an operation launched in one step may be waited for in the next,
-    ranks may number one communication with different steps, and what a wait is due to began in the step before.
-
-    Args:
-        one: the rank.
-        groups: steps that follow each other, with the places at which the rank was while any rank was in them.
-    """
+    """Return the part of a rank; ``groups`` pairs steps with the rank's places while any rank was in these."""
     axis, far = StepAxis.of(one.trace.spans), one.far
     reach = axis.reach(far)
     ranges = []
     for steps, meanwhile in groups:
         own = axis.places(np.array(steps))
-        # Of a rank that recorded no step at all, everything is needed.
+        # A rank without recorded steps is read whole.
         around = [*own.tolist(), *meanwhile.tolist()] or ([] if len(axis.number) else [-1])
         if around:
-            # How much of a communication was hidden is known when all that the rank stood still for until its end is.
+            # Two steps before and one after: an operation may be waited for in the next step, ranks may number one
+            # communication with different steps, and the cause of a wait began in the step before. The hidden part
+            # of a communication is known once all stalls until its end are.
             launched = communication_rows(far) & np.isin(reach.place, own)
             first = min([min(around) - 2, *reach.first[launched].tolist()])
             last = max([max(around) + 1, *reach.last[launched].tolist()])
@@ -230,7 +190,6 @@ def _part(one: RankSurvey, groups: Sequence[tuple[tuple[int, ...], Int64]]) -> R
 
 
 def _within(places: Int64, ranges: Sequence[tuple[int, int]]) -> Bool:
-    """Return which of these places lie in one of the ranges."""
     return np.asarray(np.any([(places >= first) & (places <= last) for first, last in ranges], axis=0))
 
 

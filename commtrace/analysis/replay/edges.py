@@ -17,58 +17,45 @@ from commtrace.trace.spans import Bool, Int32, Int64
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Edges in this order: along the lanes; from them to the joins; back from an own launch to the stall on it; back
-    from joins to stalls; from joins to those of brackets.
-
-    Attributes:
-        first_piece, end_piece: of the first so many edges, the pieces of work that weigh on them; ``work_ns`` in all.
-        transfer: of the last so many edges, the transfer that weighs on them; −1 for none.
-        fixed_ns: what weighs on each edge besides.
-    """
+    """Edges in order: along lanes, lanes to joins, launches to own stalls, joins to stalls, joins to their brackets."""
 
     source: Int64
     target: Int64
-    first_piece: Int64
+    first_piece: Int64  # of the work on the first so many edges
     end_piece: Int64
-    work_ns: Int64
-    transfer: Int64
-    fixed_ns: Int64
+    work_ns: Int64  # in these pieces
+    transfer: Int64  # on the last so many edges; −1 for none
+    fixed_ns: Int64  # on each edge besides
 
     def __len__(self) -> int:
         return len(self.source)
 
     def weights(self, work_ns: Int64, transfer_ns: Int64) -> Int64:
-        """Return the weight of each edge, ns, with these durations of the edges with pieces and of transfers."""
+        """Return the weight of each edge, ns, with this work on the first edges and these transfers."""
         weights = self.fixed_ns.copy()
         weights[: len(work_ns)] += work_ns
-        # Numbered −1, no transfer is the one behind the last.
+        # Index −1, for no transfer, reads the appended 0.
         weights[len(weights) - len(self.transfer) :] += np.append(transfer_ns, 0)[self.transfer]
         return weights
 
 
 @dataclass(frozen=True, slots=True)
 class StallNodes:
-    """The stalls of all lanes: how long each one lasted after a replay, and why.
-
-    Attributes:
-        node: instant at which the lane goes on.
-        lane_edge: the edge into it along the lane: when the stall began, but for the edge's ``fixed_ns``.
-        join_node: instant at which the last participant had started; −1 where the stall did not depend on others.
-    """
+    """Stalls of all lanes, by the nodes that bound them in a replay."""
 
     rank: Int32
     row: Int32
     step: Int32
-    node: Int64
-    lane_edge: Int64
-    join_node: Int64
+    node: Int64  # end of the stall
+    lane_edge: Int64  # edge into ``node`` along the lane: begin of the stall, but for the edge's ``fixed_ns``
+    join_node: Int64  # start of the last participant; −1 if the stall did not depend on others
 
     def __len__(self) -> int:
         return len(self.rank)
 
 
 def connect(lanes: Lanes, joins: Joins) -> tuple[Edges, StallNodes]:
-    """Return edges along the lanes, from them to the joins, and back to the stalls; joins are numbered last."""
+    """Connect the nodes of the lanes and the joins, which are numbered last."""
     starts, waits = lanes.starts, lanes.waits
     nodes = len(lanes.node_piece)
     ends_piece = np.ones(nodes, np.bool_)
@@ -79,8 +66,8 @@ def connect(lanes: Lanes, joins: Joins) -> tuple[Edges, StallNodes]:
     duration = waits.end - waits.start
     really, after = _after_communication(lanes, known, which, duration)
 
-    # After a stall that really waited the lane goes on when the communication has ended (and what little the recorder
-    # saw between the two); one that found it ended only has a length of its own, which it keeps.
+    # A stall that really waited ends with its communication, plus the short time that was measured between the two. A
+    # stall on a communication that had ended keeps its length.
     along = np.zeros(nodes, np.int64)
     along[waits.node] = np.where(really, 0, duration)
     helps = np.flatnonzero(joins.helps >= 0)
@@ -125,21 +112,21 @@ def connect(lanes: Lanes, joins: Joins) -> tuple[Edges, StallNodes]:
 
 
 def worked_before(piece_ns: Int64) -> Int64:
-    """Return the working time in all pieces before each piece, and in all of them."""
+    """Return the working time before each piece, and in all pieces."""
     before = np.zeros(len(piece_ns) + 1, np.int64)
     np.cumsum(piece_ns, out=before[1:])
     return before
 
 
 def work_between(before: Int64, first_piece: Int64, end_piece: Int64) -> Int64:
-    """Return the working time in the pieces from one to another; see :func:`worked_before`."""
+    """Return the working time from one piece to another; ``before`` is from :func:`worked_before`."""
     work = before.take(end_piece)
     work -= before.take(first_piece)
     return work
 
 
 def _after_communication(lanes: Lanes, known: Bool, which: Int64, duration: Int64) -> tuple[Bool, Int64]:
-    """Return which stalls waited for their communication, and how long each lasted after its end or, else, in all."""
+    """Return which stalls waited for their communication, and their time after its end, or else all of their time."""
     if not len(lanes.starts):
         return known, duration
     end = lanes.starts.end[which]
@@ -148,31 +135,24 @@ def _after_communication(lanes: Lanes, known: Bool, which: Int64, duration: Int6
 
 
 _ROOT_FIRST: Final = ("broadcast", "scatter")
-"""Collectives whose members need the root only, not one another."""
+"""Collectives whose members need only the root."""
 
 _NEVER: Final = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """The part of every communication, per participant, that is not waiting. Columns of equal length.
-
-    Attributes:
-        step: index into the steps of the program.
-        join: number shared by the participants of one communication.
-        participants: how many of them were found.
-        ns: measured end minus latest start; its own duration where ``eager``.
-    """
+    """Communications after the last start, per participant. Columns of equal length."""
 
     rank: Int32
     row: Int32
-    step: Int32
-    join: Int64
-    participants: Int64
+    step: Int32  # index into the steps of the program
+    join: Int64  # equal for the participants of one communication
+    participants: Int64  # that were found
     name: Int32
     bytes: Int64
-    eager: Bool
-    ns: Int64
+    eager: Bool  # ended before the last participant started
+    ns: Int64  # measured end minus latest start; minus own start where ``eager``
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -180,25 +160,18 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True)
 class Joins:
-    """All communications. Columns are aligned with the launches.
-
-    Attributes:
-        step: of each of ``count`` joins, brackets included, the index of its step.
-        helps: the join that the launch helps to start; −1 where others do not wait for it.
-        waits_for: the join that it ends after.
-        members: from the join of one communication to that of a bracket that it is part of.
-    """
+    """All communications. ``helps``, ``waits_for`` and ``transfers`` are aligned with the launches."""
 
     count: int
-    step: Int64
-    helps: Int64
-    waits_for: Int64
-    members: tuple[Int64, Int64]
+    step: Int64  # index of the step of each join, brackets included
+    helps: Int64  # join that the launch helps to start; −1 if others do not wait for it
+    waits_for: Int64  # join that the launch ends after
+    members: tuple[Int64, Int64]  # joins of communications, and of the brackets that these are part of
     transfers: Transfers
 
 
 def join_launches(run: Run, launches: Launches, *, clocks_agree: bool) -> Joins:
-    """Return which launches of different ranks are one communication, and how long each took after its last start."""
+    """Find the launches of different ranks that are one communication, and the transfer of each."""
     _, join = grouped(_communication_keys(launches, clocks_agree=clocks_agree))
     count = int(join.max()) + 1 if len(join) else 0
     latest, helps = _latest_start(run, launches, join, count)
@@ -230,7 +203,7 @@ def join_launches(run: Run, launches: Launches, *, clocks_agree: bool) -> Joins:
 
 
 def _latest_start(run: Run, launches: Launches, join: Int64, count: int) -> tuple[Int64, Int64]:
-    """Return when the last one had started that each launch needs, and the join that it itself helps to start."""
+    """Return the last start that each launch needs, and the join that it helps to start; −1 for none."""
     last_start = np.full(count, _NEVER)
     needs_root = codes_named(run, launches.name, _ROOT_FIRST) & (launches.kind == schema.COLLECTIVE)
     supplies = ~needs_root | (launches.peer == launches.rank) | (launches.peer < 0)
@@ -240,17 +213,15 @@ def _latest_start(run: Run, launches: Launches, join: Int64, count: int) -> tupl
 
 
 def _communication_keys(launches: Launches, *, clocks_agree: bool) -> Int64:
-    """Return numbers that are equal for the participants, in one step, of one communication."""
+    """Return numbers that are equal for the participants of one communication in one step."""
     bucket = launches.bucket
     alone = (bucket < 0) | (~launches.complete & (not clocks_agree))
     return pack([np.where(alone, -1, bucket), launches.step, np.where(alone, np.arange(len(bucket)), -1)])
 
 
 def _brackets(launches: Launches) -> tuple[Int64, Int64]:
-    """Return the bracket of each point-to-point row that shares its times with others, else −1; and those rows.
-
-    Members of a bracket have consecutive ids on their rank, and ``op_in_seq`` counts them from 0.
-    """
+    """Return the bracket of each point-to-point row that shares its times with others, else −1; and those rows."""
+    # Members of a bracket have consecutive ids on their rank, and op_in_seq counts them from 0.
     p2p = np.flatnonzero(launches.kind == schema.P2P)
     bracket = np.full(len(launches), -1, np.int64)
     rank, step = launches.rank, launches.step

@@ -1,7 +1,7 @@
-"""Ideal durations for a replay: what the operations of a run take when like takes as long as like.
+"""Ideal durations for a replay: the same operation takes the same time everywhere.
 
-Compute is idealised by the mean, as in the what-if literature: total work stays the same. Communication is idealised by
-the median: its rare outliers (a retransmission, a descheduled thread) would move a mean.
+Compute takes its mean, as in the what-if literature: total work stays the same. Communication takes its median, which
+rare outliers (a retransmission, a descheduled thread) do not move.
 """
 
 from __future__ import annotations
@@ -29,28 +29,20 @@ from commtrace.trace.spans import Int64
 
 
 def mean_segments(program: Program) -> Int64:
-    """Return, for each segment, the mean over all segments that are the same work, ns."""
+    """Return the mean duration of the same work for each segment, ns."""
     work = program.work
     total = np.bincount(work, program.segments.total_ns.astype(np.float64))
     return np.asarray(np.rint((total / np.bincount(work))[work]), np.int64)
 
 
 class Ideal(NamedTuple):
-    """What the operations of a run take ideally, ns.
-
-    Attributes:
-        entries: the kinds of work of every rank.
-        mean_ns: of each entry, the mean over all that is the same work.
-        equal_ns: of each entry, the same if all stages and chunks took the mean of all of them.
-        kinds: of transfers.
-        transfer_ns: of each kind, the median.
-    """
+    """Ideal durations of the operations of a run, ns."""
 
     entries: Entries
-    mean_ns: Int64
-    equal_ns: Int64
+    mean_ns: Int64  # of each entry, over the same work
+    equal_ns: Int64  # of each entry, if all stages and chunks took the mean of all of them
     kinds: tuple[TransferKind, ...]
-    transfer_ns: Int64
+    transfer_ns: Int64  # median of each kind
 
     @classmethod
     def of(cls, statistics: StepStatistics) -> Ideal:
@@ -60,14 +52,14 @@ class Ideal(NamedTuple):
         return cls(table.entries, means, equal, transfers.kinds, median_transfers(transfers))
 
     def segments(self, segments: Segments) -> tuple[Int64, Int64]:
-        """Return the mean, and that of equal stages, of each segment; its own duration where none is known."""
+        """Return the mean, and that of equal stages, of each segment; its own duration if unknown."""
         entry = self.entries.of_segments(segments)
         own, known = segments.total_ns, entry >= 0
         mean, equal = (np.where(known, np.append(ns, 0)[entry], own) for ns in (self.mean_ns, self.equal_ns))
         return mean, equal
 
     def transfers(self, run: Run, transfers: Transfers) -> Int64:
-        """Return the median of each transfer; its own duration where none is known."""
+        """Return the median of each transfer; its own duration if unknown."""
         kinds, kind = kinds_of(run, transfers)
         number = {one: at for at, one in enumerate(self.kinds)}
         known = np.array([number.get(one, -1) for one in kinds], np.int64)[kind]
@@ -75,19 +67,16 @@ class Ideal(NamedTuple):
 
 
 def mean_work(table: WorkTable) -> Int64:
-    """Return, for each entry, the mean over all that is the same work, ns."""
+    """Return the mean duration of the same work for each entry, ns."""
     work = table.entries.work
     total = np.bincount(work, table.by_entry(table.total_ns))
     return np.asarray(np.rint((total / np.bincount(work, table.count))[work]), np.int64)
 
 
 def equal_stages(table: WorkTable, ns: Int64, total_ns: Int64) -> Int64:
-    """Return durations of the entries, scaled so that phases of all stages and chunks take the mean of all of them.
+    """Scale durations of the entries so that phases of all stages and chunks take the mean of all of them.
 
-    Args:
-        table: of the steps.
-        ns: what each entry takes.
-        total_ns: what each takes in all steps together.
+    ``total_ns`` is the time of each entry in all steps together.
     """
     entries, phase = table.entries, table.entries.is_in_phase
     place = pack([entries.kind, *(np.where(phase, column, -1) for column in (entries.stage, entries.chunk))])
@@ -98,12 +87,12 @@ def equal_stages(table: WorkTable, ns: Int64, total_ns: Int64) -> Int64:
 
 
 def _mean_of_phase(group: npt.NDArray[np.integer], begun: Int64, total_ns: Int64) -> Float64:
-    """Return, for each entry, what a whole phase of its group takes in the mean."""
+    """Return the mean duration of a whole phase of its group for each entry."""
     _, number = grouped(group)
     return np.asarray((np.bincount(number, total_ns) / np.maximum(np.bincount(number, begun), 1))[number])
 
 
 def median_transfers(transfers: TransferTable) -> Int64:
-    """Return, for each kind of transfer, the median, ns."""
+    """Return the median duration of each kind of transfer, ns."""
     medians = grouped_median(transfers.kind, transfers.ns, len(transfers.kinds))
     return np.asarray(np.rint(medians), np.int64)

@@ -2,8 +2,8 @@
 
 Per rank and step, the compute lane is a chain of work and stalls; communications start on it. A communication ends, on
 each participant, its *transfer* after the last participant started: its measured end minus the latest start. So waiting
-is no duration. A participant that was done before the last one started (an eager send, the root of a broadcast) ends its
-own duration after its own start. Steps are replayed one by one, each from a common start of all ranks.
+is no duration. A participant that was done before the last one started (an eager send, the root of a broadcast) ends
+its own duration after its own start. Steps are replayed one by one, each from a common start of all ranks.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Program:
         transfer_ns: npt.NDArray[np.int64] | None = None,
         origins: Int64 | None = None,
     ) -> Int64:
-        """Return the instants of all nodes (None: as measured); ``origins`` are those of ``first_node``, 0 by default."""
+        """Return the instants of all nodes (None: as measured); ``origins`` are those of ``first_node``, else 0."""
         return self.graph.times(self._weights(self._work_ns(segment_ns), transfer_ns), self._origins(origins))
 
     def stall_waits(self, chosen: Int64, segment_ns: Int64 | None = None, transfer_ns: Int64 | None = None) -> Int64:

@@ -1,9 +1,7 @@
 """The begin and end of each rank's steps in a replay, in which all ranks begin a step together.
 
-A step is recorded from its first to its last work, and what a program does between two steps (it evaluates, saves,
-writes logs) lies in none of them. Where one rank alone does so, the others are in the next step already and wait for
-it. So a rank that comes late to a step begins it with the first rank of the job, as soon as it has ended its own step
-before and waited for nobody any more.
+Recorded steps leave out what lies between them (evaluation, checkpoints, logs), during which other ranks may wait in
+the next step. So a late rank begins a step with the first rank, once its step before and its last stall have ended.
 """
 
 from __future__ import annotations
@@ -21,25 +19,16 @@ NOT_IN_ORDER: Final = "Steps were not recorded in the order of their numbers, so
 
 
 class StepBounds(NamedTuple):
-    """Begin and end of steps, ns.
+    """Begin and end of steps, ns."""
 
-    Attributes:
-        ranks, steps: their numbers, ascending.
-        start, end: shape (ranks, steps).
-    """
-
-    ranks: Int64
-    steps: Int64
-    start: Int64
-    end: Int64
+    ranks: Int64  # numbers, ascending
+    steps: Int64  # numbers, ascending
+    start: Int64  # shape (ranks, steps)
+    end: Int64  # shape (ranks, steps)
 
     @classmethod
     def of(cls, run: Run, steps: Int64) -> StepBounds:
-        """Return the bounds of these steps, which every rank recorded on one clock.
-
-        Raises:
-            ReplayError: they do not follow each other in the order of their numbers, as where numbers occur again.
-        """
+        """Return the bounds of steps that every rank recorded on one clock. Raise ReplayError if not in order."""
         ranks = sorted(run.ranks)
         start, end, since = np.array([_of_rank(run.ranks[rank], steps) for rank in ranks], np.int64).transpose(1, 0, 2)
         if (start[:, 1:] < start[:, :-1]).any():
@@ -53,7 +42,7 @@ class StepBounds(NamedTuple):
 
 
 def _of_rank(trace: RankTrace, steps: Int64) -> tuple[Int64, Int64, Int64]:
-    """Return start and end of each step as recorded, and since when the rank could have been in it."""
+    """Return the recorded start and end of each step, and the time since which the rank could have been in it."""
     spans = trace.spans
     rows = np.flatnonzero(spans.kind == schema.STEP)
     number = spans.step[rows]
@@ -61,7 +50,7 @@ def _of_rank(trace: RankTrace, steps: Int64) -> tuple[Int64, Int64, Int64]:
     index = np.searchsorted(steps, number[wanted])
     start, end, since = np.zeros((3, len(steps)), np.int64)
     start[index], end[index] = spans.start[rows][wanted], spans.end[rows][wanted]
-    # Of a step whose predecessor is not known, nothing is known of the time before it.
+    # If the step before is not known, the time before a step is not either.
     ended_before = np.append(spans.start[rows][:1], spans.end[rows][:-1])
     follows = np.append(False, np.diff(number) == 1)
     since[index] = np.where(follows, ended_before, spans.start[rows])[wanted]

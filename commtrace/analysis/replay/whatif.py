@@ -1,16 +1,10 @@
-"""The what-if analysis: the steps with some measured durations replaced by ideal ones.
+"""The what-if analysis: steps with some measured durations replaced by ideal ones.
 
-``S`` is the slowdown of the job: step time with the measured durations over step time with ideal ones. Ideal is the
-mean over all ranks doing the same operation (over stages too: an uneven partition is a slowdown) for compute, and the
-median for communication (:mod:`commtrace.analysis.replay.ideal`). ``S`` of an operation, stage or data-parallel rank
-keeps only its measured durations and idealises the rest. ``M_W`` is the share of the slowdown that goes when the
-slowest 3 % of workers are ideal (the ranks of one stage and data-parallel rank count as one), ``M_S`` when the last
-stage is.
+The slowdown ``S`` is the step time with measured durations over that with ideal ones
+(:mod:`commtrace.analysis.replay.ideal`, stages made equal too). ``S`` of an operation, stage or data-parallel rank
+keeps only its measured durations. ``M_W`` is the share of the slowdown that goes when the slowest 3 % of workers are
+ideal (the ranks of one stage and data-parallel rank count as one), ``M_S`` when the last stage is.
 Source: "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025.
-
->>> result = what_if(run, statistics, replay)                   # doctest: +SKIP
->>> result.slowdown, result.by_stage                            # doctest: +SKIP
-(1.18, {0: 1.01, 1: 1.0, 2: 1.0, 3: 1.23})
 """
 
 from __future__ import annotations
@@ -33,38 +27,27 @@ from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
 
 SLOWEST_PERCENT: Final = 3
-"""Of the workers, for M_W."""
+"""Percent of the workers, for M_W."""
 
 _PHASE_NAMES: Final = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """The slowdown of the job against ideal durations, and its sources.
+    """The slowdown of the job against ideal durations, and its sources."""
 
-    Attributes:
-        slowdown: S, of the mean step.
-        by_step, by_operation, by_stage, by_dp_rank, by_worker: S of one slice; workers by rank. The S of a worker is
-            the smaller one of its stage's and its data-parallel rank's.
-        slowest_workers: the slowest 3 % of workers, at least one, and those that S cannot tell from them.
-        slowest_workers_share: M_W; NaN where there is no slowdown to explain.
-        last_stage_share: M_S; likewise.
-        launch_slowdown: measured step time over replayed step time: what the replay does not see.
-        actual_ns, ideal_ns: replayed duration of the mean step.
-    """
-
-    slowdown: float
-    by_step: Mapping[int, float]
+    slowdown: float  # S, of the mean step
+    by_step: Mapping[int, float]  # S of one slice, as are the next ones
     by_operation: Mapping[str, float]
     by_stage: Mapping[int, float]
     by_dp_rank: Mapping[int, float]
-    by_worker: Mapping[int, float]
-    slowest_workers: tuple[int, ...]
-    slowest_workers_share: float
-    last_stage_share: float
-    launch_slowdown: float
-    actual_ns: float
-    ideal_ns: float
+    by_worker: Mapping[int, float]  # by rank, the smaller S of its stage and its data-parallel rank
+    slowest_workers: tuple[int, ...]  # 3 %, at least one, and those that S cannot separate from them
+    slowest_workers_share: float  # M_W; NaN without a slowdown
+    last_stage_share: float  # M_S; NaN without a slowdown
+    launch_slowdown: float  # measured over replayed step time: what the replay does not see
+    actual_ns: float  # replayed duration of the mean step
+    ideal_ns: float  # the same with ideal durations
 
     def to_json(self) -> JsonObject:
         return {
@@ -83,32 +66,21 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """Operations that may take as long as they do ideally, and what each belongs to. Columns of equal length.
+    """Operations that may take their ideal time, and what each belongs to. Columns of equal length."""
 
-    Attributes:
-        replay: step durations, ns, shape (scenarios, steps), with these operations ideal; one mask per scenario.
-        operations: the words that ``operation`` indexes; ``worker`` is the rank.
-        measured_step_ns: of each step, as recorded.
-    """
-
+    # Returns step durations, ns, shape (scenarios, steps), with these operations ideal; one mask per scenario.
     replay: Callable[[Sequence[Bool]], npt.NDArray[np.int64]]
-    operations: Sequence[str]
+    operations: Sequence[str]  # names that ``operation`` indexes
     operation: Int64
     stage: Int64
     dp_rank: Int64
-    worker: Int64
+    worker: Int64  # rank
     steps: Sequence[int]
     measured_step_ns: Int64
 
 
 def what_if(run: Run, statistics: StepStatistics, replay: Replay) -> WhatIf:
-    """Return the what-if analysis of steps that every rank recorded.
-
-    Args:
-        run: who its ranks are.
-        statistics: of the steps.
-        replay: of the same.
-    """
+    """Return the what-if analysis of steps that every rank recorded."""
     return analyse_experiment(_experiment_of(run, statistics, replay))
 
 

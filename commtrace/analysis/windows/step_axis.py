@@ -1,7 +1,6 @@
-"""In which steps of its rank a row lies, whether or not it carries the number of one.
+"""Places of rows among the steps of their rank, whether or not they carry the number of one.
 
-Steps are counted in the order in which they began: 0, 1, 2, …, the *places* of a rank. Numbers are the program's own:
-it may record one step in ten, and it may do a step again.
+A *place* counts steps in the order in which they began. Numbers are the program's own: it may skip or repeat some.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from commtrace.trace.spans import Int64, Spans
 
 
 class Reach(NamedTuple):
-    """Of rows: the place of the step that each belongs to, and of the first and the last that it touches."""
+    """The place of the step that each row belongs to, and of the first and the last step that it touches."""
 
     place: Int64
     first: Int64
@@ -26,8 +25,7 @@ class Reach(NamedTuple):
 class StepAxis(NamedTuple):
     """The recorded steps of a rank, in the order in which they began; times in ns.
 
-    A row that carries no number, or that of a step that was never recorded to end, belongs to the step that had begun
-    last before it did: what lies between two steps goes with the earlier one. What lies before all is at place −1.
+    A row without the number of a recorded step belongs to the step that had begun last before it; −1 before all.
     """
 
     number: Int64
@@ -36,7 +34,7 @@ class StepAxis(NamedTuple):
 
     @classmethod
     def none(cls) -> StepAxis:
-        """Return that of a rank of which no step was recorded."""
+        """Return the axis of a rank without recorded steps."""
         return cls.of(Spans.empty())
 
     @classmethod
@@ -67,7 +65,7 @@ class StepAxis(NamedTuple):
         return Reach(self._places(spans, first), first, last)
 
     def _places(self, spans: Spans, begun: Int64) -> Int64:
-        """The place of each row's number: of several, the last one that had begun, else the first."""
+        """Return the place of each row's number: of several, the last one that had begun, else the first."""
         order = np.argsort(self.number, kind="stable")
         ordered = self.number[order]
         low, high = (np.searchsorted(ordered, spans.step, side=side) for side in ("left", "right"))
@@ -96,7 +94,7 @@ class StepAxis(NamedTuple):
         return 0 if is_first else int(own.min()), int(np.iinfo(np.int32).max) if is_last else int(own.max())
 
     def times(self, first: int, last: int) -> tuple[int, int]:
-        """Return from when until when rows begin that belong to these places by time alone; inclusive."""
+        """Return the first and the last begin of rows that belong to these places by time alone, inclusive."""
         begin = int(self.start[first]) if 0 <= first < len(self.start) else int(np.iinfo(np.int64).min)
         end = int(self.start[last + 1]) - 1 if last + 1 < len(self.start) else int(np.iinfo(np.int64).max)
         return begin, end

@@ -1,10 +1,6 @@
-"""The first look at a run: everything that is small, and where the rest of it lies.
+"""Survey a run: read each rank forward in batches, and keep only what is small and the places of all other rows.
 
-Each rank is read forward, some batches at a time, and its rows are let go again. What stays grows with the number of
-steps, not with what happened in them.
-
->>> survey = survey_run("commtrace-runs/my-run")                # doctest: +SKIP
->>> survey.outline.ranks[0].spans                               # doctest: +SKIP
+Memory grows with the number of steps, not with the rows in them.
 """
 
 from __future__ import annotations
@@ -42,55 +38,34 @@ _OUTLINE: Final = (schema.STEP, schema.EVALUATION, schema.CHECKPOINT)
 
 @dataclass(frozen=True, slots=True)
 class RankSurvey:
-    """What a first look tells of a rank.
+    """A first look at a rank."""
 
-    Attributes:
-        segments: its files, oldest first.
-        extents: where in them the rows of each step lie.
-        trace: what its marks tell. Its rows are the *outline*: steps, evaluations, checkpoints, waiting for input that
-            is not within a step, and the first row.
-        far: rows that touch a step more than one away from their own; ``details`` are in the trace.
-        ends, messages: rows that tell how its clock differs from others; none where all ranks share one.
-        rows_of_step: how many rows belong to each step.
-        counts: of all rows.
-        repeated: by number, of steps that were done more than once, until when the last time but one; the rows of
-            earlier attempts carry other numbers, as of :mod:`commtrace.analysis.steps.attempts`.
-        names: what the codes in its rows stand for.
-        problems: sentences about its files.
-    """
-
-    segments: tuple[Segment, ...]
-    extents: tuple[Extent, ...]
+    segments: tuple[Segment, ...]  # oldest first
+    extents: tuple[Extent, ...]  # of the rows of each step in the segments
+    # Its rows are the *outline*: steps, evaluations, checkpoints, waits for input outside of steps, and the first row.
     trace: RankTrace
-    far: Spans
-    ends: Thinned
-    messages: Thinned
+    far: Spans  # rows that touch a step more than one away from their own
+    ends: Thinned  # rows that clocks are fitted by; none if all ranks share a clock
+    messages: Thinned  # likewise
     rows_of_step: Mapping[int, int]
     counts: RowCounts
-    repeated: Mapping[int, int]
-    names: list[str]
+    repeated: Mapping[int, int]  # by number of a repeated step, end of the last attempt but one
+    names: list[str]  # by code
     problems: tuple[str, ...]
 
     def without_clock_rows(self) -> RankSurvey:
-        """Return the same once the clocks are fitted: these are most of the rows that are kept."""
+        """Return the survey without the rows that clocks are fitted by, which are most of its rows."""
         return replace(self, ends=Thinned.none(), messages=Thinned.none())
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a first look tells of a run.
+    """A first look at a run."""
 
-    Attributes:
-        outline: every rank with the rows of its outline only.
-        ranks: by rank; codes are those of the outline.
-        alignment: how the clocks of the run were brought together.
-        rows_of_step: how many rows all ranks have of each step.
-    """
-
-    outline: Run
-    ranks: Mapping[int, RankSurvey]
+    outline: Run  # every rank with the rows of its outline
+    ranks: Mapping[int, RankSurvey]  # with the codes of the outline
     alignment: Alignment
-    rows_of_step: Mapping[int, int]
+    rows_of_step: Mapping[int, int]  # of all ranks
 
 
 def survey_run(
@@ -99,13 +74,7 @@ def survey_run(
     known_problems: Sequence[str] = (),
     executor: Executor | None = None,
 ) -> Survey:
-    """Look at every rank of a run.
-
-    Args:
-        directory: of the run.
-        segments: by rank, its files, oldest first.
-        known_problems: what is known to be wrong with them.
-        executor: looks at several ranks at a time; None for one after the other.
+    """Survey every rank of a run. ``segments`` are by rank, oldest first.
 
     Raises:
         RunNotFoundError: no rank has rows that can be read, or a worker does not see the files.
@@ -136,12 +105,7 @@ def survey_run(
 
 
 def survey_rank(segments: Sequence[Segment], clocks: Mapping[int, ClockKey]) -> RankSurvey:
-    """Look at one rank.
-
-    Args:
-        segments: its files, oldest first.
-        clocks: by rank, which clock it reads.
-    """
+    """Survey one rank. ``segments`` are oldest first, ``clocks`` are of all ranks."""
     rank, marks, problems = segments[0].metadata.rank, RankMarks.none(), list[str]()
     if segments[0].number != segments[0].first_number:
         marks.marks.discarded = _discarded(segments[-1:])  # what is left of a step is in segments before its mark
@@ -166,10 +130,7 @@ def _discarded(segments: Sequence[Segment]) -> DiscardedSegments | None:
 
 @dataclass(slots=True)
 class _Collected:
-    """What was seen of a rank so far.
-
-    Rows that end after the last step that is known wait until more is: a step is written when it has ended.
-    """
+    """Rows of a rank that were seen so far."""
 
     rank: int
     clocks: Mapping[int, ClockKey]
@@ -179,6 +140,7 @@ class _Collected:
     outline: list[Spans] = field(default_factory=list)
     first: Spans = field(default_factory=Spans.empty)
     far: list[Spans] = field(default_factory=list)
+    # Rows that end after the last known step wait: a step is written when it has ended.
     waiting: Spans = field(default_factory=Spans.empty)
     ends: Thinned = field(default_factory=Thinned.none)
     messages: Thinned = field(default_factory=Thinned.none)
@@ -188,7 +150,6 @@ class _Collected:
     last_written_ns: int | None = None
 
     def add(self, extent: Extent, spans: Spans, trace: RankTrace) -> None:
-        """Take some more rows."""
         if trace.last_written_ns is not None:
             self.last_written_ns = max(trace.last_written_ns, self.last_written_ns or trace.last_written_ns)
         self.extents.append(extent)
@@ -206,7 +167,6 @@ class _Collected:
         self._decide(Spans.concatenate([self.waiting, spans]), at_end=False)
 
     def survey(self, segments: tuple[Segment, ...], trace: RankTrace, problems: Sequence[str]) -> RankSurvey:
-        """Return it."""
         self._decide(self.waiting, at_end=True)
         far = Spans.concatenate(self.far)
         outline = [*self.outline] if len(self.first) and self.first.kind[0] in _OUTLINE else [self.first, *self.outline]
@@ -234,7 +194,7 @@ class _Collected:
         )
 
     def _decide(self, spans: Spans, *, at_end: bool) -> None:
-        """Keep the rows that reach far, or wait for input between steps; put off those of which that is not known."""
+        """Keep rows that reach far, or wait for input between steps; put off rows that cannot be placed yet."""
         axis = self.axis
         known = np.ones(len(spans), np.bool_)
         if not at_end:
@@ -282,7 +242,7 @@ def _repeated(outline: Spans) -> dict[int, int]:
 
 
 def with_last_attempts(spans: Spans, repeated: Mapping[int, int]) -> Spans:
-    """Return the rows with other numbers for those of all attempts of a step but its last one."""
+    """Renumber the rows of all attempts of a step but its last."""
     if not repeated:
         return spans
     step = spans.step.copy()
@@ -299,7 +259,7 @@ def _within_a_step(axis: StepAxis, spans: Spans) -> Bool:
 
 
 def _recoded(one: RankSurvey, names: list[str]) -> RankSurvey:
-    """The survey with codes that are positions in ``names``, to which new words are added."""
+    """Return the survey with codes that index ``names``, to which new names are added."""
     position = {name: code for code, name in enumerate(names)}
     for name in one.names:
         if name not in position:
@@ -321,7 +281,7 @@ def _recoded(one: RankSurvey, names: list[str]) -> RankSurvey:
 
 
 def _clock_run(outline: Run, ranks: Mapping[int, RankSurvey]) -> Run:
-    """The run with the rows that clocks are fitted by, and of each rank its first row."""
+    """Return the run with the rows that clocks are fitted by, and the first row of each rank."""
     ends = _together([one.ends for one in ranks.values()], MOST_ENDS)
     messages = _together([one.messages for one in ranks.values()], MOST_MESSAGES)
     traces = {
@@ -332,7 +292,7 @@ def _clock_run(outline: Run, ranks: Mapping[int, RankSurvey]) -> Run:
 
 
 def _together(parts: Sequence[Thinned], fewer_than: int) -> list[Spans]:
-    """The rows of each part, thinned so that all of them are fewer than the limit."""
+    """Return the rows of each part, thinned so that all together are fewer than the limit."""
     power = max(part.power for part in parts)
     seq = np.concatenate([part.spans.seq for part in parts])
     power = least_power(seq, fewer_than, power)

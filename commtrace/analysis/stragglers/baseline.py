@@ -18,17 +18,11 @@ from commtrace.trace.run import Run
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A run in which the job was well.
+    """A run in which the job was well."""
 
-    Attributes:
-        work_ns: by stage, of its typical rank, per step.
-        quickest_ns: by stage, of its quickest rank, per step in forward and backward.
-        transfer_ns: how long transfers over each link take.
-    """
-
-    work_ns: Mapping[int, float]
-    quickest_ns: Mapping[int, float]
-    transfer_ns: Mapping[Traffic, float]
+    work_ns: Mapping[int, float]  # by stage, of its typical rank, per step
+    quickest_ns: Mapping[int, float]  # by stage, of its quickest rank, per step in forward and backward
+    transfer_ns: Mapping[Traffic, float]  # typical transfers
 
     @classmethod
     def of(cls, run: Run, statistics: StepStatistics) -> Baseline:
@@ -37,15 +31,15 @@ class Baseline:
 
     @property
     def usual(self) -> Usual:
-        """Return what stages and links do in it."""
+        """Return the usual work of stages and transfers over links."""
         return Usual(self.quickest_ns, self.transfer_ns, BASELINE)
 
     def of_ranks(self, work: WorkStatistics) -> dict[int, float]:
-        """Return, by rank of another run, what is normal at its stage."""
+        """Return the normal work of each rank of another run, by its stage."""
         return {rank: self.work_ns[stage] for rank, stage in work.stage_of_rank.items() if stage in self.work_ns}
 
     def difference(self, work: WorkStatistics) -> str:
-        """Say how the work of a run, none of whose ranks is slow, differs from this one's; empty if it does not."""
+        """Say how the work of a run without slow ranks differs from this one's; empty if it does not."""
         own, other = typical_work_of_stages(work), self.work_ns
         if own.keys() != other.keys():
             stages = (f"{len(one)} pipeline stage{'s' * (len(one) != 1)}" for one in (other, own))

@@ -1,8 +1,4 @@
-"""What slow ranks have in common: their host, their tensor-parallel group, or only what they do too long.
-
-Recorded runs and running jobs are treated alike: both hand their slow ranks to :func:`by_common_place`, and name the
-sets that come back with :func:`who_in_words`.
-"""
+"""Group slow ranks, of recorded runs and running jobs, by host, by tensor-parallel group, or only by cause."""
 
 from __future__ import annotations
 
@@ -28,15 +24,10 @@ _COMPARED_WITH: Final = {
 
 
 class Place(NamedTuple):
-    """Where a rank works.
-
-    Attributes:
-        host: its node.
-        tensor_group: equal for the ranks of one tensor-parallel group; empty where it is in none.
-    """
+    """The place of a rank."""
 
     host: str
-    tensor_group: str
+    tensor_group: str  # equal for the ranks of one tensor-parallel group; empty without one
 
 
 class SlowOne(Protocol):
@@ -50,7 +41,7 @@ class SlowOne(Protocol):
 
     @property
     def beyond(self) -> str:
-        """What it stands out in; ranks that stand out in different things are not together."""
+        """Return what it stands out in; ranks that stand out in different things are not grouped."""
 
 
 _Slow = TypeVar("_Slow", bound=SlowOne)
@@ -64,7 +55,7 @@ def places_of(run: Run) -> dict[int, Place]:
 
 
 def tensor_group_of(coordinates: Mapping[str, int], parallel: Mapping[str, int]) -> str:
-    """Return what ranks share that differ only by their place in the tensor-parallel group."""
+    """Return a name that is equal for ranks of one tensor-parallel group; empty without tensor parallelism."""
     if parallel.get("tp", 1) < 2:
         return ""
     own = (f"{name} {at}" for name, at in sorted(coordinates.items()) if name not in ("tp", "ep"))
@@ -73,21 +64,15 @@ def tensor_group_of(coordinates: Mapping[str, int], parallel: Mapping[str, int])
 
 @dataclass(frozen=True, slots=True)
 class Together(Generic[_Slow]):
-    """Slow ranks that share a place: a HOST, a TENSOR_GROUP, or only RANKS that share a cause.
+    """Slow ranks that share a place."""
 
-    ``what`` is what the ranks of a host or a group stand out in, else their cause.
-    """
-
-    place: str
-    what: str
+    place: str  # HOST, TENSOR_GROUP, or RANKS that share only a cause
+    what: str  # of a host or a group, what its ranks stand out in; else their cause
     members: list[_Slow]
 
 
 def by_common_place(places: Mapping[int, Place], slow: Iterable[_Slow]) -> list[Together[_Slow]]:
-    """Return sets of slow ranks: hosts, then tensor-parallel groups, then those that have only a cause in common.
-
-    No set is all of the job.
-    """
+    """Group slow ranks by host, then by tensor-parallel group, then by cause. No host or group is all of the job."""
     found: list[Together[_Slow]] = []
     left: list[_Slow] = []
     by_what: dict[str, list[_Slow]] = {}
@@ -128,7 +113,7 @@ def _whole_places(
 
 
 def who_in_words(places: Mapping[int, Place], place: str, ranks: Sequence[int]) -> str:
-    """Return how a set of slow ranks is called: ``ranks 1, 3 on node0``, ``host node1 (ranks 4–7)``."""
+    """Return the name of a set of slow ranks: ``ranks 1, 3 on node0``, ``host node1 (ranks 4–7)``."""
     if place == HOST:
         return f"host {places[ranks[0]].host} ({ranks_in_words(ranks)})"
     on_hosts = _on_hosts(places, ranks)
@@ -149,16 +134,7 @@ def compared_with(told_by: str) -> str:
 
 
 def one_needs_longer(where: str, details: str, excess_ms: float, told_by: str, normal_ms: float, basis: str) -> str:
-    """Return the sentence that a rank works longer than its peers, without a full stop.
-
-    Args:
-        where: the rank.
-        details: what it needs, by :func:`work_in_words`.
-        excess_ms: by how much that is too much, per step.
-        told_by: what told what is normal.
-        normal_ms: that, per step.
-        basis: ``medians over steps``.
-    """
+    """Say, without a full stop, that a rank works longer than its peers; ``details`` are from :func:`work_in_words`."""
     return (
         f"{where} needs {details}: {excess_ms:.1f} ms per step more than {compared_with(told_by)}, which need "
         f"{normal_ms:.1f} ms ({basis})"
@@ -166,13 +142,7 @@ def one_needs_longer(where: str, details: str, excess_ms: float, told_by: str, n
 
 
 def work_in_words(cause: str, work_ms: float, phases: str = "") -> str:
-    """Return what a rank needs: its phases, as far as they are known, or all of its work.
-
-    Args:
-        cause: why it is slow.
-        work_ms: all of its work, per step.
-        phases: ``48.0 ms per forward (peers 40.0)``.
-    """
+    """Return the work of a rank: ``phases``, as ``48.0 ms per forward (peers 40.0)``, if known, or all of its work."""
     if cause == "late_launch":
         return f"{work_ms:.1f} ms per step, more of it before its phases, in no span"
     if cause == "unknown":
@@ -181,14 +151,7 @@ def work_in_words(cause: str, work_ms: float, phases: str = "") -> str:
 
 
 def one_pauses_longer(where: str, cause: str, mean_ms: float, excess_ms: float) -> str:
-    """Return the sentence that a rank loses more to something that may strike now and then, without a full stop.
-
-    Args:
-        where: the rank.
-        cause: to what.
-        mean_ms: what it loses per step.
-        excess_ms: by how much that is too much.
-    """
+    """Say, without a full stop, that a rank loses more per step to pauses that may be rare."""
     return (
         f"{where} needs {mean_ms:.1f} ms per step for {cause_in_words(cause)} (mean), {excess_ms:.1f} ms more than "
         "other ranks of its stage"
@@ -203,7 +166,7 @@ def several_need_longer(
     percent: Sequence[float],
     excess_ms: Sequence[float],
 ) -> str:
-    """Return the sentence that ranks, the slowest first, work longer than their peers; without a full stop."""
+    """Say, without a full stop, that ranks, the slowest first, work longer than their peers."""
     named, others = _subject(places, place, ranks), compared_with(told_by)
     if place == HOST:
         others = others.replace("ranks that", "ranks of other hosts that")
@@ -213,7 +176,7 @@ def several_need_longer(
 def several_pause_longer(
     places: Mapping[int, Place], place: str, cause: str, ranks: Collection[int], excess_ms: Iterable[float]
 ) -> str:
-    """Return the sentence that ranks lose more to pauses than their peers."""
+    """Say that ranks lose more to pauses than their peers."""
     what = f" for {cause_in_words(cause)}" if cause in ACTIVITY else ""
     return (
         f"{_subject(places, place, ranks)} need {range_in_words(excess_ms)} ms per step more{what} than "

@@ -1,4 +1,4 @@
-"""The cost of what is slow: what every step would save without it, and whether that stands out of the noise."""
+"""Compute the cost of a straggler: the time that steps would save without it, and whether that exceeds noise."""
 
 from __future__ import annotations
 
@@ -16,45 +16,32 @@ from commtrace.trace.spans import Bool, Int64
 
 
 class Cost(NamedTuple):
-    """The time per step that a fix would save, typically.
-
-    Attributes:
-        share: of the step.
-        standard_error_ms: of ``ms``, from how the savings scatter over steps.
-        persistence: share of the steps that save at least half of ``ms``.
-        when: in which steps most of it is saved.
-    """
+    """The typical time per step that a fix would save."""
 
     ms: float
-    share: float
-    standard_error_ms: float
-    persistence: float
-    when: Occurrence
+    share: float  # of the step
+    standard_error_ms: float  # of ``ms``, from the scatter over steps
+    persistence: float  # share of the steps that save at least half of ``ms``
+    when: Occurrence  # the steps in which most of it is saved
 
 
 class TotalCost(NamedTuple):
-    """The cost of a verdict per step of the run.
-
-    Attributes:
-        costliest: number of the stretch in which it costs most.
-        cost: in a step of that one.
-        stretches: where it does not last all the run, the steps in which it does.
-    """
+    """The cost of a verdict per step of the run."""
 
     ms: float
     gpu_hours_per_day: float
-    costliest: int
-    cost: Cost
-    stretches: tuple[Stretch, ...]
+    costliest: int  # number of the stretch in which it costs most
+    cost: Cost  # in a step of that stretch
+    stretches: tuple[Stretch, ...]  # the steps in which it lasts, if these are not all
 
 
 def cost_of(work: WorkStatistics, saved_ns: Int64, *, rare: bool = False) -> Cost:
-    """Return the cost of what would save so much of each step of the run: a median; a mean of what is rare."""
+    """Return the cost of a cause without which each step would save so much: a median; a mean if it is ``rare``."""
     saved = saved_ns[work.steady] / 1e6
     typical = float(saved.mean() if rare else np.median(saved))
     persistence = float((saved >= max(typical, 1e-6) / 2).mean())
     if not rare and persistence:
-        # Steps in which it costs nothing count, single ones that the machine held up do not.
+        # Steps in which it costs nothing count; single steps that the machine held up do not.
         typical = float(np.median(saved[saved >= max(typical, 1e-6) / 2])) * persistence
     return Cost(
         ms=typical,
@@ -66,13 +53,10 @@ def cost_of(work: WorkStatistics, saved_ns: Int64, *, rare: bool = False) -> Cos
 
 
 def stands_out(work: WorkStatistics, cost: Cost, *, rare: bool = False, meant: bool = False) -> bool:
-    """Return whether a cost is large, lasting, and above its own noise.
+    """Return whether a cost is large, lasting and above its noise.
 
-    Args:
-        work: of the steps.
-        cost: of the fix.
-        rare: it strikes now and then, and has spans of its own.
-        meant: the program does it on purpose: once is no chance.
+    ``rare``: it strikes now and then and has spans of its own. ``meant``: the program does it on purpose, so that even
+    a single strike is no chance.
     """
     limits = work.thresholds
     if cost.ms < limits.cost_ms or cost.share < limits.share_of_step:
@@ -99,14 +83,9 @@ def total_cost(
     rare: bool = False,
     meant: bool = False,
 ) -> TotalCost | None:
-    """Return what a verdict costs; None where it does not stand out.
+    """Return the cost of a verdict that held in some of the stretches; None if it does not stand out.
 
-    Args:
-        whole: all steps that count.
-        stretches: that were judged.
-        held_in: numbers of those in which it held.
-        saved_ns: of each step of the run, without it.
-        rare, meant: see :func:`stands_out`.
+    ``saved_ns`` is of each step of the run; ``rare`` and ``meant`` are those of :func:`stands_out`.
     """
     costs = {number: cost_of(stretches[number], saved_ns, rare=rare) for number in held_in}
     costs = {
@@ -116,7 +95,7 @@ def total_cost(
         return None
     costliest = max(costs, key=lambda number: costs[number].ms)
     if len(stretches) == 1:
-        # Of what strikes now and then the cost is a mean, and so a share of the mean step.
+        # The cost of what strikes now and then is a mean, and so a share of the mean step.
         step_ms = (whole.mean_step_ns if rare else whole.step_ns) / 1e6
         ms, lasted = costs[costliest].ms, tuple[Stretch, ...]()
     else:
@@ -131,7 +110,7 @@ def mean_ms(steps: Bool, saved_ns: Int64 | Float64) -> float:
 
 
 def _joined(stretches: Sequence[WorkStatistics], costs: Mapping[int, Cost]) -> tuple[Stretch, ...]:
-    """Join stretches that follow each other and cost about the same."""
+    """Join consecutive stretches of about the same cost."""
     joined: list[Stretch] = []
     for number in sorted(costs):
         work, cost = stretches[number], costs[number]

@@ -1,8 +1,7 @@
-"""Finds the steps at which what ranks, stages or links do changes.
+"""Find the steps at which the work of ranks, stages or links changes, by binary segmentation with CUSUM.
 
-A change is found by binary segmentation with the CUSUM statistic (Page, Continuous Inspection Schemes, 1954;
-Vostrikova, Detecting "disorder" in multidimensional random processes, 1981): of all rows and all places to cut, the
-one at which the means on both sides are furthest apart in standard errors; then the same on either side of it.
+Each cut lies at the row and step where the means on both sides differ most in standard errors (Page, Continuous
+Inspection Schemes, 1954; Vostrikova, Detecting "disorder" in multidimensional random processes, 1981).
 """
 
 from __future__ import annotations
@@ -27,21 +26,15 @@ Float64 = npt.NDArray[np.float64]
 
 
 class Series(NamedTuple):
-    """What is searched for changes, one row per rank, stage or link; ns.
+    """Values to be searched for changes, one row per rank, stage or link; ns."""
 
-    Attributes:
-        values: without single steps that differ, shape (rows, steps).
-        error: standard error of a single step, for means over many.
-        least: the smallest change that counts.
-    """
-
-    values: Float64
-    error: Float64
-    least: Float64
+    values: Float64  # without single steps that differ, shape (rows, steps)
+    error: Float64  # standard error of a single step, for means over many
+    least: Float64  # the smallest change that counts
 
 
 def find_cuts(series: Series, shortest: int) -> list[int]:
-    """Return where to cut the steps, ascending, into parts of at least ``shortest`` steps."""
+    """Return the places, ascending, that cut the steps into parts of at least ``shortest`` steps."""
     return _cut(series, shortest, MOST_CHANGES, SPARE_STEPS * series.values.shape[1])
 
 
@@ -52,32 +45,21 @@ def without_single_steps(values: Float64) -> Float64:
 
 
 def error_of_steps(values: Float64, smooth: Float64, level: Float64, shortest: int) -> Float64:
-    """Return the standard error of a single step of each row, for means over many.
+    """Return the standard error of a single step of each row, for means over at least ``shortest`` steps.
 
-    Args:
-        values: of each step.
-        smooth: the same without single steps.
-        level: of each row, its usual value: noise of less than a thousandth of it counts as that.
-        shortest: how many steps make the shortest mean.
+    ``smooth`` are the values without single steps. Noise counts as at least a thousandth of ``level``.
     """
     noise = _noise(values, level)
     return np.asarray(DEPENDENCE * noise * _wandering(smooth, noise, shortest))
 
 
 def error_of_strikes(smooth: Float64) -> Float64:
-    """Return the error of what strikes in few steps, all others being alike: what smoothing leaves of strikes."""
+    """Return the error of values that differ in few steps: what smoothing leaves of these."""
     return np.asarray(DEPENDENCE * np.sqrt((np.diff(smooth, axis=1) ** 2).mean(axis=1) / 2))
 
 
 def drift(values: Float64, level: Float64) -> float:
-    """Return how much a step scatters for means over all steps, as slow drift makes these; a share of the usual value.
-
-    It is 0 where too few steps tell.
-
-    Args:
-        values: of each step, beyond what the rows have in common.
-        level: of each row, its usual value.
-    """
+    """Return the scatter of a step by slow drift, for means over all steps, as a share of ``level``; 0 of few steps."""
     length = values.shape[1] // 3
     if values.shape[1] < FEWEST_FOR_DRIFT:
         return 0.0
@@ -93,19 +75,15 @@ def _noise(values: Float64, level: Float64) -> Float64:
 
 
 def _wandering(steps: Float64, noise: Float64, length: int) -> float:
-    """Return by how much means of so many steps scatter more than those of independent steps, on the typical rank."""
+    """Return the scatter of means of ``length`` steps relative to that of independent steps, on the typical rank."""
     if steps.shape[1] < 3 * length:
         return 1.0
     return max(1.0, float(np.median(_scatter_of_means(steps, length) * np.sqrt(length) / noise)))
 
 
 def _scatter_of_means(steps: Float64, length: int) -> Float64:
-    """Of each row, how much the means of so many steps scatter.
-
-    A device whose clock goes up and down with its temperature is fast for some steps, then slow for some: its steps are
-    like their neighbours, and the noise between neighbours says nothing of it. The scatter is that of the lower
-    quartile of the differences between such means: a change of behaviour lies between many of them.
-    """
+    """Return the scatter of means of ``length`` steps of each row, which shows slow drift as of a device's clock."""
+    # The lower quartile of the differences: a change of behaviour lies between many of the means.
     means = np.lib.stride_tricks.sliding_window_view(steps, length, axis=1).mean(axis=2)
     differences = np.quantile(np.abs(means[:, length:] - means[:, :-length]), 0.25, axis=1)
     return np.asarray(differences / LOWER_QUARTILE_OF_DISTANCE / np.sqrt(2))
@@ -128,7 +106,7 @@ def _cut(series: Series, shortest: int, most: int, spare: float) -> list[int]:
         return []
     at = int(left[place])
     if not shortest <= at <= steps - shortest:
-        # One end differs that is too short to be judged by itself.
+        # One end differs that is too short to be judged alone.
         is_first, length = at < shortest, min(at, steps - at)
         slower_first = before[:, place] / at > (total[:, 0] - before[:, place]) / (steps - at)
         is_slow = ((sigmas[:, place] >= SIGMAS_OF_CHANGE) & (slower_first == is_first)).any()

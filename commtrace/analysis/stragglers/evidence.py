@@ -1,4 +1,4 @@
-"""The sentences that say why ranks are called slow: how long their work takes, and what speaks for the cause."""
+"""Write the evidence for slow ranks: the duration of their work, and the signs of its cause."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _OUTSIDE: Final = {
 
 _PHASES: Final = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
 _DIFFERS: Final = 0.01
-"""From this share on a phase is called longer than that of the peers."""
+"""A phase counts as longer than that of the peers from this share on."""
 
 
 def evidence_of(
@@ -48,12 +48,12 @@ def evidence_of(
     how_often: str,
     device: DeviceEvidence | None,
 ) -> str:
-    """Return what speaks for a verdict: the numbers, the only slow phase, the device of the slowest member."""
+    """Return the evidence for a verdict: the numbers, the only slow phase, the device of the slowest member."""
     return " ".join(_sentences(found, place, cause, members, how_often, device))
 
 
 def main_cause(members: Sequence[SlowRank]) -> str:
-    """Return what most of the excess of these ranks is due to."""
+    """Return the cause of most of the excess of these ranks."""
     excess: Counter[str] = Counter()
     for member in members:
         excess.update(member.excess_ns)
@@ -61,7 +61,7 @@ def main_cause(members: Sequence[SlowRank]) -> str:
 
 
 def slow_phase(work: WorkStatistics, ranks: Collection[int]) -> str:
-    """Return the one phase in which all of these ranks are slow, if the others are as fast as elsewhere; else empty."""
+    """Return the only phase in which all of these ranks are slow; empty if there is none."""
     peers = work.peers
     excess, usual = peers.excess_ns, peers.usual_ns
     own = np.isin(peers.rank, list(ranks))
@@ -92,7 +92,7 @@ def _sentences(
 
 
 def _in_phases_of_their_own(work: WorkStatistics, members: Sequence[SlowRank]) -> Iterator[str]:
-    """Say which phase is slow on which of the members, where each is slow in one only."""
+    """Say which phase is slow on which member, if each is slow in one only."""
     ranks: dict[str, list[int]] = {}
     for rank in sorted(member.rank for member in members):
         ranks.setdefault(slow_phase(work, {rank}), []).append(rank)
@@ -136,7 +136,7 @@ def _place(run: Run, rank: int) -> str:
 
 
 def phases_in_words(work: WorkStatistics, rank: int) -> str:
-    """Return the phases that take longer, in numbers: ``48.0 ms per forward (peers 40.0)``; empty without."""
+    """Return the phases that take longer: ``48.0 ms per forward (peers 40.0)``; empty without."""
     return ", ".join(
         f"{own / 1e6:.1f} ms per {name} (peers {peers / 1e6:.1f})"
         for kind, phase in _PHASES.items()
@@ -161,31 +161,22 @@ def _per_phase(work: WorkStatistics, rank: int, kind: int) -> tuple[float, float
 
 
 _SLOWER: Final = 0.97
-"""Of the others' clock: devices of one model, at the same work, differ by a few steps of 15 MHz."""
+"""Share of the others' clock: devices of one model, at the same work, differ by a few steps of 15 MHz."""
 
 _MOSTLY: Final = 0.5
-"""Of the readings."""
+"""Share of the readings."""
 
 
 class DeviceEvidence(NamedTuple):
-    """Evidence for or against the device.
+    """Evidence for or against the device."""
 
-    ``is_throttled``: its clock was held down, and is lower than on other devices of its model, or than it can be.
-    """
-
-    is_throttled: bool
+    is_throttled: bool  # its clock was held down, and is lower than on others of its model, or than it can be
     sentence: str
     serial: str
 
 
 def device_evidence(run: Run, rank: int, within: tuple[int, int] | None = None) -> DeviceEvidence | None:
-    """Return the driver's readings of a rank's device against those of devices of the same name; None without any.
-
-    Args:
-        run: on one clock.
-        rank: whose device.
-        within: from when to when, ns; None for the whole recording.
-    """
+    """Compare the readings of a rank's device, ``within`` some time (ns), with its model's; None without any."""
     model = run.ranks[rank].metadata.device
     others = [
         _read(trace, within) for other, trace in run.ranks.items() if other != rank and trace.metadata.device == model
@@ -194,7 +185,7 @@ def device_evidence(run: Run, rank: int, within: tuple[int, int] | None = None) 
 
 
 def compare_devices(own: Sequence[DeviceState], others: Sequence[Sequence[DeviceState]]) -> DeviceEvidence | None:
-    """Return what readings of a device show against those of other devices of its model; None without any."""
+    """Compare the readings of a device with those of others of its model; None without any."""
     if not own:
         return None
     clock, usual_clock = _typical(own, "clock_mhz"), _typical_of_others(others, "clock_mhz")
@@ -214,12 +205,12 @@ def are_throttled(devices: Sequence[DeviceEvidence | None]) -> bool:
 
 
 def is_of_device(place: str, cause: str) -> bool:
-    """Return whether what a device does may be why ranks of this place are slow for this cause."""
+    """Return whether the device may be the reason that ranks of this place are slow for this cause."""
     return cause in ("compute", THROTTLED, *PHASES) or place != RANKS
 
 
 def device_in_words(device: DeviceEvidence, rank: int, num_ranks: int) -> str:
-    """Return the sentence; of several ranks, whose device it is of."""
+    """Return the sentence; of several ranks, with the rank of the device."""
     return device.sentence if num_ranks == 1 else f"Rank {rank}: {device.sentence}"
 
 

@@ -1,6 +1,5 @@
-"""The line that keeps nodes of slow or failed ranks out of the next job, in the syntax of its launcher.
+"""Write the command that keeps nodes of slow or failed ranks out of the next job, in the syntax of its launcher.
 
->>> job = [trace.metadata for trace in run.ranks.values()]      # doctest: +SKIP
 >>> keep_out(job[3:4], job)                                     # doctest: +SKIP
 'sbatch --exclude=node7'
 """
@@ -13,10 +12,7 @@ from commtrace.trace.metadata import KUBERNETES, KUBERNETES_NODE, SLURM_NODE, Ra
 
 
 def keep_out(ranks: Iterable[RankMetadata], job: Iterable[RankMetadata]) -> str:
-    """Return a command, or a hint, that keeps the nodes of these ranks of a job out of the next one.
-
-    A rank in Kubernetes knows its node if NODE_NAME tells it, and is found by its pod otherwise. Empty for no ranks.
-    """
+    """Return a command, or a hint, that keeps the nodes of these ranks out of the next job; empty without ranks."""
     listed = list(ranks)
     slurm = {rank.environment[SLURM_NODE] for rank in listed if SLURM_NODE in rank.environment}
     if slurm:
@@ -31,5 +27,6 @@ def keep_out(ranks: Iterable[RankMetadata], job: Iterable[RankMetadata]) -> str:
 
 
 def _kubernetes_node(rank: RankMetadata) -> str:
+    # Without NODE_NAME in its environment, a rank is found by its pod.
     node = rank.environment.get(KUBERNETES_NODE)
     return node or f"$(kubectl get pod {rank.host} -o jsonpath='{{.spec.nodeName}}')"

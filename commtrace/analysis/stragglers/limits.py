@@ -1,4 +1,4 @@
-"""From when a difference counts: all constants of the search for stragglers. docs/stragglers.md gives the reasons."""
+"""All limits of the search for stragglers. docs/stragglers.md gives the reasons."""
 
 from __future__ import annotations
 
@@ -8,19 +8,12 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When the work of a rank stands out of that of ranks that do the same.
+    """Limits from which the work of a rank stands out of that of its peers."""
 
-    Attributes:
-        share: of its own normal work (recorded runs) or of the step (windows).
-        least_ns: per step.
-        sigmas: standard errors.
-        clearly: share where the fastest ranks are normal although they are no majority.
-    """
-
-    share: float
-    least_ns: float
-    sigmas: float
-    clearly: float = 0.05
+    share: float  # of its own normal work (recorded runs) or of the step (windows)
+    least_ns: float  # per step
+    sigmas: float  # standard errors
+    clearly: float = 0.05  # share from which the fastest ranks are normal although they are no majority
 
 
 RECORDED: Final = Limits(share=0.03, least_ns=500_000.0, sigmas=2.5)
@@ -47,7 +40,7 @@ LINKS: Final = Limits(share=1.0, least_ns=0.0, sigmas=2.5, clearly=1.0)
 """For transfers: a slow link takes twice as long as its like, and stands out of how single transfers scatter."""
 
 FEWEST_TRANSFERS: Final = 8
-"""Over a link, of a kind: of fewer it is not told how long they take."""
+"""Transfers of a kind over a link; of fewer, the typical duration is not known."""
 
 LONG_TOGETHER: Final = 0.7
 """Forward and backward of a microbatch lengthen together when its sequences do.
@@ -81,10 +74,10 @@ FAST_PERCENTILE: Final = 25
 """Of links, shares are taken of what the fast ones of a class take, as most may be slow, or one in its fast steps."""
 
 MOST_OF_STEP: Final = 0.5
-"""Where transfers between hosts take so much of a step, and nothing tells whether they are slow, that is said."""
+"""Share of a step from which transfers between hosts are mentioned if it is not known whether they are slow."""
 
 FEWEST_FOR_SCATTER: Final = 4
-"""Of fewer normal ranks it is not told how much healthy ranks differ; then only their noise over time counts."""
+"""Of fewer normal ranks, the scatter between healthy ranks is not known; then only their noise over time counts."""
 
 SIGMAS_OF_CHANGE: Final = 6.0
 """A run is cut where a rank's work changes by so many standard errors. It is the largest of as many differences as
@@ -109,7 +102,7 @@ DEPENDENCE: Final = 1.5
 """By how much errors are larger because steps are not independent: what disturbs one often disturbs the next."""
 
 FEWEST_FOR_DRIFT: Final = 24
-"""Of fewer steps it is not told whether the speed of healthy devices goes up and down slowly."""
+"""Of fewer steps, slow drift of healthy devices is not known."""
 
 DRIFT_OF_FEW: Final = 1.5
 """Of fewer ranks than tell how much healthy ones differ, drift counts for so much more: they show little of it."""
@@ -136,25 +129,14 @@ CLEARED_BELOW: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """When a cost is named: all of them must be passed.
-
-    Attributes:
-        share_of_step, cost_ms: of the cost, per step.
-        persistence: share of the steps in which a rank's work exceeds what is normal by at least half as much as usual.
-        majority: share of the steps in which it costs at least half as much.
-        rare_persistence: the same for pauses, such as input and garbage collection.
-        fewest_strikes: in how many steps a pause strikes at least, if the noise is known.
-        standard_errors: of the cost's median over steps.
-        replay_error: no verdict is given when the replay misses the measured steps by more.
-        fewest_steps: of fewer the noise between steps is not known, and only pauses are judged.
-    """
+    """Limits from which a cost is named; all of them must be passed."""
 
     share_of_step: float = 0.02
-    cost_ms: float = 0.5
-    persistence: float = 0.6
-    majority: float = 0.5
-    rare_persistence: float = 0.05
-    fewest_strikes: int = 3
-    standard_errors: float = 1.5
-    replay_error: float = 0.3
-    fewest_steps: int = 8
+    cost_ms: float = 0.5  # per step
+    persistence: float = 0.6  # share of the steps in which a rank's excess is at least half as large as usual
+    majority: float = 0.5  # share of the steps in which it costs at least half as much
+    rare_persistence: float = 0.05  # the same for pauses, such as input and garbage collection
+    fewest_strikes: int = 3  # steps with a pause, if the noise is known
+    standard_errors: float = 1.5  # of the cost's median over steps
+    replay_error: float = 0.3  # no verdict is given if the replay misses the measured steps by more
+    fewest_steps: int = 8  # of fewer, the noise between steps is not known, and only pauses are judged

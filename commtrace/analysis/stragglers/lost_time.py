@@ -1,7 +1,6 @@
-"""Divides the time of a run's steps beyond the ideal by cause: a sum that adds up.
+"""Divide the time of a run's steps beyond the ideal by cause: a sum that adds up.
 
-The steps are replayed several times, each time with one more thing ideal. What a replay is shorter than the one before
-it is the cost of that thing.
+The steps are replayed several times, each time with one more thing ideal; each difference is the cost of that thing.
 
 >>> lost = lost_time(statistics, replay, findings.verdicts)              # doctest: +SKIP
 >>> lost.steps_ns - lost.ideal_ns == sum(lost.costs_ns().values())  # doctest: +SKIP
@@ -34,36 +33,23 @@ _PART_OF_CAUSE: Final[Mapping[str, str | None]] = {
     "stage_imbalance": None,
     "sequence_length_imbalance": None,
 }
-"""Where the cost of a verdict is found; of other causes it is in the imbalance. None: it stays there, being one."""
+"""Parts that hold the costs of verdicts; of other causes it is the imbalance. None: the cost stays in the imbalance."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostTime:
-    """The time in steps: the mean over the ranks, summed over the steps; ns.
-
-    Attributes:
-        num_steps: how many.
-        gpus: of the job; None where it did not run on GPUs.
-        steps_ns: the whole.
-        ideal_ns: what the work of the mean rank takes when like work takes as long as on the quicker ranks.
-        stragglers_ns: what the verdicts on slow ranks cost.
-        imbalance_ns: other differences between like work: uneven stages and sequences, scatter.
-        exposed_communication_ns: transfers that nothing hides.
-        bubble_ns: what the schedule of a pipeline makes equal stages wait.
-        input_ns: waiting for input.
-        rest_ns: garbage collection, checkpoints, evaluation, launches, and what the replay does not see.
-    """
+    """The time in steps: the mean over the ranks, summed over the steps; ns."""
 
     num_steps: int
-    gpus: int | None
-    steps_ns: int
-    ideal_ns: int
-    stragglers_ns: int
-    imbalance_ns: int
+    gpus: int | None  # of the job; None if it did not run on GPUs
+    steps_ns: int  # the whole
+    ideal_ns: int  # work of the mean rank if the same work took as long as on the quicker ranks
+    stragglers_ns: int  # cost of the verdicts on slow ranks
+    imbalance_ns: int  # other differences in the same work: uneven stages and sequences, scatter
     exposed_communication_ns: int
-    bubble_ns: int
+    bubble_ns: int  # waiting of equal stages that is due to the schedule of a pipeline
     input_ns: int
-    rest_ns: int
+    rest_ns: int  # garbage collection, checkpoints, evaluation, launches, and what the replay does not see
 
     def costs_ns(self) -> dict[str, int]:
         return {field.name: getattr(self, field.name) for field in fields(self)[4:]}
@@ -80,14 +66,7 @@ class LostTime:
 def lost_time(
     statistics: StepStatistics, replay: Replay, verdicts: Iterable[Verdict], gpus: int | None = None
 ) -> LostTime:
-    """Add up what was lost.
-
-    Args:
-        statistics: of steps whose clocks agree.
-        replay: of these steps.
-        verdicts: on stragglers, of the same steps.
-        gpus: of the job; None where it did not run on GPUs.
-    """
+    """Divide the time of steps, whose clocks agree, by cause; ``gpus`` is None if the job did not run on GPUs."""
     work_ns = _ideal_work(statistics.table)
     only_working = WithoutPauses(PAUSES)
     quick = Scenario((only_working, IdealWork(work_ns, np.ones(len(work_ns), np.bool_))))
@@ -132,13 +111,13 @@ def _sum(step_ns: Int64) -> int:
 
 
 def _ideal_work(table: WorkTable) -> Int64:
-    """Return what each kind of work takes on the quicker ranks, made equal over the stages."""
+    """Return the duration of each kind of work on the quicker ranks, made equal over the stages."""
     work_ns = _typical_of_quicker_ranks(table)
     return equal_stages(table, work_ns, work_ns * table.count)
 
 
 def _typical_of_quicker_ranks(table: WorkTable) -> Int64:
-    """Return the median of the same work on each rank; of these, the lower quartile over ranks."""
+    """Return the lower quartile over ranks of the median of the same work on each rank."""
     work = table.entries.work
     if not len(work):
         return np.zeros(0, np.int64)

@@ -1,7 +1,7 @@
-"""Microbatches that are longer than others, because their sequences are: of some replicas, or of changing ranks.
+"""Find microbatches that are longer because their sequences are: in some replicas, or on changing ranks.
 
-All ranks that share the input of a replica take longer for the same microbatches, in forward and in backward. A slow
-device is slow in all microbatches, and in the optimizer step as well.
+All ranks of a replica then take longer for the same microbatches, in forward and backward. A slow device is slow in
+all microbatches, and in the optimizer step as well.
 """
 
 from __future__ import annotations
@@ -38,28 +38,22 @@ SEQUENCES = "sequence_length_imbalance"
 """The cause."""
 
 _SHARED_INPUT = ("pp", "tp", "cp", "ep")
-"""Ranks that differ by nothing else work on the same microbatches."""
+"""Ranks that differ only in these coordinates work on the same microbatches."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchComparison:
-    """The microbatches of each rank and step, compared with the same work on other ranks.
-
-    Attributes:
-        excess_ns: by which forward and backward are longer than is normal, ``normal_ns``.
-        is_long: both are far longer.
-        longer_ns: by which the work of long microbatches is longer; 0 of others.
-    """
+    """The microbatches of each rank and step, compared with the same work on other ranks."""
 
     work: WorkStatistics
     rank: Int64
     step: Int64
     chunk: Int64
     microbatch: Int64
-    excess_ns: Float64
+    excess_ns: Float64  # of forward and backward over ``normal_ns``
     normal_ns: Float64
-    is_long: Bool
-    longer_ns: Float64
+    is_long: Bool  # forward and backward are both far longer
+    longer_ns: Float64  # excess of the work of long microbatches; 0 of others
 
     def long_ones(self, ranks: Collection[int]) -> LongMicrobatches:
         own = self.is_long & np.isin(self.rank, list(ranks))
@@ -124,23 +118,18 @@ def compare_microbatches(work: WorkStatistics) -> MicrobatchComparison:
 
 
 class LongerInput(NamedTuple):
-    """All ranks of a replica whose input is longer than that of others.
-
-    ``microbatches`` are the long ones in words; empty where all of them are longer.
-    """
+    """All ranks of a replica whose input is longer than that of others."""
 
     ranks: tuple[int, ...]
-    microbatches: str
+    microbatches: str  # the long ones in words; empty if all of them are longer
 
 
 def longer_inputs(compared: MicrobatchComparison, slow: Collection[int]) -> Iterator[LongerInput]:
-    """Yield the replicas, all of whose ranks are slow, and only because their input is longer.
-
-    A replica of a single rank must have few long microbatches: else nothing tells its input from its device.
-    """
+    """Yield the replicas whose ranks are all slow only because their input is longer."""
     for ranks in replicas(compared.work.run):
         if not set(ranks) <= set(slow):
             continue
+        # Of a single rank, only few long microbatches separate its input from its device.
         if all(compared.holds(rank) for rank in ranks):
             yield LongerInput(ranks, compared.in_words(ranks))
         elif len(ranks) > 1 and is_input_longer(compared.work, ranks):
@@ -148,13 +137,7 @@ def longer_inputs(compared: MicrobatchComparison, slow: Collection[int]) -> Iter
 
 
 def evidence_of_longer_input(ranks: Collection[int], percent: Iterable[float], microbatches: str) -> str:
-    """Return why the input of these ranks is longer, and they are not slow.
-
-    Args:
-        ranks: of the replicas.
-        percent: by how much longer each works, in percent of what is normal.
-        microbatches: the long ones in words; empty where all of them are longer.
-    """
+    """Say that the input of these ranks is longer; ``percent`` is each one's excess, ``microbatches`` the long ones."""
     where = f"on {ranks_in_words(sorted(ranks))}" + (" alike" if len(ranks) > 1 else "")
     if microbatches:
         return (
@@ -168,7 +151,7 @@ def evidence_of_longer_input(ranks: Collection[int], percent: Iterable[float], m
 
 
 def is_input_longer(work: WorkStatistics, ranks: Collection[int]) -> bool:
-    """Return whether forwards and backwards of these slow ranks are longer and their optimizer steps are not."""
+    """Return whether forward and backward of these slow ranks are longer and the optimizer step is not."""
     peers, own = work.peers, np.isin(work.peers.rank, list(ranks))
     excess, usual = peers.excess_ns, peers.usual_ns
 
@@ -192,7 +175,7 @@ def replicas(run: Run) -> Iterator[tuple[int, ...]]:
 
 
 def replica_of_ranks(run: Run) -> dict[int, int]:
-    """Return the place of each rank in data parallelism, as far as that is known."""
+    """Return the data-parallel coordinate of each rank that has one."""
     return {rank: trace.coordinates["dp"] for rank, trace in run.ranks.items() if "dp" in trace.coordinates}
 
 
@@ -238,7 +221,7 @@ def uneven_sequences(work: WorkStatistics, replay: Replay) -> Verdict | None:
 
 
 def _share_long_in_both(forward: Float64, backward: Float64) -> float:
-    """Return, of the few microbatches that are far longer in one phase, the share that is so in both."""
+    """Return the share of microbatches that are far longer in both phases, among those that are so in one."""
     longer, also_longer = forward > FAR_LONGER, backward > FAR_LONGER
     either = int((longer | also_longer).sum())
     return float((longer & also_longer).sum()) / either if either >= FEWEST_LONG else 0.0

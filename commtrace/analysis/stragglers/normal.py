@@ -1,7 +1,6 @@
-"""Decides what is normal among ranks that do the same work, and which ranks exceed it (docs/stragglers.md).
+"""Decide what is normal among ranks that do the same work, and which ranks exceed it (docs/stragglers.md).
 
->>> judged = judge(work, RECORDED)                              # doctest: +SKIP
->>> judged.slow_ranks                                           # doctest: +SKIP
+>>> judge(work, RECORDED).slow_ranks                            # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -29,45 +28,29 @@ UNKNOWN: Final = ""
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work of ranks per step, one row each; ns. Waiting for other ranks is no work.
-
-    Attributes:
-        peers: equal for ranks that do the same work.
-        host: number of the host.
-        error_ns: standard error of ``total_ns``.
-        scale_ns: what shares are taken of.
-        before_ns: the work when the job was well; NaN where unknown. ``before_by`` is PAST or BASELINE.
-    """
+    """The work of ranks per step, one row each; ns. Waiting for other ranks is no work."""
 
     rank: Int64
-    peers: Int64
-    host: Int64
+    peers: Int64  # equal for ranks that do the same work
+    host: Int64  # number
     total_ns: Float64
-    error_ns: Float64
-    scale_ns: Float64
-    before_ns: Float64 | None = None
-    before_by: str = PAST
+    error_ns: Float64  # standard error of ``total_ns``
+    scale_ns: Float64  # the whole that shares refer to
+    before_ns: Float64 | None = None  # when the job was well; NaN if unknown
+    before_by: str = PAST  # or BASELINE
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The slow ranks; one row per rank of the work.
-
-    Attributes:
-        normal_ns: normal work of its class; NaN where that is not known.
-        excess_ns: beyond it; from ``limit_ns`` on a rank is slow.
-        is_normal: its work makes the norm.
-        told_by: what normal was taken from: MAJORITY, PAST, BASELINE, FASTEST, or UNKNOWN.
-        undecided: sentences on classes in which it is not known, with what would help.
-    """
+    """The slow ranks; one row per rank of the work."""
 
     rank: Int64
-    normal_ns: Float64
+    normal_ns: Float64  # of its class; NaN if unknown
     excess_ns: Float64
-    limit_ns: Float64
-    is_normal: Bool
-    told_by: tuple[str, ...]
-    undecided: tuple[str, ...]
+    limit_ns: Float64  # excess beyond which a rank is slow
+    is_normal: Bool  # its work makes the norm
+    told_by: tuple[str, ...]  # the source of normal: MAJORITY, PAST, BASELINE, FASTEST or UNKNOWN
+    undecided: tuple[str, ...]  # sentences on classes without a norm, with what would help
 
     @property
     def is_slow(self) -> Bool:
@@ -83,17 +66,17 @@ class Judged:
 
 
 class Names(NamedTuple):
-    """The names of the compared things in sentences: ``ranks 0–2``, and how those of a class are called."""
+    """The names of the compared things in sentences."""
 
-    in_words: Callable[[Sequence[int]], str]
-    alike: str
+    in_words: Callable[[Sequence[int]], str]  # ``ranks 0–2``
+    alike: str  # those of a class
 
 
 RANKS: Final = Names(ranks_in_words, "ranks that do the same work")
 
 
 def judge(work: Work, limits: Limits, names: Names = RANKS) -> Judged:
-    """Find the ranks, or stages, whose work is beyond what is normal for their class."""
+    """Find the ranks, or stages, whose work is beyond the normal work of their class."""
     normal = np.full(len(work.rank), np.nan)
     limit = np.full(len(work.rank), np.inf)
     is_normal = np.zeros(len(work.rank), np.bool_)
@@ -142,7 +125,7 @@ def _least(work: Work, rows: Int64, limits: Limits) -> Float64:
 
 
 def _clusters(work: Work, rows: Int64, limits: Limits) -> list[Int64]:
-    """Return the rows, fastest first, parted where neighbours are further apart than noise and limits allow."""
+    """Return the rows, fastest first, split where neighbours differ by more than noise and limits allow."""
     ordered = rows[np.argsort(work.total_ns[rows], kind="stable")]
     error = work.error_ns[ordered]
     allowed = np.maximum(_least(work, ordered, limits)[:-1], limits.sigmas * np.hypot(error[:-1], error[1:]))
@@ -167,7 +150,7 @@ def _normal_cluster(work: Work, clusters: Sequence[Int64], limits: Limits) -> tu
 
 
 def _unchanged(work: Work, clusters: Sequence[Int64], limits: Limits) -> int | None:
-    """Return the only cluster whose work is what it was when the job was well."""
+    """Return the only cluster whose work is the same as when the job was well."""
     if work.before_ns is None or not np.isfinite(work.before_ns[np.concatenate(clusters)]).all():
         return None
     grown = [float(np.median(work.total_ns[own] - work.before_ns[own])) for own in clusters]
@@ -179,7 +162,7 @@ def _unchanged(work: Work, clusters: Sequence[Int64], limits: Limits) -> int | N
 
 
 def _are_whole_hosts(work: Work, some: Int64, others: Int64) -> bool:
-    """Return whether no host has ranks of both, and each has several."""
+    """Return whether the two share no host, and every host has several ranks."""
     hosts, count = np.unique(work.host[np.concatenate([some, others])], return_counts=True)
     shared = np.intersect1d(work.host[some], work.host[others])
     return not len(shared) and len(hosts) > 1 and bool((count > 1).all())

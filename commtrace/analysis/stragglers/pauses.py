@@ -1,8 +1,7 @@
-"""Decides which ranks pause more than their peers: for input, garbage collection, saving, evaluating.
+"""Decide which ranks pause more than their peers: for input, garbage collection, checkpoints, evaluation.
 
-Pauses are in few steps, so ranks are compared by what they lose per step in the mean. Of few pauses the standard error
-of that tells too little: what nobody does on purpose must also hit a rank more often than chance does (Fisher's exact
-test: Fisher, The Design of Experiments, 1935).
+Ranks are compared by their mean loss per step. Pauses that are not on purpose must also be more than chance explains
+(Fisher's exact test: Fisher, The Design of Experiments, 1935).
 
 >>> six, none = PausesOf((5.0,) * 6, steps=60), PausesOf((), steps=60)
 >>> round(chance_of_so_many(six, [none] * 3), 6)
@@ -25,19 +24,14 @@ from commtrace.analysis.stragglers.normal import Judged, Work, judge
 
 
 class PausesOf(NamedTuple):
-    """The pauses of a rank.
+    """The pauses of a rank."""
 
-    Attributes:
-        ns: how long each one was, beyond what is usual in every step.
-        steps: in how many steps they lie, with those without a pause.
-    """
-
-    ns: tuple[float, ...]
-    steps: int
+    ns: tuple[float, ...]  # beyond what is usual in every step
+    steps: int  # all, with those without a pause
 
     @property
     def variance(self) -> float:
-        """Of what is lost in single steps."""
+        """Return the variance of the loss in single steps."""
         steps = max(self.steps, 1)
         return max(sum(one * one for one in self.ns) / steps - (sum(self.ns) / steps) ** 2, 0.0)
 
@@ -45,10 +39,7 @@ class PausesOf(NamedTuple):
 def judge_pauses(work: Work, pauses: Sequence[PausesOf], *, meant: bool) -> Judged:
     """Find the ranks that lose more to pauses than is normal for their class.
 
-    Args:
-        work: what ranks lose per step in the mean, and how long a step takes (``scale_ns``).
-        pauses: of each rank.
-        meant: the program does it on purpose, so that it is no chance even if it happens once.
+    ``work`` is the mean loss per step, with the step as its scale. A pause that is ``meant`` is no chance even once.
     """
     if meant:
         return judge(replace(work, error_ns=np.zeros(len(work.rank))), OF_PAUSES)
@@ -65,14 +56,8 @@ def judge_pauses(work: Work, pauses: Sequence[PausesOf], *, meant: bool) -> Judg
 
 
 def chance_of_so_many(own: PausesOf, others: Sequence[PausesOf]) -> float:
-    """Return how likely at least so many pauses of all ranks fall to one, if they may be in any step of any rank.
-
-    Pauses that are less than half as long as those that make up most of this rank's do not count.
-
-    Args:
-        own: of that rank.
-        others: of those that do not pause more than is normal.
-    """
+    """Return the probability that at least so many pauses of all ranks fall to one. ``others`` pause normally."""
+    # Pauses that are less than half as long as those that make up most of this rank's do not count.
     longest = [own.ns[at] for at in occurrence(range(len(own.ns)), np.array(own.ns)).steps]
     if not longest:
         return 1.0
@@ -85,7 +70,7 @@ def chance_of_so_many(own: PausesOf, others: Sequence[PausesOf]) -> float:
 
 
 def _at_least(some: int, struck: int, own_steps: int, all_steps: int) -> float:
-    """Return the probability that ``some`` or more of the struck steps are among a rank's own: hypergeometric."""
+    """Return the hypergeometric probability that ``some`` or more of the struck steps are among a rank's own."""
     if some * all_steps <= struck * own_steps:
         return 1.0
     tail = 0.0
@@ -97,5 +82,5 @@ def _at_least(some: int, struck: int, own_steps: int, all_steps: int) -> float:
 
 
 def _log_ways(all_of_them: int, some: int) -> float:
-    """Return the logarithm of the number of ways to choose some."""
+    """Return the logarithm of a binomial coefficient."""
     return lgamma(all_of_them + 1) - lgamma(some + 1) - lgamma(all_of_them - some + 1)

@@ -1,8 +1,4 @@
-"""Compares the work of every rank with the same work on its peers.
-
-Work is the same when it belongs to the same stage, chunk and kind of phase and lies between the same stalls of it. Its
-peers are the other ranks that do it: the other data- and tensor-parallel ranks, over all microbatches and steps.
-"""
+"""Compare the work of every rank with the same work (stage, chunk, phase, place between stalls) on its peers."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from commtrace.analysis.statistics import Float64, grouped_median, leave_one_out
 from commtrace.trace.spans import Bool, Int64
 
 _USUAL: Final = 0.5
-"""What a rank does less often per step is no part of every step."""
+"""Work that a rank does less often per step is no part of every step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +22,17 @@ class PeerComparison:
     """Typical durations of every kind of work on every rank, and of the same work on its peers.
 
     The last entries are work that others of a stage do and a rank does not: it takes no time.
-
-    Attributes:
-        work: a number that entries of different ranks share which are the same work.
-        own_ns: median over steps of the mean over microbatches.
-        peer_ns: median of ``own_ns`` over the other ranks, or the normal ones among them (:meth:`among`); NaN without.
-        per_step: how often a step has this work, in the mean.
     """
 
     rank: Int64
     kind: Int64
-    work: Int64
-    own_ns: Float64
-    peer_ns: Float64
-    per_step: Float64
+    work: Int64  # equal for the same work on different ranks
+    own_ns: Float64  # median over steps of the mean over microbatches
+    peer_ns: Float64  # median of ``own_ns`` over other ranks, or the normal ones (see among); NaN without
+    per_step: Float64  # how often a step has this work, in the mean
 
     def among(self, normal: Int64) -> PeerComparison:
-        """Return the comparison with these ranks only, as far as one of them does the same work."""
+        """Return the comparison with these ranks only, where one of them does the same work."""
         is_normal = np.isin(self.rank, normal) & np.isfinite(self.own_ns)
         peer = np.full(len(self.own_ns), np.nan)
         peer[is_normal] = leave_one_out_median(self.work[is_normal], self.own_ns[is_normal])
@@ -51,7 +41,7 @@ class PeerComparison:
         return replace(self, peer_ns=np.where(np.isnan(peer), self.peer_ns, peer))
 
     def from_typical_ns(self) -> dict[int, float]:
-        """Return, by rank, how much longer per step it works than the median of all ranks, work by work."""
+        """Return, by rank, its excess per step over the median of all ranks, summed over kinds of work."""
         several = np.isfinite(self.peer_ns) & np.isfinite(self.own_ns)
         groups = int(self.work.max(initial=-1)) + 1
         typical = grouped_median(self.work[several], self.own_ns[several], groups)
@@ -61,7 +51,7 @@ class PeerComparison:
 
     @property
     def ratio(self) -> Float64:
-        """Return what each entry would last at the speed of the peers, as a share of what it lasts."""
+        """Return the share of its time that each entry would take at the speed of the peers."""
         comparable = (self.own_ns > 0) & np.isfinite(self.peer_ns)
         ratio = np.ones(len(self.own_ns))
         ratio[comparable] = self.peer_ns[comparable] / self.own_ns[comparable]
@@ -69,12 +59,12 @@ class PeerComparison:
 
     @property
     def usual_ns(self) -> Float64:
-        """Return what the peers need per step for each entry; 0 without peers."""
+        """Return the time of the peers per step for each entry; 0 without peers."""
         return np.nan_to_num(self.peer_ns * self.per_step)
 
     @property
     def excess_ns(self) -> Float64:
-        """Return what the rank of each entry needs per step beyond its peers; 0 without peers."""
+        """Return the excess of each entry over the peers per step; 0 without peers."""
         return np.asarray(np.nan_to_num(self.own_ns - self.peer_ns) * self.per_step)
 
 
@@ -113,10 +103,8 @@ class _Pauses(NamedTuple):
 
 
 def _pauses_of_others(rank: Int64, stage: Int64, kind: Int64, work: Int64, per_step: Float64) -> _Pauses:
-    """Return what only some ranks of a stage do between two phases, for its other ranks.
-
-    A pause of 0 ns is no segment: a rank whose host launches late would have nothing to compare its pause with.
-    """
+    """Return the work between two phases that only some ranks of a stage do, for its other ranks."""
+    # A pause of 0 ns is no segment: a rank whose host launches late would have nothing to compare its pause with.
     usual = np.flatnonzero((kind >= BETWEEN) & (per_step > _USUAL))
     usual = usual[np.unique(work[usual], return_index=True)[1]]
     ranks, at = np.unique(rank, return_index=True)

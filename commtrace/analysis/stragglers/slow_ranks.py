@@ -267,7 +267,7 @@ def _follows(rows: float) -> float:
 def error_of_typical_work(work: WorkStatistics, typical_ns: Float64, beyond_ns: Float64, num_classes: int) -> Float64:
     """Return the standard error of medians over the steps, for ranks that scatter like the typical one.
 
-    ``beyond_ns`` is the work beyond the median of one of ``num_classes`` classes, by rank and step: it shows slow drift.
+    ``beyond_ns``, by rank and step, is the work beyond the median of one of ``num_classes`` classes: it shows drift.
     """
     peers = len(beyond_ns) / num_classes
     wandering = drift(beyond_ns, typical_ns) / _follows(peers)

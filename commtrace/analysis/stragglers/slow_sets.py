@@ -1,7 +1,7 @@
-"""What the slow ranks of a run have in common, what they cost together, and the share of each.
+"""Group the slow ranks of a run by what they share, with the cost of each group and the share of each rank.
 
-The cost of a set is what the replay saves when all of it works as is normal: of two ranks that are equally slow side by
-side, each alone costs nothing. A member without which the set costs as much is dropped.
+The cost is the time that a replay saves if all of the group works normally: of two equally slow ranks, each alone
+costs nothing. A member without which the group costs as much is dropped.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 
 MOST_SHARES: Final = 16
-"""Each share is a replay or two: of sets with more ranks only what they cost together is computed."""
+"""Most slow ranks of which shares are computed: each share takes a replay or two."""
 
 
 class _Key(NamedTuple):
-    """What is one verdict, in whichever steps; see :class:`.common_place.Together`."""
+    """The key of one verdict, in any steps; see :class:`.common_place.Together`."""
 
     place: str
     what: str
@@ -51,16 +51,11 @@ class _Part:
 
 
 class SlowSets(NamedTuple):
-    """Verdicts on ranks, costliest first.
-
-    Attributes:
-        together_ms: what a step would save without all of them: a median where they are slow all the time, else a mean.
-        normal: the scenario in which all of them work as is normal.
-    """
+    """Verdicts on ranks, costliest first."""
 
     verdicts: list[Verdict]
-    together_ms: float
-    normal: Scenario
+    together_ms: float  # saved per step without all of them: a median if they are slow all the time, else a mean
+    normal: Scenario  # all of them work normally
 
 
 _WhoAndWhat = tuple[int, str]
@@ -74,14 +69,7 @@ def _who_and_what(one: SlowRank) -> _WhoAndWhat:
 def judge_sets(
     whole: WorkStatistics, replay: Replay, stretches: Sequence[SlowRanks], others: Scenario = MEASURED
 ) -> SlowSets:
-    """Find what the slow ranks of all stretches cost, and name them.
-
-    Args:
-        whole: all steps that count.
-        replay: of the same run.
-        stretches: who was slow in each.
-        others: the scenario without what else is named.
-    """
+    """Compute the cost of the slow ranks of all stretches, and name them, on top of the scenario ``others``."""
     costs = _Costs(replay, stretches, others)
     costs.replay(_each([one.slow for one in stretches]))
     slow = _without_idle_members(costs, [one.slow for one in stretches])
@@ -114,12 +102,12 @@ def judge_sets(
 
 
 def _names(slow: Sequence[Sequence[SlowRank]]) -> _Names:
-    """Return who is slow in each stretch, and in what."""
+    """Return the slow ranks of each stretch, with what each stands out in."""
     return tuple(tuple(sorted(map(_who_and_what, own))) for own in slow)
 
 
 class _Costs:
-    """What steps would save if some ranks of some stretches worked as is normal; what was replayed is remembered."""
+    """Time that steps would save if some ranks of some stretches worked normally; replays are cached."""
 
     def __init__(self, replay: Replay, stretches: Sequence[SlowRanks], others: Scenario) -> None:
         self.stretches = stretches
@@ -128,7 +116,7 @@ class _Costs:
         self._known: dict[_Names, Int64] = {}
 
     def replay(self, sets: Iterable[Sequence[Sequence[SlowRank]]]) -> None:
-        """Replay the steps without each of these sets, at once: what is asked for next is known then."""
+        """Replay the steps without each of these sets at once, for later calls."""
         new = {key: slow for slow in sets if (key := _names(slow)) not in self._known}
         if new:
             scenarios = [self._others, *(self.normal(slow) + self._others for slow in new.values())]
@@ -163,7 +151,7 @@ def _less(slow: Sequence[Sequence[SlowRank]], parts: Sequence[_Part]) -> list[tu
 
 
 def _each(slow: Sequence[tuple[SlowRank, ...]]) -> Iterator[Sequence[tuple[SlowRank, ...]]]:
-    """Yield all slow ranks, all but each, and each alone, as far as these are not too many to try."""
+    """Yield all slow ranks, all but each, and each alone, unless these are too many to try."""
     yield slow
     everybody = {_who_and_what(one) for own in slow for one in own}
     if len(everybody) <= MOST_SHARES:
@@ -193,7 +181,7 @@ def _without_idle_members(costs: _Costs, slow: Sequence[tuple[SlowRank, ...]]) -
 
 
 def _parts(run: Run, slow: Sequence[Sequence[SlowRank]]) -> dict[_Key, list[_Part]]:
-    """Return what is one verdict: ranks that share a host, a group or a cause, and are slow in the same stretches."""
+    """Return the parts of each verdict: ranks that share a host, a group or a cause, slow in the same stretches."""
     when: dict[tuple[int, str], list[int]] = {}
     for number, own in enumerate(slow):
         for one in own:
@@ -213,7 +201,7 @@ def _parts(run: Run, slow: Sequence[Sequence[SlowRank]]) -> dict[_Key, list[_Par
 
 
 class _Share(NamedTuple):
-    """What a step loses for one member, see :class:`.verdict.Member`; None where there are too many to try them."""
+    """The cost of one member, see :class:`.verdict.Member`; None if there are too many to try."""
 
     beside_others_ms: float | None = None
     alone_ms: float | None = None

@@ -1,4 +1,4 @@
-"""Cuts a run where what a rank does changes against its peers, and judges each stretch by itself."""
+"""Cut a run where the work of a rank changes against its peers, and judge each stretch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 
 
 def judge_stretches(work: WorkStatistics, baseline_ns: Mapping[int, float]) -> list[SlowRanks]:
-    """Return who was slow in each stretch of the run; a single one where that does not change."""
+    """Return the slow ranks of each stretch of the run; of a single one if they do not change."""
     whole = find_slow_ranks(work, baseline_ns, BASELINE)
     if not work.noise_is_known:
         return [whole]
@@ -46,7 +46,7 @@ def _within(work: WorkStatistics, first: int, end: int) -> WorkStatistics:
 
 
 def find_changes(work: WorkStatistics) -> list[int]:
-    """Return where work, input or garbage collection of a rank changes against its stage."""
+    """Return the places at which work, input or garbage collection of a rank changes against its stage."""
     shortest = work.thresholds.fewest_steps
     level = np.median(work.work_ns, axis=1)
     series = [work.beyond_stage(values) for values in (work.work_ns, work.pauses_ns(DATA), work.pauses_ns(GC))]
@@ -61,7 +61,7 @@ def find_changes(work: WorkStatistics) -> list[int]:
 
 
 def common_change(work: WorkStatistics) -> str:
-    """Say since when all ranks work longer than before, if they still do."""
+    """Say since when all ranks work longer, if they still do."""
     if not work.noise_is_known:
         return ""
     steps = work.work_ns
@@ -94,7 +94,7 @@ def _judge_each(stretches: Sequence[WorkStatistics], baseline_ns: Mapping[int, f
 
 
 def _when_all_were_alike(found: Sequence[SlowRanks], number: int) -> dict[int, float]:
-    """Return the work of each rank in the nearest stretch in which its stage worked alike."""
+    """Return the work of each rank in the nearest stretch in which all ranks of its stage were normal."""
     nearest = sorted(range(len(found)), key=lambda other: (abs(other - number), other))
     before: dict[int, float] = {}
     for one in (found[other] for other in nearest if other != number):

@@ -1,7 +1,4 @@
-"""Transfers over the links of a job: what a communication took after all of its participants had arrived.
-
-Transfers of the same operation, size and number of members, within hosts or between them, can be compared.
-"""
+"""Transfers over the links of a job: the duration of communications after all participants had arrived."""
 
 from __future__ import annotations
 
@@ -19,25 +16,19 @@ from commtrace.trace.spans import Bool, Int64
 
 @dataclass(frozen=True, slots=True)
 class LinkTransfers:
-    """The transfers of the steps that count, one row for all similar transfers over a link.
-
-    Attributes:
-        like: of each row, a number that those share which can be compared.
-        row, step, ns: of each communication.
-        each: of every participant.
-    """
+    """The transfers of the steps that count, one row for all similar transfers over a link."""
 
     traffic: tuple[Traffic, ...]
-    like: Int64
+    like: Int64  # equal for rows of the same operation, size and number of members, within hosts or between them
     is_between_hosts: Bool
-    row: Int64
+    row: Int64  # of each communication, as are step and ns
     step: Int64
     ns: Float64
-    each: TransferTable
+    each: TransferTable  # of every participant
 
     @classmethod
     def of(cls, table: TransferTable, counted: Bool, node: Mapping[int, str]) -> LinkTransfers | None:
-        """Return the transfers of the steps that count; None where these are too few. ``node`` is by rank."""
+        """Return the transfers of the steps that count; None if these are too few. ``node`` is by rank."""
         rows = np.flatnonzero(counted[table.step] & (table.row >= 0))
         if len(rows) < FEWEST_TRANSFERS:
             return None
@@ -68,13 +59,13 @@ class LinkTransfers:
         return tuple(one.link for one in self.traffic)
 
     def typical_ns(self, steps: Bool) -> Float64:
-        """Return the median of each row in these steps; NaN where there are too few transfers."""
+        """Return the median of each row in these steps; NaN if there are too few transfers."""
         chosen = steps[self.step]
         enough = np.bincount(self.row[chosen], minlength=len(self)) >= FEWEST_TRANSFERS
         return np.where(enough, grouped_median(self.row[chosen], self.ns[chosen], len(self)), np.nan)
 
     def per_step_ns(self, steps: Bool) -> Float64:
-        """Return the median of each row in each of these steps, shape (rows, steps); NaN where there is none."""
+        """Return the median of each row in each of these steps, shape (rows, steps); NaN without any."""
         count = len(steps)
         medians = grouped_median(self.row * count + self.step, self.ns, len(self) * count)
         return np.asarray(medians.reshape(-1, count)[:, steps])

@@ -1,4 +1,4 @@
-"""What stages and links do where the job is well: in its own past, or in another run."""
+"""The work of stages and links when the job is well: in its own past, or in another run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,8 @@ from commtrace.analysis.stragglers.normal import BASELINE
 
 
 class Usual(NamedTuple):
-    """What is usual, for when stages and links do not tell by themselves what is normal.
+    """Usual durations, for when stages and links do not show what is normal."""
 
-    Attributes:
-        quickest_ns: by pipeline stage, what its quickest rank works per step in forward and backward.
-        transfer_ns: how long transfers over each link take.
-        by: where that was: PAST or BASELINE.
-    """
-
-    quickest_ns: Mapping[int, float] = {}
-    transfer_ns: Mapping[Traffic, float] = {}
-    by: str = BASELINE
+    quickest_ns: Mapping[int, float] = {}  # by stage, work of its quickest rank per step in forward and backward
+    transfer_ns: Mapping[Traffic, float] = {}  # typical transfers
+    by: str = BASELINE  # or PAST

@@ -18,8 +18,8 @@ NETWORK: Final = "network"
 JOB: Final = "job"
 
 PLACES: Final = (RANKS, HOST, TENSOR_GROUP, STAGE, LINK, NETWORK, JOB)
-"""Where time is lost: on ranks that have nothing else in common; a host or a tensor-parallel group, nearly all of whose
-ranks are slow; a pipeline stage; a link between ranks; the network of hosts; now one rank, now another of the job."""
+"""Places of lost time: ranks that have nothing else in common; a host or a tensor-parallel group with nearly all of its
+ranks slow; a pipeline stage; a link between ranks; the network of hosts; changing ranks of the job."""
 
 CAUSES: Final = (
     "compute",
@@ -37,39 +37,31 @@ CAUSES: Final = (
     "sequence_length_imbalance",
     "unknown",
 )
-"""Why: ``forward``, ``backward`` and ``optimizer`` where only that phase is slow, ``compute`` where all work is;
-``late_launch`` where a phase begins late, and nothing that has a span came before it."""
+"""Reasons: ``forward``, ``backward`` and ``optimizer`` if only that phase is slow, ``compute`` if all work is;
+``late_launch`` if a phase begins late, and nothing that has a span came before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One of the ranks that a verdict names.
-
-    Attributes:
-        excess_ms_per_step: what it works beyond what is normal.
-        share_ms_per_step: what a step would still lose to it with every other slow rank mended; None where there are
-            too many to try. Ranks that are slow side by side each cost all of it.
-        alone_ms_per_step: what a step would save if only this one were mended.
-    """
+    """One of the ranks that a verdict names."""
 
     rank: int
     host: str
-    excess_ms_per_step: float
+    excess_ms_per_step: float  # of its work over normal
+    # Lost to it in a step with every other slow rank mended; None if there are too many to try. Ranks that are slow
+    # side by side each cost all of it.
     share_ms_per_step: float | None = None
-    alone_ms_per_step: float | None = None
+    alone_ms_per_step: float | None = None  # saved in a step if only this rank were mended
 
 
 class Stretch(NamedTuple):
-    """Steps of a run in which one thing held, from the first to the last, and what it cost in each.
-
-    ``since_ns`` and ``until_ns`` are epoch ns; None where these are not known.
-    """
+    """Steps of a run in which one thing held, from the first to the last."""
 
     first: int
     last: int
     cost_ms_per_step: float
-    since_ns: int | None = None
-    until_ns: int | None = None
+    since_ns: int | None = None  # epoch; None if unknown
+    until_ns: int | None = None  # epoch; None if unknown
 
     def to_json(self) -> JsonObject:
         return {
@@ -83,42 +75,25 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One cause of lost time.
+    """One cause of lost time."""
 
-    Attributes:
-        rank: the slowest of those that are slow; −1 where the cause moves between ranks.
-        host: its node; empty where the cause moves.
-        place: where time is lost, one of PLACES.
-        cause: why, one of CAUSES.
-        who: rank, host or stage as a sentence names it.
-        cost_ms_per_step: what a step would save without it, everything else that is named mended as well: the median
-            over steps; the mean of pauses and of what lasts for a part of the run.
-        gpu_hours_per_day: the same over all devices of the job, if it runs all day.
-        persistence: share of the steps in which it costs at least half of that.
-        occurrence: of what happened in few steps only: ``once, in step 7: 2.2 s``; else empty.
-        evidence: the numbers that speak for it.
-        next_step: what to do.
-        members: the ranks that it names, slowest first; empty where it names none.
-        stretches: where it does not last all the run, the steps in which it does.
-        since_step: the first step in which it was found; −1 before that was looked up.
-        since_ns: when that step began, epoch ns; None where that is not known.
-    """
-
-    rank: int
-    host: str
-    place: str
-    cause: str
-    who: str
+    rank: int  # the slowest; −1 if the cause moves between ranks
+    host: str  # its node; empty if the cause moves
+    place: str  # one of PLACES
+    cause: str  # one of CAUSES
+    who: str  # rank, host or stage as a sentence names it
+    # Saved in a step with everything else that is named mended as well: the median over steps; the mean of pauses and
+    # of what lasts for a part of the run.
     cost_ms_per_step: float
-    gpu_hours_per_day: float
-    persistence: float
+    gpu_hours_per_day: float  # the same over all devices of the job, if it runs all day
+    persistence: float  # share of the steps in which it costs at least half of that
     evidence: str
     next_step: str
-    occurrence: str = ""
-    members: tuple[Member, ...] = ()
-    stretches: tuple[Stretch, ...] = ()
-    since_step: int = -1
-    since_ns: int | None = None
+    occurrence: str = ""  # of what happened in few steps only: ``once, in step 7: 2.2 s``
+    members: tuple[Member, ...] = ()  # slowest first
+    stretches: tuple[Stretch, ...] = ()  # the steps in which it lasts, if these are not all
+    since_step: int = -1  # the first step in which it was found; −1 before that is looked up
+    since_ns: int | None = None  # begin of that step, epoch; None if unknown
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -137,7 +112,7 @@ def _iso(epoch_ns: int | None) -> str | None:
 
 
 def cause_in_words(cause: str) -> str:
-    """Return ``stage imbalance``, ``slow backward``; ``cause unknown`` where the evidence does not tell."""
+    """Return ``stage imbalance``, ``slow backward``; ``cause unknown`` without evidence."""
     if cause in PHASES:
         return f"slow {PHASES[cause]}"
     if cause in _NOUNS:
@@ -162,7 +137,7 @@ ACTIVITY: Final = {
     "checkpoint": "saving",
     "evaluation": "evaluating",
 }
-"""What a rank does, of the causes that have spans of their own."""
+"""Activities of ranks, by cause, for causes with spans of their own."""
 
 NEXT_STEP: Final = {
     "compute": (
@@ -201,7 +176,7 @@ NEXT_STEP: Final = {
         "Put commtrace.span(...) around what this rank does outside forward and backward, so that the time gets a name."
     ),
 }
-"""What to do about each cause, where one rank is named."""
+"""Advice on each cause, for one rank."""
 
 _NEXT_STEP_OF_SEVERAL: Final = {
     "compute": (
@@ -236,14 +211,14 @@ SLOW_PHASE: Final = (
     "Profile the {phase} here and on another rank (a recompilation, a hook, offloading, other kernels): a slow device "
     "would be slow in the other phases too."
 )
-"""What to do where one phase is slow."""
+"""Advice for one slow phase."""
 
 
 NOW_AND_THEN: Final = (
     "See what happens in those steps (logging, a recompilation, another process on the host, a device that throttles "
     "for moments): in the others the work takes as long as elsewhere."
 )
-"""What to do where work takes longer in some steps only."""
+"""Advice for work that takes longer in some steps only."""
 
 
 _NEXT_STEP_AT: Final = {
@@ -256,13 +231,13 @@ _NEXT_STEP_AT: Final = {
         "may work next to it rather than wait for it."
     ),
 }
-"""What to do where all ranks of a place are slow in all that they do."""
+"""Advice for places of which all ranks are slow in all that they do."""
 
 STAGE_THAT_CHANGED: Final = (
     "Its layers are the same as before: look at the devices and hosts of this stage (clocks, power, other processes), "
     "and at what its layers do that they did not do before (a recompilation, other kernels, more tokens for an expert)."
 )
-"""What to do where a stage is slower than it was: to move layers is for one that has had too many from the start."""
+"""Advice for a stage that is slower than it was; moving layers helps a stage that has had too many from the start."""
 
 _INPUT_OF_HOST: Final = (
     "Look at the storage that this host reads its input from (mount, cache, network), and give its ranks more workers "
@@ -271,7 +246,7 @@ _INPUT_OF_HOST: Final = (
 
 
 def next_step(cause: str, num_ranks: int, place: str = RANKS) -> str:
-    """Return what to do about a cause that so many ranks of a place have."""
+    """Return the advice on a cause that so many ranks of a place have."""
     if cause in PHASES:
         return SLOW_PHASE.format(phase=PHASES[cause])
     if cause in ("compute", "late_launch", "unknown") and place in _NEXT_STEP_AT:

@@ -1,10 +1,6 @@
-"""Statistics of the work of a run: what each rank did in each step.
+"""Statistics of the work of a run by rank and step, which all searches for stragglers are based on.
 
-Everything that decides who is slow takes these, and no dependency graph; :mod:`.scenarios` says what steps would take
-without it. Statistics of consecutive parts of a run add up to those of the whole:
-
->>> whole = StepStatistics.of(run, first) + StepStatistics.of(run, second)  # doctest: +SKIP
->>> work = WorkStatistics.of(run, whole, Thresholds())                      # doctest: +SKIP
+>>> WorkStatistics.of(run, StepStatistics.of(run, program), Thresholds())  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -24,21 +20,14 @@ from commtrace.trace.spans import Bool, Int64
 
 @dataclass(frozen=True, slots=True)
 class WorkStatistics:
-    """The statistics of a run, of which some steps count.
+    """The statistics of a run, of which some steps count."""
 
-    Attributes:
-        run: the ranks, on one clock.
-        of_steps: of all steps of the run.
-        steady: which of them count: all but the first one of the job, the warm-up, if there are others.
-        peers: comparison of the work in the steps that count with that of the peers.
-    """
-
-    run: Run
+    run: Run  # on one clock
     thresholds: Thresholds
-    of_steps: StepStatistics
-    steady: Bool
+    of_steps: StepStatistics  # of all steps of the run
+    steady: Bool  # the steps that count: all but the first one of the job, the warm-up, if there are others
     stage_of_rank: Mapping[int, int]
-    peers: PeerComparison
+    peers: PeerComparison  # of the steps that count
 
     @classmethod
     def of(cls, run: Run, of_steps: StepStatistics, thresholds: Thresholds) -> WorkStatistics:
@@ -80,7 +69,7 @@ class WorkStatistics:
 
     @property
     def noise_is_known(self) -> bool:
-        """Return whether there are enough steps to tell what is slow from what scatters."""
+        """Return whether there are enough steps to separate slow ranks from noise."""
         return self.num_steps >= self.thresholds.fewest_steps
 
     @property
@@ -103,27 +92,27 @@ class WorkStatistics:
         return self.by_step(self.table.work_ns)
 
     def pauses_ns(self, cause: str) -> Float64:
-        """Return what ranks lost to one of PAUSES in each step that counts, shape (ranks, steps)."""
+        """Return the pauses of one kind of PAUSES in each step that counts, shape (ranks, steps)."""
         return self.of_steps.pauses_ns[cause][:, self.steady].astype(np.float64)
 
     def pauses_ns_of_run(self, cause: str) -> Float64:
-        """Return the same for all steps of the run but the warm-up, also where this is one of its stretches."""
+        """Return the pauses in all steps of the run but the warm-up, even if this is one of its stretches."""
         counted = warmed_up(self.run, self.of_steps)
         return self.of_steps.pauses_ns[cause][:, counted].astype(np.float64)
 
     def by_step(self, values: Int64 | Float64) -> Float64:
-        """Return sums of a value of the rows of the table, by rank and step that counts."""
+        """Return sums of a column of the table, shape (ranks, steps that count)."""
         return self.by_every_step(values)[:, self.steady]
 
     def by_every_step(self, values: Int64 | Float64) -> Float64:
-        """Return sums of a value of the rows of the table, by rank and step of the run."""
+        """Return sums of a column of the table, shape (ranks, steps of the run)."""
         steps = len(self.of_steps.steps)
         cell = np.searchsorted(self.ranks, self.table.rank) * steps + self.table.step
         sums = np.bincount(cell, values, minlength=len(self.ranks) * steps)
         return np.asarray(sums.reshape(-1, steps), np.float64)
 
     def beyond_stage(self, values_ns: Float64) -> Float64:
-        """Return how much more each rank has, in each step that counts, than the typical rank of its stage."""
+        """Return the values of each rank beyond the median of its stage, in each step that counts."""
         stage = self.stages
         beyond = np.zeros_like(values_ns)
         for one in np.unique(stage):

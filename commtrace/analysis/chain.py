@@ -1,7 +1,6 @@
-"""The chain of the analysis in one call: load, align, match, choose the steps, partition.
+"""Analyse a run in one call: load, align, match, choose the steps, partition.
 
->>> analysis = analyse("commtrace-runs/my-run", steps="10:20")  # doctest: +SKIP
->>> analysis.partition.total("bubble")                          # doctest: +SKIP
+>>> analyse("commtrace-runs/my-run", steps="10:20").partition.total("bubble")  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -34,34 +33,26 @@ class ReplayedRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Analysis:
-    """An analysed run.
+    """An analysed run. ``matches``, ``roles`` and ``partition`` are of ``run``."""
 
-    Attributes:
-        recorded: everything that was loaded, as it was recorded.
-        run: on one clock, only the steps that count; ``matches``, ``roles`` and ``partition`` are of this run.
-        steps: which steps count, and why the others do not.
-        context: these steps with their neighbours.
-        steps_of_run: of a window, all steps of its run that count: what is done in one may last into another.
-    """
-
-    recorded: Run
-    run: Run
+    recorded: Run  # everything that was loaded, as it was recorded
+    run: Run  # on one clock, only the steps that count
     alignment: Alignment
     steps: StepChoice
     matches: Matches
     roles: Roles
-    context: Context
-    steps_of_run: tuple[int, ...] | None = None
+    context: Context  # the steps that count with their neighbours
+    steps_of_run: tuple[int, ...] | None = None  # of a window: all steps of its run that count
 
     @cached_property
     def partition(self) -> Partition:
-        """Return where the time of every step that counts went; its ``stalled_ns`` are of the rows of the context."""
+        """Return the time of every step that counts by state; its ``stalled_ns`` are of the rows of the context."""
         context = self.context
         return partition(context.run, context.matches, context.roles, context.steps)
 
     @cached_property
     def replayed(self) -> ReplayedRows:
-        """Return the rows that a replay of these steps is made of."""
+        """Return the rows for a replay of these steps."""
         if self.steps_of_run is None:
             return ReplayedRows(self.run, self.matches, self.roles)
         context = self.context
@@ -71,20 +62,12 @@ class Analysis:
 
     @cached_property
     def program(self) -> Program:
-        """Return the steps that count, ready to be replayed; its rows are those of ``replayed``.
-
-        Raises:
-            ReplayError: the steps cannot be replayed.
-        """
+        """Return the steps that count, ready to be replayed. Raise ReplayError if they cannot be."""
         return build_program(self.replayed.run, self.replayed.matches, np.array(self.steps.used, np.int64))
 
 
 def analyse(source: str | Path | Run | Window, steps: str | None = None) -> Analysis:
-    """Run the chain.
-
-    Args:
-        source: a run directory, a loaded run, or some steps of one as they were loaded.
-        steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``. Without, all but the first.
+    """Analyse a run. ``steps`` is ``A:B`` (B exclusive), ``A:B:k`` or ``A``; by default all but the first.
 
     Raises:
         RunNotFoundError: nothing was recorded there.
@@ -94,7 +77,7 @@ def analyse(source: str | Path | Run | Window, steps: str | None = None) -> Anal
 
 
 def analysis_of(matched: Matched, steps_of_run: tuple[int, ...] | None = None) -> Analysis:
-    """Return a matched run, analysed; ``steps_of_run`` as in :class:`Analysis`."""
+    """Analyse a matched run; ``steps_of_run`` as in :class:`Analysis`."""
     return Analysis(
         recorded=matched.recorded,
         run=matched.run,

@@ -1,8 +1,6 @@
-"""The chain of the analysis up to matched communications: load, align, match, choose the steps.
+"""Load, align and match a run, and choose its steps: all that a replay needs.
 
-A replay needs no more; :mod:`commtrace.analysis.chain` goes on to where the time went.
-
->>> matched = match_run("commtrace-runs/my-run", steps="10:20")  # doctest: +SKIP
+>>> match_run("commtrace-runs/my-run", steps="10:20")  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -31,38 +29,25 @@ from commtrace.trace.spans import Bool
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The steps that count with their neighbours: of communication that crosses into them, both ends are here.
+    """The steps that count with their neighbours, which hold the other end of communication that crosses steps."""
 
-    Attributes:
-        run: on one clock, the ranks that count.
-        steps: the numbers of the steps that count.
-    """
-
-    run: Run
+    run: Run  # on one clock, the ranks that count
     matches: Matches
     roles: Roles
-    steps: tuple[int, ...]
+    steps: tuple[int, ...]  # numbers of the steps that count
 
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """A run whose communications are joined across ranks.
+    """A run whose communications are joined across ranks."""
 
-    Attributes:
-        recorded: everything that was loaded, as it was recorded.
-        run: on one clock, only the steps that count; ``matches`` are of this run.
-        steps: which steps count, and why the others do not.
-        rows: by rank of the context, its rows in the steps that count.
-        context: these steps with their neighbours; where no step was recorded, the whole recording is its only one.
-    """
-
-    recorded: Run
-    run: Run
+    recorded: Run  # everything that was loaded, as it was recorded
+    run: Run  # on one clock, only the steps that count
     alignment: Alignment
     steps: StepChoice
-    matches: Matches
-    rows: dict[int, Bool | slice]
-    context: Context
+    matches: Matches  # of ``run``
+    rows: dict[int, Bool | slice]  # by rank of the context, its rows in the steps that count
+    context: Context  # without steps, the whole recording is its only step
 
     @property
     def roles(self) -> Roles:
@@ -71,7 +56,7 @@ class Matched:
 
 
 def match_run(source: str | Path | Run | Window, steps: str | None = None) -> Matched:
-    """Run this part of the chain; arguments and errors are those of :func:`commtrace.analysis.chain.analyse`."""
+    """Match a run; arguments and errors are those of :func:`commtrace.analysis.chain.analyse`."""
     window = _with_last_attempts(source if isinstance(source, Window) else load_window(source, steps))
     choice = choose_steps(window.recorded, keep_warm_up=steps is not None)
     whole = not choice.used and not choice.left_out
@@ -97,7 +82,7 @@ def _with_last_attempts(window: Window) -> Window:
 
 
 def of_ranks(run: Run, ranks: Sequence[int]) -> Run:
-    """Return the run with these ranks only; itself where they are all of its ranks."""
+    """Return the run with these ranks only."""
     return run if set(ranks) == set(run.ranks) else replace(run, ranks={rank: run.ranks[rank] for rank in ranks})
 
 

@@ -1,7 +1,6 @@
-"""What the steps of a run add up to: all that a summary says of them without a replay.
+"""Sums over the steps of a run: everything that a summary needs without a replay.
 
->>> totals = step_totals(analyse("commtrace-runs/my-run"))                  # doctest: +SKIP
->>> totals.times.means(analysis.run), totals.unmatched.find(analysis.run)   # doctest: +SKIP
+>>> step_totals(analyse("commtrace-runs/my-run")).times.means(run)  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -22,25 +21,13 @@ from commtrace.analysis.time_totals import TimeTotals, time_totals
 
 @dataclass(frozen=True, slots=True)
 class StepTotals:
-    """What some steps add up to. Totals of several windows of a run add up to those of the run.
-
-    Attributes:
-        times: where their time went.
-        critical_path: of what their length is made; None without steps or common clocks.
-        communication: sums over their calls.
-        unmatched: stalls on what was not matched on all members.
-        modules: those that took longest first.
-        captured: rows by kind, and what communicated.
-        awaited: for whom ranks waited.
-        numbers: do ranks give a step the same number?
-        pipeline: what ranks worked, and waited for other stages.
-    """
+    """Sums over some steps. Totals of several windows of a run add up to those of the run."""
 
     times: TimeTotals
-    critical_path: CriticalPath | None
+    critical_path: CriticalPath | None  # None without steps or common clocks
     communication: CommunicationSums
     unmatched: UnmatchedSums
-    modules: tuple[ModuleTime, ...]
+    modules: tuple[ModuleTime, ...]  # longest first
     captured: Captured
     awaited: AwaitedTotals
     numbers: StepNumbers

@@ -1,7 +1,4 @@
-"""Where the time of some steps went, with the sums of every rank: those of several windows add up.
-
->>> measure_run("commtrace-runs/my-run", time_totals).result.means(run)      # doctest: +SKIP
-"""
+"""Divide the time of some steps, by rank; totals of several windows add up."""
 
 from __future__ import annotations
 
@@ -17,15 +14,10 @@ from commtrace.trace.run import Run
 
 @dataclass(frozen=True, slots=True)
 class TimeTotals:
-    """Where the time of some steps went.
+    """The time of some steps by state."""
 
-    Attributes:
-        parts: partitions, each of some of the steps, without ``stalled_ns``.
-        ranks: by rank, sums over the steps.
-    """
-
-    parts: tuple[Partition, ...]
-    ranks: Mapping[int, RankTotals]
+    parts: tuple[Partition, ...]  # each of some of the steps, without ``stalled_ns``
+    ranks: Mapping[int, RankTotals]  # sums over the steps
 
     def __add__(self, other: TimeTotals) -> TimeTotals:
         return TimeTotals(self.parts + other.parts, {rank: own + other.ranks[rank] for rank, own in self.ranks.items()})
@@ -35,13 +27,13 @@ class TimeTotals:
         return concatenate(self.parts)
 
     def means(self, run: Run) -> list[RankMean]:
-        """Return the mean step of every rank that has steps, by rank; of the run, who its ranks are."""
+        """Return the mean step of every rank that has steps; ``run`` describes the ranks."""
         states = self.parts[0].states
         return [own.mean(run.ranks[rank], states) for rank, own in self.ranks.items() if own.num_steps]
 
 
 def time_totals(analysis: Analysis, unmatched: UnmatchedSums | None = None) -> TimeTotals:
-    """Return where the time of the steps that count went; ``unmatched`` of these, where the caller has it."""
+    """Divide the time of the steps that count; ``unmatched`` is of these, if it is known already."""
     times = analysis.partition
     unmatched = unmatched or sum_unmatched(analysis.context, times)
     ranks = rank_totals(analysis.run, times, analysis.matches, unmatched.ranks)

@@ -1,6 +1,6 @@
 """Replay a dependency graph with other durations: ``time[target] = max(time[source] + weight)`` over incoming edges.
 
-A node is an instant, as the end of a stall or the arrival of the last participant of a communication.
+A node is an instant, such as the end of a stall or the arrival of the last participant of a communication.
 
 >>> import numpy as np
 >>> graph = ReplayGraph.from_edges(3, np.array([0, 0, 1]), np.array([1, 2, 2]))
@@ -95,7 +95,7 @@ class _AlikeSteps(NamedTuple):
 def graph_of_steps(sources: Int64, targets: Int64, step: Int64) -> StepsGraph:
     """Return the graph with these edges, each within one step; ``step`` is of each node, from 0.
 
-    Steps with the same edges, in any order, are alike, as nearly all steps of a job are.
+    Steps with the same edges, in any order, are replayed together: nearly all steps of a job are alike.
 
     >>> graph_of_steps(np.array([0, 2]), np.array([1, 3]), np.array([0, 0, 1, 1])).times(np.array([5, 7])).tolist()
     [0, 5, 0, 7]

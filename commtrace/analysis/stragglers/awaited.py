@@ -210,8 +210,8 @@ class _Waits:
     rank: Int64
     last_rank: Int64
     step: Int64
-    # No rank was late before: the previous communication of the group had ended, or, if that was earlier, the step
-    # before had begun on both ranks.
+    # Until then no rank was late: the end of the previous communication of the group, or, if that began earlier, the
+    # later begin of the step before on the two ranks.
     since: Int64
     start: Int64
     ns: Int64

@@ -17,27 +17,27 @@ class Limits:
 
 
 RECORDED: Final = Limits(share=0.03, least_ns=500_000.0, sigmas=2.5)
-"""For typical work over the steps of a recording. The replay then says what it costs, which must be enough as well."""
+"""Limits of typical work over the steps of a recording; the cost in the replay must be enough as well."""
 
 LIVE: Final = Limits(share=0.05, least_ns=1_000_000.0, sigmas=5.0, clearly=0.1)
-"""For means over a window of seconds, of which a day has 20,000: nobody may be named by chance in any of them. Ranks
+"""Limits of means over a window of seconds. A day has 20,000 of them: chance may name no rank in any of them. Ranks
 that share the cores of a busy host may differ by 5 % for seconds, half against half."""
 
 LIVE_LASTING: Final = Limits(share=0.03, least_ns=1_000_000.0, sigmas=5.0)
-"""For means over several windows in a row: their error is smaller, and a busy host is busy for seconds."""
+"""Limits of means over several windows in a row: their error is smaller, and a busy host is busy for seconds."""
 
 OF_PAUSES: Final = Limits(share=0.02, least_ns=500_000.0, sigmas=2.5, clearly=0.02)
-"""For what ranks lose to pauses in single steps, as a share of the step: in a recorded run, and in the last minute."""
+"""Limits of the time lost to pauses, as a share of the step: in a recorded run, and in the last minute."""
 
 CHANCE: Final = 1e-3
 """Pauses that may hit any rank are named if chance gives so many to one of them less often than this. Of a few, which
 are counts, a standard error tells too little."""
 
 SUMS: Final = Limits(share=0.1, least_ns=1_000_000.0, sigmas=5.0, clearly=0.1)
-"""For sums over steps that tell nothing of the scatter between them (metrics), as a share of the step."""
+"""Limits of sums over steps that do not show the scatter between them (metrics), as a share of the step."""
 
 LINKS: Final = Limits(share=1.0, least_ns=0.0, sigmas=2.5, clearly=1.0)
-"""For transfers: a slow link takes twice as long as its like, and stands out of how single transfers scatter."""
+"""Limits of transfers: a slow link takes twice as long as similar ones, and stands out of the scatter of transfers."""
 
 FEWEST_TRANSFERS: Final = 8
 """Transfers of a kind over a link; of fewer, the typical duration is not known."""
@@ -55,7 +55,7 @@ FAR_LONGER: Final = 0.5
 FEWEST_LONG: Final = 8
 SCATTER_OF_MICROBATCHES: Final = 0.1
 FEWEST_MICROBATCHES: Final = 16
-"""So many must be far longer, or differ by so much among so many, before sequences are called uneven."""
+"""Sequences are uneven if so many microbatches are far longer, or if so many differ by this scatter."""
 
 MOST_OF_PHASE: Final = 0.9
 ONE_PHASE: Final = 0.7
@@ -68,10 +68,10 @@ FEW_MICROBATCHES: Final = 0.5
 """A rank is slow in a few microbatches, which are long, if these are at most this share of all."""
 
 MOST_OF_EXCESS: Final = 0.8
-"""And if they have this share of what it works too long."""
+"""A rank is slow in a few microbatches only if these have this share of its excess as well."""
 
 FAST_PERCENTILE: Final = 25
-"""Of links, shares are taken of what the fast ones of a class take, as most may be slow, or one in its fast steps."""
+"""Shares refer to this percentile of the links of a class, as most may be slow; or of a link in its fast steps."""
 
 MOST_OF_STEP: Final = 0.5
 """Share of a step from which transfers between hosts are mentioned if it is not known whether they are slow."""
@@ -88,28 +88,27 @@ LAST_OF_TWO: Final = 0.5
 this excess on the last one is called uneven, unless its past or another run tells."""
 
 SMOOTHED_STEPS: Final = 5
-"""Where a run is cut, each step counts as the median of so many around it: one or two that the machine held up are no
-change."""
+"""Steps that count as their median when a run is cut: one or two that the machine held up are no change."""
 
 NOISIEST: Final = 1.5
 """No rank counts as noisier than the typical one by more: of few steps, the noise of a single rank is badly known."""
 
 MOST_CHANGES: Final = 32
 SPARE_STEPS: Final = 0.25
-"""Share of the steps that may lie in ends in which nobody was slow yet, or any more."""
+"""Share of the steps that may lie at the ends of a run, before the first and after the last slow rank."""
 
 DEPENDENCE: Final = 1.5
-"""By how much errors are larger because steps are not independent: what disturbs one often disturbs the next."""
+"""Factor of errors, as steps are not independent: a disturbance of one often disturbs the next."""
 
 FEWEST_FOR_DRIFT: Final = 24
 """Of fewer steps, slow drift of healthy devices is not known."""
 
 DRIFT_OF_FEW: Final = 1.5
-"""Of fewer ranks than tell how much healthy ones differ, drift counts for so much more: they show little of it."""
+"""Factor of drift among fewer ranks than FEWEST_FOR_SCATTER, which show little of it."""
 
 MOST_DRIFT: Final = 0.05
-"""Share of its work by which the speed of a healthy device goes up and down: what varies more has a reason, such as
-another process on its core, and must not hide a slow rank beside it."""
+"""Largest slow drift of a healthy device, as a share of its work. More has a reason, such as another process on its
+core, and must not hide a slow rank beside it."""
 
 STRUCK: Final = 5.0
 """A rank works far longer than usual in a step if it does by so many standard deviations of its other steps."""

@@ -29,10 +29,9 @@ from commtrace.trace.spans import Int32, Int64, Spans
 
 
 class LaneIntervals(NamedTuple):
-    """Intervals on one axis; all arrays have the same length.
+    """Intervals on one axis, ns, never empty.
 
     Attributes:
-        start, end: ns; never empty.
         state: position in the run's states.
         priority: where intervals overlap, the highest wins.
         row: the span.
@@ -47,8 +46,7 @@ class LaneIntervals(NamedTuple):
     def precedence(self) -> Int64:
         """Return a number from 0 to n − 1 per interval; where intervals overlap, the highest number wins.
 
-        By priority, then the innermost (the later start, then the earlier end). The state decides what is left, so
-        that the order of the input never does.
+        Order: priority, then innermost (later start, earlier end), then state, so that the input order never matters.
         """
         order = np.lexsort((self.state, -self.end, self.start, self.priority))
         precedence = np.empty(len(order), np.int64)
@@ -67,8 +65,7 @@ class ReadyTimes(NamedTuple):
 
     Attributes:
         ready: arrival of the last participant of a communication.
-        stall_ready: likewise of the communication that a stall is on.
-        role: of the communication.
+        stall_ready: the same, of the communication that a stall is on.
     """
 
     ready: Int64
@@ -85,11 +82,9 @@ class ReadyTimes(NamedTuple):
 
 
 class Stalls(NamedTuple):
-    """Stalls of lanes on one axis: wait until they are ready, then transfer.
+    """Stalls of lanes on one axis, ns, never empty: wait until ``ready``, then transfer.
 
     Attributes:
-        start, end: ns; never empty.
-        ready: within them.
         wait, transfer: positions in the run's states.
         row: the span.
     """
@@ -102,7 +97,7 @@ class Stalls(NamedTuple):
     row: Int64
 
     def intervals(self, priority: int) -> tuple[LaneIntervals, LaneIntervals]:
-        """Return their wait and their transfer as intervals of this priority."""
+        """Return the waits and the transfers as intervals of this priority."""
         priorities = np.full(len(self.row), priority, np.int32)
         return (
             LaneIntervals(self.start, self.ready, self.wait, priorities, self.row).filled(),
@@ -111,13 +106,7 @@ class Stalls(NamedTuple):
 
 
 class LaneStates(NamedTuple):
-    """The intervals of a block's spans on their lanes, the ranks end to end.
-
-    Attributes:
-        work: of all but stalls.
-        stalls: of the lane.
-        priority: of the stalls.
-    """
+    """The intervals of a block's spans on their lanes, the ranks end to end."""
 
     work: LaneIntervals
     stalls: Stalls
@@ -133,13 +122,10 @@ def together(parts: Sequence[LaneIntervals]) -> LaneIntervals:
 def lane_states(run: Run, block: Block, ready_times: ReadyTimes, roles: Roles, axis: Int64) -> LaneStates:
     """Return the intervals of all spans of a block.
 
-    A trace of kernels has no stalls. There, communication counts for the time in which no kernel computes.
+    A trace of kernels has no stalls: there, communication counts where no kernel computes.
 
     Args:
-        run: with the names.
         block: ranks of which all kernels were traced, or of none.
-        ready_times: of its rows, ns.
-        roles: of the run.
         axis: shift of each row's times, ns.
     """
     spans = block.spans
@@ -187,7 +173,6 @@ def _stalls(
     states: tuple[State, ...],
     axis: Int64,
 ) -> Stalls:
-    """Return the stalls of these rows, which are not empty; ``ready`` and ``role`` are theirs."""
     wait_of_role = np.array([states.index(State(WAIT, word)) for word in roles.words], np.int32)
     transfer_of_role = np.array([states.index(State(TRANSFER, word)) for word in roles.words], np.int32)
     # A stage that waits for its neighbour, to give or to take, is in the pipeline's bubble.

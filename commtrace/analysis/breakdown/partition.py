@@ -1,7 +1,6 @@
-"""Divides each step exactly: every instant of a rank's step is in one state.
+"""Divide each step exactly: every instant of a rank's step is in one state.
 
->>> table = partition(run, match(run))                          # doctest: +SKIP
->>> table.total("bubble") / table.wall_ns                       # doctest: +SKIP
+>>> partition(run, match(run)).total("bubble")                  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -27,18 +26,14 @@ from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One row per rank and step, by rank and then by start.
+    """One row per rank and step, sorted by rank, then by start.
 
     Attributes:
-        states: the columns of ``ns``; see :mod:`commtrace.analysis.breakdown.states`.
-        rank, step: of each row.
-        start, end: of the step, ns.
-        ns: rows × states, time in each state; a row adds up to end − start, exactly.
-        hidden_ns: time in which communication of the rank was in flight without a stall; beside the states, not one of
-            them.
-        stalled_ns: by rank, aligned with its span rows: time of a stall as wait or bubble, and as transfer (two
-            columns). They add up to the exposed and bubble states. In a trace of kernels, which has no stalls, of the
-            communication rows.
+        states: columns of ``ns``, see :mod:`commtrace.analysis.breakdown.states`.
+        ns: rows × states; a row adds up to end − start exactly.
+        hidden_ns: time in which communication was in flight without a stall; not one of the states.
+        stalled_ns: by rank, span rows × (wait or bubble, transfer). Sums equal the exposed and bubble states. Traces of
+            kernels have no stalls: there, the rows are communication.
     """
 
     states: tuple[State, ...]
@@ -55,7 +50,7 @@ class Partition:
         return np.asarray(self.end - self.start)
 
     def total(self, kind: str, detail: str | None = None) -> Int64:
-        """Time of each row in the states of a kind; of one phase or role if ``detail`` says which."""
+        """Return the time of each row in the states of a kind, or in one phase or role of it."""
         chosen = [
             column for column, state in enumerate(self.states) if state.kind == kind and detail in (None, state.detail)
         ]
@@ -83,9 +78,7 @@ def partition(run: Run, matches: Matches, roles: Roles | None = None, steps: Seq
 
     Args:
         run: on one clock.
-        matches: of this run.
-        roles: of this run, if they are known.
-        steps: only these; spans that began before and reach into them count.
+        steps: only these; spans that began earlier and reach into them count.
     """
     roles = roles or find_roles(run)
     blocks = of_one_sort(run.blocks)
@@ -108,7 +101,7 @@ def partition(run: Run, matches: Matches, roles: Roles | None = None, steps: Seq
 
 @dataclass(frozen=True, slots=True)
 class _BlockPartition:
-    """The rows of some ranks; the fields are those of :class:`Partition`."""
+    """A :class:`Partition` of some ranks."""
 
     rank: Int32
     step: Int32
@@ -120,12 +113,11 @@ class _BlockPartition:
 
 
 class StepTimes(NamedTuple):
-    """The result of :func:`step_times`. Steps are numbered by rank and then by start.
+    """The result of :func:`step_times`; steps are numbered by rank, then by start.
 
     Attributes:
         row: span rows of the steps.
-        ns: as in :class:`Partition`.
-        stall_step, stall_row, stall_ns: time of each stall (in a trace of kernels, communication) in each step; pairs
+        stall_step, stall_row, stall_ns: time of each stall (communication, in a trace of kernels) in each step; pairs
             are unique, ascending by step, and none is 0 ns.
     """
 
@@ -141,8 +133,7 @@ def step_times(run: Run, block: Block, matches: Matches, roles: Roles) -> StepTi
 
     Args:
         run: on one clock.
-        block: of it: ranks whose kernels were all traced, or none's.
-        matches, roles: of this run.
+        block: ranks of which all kernels were traced, or of none.
     """
     lanes = _paint_lanes(run, block, matches, roles, None)
     stalled = lanes.stalled()
@@ -175,16 +166,12 @@ def _partition_block(
 
 @dataclass(frozen=True, slots=True)
 class _Lanes:
-    """The lanes of a block, the ranks end to end on one axis, cut into segments of one state each.
+    """The lanes of a block, joined end to end on one axis and cut into segments of one state each.
 
     Attributes:
-        steps: of the block.
         axis: shift of each row's times.
-        states: of the run.
         edges: segment i is from ``edges[i]`` to ``edges[i + 1]``.
-        state: of each segment.
-        row: of each segment, the span that wins; any if there is none.
-        is_wait, is_transfer: of each segment, whether it is a stall.
+        row: by segment, the span that wins; arbitrary if there is none.
         step, segment, length_ns: segments by step; a segment of overlapping steps is in each.
     """
 
@@ -212,7 +199,7 @@ class _Lanes:
         )
 
     def hidden(self, in_flight: IntervalUnion) -> Int64:
-        """Return, for each step, how long communication was in flight while the lane did not stall."""
+        """Return, by step, the time in which communication was in flight without a stall."""
         start, end = self.steps.start + self.axis[self.steps.row], self.steps.end + self.axis[self.steps.row]
         stalled = self.stalled()
         segment = self.segment[stalled]
@@ -262,7 +249,7 @@ def _sums(cell: Int64, ns: Int64, count: int) -> Int64:
 
 
 class _Steps(NamedTuple):
-    """Step rows of a block, by rank and then by start."""
+    """Step rows of a block, sorted by rank, then by start."""
 
     row: Int64
     start: Int64

@@ -1,10 +1,8 @@
-"""Divides the wall time of a whole run: training that was kept, evaluation, checkpoints, loading, start, restarts.
+"""Divide the wall time of a whole run: training, evaluation, checkpoints, loading, start, restarts.
 
-A mean step says nothing of what lies between steps, before them and between the attempts of a job. Here every instant
-of the run is in exactly one part, on every rank:
+Every instant of the run is in exactly one part, on every rank, also between steps and between attempts of the job.
 
->>> budget = run_budget(load_run("commtrace-runs/my-run"))      # doctest: +SKIP
->>> budget.goodput                                              # doctest: +SKIP
+>>> run_budget(load_run("commtrace-runs/my-run")).goodput       # doctest: +SKIP
 0.87
 """
 
@@ -26,7 +24,7 @@ from commtrace.trace.spans import Bool, Int64
 
 UNKNOWN, RESTART, START, LOADING, TRAINING, REPEATED, EVALUATION, CHECKPOINT = range(8)
 PARTS: Final = ("unknown", "restart", "start", "loading", "training", "repeated", "evaluation", "checkpoint")
-"""In ascending order of belief: of an instant to which several lay claim, the last one has it."""
+"""In ascending priority: the last part that claims an instant gets it."""
 
 PART_OF_KIND: Final = {
     schema.DATA: LOADING,
@@ -37,7 +35,7 @@ PART_OF_KIND: Final = {
 
 
 class PartIntervals(NamedTuple):
-    """Some intervals of one part, ns, half-open."""
+    """Intervals of one part, ns, half-open."""
 
     part: int
     start: Int64
@@ -45,7 +43,7 @@ class PartIntervals(NamedTuple):
 
 
 def divide(claims: Iterable[PartIntervals], begin: int, end: int) -> list[int]:
-    """Return how long each of :data:`PARTS` lasts between two instants, ns; they add up to ``end - begin``."""
+    """Return the length of each of :data:`PARTS` between two instants, ns; they add up to ``end - begin``."""
     ordered = sorted(claims, key=lambda claim: claim.part)
     part = np.concatenate([np.zeros(0, np.int64), *(np.full(len(one.start), one.part, np.int64) for one in ordered)])
     starts = np.concatenate([np.zeros(0, np.int64), *(np.clip(one.start, begin, end) for one in ordered)])
@@ -62,13 +60,13 @@ class Parts:
     """The parts of a wall time, ns.
 
     Attributes:
-        training_ns: in steps, without what is below; waiting for a rank that does something else is in it.
-        repeated_ns: the same in steps that a later attempt did once more.
-        evaluation_ns, checkpoint_ns: inside of steps and between them; saving inside of an evaluation is saving.
+        training_ns: steps without the parts below; waiting for a rank that does one of them is training.
+        repeated_ns: the same in steps that a later attempt repeated.
+        evaluation_ns, checkpoint_ns: inside and between steps; saving during evaluation is checkpoint.
         loading_ns: waiting for input outside of steps.
         start_ns: before the first step of an attempt.
-        restart_ns: between the end of an attempt and the begin of the next one.
-        unknown_ns: nothing that was recorded tells.
+        restart_ns: between the end of an attempt and the begin of the next.
+        unknown_ns: covered by no record.
     """
 
     unknown_ns: int = 0
@@ -94,14 +92,14 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class RunBudget:
-    """The wall time of a run, from the begin of its first process to the last word of its last one.
+    """The wall time of a run, from the begin of its first process to the last record of its last one.
 
     Attributes:
-        job: the mean of the ranks; its parts add up to the wall time.
+        job: mean of the ranks; its parts add up to the wall time.
         ranks: by rank; the parts of each add up to the same wall time.
-        attempts: how often the job was begun, as far as its files are there.
-        repeated_steps: how many steps a later attempt did once more; None where the steps of several attempts have no
-            numbers of the program's own, so that nobody knows which are the same.
+        attempts: number of launches with files.
+        repeated_steps: number of steps that a later attempt repeated; None if several attempts have no step numbers of
+            the program's own to compare.
     """
 
     job: Parts
@@ -111,7 +109,7 @@ class RunBudget:
 
     @property
     def goodput(self) -> float | None:
-        """The share of the wall time in training steps that were kept; None of a run of no length."""
+        """Return the share of the wall time in training steps that were kept; None if the run has no length."""
         return self.job.training_ns / self.job.wall_ns if self.job.wall_ns else None
 
     def to_json(self) -> JsonObject:
@@ -128,8 +126,8 @@ def run_budget(run: Run, earlier: Iterable[Run] = ()) -> RunBudget:
     """Divide the wall time of a run.
 
     Args:
-        run: the whole of its newest attempt, as it was recorded.
-        earlier: its earlier attempts, oldest first. Of each only what is needed here is kept.
+        run: its newest attempt, whole and as recorded.
+        earlier: its earlier attempts, oldest first. An iterator keeps memory low: each one is reduced at once.
     """
     attempts = [_of_attempt(one) for one in (*earlier, run)]
     begin = min(own.begin for attempt in attempts for own in attempt.values())
@@ -156,14 +154,13 @@ def run_budget(run: Run, earlier: Iterable[Run] = ()) -> RunBudget:
 
 
 class _RankAttempt(NamedTuple):
-    """One process's part in one attempt, on the wall clock, ns.
+    """One rank in one attempt, on the wall clock, ns.
 
     Attributes:
-        begin, end: of the process, as far as is known.
-        steps: numbers of the steps, of which ``step_claim`` holds the times in the same order.
-        is_earlier: which of them this very process did once more.
-        claims: what else it claims.
-        is_whole: everything from its begin on was recorded.
+        steps: step numbers, in the order of ``step_claim``.
+        is_earlier: by step, True if the same process repeated it.
+        claims: intervals of all parts but steps.
+        is_whole: nothing after its begin was left out.
         is_numbered: the steps have numbers of the program's own.
     """
 
@@ -177,7 +174,7 @@ class _RankAttempt(NamedTuple):
     is_numbered: bool
 
     def is_repeated(self, kept_below: int) -> Bool:
-        """Return which steps were done once more, where those from this number on were by a later attempt."""
+        """Return a mask of the repeated steps; a later attempt repeated those from ``kept_below`` on."""
         return np.asarray(self.is_earlier | (self.steps >= kept_below))
 
 
@@ -210,7 +207,7 @@ def _of_rank(trace: RankTrace) -> _RankAttempt:
 
 
 def _kept_below(attempts: Sequence[Mapping[int, _RankAttempt]]) -> list[int]:
-    """By attempt: from which number on its steps were done once more by a later one."""
+    """Return, by attempt, the number from which on a later attempt repeated its steps."""
     never = int(np.iinfo(np.int64).max)
     below, first = [], never
     for attempt in reversed(attempts):
@@ -223,7 +220,7 @@ def _kept_below(attempts: Sequence[Mapping[int, _RankAttempt]]) -> list[int]:
 def _claims(
     rank: int, attempts: Sequence[Mapping[int, _RankAttempt]], kept_below: Sequence[int], begin: int
 ) -> list[PartIntervals]:
-    """Everything that a rank claims; a process that began before the one before it had ended claims from then on."""
+    """Return all claims of a rank; a process that began before the previous one ended claims from that end on."""
     own = [(attempt[rank], below) for attempt, below in zip(attempts, kept_below, strict=True) if rank in attempt]
     has_steps = any(len(one.steps) for one, _ in own)
     claims: list[PartIntervals] = []

@@ -64,7 +64,7 @@ def concatenated_ranges(first: Int64, end: Int64) -> Int64:
 
 
 def grouped_rows(columns: Sequence[npt.NDArray[np.generic]]) -> tuple[Int64, Int64]:
-    """Return the first position of each distinct row, ascending, and each row's number among them; fast for long repeats."""
+    """Return the first position of each distinct row, ascending, and each row's number; fast for long repeats."""
     changes = np.zeros(len(columns[0]), np.bool_)
     changes[:1] = True
     for column in columns:

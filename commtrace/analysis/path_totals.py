@@ -64,7 +64,7 @@ class PathTotals:
     def read_on(self, *, to_the_end: bool = False) -> int:
         """Add the steps that all ranks have ended, and return their number.
 
-        The newest step waits for the next one to end, where its last communication may be waited for, unless ``to_the_end``.
+        The newest step waits for the end of the next, where its last communication may end, unless ``to_the_end``.
 
         Raises:
             RunNotFoundError: nothing was recorded there yet.

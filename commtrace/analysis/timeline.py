@@ -86,7 +86,7 @@ class Timeline:
     """The steps of an aligned run, one at a time."""
 
     def __init__(self, run: Run, matches: Matches, roles: Roles, residual_ns: Mapping[str, int] | None) -> None:
-        """Prepare a run whose ranks share one clock; ``residual_ns`` has p50, p99 and max, or is None if clocks do not align."""
+        """Prepare a run on one clock; ``residual_ns`` has p50, p99 and max, or is None if clocks do not align."""
         self._run = run
         self._roles = roles
         self._residual_ns = None if residual_ns is None else dict(residual_ns)
@@ -128,7 +128,7 @@ class Timeline:
         return _duration_ns(self._bounds, step)
 
     def outline(self) -> dict[str, Any]:
-        """Return the data common to all steps: vocabularies, ranks with their communication lanes, and the clock residual."""
+        """Return the data common to all steps: vocabularies, ranks with communication lanes, clock residual."""
         return {
             "residual_ns": self._residual_ns,
             "kinds": list(schema.KINDS),

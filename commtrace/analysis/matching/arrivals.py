@@ -1,8 +1,7 @@
-"""How far each rank had come in each of its groups, whether or not the rows of it were written.
+"""The arrivals of each rank in each of its groups, whether or not the rows were written.
 
-Three sources are put together: the rows (what has ended), the communications in flight, and the numbers that a quiet
-rank reports of itself. From them follows who has arrived at a number and who has not. A rank that was stopped in the
-middle of its work says nothing of its last moments, but others do: no member can leave an all_reduce before it came.
+Sources are the rows, the communications in flight, and the numbers that a quiet rank reports. Other ranks add the last
+moments of a killed rank: no member can leave an all_reduce before it came.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ class Message(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """A communication that had been launched and had not ended when its rank last wrote.
+    """A communication that was launched and had not ended when its rank last wrote.
 
     Attributes:
-        age_ns: how long it had been in flight by then.
+        age_ns: time in flight at that write.
         blocking: training stalls on it; None if unknown.
         state: on a device, ``scheduled`` or ``started``; else empty.
     """
@@ -70,21 +69,18 @@ class InFlight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankArrivals:
-    """How far one rank had come; by group unless something else is said.
+    """The arrivals of one rank, by group or message direction.
 
     Attributes:
-        launched: how many collectives it had launched.
-        arrived: the same, without those that its device had not begun, and with those that others could not have
-            completed without it.
-        ended: one more than the highest number of a collective that is known to have ended.
-        longest_ns: the longest collective that ended; the first one, which waits for all to have started, only where
-            there is no other.
-        longest_message_ns: the longest message that ended; the first of a direction and tag only where there is no
-            other.
-        messages: how many it had launched, by direction, as it reports itself.
-        sent: the same, as far as others have received them; empty of a rank that ended in order.
+        launched: number of collectives launched.
+        arrived: the same, without those its device had not begun, and with those that others completed with it.
+        ended: one more than the highest number of a collective known to have ended.
+        longest_ns, longest_message_ns: longest that ended; the first one, which waits for all to have started, counts
+            only if there is no other.
+        messages: number launched, by its own report.
+        sent: number received by others; empty for a rank that ended cleanly.
         in_flight: the one that blocks training first.
-        stood_still_ns: how long it had neither recorded nor launched anything by its last word; 0 if unknown.
+        stood_still_ns: time without a record or launch before its last write; 0 if unknown.
     """
 
     launched: Mapping[int, int] = field(default_factory=dict)
@@ -99,7 +95,7 @@ class RankArrivals:
 
 
 def find_arrivals(run: Run) -> dict[int, RankArrivals]:
-    """Return how far each rank had come."""
+    """Return the arrivals of each rank."""
     send = run.name_code("send")
     told = {rank: _of_rank(trace, send) for rank, trace in run.ranks.items()}
     least: dict[int, int] = {}
@@ -122,7 +118,7 @@ def find_arrivals(run: Run) -> dict[int, RankArrivals]:
 
 
 def _sent_by(run: Run, send: int) -> dict[int, dict[Message, int]]:
-    """Return, by rank, how many messages it must have sent, because others have received them."""
+    """Return, by rank, the number of its messages that others have received."""
     sent: dict[int, dict[Message, int]] = {}
     for rank, trace in run.ranks.items():
         for message, count in _messages(trace, send).items():
@@ -132,7 +128,7 @@ def _sent_by(run: Run, send: int) -> dict[int, dict[Message, int]]:
 
 
 def _joined_by_all(run: Run, trace: RankTrace, own: RankArrivals) -> dict[int, int]:
-    """Return, by group, how many collectives every member has joined, as this rank came out of a later one."""
+    """Return, by group, the number of collectives that every member has joined, as this rank left a later one."""
     spans = trace.spans
     rows = np.flatnonzero((spans.kind == schema.COLLECTIVE) & (spans.group >= 0) & named(run, spans, SYNCHRONISING))
     joined: dict[int, int] = {}
@@ -268,8 +264,8 @@ class GroupLabel(NamedTuple):
     """A process group as results name it.
 
     Attributes:
-        id: its number as a word, because JSON's numbers end at 2⁵³ in many readers.
-        ranks: its members; empty where they are unknown.
+        id: a string, because many readers of JSON lose numbers above 2⁵³.
+        ranks: empty if unknown.
         name: torch's.
     """
 

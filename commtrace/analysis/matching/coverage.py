@@ -1,4 +1,4 @@
-"""Finds what a recording holds, what it lost, and what it cannot have seen, also per group."""
+"""Find what a recording holds, what it lost, and what it cannot have seen, also per group."""
 
 from __future__ import annotations
 
@@ -33,13 +33,7 @@ _MOST_RANGES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What was recorded, lost and not seen.
-
-    Attributes:
-        captured: rows by kind, of the steps that count.
-        dropped: rows that the recorders had to drop, by kind.
-        not_visible: sentences on paths that were active, or must have been, and were not seen.
-    """
+    """Rows recorded (of the steps that count) and dropped, by kind; ``not_visible`` has sentences on unseen paths."""
 
     captured: dict[str, int]
     dropped: dict[str, int]
@@ -58,10 +52,9 @@ class Captured:
         return Captured({kind: rows[kind] for kind in schema.KINDS if rows[kind]}, self.roles | other.roles)
 
     def coverage(self, run: Run) -> Coverage:
-        """Return what was captured, dropped and cannot have been seen.
+        """Return the coverage of a run; only its metadata is read.
 
-        Args:
-            run: its marks matter, not its rows. Integrations name paths that they found in ``topology["not_visible"]``.
+        Integrations name paths that they found in ``topology["not_visible"]``.
         """
         dropped = Counter[str]()
         for trace in run.ranks.values():
@@ -130,13 +123,13 @@ class Seen(NamedTuple):
     """The numbers of one group that one rank recorded.
 
     Attributes:
-        first, last: lowest and highest number recorded; None without any.
-        recorded: count of numbers recorded; the members of a bracket share one.
-        in_flight: count of those launched whose end it had not seen at its last write.
+        first, last: lowest and highest; None without any.
+        recorded: count; the members of a bracket share one number.
+        in_flight: count of those launched without a seen end at its last write.
         missing: count of those launched that are neither recorded nor in flight.
         ranges: the first missing numbers, as (first, last); empty for messages, which every pair numbers separately.
-        unwritten: count of further ones that others completed with it: lost with its last second, or not written yet.
-            None if it ended in order, or stalled before its last write.
+        unwritten: count of further ones that others completed with it, lost or not yet written; None if it ended
+            cleanly or stalled before its last write.
     """
 
     rank: int
@@ -184,7 +177,7 @@ def cover_groups(run: Run, arrivals: Mapping[int, RankArrivals]) -> list[GroupCo
 
 
 class CollectiveNumbers(NamedTuple):
-    """The numbers of the collectives that a rank recorded of a group: lowest, highest, how many."""
+    """Lowest, highest and count of the collective numbers that a rank recorded of a group."""
 
     first: int
     last: int
@@ -201,11 +194,9 @@ class CollectiveNumbers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """Counts of all rows of a rank. Those of the parts of its recording add up.
+    """Counts of all rows of a rank, ``numbers`` by group; those of the parts of its recording add up.
 
-    Attributes:
-        numbers: by group.
-        backwards: rows that end before they start.
+    ``backwards`` counts rows that end before they start.
     """
 
     numbers: Mapping[int, CollectiveNumbers]
@@ -234,7 +225,7 @@ class RowCounts:
 
 
 def missing_numbers(run: Run, counts: Mapping[int, RowCounts]) -> int | None:
-    """Return how many collectives are missing between the first and the last of each rank and group.
+    """Return the number of missing collectives between the first and the last of each rank and group.
 
     None if gaps are no loss: steps were left out on purpose, or the run was imported.
     """

@@ -1,10 +1,9 @@
-"""Matches operations of different ranks to communications, and finds when the last participant arrived.
+"""Match operations of different ranks to communications, and find when the last participant arrived.
 
 A collective is joined on (group, seq, op_in_seq), a point-to-point operation on (group, sender, receiver, seq): the
-n-th send from a to b meets the n-th receive. Never on names, never on order in time.
+n-th send from a to b meets the n-th receive. Names and order in time never matter.
 
->>> matches = match(run)                                        # doctest: +SKIP
->>> matches.ranks[0].wait_ns(run.ranks[0].spans)                # doctest: +SKIP
+>>> match(run).ranks[0].wait_ns(run.ranks[0].spans)             # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -39,22 +38,22 @@ _LARGEST = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class RankMatches:
-    """The matches of one rank; every array is aligned with its span rows.
+    """The matches of one rank, aligned with its span rows.
 
-    Rows that are no communication have bucket −1, no participants, and ``last_start = ready = start``.
+    Other rows than communication have bucket −1, no participants, and ``last_start = ready = start``.
 
     Attributes:
-        bucket: number of the communication in the run, equal on all ranks.
+        bucket: number of the communication, equal on all ranks.
         participants: number of rows in the bucket.
         complete: every member was seen, and wait and transfer can be separated.
         mismatched: the participants disagree on operation, bytes or dtype.
-        last_start: ns at which the last participant arrived, on this rank's clock.
-        last_rank: the rank that arrived last; −1 if unknown.
-        ready: ns in [start, end] that separates wait from transfer. A send or rooted collective that ended before its
-            last participant arrived did not wait. Members of a point-to-point bracket are ready together.
-        stall_ready: of a stall, ``ready`` of its communication. The start for other rows, and for a stall on a
-            communication that was not recorded: nothing shows that a rank was late, so it counts as transfer.
-        stall_complete: of a stall, whether its communication is complete; else False.
+        last_start: arrival of the last participant, ns on this rank's clock.
+        last_rank: that rank; −1 if unknown.
+        ready: ns in [start, end], separates wait from transfer. A send or rooted collective that ended before its last
+            participant arrived did not wait. Members of a point-to-point bracket are ready together.
+        stall_ready: by stall, ``ready`` of its communication; the start of other rows, and of stalls on unrecorded
+            communication, which count as transfer because nothing shows a late rank.
+        stall_complete: by stall, ``complete`` of its communication; else False.
     """
 
     bucket: Int64
@@ -83,10 +82,8 @@ class RankMatches:
 class Matches:
     """The matches of a run.
 
-    Attributes:
-        clocks_agree: False if the hosts' clocks could not be aligned. Then, between hosts, the member of a
-            synchronising collective with the shortest duration counts as the last to arrive, and rooted collectives and
-            point-to-point operations are not complete.
+    If ``clocks_agree`` is False, times of different hosts are not compared: between hosts, the shortest member of a
+    synchronising collective counts as last to arrive, and rooted collectives and point-to-point are not complete.
     """
 
     ranks: Mapping[int, RankMatches]
@@ -97,8 +94,8 @@ def match(run: Run, *, clocks_agree: bool = True) -> Matches:
     """Match the communications of all ranks.
 
     Args:
-        run: with all ranks on one clock (see :mod:`commtrace.analysis.clocks.align`).
-        clocks_agree: False if the clocks could not be aligned; times of different hosts are then never compared.
+        run: on one clock (see :mod:`commtrace.analysis.clocks.align`).
+        clocks_agree: False if the clocks could not be aligned; see :class:`Matches`.
     """
     parts = gather_blocks(run)
     rows = concatenate(parts)
@@ -170,8 +167,6 @@ def unmatched(spans: Spans) -> RankMatches:
 
 
 class _Joined(NamedTuple):
-    """Columns of :class:`RankMatches`, aligned with the gathered rows."""
-
     bucket: Int64
     participants: Int32
     complete: Bool
@@ -199,7 +194,7 @@ def _join(run: Run, rows: Rows, clocks_agree: bool) -> _Joined:
 def _last_arrival(
     run: Run, rows: Rows, buckets: Buckets, of_row: Int64, clocks_agree: bool
 ) -> tuple[Int64, Int32, Bool]:
-    """Return start and rank of the last participant, and whether the times could be compared."""
+    """Return start and rank of the last participant, and a mask of the rows with comparable times."""
     start = rows.spans.start
     last_start = buckets.maximum(start)[of_row]
     is_last = start == last_start
@@ -259,7 +254,6 @@ def _same_side(rows: Rows, buckets: Buckets) -> Bool:
 
 
 def _known_values_differ(buckets: Buckets, values: npt.NDArray[np.integer]) -> Bool:
-    """Return the buckets with two different values, "does not apply" left out."""
     differ = buckets.differ(values)
     if not differ.any():
         return differ
@@ -278,7 +272,7 @@ def _ready(run: Run, rows: Rows, last_start: Int64) -> Int64:
 
 
 def _shared_in_brackets(rows: Rows, ready: Int64) -> Int64:
-    """Make a bracket of point-to-point operations ready with its last member, as it is waited for as a whole.
+    """Make all members of a point-to-point bracket ready with the last one, as the bracket is waited for as a whole.
 
     Members of a bracket have consecutive ids, and ``op_in_seq`` counts them from 0.
     """
@@ -309,13 +303,7 @@ def blame_ns(run: Run, matches: Matches) -> Mapping[int, int]:
 
 
 class Rows(NamedTuple):
-    """Communication rows of all ranks, one rank after the other.
-
-    Attributes:
-        clock: number of the rank's clock.
-        position: in its block.
-        finished: its end was seen.
-    """
+    """Communication rows of all ranks, one rank after the other; ``position`` is in the rank's block."""
 
     rank: Int32
     clock: Int32
@@ -338,7 +326,6 @@ class Buckets(NamedTuple):
     Attributes:
         order: sorts the rows.
         first: position of each bucket's first sorted row.
-        size: number of rows by bucket.
         of_sorted_row: bucket of each sorted row.
     """
 
@@ -403,7 +390,7 @@ def concatenate(parts: Sequence[Rows]) -> Rows:
 
 
 def bucket(rows: Rows) -> Buckets:
-    """Sort the rows by what identifies a communication."""
+    """Sort the rows by the key of their communication."""
     spans = rows.spans
     p2p = np.flatnonzero(spans.kind == schema.P2P)
     own, peer, is_send = rows.rank[p2p], spans.peer[p2p], rows.is_send[p2p]

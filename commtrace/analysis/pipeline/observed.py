@@ -210,7 +210,7 @@ def replay_bubbles(analysis: Analysis, ideal: Ideal) -> BubbleCauses:
 
 
 def _of_several_pipelines(by_stage: Mapping[int, Sequence[int]], orders: Mapping[int, Actions]) -> Schedule | None:
-    """Return an unknown schedule if ranks of one stage differ, since one rank then cannot stand for its stage; else None."""
+    """Return an unknown schedule if ranks of one stage differ, as one rank cannot stand for them; else None."""
     for stage, (first, *others) in by_stage.items():
         for other in others:
             if not np.array_equal(orders[first].letter == "F", orders[other].letter == "F"):

@@ -81,7 +81,7 @@ def theoretical_ratio_to_work(name: str, stages: int, chunks: int, microbatches:
 
 
 def _forwards_ahead(order: str) -> int | None:
-    """Return the forwards before the first pair, if the order is forwards, then forward-backward pairs, then backwards."""
+    """Return the forwards before the first pair; None unless the order is forwards, then pairs, then backwards."""
     lead = order.index("B") - 1
     pairs = order.count("F") - lead
     expected = "F" * lead + "FB" * pairs + "B" * lead
@@ -124,7 +124,10 @@ def _by_lead(ahead: Sequence[int], forwards: int, chunks: int) -> Schedule:
 
 
 def _is_interleaved(ahead: Sequence[int], forwards: int, chunks: int) -> bool:
-    """Return whether stage r runs min(m·v − 1, 2·(p − r − 1) + (v − 1)·g) forwards ahead, g ≥ p; one more if P2P overlaps."""
+    """Return whether stage r runs 2·(p − r − 1) + (v − 1)·g forwards ahead, g ≥ p; one more if P2P is overlapped.
+
+    A stage with fewer forwards than that runs all of them first.
+    """
     stages, most = len(ahead), forwards - 1
     for group in range(stages, forwards // chunks + 1):
         for extra in (0, 1):

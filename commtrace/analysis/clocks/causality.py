@@ -33,8 +33,7 @@ class _Messages(NamedTuple):
 def without_violations(run: Run, keys: Sequence[tuple[str, str]], clocks: list[PiecewiseClock]) -> list[PiecewiseClock]:
     """Return the clocks, moved as little as needed for receives to end after their sends start.
 
-    One message in a hundred between two hosts may be an outlier. Where both directions contradict each other, the middle
-    is taken.
+    One message in a hundred between two hosts may be an outlier. Between contradicting directions, the middle is taken.
     """
     messages = _messages(run, keys, clocks)
     if not len(messages.sent):

@@ -83,7 +83,7 @@ class ClockStep(NamedTuple):
 
 
 class _Jump(NamedTuple):
-    """A jump of the difference of two clocks a − b, by ``size_ns``; other fields are as of :class:`ClockStep`, by clock."""
+    """A jump of the difference of two clocks a − b, by ``size_ns``; ``before`` and ``after`` are readings of both."""
 
     clocks: tuple[int, int]
     before: tuple[int, int]

@@ -23,17 +23,15 @@ from commtrace.trace.spans import Bool, Int32, Int64
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls as columns; a stall is a row with nothing but ``exposed``, and its call's bytes on request.
+    """Calls as columns; a stall is a row with only ``exposed``, and on request its call's bytes.
 
     Attributes:
-        step: of the launch, equal in a bracket.
-        role, name: codes of role and operation.
+        step: of the launch.
         calls: 1 for a call, 0 for a stall.
         num_bytes, self_bytes: −1 if unknown.
         duration, transfer, wait: ns in flight, after and before the last participant arrived.
-        exposed: ns of the lane's stalls.
-        hidden: ns in flight without a stall of the lane.
-        finished, complete, mismatched: end seen, matched on all members, members disagree.
+        exposed, hidden: ns of the lane's stalls, and in flight without one.
+        complete: matched on all members.
         upper_bound: the end was not measured; ``duration`` and ``hidden`` are upper bounds.
     """
 
@@ -76,13 +74,7 @@ class Calls:
 
 
 class CallRows(NamedTuple):
-    """The rows of a block, in which all kernels were traced or none.
-
-    Attributes:
-        matches, roles: of its rows.
-        stalled_ns: of the partition.
-        unfinished: communications without an end.
-    """
+    """The rows of a block, in which all kernels were traced or none; ``stalled_ns`` is of the partition."""
 
     block: Block
     matches: RankMatches
@@ -109,8 +101,7 @@ def calls_and_stalls(
 ) -> tuple[Calls, Calls]:
     """Return the calls of ranks, in all or some steps, and their stalls on other communication.
 
-    Args:
-        sizes_of_stalls: also return the bytes of the calls that stalls are on.
+    With ``sizes_of_stalls``, stalls have the bytes of their calls.
     """
     made = communication_rows(known.block.spans)
     if steps is not None:
@@ -195,7 +186,6 @@ def _calls(known: CallRows, rows: Int64) -> Calls:
 
 
 def _hidden(block: Block, rows: Int64, duration: Int64) -> Int64:
-    """Return how long each row was in flight without a stall of its lane."""
     spans = block.spans
     traced = is_kernel_trace(spans)
     known = np.flatnonzero(spans.kind == (schema.KERNEL if traced else schema.STALL))
@@ -225,9 +215,7 @@ def _merged_brackets(calls: Calls, rank: Int32, group: Int64, seq: Int64) -> Cal
 class Moved(NamedTuple):
     """Bytes and time of some calls.
 
-    Attributes:
-        num_bytes: full tensors.
-        even, uneven: S of :mod:`commtrace.analysis.communication.bandwidth`; uneven all_to_alls apart.
+    ``even`` and ``uneven`` (all_to_alls) are S of :mod:`commtrace.analysis.communication.bandwidth`.
     """
 
     calls: int
@@ -248,11 +236,9 @@ class CallSums:
     """Sums over calls, and over stalls, which add to ``exposed_ns`` alone.
 
     Attributes:
-        complete: calls matched on all members.
-        seen: calls with an end.
-        all: calls of known bytes; without a time.
-        finished: those with an end; the time is their duration.
-        matched: those that are complete; the time is their transfer.
+        complete, seen: calls matched on all members; calls with an end.
+        all, finished, matched: calls of known bytes: all without a time, those with an end by duration, and those matched
+            on all members by transfer.
     """
 
     count: int
@@ -304,7 +290,7 @@ def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> lis
     """Sum each group of at least one call.
 
     Args:
-        all_to_all: code of that operation.
+        all_to_all: name code of that operation.
         order: sorts the calls by group.
         begins: position of each group in that order.
     """

@@ -35,29 +35,22 @@ from commtrace.trace.spans import Int64
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """The calls of all ranks of one operation and role, in groups of one size, within nodes or between them.
+    """The calls of all ranks of one role and operation, in groups of one size, within nodes or between them.
 
     Attributes:
         group_size: None if unknown.
         inter_node: members are on several nodes; None if unknown.
-        size: bytes of one call, from (inclusive) and to (exclusive); None for all sizes, or unknown ones.
+        size: bytes of one call, [from, to); None for all sizes, or unknown ones.
         ranks: members of the group, if the row is of one group.
-        count: calls, counted on every rank that made them; of a coalesced bracket once per operation.
-        num_bytes: full tensors of the calls of known bytes; None without such a call.
-        unsized: calls of unknown bytes.
-        duration_p50_ns, duration_p99_ns, duration_max_ns, duration_sum_ns: of the calls with an end (nearest rank);
-            None without such a call.
-        algbw_gbps, busbw_gbps: 10⁹ bytes per second over the calls of known bytes; None without such a call.
-        bandwidth_time: divisor of the bandwidths: ``transfer`` (after the last participant arrived, of calls matched on
-            all members) or ``duration`` (waiting included).
-        needed_busbw_gbps: the busbw at which all of these bytes would take as long as the ranks compute: below it, no
-            schedule can hide them. None without compute or exposed time, or if some bytes are unknown.
-        exposed_ns: stalls of the lanes on these calls.
-        hidden_ns: in flight without any stall of the lane.
+        count: calls on every rank that made them; of a coalesced bracket once per operation.
+        num_bytes: full tensors; None if no call's bytes are known, ``unsized`` counts unknown ones.
+        duration_p50_ns, duration_p99_ns, duration_max_ns: by nearest rank, of calls with an end; None without any.
+        algbw_gbps, busbw_gbps: 10⁹ bytes per second over the calls of known bytes; None without any.
+        bandwidth_time: their divisor: ``transfer`` of calls matched on all members, or ``duration``, waiting included.
+        needed_busbw_gbps: busbw at which these bytes take as long as compute: below it, no schedule can hide them. None
+            without compute or exposed time, or if some bytes are unknown.
+        exposed_ns, hidden_ns: in flight with, and without, a stall of the lane.
         wait_ns: in flight before the last participant arrived; None if no call was matched on all members.
-        unfinished: calls without an end.
-        unmatched: calls not matched on all members.
-        mismatched: calls whose members disagree on operation, bytes or dtype.
         upper_bounds: calls whose end was not measured: their durations and hidden times are upper bounds.
     """
 
@@ -143,8 +136,8 @@ def communication_table(
     """Return one row per (role, operation, group size, reach), the most exposed first.
 
     Args:
-        run: on one clock; ``matches``, ``partition`` and ``roles`` are of it.
-        steps: only count calls that were launched in these.
+        run: on one clock.
+        steps: count only calls that were launched in these.
         detail: divide further by bytes of the call (powers of two), or by process group.
     """
     return communication_sums(run, matches, partition, roles, steps, detail).table(run)
@@ -168,12 +161,7 @@ class CommunicationKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CommunicationSums:
-    """Sums over the calls of some steps. Sums of parts of a run add up to those of the run.
-
-    Attributes:
-        calls: by row of the table.
-        compute_ns: compute of all ranks in the same steps.
-    """
+    """Sums over the calls of some steps; those of parts of a run add up. ``compute_ns`` is of all ranks."""
 
     calls: Mapping[CommunicationKey, CallSums]
     compute_ns: int
@@ -197,7 +185,7 @@ def communication_sums(
     steps: Sequence[int] | None = None,
     detail: Detail = Detail.NONE,
 ) -> CommunicationSums:
-    """Sum up the calls of each row of the table. The arguments are those of :func:`communication_table`."""
+    """Sum up the calls of each row of the table; arguments as of :func:`communication_table`."""
     blocks = of_one_sort(run.blocks)
     parts = [_sums_of_block(run, block, matches, partition, roles, steps, detail) for block in blocks]
     calls = _added(
@@ -221,8 +209,6 @@ def _added(parts: Iterable[Mapping[CommunicationKey, CallSums]]) -> dict[Communi
 
 
 class _Key(NamedTuple):
-    """The key with the codes of a run."""
-
     role: int
     name: int
     group_size: int
@@ -336,7 +322,6 @@ def _bandwidth(operation: str, group_size: int, sums: CallSums) -> tuple[float |
 
 
 def _needed(operation: str, group_size: int, sums: CallSums, compute_ns: int) -> float | None:
-    """Return the bytes on the bus over the compute of all ranks, GB/s."""
     if not compute_ns or sums.unsized or not _has_bandwidth(operation, group_size):
         return None
     return _on_the_bus(operation, group_size, sums.all) / compute_ns or None

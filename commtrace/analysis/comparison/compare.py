@@ -1,10 +1,9 @@
-"""Compares two runs, or several of each side: time, parts of the step, bandwidth, and circumstances.
+"""Compare two runs, or several of each side: time, parts of the step, bandwidth, and circumstances.
+
+The noise is that of the steps within each run; that between two starts of a job needs several runs of a side.
 
 >>> sides = [[measure_run(path, step_series)] for path in ("runs/before", "runs/after")]  # doctest: +SKIP
 >>> compare(*sides).is_slower(threshold=0.05)                                             # doctest: +SKIP
-
-The noise is that of the steps within each run. Differences between two starts of a job (other nodes, a shared network)
-are part of it only if a side has several runs.
 """
 
 from __future__ import annotations
@@ -43,12 +42,9 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepSeries:
-    """Values of each step, ascending.
+    """Values of each step, ascending: means over the ranks; ``states`` add up to ``wall_ns``.
 
-    Attributes:
-        wall_ns: length of the step, mean over the ranks.
-        states: time by state, mean over the ranks; they add up to ``wall_ns``.
-        busbw_gbps: by link, 10⁹ bytes per second of matched transfers, of steps with any.
+    ``busbw_gbps`` is 10⁹ bytes per second of matched transfers, by link, of steps with any.
     """
 
     wall_ns: FloatArray
@@ -145,12 +141,11 @@ class Comparison:
     """The comparison of two runs, or of several of each side.
 
     Attributes:
-        runs: number of runs of each side.
-        steps: number of steps of each side, the least of its runs.
+        runs, steps: number of runs of each side, and least number of steps of its runs.
         wall_ns: length of a step, mean over the ranks, median over the steps.
         parts: likewise of each state; largest absolute difference first.
-        busbw_gbps: of each kind of communication in either run; most changed first.
-        circumstances: versions, environment, layout: where the runs differ.
+        busbw_gbps: most changed first.
+        circumstances: versions, environment and layout that differ.
     """
 
     runs: tuple[int, int]
@@ -200,9 +195,7 @@ def compare_series(
 ) -> Comparison:
     """Compare the series of two sides.
 
-    Args:
-        split_is_known: of each side, whether waiting is told from transfers as on the other one; not so where the files
-            of some ranks are missing on this side only.
+    ``split_is_known`` is False for a side if ranks are missing on this side only: waits then cannot be compared.
     """
     return Comparison(
         runs=(len(before), len(after)),
@@ -249,7 +242,6 @@ def _circumstances(before: Sequence[Run], after: Sequence[Run]) -> Iterator[Diff
 
 
 def _circumstances_of_side(runs: Sequence[Run]) -> dict[str, str]:
-    """Return the circumstances of one side; values in which its runs differ are all listed."""
     found: dict[str, dict[str, None]] = {}
     for circumstances in map(_circumstances_of_run, runs):
         for what, value in circumstances.items():
@@ -258,7 +250,7 @@ def _circumstances_of_side(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _circumstances_of_run(run: Run) -> dict[str, str]:
-    """Return all about a run that is no measurement, by name; values in which its ranks differ are all listed."""
+    """Return the circumstances of a run by name; values in which its ranks differ are all listed."""
     found: dict[str, dict[str, None]] = {}
     for trace in run.ranks.values():
         metadata = trace.metadata

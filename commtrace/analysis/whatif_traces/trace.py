@@ -1,11 +1,6 @@
-"""Restores the traces of the what-if study from runs that ``commtrace import whatif`` made.
+"""Restore the traces of the what-if study from runs that ``commtrace import whatif`` made.
 
-The published results follow from the rules of the study, so such runs are analysed by these rules, and not by those
-for recorded runs.
-
->>> run = load_run("imported")                                  # doctest: +SKIP
->>> analyse_whatif_trace(whatif_trace_of(run)).slowdown         # doctest: +SKIP
-1.1787
+The published results follow from the rules of the study, so these rules apply to such runs.
 """
 
 from __future__ import annotations
@@ -31,11 +26,10 @@ _NO_ROWS: Final = (schema.STEP, schema.STALL)
 class WhatIfTrace:
     """The rows of such a trace, sorted by operation of the model-parallel group, then replica and step.
 
-    Every replica and step runs the same operations: ``operation`` numbers them, ``copies`` is how often each is there,
-    and row ``operation · copies + copy`` is the one of a copy.
+    Every replica and step runs the same operations: row ``operation · copies + copy`` is the one of a copy.
 
     Attributes:
-        sizes: of the job, as given: ``dp_size``, ``pp_size``, ``vpp_size``, ….
+        sizes: of the job: ``dp_size``, ``pp_size``, ``vpp_size``, ….
         steps: step numbers, ascending.
         start_ns: since the start of its step.
     """
@@ -182,7 +176,7 @@ def _types(run: Run, trace: RankTrace, types: list[str], columns: Int64) -> Int6
 
 
 def _ordinals(optype: Int64, step: Int64) -> Int64:
-    """Return the number of earlier rows of the same type and step; rows are in order of time."""
+    """Return the number of earlier rows of the same type and step; rows are in time order."""
     key = pack((optype, step))
     order = np.argsort(key, kind="stable")
     begins = np.flatnonzero(np.append(True, np.diff(key[order]) != 0)) if len(key) else np.zeros(0, np.int64)

@@ -23,10 +23,9 @@ class ExaminedRun(NamedTuple):
     Attributes:
         attempt: from 0.
         missing_ranks: ranks without files.
-        hosts: names of the nodes.
-        states: by state of its files' end, how many ranks.
-        last_written_ns: epoch ns of the last thing that any rank wrote; None if unknown.
-        differing_versions: of packages that must be the same everywhere and are not, the ranks by package and version.
+        states: number of ranks by state of their files' end.
+        last_written_ns: epoch ns of the last write of any rank; None if unknown.
+        differing_versions: by package that must agree, and version, the ranks.
     """
 
     id: str
@@ -55,19 +54,16 @@ class Failure(NamedTuple):
 
 
 class ExaminedRank(NamedTuple):
-    """A rank and the end of its files.
+    """A rank and the end of its files; see also :class:`commtrace.analysis.hangs.rank_state.Ending`.
 
     Attributes:
-        state, last_written_ns, behind_ns, process: see :class:`commtrace.analysis.hangs.rank_state.Ending`.
         exception: type of the uncaught one; None if there was none.
-        exception_at: where it was raised, as ``file:line function``.
-        stack: where its main thread was when no thread of Python could run any more, innermost first; else empty.
-        stack_at: the innermost frame of it that is not a library's.
+        exception_at, stack_at: innermost frame outside of libraries, as ``file:line function``.
+        stack: of the main thread when no Python thread could run, innermost first; else empty.
         keep_out: command that keeps its node out of the next job.
         failures: communications that raised.
         dropped: spans that its recorder dropped, by kind.
-        collectives: how many it launched.
-        coordinates: in the parallel dimensions.
+        collectives: number launched.
     """
 
     rank: int
@@ -98,7 +94,7 @@ class LeftOut(NamedTuple):
 
 
 class Drops(NamedTuple):
-    """Spans that a rank dropped, by kind, and between when, epoch ns; they are reported at most half a second later."""
+    """Spans that a rank dropped, by kind, between two times, epoch ns; reports are at most half a second late."""
 
     rank: int
     dropped: Mapping[str, int]
@@ -108,20 +104,19 @@ class Drops(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mismatches:
-    """Communications whose members did not call the same: how many, and the first of them."""
+    """Communications whose members did not call the same: their number, and the first of them."""
 
     count: int
     first: tuple[Mismatch, ...]
 
 
 class Hang(NamedTuple):
-    """Where communication stopped.
+    """The stops of communication.
 
     Attributes:
-        stops: communications that did not end, the one that waited longest first.
-        chains: who waits for whom.
-        doing: by rank, what those concerned did last.
-        sentences: the story of it.
+        stops: communications that did not end.
+        doing: last activity of the ranks concerned.
+        sentences: the report of it.
     """
 
     stops: tuple[Stop, ...]
@@ -131,7 +126,7 @@ class Hang(NamedTuple):
 
     @property
     def is_hung(self) -> bool:
-        """Return whether somebody has waited for longer than is usual."""
+        """Return whether some rank has waited for unusually long."""
         return any(stop.kind == HUNG for stop in self.stops)
 
     def to_json(self) -> JsonObject:
@@ -142,17 +137,15 @@ class Hang(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What a run's files hold, what they miss, and where its job hangs or stopped.
+    """The contents and gaps of a run's files, and the places where its job hangs or stopped.
 
     Attributes:
-        recording: what was left out on purpose.
-        drops: what was lost.
-        mismatches: communications whose members did not call the same.
-        problems: what is wrong with the files.
-        first_failure: None if nobody failed, or nothing says who was first.
+        recording: options that left something out on purpose.
+        problems: faults of the files.
+        first_failure: None if no rank failed, or nothing shows which was first.
         flight_recorder: None without dumps.
-        findings: what somebody should look at, in sentences; empty if the run is healthy.
-        notes: what is only good to know.
+        findings: sentences that need attention; empty if the run is healthy.
+        notes: sentences that do not.
     """
 
     run: ExaminedRun
@@ -175,7 +168,7 @@ class Diagnosis:
         return not self.findings
 
     def to_json(self) -> JsonObject:
-        """Return what ``commtrace doctor --json`` prints."""
+        """Return the output of ``commtrace doctor --json``."""
         return fields_to_json(self)
 
     def rank(self, rank: int) -> ExaminedRank | None:

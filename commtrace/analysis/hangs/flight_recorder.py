@@ -1,7 +1,6 @@
-"""What dumps of torch's flight recorder add to the files of a run: calls that were enqueued, their states and frames.
+"""Add dumps of torch's flight recorder to the files of a run: enqueued calls, their states and frames.
 
-torch numbers the collectives of a group by itself. Groups are told apart by their members and, among those of the same
-members, by the order in which they were made; the difference of the two numbers is found by comparing operations.
+torch numbers collectives independently. Groups are matched by members and order of creation, numbers by operations.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from commtrace.trace import schema
 from commtrace.trace.run import Run
 
 USUAL_OFFSET: Final = 1
-"""torch counts from 1, commtrace from 0; another difference is one of what was enqueued before the recording began."""
+"""torch counts from 1, commtrace from 0; other offsets come from calls before the recording began."""
 
 _FAR: Final = 64
 _MOST_FRAMES: Final = 16
@@ -29,10 +28,10 @@ class FlightCall(NamedTuple):
     """A collective that a rank had enqueued.
 
     Attributes:
-        order: sorts groups of the same members by when they were made.
-        operation, seq: as torch counts it.
+        order: sorts groups of the same members by creation.
+        seq: torch's number.
         state: ``scheduled``, ``started`` or ``completed``.
-        frames: where in the program, innermost first.
+        frames: innermost first.
     """
 
     rank: int
@@ -49,7 +48,7 @@ class FlightGroup(NamedTuple):
 
     Attributes:
         offset: torch's number minus ours.
-        agreed, compared: of how many collectives that both sides hold the operations agree under this offset.
+        agreed, compared: of the collectives on both sides, those with equal operations, and all.
         calls: by rank and our number.
     """
 
@@ -115,7 +114,7 @@ def _fitted(run: Run, arrivals: Mapping[int, RankArrivals], number: int, calls: 
 
 
 def _operations(run: Run, arrivals: Mapping[int, RankArrivals], number: int) -> dict[tuple[int, int], str]:
-    """Return what was called in a group according to the run, by rank and number."""
+    """Return the operations of a group according to the run, by rank and number."""
     found: dict[tuple[int, int], str] = {}
     for rank, trace in run.ranks.items():
         spans = trace.spans
@@ -161,8 +160,7 @@ class FlightState(NamedTuple):
 
     Attributes:
         arrived: it had enqueued the collective at which others stopped.
-        seq: of that one, or else of the last one before it.
-        collective_seq_id, operation, state, frames: as torch has it.
+        seq: of that collective, or else of the last one before it.
     """
 
     rank: int
@@ -175,13 +173,7 @@ class FlightState(NamedTuple):
 
 
 class FlightEvidence(NamedTuple):
-    """What dumps of torch's flight recorder add.
-
-    Attributes:
-        ranks: those with a dump.
-        groups: how their groups fit those of the run.
-        stops: by position among the stops, the state of each rank.
-    """
+    """Evidence from dumps of torch's flight recorder: ranks with a dump, fits of groups, and rank states by stop."""
 
     ranks: tuple[int, ...]
     groups: tuple[FlightFit, ...]

@@ -1,9 +1,7 @@
-"""Where communication stopped: who had arrived, who is missing, and whom the missing ranks wait for themselves.
+"""Find where communication stopped, the missing ranks, and their own waits.
 
->>> stops = find_stops(run, find_arrivals(run), find_endings(run, now_ns))            # doctest: +SKIP
-
-Stops form a graph: one leads to another where a rank that is missing in the first is stuck in the second. A rank that
-is missing somewhere and stuck nowhere is a root.
+Stops form a graph: one leads to another if a rank missing in the first is stuck in the second. A rank that is missing
+somewhere and stuck nowhere is a root.
 """
 
 from __future__ import annotations
@@ -32,13 +30,13 @@ WAITING: Final = "waiting"
 UNEQUAL: Final = "unequal"
 
 SHORTEST_HANG_NS: Final = 2_000_000_000
-"""Nobody is called hung who has waited for less."""
+"""No shorter wait is a hang."""
 
 _TIMES_LONGEST: Final = 3
-"""A wait of more than so many times the longest communication that the group has completed is no usual wait."""
+"""A wait of more than so many times the longest communication that the group has completed is unusual."""
 
 _FIRST_NS: Final = 60_000_000_000
-"""While a job runs, a group that has completed nothing may take so long: communicators are set up, graphs compiled."""
+"""Usual time of a group's first communication in a running job: communicators are set up, graphs compiled."""
 
 
 class MissingRank(NamedTuple):
@@ -49,7 +47,7 @@ class MissingRank(NamedTuple):
 
 
 class Between(NamedTuple):
-    """The two sides of a message; the sender is −1 for anybody."""
+    """The two sides of a message; the sender is −1 for any rank."""
 
     sender: int
     receiver: int
@@ -61,17 +59,13 @@ class Stop:
     """A communication that did not end.
 
     Attributes:
-        kind: ``hung``; ``waiting``, which may be usual; or ``unequal``: all ranks ended, but not after equally many.
-        group_id: number of the group.
-        seq: the number at which it stopped; of a message, among those of its direction and tag.
-        operations: what those who arrived had called, by operation the ranks.
-        arrived: ranks that had launched it.
-        missing: ranks that had not.
-        unknown: members without files.
-        waited_ns: how long the first of those who arrived had waited when it last wrote; None if unknown.
-        longest_before_ns: the longest collective (of a message, the longest message) that those who arrived had
-            completed in this group before; None if there was none.
-        message: of a point-to-point operation.
+        kind: ``hung``; ``waiting``, which may be usual; or ``unequal``: all ranks ended, after different counts.
+        seq: number at which it stopped; of a message, among those of its direction and tag.
+        operations: calls of the arrived ranks, ranks by operation.
+        arrived, missing, unknown: ranks that had launched it, had not, and members without files.
+        waited_ns: longest wait by its rank's last write; None if unknown.
+        longest_before_ns: longest collective (or message) of the group that the arrived had completed; None without any.
+        message: None for a collective.
     """
 
     kind: str
@@ -95,7 +89,7 @@ class Stop:
 
 
 def find_stops(run: Run, arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending]) -> list[Stop]:
-    """Return every communication that had begun on some rank and had not ended, the one that waited longest first."""
+    """Return every communication that had begun on some rank and not ended, by kind, then the longest wait first."""
     groups = known_groups(run)
     stops = [
         stop
@@ -169,7 +163,7 @@ def _waits(number: int, members: Sequence[int], arrivals: Mapping[int, RankArriv
 
 
 def _went_on(number: int, seq: int, arrivals: Mapping[int, RankArrivals]) -> bool:
-    """Return whether later ones of the group have ended: then this one has too, and nobody has asked for its end."""
+    """Return whether later ones of the group have ended: then this one has too, only its end was never asked for."""
     return any(own.ended.get(number, 0) > seq + 1 for own in arrivals.values())
 
 
@@ -209,7 +203,6 @@ def _messages(
     arrivals: Mapping[int, RankArrivals],
     endings: Mapping[int, Ending],
 ) -> list[Stop]:
-    """Return messages of which one side has waited."""
     sides: dict[tuple[int, int, int, int, int], dict[int, InFlight]] = defaultdict(dict)
     for rank, own in arrivals.items():
         for one in own.in_flight:
@@ -251,7 +244,7 @@ def _messages(
 
 
 def _last(rank: int, waits: Mapping[int, InFlight], arrivals: Mapping[int, RankArrivals], sender: int) -> int | None:
-    """Return the number of the last message that the other side had launched; None if it waits, or is anybody."""
+    """Return the number of the last message that the other side had launched; None if it waits, or is any rank."""
     if rank in waits or rank < 0 or rank not in arrivals:
         return None
     one = next(iter(waits.values()))
@@ -264,9 +257,7 @@ def _last(rank: int, waits: Mapping[int, InFlight], arrivals: Mapping[int, RankA
 class Link:
     """Ranks that are missing in one communication because they are stuck in another.
 
-    Attributes:
-        stuck_in_stop: position, among the stops, of what they are stuck in; None where the chain ends with them.
-        sure: training is known to stall on it.
+    ``stuck_in_stop`` is a position among the stops, None at the end of the chain; ``sure`` if training stalls on it.
     """
 
     ranks: tuple[int, ...]
@@ -275,7 +266,7 @@ class Link:
 
 
 class Root(NamedTuple):
-    """A rank that others wait for and that waits for nobody; how many ranks it holds up, through others too."""
+    """A rank that waits for none, and the number of ranks that it holds up, also through others."""
 
     rank: int
     ranks_held_up: int
@@ -283,12 +274,12 @@ class Root(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """Who waits for whom.
+    """The graph of waits.
 
     Attributes:
-        links: by position of a stop, what keeps its missing ranks away.
+        links: by position of a stop, the reasons of its missing ranks.
         roots: those that hold up most first.
-        cycles: stops that wait for each other in a circle, in that order: a deadlock.
+        cycles: stops that wait for each other in a circle: a deadlock.
     """
 
     links: Mapping[int, tuple[Link, ...]]
@@ -313,7 +304,7 @@ def find_chains(stops: Sequence[Stop], arrivals: Mapping[int, RankArrivals], end
 def _stuck_in(
     stops: Sequence[Stop], arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending]
 ) -> dict[int, tuple[int, bool]]:
-    """Return, by rank, the position of the stop that it is stuck in, and whether that is sure."""
+    """Return, by rank, the position of its stop, and whether training surely stalls on it."""
     by_wait = {}
     for position, stop in enumerate(stops):
         for rank in stop.arrived:
@@ -338,7 +329,7 @@ def _links(stop: Stop, stuck: Mapping[int, tuple[int, bool]]) -> tuple[Link, ...
 
 
 def _cycles(links: Mapping[int, Sequence[Link]]) -> tuple[tuple[int, ...], ...]:
-    """Return circles of links that are sure: a rank that only perhaps waits may be busy with something else."""
+    """Return circles of sure links: a rank that only perhaps waits may be busy."""
     state: dict[int, int] = {}
     found = []
     for begin in links:

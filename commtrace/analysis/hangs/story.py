@@ -1,4 +1,4 @@
-"""The sentences of ``commtrace doctor``: the story of a hang from those who wait to the root, and other findings."""
+"""The sentences of ``commtrace doctor``: a hang from the waiting ranks to the root, and other findings."""
 
 from __future__ import annotations
 
@@ -29,11 +29,8 @@ def group_words(group: GroupLabel) -> str:
 
 
 class Heard(NamedTuple):
-    """Wording for ranks of which little is known.
-
-    Attributes:
-        nothing: after the names of those of which nothing is known.
-        last: before the last word of silent ones.
+    """Wording for ranks of which little is known: ``nothing`` follows ranks without any record, ``last`` precedes the last
+    report of silent ones.
     """
 
     nothing: str
@@ -45,12 +42,7 @@ FROM_REPORTS: Final = Heard("which sent no report of a hang", "At the end of the
 
 
 def hang_sentences(diagnosis: Diagnosis, heard: Heard = _FROM_FILES) -> list[str]:
-    """Return for every stop who arrived, who did not and why, and then the roots.
-
-    Args:
-        diagnosis: without its sentences.
-        heard: where it comes from.
-    """
+    """Return sentences on every stop (arrived and missing ranks, reasons), then on the roots."""
     hang = diagnosis.hang
     sentences = [
         sentence
@@ -189,7 +181,7 @@ def exception_words(rank: ExaminedRank) -> str:
 
 
 def silence_words(rank: ExaminedRank) -> str:
-    """Return that a rank is silent, for how long, why, and what to do about it."""
+    """Return a sentence on a silent rank: for how long, why, and the remedy."""
     process = f"process {rank.pid} on {rank.host}" if rank.pid else "its process"
     place = f" at {rank.stack_at or rank.stack[0]}" if rank.stack else ""
     let_none_run = f"code in C{place} let no other thread of Python run"

@@ -1,4 +1,4 @@
-"""Facts about steps that were not recorded in detail: when they ran, how long, and sums over their spans."""
+"""Facts about steps that were not recorded in detail: their times, and sums over their spans."""
 
 from __future__ import annotations
 
@@ -41,11 +41,9 @@ class SpanSum:
 
 
 class TriggeredSteps(NamedTuple):
-    """Steps that were requested while the job ran, by whom; ``end`` is exclusive.
+    """Steps requested while the job ran; ``end`` is exclusive.
 
-    Attributes:
-        id: of the request.
-        late: by rank that saw the request too late to begin with the others, at which step.
+    ``late`` has, by rank that saw the request too late to begin with the others, its step.
     """
 
     id: str
@@ -56,12 +54,7 @@ class TriggeredSteps(NamedTuple):
 
 
 class Discarded(NamedTuple):
-    """Files that so many ranks deleted to keep to their budget.
-
-    Attributes:
-        last_step: of those that were deleted; −1 before the first.
-        at_ns: when, epoch ns.
-    """
+    """Files that so many ranks deleted to keep to their budget; ``last_step`` is −1 before the first, ``at_ns`` epoch ns."""
 
     ranks: int
     segments: int
@@ -75,11 +68,11 @@ class Discarded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecordedDetail:
-    """The share of a run that is in detail, and what is known of the rest.
+    """The share of a run that is in detail, and the known facts of the rest.
 
     Attributes:
         every: one step in so many is in detail; 0: only on request.
-        step_time_ns: of all steps, of each the mean over its ranks; None without steps.
+        step_time_ns: of all steps, each the mean over its ranks; None without steps.
         sums: of the steps without detail, the largest time first.
         triggers: in the order of their steps.
     """

@@ -1,13 +1,9 @@
-"""Infers steps that nothing marked, from the period of a run's communication.
+"""Infer unmarked steps from the period of a run's communication.
 
-An iteration of training communicates as the one before it did. So the sequence of operations (group, operation,
-bytes) is cut into blocks at every occurrence of one of its words; the best word is the one for which most of the
-sequence lies in blocks that hold the most frequent block, in order: something may come between (a barrier at a
-checkpoint, a loss for the log) without breaking the period. Of several such words the shortest block wins, which makes
-the inferred steps as short as they can be.
-
-Where in the block a step begins follows from time: before the longest gap between two of its operations, which is where
-an iteration that communicates its gradients computes. The ranks must agree.
+The sequence of operations (group, operation, bytes) is cut into blocks at every occurrence of one of them. The best
+cut has most of the sequence in blocks that hold the most frequent block as a subsequence: a barrier at a checkpoint may
+come between. Of several such cuts the one with the shortest block wins. A step begins before the longest gap in
+the block, where an iteration that communicates its gradients computes. The ranks must agree.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64, Spans
 
 FEWEST_STEPS: Final = 3
-"""What happens twice may be chance."""
+"""Two repetitions may be chance."""
 
 _NEARLY_ALL: Final = 0.97
 """Equal buckets and a smaller last one are no period of one bucket, up to 32 of them."""
@@ -37,7 +33,7 @@ _ROWS_LOOKED_AT: Final = 100_000
 
 
 class _Period(NamedTuple):
-    """The period of a sequence: the begins of its blocks and the end of the last one, and the most frequent block."""
+    """The begins of blocks and the end of the last one, and the most frequent block."""
 
     anchors: Int64
     usual: npt.NDArray[np.int32]
@@ -137,7 +133,7 @@ def _usual_block(words: npt.NDArray[np.int32], anchors: Int64) -> npt.NDArray[np
 
 
 def _holds(block: npt.NDArray[np.int32], usual: npt.NDArray[np.int32]) -> bool:
-    """Return whether ``usual`` is in the block, in order, perhaps with something in between."""
+    """Return whether ``usual`` is a subsequence of the block."""
     if len(block) == len(usual):
         return bool(np.array_equal(block, usual))
     following = iter(block.tolist())
@@ -149,7 +145,7 @@ def _offsets(
     rows: Mapping[int, Int64],
     periods: Mapping[int, _Period],
 ) -> dict[int, int]:
-    """Return how far after its anchor each rank's step begins; equal for ranks that do the same."""
+    """Return the distance from each rank's anchor to its step's begin; equal for ranks that do the same."""
     gaps: dict[bytes, list[Int64]] = {}
     for rank, period in periods.items():
         gaps.setdefault(period.usual.tobytes(), []).append(_gaps(run.ranks[rank].spans, rows[rank], period))
@@ -168,7 +164,7 @@ def _gaps(spans: Spans, rows: Int64, period: _Period) -> Int64:
 
 
 def _boundaries(spans: Spans, rows: Int64, first_of_step: Int64) -> Int64:
-    """Return when steps begin: as the operation before the first of each ends."""
+    """Return the begins of steps: the end of the operation before the first of each."""
     first_of_step = first_of_step[(first_of_step >= 0) & (first_of_step <= len(rows))]
     start = np.append(spans.start[rows], np.iinfo(np.int64).max)[first_of_step]
     before = np.maximum.accumulate(spans.end[rows])[np.maximum(first_of_step - 1, 0)]

@@ -1,4 +1,4 @@
-"""Finds how far a job has got, from the newest files of its ranks."""
+"""Find how far a job has got, from the newest files of its ranks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Progress:
     """The position of a job.
 
     Attributes:
-        latest: present step of the foremost rank, from its last report and the time since; −1 if unknown.
+        latest: step of the foremost rank, extrapolated from its last report; −1 if unknown.
         step_ns: median duration of a step; None if unknown.
         age_ns: age of the newest report of a step.
-        closed: every rank has ended in order.
+        closed: every rank has ended cleanly.
     """
 
     latest: int
@@ -66,7 +66,7 @@ def _durations(trace: RankTrace) -> np.ndarray:
 
 
 def _last_report(trace: RankTrace) -> tuple[int, int] | None:
-    """Return the rank's latest step, and when it was in it, epoch ns."""
+    """Return the rank's latest step, and the time of that, epoch ns."""
     rows = np.flatnonzero(trace.spans.kind == schema.STEP)
     reported = list(trace.progress)
     if len(rows):

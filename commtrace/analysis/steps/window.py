@@ -1,4 +1,4 @@
-"""Loads the steps that a user asked for, and their neighbours: communication begins in one step and ends in another."""
+"""Load the steps that a user asked for, and their neighbours: communication begins in one step and ends in another."""
 
 from __future__ import annotations
 
@@ -20,11 +20,8 @@ from commtrace.trace.selection.step_range import StepRange
 class Window:
     """Some steps of a run.
 
-    Attributes:
-        recorded: only what was asked for.
-        context: that and a step on either side. An operation launched in one step may be waited for in the next, and
-            ranks may number one communication with different steps.
-        wanted: None for all.
+    ``context`` has one more step on either side: an operation launched in one step may be waited for in the next, and ranks
+    may number one communication with different steps. ``wanted`` is None for all.
     """
 
     recorded: Run
@@ -41,7 +38,7 @@ def load_window(source: str | Path | Run, steps: str | None = None) -> Window:
     """Load the steps asked for from a run directory, or take them from a loaded run.
 
     Args:
-        steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``. Without, everything.
+        steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``; None for all.
 
     Raises:
         RunNotFoundError: nothing was recorded there.

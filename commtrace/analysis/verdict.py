@@ -16,7 +16,7 @@ from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.verdict import ACTIVITY, Stretch, Verdict, cause_in_words
 
 _WORTH_A_LOOK: Final = 0.05
-"""Share of the step below which nothing is singled out."""
+"""Smallest share of the step that is singled out."""
 
 
 class _Loss(NamedTuple):
@@ -35,15 +35,14 @@ def verdict(
     awaited: Sequence[Awaited] = (),
     partition: Partition | None = None,
 ) -> str:
-    """Return what costs most, over all ranks, and where to look.
+    """Return the largest loss over all ranks, and where to look.
 
-    A rank that holds up the others comes first: the wait of the others is only its echo.
+    A rank that holds up the others comes first: their wait is only its echo.
 
     Args:
-        unmatched: by role, why waiting cannot be told from transfer; see
-            :mod:`commtrace.analysis.communication.unmatched`.
-        awaited: those for whom others waited, longest first.
-        partition: of the same steps; tells a loss that happened once from one of every step.
+        unmatched: reasons by role, see :mod:`commtrace.analysis.communication.unmatched`.
+        awaited: longest first.
+        partition: of the same steps; separates a loss that happened once from one of every step.
     """
     wall = sum(rank.wall_ns for rank in ranks)
     if not wall:
@@ -62,7 +61,7 @@ def verdict(
 
 
 def _occurrence(partition: Partition, loss: _Loss) -> Occurrence:
-    """Return in which steps it was, the mean over the ranks."""
+    """Return the steps of the loss, mean over the ranks."""
     ns = np.sum([partition.total(kind, loss.role) for kind in loss.kinds], axis=0)
     steps, which = np.unique(partition.step, return_inverse=True)
     num_ranks = max(len(np.unique(partition.rank)), 1)

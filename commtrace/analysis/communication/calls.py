@@ -235,10 +235,8 @@ _NOTHING: Final = Moved(0, 0, 0, 0, 0)
 class CallSums:
     """Sums over calls, and over stalls, which add to ``exposed_ns`` alone.
 
-    Attributes:
-        complete, seen: calls matched on all members; calls with an end.
-        all, finished, matched: calls of known bytes: all without a time, those with an end by duration, and those matched
-            on all members by transfer.
+    ``complete`` counts calls matched on all members, ``seen`` those with an end. Of calls of known bytes, ``all`` has no
+    time, ``finished`` those with an end and their durations, ``matched`` the complete ones and their transfers.
     """
 
     count: int

@@ -46,7 +46,6 @@ class FirstFailure:
     Attributes:
         raised: it ended with an exception of its own; else its files break off, or there are none.
         cut_off: ranks whose communication failed because of it.
-        together: several ranks were gone at the same time.
         ended: they ended cleanly, and never came to the communication in which the others failed.
         ahead_ns: time to the next end (0: right before it) if no failure is known; else None.
     """
@@ -196,7 +195,7 @@ def _left_early(
 
 
 def _unheard(run: Run) -> set[int]:
-    """Return ranks without files, killed before they wrote any; none if most are missing, as their files are elsewhere."""
+    """Return ranks killed before they wrote files; none if most are missing, as their files are elsewhere."""
     unheard = set(range(run.world_size)) - set(run.ranks)
     return unheard if len(unheard) <= len(run.ranks) else set()
 

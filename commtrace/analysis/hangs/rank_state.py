@@ -59,8 +59,8 @@ class Ending:
     """The end of one rank's files.
 
     Attributes:
-        state: ``ended`` (cleanly), ``running``, ``stopped`` (broken off, no earlier than others) or ``silent`` (broken off
-            while others still wrote, silent though its process lives, or suspended).
+        state: ``ended`` (cleanly), ``running``, ``stopped`` (broken off, no earlier than others) or ``silent`` (broken
+            off while others still wrote, silent though its process lives, or suspended).
         last_ns: epoch ns of its last write; None if unknown.
         behind_ns: from then to the last write of any rank, or to now if the run goes on.
         process: see :mod:`commtrace.trace.processes`; None if unknown.

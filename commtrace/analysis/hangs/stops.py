@@ -64,8 +64,7 @@ class Stop:
         operations: calls of the arrived ranks, ranks by operation.
         arrived, missing, unknown: ranks that had launched it, had not, and members without files.
         waited_ns: longest wait by its rank's last write; None if unknown.
-        longest_before_ns: longest collective (or message) of the group that the arrived had completed; None without any.
-        message: None for a collective.
+        longest_before_ns: longest collective (or message) of the group that ended on the arrived; None without any.
     """
 
     kind: str
@@ -175,7 +174,6 @@ def _kind(
     longest: int,
     endings: Mapping[int, Ending],
 ) -> str | None:
-    """Return the kind of a stop; None where nothing is wrong."""
     states = {rank: endings[rank].state for rank in (*there, *absent)}
     if all(state == ENDED for state in states.values()):
         return UNEQUAL if absent and _counts_are_sure(run, states) else None

@@ -29,9 +29,7 @@ def group_words(group: GroupLabel) -> str:
 
 
 class Heard(NamedTuple):
-    """Wording for ranks of which little is known: ``nothing`` follows ranks without any record, ``last`` precedes the last
-    report of silent ones.
-    """
+    """Wording for ranks without any record, and for the last report of silent ranks."""
 
     nothing: str
     last: str
@@ -232,7 +230,7 @@ def activity_words(doing: LastActivity | None) -> str:
 
 
 def find_findings(diagnosis: Diagnosis) -> tuple[list[str], list[str]]:
-    """Return what somebody should look at, and what is only good to know."""
+    """Return the findings, which need attention, and the notes, which do not."""
     findings = [
         *_first_failure(diagnosis),
         *hang_findings(diagnosis),

@@ -54,7 +54,7 @@ class TriggeredSteps(NamedTuple):
 
 
 class Discarded(NamedTuple):
-    """Files that so many ranks deleted to keep to their budget; ``last_step`` is −1 before the first, ``at_ns`` epoch ns."""
+    """Files that ``ranks`` ranks deleted to keep to their budget, up to ``last_step``, at ``at_ns`` (epoch)."""
 
     ranks: int
     segments: int

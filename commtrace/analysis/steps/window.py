@@ -18,10 +18,10 @@ from commtrace.trace.selection.step_range import StepRange
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some steps of a run.
+    """Some steps of a run; ``wanted`` is None for all.
 
-    ``context`` has one more step on either side: an operation launched in one step may be waited for in the next, and ranks
-    may number one communication with different steps. ``wanted`` is None for all.
+    ``context`` has one more step on either side: an operation launched in one step may be waited for in the next, and
+    ranks may number one communication with different steps.
     """
 
     recorded: Run

@@ -322,8 +322,8 @@ class _Stage:
     def _tie_to_computes(self, optype: str) -> None:
         """Tie each receive to the compute that needs it, and each send to its compute.
 
-        The recorder also wrote operations without a launch: receives after the last compute, sends before the end of the
-        first one, and those that would leave the model at its first or last chunk.
+        The recorder also wrote operations without a launch: receives after the last compute, sends before the end of
+        the first one, and those that would leave the model at its first or last chunk.
         """
         direction, side = optype.split("-")
         computes = self._of(f"{direction}-compute")

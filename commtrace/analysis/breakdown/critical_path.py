@@ -1,8 +1,7 @@
 """The critical path of a step: the chain of work and communication that the length of the job's step consists of.
 
-The walk goes back from the end of the last rank's step. While a rank works, its work is the path. Where it stalled,
-the path is the transfer, back to the arrival of the last participant, and goes on at that rank. It ends at the
-earliest begin of the step, or at the end of the previous step if that is later, so no instant is in two pieces.
+The walk goes back from the end of the last rank's step: along a rank's work, and from a stall along the transfer to the
+rank that arrived last. It ends at the step's begin, or at the end of the previous step if later: no time counts twice.
 """
 
 from __future__ import annotations
@@ -63,19 +62,14 @@ KINDS: Final = (
 
 
 class Piece(NamedTuple):
-    """A stretch of the critical path, ns, half-open.
-
-    Attributes:
-        role: of the communication; empty unless the kind is ``transfer`` or ``unknown``.
-        uncertain: shorter than the error between the clocks of its two hosts.
-    """
+    """A stretch of the critical path, ns, half-open."""
 
     start: int
     end: int
     rank: int
     kind: str
-    role: str = ""
-    uncertain: bool = False
+    role: str = ""  # of the communication; empty unless the kind is transfer or unknown
+    uncertain: bool = False  # shorter than the error between the clocks of its two hosts
 
     @property
     def ns(self) -> int:
@@ -155,12 +149,7 @@ _EVER: Final = np.iinfo(np.int64).min
 def critical_paths(
     run: Run, matches: Matches, roles: Roles, steps: Sequence[int], residual_ns: int = 0
 ) -> list[StepPath]:
-    """Return the critical path of each of these steps.
-
-    Args:
-        run: on one clock.
-        residual_ns: error between the clocks of two hosts.
-    """
+    """Return the critical path of each step of an aligned run; ``residual_ns`` is the error between hosts' clocks."""
     begins, ends = _job_steps(run, steps)
     lanes = _Lanes(run, matches, roles, residual_ns)
     return [
@@ -196,38 +185,27 @@ def _job_steps(run: Run, steps: Sequence[int]) -> tuple[dict[int, int], dict[int
 
 
 def _merged(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """Drop empty pieces and merge neighbours that differ only in their times."""
     for _, alike in groupby((piece for piece in pieces if piece.ns), key=lambda piece: piece[2:]):
         parts = [*alike]
         yield parts[0]._replace(end=parts[-1].end)
 
 
 class _Stand(NamedTuple):
-    """A stall of a lane.
+    """A stall of a lane."""
 
-    Attributes:
-        begin: arrival of its own rank at the communication.
-        ready: arrival of the last participant.
-        last_rank: that participant; its own rank if it waited for nobody, −1 if unknown.
-    """
-
-    begin: int
-    ready: int
-    last_rank: int
+    begin: int  # arrival of its own rank
+    ready: int  # arrival of the last participant
+    last_rank: int  # that participant; its own rank if it waited for nobody, −1 if unknown
     role: str
 
 
 class _Interval(NamedTuple):
-    """An interval of one rank's activity since ``start``, ns; ``stand`` is None where the lane did not stall."""
-
-    start: int
+    start: int  # ns
     kind: str
-    stand: _Stand | None = None
+    stand: _Stand | None = None  # None where the lane did not stall
 
 
 class _Lanes:
-    """The lanes of a run; each is read when the path first reaches it."""
-
     def __init__(self, run: Run, matches: Matches, roles: Roles, residual_ns: int) -> None:
         self._run = run
         self._matches = matches
@@ -275,22 +253,15 @@ class _Lanes:
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """The activity of one rank: adjoining intervals in ascending order.
+    """The activity of one rank: adjoining intervals in ascending order."""
 
-    Attributes:
-        edges: ns; interval i lasts from ``edges[i]`` to ``edges[i + 1]``.
-        kind: by interval, position in :data:`KINDS`.
-        stand: by interval, row of the following columns; −1 where the lane did not stall.
-        role: position in ``words``.
-    """
-
-    edges: Int64
-    kind: Int64
-    stand: Int64
+    edges: Int64  # ns; interval i lasts from edges[i] to edges[i + 1]
+    kind: Int64  # by interval, position in KINDS
+    stand: Int64  # by interval, row of the following columns; −1 without a stall
     begin: Int64
     ready: Int64
     last_rank: Int64
-    role: Int32
+    role: Int32  # position in ``words``
     words: tuple[str, ...]
 
     @classmethod
@@ -337,7 +308,6 @@ class _Lane:
 
 
 def _kinds(roles: Roles) -> Int64:
-    """Return the position in :data:`KINDS` of each state of the run; stalled states are never looked up."""
     return np.array([KINDS.index(_kind(state)) for state in states_of(roles.words)], np.int64)
 
 
@@ -348,10 +318,7 @@ def _kind(state: State) -> str:
 
 
 def _awaited_rank(spans: Spans, rank: int, own: RankMatches) -> Int64:
-    """Return, by communication row, the awaited rank: its own if it waited for nobody or came last, −1 if unknown.
-
-    Members of a point-to-point bracket are ready together, so they share the rank that the last one waited for.
-    """
+    """Return, by communication row, the awaited rank: its own if it waited for nobody or came last, −1 if unknown."""
     awaited = own.last_rank.astype(np.int64)
     messages = np.flatnonzero(spans.kind == schema.P2P)
     if spans.op_in_seq[messages].any():

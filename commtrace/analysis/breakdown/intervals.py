@@ -1,7 +1,4 @@
-"""Interval arithmetic on columns: unions, lengths, and the winner where intervals overlap.
-
-Intervals are half-open [start, end) in integer nanoseconds; those with end ≤ start are empty.
-"""
+"""Interval arithmetic on columns. Intervals are half-open [start, end), ns; those with end ≤ start are empty."""
 
 from __future__ import annotations
 
@@ -91,9 +88,7 @@ class Segments(NamedTuple):
 def paint(start: Int64, end: Int64, rank: Int64, cuts: Int64) -> Segments:
     """Assign every instant to the interval of the highest rank that holds it.
 
-    Args:
-        rank: distinct numbers from 0 to n − 1.
-        cuts: further instants at which segments must end.
+    Ranks are distinct numbers from 0 to n − 1; ``cuts`` are further instants at which segments must end.
     """
     edges, (left, right) = _numbered(np.concatenate([start, end, cuts]), len(start))
     best = _highest(left, right, rank, max(len(edges) - 1, 0))

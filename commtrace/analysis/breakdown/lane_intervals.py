@@ -29,19 +29,13 @@ from commtrace.trace.spans import Int32, Int64, Spans
 
 
 class LaneIntervals(NamedTuple):
-    """Intervals on one axis, ns, never empty.
-
-    Attributes:
-        state: position in the run's states.
-        priority: where intervals overlap, the highest wins.
-        row: the span.
-    """
+    """Intervals on one axis, ns, never empty."""
 
     start: Int64
     end: Int64
-    state: Int32
-    priority: Int32
-    row: Int64
+    state: Int32  # position in the run's states
+    priority: Int32  # where intervals overlap, the highest wins
+    row: Int64  # the span
 
     def precedence(self) -> Int64:
         """Return a number from 0 to n − 1 per interval; where intervals overlap, the highest number wins.
@@ -61,15 +55,10 @@ class LaneIntervals(NamedTuple):
 
 
 class ReadyTimes(NamedTuple):
-    """The ready time and role of a block's stalls, aligned with its rows.
+    """The ready time and role of a block's stalls, aligned with its rows."""
 
-    Attributes:
-        ready: arrival of the last participant of a communication.
-        stall_ready: the same, of the communication that a stall is on.
-    """
-
-    ready: Int64
-    stall_ready: Int64
+    ready: Int64  # arrival of the last participant of a communication
+    stall_ready: Int64  # the same, of the communication that a stall is on
     role: Int32
 
     @classmethod
@@ -82,19 +71,14 @@ class ReadyTimes(NamedTuple):
 
 
 class Stalls(NamedTuple):
-    """Stalls of lanes on one axis, ns, never empty: wait until ``ready``, then transfer.
-
-    Attributes:
-        wait, transfer: positions in the run's states.
-        row: the span.
-    """
+    """Stalls of lanes on one axis, ns, never empty: wait until ``ready``, then transfer."""
 
     start: Int64
     ready: Int64
     end: Int64
-    wait: Int32
-    transfer: Int32
-    row: Int64
+    wait: Int32  # position in the run's states
+    transfer: Int32  # position in the run's states
+    row: Int64  # the span
 
     def intervals(self, priority: int) -> tuple[LaneIntervals, LaneIntervals]:
         """Return the waits and the transfers as intervals of this priority."""
@@ -120,13 +104,9 @@ def together(parts: Sequence[LaneIntervals]) -> LaneIntervals:
 
 
 def lane_states(run: Run, block: Block, ready_times: ReadyTimes, roles: Roles, axis: Int64) -> LaneStates:
-    """Return the intervals of all spans of a block.
+    """Return the intervals of all spans of a block with all kernels traced, or none; ``axis`` shifts each row's times.
 
     A trace of kernels has no stalls: there, communication counts where no kernel computes.
-
-    Args:
-        block: ranks of which all kernels were traced, or of none.
-        axis: shift of each row's times, ns.
     """
     spans = block.spans
     states = states_of(roles.words)

@@ -1,7 +1,4 @@
-"""Time by module: forward, backward, and stalls inside.
-
-Modules that differ only in a number, like layers, share a row: ``decoder.layers.*``. Times include nested modules.
-"""
+"""Time by module, nested ones included. Modules that differ only in a number share a row: ``decoder.layers.*``."""
 
 from __future__ import annotations
 
@@ -29,23 +26,14 @@ _MOST_TIMES: Final = 1_000_000
 
 @dataclass(slots=True)
 class ModuleTime:
-    """One row, over all ranks and steps that count.
+    """One row, over all ranks and steps that count."""
 
-    Attributes:
-        name: with ``*`` for numbers.
-        members: full names of its modules.
-        calls: forwards.
-        ns: by way: forward, backward, recompute.
-        exposed_ns: stalls inside, bubble included; a recomputed forward inside its backward counts once.
-        of_step_ns: by rank, forward and backward of each step in which it ran; exact up to :data:`_MOST_TIMES` times.
-    """
-
-    name: str
-    members: set[str] = field(default_factory=set)
-    calls: int = 0
-    ns: dict[str, int] = field(default_factory=lambda: {FORWARD: 0, BACKWARD: 0, RECOMPUTE: 0})
-    exposed_ns: int = 0
-    of_step_ns: dict[int, Distribution[int]] = field(default_factory=dict)
+    name: str  # with ``*`` for numbers
+    members: set[str] = field(default_factory=set)  # full names of its modules
+    calls: int = 0  # forwards
+    ns: dict[str, int] = field(default_factory=lambda: {FORWARD: 0, BACKWARD: 0, RECOMPUTE: 0})  # by way
+    exposed_ns: int = 0  # stalls inside, bubble included; a recompute in its backward counts once
+    of_step_ns: dict[int, Distribution[int]] = field(default_factory=dict)  # by rank, of each step
 
     def __add__(self, later: ModuleTime) -> ModuleTime:
         none: Distribution[int] = Distribution.of(np.zeros(0, np.int64))
@@ -156,7 +144,6 @@ def _add(
 
 
 def _exposed_inside(trace: RankTrace, rows: Int64, stalled_ns: Int64) -> Int64:
-    """Return, by row, the time of stalls that began inside of it."""
     spans = trace.spans
     if not len(rows):
         return np.zeros(0, np.int64)
@@ -169,7 +156,6 @@ def _exposed_inside(trace: RankTrace, rows: Int64, stalled_ns: Int64) -> Int64:
 
 
 def _repeated_in_backward(trace: RankTrace, rows: Int64, names: Sequence[str]) -> Bool:
-    """Return a mask of recomputed forwards inside the backward of the same module."""
     spans, name = trace.spans, trace.spans.name[rows]
     found = np.zeros(len(rows), np.bool_)
     known = {names[code]: code for code in np.unique(name).tolist()}

@@ -26,24 +26,16 @@ from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One row per rank and step, sorted by rank, then by start.
+    """One row per rank and step, sorted by rank, then by start."""
 
-    Attributes:
-        states: columns of ``ns``, see :mod:`commtrace.analysis.breakdown.states`.
-        ns: rows × states; a row adds up to end − start exactly.
-        hidden_ns: time in which communication was in flight without a stall; not one of the states.
-        stalled_ns: by rank, span rows × (wait or bubble, transfer). Sums equal the exposed and bubble states. Traces of
-            kernels have no stalls: there, the rows are communication.
-    """
-
-    states: tuple[State, ...]
+    states: tuple[State, ...]  # columns of ``ns``
     rank: Int32
     step: Int32
     start: Int64
     end: Int64
-    ns: Int64
-    hidden_ns: Int64
-    stalled_ns: Mapping[int, Int64]
+    ns: Int64  # rows × states; a row adds up to end − start exactly
+    hidden_ns: Int64  # communication in flight without a stall; not one of the states
+    stalled_ns: Mapping[int, Int64]  # by rank, span rows × (wait or bubble, transfer)
 
     @property
     def wall_ns(self) -> Int64:
@@ -74,12 +66,7 @@ def concatenate(parts: Sequence[Partition]) -> Partition:
 
 
 def partition(run: Run, matches: Matches, roles: Roles | None = None, steps: Sequence[int] | None = None) -> Partition:
-    """Partition every step of every rank.
-
-    Args:
-        run: on one clock.
-        steps: only these; spans that began earlier and reach into them count.
-    """
+    """Partition every step of every rank of an aligned run; ``steps`` chooses steps, not spans, which may begin earlier."""
     roles = roles or find_roles(run)
     blocks = of_one_sort(run.blocks)
     parts = [_partition_block(run, block, matches, roles, steps) for block in blocks]
@@ -101,8 +88,6 @@ def partition(run: Run, matches: Matches, roles: Roles | None = None, steps: Seq
 
 @dataclass(frozen=True, slots=True)
 class _BlockPartition:
-    """A :class:`Partition` of some ranks."""
-
     rank: Int32
     step: Int32
     start: Int64
@@ -115,26 +100,18 @@ class _BlockPartition:
 class StepTimes(NamedTuple):
     """The result of :func:`step_times`; steps are numbered by rank, then by start.
 
-    Attributes:
-        row: span rows of the steps.
-        stall_step, stall_row, stall_ns: time of each stall (communication, in a trace of kernels) in each step; pairs
-            are unique, ascending by step, and none is 0 ns.
+    The stall columns hold unique pairs, ascending by step, none of 0 ns; in a trace of kernels, of communication.
     """
 
-    row: Int64
-    ns: Int64
+    row: Int64  # span rows of the steps
+    ns: Int64  # as in Partition
     stall_step: Int64
     stall_row: Int64
     stall_ns: Int64
 
 
 def step_times(run: Run, block: Block, matches: Matches, roles: Roles) -> StepTimes:
-    """Return the partition of a block, with the stalls of every single step.
-
-    Args:
-        run: on one clock.
-        block: ranks of which all kernels were traced, or of none.
-    """
+    """Return the partition of a block with all kernels traced, or none, and the stalls of every step."""
     lanes = _paint_lanes(run, block, matches, roles, None)
     stalled = lanes.stalled()
     step, row = lanes.step[stalled], lanes.row[lanes.segment[stalled]]
@@ -166,29 +143,21 @@ def _partition_block(
 
 @dataclass(frozen=True, slots=True)
 class _Lanes:
-    """The lanes of a block, joined end to end on one axis and cut into segments of one state each.
-
-    Attributes:
-        axis: shift of each row's times.
-        edges: segment i is from ``edges[i]`` to ``edges[i + 1]``.
-        row: by segment, the span that wins; arbitrary if there is none.
-        step, segment, length_ns: segments by step; a segment of overlapping steps is in each.
-    """
+    """The lanes of a block, joined end to end on one axis and cut into segments of one state each."""
 
     steps: _Steps
-    axis: Int64
+    axis: Int64  # shift of each row's times
     states: tuple[State, ...]
-    edges: Int64
+    edges: Int64  # segment i is from edges[i] to edges[i + 1]
     state: Int32
-    row: Int64
+    row: Int64  # by segment, the span that wins; arbitrary if there is none
     is_wait: Bool
     is_transfer: Bool
-    step: Int64
+    step: Int64  # with the next two: segments by step; a segment of overlapping steps is in each
     segment: Int64
     length_ns: Int64
 
     def stalled(self) -> Int64:
-        """Return the positions in ``segment`` at which the lane stalls."""
         return np.flatnonzero((self.is_wait | self.is_transfer)[self.segment])
 
     def time_per_state(self) -> Int64:
@@ -249,8 +218,6 @@ def _sums(cell: Int64, ns: Int64, count: int) -> Int64:
 
 
 class _Steps(NamedTuple):
-    """Step rows of a block, sorted by rank, then by start."""
-
     row: Int64
     start: Int64
     end: Int64

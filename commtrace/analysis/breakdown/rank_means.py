@@ -58,27 +58,17 @@ class ExposedTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankMean:
-    """The mean over a rank's steps, ns per step.
-
-    Attributes:
-        wall_ns: rounded down.
-        of_state: adds up to ``wall_ns``.
-        hidden_ns: communication in flight without a stall.
-        wait_ns: in flight before the last participant arrived, hidden or not, summed over communications.
-        blame_ns: total wait of other ranks for communications in which this one arrived last.
-        unmatched_ns: stalls on communications with unseen members; counted as exposed transfer, but part of it may be
-            wait or bubble.
-    """
+    """The mean over a rank's steps, ns per step."""
 
     rank: int
     host: str
     coordinates: dict[str, int]
-    wall_ns: int
-    hidden_ns: int
-    of_state: dict[State, int] = field(default_factory=dict)
-    wait_ns: int = 0
-    blame_ns: int = 0
-    unmatched_ns: int = 0
+    wall_ns: int  # rounded down
+    hidden_ns: int  # communication in flight without a stall
+    of_state: dict[State, int] = field(default_factory=dict)  # adds up to wall_ns
+    wait_ns: int = 0  # in flight before the last participant arrived, hidden or not
+    blame_ns: int = 0  # wait of others for communications in which this rank arrived last
+    unmatched_ns: int = 0  # stalls with unseen members: exposed transfer, but part may be wait
 
     def total(self, kind: str) -> int:
         """Return the time in the states of a kind."""

@@ -1,10 +1,4 @@
-"""Divide the wall time of a whole run: training, evaluation, checkpoints, loading, start, restarts.
-
-Every instant of the run is in exactly one part, on every rank, also between steps and between attempts of the job.
-
->>> run_budget(load_run("commtrace-runs/my-run")).goodput       # doctest: +SKIP
-0.87
-"""
+"""Divide the wall time of a whole run: every instant is in one part on every rank, also between steps and attempts."""
 
 from __future__ import annotations
 
@@ -57,26 +51,16 @@ def divide(claims: Iterable[PartIntervals], begin: int, end: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a wall time, ns.
+    """The parts of a wall time, ns."""
 
-    Attributes:
-        training_ns: steps without the parts below; waiting for a rank that does one of them is training.
-        repeated_ns: the same in steps that a later attempt repeated.
-        evaluation_ns, checkpoint_ns: inside and between steps; saving during evaluation is checkpoint.
-        loading_ns: waiting for input outside of steps.
-        start_ns: before the first step of an attempt.
-        restart_ns: between the end of an attempt and the begin of the next.
-        unknown_ns: covered by no record.
-    """
-
-    unknown_ns: int = 0
-    restart_ns: int = 0
-    start_ns: int = 0
-    loading_ns: int = 0
-    training_ns: int = 0
-    repeated_ns: int = 0
-    evaluation_ns: int = 0
-    checkpoint_ns: int = 0
+    unknown_ns: int = 0  # covered by no record
+    restart_ns: int = 0  # between the end of an attempt and the begin of the next
+    start_ns: int = 0  # before the first step of an attempt
+    loading_ns: int = 0  # waiting for input outside of steps
+    training_ns: int = 0  # steps without other parts; waiting for a rank in another part is training
+    repeated_ns: int = 0  # the same in steps that a later attempt repeated
+    evaluation_ns: int = 0  # inside and between steps
+    checkpoint_ns: int = 0  # inside and between steps, also during evaluation
 
     def by_name(self) -> dict[str, int]:
         """Return the time of each of :data:`PARTS`, in their order."""
@@ -92,20 +76,12 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class RunBudget:
-    """The wall time of a run, from the begin of its first process to the last record of its last one.
+    """The wall time of a run, from the begin of its first process to the last record of its last one."""
 
-    Attributes:
-        job: mean of the ranks; its parts add up to the wall time.
-        ranks: by rank; the parts of each add up to the same wall time.
-        attempts: number of launches with files.
-        repeated_steps: number of steps that a later attempt repeated; None if several attempts have no step numbers of
-            the program's own to compare.
-    """
-
-    job: Parts
-    ranks: Mapping[int, Parts]
-    attempts: int
-    repeated_steps: int | None
+    job: Parts  # mean of the ranks; its parts add up to the wall time
+    ranks: Mapping[int, Parts]  # the parts of each add up to the same wall time
+    attempts: int  # launches with files
+    repeated_steps: int | None  # None if several attempts lack step numbers of the program's own
 
     @property
     def goodput(self) -> float | None:
@@ -123,12 +99,7 @@ class RunBudget:
 
 
 def run_budget(run: Run, earlier: Iterable[Run] = ()) -> RunBudget:
-    """Divide the wall time of a run.
-
-    Args:
-        run: its newest attempt, whole and as recorded.
-        earlier: its earlier attempts, oldest first. An iterator keeps memory low: each one is reduced at once.
-    """
+    """Divide the wall time of a run: its newest attempt, whole and as recorded, and its earlier ones, oldest first."""
     attempts = [_of_attempt(one) for one in (*earlier, run)]
     begin = min(own.begin for attempt in attempts for own in attempt.values())
     end = max(own.end for attempt in attempts for own in attempt.values())
@@ -154,24 +125,16 @@ def run_budget(run: Run, earlier: Iterable[Run] = ()) -> RunBudget:
 
 
 class _RankAttempt(NamedTuple):
-    """One rank in one attempt, on the wall clock, ns.
-
-    Attributes:
-        steps: step numbers, in the order of ``step_claim``.
-        is_earlier: by step, True if the same process repeated it.
-        claims: intervals of all parts but steps.
-        is_whole: nothing after its begin was left out.
-        is_numbered: the steps have numbers of the program's own.
-    """
+    """One rank in one attempt, on the wall clock, ns."""
 
     begin: int
     end: int
-    steps: Int64
-    is_earlier: Bool
+    steps: Int64  # step numbers, in the order of step_claim
+    is_earlier: Bool  # by step, True if the same process repeated it
     step_claim: PartIntervals
-    claims: tuple[PartIntervals, ...]
-    is_whole: bool
-    is_numbered: bool
+    claims: tuple[PartIntervals, ...]  # of all parts but steps
+    is_whole: bool  # nothing after its begin was left out
+    is_numbered: bool  # the steps have numbers of the program's own
 
     def is_repeated(self, kept_below: int) -> Bool:
         """Return a mask of the repeated steps; a later attempt repeated those from ``kept_below`` on."""

@@ -233,23 +233,19 @@ _NOTHING: Final = Moved(0, 0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class CallSums:
-    """Sums over calls, and over stalls, which add to ``exposed_ns`` alone.
-
-    ``complete`` counts calls matched on all members, ``seen`` those with an end. Of calls of known bytes, ``all`` has no
-    time, ``finished`` those with an end and their durations, ``matched`` the complete ones and their transfers.
-    """
+    """Sums over calls, and over stalls, which add to ``exposed_ns`` alone."""
 
     count: int
     exposed_ns: int
     hidden_ns: int
     wait_ns: int
-    complete: int
+    complete: int  # calls matched on all members
     mismatched: int
     upper_bounds: int
-    seen: int
-    all: Moved
-    finished: Moved
-    matched: Moved
+    seen: int  # calls with an end
+    all: Moved  # calls of known bytes; without a time
+    finished: Moved  # those of them with an end; the time is their duration
+    matched: Moved  # the complete ones of these; the time is their transfer
     duration_ns: int
     durations: Distribution[int]
 

@@ -102,7 +102,6 @@ def _stop_sentences(diagnosis: Diagnosis, stop: Stop, links: Sequence[Link], hea
 
 
 def _places(diagnosis: Diagnosis, ranks: Iterable[int]) -> str:
-    """Return where in the program waiting ranks are, those at the same place together."""
     at: dict[str, list[int]] = {}
     for rank in ranks:
         doing = diagnosis.hang.doing.get(rank)
@@ -113,7 +112,6 @@ def _places(diagnosis: Diagnosis, ranks: Iterable[int]) -> str:
 
 
 def _flight_sentences(diagnosis: Diagnosis, stop: Stop, position: int) -> Iterable[str]:
-    """Yield what the flight recorder says, ranks in the same state at the same place together."""
     flight = diagnosis.flight_recorder
     alike: dict[tuple[bool, int, str, str, str], list[int]] = {}
     for one in flight.stops.get(position, ()) if flight else ():
@@ -169,7 +167,7 @@ def _last_seen(diagnosis: Diagnosis, rank: int, heard: Heard) -> str:
 
 
 def exception_words(rank: ExaminedRank) -> str:
-    """``an uncaught RuntimeError in all_reduce 302 of the world group of ranks 0–3, at train.py:18 main``."""
+    """Return ``an uncaught RuntimeError in all_reduce 302 of the world group of ranks 0–3, at train.py:18 main``."""
     words = f"an uncaught {rank.exception}"
     last = next(reversed(rank.failures), None)
     if last is not None and last.exception == rank.exception:
@@ -270,7 +268,7 @@ def hang_findings(diagnosis: Diagnosis) -> Iterable[str]:
 
 
 def silence_findings(diagnosis: Diagnosis, besides: Sequence[int] = ()) -> Iterable[str]:
-    """Yield the ranks that are silent though others write, or though their process lives, but for those ``besides``."""
+    """Yield the ranks that are silent though others write or their process lives, but for those ``besides``."""
     silent = [one for one in diagnosis.ranks if one.state == SILENT and one.rank not in besides]
     silent.sort(key=lambda one: -(one.behind_ns or 0))  # who fell silent first
     for one in silent[:_MOST_SILENT]:
@@ -334,7 +332,7 @@ def _ended_first(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
 
 
 def _unheard(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
-    """Return that communication of the others failed, which is all that is known of ranks without files."""
+    """Return that others' communication failed: nothing else is known of ranks without files."""
     unheard = set(first.ranks) - {one.rank for one in own}
     one_of = "one of " if len(first.ranks) > 1 else ""
     failed = ranks_in_words(first.cut_off or [one.rank for one in own if one.exception])
@@ -375,7 +373,6 @@ def _cut_off(first: FirstFailure, gone: str) -> str:
 
 
 def _keep_out(rank: ExaminedRank) -> str:
-    """Return what to do with a node whose rank died without an exception."""
     return f" Until it is known why, keep its node out of the next job: {rank.keep_out}."
 
 

@@ -1,8 +1,4 @@
-"""The arrivals of each rank in each of its groups, whether or not the rows were written.
-
-Sources are the rows, the communications in flight, and the numbers that a quiet rank reports. Other ranks add the last
-moments of a killed rank: no member can leave an all_reduce before it came.
-"""
+"""The arrivals of each rank in each of its groups, from its rows, calls in flight and reports, and from other ranks."""
 
 from __future__ import annotations
 
@@ -34,13 +30,7 @@ class Message(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """A communication that was launched and had not ended when its rank last wrote.
-
-    Attributes:
-        age_ns: time in flight at that write.
-        blocking: training stalls on it; None if unknown.
-        state: on a device, ``scheduled`` or ``started``; else empty.
-    """
+    """A communication that was launched and had not ended when its rank last wrote."""
 
     operation: str
     group: int
@@ -48,9 +38,9 @@ class InFlight(NamedTuple):
     peer: int
     num_bytes: int
     dtype: str | None
-    age_ns: int
-    blocking: bool | None
-    state: str
+    age_ns: int  # time in flight at that write
+    blocking: bool | None  # training stalls on it; None if unknown
+    state: str  # on a device, scheduled or started; else empty
     start_ns: int
 
     @property
@@ -71,27 +61,18 @@ class InFlight(NamedTuple):
 class RankArrivals:
     """The arrivals of one rank, by group or message direction.
 
-    Attributes:
-        launched: number of collectives launched.
-        arrived: the same, without those its device had not begun, and with those that others completed with it.
-        ended: one more than the highest number of a collective known to have ended.
-        longest_ns, longest_message_ns: longest that ended; the first one, which waits for all to have started, counts
-            only if there is no other.
-        messages: number launched, by its own report.
-        sent: number received by others; empty for a rank that ended cleanly.
-        in_flight: the one that blocks training first.
-        stood_still_ns: time without a record or launch before its last write; 0 if unknown.
+    The longest exclude the first, which waits for all to have started, unless there is no other.
     """
 
-    launched: Mapping[int, int] = field(default_factory=dict)
-    arrived: Mapping[int, int] = field(default_factory=dict)
-    ended: Mapping[int, int] = field(default_factory=dict)
-    longest_ns: Mapping[int, int] = field(default_factory=dict)
-    longest_message_ns: Mapping[int, int] = field(default_factory=dict)
-    messages: Mapping[Message, int] = field(default_factory=dict)
-    sent: Mapping[Message, int] = field(default_factory=dict)
-    in_flight: tuple[InFlight, ...] = ()
-    stood_still_ns: int = 0
+    launched: Mapping[int, int] = field(default_factory=dict)  # number of collectives
+    arrived: Mapping[int, int] = field(default_factory=dict)  # by the device, or others that completed it
+    ended: Mapping[int, int] = field(default_factory=dict)  # one more than the highest number known to have ended
+    longest_ns: Mapping[int, int] = field(default_factory=dict)  # ended collectives
+    longest_message_ns: Mapping[int, int] = field(default_factory=dict)  # ended messages
+    messages: Mapping[Message, int] = field(default_factory=dict)  # number launched, by its own report
+    sent: Mapping[Message, int] = field(default_factory=dict)  # number received; empty if it ended cleanly
+    in_flight: tuple[InFlight, ...] = ()  # the one that blocks training first
+    stood_still_ns: int = 0  # time without a record or launch before its last write; 0 if unknown
 
 
 def find_arrivals(run: Run) -> dict[int, RankArrivals]:
@@ -118,7 +99,6 @@ def find_arrivals(run: Run) -> dict[int, RankArrivals]:
 
 
 def _sent_by(run: Run, send: int) -> dict[int, dict[Message, int]]:
-    """Return, by rank, the number of its messages that others have received."""
     sent: dict[int, dict[Message, int]] = {}
     for rank, trace in run.ranks.items():
         for message, count in _messages(trace, send).items():
@@ -261,18 +241,12 @@ def _in_flight(trace: RankTrace) -> Iterable[InFlight]:
 
 
 class GroupLabel(NamedTuple):
-    """A process group as results name it.
+    """A process group as results name it."""
 
-    Attributes:
-        id: a string, because many readers of JSON lose numbers above 2⁵³.
-        ranks: empty if unknown.
-        name: torch's.
-    """
-
-    id: str
+    id: str  # a string, because many readers of JSON lose numbers above 2⁵³
     role: str
-    ranks: tuple[int, ...]
-    name: str
+    ranks: tuple[int, ...]  # empty if unknown
+    name: str  # torch's
 
 
 def describe_group(group: Group | None, number: int) -> GroupLabel:

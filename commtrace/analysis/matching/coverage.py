@@ -52,10 +52,7 @@ class Captured:
         return Captured({kind: rows[kind] for kind in schema.KINDS if rows[kind]}, self.roles | other.roles)
 
     def coverage(self, run: Run) -> Coverage:
-        """Return the coverage of a run; only its metadata is read.
-
-        Integrations name paths that they found in ``topology["not_visible"]``.
-        """
+        """Return the coverage of a run; integrations name unseen paths in ``topology["not_visible"]``."""
         dropped = Counter[str]()
         for trace in run.ranks.values():
             dropped.update(trace.dropped)
@@ -100,7 +97,6 @@ def _skipped(roles: Iterable[str]) -> Iterable[str]:
 
 
 def _silent_dimensions(run: Run, heard: Collection[str], skipped: Collection[str]) -> Iterable[str]:
-    """Yield parallel dimensions that must communicate and of which nothing was seen."""
     sizes: dict[str, int] = {}
     for trace in run.ranks.values():
         sizes.update(trace.parallel)
@@ -120,26 +116,16 @@ def _roles_that_communicated(run: Run, roles: Roles) -> set[str]:
 
 
 class Seen(NamedTuple):
-    """The numbers of one group that one rank recorded.
-
-    Attributes:
-        first, last: lowest and highest; None without any.
-        recorded: count; the members of a bracket share one number.
-        in_flight: count of those launched without a seen end at its last write.
-        missing: count of those launched that are neither recorded nor in flight.
-        ranges: the first missing numbers, as (first, last); empty for messages, which every pair numbers separately.
-        unwritten: count of further ones that others completed with it, lost or not yet written; None if it ended
-            cleanly or stalled before its last write.
-    """
+    """The numbers of one group that one rank recorded, as counts."""
 
     rank: int
-    first: int | None
-    last: int | None
-    recorded: int
-    in_flight: int
-    missing: int
-    ranges: tuple[tuple[int, int], ...]
-    unwritten: int | None = None
+    first: int | None  # lowest; None without any
+    last: int | None  # highest; None without any
+    recorded: int  # the members of a bracket share one number
+    in_flight: int  # launched, without a seen end at its last write
+    missing: int  # launched, but neither recorded nor in flight
+    ranges: tuple[tuple[int, int], ...]  # first missing, as (first, last); empty for messages
+    unwritten: int | None = None  # completed by others only; None if it ended cleanly or stalled before
 
 
 class GroupCoverage(NamedTuple):
@@ -194,18 +180,15 @@ class CollectiveNumbers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """Counts of all rows of a rank, ``numbers`` by group; those of the parts of its recording add up.
+    """Counts of all rows of a rank; those of the parts of its recording add up."""
 
-    ``backwards`` counts rows that end before they start.
-    """
-
-    numbers: Mapping[int, CollectiveNumbers]
-    backwards: int
+    numbers: Mapping[int, CollectiveNumbers]  # by group
+    backwards: int  # rows that end before they start
 
     @classmethod
     def of(cls, spans: Spans) -> RowCounts:
-        """Count these rows."""
         # The members of a bracket share a number, and one of them is the first.
+        """Count these rows."""
         rows = np.flatnonzero(
             (spans.kind == schema.COLLECTIVE) & (spans.group >= 0) & (spans.seq >= 0) & (spans.op_in_seq == 0)
         )
@@ -267,7 +250,6 @@ def _unwritten(trace: RankTrace, arrivals: RankArrivals, by_others: int) -> int 
 
 
 def _gaps(known: Any, end: int) -> list[tuple[int, int]]:
-    """Return the ranges of numbers below ``end`` that are not among these ascending ones."""
     edges = np.concatenate([[-1], known, [end]])
     holes = np.flatnonzero(np.diff(edges) > 1)
     return [(int(edges[at]) + 1, int(edges[at + 1]) - 1) for at in holes[:_MOST_RANGES]]
@@ -306,7 +288,6 @@ def _messages(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
 
 
 def _numbers(trace: RankTrace, kind: int) -> tuple[Any, Any]:
-    """Return group and number of the rank's communications of a kind, each number once."""
     spans = trace.spans
     rows = np.flatnonzero((spans.kind == kind) & (spans.group >= 0) & (spans.seq >= 0))
     if not len(rows):

@@ -2,8 +2,6 @@
 
 A collective is joined on (group, seq, op_in_seq), a point-to-point operation on (group, sender, receiver, seq): the
 n-th send from a to b meets the n-th receive. Names and order in time never matter.
-
->>> match(run).ranks[0].wait_ns(run.ranks[0].spans)             # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -40,31 +38,20 @@ _LARGEST = np.iinfo(np.int64).max
 class RankMatches:
     """The matches of one rank, aligned with its span rows.
 
-    Other rows than communication have bucket −1, no participants, and ``last_start = ready = start``.
-
-    Attributes:
-        bucket: number of the communication, equal on all ranks.
-        participants: number of rows in the bucket.
-        complete: every member was seen, and wait and transfer can be separated.
-        mismatched: the participants disagree on operation, bytes or dtype.
-        last_start: arrival of the last participant, ns on this rank's clock.
-        last_rank: that rank; −1 if unknown.
-        ready: ns in [start, end], separates wait from transfer. A send or rooted collective that ended before its last
-            participant arrived did not wait. Members of a point-to-point bracket are ready together.
-        stall_ready: by stall, ``ready`` of its communication; the start of other rows, and of stalls on unrecorded
-            communication, which count as transfer because nothing shows a late rank.
-        stall_complete: by stall, ``complete`` of its communication; else False.
+    ``ready`` separates wait from transfer: a send or rooted collective that ended before its last participant arrived
+    did not wait, and members of a point-to-point bracket are ready together. Rows without communication have
+    ``last_start = ready = start``.
     """
 
-    bucket: Int64
-    participants: Int32
-    complete: Bool
-    mismatched: Bool
-    last_start: Int64
-    last_rank: Int32
-    ready: Int64
-    stall_ready: Int64
-    stall_complete: Bool
+    bucket: Int64  # number of the communication, equal on all ranks; −1 for other rows
+    participants: Int32  # number of rows in the bucket
+    complete: Bool  # every member was seen, and wait and transfer can be separated
+    mismatched: Bool  # the participants disagree on operation, bytes or dtype
+    last_start: Int64  # arrival of the last participant, ns on this rank's clock
+    last_rank: Int32  # −1 if unknown
+    ready: Int64  # ns in [start, end]
+    stall_ready: Int64  # of its communication; the start if unrecorded, as nothing shows a late rank
+    stall_complete: Bool  # of its communication
 
     def take(self, rows: Bool | Int64 | slice) -> RankMatches:
         return RankMatches(*(getattr(self, column.name)[rows] for column in fields(self)))
@@ -91,12 +78,7 @@ class Matches:
 
 
 def match(run: Run, *, clocks_agree: bool = True) -> Matches:
-    """Match the communications of all ranks.
-
-    Args:
-        run: on one clock (see :mod:`commtrace.analysis.clocks.align`).
-        clocks_agree: False if the clocks could not be aligned; see :class:`Matches`.
-    """
+    """Match the communications of all ranks of an aligned run; see :class:`Matches` for clocks that do not agree."""
     parts = gather_blocks(run)
     rows = concatenate(parts)
     positions = [part.position for part in parts]
@@ -245,7 +227,6 @@ def differences(run: Run, rows: Rows, buckets: Buckets) -> dict[str, Bool]:
 
 
 def _same_side(rows: Rows, buckets: Buckets) -> Bool:
-    """Return the pairs of two sends, or of two receives."""
     found = np.zeros(len(buckets.first), np.bool_)
     pairs = np.flatnonzero(buckets.size == 2)
     one, other = buckets.order[buckets.first[pairs]], buckets.order[buckets.first[pairs] + 1]
@@ -272,10 +253,7 @@ def _ready(run: Run, rows: Rows, last_start: Int64) -> Int64:
 
 
 def _shared_in_brackets(rows: Rows, ready: Int64) -> Int64:
-    """Make all members of a point-to-point bracket ready with the last one, as the bracket is waited for as a whole.
-
-    Members of a bracket have consecutive ids, and ``op_in_seq`` counts them from 0.
-    """
+    """Make all members of a point-to-point bracket, with consecutive ids, ready with the last one."""
     p2p = np.flatnonzero(rows.spans.kind == schema.P2P)
     if not len(p2p) or not rows.spans.op_in_seq[p2p].any():
         return ready
@@ -321,18 +299,12 @@ class Rows(NamedTuple):
 
 
 class Buckets(NamedTuple):
-    """Rows sorted so that those of one communication are neighbours.
+    """Rows sorted so that those of one communication are neighbours."""
 
-    Attributes:
-        order: sorts the rows.
-        first: position of each bucket's first sorted row.
-        of_sorted_row: bucket of each sorted row.
-    """
-
-    order: Int64
-    first: Int64
+    order: Int64  # sorts the rows
+    first: Int64  # position of each bucket's first sorted row
     size: Int64
-    of_sorted_row: Int64
+    of_sorted_row: Int64  # bucket of each sorted row
 
     def maximum(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the largest value in each bucket; values are aligned with the unsorted rows."""

@@ -30,16 +30,13 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """One communication, called differently by its members; ``ended`` if all of them finished it.
-
-    ``differ`` lists ``operation``, ``bytes``, ``dtype`` or ``sides`` (two sends, or two receives).
-    """
+    """One communication, called differently by its members."""
 
     group: GroupLabel
     seq: int
-    differ: tuple[str, ...]
+    differ: tuple[str, ...]  # operation, bytes, dtype, or sides (two sends, or two receives)
     calls: tuple[Call, ...]
-    ended: bool
+    ended: bool  # all members that called it finished it
 
     @property
     def may_be_right(self) -> bool:

@@ -1,7 +1,6 @@
 """The role of each communication: tp, pp, dp, … from the group tables.
 
-A collective has the role of its group. A message has that of the narrowest pipeline group with both peers, if there is
-one, because frameworks send some messages over other groups (Megatron: the world group).
+A message has the role of the narrowest pipeline group with both peers: Megatron sends some over the world group.
 """
 
 from __future__ import annotations
@@ -28,17 +27,11 @@ PIPELINE: Final = "pp"
 
 @dataclass(frozen=True, slots=True)
 class RankRoles:
-    """The roles of a rank's span rows; −1 for rows that are neither communication nor stall, and for unknown values.
+    """The roles of a rank's span rows; −1 for rows that are neither communication nor stall."""
 
-    Attributes:
-        role: position in ``Roles.words``.
-        group_size: members of the group that gave the role.
-        nodes: number of nodes of its members, or of a message's two ends.
-    """
-
-    role: Int32
-    group_size: Int32
-    nodes: Int32
+    role: Int32  # position in Roles.words
+    group_size: Int32  # members of the group that gave the role; −1 if unknown
+    nodes: Int32  # of its members, or of a message's two ends; −1 if one was not recorded
 
     def take(self, rows: Bool | slice) -> RankRoles:
         return RankRoles(self.role[rows], self.group_size[rows], self.nodes[rows])
@@ -124,7 +117,6 @@ def _decided(run: Run, groups: Mapping[int, Group], partners: Iterable[tuple[int
 
 
 def _ends(rank: int, group: Group | None, peer: int) -> tuple[int, ...]:
-    """Return the ranks between which bytes move."""
     if peer >= 0:
         return (rank, peer)
     return group.ranks if group else ()

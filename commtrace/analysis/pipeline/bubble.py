@@ -27,40 +27,27 @@ from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 @dataclass(frozen=True, slots=True)
 class StageBubble:
-    """One pipeline stage, ns per step: means over its ranks and the steps.
-
-    Attributes:
-        forward_ns, backward_ns: one forward or backward, without stalls on other stages; a backward of inputs and its
-            backward of weights count as one.
-        phase_ns: first forward to last backward of any stage.
-        bubble_ns: stalls on other stages; both the phases and the causes add up to it.
-        warm_up_ns, steady_ns, cool_down_ns: before the first backward; until the end of the last forward; after it.
-        schedule_ns, imbalance_ns, variation_ns, p2p_ns: the causes; None if the run cannot be replayed.
-        transfer_ns: stalls on pipeline P2P after the last participant arrived.
-        drain_ns: other stalls between its own last backward and that of the whole pipeline.
-        unmatched_ns: stalls on P2P with an unrecorded side; counted as transfer, but part of it may be bubble.
-        left_out: other ranks of the stage, with too much unmatched.
-    """
+    """One pipeline stage, ns per step: means over its ranks and the steps."""
 
     stage: int
     ranks: tuple[int, ...]
-    forward_ns: int
-    backward_ns: int
+    forward_ns: int  # a single one, without stalls on other stages
+    backward_ns: int  # likewise; that of inputs and that of weights count as one
     work_ns: int
     wall_ns: int
-    bubble_ns: int
-    warm_up_ns: int
-    steady_ns: int
-    cool_down_ns: int
-    schedule_ns: int | None
+    bubble_ns: int  # stalls on other stages; both the phases and the causes add up to it
+    warm_up_ns: int  # before the first backward
+    steady_ns: int  # until the end of the last forward
+    cool_down_ns: int  # after it
+    schedule_ns: int | None  # the causes are None if the run cannot be replayed
     imbalance_ns: int | None
     variation_ns: int | None
     p2p_ns: int | None
-    transfer_ns: int
-    drain_ns: int
-    unmatched_ns: int = 0
-    left_out: tuple[int, ...] = ()
-    phase_ns: int = 0
+    transfer_ns: int  # stalls on pipeline P2P after the last participant arrived
+    drain_ns: int  # other stalls after its own last backward, until that of the whole pipeline
+    unmatched_ns: int = 0  # stalls on P2P with an unrecorded side: transfer, but part may be bubble
+    left_out: tuple[int, ...] = ()  # other ranks of the stage, with too much unmatched
+    phase_ns: int = 0  # first forward to last backward of any stage
 
     def to_json(self) -> JsonObject:
         """Return the fields, without unknown causes."""
@@ -78,19 +65,13 @@ _NEVER: Final = -(2**62)
 
 @dataclass(frozen=True, slots=True)
 class RankWaits:
-    """Sums over steps of one rank of a pipeline, ns; those of several windows add up.
+    """Sums over steps of one rank of a pipeline, ns; those of several windows add up."""
 
-    Attributes:
-        stage: None if neither the framework nor a forward says.
-        chunks: of its forwards; 0 without any.
-        backwards: a backward of inputs and its backward of weights count as one.
-    """
-
-    stage: int | None
+    stage: int | None  # None if neither the framework nor a forward says
     num_steps: int
-    chunks: int
+    chunks: int  # of its forwards; 0 without any
     forwards: int
-    backwards: int
+    backwards: int  # that of inputs and that of weights count as one
     forward_ns: int
     backward_ns: int
     work_ns: int
@@ -186,7 +167,6 @@ def replayed_bubbles(run: Run, program: Program, roles: Roles, ideal: Ideal) -> 
 
 
 def _between_stages(run: Run, trace: RankTrace, roles: Roles) -> Bool:
-    """Return a mask of the pipeline's point-to-point rows and stalls on them."""
     return np.asarray(is_p2p(run, trace.spans) & (roles.ranks[trace.rank].role == roles.code(PIPELINE)))
 
 
@@ -241,7 +221,6 @@ def _measure(
 
 
 def _in_recorded_step(spans: Spans, rows: Int64) -> Bool:
-    """Return a mask of the rows whose step was recorded too."""
     numbers = spans.step[spans.kind == schema.STEP]
     recorded = np.zeros(max(int(spans.step.max(initial=-1)), -1) + 2, np.bool_)  # the last entry: outside of any step
     recorded[numbers] = True
@@ -289,7 +268,6 @@ _NO_PIPELINE: Final = _Bounds(_NEVER, _NEVER)
 
 
 def _pipeline_bounds(run: Run) -> dict[tuple[int, int], _Bounds]:
-    """Return the bounds by pipeline and step."""
     bounds: dict[tuple[int, int], _Bounds] = {}
     for trace in run.ranks.values():
         replica = _replica(trace)
@@ -302,7 +280,6 @@ def _pipeline_bounds(run: Run) -> dict[tuple[int, int], _Bounds]:
 
 
 def _own_bounds(spans: Spans) -> dict[int, _Bounds]:
-    """Return the bounds of one rank, by step with both forwards and backwards."""
     forward, backward = (np.flatnonzero(spans.kind == kind) for kind in (schema.FORWARD, schema.BACKWARD))
     begun = forward[np.lexsort((spans.start[forward], spans.step[forward]))]
     first = begun[np.diff(spans.step[begun], prepend=np.iinfo(np.int32).min) != 0]
@@ -319,10 +296,7 @@ def _phase_ns(bounds: Mapping[tuple[int, int], _Bounds], replica: int, steps: In
 
 
 def _phases_ns(spans: Spans, waits: Int64) -> tuple[Int64, Int64, int]:
-    """Return the duration of each forward and backward, and of all work, without stalls on other stages inside.
-
-    Where phases overlap, the time counts as work once.
-    """
+    """Return the duration of each forward and backward, and of all work, without stalls on other stages inside."""
     is_forward = spans.kind == schema.FORWARD
     rows = np.flatnonzero(is_forward | (spans.kind == schema.BACKWARD))
     is_forward, start, end = is_forward[rows], spans.start[rows], spans.end[rows]

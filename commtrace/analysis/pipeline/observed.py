@@ -47,23 +47,16 @@ from commtrace.trace.spans import Int32
 class Pipeline:
     """A pipeline and its idle time: means over ranks and steps.
 
-    The *phase* lasts from the first forward to the last backward of any stage. A stage is *idle* in it when it runs
-    neither: in the bubble, in transfers, and in the drain after its own last backward. Idle time compares with the
-    theoretical bubble of equal stages and microbatches, over the phase, (p − 1)/(v·m + p − 1), or over the work, all
-    forwards and backwards, (p − 1)/(v·m).
-
-    Attributes:
-        schedule: see :mod:`commtrace.analysis.pipeline.schedule`.
-        reason: why it is unknown; else empty.
-        stages, chunks, microbatches: p, v (chunks per stage) and m (per step and replica).
-        theoretical_fraction_of_phase, theoretical_ratio_to_work: None where no formula holds.
+    The *phase* lasts from the first forward to the last backward of any stage; a stage is *idle* in it when it runs
+    neither. Idle time compares with the theoretical bubble of equal stages and microbatches, over the phase,
+    (p − 1)/(v·m + p − 1), or over the work, (p − 1)/(v·m); None where no formula holds.
     """
 
-    schedule: str
-    reason: str
-    stages: int
-    chunks: int
-    microbatches: int
+    schedule: str  # see commtrace.analysis.pipeline.schedule
+    reason: str  # why it is unknown; else empty
+    stages: int  # p
+    chunks: int  # v, per stage
+    microbatches: int  # m, per step and replica
     idle_fraction_of_phase: float
     theoretical_fraction_of_phase: float | None
     idle_ratio_to_work: float
@@ -108,13 +101,10 @@ class Actions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PipelineTotals:
-    """Sums of the ranks of a pipeline; those of several windows add up.
-
-    ``last_step`` is of the last step that all ranks recorded; empty without one.
-    """
+    """Sums of the ranks of a pipeline; those of several windows add up."""
 
     ranks: Mapping[int, RankWaits]
-    last_step: Mapping[int, Actions]
+    last_step: Mapping[int, Actions]  # of the last step that all ranks recorded; empty without one
 
     def __add__(self, later: PipelineTotals) -> PipelineTotals:
         ranks = {rank: own + later.ranks[rank] for rank, own in self.ranks.items()}
@@ -191,10 +181,7 @@ def _measure(analysis: Analysis) -> _Measured:
 
 
 def find_pipeline(run: WholeRun | LargeRun) -> Pipeline | None:
-    """Return the pipeline of a run, with the causes of its bubbles if it can be replayed.
-
-    None if there are no two stages, or no step that all ranks recorded.
-    """
+    """Return the pipeline of a run; None without two stages, or without a step that all ranks recorded."""
     if not run.steps.used:
         return None
     measured = run.measure(_measure).result
@@ -239,8 +226,6 @@ def _letter_of_backward(name: str) -> str:
 
 
 class _Shares(NamedTuple):
-    """Shares of all stages, each weighted by its number of ranks."""
-
     idle_of_phase: float
     idle_to_work: float
     phase_of_step: float

@@ -76,7 +76,6 @@ class _PhaseTimes:
 
 
 def _phase_times(program: Program, step: int) -> _PhaseTimes:
-    """Return the replayed times of the segments, by the pieces of the lane that they consist of."""
     segment_ns = mean_segments(program)
     times = program.times(segment_ns, np.zeros_like(program.transfers.ns))
     edges = program.edges
@@ -150,7 +149,6 @@ def _outline(trace: RankTrace) -> Mapping[str, object]:
 
 
 def _boxes(index: int, plan: RankPlan, duration_ns: int) -> dict[str, object]:
-    """Return the work, and bubbles in every gap."""
     count = len(plan.start_ns)
     begins = np.concatenate([[0], plan.end_ns])
     ends = np.concatenate([plan.start_ns, [duration_ns]])

@@ -39,12 +39,10 @@ class Schedule(NamedTuple):
 
 
 def recognise(orders: Sequence[Sequence[str]], chunks: int) -> Schedule:
-    """Return the schedule of one step.
+    """Return the schedule of one step, given ``chunks`` per stage.
 
-    Args:
-        orders: per stage, ascending: ``F3`` and ``B3`` are forward and backward of microbatch 3, ``I`` and ``W`` a
-            backward of inputs or weights only, ``F3.1`` is in chunk 1.
-        chunks: model chunks per stage.
+    ``orders`` has per stage, ascending: ``F3`` and ``B3``, forward and backward of microbatch 3; ``I`` and ``W``, a
+    backward of inputs or weights only; ``F3.1``, the same in chunk 1.
     """
     kinds = ["".join(action[0] for action in order) for order in orders]
     if any("F" not in order or not {"B", "I"} & set(order) for order in kinds):

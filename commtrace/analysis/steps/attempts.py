@@ -22,14 +22,11 @@ _FIRST_EARLIER: Final = -2
 
 
 class StepTime(NamedTuple):
-    """A step of the job in one launch: from its earliest begin on any rank to its latest end, epoch ns.
-
-    ``occurrence`` and ``launch`` count earlier runs of the step in this launch, and earlier starts of the job.
-    """
+    """A step of the job in one launch: from its earliest begin on any rank to its latest end, epoch ns."""
 
     step: int
-    occurrence: int
-    launch: int
+    occurrence: int  # number of earlier runs in this launch
+    launch: int  # number of earlier starts of the job
     start_ns: int
     end_ns: int
 

@@ -38,14 +38,11 @@ class LeftOutSteps:
 
 @dataclass(frozen=True, slots=True)
 class StepChoice:
-    """The steps that count, ascending (empty if none was recorded: the whole recording then counts as one).
+    """The steps that count."""
 
-    ``left_out`` has the reason for each other step; ``ranks`` are those that recorded the steps.
-    """
-
-    used: tuple[int, ...]
-    left_out: Mapping[int, str]
-    ranks: tuple[int, ...]
+    used: tuple[int, ...]  # ascending; empty if none was recorded: the whole recording then counts as one
+    left_out: Mapping[int, str]  # the reason for each other step
+    ranks: tuple[int, ...]  # those that recorded the steps
 
     def to_json(self) -> JsonObject:
         return {

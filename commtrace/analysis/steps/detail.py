@@ -41,16 +41,13 @@ class SpanSum:
 
 
 class TriggeredSteps(NamedTuple):
-    """Steps requested while the job ran; ``end`` is exclusive.
-
-    ``late`` has, by rank that saw the request too late to begin with the others, its step.
-    """
+    """Steps requested while the job ran."""
 
     id: str
     first: int
-    end: int
+    end: int  # exclusive
     by: str
-    late: dict[int, int]
+    late: dict[int, int]  # by rank that saw the request too late to begin with the others, its step
 
 
 class Discarded(NamedTuple):
@@ -68,21 +65,14 @@ class Discarded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecordedDetail:
-    """The share of a run that is in detail, and the known facts of the rest.
+    """The share of a run that is in detail, and the known facts of the rest."""
 
-    Attributes:
-        every: one step in so many is in detail; 0: only on request.
-        step_time_ns: of all steps, each the mean over its ranks; None without steps.
-        sums: of the steps without detail, the largest time first.
-        triggers: in the order of their steps.
-    """
-
-    every: int
+    every: int  # one step in so many is in detail; 0: only on request
     steps: int
     steps_in_detail: int
-    step_time_ns: StepTimes | None
-    sums: tuple[SpanSum, ...]
-    triggers: tuple[TriggeredSteps, ...]
+    step_time_ns: StepTimes | None  # of all steps, each the mean over its ranks; None without steps
+    sums: tuple[SpanSum, ...]  # of the steps without detail, the largest time first
+    triggers: tuple[TriggeredSteps, ...]  # in the order of their steps
     discarded: Discarded | None
 
 

@@ -1,9 +1,8 @@
 """Infer unmarked steps from the period of a run's communication.
 
-The sequence of operations (group, operation, bytes) is cut into blocks at every occurrence of one of them. The best
-cut has most of the sequence in blocks that hold the most frequent block as a subsequence: a barrier at a checkpoint may
-come between. Of several such cuts the one with the shortest block wins. A step begins before the longest gap in
-the block, where an iteration that communicates its gradients computes. The ranks must agree.
+The sequence of operations (group, operation, bytes) is cut into blocks at every occurrence of one of them. The best cut
+has most of the sequence in blocks that contain the most frequent block; of several, the shortest block wins. A step
+begins before the longest gap in the block, where an iteration computes. The ranks must agree.
 """
 
 from __future__ import annotations
@@ -133,7 +132,6 @@ def _usual_block(words: npt.NDArray[np.int32], anchors: Int64) -> npt.NDArray[np
 
 
 def _holds(block: npt.NDArray[np.int32], usual: npt.NDArray[np.int32]) -> bool:
-    """Return whether ``usual`` is a subsequence of the block."""
     if len(block) == len(usual):
         return bool(np.array_equal(block, usual))
     following = iter(block.tolist())
@@ -145,7 +143,6 @@ def _offsets(
     rows: Mapping[int, Int64],
     periods: Mapping[int, _Period],
 ) -> dict[int, int]:
-    """Return the distance from each rank's anchor to its step's begin; equal for ranks that do the same."""
     gaps: dict[bytes, list[Int64]] = {}
     for rank, period in periods.items():
         gaps.setdefault(period.usual.tobytes(), []).append(_gaps(run.ranks[rank].spans, rows[rank], period))
@@ -164,7 +161,6 @@ def _gaps(spans: Spans, rows: Int64, period: _Period) -> Int64:
 
 
 def _boundaries(spans: Spans, rows: Int64, first_of_step: Int64) -> Int64:
-    """Return the begins of steps: the end of the operation before the first of each."""
     first_of_step = first_of_step[(first_of_step >= 0) & (first_of_step <= len(rows))]
     start = np.append(spans.start[rows], np.iinfo(np.int64).max)[first_of_step]
     before = np.maximum.accumulate(spans.end[rows])[np.maximum(first_of_step - 1, 0)]

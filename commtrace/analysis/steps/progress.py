@@ -18,19 +18,12 @@ _LATEST_REPORT_NS: Final = 10_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The position of a job.
+    """The position of a job."""
 
-    Attributes:
-        latest: step of the foremost rank, extrapolated from its last report; −1 if unknown.
-        step_ns: median duration of a step; None if unknown.
-        age_ns: age of the newest report of a step.
-        closed: every rank has ended cleanly.
-    """
-
-    latest: int
-    step_ns: float | None
-    age_ns: int
-    closed: bool
+    latest: int  # step of the foremost rank, extrapolated from its last report; −1 if unknown
+    step_ns: float | None  # median duration of a step; None if unknown
+    age_ns: int  # age of the newest report of a step
+    closed: bool  # every rank has ended cleanly
 
 
 def find_progress(run: Run, now_ns: int | None = None) -> Progress:
@@ -56,7 +49,6 @@ def _steps_since(since_ns: int, step_ns: float | None) -> int:
 
 
 def _durations(trace: RankTrace) -> np.ndarray:
-    """Return durations of recorded steps, or from the reports of a rank that records none now."""
     rows = trace.spans.kind == schema.STEP
     if rows.any():
         return np.asarray(trace.spans.end[rows] - trace.spans.start[rows], np.float64)

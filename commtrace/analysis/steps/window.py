@@ -18,15 +18,11 @@ from commtrace.trace.selection.step_range import StepRange
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some steps of a run; ``wanted`` is None for all.
-
-    ``context`` has one more step on either side: an operation launched in one step may be waited for in the next, and
-    ranks may number one communication with different steps.
-    """
+    """Some steps of a run."""
 
     recorded: Run
-    context: Run
-    wanted: StepRange | None = None
+    context: Run  # with a step on either side: an operation may end in the step after its launch
+    wanted: StepRange | None = None  # None for all
 
     @classmethod
     def of(cls, context: Run, wanted: StepRange) -> Window:
@@ -64,7 +60,6 @@ def load_window(source: str | Path | Run, steps: str | None = None) -> Window:
 
 
 def _with_steps(run: Run) -> Run:
-    """Return the run itself if it has steps or does not repeat itself, else with inferred ones."""
     return infer_steps(run) or run
 
 

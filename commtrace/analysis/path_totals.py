@@ -121,7 +121,6 @@ class PathTotals:
             earlier = without_last_attempts(earlier)
 
     def _count(self, context: Run, wanted: StepRange) -> None:
-        """Count every attempt of these steps."""
         attempt: Run | None = context
         while attempt is not None:
             self._count_one(attempt, wanted)
@@ -163,7 +162,6 @@ def _lost(matched: Matched) -> LostTime | None:
 
 
 def _attempts_of(run: Run) -> dict[int, int]:
-    """Return, by repeated step, the number of attempts by the same processes."""
     return {one.step: len(one.attempts) for one in repeated_steps([LaunchSteps.of(run)])}
 
 

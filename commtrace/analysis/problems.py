@@ -46,17 +46,11 @@ class StepsThatMeet(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepNumbers:
-    """A check that ranks give one step the same number; those of several windows add up.
+    """A check that ranks give one step the same number; those of several windows add up."""
 
-    Attributes:
-        matched: rows of the steps whose communication another rank began.
-        apart: those in another step than that rank's row.
-        example: the first of these.
-    """
-
-    matched: int
-    apart: int
-    example: StepsThatMeet | None
+    matched: int  # rows whose communication another rank began
+    apart: int  # those in another step than that rank's row
+    example: StepsThatMeet | None  # the first of these
 
     def __add__(self, other: StepNumbers) -> StepNumbers:
         examples = [one for one in (self.example, other.example) if one is not None]

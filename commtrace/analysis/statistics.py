@@ -38,12 +38,7 @@ Value = TypeVar("Value", int, float)
 
 
 def error_of_means(variance: Float64, count: Int64 | int, group: Int64) -> Float64:
-    """Return the standard error of each mean, if values of one group scatter alike.
-
-    Args:
-        variance: of single values, by mean.
-        count: number of values, by mean.
-    """
+    """Return the standard error of means of ``count`` values each, whose variances are pooled by group."""
     _, number = np.unique(group, return_inverse=True)
     number = number.reshape(-1)
     of_group = np.bincount(number, variance) / np.maximum(np.bincount(number), 1)
@@ -91,17 +86,12 @@ class Distribution(Generic[Value]):
 
     >>> Distribution.of(np.array([5, 1, 9])).nearest_rank(50)       # doctest: +SKIP
     5
-
-    Attributes:
-        parts: the exact values, in any order; empty once rounded.
-        rounded, counts: the rounded values, ascending, and how often each occurs.
-        maximum: exact.
     """
 
-    parts: tuple[Values, ...]
-    rounded: Values
-    counts: Int64
-    maximum: Value
+    parts: tuple[Values, ...]  # the exact values, in any order; empty once rounded
+    rounded: Values  # ascending
+    counts: Int64  # of each rounded value
+    maximum: Value  # exact
 
     @classmethod
     def of(cls, values: Values) -> Distribution[Value]:

@@ -1,8 +1,7 @@
 """The data of a timeline: the steps of an aligned run as boxes on lanes, in plain columns, ready for JSON.
 
 The report, the viewer and Perfetto draw it. Times are ns relative to the ``base_ns`` of their step; step −1 is a whole
-recording without steps. :meth:`Timeline.outline` holds the vocabularies, ranks and lanes. :meth:`Timeline.step` holds,
-per rank, four tables:
+recording without steps. :meth:`Timeline.step` holds, per rank, four tables:
 
 =================  ==================================================================================================
 work               phases and spans of the compute lane: kind, name, start, duration, microbatch, chunk, stage, depth
@@ -13,9 +12,10 @@ communication      name, lane, sublane, start, duration, bytes, dtype, peer, seq
                    transfer, join, is_async, timing, finished
 =================  ==================================================================================================
 
-``kind``, ``state``, ``role``, ``name``, ``dtype`` and ``timing`` index the vocabularies. ``depth`` counts enclosing
-boxes; boxes of one ``sublane`` never overlap. ``communication`` is a row of the communication table, ``join`` is equal
-on all ranks of a communication, ``wait`` and ``transfer`` split its duration; −1 means unknown or not applicable.
+``kind``, ``state``, ``role``, ``name``, ``dtype`` and ``timing`` index vocabularies of :meth:`Timeline.outline`,
+``lane`` the lanes of the rank. ``depth`` counts enclosing boxes; boxes of one ``sublane`` never overlap.
+``communication`` is a row of the communication table, ``join`` is equal on all ranks of a communication, ``wait`` and
+``transfer`` split its duration; −1 means unknown or not applicable.
 """
 
 from __future__ import annotations
@@ -56,23 +56,16 @@ Columns = dict[str, list[int]]
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """A rank, prepared for finding the rows of a step.
-
-    Attributes:
-        order, sorted_steps: rows sorted by step, and their steps.
-        stalled_on: by stall row, the row of its communication; −1 for none and for other rows.
-        ready: by stall row, arrival of the last participant.
-        lane_of_row: index of the communication lane; −1 for other rows.
-    """
+    """A rank, prepared for finding the rows of a step."""
 
     index: int
     trace: RankTrace
     matched: RankMatches
-    order: Int64
-    sorted_steps: npt.NDArray[np.int32]
-    stalled_on: Int64
-    ready: Int64
-    lane_of_row: Int64
+    order: Int64  # rows sorted by step
+    sorted_steps: npt.NDArray[np.int32]  # their steps
+    stalled_on: Int64  # by stall row, the row of its communication; −1 for none and for other rows
+    ready: Int64  # by stall row, arrival of the last participant
+    lane_of_row: Int64  # index of the communication lane; −1 for other rows
     lanes: list[dict[str, Any]]
     unfinished: npt.NDArray[np.bool_]
 

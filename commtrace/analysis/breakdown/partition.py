@@ -26,7 +26,7 @@ from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One row per rank and step, sorted by rank, then by start."""
+    """One row per rank and step, sorted by rank, then by start. Kernel traces have communication for stalls."""
 
     states: tuple[State, ...]  # columns of ``ns``
     rank: Int32
@@ -66,7 +66,7 @@ def concatenate(parts: Sequence[Partition]) -> Partition:
 
 
 def partition(run: Run, matches: Matches, roles: Roles | None = None, steps: Sequence[int] | None = None) -> Partition:
-    """Partition every step of every rank of an aligned run; ``steps`` chooses steps, not spans, which may begin earlier."""
+    """Partition the chosen steps of every rank of an aligned run; earlier spans that reach into a step count."""
     roles = roles or find_roles(run)
     blocks = of_one_sort(run.blocks)
     parts = [_partition_block(run, block, matches, roles, steps) for block in blocks]

@@ -40,20 +40,14 @@ NOT_ALIGNED: Final = "not aligned"
 
 @dataclass(frozen=True, slots=True)
 class HostClock:
-    """One host's clock relative to the reference clock.
-
-    Attributes:
-        offset_ns: ahead of the reference, at ``origin_ns`` on its own clock.
-        drift_ppm: runs faster by so many parts per million.
-        later: parts after the clock was stepped; each holds from its own reading ``begins[i]`` on.
-    """
+    """One host's clock relative to the reference clock."""
 
     host: str
-    offset_ns: int
-    drift_ppm: float
+    offset_ns: int  # ahead of the reference, at origin_ns on its own clock
+    drift_ppm: float  # runs faster by so many parts per million
     origin_ns: int = 0
     key: ClockKey = ("", "")
-    later: PiecewiseClock = NEVER_STEPPED
+    later: PiecewiseClock = NEVER_STEPPED  # parts from its own readings begins[i] on
 
     @classmethod
     def of(cls, key: ClockKey, clock: PiecewiseClock) -> HostClock:
@@ -85,21 +79,13 @@ class HostClock:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """The alignment of the hosts' clocks.
-
-    Attributes:
-        method: ``shared clock``, ``collective ends`` or ``not aligned``.
-        observations: pairs of ends of one collective on two hosts that the fit used.
-        residual_ns: disagreement of such pairs after the fit: p50, p99, max.
-        hosts: every clock; the first one is the reference.
-        refused: why the clocks could not be aligned, or None.
-    """
+    """The alignment of the hosts' clocks."""
 
     method: str
-    observations: int = 0
+    observations: int = 0  # pairs of ends of one collective on two hosts that the fit used
     residual_ns: Mapping[str, int] = field(default_factory=lambda: {"p50": 0, "p99": 0, "max": 0})
-    hosts: tuple[HostClock, ...] = ()
-    refused: str | None = None
+    hosts: tuple[HostClock, ...] = ()  # every clock; the first one is the reference
+    refused: str | None = None  # why the clocks could not be aligned, or None
 
     @property
     def keeps_order(self) -> bool:
@@ -186,13 +172,11 @@ def _moved(block: Block, clocks: Mapping[int, HostClock | None]) -> Block:
 
 
 def _in_order(block: Block) -> Block:
-    """Return the rows of each rank by start, at equal starts the longer one first, as in every run."""
     spans = block.spans
     return replace(block, spans=spans.take(np.lexsort((spans.start - spans.end, spans.start, block.rank()))))
 
 
 def _clocks_earliest_first(run: Run) -> list[ClockKey]:
-    """Return the clocks, ordered by the wall-clock begin of their first span."""
     begins: dict[ClockKey, tuple[int, int]] = {}
     for rank, trace in run.ranks.items():
         begin = (_wall_clock_begin(trace), rank)

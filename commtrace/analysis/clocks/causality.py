@@ -69,7 +69,6 @@ def _messages(run: Run, keys: Sequence[tuple[str, str]], clocks: Sequence[Piecew
 
 
 def _clock_of_rank(run: Run, keys: Sequence[tuple[str, str]]) -> Int64:
-    """Return the number of each rank's clock; −1 without one."""
     number = {key: position for position, key in enumerate(keys)}
     clock_of_rank = np.full(run.world_size, -1, np.int64)
     for rank, trace in run.ranks.items():
@@ -78,8 +77,6 @@ def _clock_of_rank(run: Run, keys: Sequence[tuple[str, str]]) -> Int64:
 
 
 def _between_hosts(run: Run, clock_of_rank: Int64) -> Callable[[Block], Bool]:
-    """Return a function that chooses the rows whose other side is on another host."""
-
     def chosen(block: Block) -> Bool:
         spans = block.spans
         p2p = np.flatnonzero((spans.kind == schema.P2P) & (spans.peer >= 0) & (spans.peer < len(clock_of_rank)))
@@ -100,7 +97,6 @@ def _on_reference(times: Int64, steps: Int32, clock: Int64, clocks: Sequence[Pie
 
 
 def _sure(times: Int64, steps: Int32, clock: Int64, clocks: Sequence[PiecewiseClock]) -> Bool:
-    """Return a mask of the readings whose part of a stepped clock is known."""
     sure = np.ones(len(times), np.bool_)
     for number, own in enumerate(clocks):
         if own.starts:

@@ -56,10 +56,7 @@ class Observations:
 
 
 def observe(run: Run, keys: Sequence[tuple[str, str]]) -> Observations:
-    """Compare the hosts' readings of each collective; clock i is ``keys[i]``.
-
-    A host's reading is the median of its ranks' ends. Of k hosts, neighbours are compared: k − 1 pairs.
-    """
+    """Compare the median readings of neighbouring hosts of each collective; clock i is ``keys[i]``."""
     group, seq, clock, end, step = _ends(run, keys)
     bucket = pack((numbered(group), seq))
     order = np.lexsort((end, clock, bucket))
@@ -78,7 +75,6 @@ def _changes(values: Int64) -> npt.NDArray[np.bool_]:
 
 
 def _ends(run: Run, keys: Sequence[tuple[str, str]]) -> tuple[Any, ...]:
-    """Return group, seq, clock, end and step of the synchronising collectives of all ranks."""
     number = {key: position for position, key in enumerate(keys)}
     rows = [_synchronising(run, block) for block in run.blocks]
     seqs = [block.spans.seq[own] for block, own in zip(run.blocks, rows, strict=True)]
@@ -213,10 +209,7 @@ class _Design:
     ) -> tuple[Float64, Float64]:
         """Return the best unknowns and their standard errors.
 
-        Args:
-            without_drift: clocks whose drift is held at zero.
-            start: changes the number of rounds, not the result.
-            precision_ns: stop when no unknown changes by as much.
+        Drifts in the mask ``without_drift`` stay zero; ``start`` changes the number of rounds, not the result.
         """
         free = np.ones(2 * self._count, np.bool_)
         free[:2] = False
@@ -267,19 +260,12 @@ def _on_reference(observations: Observations, clocks: Sequence[Clock]) -> tuple[
 
 
 class Begin(NamedTuple):
-    """The begin of a later part of a clock, by its own reading.
-
-    Attributes:
-        back_in: first and last step of training in which it can have been stepped back, (−1, −1) without steps; None
-            if it was stepped forward.
-        is_far: back by more than these steps took.
-        unsure: readings between these may be of either part.
-    """
+    """The begin of a later part of a clock, by its own reading."""
 
     at_ns: int
-    back_in: tuple[int, int] | None = None
-    is_far: bool = False
-    unsure: tuple[int, int] = (0, 0)
+    back_in: tuple[int, int] | None = None  # training steps of the step back, (−1, −1) without steps; None if forward
+    is_far: bool = False  # back by more than these steps took
+    unsure: tuple[int, int] = (0, 0)  # readings between these may be of either part
 
     def is_past(self, times: Int64, steps: Int32 | None) -> Bool:
         """Return a mask of the readings of the later part; ``steps`` is −1 outside of any step."""
@@ -301,9 +287,9 @@ class Begin(NamedTuple):
 
 
 class PiecewiseClock(NamedTuple):
-    """A host's clock over a run: one line, or several where it was stepped; part i + 1 holds from ``starts[i]`` on.
+    """A host's clock over a run: part i + 1 holds from ``starts[i]`` on.
 
-    A clock that is stepped back shows some readings twice; the step of training decides between them. Within the steps
+    A clock that is stepped back shows some readings twice. The step of training decides between them. Within the steps
     of the jump, a jump longer than they are decides: the higher reading came first. Without steps, the nearer half of
     the overlap decides.
     """

@@ -43,20 +43,14 @@ _MOST_CHANGES: Final = 8
 
 
 class ClockStep(NamedTuple):
-    """A jump of a clock by ``size_ns`` (negative: back) between two of its readings.
-
-    Attributes:
-        before, after: these readings, ns.
-        steps: training steps of these readings; −1 without any.
-        took_ns: duration of these steps.
-    """
+    """A jump of a clock between two of its readings, ns."""
 
     clock: int
     before: int
     after: int
-    size_ns: int = 0
-    steps: tuple[int, int] = (-1, -1)
-    took_ns: int = 0
+    size_ns: int = 0  # negative: back
+    steps: tuple[int, int] = (-1, -1)  # training steps of the readings; −1 without any
+    took_ns: int = 0  # duration of these steps
 
     @property
     def is_possible(self) -> bool:
@@ -191,7 +185,6 @@ def _length(pair: _Series, first: int, last: int) -> int:
 
 
 def _culprit(jump: _Jump, pairs: Sequence[_Series]) -> int:
-    """Return the clock whose differences with others jump too; of equals the one that is not the reference."""
     return max(jump.clocks, key=lambda clock: (_evidence(jump.of(clock), jump.clocks, pairs), clock))
 
 
@@ -212,7 +205,6 @@ def _vote(step: ClockStep, pair: _Series) -> int:
 
 
 def _sides(step: ClockStep, pair: _Series) -> tuple[Int64, Int64]:
-    """Return positions of the last readings surely before this step, and of the first after it."""
     first, last = step.steps
     if first >= 0 and (pair.step >= 0).all():
         before, after = pair.step < first, pair.step > last
@@ -303,7 +295,6 @@ def _persists(level: Float64, position: int, left: float, right: float) -> bool:
 
 
 def _best_split(level: Float64, left: float, right: float) -> int:
-    """Return the reading at which one level turns into the other, by least absolute error."""
     error_left = np.concatenate([[0.0], np.cumsum(np.abs(level - left))])
     error_right = np.concatenate([[0.0], np.cumsum(np.abs(level - right)[::-1])])[::-1]
     return 1 + int(np.argmin((error_left + error_right)[1:-1]))

@@ -23,36 +23,26 @@ from commtrace.trace.spans import Bool, Int32, Int64
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls as columns; a stall is a row with only ``exposed``, and on request its call's bytes.
+    """Calls as columns; a stall is a row with only ``exposed``, and on request its call's bytes."""
 
-    Attributes:
-        step: of the launch.
-        calls: 1 for a call, 0 for a stall.
-        num_bytes, self_bytes: −1 if unknown.
-        duration, transfer, wait: ns in flight, after and before the last participant arrived.
-        exposed, hidden: ns of the lane's stalls, and in flight without one.
-        complete: matched on all members.
-        upper_bound: the end was not measured; ``duration`` and ``hidden`` are upper bounds.
-    """
-
-    step: Int32
+    step: Int32  # of the launch
     role: Int32
     name: Int32
     group_size: Int32
     nodes: Int32
     group: Int64
-    calls: Int64
-    num_bytes: Int64
-    self_bytes: Int64
-    duration: Int64
-    transfer: Int64
-    wait: Int64
-    exposed: Int64
-    hidden: Int64
+    calls: Int64  # 1 for a call, 0 for a stall
+    num_bytes: Int64  # −1 if unknown
+    self_bytes: Int64  # −1 if unknown
+    duration: Int64  # ns in flight
+    transfer: Int64  # ns after the last participant arrived
+    wait: Int64  # ns before it
+    exposed: Int64  # ns of the lane's stalls
+    hidden: Int64  # ns in flight without a stall
     finished: Bool
-    complete: Bool
+    complete: Bool  # matched on all members
     mismatched: Bool
-    upper_bound: Bool
+    upper_bound: Bool  # the end was not measured; ``duration`` and ``hidden`` are upper bounds
 
     def __len__(self) -> int:
         return len(self.role)
@@ -99,10 +89,7 @@ def calls_of_rank(
 def calls_and_stalls(
     known: CallRows, steps: Sequence[int] | None = None, *, sizes_of_stalls: bool = False
 ) -> tuple[Calls, Calls]:
-    """Return the calls of ranks, in all or some steps, and their stalls on other communication.
-
-    With ``sizes_of_stalls``, stalls have the bytes of their calls.
-    """
+    """Return the calls of ranks and their stalls on other communication, with its bytes on request."""
     made = communication_rows(known.block.spans)
     if steps is not None:
         made &= np.isin(known.block.spans.step, steps)
@@ -213,15 +200,12 @@ def _merged_brackets(calls: Calls, rank: Int32, group: Int64, seq: Int64) -> Cal
 
 
 class Moved(NamedTuple):
-    """Bytes and time of some calls.
-
-    ``even`` and ``uneven`` (all_to_alls) are S of :mod:`commtrace.analysis.communication.bandwidth`.
-    """
+    """Bytes and time of some calls."""
 
     calls: int
     num_bytes: int
-    even: int
-    uneven: int
+    even: int  # S of commtrace.analysis.communication.bandwidth
+    uneven: int  # S of uneven all_to_alls
     time_ns: int
 
     def plus(self, other: Moved) -> Moved:
@@ -283,10 +267,7 @@ class CallSums:
 def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> list[CallSums]:
     """Sum each group of at least one call.
 
-    Args:
-        all_to_all: name code of that operation.
-        order: sorts the calls by group.
-        begins: position of each group in that order.
+    ``order`` sorts the calls by group; ``begins`` has the position of each group in it. ``all_to_all`` is a name code.
     """
     made = (calls.calls > 0)[order]
     finished = made & calls.finished[order]

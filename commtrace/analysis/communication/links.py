@@ -2,8 +2,6 @@
 
 A message shows one link. A collective shows one only if its group is on two nodes at most: with more nodes, nothing
 says which link the others waited for.
-
->>> find_slow_links(measure_links(run, matches).links())         # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -37,28 +35,22 @@ _USUAL_PERCENTILE: Final = 75
 
 
 class Traffic(NamedTuple):
-    """A kind of calls that can be compared; ``size`` is the power of two that their bytes reach.
+    """A kind of calls that can be compared."""
 
-    Messages have the operation ``send`` and group size 2.
-    """
-
-    operation: str
-    group_size: int
-    size: int
+    operation: str  # send for messages
+    group_size: int  # 2 for messages
+    size: int  # power of two that the bytes reach
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Traffic from one node to another, or within one; nodes of a collective are in alphabetical order.
-
-    ``gbps`` is the median of transfers, 10⁹ bytes per second: algbw of messages, busbw of collectives.
-    """
+    """Traffic from one node to another, or within one."""
 
     traffic: Traffic
-    source: str
+    source: str  # of a collective, the alphabetically first node
     target: str
     calls: int
-    gbps: float
+    gbps: float  # median of transfers, 10⁹ bytes per second: algbw of messages, busbw of collectives
 
     @property
     def is_between_nodes(self) -> bool:
@@ -79,14 +71,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class SlowLinks:
-    """Slow links of one traffic, the slowest first.
+    """Links of one traffic that carry much less than similar ones."""
 
-    ``within_nodes`` means that ``usual_gbps`` is of traffic within nodes, for want of other links between nodes.
-    """
-
-    links: tuple[Link, ...]
-    usual_gbps: float
-    within_nodes: bool
+    links: tuple[Link, ...]  # the slowest first
+    usual_gbps: float  # of similar links
+    within_nodes: bool  # these similar links are within nodes, for want of others between nodes
 
     @property
     def common_node(self) -> str | None:

@@ -23,13 +23,10 @@ _MOST_RANKS_NAMED: Final = 8
 
 
 class Unmatched(NamedTuple):
-    """Stalls whose wait and transfer cannot be separated.
+    """Stalls whose wait and transfer cannot be separated."""
 
-    ``roles`` has a sentence with the reason by role, ``ranks`` ns over all steps by rank.
-    """
-
-    roles: dict[str, str]
-    ranks: dict[int, int]
+    roles: dict[str, str]  # a sentence with the reason, by role
+    ranks: dict[int, int]  # ns over all steps
 
 
 @dataclass(frozen=True, slots=True)

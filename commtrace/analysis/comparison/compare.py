@@ -1,9 +1,6 @@
 """Compare two runs, or several of each side: time, parts of the step, bandwidth, and circumstances.
 
 The noise is that of the steps within each run; that between two starts of a job needs several runs of a side.
-
->>> sides = [[measure_run(path, step_series)] for path in ("runs/before", "runs/after")]  # doctest: +SKIP
->>> compare(*sides).is_slower(threshold=0.05)                                             # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -42,14 +39,11 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepSeries:
-    """Values of each step, ascending: means over the ranks; ``states`` add up to ``wall_ns``.
-
-    ``busbw_gbps`` is 10⁹ bytes per second of matched transfers, by link, of steps with any.
-    """
+    """Values of each step, ascending: means over the ranks."""
 
     wall_ns: FloatArray
-    states: Mapping[State, FloatArray]
-    busbw_gbps: Mapping[Link, FloatArray]
+    states: Mapping[State, FloatArray]  # add up to wall_ns
+    busbw_gbps: Mapping[Link, FloatArray]  # 10⁹ bytes per second of matched transfers, of steps with any
 
     def __add__(self, later: StepSeries) -> StepSeries:
         none = np.zeros(len(self.wall_ns)), np.zeros(len(later.wall_ns))
@@ -138,22 +132,14 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The comparison of two runs, or of several of each side.
+    """The comparison of two runs, or of several of each side."""
 
-    Attributes:
-        runs, steps: number of runs of each side, and least number of steps of its runs.
-        wall_ns: length of a step, mean over the ranks, median over the steps.
-        parts: likewise of each state; largest absolute difference first.
-        busbw_gbps: most changed first.
-        circumstances: versions, environment and layout that differ.
-    """
-
-    runs: tuple[int, int]
-    steps: tuple[int, int]
-    wall_ns: Change
-    parts: Mapping[State, Change]
-    busbw_gbps: Mapping[Link, Change]
-    circumstances: tuple[Difference, ...]
+    runs: tuple[int, int]  # number of runs of each side
+    steps: tuple[int, int]  # least number of steps of each side's runs
+    wall_ns: Change  # mean over the ranks, median over the steps
+    parts: Mapping[State, Change]  # largest absolute difference first
+    busbw_gbps: Mapping[Link, Change]  # most changed first
+    circumstances: tuple[Difference, ...]  # versions, environment and layout that differ
 
     def is_slower(self, threshold: float) -> bool:
         """Return whether a step of the second side is longer by more than ``threshold`` (0.05: 5 %) and the noise."""

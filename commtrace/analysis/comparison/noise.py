@@ -29,16 +29,11 @@ _STUDENT_OF_MORE: Final = 2.1
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A median in two recordings, or the mean of the medians where a side was recorded several times.
+    """A median in two recordings, or the mean of the medians where a side was recorded several times."""
 
-    Attributes:
-        before, after: None where a recording has none.
-        noise: half the width of the 95 % interval of differences by chance; None with too few samples.
-    """
-
-    before: float | None
+    before: float | None  # None where a recording has none
     after: float | None
-    noise: float | None
+    noise: float | None  # half the width of the 95 % interval of differences by chance; None with too few samples
 
     @property
     def difference(self) -> float | None:

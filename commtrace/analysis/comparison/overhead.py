@@ -40,15 +40,12 @@ class RankStamps:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run of the command; times include all its processes and start-up.
+    """One run of the command."""
 
-    ``ranks`` is empty if no training process ended cleanly; the recording's fields are 0 without one.
-    """
-
-    wall_ns: int
-    cpu_ns: int
-    ranks: Sequence[RankStamps]
-    steps: int = 0
+    wall_ns: int  # with all processes and start-up
+    cpu_ns: int  # likewise
+    ranks: Sequence[RankStamps]  # empty if no training process ended cleanly
+    steps: int = 0  # of the recording, as all below; 0 without one
     spans: int = 0
     num_bytes: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -97,24 +94,15 @@ class Recorded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """The cost of recording.
-
-    Attributes:
-        clock: ``optimizer``, or ``wall`` (whole runs) if some run has no process with two stamped steps.
-        step_time: mean over the ranks of their median step, or the wall time of the run.
-        noise: ratios of runs without commtrace, each to the previous one; None for a single pair.
-        step_cpu: of all threads of a rank; None by wall clock.
-        job_cpu: of all processes, start-up included.
-        memory_bytes: None by wall clock, or if no rank stamped steps on both sides.
-    """
+    """The cost of recording."""
 
     pairs: int
-    clock: str
-    step_time: Cost
-    noise: Ratio | None
-    step_cpu: Cost | None
-    job_cpu: Cost
-    memory_bytes: Memory | None
+    clock: str  # optimizer, or wall if some run has no process with two stamped steps
+    step_time: Cost  # mean over the ranks of their median step, or the wall time of the run
+    noise: Ratio | None  # ratios of runs without commtrace, each to the previous one; None for a single pair
+    step_cpu: Cost | None  # of all threads of a rank; None by wall clock
+    job_cpu: Cost  # of all processes, start-up included
+    memory_bytes: Memory | None  # None by wall clock, or if no rank stamped steps on both sides
     recorded: Recorded
 
     def to_json(self) -> JsonObject:

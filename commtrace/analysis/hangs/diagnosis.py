@@ -18,28 +18,22 @@ from commtrace.trace.json_values import JsonObject, fields_to_json
 
 
 class ExaminedRun(NamedTuple):
-    """The run as a whole.
-
-    Attributes:
-        attempt: from 0.
-        missing_ranks: ranks without files.
-        states: number of ranks by state of their files' end.
-        last_written_ns: epoch ns of the last write of any rank; None if unknown.
-        differing_versions: by package that must agree, and version, the ranks.
-    """
+    """The run as a whole."""
 
     id: str
-    attempt: int
+    attempt: int  # from 0
     path: str
     world_size: int
-    missing_ranks: tuple[int, ...]
+    missing_ranks: tuple[int, ...]  # without files
     hosts: tuple[str, ...]
     backend: str
     device: str
-    states: Mapping[str, int]
-    last_written_ns: int | None
+    states: Mapping[str, int]  # number of ranks by state of their files' end
+    last_written_ns: int | None  # epoch ns of the last write of any rank; None if unknown
     versions: Mapping[str, str]
-    differing_versions: Mapping[str, Mapping[str, tuple[int, ...]]]
+    differing_versions: Mapping[
+        str, Mapping[str, tuple[int, ...]]
+    ]  # by package that must agree, and version, the ranks
 
 
 class Failure(NamedTuple):
@@ -54,17 +48,7 @@ class Failure(NamedTuple):
 
 
 class ExaminedRank(NamedTuple):
-    """A rank and the end of its files; see also :class:`commtrace.analysis.hangs.rank_state.Ending`.
-
-    Attributes:
-        exception: type of the uncaught one; None if there was none.
-        exception_at, stack_at: innermost frame outside of libraries, as ``file:line function``.
-        stack: of the main thread when no Python thread could run, innermost first; else empty.
-        keep_out: command that keeps its node out of the next job.
-        failures: communications that raised.
-        dropped: spans that its recorder dropped, by kind.
-        collectives: number launched.
-    """
+    """A rank and the end of its files; see also :class:`commtrace.analysis.hangs.rank_state.Ending`."""
 
     rank: int
     host: str
@@ -73,15 +57,15 @@ class ExaminedRank(NamedTuple):
     last_written_ns: int | None
     behind_ns: int | None
     process: str | None
-    exception: str | None
-    exception_at: str | None
-    stack: tuple[str, ...]
-    stack_at: str | None
+    exception: str | None  # type of the uncaught one
+    exception_at: str | None  # innermost frame outside of libraries, as ``file:line function``
+    stack: tuple[str, ...]  # of the main thread when no Python thread could run, innermost first
+    stack_at: str | None  # innermost frame outside of libraries
     device_uuid: str | None
-    keep_out: str
-    failures: tuple[Failure, ...]
-    dropped: Mapping[str, int]
-    collectives: int
+    keep_out: str  # command that keeps its node out of the next job
+    failures: tuple[Failure, ...]  # communications that raised
+    dropped: Mapping[str, int]  # spans that its recorder dropped, by kind
+    collectives: int  # number launched
     coordinates: Mapping[str, int]
 
 
@@ -111,18 +95,12 @@ class Mismatches:
 
 
 class Hang(NamedTuple):
-    """The stops of communication.
+    """The stops of communication."""
 
-    Attributes:
-        stops: communications that did not end.
-        doing: last activity of the ranks concerned.
-        sentences: the report of it.
-    """
-
-    stops: tuple[Stop, ...]
+    stops: tuple[Stop, ...]  # communications that did not end
     chains: Chains
-    doing: Mapping[int, LastActivity]
-    sentences: tuple[str, ...] = ()
+    doing: Mapping[int, LastActivity]  # last activity of the ranks concerned
+    sentences: tuple[str, ...] = ()  # the report of it
 
     @property
     def is_hung(self) -> bool:
@@ -137,31 +115,22 @@ class Hang(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The contents and gaps of a run's files, and the places where its job hangs or stopped.
-
-    Attributes:
-        recording: options that left something out on purpose.
-        problems: faults of the files.
-        first_failure: None if no rank failed, or nothing shows which was first.
-        flight_recorder: None without dumps.
-        findings: sentences that need attention; empty if the run is healthy.
-        notes: sentences that do not.
-    """
+    """The contents and gaps of a run's files, and the places where its job hangs or stopped."""
 
     run: ExaminedRun
     ranks: tuple[ExaminedRank, ...]
     groups: tuple[GroupCoverage, ...]
     coverage: Coverage
-    recording: tuple[LeftOut, ...]
+    recording: tuple[LeftOut, ...]  # options that left something out on purpose
     drops: tuple[Drops, ...]
     alignment: Alignment
     mismatches: Mismatches
     hang: Hang
-    problems: tuple[str, ...]
-    first_failure: FirstFailure | None
-    flight_recorder: FlightEvidence | None
-    findings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    problems: tuple[str, ...]  # faults of the files
+    first_failure: FirstFailure | None  # None if no rank failed, or nothing shows which was first
+    flight_recorder: FlightEvidence | None  # None without dumps
+    findings: tuple[str, ...] = ()  # need attention; empty if the run is healthy
+    notes: tuple[str, ...] = ()  # need none
 
     @property
     def is_healthy(self) -> bool:

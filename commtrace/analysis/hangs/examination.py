@@ -56,10 +56,9 @@ def examine(
     goes_on: bool | None = None,
     silent: Sequence[RankTrace] = (),
 ) -> Diagnosis:
-    """Return the diagnosis of a run.
+    """Return the diagnosis of a run directory or a loaded run.
 
     Args:
-        source: a run directory or a loaded run.
         now_ns: epoch ns, to judge a running job.
         ask: returns the state of the process that recorded a rank.
         all_ranks: show the activity of every rank, not only of those that a hang concerns.
@@ -173,7 +172,6 @@ def _rank(
 
 
 def _recording(run: Run) -> tuple[LeftOut, ...]:
-    """Return the options that leave something out on purpose, and the ranks on which they were set."""
     found: dict[tuple[str, str], list[int]] = {}
     for rank, trace in run.ranks.items():
         for option, value in trace.recording.items():

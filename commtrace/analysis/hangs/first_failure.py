@@ -41,21 +41,14 @@ _WAIT_FOR_OTHERS: Final = ("/torch/autograd/", "/torch/distributed/")
 
 @dataclass(frozen=True, slots=True)
 class FirstFailure:
-    """The rank that failed first; several if they failed together, or if nothing shows which.
-
-    Attributes:
-        raised: it ended with an exception of its own; else its files break off, or there are none.
-        cut_off: ranks whose communication failed because of it.
-        ended: they ended cleanly, and never came to the communication in which the others failed.
-        ahead_ns: time to the next end (0: right before it) if no failure is known; else None.
-    """
+    """The rank that failed first; several if they failed together, or if nothing shows which."""
 
     ranks: tuple[int, ...]
-    raised: bool
-    cut_off: tuple[int, ...]
-    together: bool = False
-    ended: bool = False
-    ahead_ns: int | None = None
+    raised: bool  # it ended with an exception of its own; else its files break off, or there are none
+    cut_off: tuple[int, ...]  # ranks whose communication failed because of it
+    together: bool = False  # several ranks were gone at the same time
+    ended: bool = False  # cleanly, without coming to the communication in which the others failed
+    ahead_ns: int | None = None  # to the next end (0: right before it) if no failure is known; else None
 
 
 def find_first_failure(
@@ -159,7 +152,6 @@ def _ahead(run: Run, first: Collection[int]) -> tuple[int, bool]:
 
 
 def _looks_by_node(run: Run) -> list[list[PeerLook]]:
-    """Return the looks of the ranks of each host; they share a clock."""
     looks: dict[str, list[PeerLook]] = {}
     for trace in run.ranks.values():
         looks.setdefault(trace.metadata.node, []).extend(trace.gone_peers)

@@ -25,37 +25,24 @@ _MOST_FRAMES: Final = 16
 
 
 class FlightCall(NamedTuple):
-    """A collective that a rank had enqueued.
-
-    Attributes:
-        order: sorts groups of the same members by creation.
-        seq: torch's number.
-        state: ``scheduled``, ``started`` or ``completed``.
-        frames: innermost first.
-    """
+    """A collective that a rank had enqueued."""
 
     rank: int
     members: tuple[int, ...]
-    order: int
+    order: int  # sorts groups of the same members by creation
     operation: str
-    seq: int
-    state: str
-    frames: tuple[str, ...] = ()
+    seq: int  # torch's number
+    state: str  # scheduled, started or completed
+    frames: tuple[str, ...] = ()  # innermost first
 
 
 class FlightGroup(NamedTuple):
-    """The match of a group in the dumps with one of the run.
+    """The match of a group in the dumps with one of the run."""
 
-    Attributes:
-        offset: torch's number minus ours.
-        agreed, compared: of the collectives on both sides, those with equal operations, and all.
-        calls: by rank and our number.
-    """
-
-    offset: int
-    agreed: int
-    compared: int
-    calls: Mapping[tuple[int, int], FlightCall]
+    offset: int  # torch's number minus ours
+    agreed: int  # collectives on both sides with equal operations
+    compared: int  # collectives on both sides
+    calls: Mapping[tuple[int, int], FlightCall]  # by rank and our number
 
 
 def fit_flight_calls(
@@ -73,7 +60,6 @@ def fit_flight_calls(
 
 
 def _numbers(run: Run, calls: Sequence[FlightCall]) -> dict[tuple[tuple[int, ...], int], int]:
-    """Return the group's number in the run, by members and order in the dumps."""
     ours: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, group in sorted(known_groups(run).items(), key=lambda item: item[1].ordinal):
         ours[group.ranks].append(number)
@@ -114,7 +100,6 @@ def _fitted(run: Run, arrivals: Mapping[int, RankArrivals], number: int, calls: 
 
 
 def _operations(run: Run, arrivals: Mapping[int, RankArrivals], number: int) -> dict[tuple[int, int], str]:
-    """Return the operations of a group according to the run, by rank and number."""
     found: dict[tuple[int, int], str] = {}
     for rank, trace in run.ranks.items():
         spans = trace.spans
@@ -156,16 +141,11 @@ class FlightFit(NamedTuple):
 
 
 class FlightState(NamedTuple):
-    """The state of one rank at a stop, from its dump.
-
-    Attributes:
-        arrived: it had enqueued the collective at which others stopped.
-        seq: of that collective, or else of the last one before it.
-    """
+    """The state of one rank at a stop, from its dump."""
 
     rank: int
-    arrived: bool
-    seq: int
+    arrived: bool  # it had enqueued the collective at which others stopped
+    seq: int  # of that collective, or else of the last one before it
     collective_seq_id: int
     operation: str
     state: str

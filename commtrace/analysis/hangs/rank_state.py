@@ -58,20 +58,15 @@ _MOST_IN_FLIGHT: Final = 8
 class Ending:
     """The end of one rank's files.
 
-    Attributes:
-        state: ``ended`` (cleanly), ``running``, ``stopped`` (broken off, no earlier than others) or ``silent`` (broken
-            off while others still wrote, silent though its process lives, or suspended).
-        last_ns: epoch ns of its last write; None if unknown.
-        behind_ns: from then to the last write of any rank, or to now if the run goes on.
-        process: see :mod:`commtrace.trace.processes`; None if unknown.
-        exception: type of the uncaught exception that ended it; else empty.
+    ``state`` is ``ended`` (cleanly), ``running``, ``stopped`` (broken off, no earlier than others) or ``silent``
+    (broken off while others still wrote, silent though its process lives, or suspended).
     """
 
     state: str
-    last_ns: int | None
-    behind_ns: int | None
-    process: str | None
-    exception: str = ""
+    last_ns: int | None  # epoch ns of its last write; None if unknown
+    behind_ns: int | None  # from then to the last write of any rank, or to now if the run goes on
+    process: str | None  # see commtrace.trace.processes; None if unknown
+    exception: str = ""  # type of the uncaught exception that ended it; else empty
 
 
 def find_endings(
@@ -79,10 +74,7 @@ def find_endings(
 ) -> Mapping[int, Ending]:
     """Return the end of each rank.
 
-    Args:
-        now_ns: epoch ns.
-        ask: returns the state of a rank's process.
-        goes_on: True if the job still runs; None to find out.
+    ``ask`` returns the state of a rank's process; ``goes_on`` is None to find out if the job still runs.
     """
     last = {rank: last_word_ns(trace) for rank, trace in run.ranks.items()}
     processes = {rank: None if trace.closed else ask(trace.metadata) for rank, trace in run.ranks.items()}
@@ -155,10 +147,7 @@ class LastSpan(NamedTuple):
 
 
 class OpenCall(NamedTuple):
-    """A communication that was launched and had not ended, in flight for ``for_ns``.
-
-    ``blocking`` is None if unknown; ``state`` on a device is ``scheduled`` or ``started``.
-    """
+    """A communication that was launched and had not ended."""
 
     operation: str
     group: GroupLabel
@@ -166,33 +155,24 @@ class OpenCall(NamedTuple):
     peer: int | None
     bytes: int | None
     dtype: str | None
-    for_ns: int
-    blocking: bool | None
-    state: str | None
+    for_ns: int  # time in flight
+    blocking: bool | None  # training stalls on it; None if unknown
+    state: str | None  # on a device, scheduled or started
 
 
 class LastActivity(NamedTuple):
-    """The activity of a rank at its last write; None for unknown parts.
-
-    Attributes:
-        stood_still_ns: time without progress.
-        open: phases, the innermost first.
-        at: the innermost frame outside of libraries.
-        frames: innermost first.
-        last: its last recorded span.
-        in_flight: the one that blocks training first.
-    """
+    """The activity of a rank at its last write; None for unknown parts."""
 
     step: int | None
     microbatch: int | None
     chunk: int | None
     stage: int | None
-    stood_still_ns: int | None
-    open: tuple[OpenPhase, ...]
-    at: str | None
-    frames: tuple[str, ...]
+    stood_still_ns: int | None  # time without progress
+    open: tuple[OpenPhase, ...]  # the innermost first
+    at: str | None  # the innermost frame outside of libraries
+    frames: tuple[str, ...]  # innermost first
     last: LastSpan | None
-    in_flight: tuple[OpenCall, ...]
+    in_flight: tuple[OpenCall, ...]  # the one that blocks training first
 
 
 def last_activity(run: Run, trace: RankTrace, arrivals: RankArrivals, groups: Mapping[int, Group]) -> LastActivity:

@@ -56,27 +56,18 @@ class Between(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A communication that did not end.
+    """A communication that did not end."""
 
-    Attributes:
-        kind: ``hung``; ``waiting``, which may be usual; or ``unequal``: all ranks ended, after different counts.
-        seq: number at which it stopped; of a message, among those of its direction and tag.
-        operations: calls of the arrived ranks, ranks by operation.
-        arrived, missing, unknown: ranks that had launched it, had not, and members without files.
-        waited_ns: longest wait by its rank's last write; None if unknown.
-        longest_before_ns: longest collective (or message) of the group that ended on the arrived; None without any.
-    """
-
-    kind: str
+    kind: str  # hung; waiting, which may be usual; or unequal: all ranks ended, after different counts
     group: GroupLabel
     group_id: int
-    seq: int
-    operations: Mapping[str, tuple[int, ...]]
+    seq: int  # number at which it stopped; of a message, among those of its direction and tag
+    operations: Mapping[str, tuple[int, ...]]  # calls of the arrived ranks, ranks by operation
     arrived: tuple[int, ...]
     missing: tuple[MissingRank, ...]
-    unknown: tuple[int, ...]
-    waited_ns: int | None
-    longest_before_ns: int | None
+    unknown: tuple[int, ...]  # members without files
+    waited_ns: int | None  # longest wait by its rank's last write; None if unknown
+    longest_before_ns: int | None  # longest of the group that ended on the arrived; None without any
     message: Between | None = None
 
     def to_json(self) -> JsonObject:
@@ -152,7 +143,6 @@ def _missing(absent: Mapping[int, int]) -> tuple[MissingRank, ...]:
 
 
 def _waits(number: int, members: Sequence[int], arrivals: Mapping[int, RankArrivals]) -> dict[int, InFlight]:
-    """Return the oldest collective of the group that each rank has in flight."""
     waits = {}
     for rank in members:
         own = [one for one in arrivals[rank].in_flight if one.group == number and not one.is_p2p]
@@ -253,14 +243,11 @@ def _last(rank: int, waits: Mapping[int, InFlight], arrivals: Mapping[int, RankA
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Ranks that are missing in one communication because they are stuck in another.
-
-    ``stuck_in_stop`` is a position among the stops, None at the end of the chain; ``sure`` if training stalls on it.
-    """
+    """Ranks that are missing in one communication because they are stuck in another."""
 
     ranks: tuple[int, ...]
-    stuck_in_stop: int | None
-    sure: bool
+    stuck_in_stop: int | None  # position among the stops; None at the end of the chain
+    sure: bool  # training is known to stall on it
 
 
 class Root(NamedTuple):
@@ -272,17 +259,11 @@ class Root(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """The graph of waits.
+    """The graph of waits."""
 
-    Attributes:
-        links: by position of a stop, the reasons of its missing ranks.
-        roots: those that hold up most first.
-        cycles: stops that wait for each other in a circle: a deadlock.
-    """
-
-    links: Mapping[int, tuple[Link, ...]]
-    roots: tuple[Root, ...]
-    cycles: tuple[tuple[int, ...], ...]
+    links: Mapping[int, tuple[Link, ...]]  # by position of a stop, the reasons of its missing ranks
+    roots: tuple[Root, ...]  # those that hold up most first
+    cycles: tuple[tuple[int, ...], ...]  # stops that wait for each other in a circle: a deadlock
 
 
 def find_chains(stops: Sequence[Stop], arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending]) -> Chains:
@@ -358,7 +339,6 @@ def _next(links: Sequence[Link]) -> list[int]:
 
 
 def _roots(begin: int, links: Mapping[int, Sequence[Link]], in_cycle: set[int]) -> set[int]:
-    """Return the ranks at the ends of all chains from a stop on."""
     roots: set[int] = set()
     seen = {begin}
     waiting = [begin]

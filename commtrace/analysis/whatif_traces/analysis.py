@@ -115,8 +115,6 @@ def _measured_steps(trace: WhatIfTrace) -> Int64:
 
 
 class _Operation(NamedTuple):
-    """An operation of one step of one replica."""
-
     optype: str
     seq: int
     stage: int
@@ -124,8 +122,6 @@ class _Operation(NamedTuple):
 
 @dataclass
 class _Model:
-    """Operations of one replica and step: their dependencies, and the members of each communication."""
-
     index: dict[_Operation, int]
     waits_for: dict[_Operation, list[_Operation]] = field(default_factory=dict)
     communications: list[list[_Operation]] = field(default_factory=list)
@@ -143,20 +139,13 @@ class _Model:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The dependencies of all rows of a trace.
-
-    Attributes:
-        duration_of_edge: by edge, the row whose duration is its weight; one past the last row for none.
-        last_nodes: the ends of each step, of shape (steps, ends).
-        is_communication: rows whose duration is a transfer, after the last participant has started.
-        transfer_ns: of these rows, as measured; else 0.
-    """
+    """The dependencies of all rows of a trace."""
 
     replay: ReplayGraph
-    duration_of_edge: Int64
-    last_nodes: Int64
-    is_communication: Bool
-    transfer_ns: Int64
+    duration_of_edge: Int64  # by edge, the row whose duration is its weight; one past the last row for none
+    last_nodes: Int64  # the ends of each step, of shape (steps, ends)
+    is_communication: Bool  # rows whose duration is a transfer, after the last participant has started
+    transfer_ns: Int64  # of these rows, as measured; else 0
 
     def step_times(self, durations_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return step durations, shape (scenarios, steps), from durations, shape (scenarios, rows)."""
@@ -272,8 +261,6 @@ def _pairs(stages: Sequence[_Stage]) -> Iterator[list[_Operation]]:
 
 
 class _Stage:
-    """One stage of the first replica in the first step."""
-
     def __init__(self, trace: WhatIfTrace, model: _Model, number: int, stages: int) -> None:
         self.number = number
         self.effective: dict[str, list[_Operation]] = {}
@@ -288,7 +275,6 @@ class _Stage:
         self._trace = trace
 
     def add(self, *, data_parallel: bool, overlapped: bool) -> None:
-        """Add the dependencies of this stage."""
         computes = self._of(_FORWARD, _BACKWARD)
         self._model.chain(computes)
         for optype in _PEER_OF:
@@ -307,7 +293,6 @@ class _Stage:
         self._end_of_step(computes, data_parallel=data_parallel, overlapped=overlapped)
 
     def _of(self, *optypes: str) -> list[_Operation]:
-        """Return the stage's operations of these types, by start."""
         return [operation for operation in self._operations if operation.optype in optypes]
 
     def _start(self, operation: _Operation) -> int:

@@ -27,15 +27,10 @@ class WhatIfTrace:
     """The rows of such a trace, sorted by operation of the model-parallel group, then replica and step.
 
     Every replica and step runs the same operations: row ``operation · copies + copy`` is the one of a copy.
-
-    Attributes:
-        sizes: of the job: ``dp_size``, ``pp_size``, ``vpp_size``, ….
-        steps: step numbers, ascending.
-        start_ns: since the start of its step.
     """
 
-    sizes: Mapping[str, int]
-    steps: Int64
+    sizes: Mapping[str, int]  # of the job: dp_size, pp_size, vpp_size, …
+    steps: Int64  # ascending
     copies: int
     optype: npt.NDArray[np.str_]
     stage: Int64
@@ -45,7 +40,7 @@ class WhatIfTrace:
     dp_rank: Int64
     rank: Int64
     step: Int64
-    start_ns: Int64
+    start_ns: Int64  # since the start of its step
     duration_ns: Int64
 
     @property
@@ -125,9 +120,7 @@ def _what_is_irregular(run: Run, steps: Int64, operation: Sequence[Int64], step:
 
 
 class _Rows(NamedTuple):
-    """The operations of one rank, column by column; ``optype`` is a position in a list of types."""
-
-    optype: Int64
+    optype: Int64  # position in a list of types
     stage: Int64
     seq: Int64
     chunk: Int64

@@ -32,7 +32,7 @@ def pack(columns: Sequence[npt.NDArray[np.generic]]) -> Int64:
 
 def numbered(column: npt.NDArray[np.generic]) -> Int64:
     """Return numbers from 0 that are equal exactly where the values are; meant for few distinct values."""
-    # Runs of equal values are common (a rank talks to one group for a while), and what is left is soon sorted.
+    # Runs of equal values are common (a rank talks to one group for a while), and the rest is soon sorted.
     changes = np.ones(len(column), np.bool_)
     changes[1:] = column[1:] != column[:-1]
     _, number = grouped(column.compress(changes))

@@ -19,7 +19,7 @@ QUARTILES_APART: Final = 1.349
 """Distance of the quartiles in standard deviations."""
 
 MEDIAN_DISTANCE: Final = 0.6745
-"""Median distance from the middle in standard deviations; also the median of what lies above the middle."""
+"""Median distance from the middle in standard deviations; also the median of the upper half."""
 
 LOWER_QUARTILE_OF_DISTANCE: Final = 0.3186
 """Lower quartile of the distances from the middle in standard deviations."""

@@ -1,4 +1,4 @@
-"""The sentence of a summary that says what costs most, and where to look."""
+"""The sentence of a summary on the largest loss, and where to look."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _exposed(ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: S
 
 
 def _for_whom(awaited: Sequence[Awaited]) -> str:
-    """Return the rank that stands out among those waited for, and what it did meanwhile."""
+    """Return the rank that stands out among those waited for, and its activity meanwhile."""
     if not awaited or not awaited[0].stands_out:
         return ": balance the ranks."
     return f", most of all {awaited[0].in_words()}. {awaited[0].next_step}"

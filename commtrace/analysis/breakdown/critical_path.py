@@ -195,7 +195,7 @@ class _Stand(NamedTuple):
 
     begin: int  # arrival of its own rank
     ready: int  # arrival of the last participant
-    last_rank: int  # that participant; its own rank if it waited for nobody, −1 if unknown
+    last_rank: int  # that participant; its own rank without a wait, −1 if unknown
     role: str
 
 
@@ -222,7 +222,7 @@ class _Lanes:
             if stand is None:
                 yield Piece(since, now, rank, interval.kind)
             elif stand.last_rank == rank and now <= stand.ready:
-                yield Piece(since, now, rank, HOST)  # it stood, and had not launched yet what it stood for
+                yield Piece(since, now, rank, HOST)  # it stalled on a communication that it had not launched yet
             elif stand.last_rank not in self._run.ranks or now < stand.ready or stand.last_rank in left:
                 yield Piece(since, now, rank, UNKNOWN, stand.role)
             else:
@@ -230,7 +230,7 @@ class _Lanes:
                 residual = self._residual_between(rank, stand.last_rank)
                 yield Piece(since, now, rank, TRANSFER, stand.role, uncertain=now - since < residual)
                 if stand.last_rank != rank and since - stand.begin <= residual:
-                    # Which of the two came last cannot be told: what lies between their arrivals is nobody's.
+                    # The last of the two is unknown, so the time between their arrivals belongs to neither.
                     arrived = max(stand.begin, begin)
                     yield Piece(arrived, since, rank, UNKNOWN, stand.role, uncertain=True)
                     since = arrived
@@ -285,7 +285,7 @@ class _Lane:
             stand=np.where(is_stand, segments.winner - work, -1),
             begin=np.append(spans.start, 0)[communication],
             ready=np.append(ready_times.ready, 0)[communication],
-            last_rank=awaited[communication],  # of what was not recorded, row −1, the last one: not known
+            last_rank=awaited[communication],  # unrecorded communication has row −1, the last one: unknown
             role=ready_times.role[stalls.row],
             words=roles.words,
         )
@@ -318,7 +318,7 @@ def _kind(state: State) -> str:
 
 
 def _awaited_rank(spans: Spans, rank: int, own: RankMatches) -> Int64:
-    """Return, by communication row, the awaited rank: its own if it waited for nobody or came last, −1 if unknown."""
+    """Return, by communication row, the awaited rank: its own without a wait or if it came last, −1 if unknown."""
     awaited = own.last_rank.astype(np.int64)
     messages = np.flatnonzero(spans.kind == schema.P2P)
     if spans.op_in_seq[messages].any():

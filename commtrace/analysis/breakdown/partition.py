@@ -158,6 +158,7 @@ class _Lanes:
     length_ns: Int64
 
     def stalled(self) -> Int64:
+        """Return the positions in ``segment`` at which the lane stalls."""
         return np.flatnonzero((self.is_wait | self.is_transfer)[self.segment])
 
     def time_per_state(self) -> Int64:

@@ -43,7 +43,7 @@ def divide(claims: Iterable[PartIntervals], begin: int, end: int) -> list[int]:
     starts = np.concatenate([np.zeros(0, np.int64), *(np.clip(one.start, begin, end) for one in ordered)])
     ends = np.concatenate([np.zeros(0, np.int64), *(np.clip(one.end, begin, end) for one in ordered)])
     segments = paint(starts, ends, np.arange(len(part)), np.array([begin, end], np.int64))
-    owner = np.append(part, UNKNOWN)[segments.winner]  # a segment that nobody claims has the winner −1: the last one
+    owner = np.append(part, UNKNOWN)[segments.winner]  # an unclaimed segment has the winner −1: the last one
     ns = np.zeros(len(PARTS), np.int64)
     np.add.at(ns, owner, np.diff(segments.edges))
     return [int(time) for time in ns]

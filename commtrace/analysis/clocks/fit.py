@@ -36,7 +36,7 @@ _LIKELY_DRIFT: Final = 200e-6
 # A round that changes no clock by more is the last one; the rough fit only has to show which drifts can be seen.
 _ROUGH_NS: Final = 10.0
 _PRECISE_NS: Final = 0.1
-# A drift that the observations do not show is not applied: it would bend durations by what is only noise.
+# A drift that the observations do not show is not applied: its noise would bend durations.
 _SIGMAS_OF_A_DRIFT: Final = 3.0
 _FEW_READINGS: Final = 20
 

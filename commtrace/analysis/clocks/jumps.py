@@ -250,7 +250,7 @@ def without_drift(time: Float64, difference: Float64) -> Float64:
     if not len(time) or time[-1] <= time[0]:
         return difference
     # The median over pairs a tenth of the time apart, few of which hold a jump. By time, not by number: of readings
-    # that come in bursts, as those of a step do, neighbours tell only their noise.
+    # that come in bursts, as those of a step do, neighbours show only noise.
     later = np.searchsorted(time, time + (time[-1] - time[0]) / 10)
     earlier = np.flatnonzero(later < len(time))
     later = later[earlier]

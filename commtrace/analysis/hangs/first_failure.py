@@ -71,7 +71,7 @@ def find_first_failure(
     earliest = _surely_first(broken, endings, in_order - {*left})
     gone, agreed = _gone_at_first(run, earliest or broken, lost)
     if not lost and not raised and _hung_before(gone or earliest, stops, endings):
-        return None  # Whoever ended a job that hung says nothing of why it did.
+        return None  # The end of a job that hung does not show why it hung.
     if gone and not (earliest or lost or raised):
         ahead_ns, is_alone = _ahead(run, gone)
         if not is_alone:
@@ -101,7 +101,7 @@ def find_first_failure(
 def _ended_badly(ending: Ending, goes_on: bool) -> bool:
     if ending.exception or ending.state == STOPPED:
         return True
-    # Of a process on another host nothing is known: while the job goes on, it may only be frozen.
+    # A process on another host is unknown: while the job goes on, it may only be frozen.
     return ending.state == SILENT and (ending.process == GONE or (ending.process is None and not goes_on))
 
 
@@ -122,8 +122,8 @@ def _gone_at_first(run: Run, broken: Collection[int], lost: Collection[int]) -> 
     """Return the broken ranks that others saw end first, and whether all observers agree."""
     seen = []
     for one in run.ranks.values():
-        # The launcher kills the others soon, so the first look that found somebody is the one that counts. Where it
-        # found a rank that had been cut off, what cut it off was on another host, or not seen.
+        # The launcher kills the others soon, so the first look that found an end counts. If that was
+        # a rank that had been cut off, the cause was on another host, or not seen.
         look = next((look.ended for look in one.gone_peers if not {*broken, *lost}.isdisjoint(look.ended)), ())
         if look and set(lost).isdisjoint(look):
             seen.append(set(broken) & set(look))
@@ -143,7 +143,7 @@ def _ahead(run: Run, first: Collection[int]) -> tuple[int, bool]:
         if not own:
             continue
         others = sorted(at_ns for rank, at_ns in ends.items() if rank not in first)
-        # Where no other end was seen, the last look is how long somebody was still there.
+        # Without another end, ranks were still there at the last look.
         times = [min(own), *others, max(look.at_ns for look in looks)]
         gap, *later = [after - before for before, after in itertools.pairwise(times)]
         ahead.append(gap)
@@ -202,7 +202,7 @@ def _surely_first(broken: Collection[int], endings: Mapping[int, Ending], in_ord
     if not broken or any(ending.last_ns is None for ending in endings.values()):
         return ()
     ascending = sorted(endings, key=lambda rank: endings[rank].last_ns or 0)
-    # A rank that had nothing more to do and ended in order, long before, is no failure.
+    # A rank that had nothing more to do and ended cleanly, long before, is no failure.
     ranks = list(itertools.dropwhile(lambda rank: rank in in_order, ascending))
     for number, (rank, later) in enumerate(itertools.pairwise(ranks), start=1):
         if rank not in broken:

@@ -86,7 +86,7 @@ def _fitted(run: Run, arrivals: Mapping[int, RankArrivals], number: int, calls: 
     for rank, own in by_rank.items():
         launched = arrivals[rank].launched.get(number, 0) if rank in arrivals else 0
         if launched:
-            # Both count what was launched last, give or take what came after the one or the other was written.
+            # Both count the last launches, but for those after one of the two was written.
             ends = max(call.seq for call in own) - (launched - 1)
             offsets.update(range(ends - 2, ends + 3))
         for call in own[-_FAR:]:

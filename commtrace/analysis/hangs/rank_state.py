@@ -103,11 +103,11 @@ def _state(trace: RankTrace, behind: int | None, process: str | None, goes_on: b
     if trace.closed:
         return ENDED
     if process == SUSPENDED:
-        return SILENT  # Its last word may be recent: no other will come.
+        return SILENT  # Its last write may be recent: no other will come.
     if behind is not None and behind > _allowed_ns(trace) + _SLACK_NS:
         return SILENT
     if process == GONE:
-        # Its last word may be recent and its process gone all the same.
+        # Its last write may be recent and its process gone all the same.
         return SILENT if goes_on else STOPPED
     return RUNNING if goes_on else STOPPED
 

@@ -106,7 +106,7 @@ def _collective(
         return None
     behind, front = min(arrived.values()), max(arrived.values())
     if front == behind:
-        # All there are had arrived: what somebody has not come out of has stopped by itself.
+        # All known members had arrived: one that some rank has not left has stopped.
         common = min((one.seq for one in waits.values()), default=-1)
         if common < 0 or _went_on(number, common, arrivals):
             return None
@@ -114,7 +114,7 @@ def _collective(
     absent = {rank: count - 1 for rank, count in arrived.items() if count <= behind}
     there = tuple(rank for rank, count in arrived.items() if count > behind)
     here = {rank: one for rank, one in waits.items() if one.seq == behind and rank in there}
-    # Where the steps were not to be recorded, nothing is in flight for all we know; but the numbers have stopped.
+    # Unrecorded steps show nothing in flight, but their numbers have stopped.
     unrecorded = [arrivals[rank].stood_still_ns for rank in there if run.ranks[rank].recording]
     waited = max((one.age_ns for one in here.values()), default=max(unrecorded, default=0) or None)
     longest = max((arrivals[rank].longest_ns.get(number, -1) for rank in there), default=-1)
@@ -168,11 +168,11 @@ def _kind(
     if all(state == ENDED for state in states.values()):
         return UNEQUAL if absent and _counts_are_sure(run, states) else None
     if waited is None:
-        # Whoever is ahead wrote his last word later, or what he waits for was not recorded: no hang by itself.
+        # The ranks ahead wrote later, or their wait was not recorded: that alone is no hang.
         gone = any(states[rank] in (ENDED, SILENT) for rank in absent)
         return WAITING if gone else None
     if any(states[rank] == SILENT and endings[rank].process in (SUSPENDED, GONE) for rank in absent):
-        return HUNG if waited >= SHORTEST_HANG_NS else WAITING  # whoever is waited for does not come
+        return HUNG if waited >= SHORTEST_HANG_NS else WAITING  # the awaited rank will not come
     running = any(state == RUNNING for state in states.values())
     least = max(SHORTEST_HANG_NS, _TIMES_LONGEST * longest)
     if running and longest < 0:
@@ -291,8 +291,8 @@ def _stuck_in(
     stuck = {}
     for rank, own in arrivals.items():
         if endings[rank].state in (ENDED, SILENT):
-            continue  # Whatever it waited for when it wrote its last word, it does no more.
-        for one in own.in_flight:  # What blocks training comes first.
+            continue  # It has ended its wait since its last write.
+        for one in own.in_flight:  # The one that blocks training comes first.
             seq = one.number if one.is_p2p and one.seq >= 0 else one.seq
             found = by_wait.get((rank, one.group, seq, one.is_p2p))
             if found is not None and one.age_ns >= SHORTEST_HANG_NS and rank not in stuck:

@@ -238,7 +238,7 @@ def find_findings(diagnosis: Diagnosis) -> tuple[list[str], list[str]]:
         *_mismatches(diagnosis),
     ]
     notes = [*_notes(diagnosis)]
-    # What the reader says of missing ranks and torn files is its own; earlier runs in the directory are no fault.
+    # The reader reports missing ranks and torn files; earlier runs in the directory are no fault.
     for problem in diagnosis.problems:
         (notes if "were left out; shown is run" in problem else findings).append(problem)
     return findings, notes
@@ -270,7 +270,7 @@ def hang_findings(diagnosis: Diagnosis) -> Iterable[str]:
 def silence_findings(diagnosis: Diagnosis, besides: Sequence[int] = ()) -> Iterable[str]:
     """Yield the ranks that are silent though others write or their process lives, but for those ``besides``."""
     silent = [one for one in diagnosis.ranks if one.state == SILENT and one.rank not in besides]
-    silent.sort(key=lambda one: -(one.behind_ns or 0))  # who fell silent first
+    silent.sort(key=lambda one: -(one.behind_ns or 0))  # the first to fall silent
     for one in silent[:_MOST_SILENT]:
         yield silence_words(one)
     if len(silent) > _MOST_SILENT:
@@ -300,7 +300,7 @@ def _first_failure(diagnosis: Diagnosis) -> Iterable[str]:
         yield f"{who}, with {exception_words(own[0])}; its message is in the log."
         return
     cut_off = _cut_off(first, "it was")
-    # Who was suspended, or held its interpreter, until all were killed leaves the same.
+    # A rank that was suspended, or held its interpreter, until all were killed leaves the same.
     frozen = ", or frozen until all were killed" if own[0].state == SILENT and not first.cut_off else ""
     yield (
         f"{who}, whose files break off: killed or crashed below Python{frozen}; its log and dmesg say which.{cut_off}"

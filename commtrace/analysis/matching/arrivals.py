@@ -65,7 +65,7 @@ class RankArrivals:
     """
 
     launched: Mapping[int, int] = field(default_factory=dict)  # number of collectives
-    arrived: Mapping[int, int] = field(default_factory=dict)  # by the device, or others that completed it
+    arrived: Mapping[int, int] = field(default_factory=dict)  # begun by the device, or completed by others
     ended: Mapping[int, int] = field(default_factory=dict)  # one more than the highest number known to have ended
     longest_ns: Mapping[int, int] = field(default_factory=dict)  # ended collectives
     longest_message_ns: Mapping[int, int] = field(default_factory=dict)  # ended messages
@@ -85,7 +85,7 @@ def find_arrivals(run: Run) -> dict[int, RankArrivals]:
             least[group] = max(least.get(group, 0), count)
     groups = known_groups(run)
     sent = _sent_by(run, send)
-    # Who ended in order has told of everything.
+    # A rank that ended cleanly has reported everything.
     return {
         rank: own
         if run.ranks[rank].closed
@@ -224,7 +224,7 @@ def _in_flight(trace: RankTrace) -> Iterable[InFlight]:
     spans = trace.spans
     for one in trace.in_flight:
         if one.seq >= 0 and ((spans.group == one.group) & (spans.seq == one.seq) & (spans.peer == one.peer)).any():
-            continue  # It ended just before the rank's last word.
+            continue  # It ended just before the rank's last write.
         age = 0 if trace.last_written_ns is None or not one.start else max(0, trace.last_written_ns - one.start)
         yield InFlight(
             operation=one.operation,

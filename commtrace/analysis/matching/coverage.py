@@ -1,4 +1,4 @@
-"""Find what a recording holds, what it lost, and what it cannot have seen, also per group."""
+"""Find the recorded, lost and invisible communication of a recording, also per group."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def _messages(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
             under_way[one.group] = under_way.get(one.group, 0) + 1
     groups, counts = np.unique(spans.group[rows], return_counts=True)
     recorded = dict(zip(groups.tolist(), counts.tolist(), strict=True))
-    # Two messages of a rank to itself, or one from anybody that never ended, have no number of their own.
+    # Two messages of a rank to itself, or one from any rank that never ended, have no number of their own.
     return {
         number: Seen(
             rank=trace.rank,

@@ -368,7 +368,7 @@ def bucket(rows: Rows) -> Buckets:
     own, peer, is_send = rows.rank[p2p], spans.peer[p2p], rows.is_send[p2p]
     pair = np.full(len(spans), schema.NOT_APPLICABLE, np.int64)
     pair[p2p] = pack((np.where(is_send, own, peer), np.where(is_send, peer, own)))
-    # The seq of a P2P counts its pair alone; only collectives of one bracket need the index to tell them apart.
+    # The seq of a P2P counts its pair alone; only collectives of one bracket need the index.
     op_in_seq = spans.op_in_seq.copy()
     op_in_seq[p2p] = 0
     key = pack((numbered(spans.group), pair, spans.seq, op_in_seq))

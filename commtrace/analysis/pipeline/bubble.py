@@ -371,7 +371,7 @@ def _parts(causes: list[Cause]) -> tuple[int, int, int] | tuple[None, None, None
         return float(np.mean([getattr(cause, name) / cause.steps for cause in causes]))
 
     # Without transfers a stage can come to wait for another one: that is no negative share of the transfers, but part
-    # of what is left over, the variation.
+    # of the rest, the variation.
     return (
         max(round(mean("as_replayed") - mean("without_transfers")), 0),
         round(mean("with_means") - mean("with_equal_stages")),

@@ -88,7 +88,7 @@ class Pipeline:
 
 
 class Actions(NamedTuple):
-    """The actions of a rank in a step, in order: F, B, I or W, with microbatch and chunk."""
+    """The sequence of a rank's actions in a step: F, B, I or W, with microbatch and chunk."""
 
     letter: npt.NDArray[np.str_]
     microbatch: Int32

@@ -83,7 +83,7 @@ def _step_times(launch: Run) -> Iterable[StepTime]:
 
 def repeated_steps(launches: Sequence[LaunchSteps]) -> list[RepeatedStep]:
     """Return the steps that ran more than once, ascending; launches are oldest first."""
-    # Without numbers of the program's own, nobody knows which steps of two launches are the same.
+    # Only numbers of the program's own identify the steps of two launches.
     comparable = launches if all(launch.is_numbered for launch in launches) else launches[-1:]
     by_step: dict[int, list[StepTime]] = {}
     for launch in comparable:

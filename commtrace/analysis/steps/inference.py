@@ -98,10 +98,10 @@ def _period(words: npt.NDArray[np.int32]) -> _Period | None:
     anchors = np.flatnonzero(words == word)
     usual = _usual_block(words, anchors)
     whole = [_holds(words[begin:end], usual) for begin, end in pairwise(anchors)]
-    # What lies before the first and after the last whole block is set-up, evaluation, the end.
+    # Before the first and after the last whole block are set-up, evaluation and the end.
     first, last = int(np.argmax(whole)), len(whole) - int(np.argmax(whole[::-1]))
     blocks = anchors[first : last + 1]
-    # The ends of the sequence may cut a block in two: what there is of it can still hold where a step begins.
+    # The ends of the sequence may cut a block in two: its remainder may still hold the begin of a step.
     before, after = words[: anchors[0]], words[anchors[-1] :]
     if first == 0 and _common(before[::-1], usual[::-1]) == min(len(before), length):
         blocks = np.append(anchors[0] - length, blocks)

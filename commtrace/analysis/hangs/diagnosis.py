@@ -31,9 +31,7 @@ class ExaminedRun(NamedTuple):
     states: Mapping[str, int]  # number of ranks by state of their files' end
     last_written_ns: int | None  # epoch ns of the last write of any rank; None if unknown
     versions: Mapping[str, str]
-    differing_versions: Mapping[
-        str, Mapping[str, tuple[int, ...]]
-    ]  # by package that must agree, and version, the ranks
+    differing_versions: Mapping[str, Mapping[str, tuple[int, ...]]]  # ranks by package that must agree, version
 
 
 class Failure(NamedTuple):

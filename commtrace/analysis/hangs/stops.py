@@ -291,7 +291,7 @@ def _stuck_in(
     stuck = {}
     for rank, own in arrivals.items():
         if endings[rank].state in (ENDED, SILENT):
-            continue  # It has ended its wait since its last write.
+            continue  # A rank that ended or fell silent waits for nothing any more.
         for one in own.in_flight:  # The one that blocks training comes first.
             seq = one.number if one.is_p2p and one.seq >= 0 else one.seq
             found = by_wait.get((rank, one.group, seq, one.is_p2p))

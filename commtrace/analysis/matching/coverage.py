@@ -116,7 +116,7 @@ def _roles_that_communicated(run: Run, roles: Roles) -> set[str]:
 
 
 class Seen(NamedTuple):
-    """The numbers of one group that one rank recorded, as counts."""
+    """The numbers of one group that one rank recorded, and counts of them."""
 
     rank: int
     first: int | None  # lowest; None without any

@@ -25,7 +25,7 @@ ONLY_KERNELS: Final = (
     "Stragglers were not looked for: kernels tell when a rank computes, not which microbatch or phase. How long each "
     "rank waited, and how long others waited for it, is in the summary (wait_ns and blame_ns with --json)."
 )
-"""Explains why a trace of kernels has no stragglers."""
+"""The reason that a trace of kernels has no stragglers."""
 
 
 def communication_rows(spans: Spans) -> Bool:

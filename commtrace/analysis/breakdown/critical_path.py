@@ -308,6 +308,7 @@ class _Lane:
 
 
 def _kinds(roles: Roles) -> Int64:
+    """Return the position in :data:`KINDS` of each state of the run; stalled states are never looked up."""
     return np.array([KINDS.index(_kind(state)) for state in states_of(roles.words)], np.int64)
 
 

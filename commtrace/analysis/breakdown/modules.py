@@ -144,6 +144,7 @@ def _add(
 
 
 def _exposed_inside(trace: RankTrace, rows: Int64, stalled_ns: Int64) -> Int64:
+    """Return, by row, the time of stalls that began inside of it."""
     spans = trace.spans
     if not len(rows):
         return np.zeros(0, np.int64)

@@ -177,6 +177,7 @@ def _in_order(block: Block) -> Block:
 
 
 def _clocks_earliest_first(run: Run) -> list[ClockKey]:
+    """Return the clocks, ordered by the wall-clock begin of their first span."""
     begins: dict[ClockKey, tuple[int, int]] = {}
     for rank, trace in run.ranks.items():
         begin = (_wall_clock_begin(trace), rank)

@@ -97,6 +97,7 @@ def _on_reference(times: Int64, steps: Int32, clock: Int64, clocks: Sequence[Pie
 
 
 def _sure(times: Int64, steps: Int32, clock: Int64, clocks: Sequence[PiecewiseClock]) -> Bool:
+    """Return a mask of the readings whose part of a stepped clock is known."""
     sure = np.ones(len(times), np.bool_)
     for number, own in enumerate(clocks):
         if own.starts:

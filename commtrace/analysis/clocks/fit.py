@@ -75,6 +75,7 @@ def _changes(values: Int64) -> npt.NDArray[np.bool_]:
 
 
 def _ends(run: Run, keys: Sequence[tuple[str, str]]) -> tuple[Any, ...]:
+    """Return group, seq, clock, end and step of the synchronising collectives of all ranks."""
     number = {key: position for position, key in enumerate(keys)}
     rows = [_synchronising(run, block) for block in run.blocks]
     seqs = [block.spans.seq[own] for block, own in zip(run.blocks, rows, strict=True)]

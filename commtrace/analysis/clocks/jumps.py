@@ -185,6 +185,7 @@ def _length(pair: _Series, first: int, last: int) -> int:
 
 
 def _culprit(jump: _Jump, pairs: Sequence[_Series]) -> int:
+    """Return the clock whose differences with others jump too; of equals the one that is not the reference."""
     return max(jump.clocks, key=lambda clock: (_evidence(jump.of(clock), jump.clocks, pairs), clock))
 
 
@@ -205,6 +206,7 @@ def _vote(step: ClockStep, pair: _Series) -> int:
 
 
 def _sides(step: ClockStep, pair: _Series) -> tuple[Int64, Int64]:
+    """Return positions of the last readings surely before this step, and of the first after it."""
     first, last = step.steps
     if first >= 0 and (pair.step >= 0).all():
         before, after = pair.step < first, pair.step > last

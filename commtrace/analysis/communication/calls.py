@@ -173,6 +173,7 @@ def _calls(known: CallRows, rows: Int64) -> Calls:
 
 
 def _hidden(block: Block, rows: Int64, duration: Int64) -> Int64:
+    """Return the time in flight of each row without a stall of its lane."""
     spans = block.spans
     traced = is_kernel_trace(spans)
     known = np.flatnonzero(spans.kind == (schema.KERNEL if traced else schema.STALL))

@@ -299,6 +299,7 @@ def _bandwidth(operation: str, group_size: int, sums: CallSums) -> tuple[float |
 
 
 def _needed(operation: str, group_size: int, sums: CallSums, compute_ns: int) -> float | None:
+    """Return the bytes on the bus over the compute of all ranks, GB/s."""
     if not compute_ns or sums.unsized or not _has_bandwidth(operation, group_size):
         return None
     return _on_the_bus(operation, group_size, sums.all) / compute_ns or None

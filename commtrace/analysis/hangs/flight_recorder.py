@@ -60,6 +60,7 @@ def fit_flight_calls(
 
 
 def _numbers(run: Run, calls: Sequence[FlightCall]) -> dict[tuple[tuple[int, ...], int], int]:
+    """Return the group's number in the run, by members and order in the dumps."""
     ours: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, group in sorted(known_groups(run).items(), key=lambda item: item[1].ordinal):
         ours[group.ranks].append(number)

@@ -164,6 +164,7 @@ def _kind(
     longest: int,
     endings: Mapping[int, Ending],
 ) -> str | None:
+    """Return the kind of a stop; None where nothing is wrong."""
     states = {rank: endings[rank].state for rank in (*there, *absent)}
     if all(state == ENDED for state in states.values()):
         return UNEQUAL if absent and _counts_are_sure(run, states) else None
@@ -339,6 +340,7 @@ def _next(links: Sequence[Link]) -> list[int]:
 
 
 def _roots(begin: int, links: Mapping[int, Sequence[Link]], in_cycle: set[int]) -> set[int]:
+    """Return the ranks at the ends of all chains from a stop on."""
     roots: set[int] = set()
     seen = {begin}
     waiting = [begin]

@@ -227,6 +227,7 @@ def differences(run: Run, rows: Rows, buckets: Buckets) -> dict[str, Bool]:
 
 
 def _same_side(rows: Rows, buckets: Buckets) -> Bool:
+    """Return the pairs of two sends, or of two receives."""
     found = np.zeros(len(buckets.first), np.bool_)
     pairs = np.flatnonzero(buckets.size == 2)
     one, other = buckets.order[buckets.first[pairs]], buckets.order[buckets.first[pairs] + 1]

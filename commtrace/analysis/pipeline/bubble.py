@@ -2,8 +2,8 @@
 
 Measured is each stall on pipeline P2P before its last participant arrived. For the causes, the step is replayed with
 ever more ideal durations: ``p2p`` is the bubble that zero transfers remove (at least 0), ``variation`` that of mean
-forwards and backwards per stage, ``imbalance`` that of equal stages; ``schedule`` is the rest. They add up to the
-measured bubble.
+forwards and backwards per stage, ``imbalance`` that of equal stages. ``schedule`` is the rest, which only another
+schedule or more microbatches can remove. They add up to the measured bubble.
 """
 
 from __future__ import annotations
@@ -167,6 +167,7 @@ def replayed_bubbles(run: Run, program: Program, roles: Roles, ideal: Ideal) -> 
 
 
 def _between_stages(run: Run, trace: RankTrace, roles: Roles) -> Bool:
+    """Return a mask of the pipeline's point-to-point rows and stalls on them."""
     return np.asarray(is_p2p(run, trace.spans) & (roles.ranks[trace.rank].role == roles.code(PIPELINE)))
 
 
@@ -268,6 +269,7 @@ _NO_PIPELINE: Final = _Bounds(_NEVER, _NEVER)
 
 
 def _pipeline_bounds(run: Run) -> dict[tuple[int, int], _Bounds]:
+    """Return the bounds by pipeline and step."""
     bounds: dict[tuple[int, int], _Bounds] = {}
     for trace in run.ranks.values():
         replica = _replica(trace)
@@ -280,6 +282,7 @@ def _pipeline_bounds(run: Run) -> dict[tuple[int, int], _Bounds]:
 
 
 def _own_bounds(spans: Spans) -> dict[int, _Bounds]:
+    """Return the bounds of one rank, by step with both forwards and backwards."""
     forward, backward = (np.flatnonzero(spans.kind == kind) for kind in (schema.FORWARD, schema.BACKWARD))
     begun = forward[np.lexsort((spans.start[forward], spans.step[forward]))]
     first = begun[np.diff(spans.step[begun], prepend=np.iinfo(np.int32).min) != 0]

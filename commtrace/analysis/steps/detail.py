@@ -56,7 +56,7 @@ class Discarded(NamedTuple):
     ranks: int
     segments: int
     num_bytes: int
-    last_step: int
+    last_step: int  # −1 before the first
     at_ns: int
 
     def to_json(self) -> JsonObject:

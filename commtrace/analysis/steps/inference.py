@@ -132,6 +132,7 @@ def _usual_block(words: npt.NDArray[np.int32], anchors: Int64) -> npt.NDArray[np
 
 
 def _holds(block: npt.NDArray[np.int32], usual: npt.NDArray[np.int32]) -> bool:
+    """Return whether ``usual`` is a subsequence of the block: a barrier at a checkpoint may come between."""
     if len(block) == len(usual):
         return bool(np.array_equal(block, usual))
     following = iter(block.tolist())
@@ -161,6 +162,7 @@ def _gaps(spans: Spans, rows: Int64, period: _Period) -> Int64:
 
 
 def _boundaries(spans: Spans, rows: Int64, first_of_step: Int64) -> Int64:
+    """Return the begins of steps: the end of the operation before the first of each."""
     first_of_step = first_of_step[(first_of_step >= 0) & (first_of_step <= len(rows))]
     start = np.append(spans.start[rows], np.iinfo(np.int64).max)[first_of_step]
     before = np.maximum.accumulate(spans.end[rows])[np.maximum(first_of_step - 1, 0)]

@@ -21,7 +21,7 @@ class Window:
     """Some steps of a run."""
 
     recorded: Run
-    context: Run  # with a step on either side: an operation may end in the step after its launch
+    context: Run  # with a step on either side, where communication may end or have another number
     wanted: StepRange | None = None  # None for all
 
     @classmethod

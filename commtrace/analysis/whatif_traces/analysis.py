@@ -115,6 +115,8 @@ def _measured_steps(trace: WhatIfTrace) -> Int64:
 
 
 class _Operation(NamedTuple):
+    """An operation of one step of one replica."""
+
     optype: str
     seq: int
     stage: int
@@ -122,6 +124,8 @@ class _Operation(NamedTuple):
 
 @dataclass
 class _Model:
+    """Operations of one replica and step: their dependencies, and the members of each communication."""
+
     index: dict[_Operation, int]
     waits_for: dict[_Operation, list[_Operation]] = field(default_factory=dict)
     communications: list[list[_Operation]] = field(default_factory=list)
@@ -261,6 +265,8 @@ def _pairs(stages: Sequence[_Stage]) -> Iterator[list[_Operation]]:
 
 
 class _Stage:
+    """One stage of the first replica in the first step."""
+
     def __init__(self, trace: WhatIfTrace, model: _Model, number: int, stages: int) -> None:
         self.number = number
         self.effective: dict[str, list[_Operation]] = {}

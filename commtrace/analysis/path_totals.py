@@ -1,7 +1,4 @@
-"""The critical paths and the lost time of all steps of a running job, added up for counters.
-
-A path leads from rank to rank, so it is found in the files of all ranks, some seconds after the step.
-"""
+"""The critical paths and the lost time of all steps of a running job, from the files of all ranks, for counters."""
 
 from __future__ import annotations
 
@@ -36,15 +33,9 @@ class _Launch(NamedTuple):
 class PathTotals:
     """The sum of critical paths and lost time over every attempt of every step, the first step too.
 
-    A repeated step counts each time, whether another launch or the same processes repeat it: all of it was job time.
-
-    Attributes:
-        lost: None while unknown.
-        run_id: empty before the first step.
-        nodes: host by rank.
-        last_step: newest step counted; −1 before the first.
-        num_left_out: steps without a path, as the hosts' clocks could not be aligned.
-        has_ended: every rank has ended cleanly, and all steps are counted.
+    A repeated step counts each time: all of it was job time. ``lost`` is None while unknown, ``run_id`` empty and
+    ``last_step`` −1 before the first step; ``num_left_out`` counts steps without a path, for want of aligned clocks.
+    ``has_ended`` means that every rank ended cleanly and all steps are counted.
     """
 
     def __init__(self, path: str | Path) -> None:

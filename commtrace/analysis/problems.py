@@ -97,13 +97,7 @@ def find_problems(
     *,
     computes: bool,
 ) -> list[str]:
-    """Return sentences on problems, the reader's own first.
-
-    Args:
-        recorded: the run; of its rows, the outline is enough.
-        counts: by rank, of all rows.
-        computes: anything that computes was recorded.
-    """
+    """Return sentences on problems, the reader's own first; ``recorded`` may be an outline, ``counts`` are of all rows."""
     return [
         *recorded.problems,
         *_choice(recorded, steps),
@@ -218,7 +212,6 @@ def _matching(communication: Sequence[Communication], *, steps_are_shown: bool) 
 
 
 def _apart(traces: Iterable[RankTrace]) -> str:
-    """Return why ranks that recorded steps have none in common."""
     numbers = [np.unique(trace.spans.step[trace.spans.kind == schema.STEP]) for trace in traces]
     ranges = dict.fromkeys(_range(int(steps[0]), int(steps[-1])) for steps in numbers if len(steps))
     if len(ranges) < 2:

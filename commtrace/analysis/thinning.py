@@ -1,7 +1,6 @@
-"""Thin very many rows by a number that they carry, with a result independent of how they are split into parts.
+"""Thin very many rows to those whose number is a multiple of 2^k, with the smallest k that leaves fewer than the limit.
 
-Rows stay whose number is a multiple of 2^k, with the smallest k that leaves fewer than the limit. No part needs a
-larger k than the whole, so parts can be thinned one by one, and then together.
+No part needs a larger k than the whole, so parts can be thinned one by one, and then together.
 """
 
 from __future__ import annotations

@@ -256,7 +256,6 @@ def _step_bounds(spans: Spans) -> dict[int, tuple[int, int]]:
 
 
 def _depths(start: Int64, end: Int64) -> Int64:
-    """Return the number of earlier intervals still open at each start; intervals are sorted by start."""
     depths = np.empty(len(start), np.int64)
     open_ends: list[int] = []
     for row, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):

@@ -37,12 +37,8 @@ def verdict(
 ) -> str:
     """Return the largest loss over all ranks, and where to look.
 
-    A rank that holds up the others comes first: their wait is only its echo.
-
-    Args:
-        unmatched: reasons by role, see :mod:`commtrace.analysis.communication.unmatched`.
-        awaited: longest first.
-        partition: of the same steps; separates a loss that happened once from one of every step.
+    A rank that holds up the others comes first: their wait is only its echo. ``unmatched`` has reasons by role, see
+    :mod:`commtrace.analysis.communication.unmatched`; ``partition`` separates a loss that happened once.
     """
     wall = sum(rank.wall_ns for rank in ranks)
     if not wall:
@@ -61,7 +57,6 @@ def verdict(
 
 
 def _occurrence(partition: Partition, loss: _Loss) -> Occurrence:
-    """Return the steps of the loss, mean over the ranks."""
     ns = np.sum([partition.total(kind, loss.role) for kind in loss.kinds], axis=0)
     steps, which = np.unique(partition.step, return_inverse=True)
     num_ranks = max(len(np.unique(partition.rank)), 1)

@@ -97,7 +97,7 @@ def find_problems(
     *,
     computes: bool,
 ) -> list[str]:
-    """Return sentences on problems, the reader's own first; ``recorded`` may be an outline, ``counts`` have all rows."""
+    """Return sentences on problems, the reader's own first; ``recorded`` may be an outline, ``counts`` are complete."""
     return [
         *recorded.problems,
         *_choice(recorded, steps),

@@ -1,4 +1,4 @@
-"""Joins rows by several columns: one sortable integer per row, so that joining is one sort."""
+"""Join rows by several columns: one sortable integer per row, so that joining is one sort."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def pack(columns: Sequence[npt.NDArray[np.generic]]) -> Int64:
 
 
 def numbered(column: npt.NDArray[np.generic]) -> Int64:
-    """Return numbers from 0 that are equal exactly where the values are, of a column that has few different ones."""
-    # Runs of equal values are common (a rank talks to one group for a while), and what is left is soon sorted.
+    """Return numbers from 0 that are equal exactly where the values are; meant for few distinct values."""
+    # Runs of equal values are common (a rank talks to one group for a while), and the rest is soon sorted.
     changes = np.ones(len(column), np.bool_)
     changes[1:] = column[1:] != column[:-1]
     _, number = grouped(column.compress(changes))
@@ -40,7 +40,7 @@ def numbered(column: npt.NDArray[np.generic]) -> Int64:
 
 
 def sort_groups(key: npt.NDArray[np.generic]) -> tuple[Int64, Int64]:
-    """Return the order that sorts keys, and where in that order each group of equal ones begins."""
+    """Return the order that sorts keys, and the begin of each group of equal keys in that order."""
     order = stable_order(key)
     changes = np.ones(len(key), np.bool_)
     ordered = key[order]
@@ -49,7 +49,7 @@ def sort_groups(key: npt.NDArray[np.generic]) -> tuple[Int64, Int64]:
 
 
 def grouped(key: npt.NDArray[np.generic]) -> tuple[Int64, Int64]:
-    """Return where each distinct key, ascending, is first, and of every key its number among them."""
+    """Return the first position of each distinct key, ascending, and each key's number among them."""
     order, begins = sort_groups(key)
     number = np.empty(len(key), np.int64)
     number[order] = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(key))))
@@ -64,10 +64,7 @@ def concatenated_ranges(first: Int64, end: Int64) -> Int64:
 
 
 def grouped_rows(columns: Sequence[npt.NDArray[np.generic]]) -> tuple[Int64, Int64]:
-    """Return where each distinct row of these columns, ascending, is first, and of every row its number among them.
-
-    Meant for rows that are often equal to the one before.
-    """
+    """Return the first position of each distinct row, ascending, and each row's number; fast for long repeats."""
     changes = np.zeros(len(columns[0]), np.bool_)
     changes[:1] = True
     for column in columns:

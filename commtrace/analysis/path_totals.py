@@ -1,11 +1,4 @@
-"""The critical paths and the lost time of all steps of a run that goes on, added up for counters.
-
-The path of a step leads from rank to rank, so that no rank can know it alone. It is found in the files of all ranks,
-some seconds after the step.
-
->>> totals = PathTotals("commtrace-runs/my-run")                # doctest: +SKIP
->>> totals.read_on(), totals.path.shares[0]                     # doctest: +SKIP
-"""
+"""The critical paths and the lost time of all steps of a running job, from the files of all ranks, for counters."""
 
 from __future__ import annotations
 
@@ -38,19 +31,11 @@ class _Launch(NamedTuple):
 
 
 class PathTotals:
-    """Critical paths and lost time, added up, of every attempt of every step, the first step of a run too.
+    """The sum of critical paths and lost time over every attempt of every step, the first step too.
 
-    A step is done again by another launch of the job, or by the same processes after they went back to a checkpoint.
-    Its path then counts as often: all of that was time of the job.
-
-    Attributes:
-        path: of all steps so far.
-        lost: of these steps; None while unknown.
-        run_id: empty before the first step.
-        nodes: by rank, its host.
-        last_step: the newest that is in it; −1 before the first.
-        num_left_out: steps whose path is unknown, as the clocks of the hosts could not be brought together.
-        has_ended: every rank has ended in order, and all of its steps are counted.
+    A repeated step counts each time: all of it was job time. ``lost`` is None while unknown, ``run_id`` empty and
+    ``last_step`` −1 before the first step; ``num_left_out`` counts steps without a path, for want of aligned clocks.
+    ``has_ended`` means that every rank ended cleanly and all steps are counted.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -68,13 +53,12 @@ class PathTotals:
         self._attempts: dict[int, int] = {}
 
     def read_on(self, *, to_the_end: bool = False) -> int:
-        """Add the steps that all ranks have ended by now, and return how many.
+        """Add the steps that all ranks have ended, and return their number.
 
-        The newest one waits until the next one has ended, as its last communication may be waited for in there, unless
-        ``to_the_end``.
+        The newest step waits for the end of the next, where its last communication may end, unless ``to_the_end``.
 
         Raises:
-            RunNotFoundError: nothing was recorded there, or nothing yet.
+            RunNotFoundError: nothing was recorded there yet.
             TraceFormatError: the files were written by a newer, incompatible commtrace.
         """
         before = self.path.num_steps + self.num_left_out
@@ -87,7 +71,7 @@ class PathTotals:
         return self.path.num_steps + self.num_left_out - before
 
     def _begin(self, run: Run) -> None:
-        """Start counting anew for another launch of the job, after what the one before still had."""
+        """Start counting anew for another launch of the job, after the rest of the previous one."""
         launch = _launch_of(run)
         if launch == self._launch:
             return
@@ -116,7 +100,7 @@ class PathTotals:
             self._next = end
 
     def _count_again(self, run: Run) -> None:
-        """Count the attempts, of steps that were counted before, that came later."""
+        """Count later attempts of steps that were counted before."""
         attempts = _attempts_of(run)
         left = {step: count - self._attempts.get(step, 1) for step, count in attempts.items() if step < self._next}
         self._attempts.update({step: attempts[step] for step in left})
@@ -128,7 +112,6 @@ class PathTotals:
             earlier = without_last_attempts(earlier)
 
     def _count(self, context: Run, wanted: StepRange) -> None:
-        """Count every attempt of these steps."""
         attempt: Run | None = context
         while attempt is not None:
             self._count_one(attempt, wanted)
@@ -170,7 +153,6 @@ def _lost(matched: Matched) -> LostTime | None:
 
 
 def _attempts_of(run: Run) -> dict[int, int]:
-    """Return how often the same processes did each of the steps that they repeated."""
     return {one.step: len(one.attempts) for one in repeated_steps([LaunchSteps.of(run)])}
 
 

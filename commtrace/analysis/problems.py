@@ -28,14 +28,15 @@ NO_COMPUTE = (
 
 _COARSE_RESIDUAL_NS: Final = 1_000_000
 _MOST_APART: Final = 0.3
-"""Share of the matched rows that may be in another step than the first row of their communication: what one rank
-launches at the end of a step another may launch at the start of the next."""
+"""Share of the matched rows that may be in another step than the first row of their communication: a launch at the end
+of a step on one rank may be at the start of the next on another.
+"""
 
 _MOST_RANGES_LISTED: Final = 4
 
 
 class StepsThatMeet(NamedTuple):
-    """A communication of a rank in a step, and the step in which the first rank of it does the same."""
+    """A step of one rank whose communication is in another step on the first rank."""
 
     step: int
     rank: int
@@ -45,24 +46,18 @@ class StepsThatMeet(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepNumbers:
-    """Do ranks give one step the same number? Those of several windows of a run add up.
+    """A check that ranks give one step the same number; those of several windows add up."""
 
-    Attributes:
-        matched: rows of the steps whose communication another rank began.
-        apart: those of them that are in another step than that other rank's row.
-        example: the first of these.
-    """
-
-    matched: int
-    apart: int
-    example: StepsThatMeet | None
+    matched: int  # rows whose communication another rank began
+    apart: int  # those in another step than that rank's row
+    example: StepsThatMeet | None  # the first of these
 
     def __add__(self, other: StepNumbers) -> StepNumbers:
         examples = [one for one in (self.example, other.example) if one is not None]
         return StepNumbers(self.matched + other.matched, self.apart + other.apart, min(examples, default=None))
 
     def problems(self) -> Iterable[str]:
-        """Yield ranks whose steps of one number are not the same step: their communications meet those of others."""
+        """Yield a sentence if communications of different step numbers meet too often."""
         if self.example is None or self.apart < _MOST_APART * self.matched:
             return
         step, rank, other_step, other = self.example
@@ -102,17 +97,7 @@ def find_problems(
     *,
     computes: bool,
 ) -> list[str]:
-    """Return sentences, the reader's own first.
-
-    Args:
-        recorded: the run; of its rows, the outline is enough.
-        alignment: of its clocks.
-        steps: those that count.
-        counts: by rank, of all rows.
-        numbers: of the steps that count.
-        communication: in them.
-        computes: anything that computes was recorded in them.
-    """
+    """Return sentences on problems, the reader's own first; ``recorded`` may be an outline, ``counts`` are complete."""
     return [
         *recorded.problems,
         *_choice(recorded, steps),
@@ -227,7 +212,6 @@ def _matching(communication: Sequence[Communication], *, steps_are_shown: bool) 
 
 
 def _apart(traces: Iterable[RankTrace]) -> str:
-    """Return why ranks that recorded steps have none in common."""
     numbers = [np.unique(trace.spans.step[trace.spans.kind == schema.STEP]) for trace in traces]
     ranges = dict.fromkeys(_range(int(steps[0]), int(steps[-1])) for steps in numbers if len(steps))
     if len(ranges) < 2:

@@ -1,4 +1,4 @@
-"""Ranks and numbers as a sentence names them: ``rank 3``, ``ranks 0–3, 7``."""
+"""Ranks and numbers in sentences: ``rank 3``, ``ranks 0–3, 7``."""
 
 from __future__ import annotations
 

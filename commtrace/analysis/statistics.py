@@ -1,4 +1,4 @@
-"""Medians by group, errors from robust measures of scatter for normal noise, and distributions that add up."""
+"""Medians by group, robust errors, and distributions that add up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUARTILES_APART: Final = 1.349
 """Distance of the quartiles in standard deviations."""
 
 MEDIAN_DISTANCE: Final = 0.6745
-"""Median distance from the middle in standard deviations; also the median of what lies above the middle."""
+"""Median distance from the middle in standard deviations; also the median of the upper half."""
 
 LOWER_QUARTILE_OF_DISTANCE: Final = 0.3186
 """Lower quartile of the distances from the middle in standard deviations."""
@@ -31,21 +31,14 @@ MOST_EXACT: Final = 1_000_000
 """Values of all distributions of a table together, 8 MB, up to which their quantiles are exact."""
 
 _BITS: Final = 11
-"""Leading bits that are kept of a value when there are very many. The middle of what they leave open is wrong by at
-most one part in 2^11."""
+"""Leading bits that are kept of very many values, which are then wrong by at most one part in 2^11."""
 
 Values = npt.NDArray[Any]
 Value = TypeVar("Value", int, float)
 
 
 def error_of_means(variance: Float64, count: Int64 | int, group: Int64) -> Float64:
-    """Return the standard error of each mean, if all of a group scatter alike.
-
-    Args:
-        variance: of single values, one for each mean.
-        count: how many values each mean is of.
-        group: equal for means whose values scatter alike.
-    """
+    """Return the standard error of means of ``count`` values each, whose variances are pooled by group."""
     _, number = np.unique(group, return_inverse=True)
     number = number.reshape(-1)
     of_group = np.bincount(number, variance) / np.maximum(np.bincount(number), 1)
@@ -59,7 +52,7 @@ def robust_sigma(values: Float64) -> float:
 
 
 def grouped_median(group: npt.NDArray[np.integer], values: Float64 | Int64, groups: int) -> Float64:
-    """Return the median of the values of each group; NaN for a group without any."""
+    """Return the median of each group; NaN for an empty group."""
     size = np.bincount(group, minlength=groups)
     first = np.concatenate([[0], np.cumsum(size)])
     medians = np.full(groups, np.nan)
@@ -71,7 +64,7 @@ def grouped_median(group: npt.NDArray[np.integer], values: Float64 | Int64, grou
 
 
 def leave_one_out_median(group: Int64, values: Float64) -> Float64:
-    """Return, of each value, the median of the other values of its group; NaN for one that is alone."""
+    """Return, by value, the median of the other values of its group; NaN if there are none."""
     order = np.lexsort((values, group))
     ordered, ordered_group = values[order], group[order]
     heads = np.flatnonzero(np.concatenate([[True], np.diff(ordered_group) != 0])) if len(values) else order
@@ -89,23 +82,16 @@ def leave_one_out_median(group: Int64, values: Float64) -> Float64:
 
 @dataclass(frozen=True, slots=True)
 class Distribution(Generic[Value]):
-    """Values that are not negative: exact while they are few, else to half a thousandth, in memory that does not grow.
-
-    Distributions of parts add up to that of the whole, in any order.
+    """Non-negative values: exact while few, else to half a thousandth, in memory that does not grow. They add up.
 
     >>> Distribution.of(np.array([5, 1, 9])).nearest_rank(50)       # doctest: +SKIP
     5
-
-    Attributes:
-        parts: the values themselves, in any order; none once they were rounded.
-        rounded, counts: the values rounded to their leading bits, ascending, and how often each occurs.
-        maximum: exactly.
     """
 
-    parts: tuple[Values, ...]
-    rounded: Values
-    counts: Int64
-    maximum: Value
+    parts: tuple[Values, ...]  # the exact values, in any order; empty once rounded
+    rounded: Values  # ascending
+    counts: Int64  # of each rounded value
+    maximum: Value  # exact
 
     @classmethod
     def of(cls, values: Values) -> Distribution[Value]:
@@ -158,7 +144,7 @@ class Distribution(Generic[Value]):
 
 
 def _rounded(values: Values) -> Values:
-    """Return the middle of what the leading bits leave open; whole numbers of few bits stay as they are."""
+    """Return the middle of the range left open by the leading bits; whole numbers of few bits stay exact."""
     fraction, exponent = np.frexp(values.astype(np.float64))
     leading = np.floor(np.ldexp(fraction, _BITS))
     is_whole = exponent <= _BITS if values.dtype == np.int64 else leading == 0

@@ -1,9 +1,6 @@
-"""Thins very many rows by a number that they carry, with a result that does not depend on how they were parted.
+"""Thin very many rows to those whose number is a multiple of 2^k, with the smallest k that leaves fewer than the limit.
 
-Rows stay whose number is a multiple of 2^k, with the smallest k that leaves fewer than the limit. A part of the rows
-never needs a larger k than all of them, so parts can be thinned one by one, and then together once more.
-
->>> thinned = Thinned.none().plus(spans, fewer_than=600_000)                # doctest: +SKIP
+No part needs a larger k than the whole, so parts can be thinned one by one, and then together.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from commtrace.trace.spans import Bool, Spans
 
 
 def least_power(numbers: npt.NDArray[np.generic], fewer_than: int, power: int = 0) -> int:
-    """Return the smallest k, at least ``power``, of whose multiples of 2^k there are fewer than the limit."""
+    """Return the smallest k ≥ ``power`` with fewer multiples of 2^k than the limit."""
     while np.count_nonzero(multiples(numbers, power)) >= fewer_than and power < 62:
         power += 1
     return power

@@ -1,32 +1,21 @@
-"""The data of a timeline: the steps of an aligned run as boxes on lanes, in plain columns.
+"""The data of a timeline: the steps of an aligned run as boxes on lanes, in plain columns, ready for JSON.
 
-This is the interface between the analysis and everything that draws or exports: the report, the viewer, Perfetto.
-All values are integers, words and lists, ready for JSON. Times are nanoseconds relative to the ``base_ns`` of their
-step; a box is a start and a duration. Step −1 is all of a recording that has no steps.
-
->>> timeline = Timeline.of_analysis(analyse("commtrace-runs/my-run"))                 # doctest: +SKIP
->>> timeline.outline()["ranks"][3]["label"]                                           # doctest: +SKIP
-'rank 3 · pp1 dp1 · node0'
->>> timeline.step(7)["ranks"][3]["work"]["microbatch"]                                # doctest: +SKIP
-[0, 0, 1, 1]
-
-:meth:`Timeline.outline` is what all steps share: the vocabularies, the ranks and the communication lanes of each.
-:meth:`Timeline.step` is one step, per rank four tables of columns:
+The report, the viewer and Perfetto draw it. Times are ns relative to the ``base_ns`` of their step; step −1 is a whole
+recording without steps. :meth:`Timeline.step` holds, per rank, four tables:
 
 =================  ==================================================================================================
 work               phases and spans of the compute lane: kind, name, start, duration, microbatch, chunk, stage, depth
-stalls             the compute lane stood still: state, role, communication, start, duration, microbatch, chunk,
-                   stage, depth. A stall is cut, as in the partition, where the last participant of its
-                   communication arrived: before it is a ``bubble`` on pipeline P2P, else a ``wait``
+stalls             of the compute lane: state, role, communication, start, duration, microbatch, chunk, stage, depth.
+                   A stall is cut at the arrival of the last participant: before it is ``bubble`` or ``wait``
 host               data, checkpoint, gc, evaluation: kind, name, start, duration
 communication      name, lane, sublane, start, duration, bytes, dtype, peer, seq, microbatch, chunk, stage, wait,
                    transfer, join, is_async, timing, finished
 =================  ==================================================================================================
 
-``kind``, ``state``, ``role``, ``name``, ``dtype`` and ``timing`` index the vocabularies of the outline. ``depth``
-counts the boxes that hold a box; ``lane`` indexes the lanes of the rank, and boxes of one ``sublane`` never overlap.
-``communication`` of a stall is a row of the communication table, ``join`` is equal on all ranks that took part in a
-communication, ``wait`` and ``transfer`` split its duration; −1 means not known, or does not apply.
+``kind``, ``state``, ``role``, ``name``, ``dtype`` and ``timing`` index vocabularies of :meth:`Timeline.outline`,
+``lane`` the lanes of the rank. ``depth`` counts enclosing boxes; boxes of one ``sublane`` never overlap.
+``communication`` is a row of the communication table, ``join`` is equal on all ranks of a communication, ``wait`` and
+``transfer`` split its duration; −1 means unknown or not applicable.
 """
 
 from __future__ import annotations
@@ -67,25 +56,16 @@ Columns = dict[str, list[int]]
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """A rank with what finding the rows of a step takes.
-
-    Attributes:
-        order: rows, sorted by step.
-        sorted_steps: their steps.
-        stalled_on: for each stall row, the row of the communication that it waited for, or −1; −1 for other rows.
-        ready: for each stall row, the instant from which that communication waited for nobody.
-        lane_of_row: index of the communication lane of each row; −1 for other rows.
-        lanes: the communication lanes, see :meth:`Timeline.outline`.
-    """
+    """A rank, prepared for finding the rows of a step."""
 
     index: int
     trace: RankTrace
     matched: RankMatches
-    order: Int64
-    sorted_steps: npt.NDArray[np.int32]
-    stalled_on: Int64
-    ready: Int64
-    lane_of_row: Int64
+    order: Int64  # rows sorted by step
+    sorted_steps: npt.NDArray[np.int32]  # their steps
+    stalled_on: Int64  # by stall row, the row of its communication; −1 for none and for other rows
+    ready: Int64  # by stall row, arrival of the last participant
+    lane_of_row: Int64  # index of the communication lane; −1 for other rows
     lanes: list[dict[str, Any]]
     unfinished: npt.NDArray[np.bool_]
 
@@ -99,15 +79,7 @@ class Timeline:
     """The steps of an aligned run, one at a time."""
 
     def __init__(self, run: Run, matches: Matches, roles: Roles, residual_ns: Mapping[str, int] | None) -> None:
-        """Prepare the run.
-
-        Args:
-            run: with all ranks on one clock.
-            matches: the join of the run.
-            roles: what its communications are for.
-            residual_ns: what is left of the difference between the clocks of the ranks: p50, p99 and max. None if
-                the clocks could not be aligned.
-        """
+        """Prepare a run on one clock; ``residual_ns`` has p50, p99 and max, or is None if clocks do not align."""
         self._run = run
         self._roles = roles
         self._residual_ns = None if residual_ns is None else dict(residual_ns)
@@ -121,11 +93,9 @@ class Timeline:
 
     @classmethod
     def of_recording(cls, run: Run, wanted: StepRange | None = None) -> Timeline:
-        """Everything that was recorded, the warm-up and incomplete steps too; as one step if it has none.
+        """Return everything recorded, with warm-up and incomplete steps; as one step if it has none.
 
-        Args:
-            run: what was loaded.
-            wanted: show only these of its steps; communication is matched over all of them.
+        ``wanted`` limits the steps shown; communication is matched over all of them.
         """
         run = infer_steps(run) or run
         alignment = align(run)
@@ -139,7 +109,7 @@ class Timeline:
 
     @property
     def steps(self) -> list[int]:
-        """The steps that any rank recorded, ascending."""
+        """Return the steps that any rank recorded, ascending."""
         return sorted({step for bounds in self._bounds for step in bounds})
 
     def base_ns(self, step: int) -> int:
@@ -147,13 +117,11 @@ class Timeline:
         return min(bounds[step][0] for bounds in self._bounds if step in bounds)
 
     def duration_ns(self, step: int) -> int:
-        """Return how long it is from the start of the step on the first rank to its end on the last."""
+        """Return the time from the first rank's start of the step to the last rank's end."""
         return _duration_ns(self._bounds, step)
 
     def outline(self) -> dict[str, Any]:
-        """Return what all steps share: vocabularies, ranks with their communication lanes, and how exact the clocks
-        are.
-        """
+        """Return the data common to all steps: vocabularies, ranks with communication lanes, clock residual."""
         return {
             "residual_ns": self._residual_ns,
             "kinds": list(schema.KINDS),
@@ -242,7 +210,7 @@ def _residual(alignment: Alignment) -> Mapping[str, int] | None:
 
 
 def rank_label(trace: RankTrace) -> str:
-    """Return a rank in the words of its job: ``rank 3 · pp1 dp0 tp0 · node0``; dimensions of size 1 are left out."""
+    """Return a label like ``rank 3 · pp1 dp0 tp0 · node0``; dimensions of size 1 are left out."""
     shown = [name for name in _COORDINATES if trace.parallel.get(name, 2) > 1 and name in trace.coordinates]
     coordinates = " ".join(f"{name}{trace.coordinates[name]}" for name in shown)
     return " · ".join(filter(None, [f"rank {trace.rank}", coordinates, trace.metadata.node]))
@@ -288,7 +256,6 @@ def _step_bounds(spans: Spans) -> dict[int, tuple[int, int]]:
 
 
 def _depths(start: Int64, end: Int64) -> Int64:
-    """Return how many of the intervals before, sorted by start, are still open where each one starts."""
     depths = np.empty(len(start), np.int64)
     open_ends: list[int] = []
     for row, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
@@ -312,7 +279,7 @@ def _sublanes(lane: Int64, start: Int64, end: Int64) -> list[int]:
 
 
 def _positions(rows: Int64, wanted: Int64) -> Int64:
-    """Return where each wanted row stands among the ascending ``rows``; −1 where it is not one of them."""
+    """Return the position of each wanted row among the ascending ``rows``; −1 if it is not one of them."""
     if not len(rows):
         return np.full(len(wanted), -1)
     position = np.minimum(np.searchsorted(rows, wanted), len(rows) - 1)
@@ -355,7 +322,7 @@ def _communication(rank: _Rank, rows: Int64, base: int) -> Columns:
 
 
 def _communication_lanes(trace: RankTrace, rows: Int64) -> tuple[Int64, list[dict[str, Any]]]:
-    """One lane per process group, by role; a point-to-point operation goes to the group whose role it has."""
+    """Return one lane per process group, by role; point-to-point goes to the group whose role it has."""
     spans = trace.spans
     p2p = spans.kind[rows] == schema.P2P
     key = pack((spans.group[rows], p2p, np.where(p2p, spans.peer[rows], -1)))
@@ -389,7 +356,7 @@ def _group_of(trace: RankTrace, row: int, *, is_p2p: bool) -> Group:
 
 
 def members(ranks: Sequence[int]) -> str:
-    """Return ranks in few characters: ``0–3, 8``, or ``0, 8, …, 504`` where there are many."""
+    """Return ranks in short: ``0–3, 8``, or ``0, 8, …, 504`` if there are many."""
     ordered = sorted(ranks)
     runs: list[list[int]] = []
     for rank in ordered:

@@ -1,4 +1,4 @@
-"""The sentence of a summary that says what costs most, and where to look."""
+"""The sentence of a summary on the largest loss, and where to look."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.verdict import ACTIVITY, Stretch, Verdict, cause_in_words
 
 _WORTH_A_LOOK: Final = 0.05
-"""Share of the step below which nothing is singled out."""
+"""Smallest share of the step that is singled out."""
 
 
 class _Loss(NamedTuple):
@@ -35,15 +35,10 @@ def verdict(
     awaited: Sequence[Awaited] = (),
     partition: Partition | None = None,
 ) -> str:
-    """Return what costs most, over all ranks, and where to look.
+    """Return the largest loss over all ranks, and where to look.
 
-    A rank that holds up the others comes first: the wait of the others is only its echo.
-
-    Args:
-        unmatched: by role, why waiting cannot be told from transfer; see
-            :mod:`commtrace.analysis.communication.unmatched`.
-        awaited: those for whom others waited, longest first.
-        partition: of the same steps; tells a loss that happened once from one of every step.
+    A rank that holds up the others comes first: their wait is only its echo. ``unmatched`` has reasons by role, see
+    :mod:`commtrace.analysis.communication.unmatched`; ``partition`` separates a loss that happened once.
     """
     wall = sum(rank.wall_ns for rank in ranks)
     if not wall:
@@ -62,7 +57,6 @@ def verdict(
 
 
 def _occurrence(partition: Partition, loss: _Loss) -> Occurrence:
-    """Return in which steps it was, the mean over the ranks."""
     ns = np.sum([partition.total(kind, loss.role) for kind in loss.kinds], axis=0)
     steps, which = np.unique(partition.step, return_inverse=True)
     num_ranks = max(len(np.unique(partition.rank)), 1)
@@ -156,7 +150,7 @@ def _exposed(ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: S
 
 
 def _for_whom(awaited: Sequence[Awaited]) -> str:
-    """Return the rank that stands out among those waited for, and what it did meanwhile."""
+    """Return the rank that stands out among those waited for, and its activity meanwhile."""
     if not awaited or not awaited[0].stands_out:
         return ": balance the ranks."
     return f", most of all {awaited[0].in_words()}. {awaited[0].next_step}"

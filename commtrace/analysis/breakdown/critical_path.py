@@ -1,13 +1,7 @@
-"""The critical path of a step: whose work, and which communication, the length of the job's step is made of.
+"""The critical path of a step: the chain of work and communication that the length of the job's step consists of.
 
-It is found on the measured times, walking back from the end of the last rank's step. While a rank works, the path is
-that work. Where the rank stood still for a communication, the path is the transfer, back to when the last participant
-had arrived, and goes on at that participant. It ends at the earliest begin of the step on any rank, or where the last
-rank ended the step before, if that is later: some ranks begin a step while others are still in the one before. So every
-nanosecond of the job's step is in exactly one piece, and none is in two steps.
-
->>> for path in critical_paths(run, matches, roles, steps=(10, 11)):  # doctest: +SKIP
-...     print(path.step, [(piece.rank, piece.kind, piece.ns) for piece in path.pieces])
+The walk goes back from the end of the last rank's step: along a rank's work, and from a stall along the transfer to the
+rank that arrived last. It ends at the step's begin, or at the end of the previous step if later: no time counts twice.
 """
 
 from __future__ import annotations
@@ -64,26 +58,18 @@ KINDS: Final = (
     TRANSFER,
     UNKNOWN,
 )
-"""What a piece can be; docs/definitions.md says what each one means."""
+"""The kinds of a piece, see docs/definitions.md."""
 
 
 class Piece(NamedTuple):
-    """A stretch of the critical path.
-
-    Attributes:
-        start, end: ns, half-open.
-        rank: who worked, or stood still for the transfer.
-        kind: one of :data:`KINDS`.
-        role: of the communication, where the kind is ``transfer``, or ``unknown`` in one; else empty.
-        uncertain: it is shorter than what is known about the clocks of the hosts between which it lies.
-    """
+    """A stretch of the critical path, ns, half-open."""
 
     start: int
     end: int
     rank: int
     kind: str
-    role: str = ""
-    uncertain: bool = False
+    role: str = ""  # of the communication; empty unless the kind is transfer or unknown
+    uncertain: bool = False  # shorter than the error between the clocks of its two hosts
 
     @property
     def ns(self) -> int:
@@ -91,7 +77,7 @@ class Piece(NamedTuple):
 
 
 class StepPath(NamedTuple):
-    """The critical path of one step: pieces in ascending order, each beginning where the one before ends."""
+    """The critical path of one step: adjoining pieces in ascending order."""
 
     step: int
     pieces: tuple[Piece, ...]
@@ -109,12 +95,7 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """The critical paths of several steps, summed up.
-
-    Attributes:
-        num_steps: how many.
-        shares: longest first; their ``ns`` add up to the length of all steps.
-    """
+    """The sum of the critical paths of several steps; shares are sorted, longest first."""
 
     num_steps: int
     shares: tuple[Share, ...]
@@ -130,7 +111,7 @@ class CriticalPath:
         return cls(len(paths), _longest_first(Share(*key, *ns) for key, ns in sums.items()))
 
     def plus(self, other: CriticalPath) -> CriticalPath:
-        """Return the sum of the paths of other steps and these."""
+        """Return the sum with the paths of other steps."""
         sums = {share[:3]: share for share in self.shares}
         for share in other.shares:
             known = sums.get(share[:3], share._replace(ns=0, uncertain_ns=0))
@@ -141,7 +122,7 @@ class CriticalPath:
 
     @property
     def ns(self) -> int:
-        """Length of all steps."""
+        """Return the length of all steps."""
         return sum(share.ns for share in self.shares)
 
     @property
@@ -168,14 +149,7 @@ _EVER: Final = np.iinfo(np.int64).min
 def critical_paths(
     run: Run, matches: Matches, roles: Roles, steps: Sequence[int], residual_ns: int = 0
 ) -> list[StepPath]:
-    """Return the critical path of each of these steps.
-
-    Args:
-        run: on one clock.
-        matches, roles: of this run.
-        steps: their numbers.
-        residual_ns: up to which two hosts' times cannot be told apart.
-    """
+    """Return the critical path of each step of an aligned run; ``residual_ns`` is the error between hosts' clocks."""
     begins, ends = _job_steps(run, steps)
     lanes = _Lanes(run, matches, roles, residual_ns)
     return [
@@ -186,9 +160,7 @@ def critical_paths(
 
 
 def critical_path(context: Context, alignment: Alignment) -> CriticalPath | None:
-    """Return the critical paths of the steps that count, summed up; None where hosts' clocks could not be brought
-    together.
-    """
+    """Return the sum of the critical paths of the steps that count; None if the hosts' clocks could not be aligned."""
     if alignment.refused is not None:
         return None
     residual = alignment.residual_ns["p99"]
@@ -196,7 +168,7 @@ def critical_path(context: Context, alignment: Alignment) -> CriticalPath | None
 
 
 def _job_steps(run: Run, steps: Sequence[int]) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
-    """By step, where its path begins; and the rank on which it ended last (the lowest of several), with that end."""
+    """Return, by step, the begin of its path, and the rank that ended it last (the lowest of several) with that end."""
     begins: dict[int, int] = {}
     ends: dict[int, tuple[int, int]] = {}
     for rank in sorted(run.ranks):
@@ -213,45 +185,27 @@ def _job_steps(run: Run, steps: Sequence[int]) -> tuple[dict[int, int], dict[int
 
 
 def _merged(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """Without those that are empty, and neighbours that differ in nothing but their times as one."""
     for _, alike in groupby((piece for piece in pieces if piece.ns), key=lambda piece: piece[2:]):
         parts = [*alike]
         yield parts[0]._replace(end=parts[-1].end)
 
 
 class _Stand(NamedTuple):
-    """A stall of a lane.
+    """A stall of a lane."""
 
-    Attributes:
-        begin: when its own rank had arrived at the communication.
-        ready: when the last participant had.
-        last_rank: who that is: the own rank, where it waited for nobody; −1 where it is not known.
-        role: what it was for.
-    """
-
-    begin: int
-    ready: int
-    last_rank: int
+    begin: int  # arrival of its own rank
+    ready: int  # arrival of the last participant
+    last_rank: int  # that participant; its own rank without a wait, −1 if unknown
     role: str
 
 
 class _Interval(NamedTuple):
-    """An interval of one rank's activity.
-
-    Attributes:
-        start: since when, ns.
-        kind: one of :data:`KINDS`.
-        stand: what the lane stood still for; None where it did not.
-    """
-
-    start: int
+    start: int  # ns
     kind: str
-    stand: _Stand | None = None
+    stand: _Stand | None = None  # None where the lane did not stall
 
 
 class _Lanes:
-    """The lanes of a run, to be walked along; each is read when the path first comes to it."""
-
     def __init__(self, run: Run, matches: Matches, roles: Roles, residual_ns: int) -> None:
         self._run = run
         self._matches = matches
@@ -268,7 +222,7 @@ class _Lanes:
             if stand is None:
                 yield Piece(since, now, rank, interval.kind)
             elif stand.last_rank == rank and now <= stand.ready:
-                yield Piece(since, now, rank, HOST)  # it stood, and had not launched yet what it stood for
+                yield Piece(since, now, rank, HOST)  # it stalled on a communication that it had not launched yet
             elif stand.last_rank not in self._run.ranks or now < stand.ready or stand.last_rank in left:
                 yield Piece(since, now, rank, UNKNOWN, stand.role)
             else:
@@ -276,7 +230,7 @@ class _Lanes:
                 residual = self._residual_between(rank, stand.last_rank)
                 yield Piece(since, now, rank, TRANSFER, stand.role, uncertain=now - since < residual)
                 if stand.last_rank != rank and since - stand.begin <= residual:
-                    # Which of the two came last cannot be told: what lies between their arrivals is nobody's.
+                    # The last of the two is unknown, so the time between their arrivals belongs to neither.
                     arrived = max(stand.begin, begin)
                     yield Piece(arrived, since, rank, UNKNOWN, stand.role, uncertain=True)
                     since = arrived
@@ -299,23 +253,15 @@ class _Lanes:
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """The activity of one rank, interval by interval, in order and without gaps.
+    """The activity of one rank: adjoining intervals in ascending order."""
 
-    Attributes:
-        edges: ns; interval i lasts from ``edges[i]`` to ``edges[i + 1]``.
-        kind: of each interval, position in :data:`KINDS`.
-        stand: of each interval, the row of the following columns; −1 where the lane did not stand still.
-        begin, ready, last_rank: see :class:`_Stand`.
-        role: position in ``words``.
-    """
-
-    edges: Int64
-    kind: Int64
-    stand: Int64
+    edges: Int64  # ns; interval i lasts from edges[i] to edges[i + 1]
+    kind: Int64  # by interval, position in KINDS
+    stand: Int64  # by interval, row of the following columns; −1 without a stall
     begin: Int64
     ready: Int64
     last_rank: Int64
-    role: Int32
+    role: Int32  # position in ``words``
     words: tuple[str, ...]
 
     @classmethod
@@ -339,13 +285,13 @@ class _Lane:
             stand=np.where(is_stand, segments.winner - work, -1),
             begin=np.append(spans.start, 0)[communication],
             ready=np.append(ready_times.ready, 0)[communication],
-            last_rank=awaited[communication],  # of what was not recorded, row −1, the last one: not known
+            last_rank=awaited[communication],  # unrecorded communication has row −1, the last one: unknown
             role=ready_times.role[stalls.row],
             words=roles.words,
         )
 
     def before(self, now: int) -> _Interval:
-        """Return what the rank did just before this instant."""
+        """Return the rank's activity just before this instant."""
         number = int(np.searchsorted(self.edges, now)) - 1
         if number < 0:
             return _Interval(_EVER, UNKNOWN)  # it had not recorded anything yet
@@ -362,7 +308,7 @@ class _Lane:
 
 
 def _kinds(roles: Roles) -> Int64:
-    """Of each state of the run, its position in :data:`KINDS`; those in which a lane stands still are not looked up."""
+    """Return the position in :data:`KINDS` of each state of the run; stalled states are never looked up."""
     return np.array([KINDS.index(_kind(state)) for state in states_of(roles.words)], np.int64)
 
 
@@ -373,11 +319,7 @@ def _kind(state: State) -> str:
 
 
 def _awaited_rank(spans: Spans, rank: int, own: RankMatches) -> Int64:
-    """Of each communication row, the rank that it waited for: its own where it waited for nobody, or came last; −1
-    where that is not known.
-
-    Members of a point-to-point bracket are ready together, so all of them waited for whom the last one waited for.
-    """
+    """Return, by communication row, the awaited rank: its own without a wait or if it came last, −1 if unknown."""
     awaited = own.last_rank.astype(np.int64)
     messages = np.flatnonzero(spans.kind == schema.P2P)
     if spans.op_in_seq[messages].any():

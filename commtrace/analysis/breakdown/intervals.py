@@ -1,7 +1,4 @@
-"""Interval arithmetic on columns: unions, lengths, and the winner where intervals overlap.
-
-Intervals are half-open [start, end) in integer nanoseconds; those with end ≤ start are empty.
-"""
+"""Interval arithmetic on columns. Intervals are half-open [start, end), ns; those with end ≤ start are empty."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ class IntervalUnion:
         return int((self.end - self.start).sum())
 
     def before(self, times: Int64) -> Int64:
-        """Return how much of the union lies before each time."""
+        """Return the length of the union before each time."""
         total = np.concatenate([[0], np.cumsum(self.end - self.start)])
         begun = np.searchsorted(self.start, times, side="right")
         beyond = np.append(times.min(initial=0), self.end)[begun] - times  # rest of the interval that has begun last
@@ -76,18 +73,13 @@ def union(start: Int64, end: Int64) -> IntervalUnion:
 
 
 def begun_at(cuts: Int64, begins: Int64) -> Int64:
-    """Return how many of ``begins`` are at or before each cut; both ascend, and all ``begins`` are among the cuts."""
+    """Return the number of ``begins`` at or before each cut; both ascend, and all ``begins`` are among the cuts."""
     at = np.searchsorted(cuts, begins)
     return np.repeat(np.arange(len(begins) + 1), np.diff(at, prepend=0, append=len(cuts)))
 
 
 class Segments(NamedTuple):
-    """Time cut wherever an interval starts or ends.
-
-    Attributes:
-        edges: the cuts, ascending; segment i is [edges[i], edges[i + 1]).
-        winner: by segment, the position of the interval that it belongs to, or −1.
-    """
+    """Segments [edges[i], edges[i + 1]), each with the position of the interval that wins it; −1 for none."""
 
     edges: Int64
     winner: Int64
@@ -96,10 +88,7 @@ class Segments(NamedTuple):
 def paint(start: Int64, end: Int64, rank: Int64, cuts: Int64) -> Segments:
     """Assign every instant to the interval of the highest rank that holds it.
 
-    Args:
-        start, end: of the intervals.
-        rank: distinct numbers from 0 to n − 1.
-        cuts: further instants at which segments must end.
+    Ranks are distinct numbers from 0 to n − 1; ``cuts`` are further instants at which segments must end.
     """
     edges, (left, right) = _numbered(np.concatenate([start, end, cuts]), len(start))
     best = _highest(left, right, rank, max(len(edges) - 1, 0))
@@ -127,9 +116,8 @@ def _numbered(times: Int64, count: int) -> tuple[Int64, tuple[Int64, Int64]]:
 def _highest(left: Int64, right: Int64, rank: Int64, count: int) -> Int64:
     """Return the highest rank of the ranges [left, right) that hold each of ``count`` slots; −1 if none does.
 
-    A range is the union of two, perhaps overlapping, blocks whose length is a power of two. Blocks are entered level
-    by level from the longest; going down a level, a block hands what it holds to its halves (a sparse table, filled
-    backwards). Short ranges, which are nearly all, touch only the last levels.
+    A sparse table, filled backwards: a range is the union of two blocks whose length is a power of two, and going down
+    a level, each block hands its maximum to its halves.
     """
     filled = np.flatnonzero(right > left)  # by position: numpy is three times as slow with a mask
     left, right, rank = left[filled], right[filled], rank[filled]

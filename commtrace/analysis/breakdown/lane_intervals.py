@@ -29,26 +29,18 @@ from commtrace.trace.spans import Int32, Int64, Spans
 
 
 class LaneIntervals(NamedTuple):
-    """Intervals on one axis; all arrays have the same length.
-
-    Attributes:
-        start, end: ns; never empty.
-        state: position in the run's states.
-        priority: where intervals overlap, the highest wins.
-        row: the span.
-    """
+    """Intervals on one axis, ns, never empty."""
 
     start: Int64
     end: Int64
-    state: Int32
-    priority: Int32
-    row: Int64
+    state: Int32  # position in the run's states
+    priority: Int32  # where intervals overlap, the highest wins
+    row: Int64  # the span
 
     def precedence(self) -> Int64:
         """Return a number from 0 to n − 1 per interval; where intervals overlap, the highest number wins.
 
-        By priority, then the innermost (the later start, then the earlier end). The state decides what is left, so
-        that the order of the input never does.
+        Order: priority, then innermost (later start, earlier end), then state, so that the input order never matters.
         """
         order = np.lexsort((self.state, -self.end, self.start, self.priority))
         precedence = np.empty(len(order), np.int64)
@@ -63,16 +55,10 @@ class LaneIntervals(NamedTuple):
 
 
 class ReadyTimes(NamedTuple):
-    """The ready time and role of a block's stalls, aligned with its rows.
+    """The ready time and role of a block's stalls, aligned with its rows."""
 
-    Attributes:
-        ready: arrival of the last participant of a communication.
-        stall_ready: likewise of the communication that a stall is on.
-        role: of the communication.
-    """
-
-    ready: Int64
-    stall_ready: Int64
+    ready: Int64  # arrival of the last participant of a communication
+    stall_ready: Int64  # the same, of the communication that a stall is on
     role: Int32
 
     @classmethod
@@ -85,24 +71,17 @@ class ReadyTimes(NamedTuple):
 
 
 class Stalls(NamedTuple):
-    """Stalls of lanes on one axis: wait until they are ready, then transfer.
-
-    Attributes:
-        start, end: ns; never empty.
-        ready: within them.
-        wait, transfer: positions in the run's states.
-        row: the span.
-    """
+    """Stalls of lanes on one axis, ns, never empty: wait until ``ready``, then transfer."""
 
     start: Int64
     ready: Int64
     end: Int64
-    wait: Int32
-    transfer: Int32
-    row: Int64
+    wait: Int32  # position in the run's states
+    transfer: Int32  # position in the run's states
+    row: Int64  # the span
 
     def intervals(self, priority: int) -> tuple[LaneIntervals, LaneIntervals]:
-        """Return their wait and their transfer as intervals of this priority."""
+        """Return the waits and the transfers as intervals of this priority."""
         priorities = np.full(len(self.row), priority, np.int32)
         return (
             LaneIntervals(self.start, self.ready, self.wait, priorities, self.row).filled(),
@@ -111,13 +90,7 @@ class Stalls(NamedTuple):
 
 
 class LaneStates(NamedTuple):
-    """The intervals of a block's spans on their lanes, the ranks end to end.
-
-    Attributes:
-        work: of all but stalls.
-        stalls: of the lane.
-        priority: of the stalls.
-    """
+    """The intervals of a block's spans on their lanes, the ranks end to end."""
 
     work: LaneIntervals
     stalls: Stalls
@@ -131,16 +104,9 @@ def together(parts: Sequence[LaneIntervals]) -> LaneIntervals:
 
 
 def lane_states(run: Run, block: Block, ready_times: ReadyTimes, roles: Roles, axis: Int64) -> LaneStates:
-    """Return the intervals of all spans of a block.
+    """Return the intervals of all spans of a block with all kernels traced, or none; ``axis`` shifts each row's times.
 
-    A trace of kernels has no stalls. There, communication counts for the time in which no kernel computes.
-
-    Args:
-        run: with the names.
-        block: ranks of which all kernels were traced, or of none.
-        ready_times: of its rows, ns.
-        roles: of the run.
-        axis: shift of each row's times, ns.
+    A trace of kernels has no stalls: there, communication counts where no kernel computes.
     """
     spans = block.spans
     states = states_of(roles.words)
@@ -187,7 +153,6 @@ def _stalls(
     states: tuple[State, ...],
     axis: Int64,
 ) -> Stalls:
-    """Return the stalls of these rows, which are not empty; ``ready`` and ``role`` are theirs."""
     wait_of_role = np.array([states.index(State(WAIT, word)) for word in roles.words], np.int32)
     transfer_of_role = np.array([states.index(State(TRANSFER, word)) for word in roles.words], np.int32)
     # A stage that waits for its neighbour, to give or to take, is in the pipeline's bubble.

@@ -1,8 +1,4 @@
-"""Time by module: forward, backward, and how much of it the lane stood still for communication.
-
-Modules that differ in a number only, as the layers of a model do, are one row: ``decoder.layers.*``. Times hold what is
-nested: those of a layer hold its attention's.
-"""
+"""Time by module, nested ones included. Modules that differ only in a number share a row: ``decoder.layers.*``."""
 
 from __future__ import annotations
 
@@ -25,33 +21,21 @@ FORWARD, BACKWARD, RECOMPUTE = "forward", "backward", "recompute"
 _WAYS: Final = (BACKWARD, RECOMPUTE)
 
 _MOST_TIMES: Final = 1_000_000
-"""Times of steps that a table keeps exactly; of more, their leading bits."""
+"""Step times that a table keeps exactly; of more, only their leading bits."""
 
 
 @dataclass(slots=True)
 class ModuleTime:
-    """One row, over all ranks and steps that count.
+    """One row, over all ranks and steps that count."""
 
-    Attributes:
-        name: numbers in it are written ``*``.
-        members: the modules themselves.
-        calls: forwards.
-        ns: time by way: forward, backward, recompute.
-        exposed_ns: time in it for which the lane stood still for communication, the bubble included; what lies in a
-            repeated forward and in the backward around it counts once.
-        of_step_ns: by rank: forward and backward of each step in which the module ran; exact for at most a million
-            steps of all ranks and modules.
-    """
-
-    name: str
-    members: set[str] = field(default_factory=set)
-    calls: int = 0
-    ns: dict[str, int] = field(default_factory=lambda: {FORWARD: 0, BACKWARD: 0, RECOMPUTE: 0})
-    exposed_ns: int = 0
-    of_step_ns: dict[int, Distribution[int]] = field(default_factory=dict)
+    name: str  # with ``*`` for numbers
+    members: set[str] = field(default_factory=set)  # full names of its modules
+    calls: int = 0  # forwards
+    ns: dict[str, int] = field(default_factory=lambda: {FORWARD: 0, BACKWARD: 0, RECOMPUTE: 0})  # by way
+    exposed_ns: int = 0  # stalls inside, bubble included; a recompute in its backward counts once
+    of_step_ns: dict[int, Distribution[int]] = field(default_factory=dict)  # by rank, of each step
 
     def __add__(self, later: ModuleTime) -> ModuleTime:
-        """Return the row of these steps and of later ones."""
         none: Distribution[int] = Distribution.of(np.zeros(0, np.int64))
         return ModuleTime(
             self.name,
@@ -66,7 +50,7 @@ class ModuleTime:
         )
 
     def step_quantile(self, percent: int) -> int:
-        """Return a quantile of the forward and backward of a step, over ranks and steps, ns; 0 of none."""
+        """Return a quantile of forward and backward of a step, over ranks and steps, ns; 0 without any."""
         return reduce(add, self.of_step_ns.values()).nearest_rank(percent) or 0 if self.of_step_ns else 0
 
     def to_json(self) -> JsonObject:
@@ -84,9 +68,9 @@ class ModuleTime:
         }
 
     def slowest(self) -> tuple[int | None, float | None]:
-        """Return the rank with the largest median, and by which share that exceeds the median of the ranks' medians.
+        """Return the rank with the largest median, and its excess over the median of medians, as a share.
 
-        None where fewer than two ranks have the module.
+        Both are None if fewer than two ranks have the module.
         """
         every = {rank: own.nearest_rank(50) for rank, own in self.of_step_ns.items()}
         medians = {rank: median for rank, median in every.items() if median is not None}
@@ -98,13 +82,7 @@ class ModuleTime:
 
 
 def module_table(run: Run, times: Partition, steps: Sequence[int]) -> list[ModuleTime]:
-    """Return rows of the modules that were recorded, dearest first; none where no module was.
-
-    Args:
-        run: the run that ``times`` partitions.
-        times: where the time of its steps went.
-        steps: those that count.
-    """
+    """Return rows of the recorded modules, costliest first; ``times`` is the partition of ``run``."""
     table: dict[str, ModuleTime] = {}
     of_step_ns: dict[tuple[str, int], Int64] = {}
     known = np.array(sorted(steps), np.int64)
@@ -166,7 +144,7 @@ def _add(
 
 
 def _exposed_inside(trace: RankTrace, rows: Int64, stalled_ns: Int64) -> Int64:
-    """For each of these rows, how long the lane stood still in stalls that began inside of it."""
+    """Return, by row, the time of stalls that began inside of it."""
     spans = trace.spans
     if not len(rows):
         return np.zeros(0, np.int64)
@@ -179,7 +157,6 @@ def _exposed_inside(trace: RankTrace, rows: Int64, stalled_ns: Int64) -> Int64:
 
 
 def _repeated_in_backward(trace: RankTrace, rows: Int64, names: Sequence[str]) -> Bool:
-    """Return which of these rows are repeated forwards that lie in the backward of the same module."""
     spans, name = trace.spans, trace.spans.name[rows]
     found = np.zeros(len(rows), np.bool_)
     known = {names[code]: code for code in np.unique(name).tolist()}

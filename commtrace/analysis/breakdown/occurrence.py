@@ -1,4 +1,4 @@
-"""Decides whether a cost belongs to every step, or to a few of them."""
+"""Decide whether a cost belongs to every step or to a few of them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,14 @@ from commtrace.trace.json_values import JsonObject
 
 _MOST_OF_IT: Final = 0.8
 _RARE: Final = 0.25
-"""What happens in at most this share of the steps is no part of every step."""
+"""A time in at most this share of the steps belongs to those steps alone."""
 
 _FEWEST_STEPS: Final = 4
 _MOST_NAMED: Final = 6
 
 
 class Occurrence(NamedTuple):
-    """The fewest steps that hold most of a time.
-
-    Attributes:
-        steps: their numbers, ascending; empty if the time is 0.
-        total_ns: in all steps.
-        num_steps: number of all steps.
-    """
+    """The fewest steps that hold most of a time; ``steps`` is ascending, and empty if the time is 0."""
 
     steps: tuple[int, ...]
     total_ns: int
@@ -34,12 +28,12 @@ class Occurrence(NamedTuple):
 
     @property
     def is_rare(self) -> bool:
-        """Return whether most steps have nothing of it, so that a mean over all steps would mislead."""
+        """Return whether most steps have none of it, so that a mean over all steps would mislead."""
         enough = self.num_steps >= _FEWEST_STEPS and bool(self.steps)
         return enough and len(self.steps) <= max(1, int(_RARE * self.num_steps))
 
     def in_words(self) -> str:
-        """``once, in step 7: 2.2 s``; ``in 2 of 25 steps (10, 20): 11 s in all``."""
+        """Return ``once, in step 7: 2.2 s`` or ``in 2 of 25 steps (10, 20): 11 s in all``."""
         total = seconds_in_words(self.total_ns)
         if len(self.steps) == 1:
             return f"once, in step {self.steps[0]}: {total}"
@@ -51,12 +45,7 @@ class Occurrence(NamedTuple):
 
 
 def occurrence(steps: Sequence[int], times_ns: npt.NDArray[np.generic]) -> Occurrence:
-    """Return the steps in which a time occurred.
-
-    Args:
-        steps: their numbers.
-        times_ns: by step.
-    """
+    """Return the steps in which a time occurred; ``times_ns`` is by step."""
     times = np.maximum(np.asarray(times_ns, np.float64), 0.0)
     total = float(times.sum())
     if not total:

@@ -1,7 +1,6 @@
-"""Divides each step exactly: every instant of a rank's step is in one state.
+"""Divide each step exactly: every instant of a rank's step is in one state.
 
->>> table = partition(run, match(run))                          # doctest: +SKIP
->>> table.total("bubble") / table.wall_ns                       # doctest: +SKIP
+>>> partition(run, match(run)).total("bubble")                  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -27,35 +26,23 @@ from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One row per rank and step, by rank and then by start.
+    """One row per rank and step, sorted by rank, then by start. Kernel traces have communication for stalls."""
 
-    Attributes:
-        states: the columns of ``ns``; see :mod:`commtrace.analysis.breakdown.states`.
-        rank, step: of each row.
-        start, end: of the step, ns.
-        ns: rows × states, time in each state; a row adds up to end − start, exactly.
-        hidden_ns: time in which communication of the rank was in flight without a stall; beside the states, not one of
-            them.
-        stalled_ns: by rank, aligned with its span rows: time of a stall as wait or bubble, and as transfer (two
-            columns). They add up to the exposed and bubble states. In a trace of kernels, which has no stalls, of the
-            communication rows.
-    """
-
-    states: tuple[State, ...]
+    states: tuple[State, ...]  # columns of ``ns``
     rank: Int32
     step: Int32
     start: Int64
     end: Int64
-    ns: Int64
-    hidden_ns: Int64
-    stalled_ns: Mapping[int, Int64]
+    ns: Int64  # rows × states; a row adds up to end − start exactly
+    hidden_ns: Int64  # communication in flight without a stall; not one of the states
+    stalled_ns: Mapping[int, Int64]  # by rank, span rows × (wait or bubble, transfer)
 
     @property
     def wall_ns(self) -> Int64:
         return np.asarray(self.end - self.start)
 
     def total(self, kind: str, detail: str | None = None) -> Int64:
-        """Time of each row in the states of a kind; of one phase or role if ``detail`` says which."""
+        """Return the time of each row in the states of a kind, or in one phase or role of it."""
         chosen = [
             column for column, state in enumerate(self.states) if state.kind == kind and detail in (None, state.detail)
         ]
@@ -79,14 +66,7 @@ def concatenate(parts: Sequence[Partition]) -> Partition:
 
 
 def partition(run: Run, matches: Matches, roles: Roles | None = None, steps: Sequence[int] | None = None) -> Partition:
-    """Partition every step of every rank.
-
-    Args:
-        run: on one clock.
-        matches: of this run.
-        roles: of this run, if they are known.
-        steps: only these; spans that began before and reach into them count.
-    """
+    """Partition the chosen steps of every rank of an aligned run; earlier spans that reach into a step count."""
     roles = roles or find_roles(run)
     blocks = of_one_sort(run.blocks)
     parts = [_partition_block(run, block, matches, roles, steps) for block in blocks]
@@ -108,8 +88,6 @@ def partition(run: Run, matches: Matches, roles: Roles | None = None, steps: Seq
 
 @dataclass(frozen=True, slots=True)
 class _BlockPartition:
-    """The rows of some ranks; the fields are those of :class:`Partition`."""
-
     rank: Int32
     step: Int32
     start: Int64
@@ -120,30 +98,20 @@ class _BlockPartition:
 
 
 class StepTimes(NamedTuple):
-    """The result of :func:`step_times`. Steps are numbered by rank and then by start.
+    """The result of :func:`step_times`; steps are numbered by rank, then by start.
 
-    Attributes:
-        row: span rows of the steps.
-        ns: as in :class:`Partition`.
-        stall_step, stall_row, stall_ns: time of each stall (in a trace of kernels, communication) in each step; pairs
-            are unique, ascending by step, and none is 0 ns.
+    The stall columns hold unique pairs, ascending by step, none of 0 ns; in a trace of kernels, of communication.
     """
 
-    row: Int64
-    ns: Int64
+    row: Int64  # span rows of the steps
+    ns: Int64  # as in Partition
     stall_step: Int64
     stall_row: Int64
     stall_ns: Int64
 
 
 def step_times(run: Run, block: Block, matches: Matches, roles: Roles) -> StepTimes:
-    """Return the partition of a block, with the stalls of every single step.
-
-    Args:
-        run: on one clock.
-        block: of it: ranks whose kernels were all traced, or none's.
-        matches, roles: of this run.
-    """
+    """Return the partition of a block with all kernels traced, or none, and the stalls of every step."""
     lanes = _paint_lanes(run, block, matches, roles, None)
     stalled = lanes.stalled()
     step, row = lanes.step[stalled], lanes.row[lanes.segment[stalled]]
@@ -175,28 +143,17 @@ def _partition_block(
 
 @dataclass(frozen=True, slots=True)
 class _Lanes:
-    """The lanes of a block, the ranks end to end on one axis, cut into segments of one state each.
-
-    Attributes:
-        steps: of the block.
-        axis: shift of each row's times.
-        states: of the run.
-        edges: segment i is from ``edges[i]`` to ``edges[i + 1]``.
-        state: of each segment.
-        row: of each segment, the span that wins; any if there is none.
-        is_wait, is_transfer: of each segment, whether it is a stall.
-        step, segment, length_ns: segments by step; a segment of overlapping steps is in each.
-    """
+    """The lanes of a block, joined end to end on one axis and cut into segments of one state each."""
 
     steps: _Steps
-    axis: Int64
+    axis: Int64  # shift of each row's times
     states: tuple[State, ...]
-    edges: Int64
+    edges: Int64  # segment i is from edges[i] to edges[i + 1]
     state: Int32
-    row: Int64
+    row: Int64  # by segment, the span that wins; arbitrary if there is none
     is_wait: Bool
     is_transfer: Bool
-    step: Int64
+    step: Int64  # with the next two: segments by step; a segment of overlapping steps is in each
     segment: Int64
     length_ns: Int64
 
@@ -212,7 +169,7 @@ class _Lanes:
         )
 
     def hidden(self, in_flight: IntervalUnion) -> Int64:
-        """Return, for each step, how long communication was in flight while the lane did not stall."""
+        """Return, by step, the time in which communication was in flight without a stall."""
         start, end = self.steps.start + self.axis[self.steps.row], self.steps.end + self.axis[self.steps.row]
         stalled = self.stalled()
         segment = self.segment[stalled]
@@ -262,8 +219,6 @@ def _sums(cell: Int64, ns: Int64, count: int) -> Int64:
 
 
 class _Steps(NamedTuple):
-    """Step rows of a block, by rank and then by start."""
-
     row: Int64
     start: Int64
     end: Int64

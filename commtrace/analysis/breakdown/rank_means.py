@@ -39,7 +39,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "gc": (GC,),
     "other": (OTHER,),
 }
-"""The kinds of states that each part of a step holds; the parts add up to it."""
+"""The kinds of states in each part of a step; the parts add up to it."""
 
 
 class ExposedTime(NamedTuple):
@@ -58,28 +58,17 @@ class ExposedTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankMean:
-    """The mean over a rank's steps; all times ns per step.
-
-    Attributes:
-        rank, host, coordinates: which rank it is.
-        wall_ns: of the step, rounded down.
-        of_state: time in each state; they add up to ``wall_ns``.
-        hidden_ns: communication in flight while the lane did not stand still for any.
-        wait_ns: summed over communications, the time in flight before the last participant arrived, hidden or not.
-        blame_ns: how long the other ranks waited, in all, for communications in which this one arrived last.
-        unmatched_ns: stood still for communications of which not all members were seen: it counts as exposed transfer,
-            and nobody knows what of it was waiting, or bubble.
-    """
+    """The mean over a rank's steps, ns per step."""
 
     rank: int
     host: str
     coordinates: dict[str, int]
-    wall_ns: int
-    hidden_ns: int
-    of_state: dict[State, int] = field(default_factory=dict)
-    wait_ns: int = 0
-    blame_ns: int = 0
-    unmatched_ns: int = 0
+    wall_ns: int  # rounded down
+    hidden_ns: int  # communication in flight without a stall
+    of_state: dict[State, int] = field(default_factory=dict)  # adds up to wall_ns
+    wait_ns: int = 0  # in flight before the last participant arrived, hidden or not
+    blame_ns: int = 0  # wait of others for communications in which this rank arrived last
+    unmatched_ns: int = 0  # stalls with unseen members: exposed transfer, but part may be wait
 
     def total(self, kind: str) -> int:
         """Return the time in the states of a kind."""
@@ -91,7 +80,7 @@ class RankMean:
 
     @property
     def exposed(self) -> dict[str, ExposedTime]:
-        """Return the exposed time by role; roles for which the lane never stalled are left out."""
+        """Return the exposed time by role, without roles for which the lane never stalled."""
         roles = sorted(
             {state.detail for state, time in self.of_state.items() if state.kind in (WAIT, TRANSFER) and time}
         )
@@ -126,13 +115,7 @@ class RankMean:
 
 @dataclass(frozen=True, slots=True)
 class RankTotals:
-    """Sums over steps of one rank; times in ns. Those of several windows add up.
-
-    Attributes:
-        num_steps: how many steps.
-        of_state: time in each state of the partition.
-        hidden_ns, wait_ns, blame_ns, unmatched_ns: as of :class:`RankMean`.
-    """
+    """Sums over steps of one rank, ns; those of several windows add up. Fields are as of :class:`RankMean`."""
 
     num_steps: int
     of_state: Int64
@@ -163,9 +146,7 @@ class RankTotals:
 def rank_means(
     run: Run, partition: Partition, matches: Matches, unmatched_ns: Mapping[int, int] | None = None
 ) -> list[RankMean]:
-    """Return the mean step of every rank that has steps, by rank; ``unmatched_ns`` over all of their steps, where
-    known.
-    """
+    """Return the mean step of every rank that has steps; ``unmatched_ns`` is by rank, over all steps."""
     totals = rank_totals(run, partition, matches, unmatched_ns or {})
     return [own.mean(run.ranks[rank], partition.states) for rank, own in totals.items() if own.num_steps]
 
@@ -173,14 +154,7 @@ def rank_means(
 def rank_totals(
     run: Run, partition: Partition, matches: Matches, unmatched_ns: Mapping[int, int]
 ) -> dict[int, RankTotals]:
-    """Add up the steps of every rank.
-
-    Args:
-        run: the rows of these steps.
-        partition: of the steps.
-        matches: of the run.
-        unmatched_ns: by rank.
-    """
+    """Add up the steps of every rank; ``unmatched_ns`` is by rank."""
     blame = blame_ns(run, matches)
     totals = {}
     for rank, trace in run.ranks.items():
@@ -199,7 +173,7 @@ def rank_totals(
 def apportion(totals: Int64, count: int) -> Sequence[int]:
     """Return each total divided by ``count``, as integers whose sum is the sum of the totals divided by ``count``.
 
-    Everything is rounded down, and what is then missing goes, 1 ns each, to the largest remainders.
+    Shares are rounded down; the missing ns go, 1 each, to the largest remainders.
     """
     shares, remainders = np.divmod(totals, count)
     missing = int(totals.sum()) // count - int(shares.sum())

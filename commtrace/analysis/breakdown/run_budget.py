@@ -1,12 +1,4 @@
-"""Divides the wall time of a whole run: training that was kept, evaluation, checkpoints, loading, start, restarts.
-
-A mean step says nothing of what lies between steps, before them and between the attempts of a job. Here every instant
-of the run is in exactly one part, on every rank:
-
->>> budget = run_budget(load_run("commtrace-runs/my-run"))      # doctest: +SKIP
->>> budget.goodput                                              # doctest: +SKIP
-0.87
-"""
+"""Divide the wall time of a whole run: every instant is in one part on every rank, also between steps and attempts."""
 
 from __future__ import annotations
 
@@ -26,7 +18,7 @@ from commtrace.trace.spans import Bool, Int64
 
 UNKNOWN, RESTART, START, LOADING, TRAINING, REPEATED, EVALUATION, CHECKPOINT = range(8)
 PARTS: Final = ("unknown", "restart", "start", "loading", "training", "repeated", "evaluation", "checkpoint")
-"""In ascending order of belief: of an instant to which several lay claim, the last one has it."""
+"""In ascending priority: the last part that claims an instant gets it."""
 
 PART_OF_KIND: Final = {
     schema.DATA: LOADING,
@@ -37,7 +29,7 @@ PART_OF_KIND: Final = {
 
 
 class PartIntervals(NamedTuple):
-    """Some intervals of one part, ns, half-open."""
+    """Intervals of one part, ns, half-open."""
 
     part: int
     start: Int64
@@ -45,13 +37,13 @@ class PartIntervals(NamedTuple):
 
 
 def divide(claims: Iterable[PartIntervals], begin: int, end: int) -> list[int]:
-    """Return how long each of :data:`PARTS` lasts between two instants, ns; they add up to ``end - begin``."""
+    """Return the length of each of :data:`PARTS` between two instants, ns; they add up to ``end - begin``."""
     ordered = sorted(claims, key=lambda claim: claim.part)
     part = np.concatenate([np.zeros(0, np.int64), *(np.full(len(one.start), one.part, np.int64) for one in ordered)])
     starts = np.concatenate([np.zeros(0, np.int64), *(np.clip(one.start, begin, end) for one in ordered)])
     ends = np.concatenate([np.zeros(0, np.int64), *(np.clip(one.end, begin, end) for one in ordered)])
     segments = paint(starts, ends, np.arange(len(part)), np.array([begin, end], np.int64))
-    owner = np.append(part, UNKNOWN)[segments.winner]  # a segment that nobody claims has the winner −1: the last one
+    owner = np.append(part, UNKNOWN)[segments.winner]  # an unclaimed segment has the winner −1: the last one
     ns = np.zeros(len(PARTS), np.int64)
     np.add.at(ns, owner, np.diff(segments.edges))
     return [int(time) for time in ns]
@@ -59,26 +51,16 @@ def divide(claims: Iterable[PartIntervals], begin: int, end: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a wall time, ns.
+    """The parts of a wall time, ns."""
 
-    Attributes:
-        training_ns: in steps, without what is below; waiting for a rank that does something else is in it.
-        repeated_ns: the same in steps that a later attempt did once more.
-        evaluation_ns, checkpoint_ns: inside of steps and between them; saving inside of an evaluation is saving.
-        loading_ns: waiting for input outside of steps.
-        start_ns: before the first step of an attempt.
-        restart_ns: between the end of an attempt and the begin of the next one.
-        unknown_ns: nothing that was recorded tells.
-    """
-
-    unknown_ns: int = 0
-    restart_ns: int = 0
-    start_ns: int = 0
-    loading_ns: int = 0
-    training_ns: int = 0
-    repeated_ns: int = 0
-    evaluation_ns: int = 0
-    checkpoint_ns: int = 0
+    unknown_ns: int = 0  # covered by no record
+    restart_ns: int = 0  # between the end of an attempt and the begin of the next
+    start_ns: int = 0  # before the first step of an attempt
+    loading_ns: int = 0  # waiting for input outside of steps
+    training_ns: int = 0  # steps without other parts; waiting for a rank in another part is training
+    repeated_ns: int = 0  # the same in steps that a later attempt repeated
+    evaluation_ns: int = 0  # inside and between steps
+    checkpoint_ns: int = 0  # inside and between steps, also during evaluation
 
     def by_name(self) -> dict[str, int]:
         """Return the time of each of :data:`PARTS`, in their order."""
@@ -94,24 +76,16 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class RunBudget:
-    """The wall time of a run, from the begin of its first process to the last word of its last one.
+    """The wall time of a run, from the begin of its first process to the last record of its last one."""
 
-    Attributes:
-        job: the mean of the ranks; its parts add up to the wall time.
-        ranks: by rank; the parts of each add up to the same wall time.
-        attempts: how often the job was begun, as far as its files are there.
-        repeated_steps: how many steps a later attempt did once more; None where the steps of several attempts have no
-            numbers of the program's own, so that nobody knows which are the same.
-    """
-
-    job: Parts
-    ranks: Mapping[int, Parts]
-    attempts: int
-    repeated_steps: int | None
+    job: Parts  # mean of the ranks; its parts add up to the wall time
+    ranks: Mapping[int, Parts]  # the parts of each add up to the same wall time
+    attempts: int  # launches with files
+    repeated_steps: int | None  # None if several attempts lack step numbers of the program's own
 
     @property
     def goodput(self) -> float | None:
-        """The share of the wall time in training steps that were kept; None of a run of no length."""
+        """Return the share of the wall time in training steps that were kept; None if the run has no length."""
         return self.job.training_ns / self.job.wall_ns if self.job.wall_ns else None
 
     def to_json(self) -> JsonObject:
@@ -125,12 +99,7 @@ class RunBudget:
 
 
 def run_budget(run: Run, earlier: Iterable[Run] = ()) -> RunBudget:
-    """Divide the wall time of a run.
-
-    Args:
-        run: the whole of its newest attempt, as it was recorded.
-        earlier: its earlier attempts, oldest first. Of each only what is needed here is kept.
-    """
+    """Divide the wall time of a run: its newest attempt, whole and as recorded, and its earlier ones, oldest first."""
     attempts = [_of_attempt(one) for one in (*earlier, run)]
     begin = min(own.begin for attempt in attempts for own in attempt.values())
     end = max(own.end for attempt in attempts for own in attempt.values())
@@ -156,28 +125,19 @@ def run_budget(run: Run, earlier: Iterable[Run] = ()) -> RunBudget:
 
 
 class _RankAttempt(NamedTuple):
-    """One process's part in one attempt, on the wall clock, ns.
-
-    Attributes:
-        begin, end: of the process, as far as is known.
-        steps: numbers of the steps, of which ``step_claim`` holds the times in the same order.
-        is_earlier: which of them this very process did once more.
-        claims: what else it claims.
-        is_whole: everything from its begin on was recorded.
-        is_numbered: the steps have numbers of the program's own.
-    """
+    """One rank in one attempt, on the wall clock, ns."""
 
     begin: int
     end: int
-    steps: Int64
-    is_earlier: Bool
+    steps: Int64  # step numbers, in the order of step_claim
+    is_earlier: Bool  # by step, True if the same process repeated it
     step_claim: PartIntervals
-    claims: tuple[PartIntervals, ...]
-    is_whole: bool
-    is_numbered: bool
+    claims: tuple[PartIntervals, ...]  # of all parts but steps
+    is_whole: bool  # nothing after its begin was left out
+    is_numbered: bool  # the steps have numbers of the program's own
 
     def is_repeated(self, kept_below: int) -> Bool:
-        """Return which steps were done once more, where those from this number on were by a later attempt."""
+        """Return a mask of the repeated steps; a later attempt repeated those from ``kept_below`` on."""
         return np.asarray(self.is_earlier | (self.steps >= kept_below))
 
 
@@ -210,7 +170,7 @@ def _of_rank(trace: RankTrace) -> _RankAttempt:
 
 
 def _kept_below(attempts: Sequence[Mapping[int, _RankAttempt]]) -> list[int]:
-    """By attempt: from which number on its steps were done once more by a later one."""
+    """Return, by attempt, the number from which on a later attempt repeated its steps."""
     never = int(np.iinfo(np.int64).max)
     below, first = [], never
     for attempt in reversed(attempts):
@@ -223,7 +183,7 @@ def _kept_below(attempts: Sequence[Mapping[int, _RankAttempt]]) -> list[int]:
 def _claims(
     rank: int, attempts: Sequence[Mapping[int, _RankAttempt]], kept_below: Sequence[int], begin: int
 ) -> list[PartIntervals]:
-    """Everything that a rank claims; a process that began before the one before it had ended claims from then on."""
+    """Return all claims of a rank; a process that began before the previous one ended claims from that end on."""
     own = [(attempt[rank], below) for attempt, below in zip(attempts, kept_below, strict=True) if rank in attempt]
     has_steps = any(len(one.steps) for one, _ in own)
     claims: list[PartIntervals] = []

@@ -1,4 +1,4 @@
-"""The states that a rank's lane can be in: the columns of the partition."""
+"""The states of a rank's lane: the columns of the partition."""
 
 from __future__ import annotations
 
@@ -18,16 +18,11 @@ IDLE: Final = "idle"
 OTHER: Final = "other"
 
 PHASES: Final = ("forward", "backward", "recompute", "optimizer", "evaluation", "other")
-"""What the lane computes; ``other`` is work that was named (a module, a user's span) and is none of these."""
+"""Phases of compute; ``other`` is named work (a module, a user's span) of no other phase."""
 
 
 class State(NamedTuple):
-    """One column of the partition.
-
-    Attributes:
-        kind: one of the constants of this module.
-        detail: the phase of compute, the role of what is exposed; else empty.
-    """
+    """One column of the partition; ``detail`` is the phase of compute or the role of exposed time, else empty."""
 
     kind: str
     detail: str = ""
@@ -43,12 +38,13 @@ FIXED: Final = (
     State(MEMORY),
     State(IDLE),
 )
-"""The states of every run; those of its roles come behind them. What no span claims is ``other``; of a rank whose
-kernels were traced it is ``idle``, because then nothing is missing."""
+"""The states of every run; those of its roles follow. Unclaimed time is ``other``, or ``idle`` if kernels were traced,
+as nothing is missing then.
+"""
 
 
 class StatePriority(NamedTuple):
-    """The state that a kind of span means for its lane; where spans overlap, the highest priority counts."""
+    """The state of a kind of span; where spans overlap, the highest priority counts."""
 
     state: State
     priority: int
@@ -67,7 +63,7 @@ STATE_OF_KIND: Final = {
     schema.CHECKPOINT: StatePriority(State(CHECKPOINT), 5),
     schema.GC: StatePriority(State(GC), 7),
 }
-"""Stalls (priority 6) are not here: their state depends on their role. At equal priority the innermost span wins."""
+"""Without stalls (priority 6): their state depends on their role. At equal priority the innermost span wins."""
 
 STALL_PRIORITY: Final = 6
 
@@ -75,8 +71,9 @@ STATE_OF_TRACED_KIND: Final = {
     schema.KERNEL: StatePriority(State(COMPUTE, "other"), 2),
     schema.MEMORY: StatePriority(State(MEMORY), 0),
 }
-"""The same where kernels were traced: communication (priority 1) is exposed where no kernel computes, and a copy where
-there is neither."""
+"""The same for traced kernels: communication (priority 1) is exposed where no kernel computes, a copy where there is
+neither.
+"""
 
 TRACED_COMMUNICATION_PRIORITY: Final = 1
 

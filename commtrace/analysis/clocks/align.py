@@ -1,11 +1,9 @@
-"""Puts the spans of all hosts on one clock, and reports the residual.
+"""Put the spans of all hosts on one clock, and report the residual.
 
-Ranks of one boot of one host read the same clock. Clocks of different hosts differ by an offset and a drift. No member
-can leave a synchronising collective before every member has arrived, so its ends are one instant seen on several
-clocks: :mod:`commtrace.analysis.clocks.fit` finds the offsets and drifts under which they agree.
+Ranks of one boot of one host share a clock; clocks of different hosts differ by offset and drift. No member can leave
+a synchronising collective before all have arrived, so its ends are one instant seen on several clocks.
 
->>> alignment = align(run)                                      # doctest: +SKIP
->>> aligned = apply(run, alignment)                             # doctest: +SKIP
+>>> aligned = apply(run, align(run))                            # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -42,21 +40,14 @@ NOT_ALIGNED: Final = "not aligned"
 
 @dataclass(frozen=True, slots=True)
 class HostClock:
-    """One host's clock relative to the reference host's.
-
-    Attributes:
-        offset_ns: its clock minus the reference clock, at ``origin_ns`` on its own clock.
-        drift_ppm: how much faster it runs, in parts per million.
-        key: of the ranks that read this clock.
-        later: where the clock was stepped during the run, what holds from its own reading ``begins[i]`` on.
-    """
+    """One host's clock relative to the reference clock."""
 
     host: str
-    offset_ns: int
-    drift_ppm: float
+    offset_ns: int  # ahead of the reference, at origin_ns on its own clock
+    drift_ppm: float  # runs faster by so many parts per million
     origin_ns: int = 0
     key: ClockKey = ("", "")
-    later: PiecewiseClock = NEVER_STEPPED
+    later: PiecewiseClock = NEVER_STEPPED  # parts from its own readings begins[i] on
 
     @classmethod
     def of(cls, key: ClockKey, clock: PiecewiseClock) -> HostClock:
@@ -88,21 +79,13 @@ class HostClock:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """The alignment of the hosts' clocks.
-
-    Attributes:
-        method: ``shared clock``, ``collective ends`` or ``not aligned``.
-        observations: pairs of ends of one collective on two hosts that the fit used.
-        residual_ns: by how much such a pair still disagrees after the fit: p50, p99, max.
-        hosts: every clock; the first one is the reference.
-        refused: why the clocks could not be aligned, or None.
-    """
+    """The alignment of the hosts' clocks."""
 
     method: str
-    observations: int = 0
+    observations: int = 0  # pairs of ends of one collective on two hosts that the fit used
     residual_ns: Mapping[str, int] = field(default_factory=lambda: {"p50": 0, "p99": 0, "max": 0})
-    hosts: tuple[HostClock, ...] = ()
-    refused: str | None = None
+    hosts: tuple[HostClock, ...] = ()  # every clock; the first one is the reference
+    refused: str | None = None  # why the clocks could not be aligned, or None
 
     @property
     def keeps_order(self) -> bool:
@@ -120,7 +103,7 @@ class Alignment:
 
 
 def align(run: Run) -> Alignment:
-    """Find how the hosts' clocks differ. The reference is the host on which the run began first."""
+    """Find the differences between the hosts' clocks; the reference is the host on which the run began first."""
     keys = _clocks_earliest_first(run)
     unaligned = tuple(HostClock(key[0], 0, 0.0, key=key) for key in keys)
     if len(keys) == 1:
@@ -189,13 +172,12 @@ def _moved(block: Block, clocks: Mapping[int, HostClock | None]) -> Block:
 
 
 def _in_order(block: Block) -> Block:
-    """Return the rows of each rank by start, at equal starts the longer one first, as they are in every run."""
     spans = block.spans
     return replace(block, spans=spans.take(np.lexsort((spans.start - spans.end, spans.start, block.rank()))))
 
 
 def _clocks_earliest_first(run: Run) -> list[ClockKey]:
-    """Return the clocks of the run, first the one on which, by the wall clock, the first span began."""
+    """Return the clocks, ordered by the wall-clock begin of their first span."""
     begins: dict[ClockKey, tuple[int, int]] = {}
     for rank, trace in run.ranks.items():
         begin = (_wall_clock_begin(trace), rank)

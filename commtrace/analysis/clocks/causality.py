@@ -1,7 +1,6 @@
-"""Corrects fitted clocks so that no receive ends before its send starts.
+"""Correct fitted clocks so that no receive ends before its send starts.
 
-Ends of collectives may be seen later on one host than on the other, always by about the same time; the fit then puts
-one clock off by that much. Point-to-point operations between the hosts bound the error.
+Ends of collectives may always be seen later on one host, which biases the fit; point-to-point operations bound that.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from commtrace.trace.spans import Bool, Int32, Int64
 
 _OUTLIERS = 0.01
 MOST_MESSAGES: Final = 400_000
-"""Fewer messages between hosts than so many tell whether receives end after their sends start."""
+"""Limit of messages between hosts that are used."""
 
 
 class _Messages(NamedTuple):
@@ -34,8 +33,7 @@ class _Messages(NamedTuple):
 def without_violations(run: Run, keys: Sequence[tuple[str, str]], clocks: list[PiecewiseClock]) -> list[PiecewiseClock]:
     """Return the clocks, moved as little as needed for receives to end after their sends start.
 
-    One message in a hundred between two hosts may be an outlier and is not followed. Where both directions between two
-    hosts contradict each other, the middle is taken.
+    One message in a hundred between two hosts may be an outlier. Between contradicting directions, the middle is taken.
     """
     messages = _messages(run, keys, clocks)
     if not len(messages.sent):
@@ -71,7 +69,6 @@ def _messages(run: Run, keys: Sequence[tuple[str, str]], clocks: Sequence[Piecew
 
 
 def _clock_of_rank(run: Run, keys: Sequence[tuple[str, str]]) -> Int64:
-    """Return the number of each rank's clock; −1 without one."""
     number = {key: position for position, key in enumerate(keys)}
     clock_of_rank = np.full(run.world_size, -1, np.int64)
     for rank, trace in run.ranks.items():
@@ -80,8 +77,6 @@ def _clock_of_rank(run: Run, keys: Sequence[tuple[str, str]]) -> Int64:
 
 
 def _between_hosts(run: Run, clock_of_rank: Int64) -> Callable[[Block], Bool]:
-    """Return a function that chooses the rows whose other side is on another host."""
-
     def chosen(block: Block) -> Bool:
         spans = block.spans
         p2p = np.flatnonzero((spans.kind == schema.P2P) & (spans.peer >= 0) & (spans.peer < len(clock_of_rank)))
@@ -102,7 +97,7 @@ def _on_reference(times: Int64, steps: Int32, clock: Int64, clocks: Sequence[Pie
 
 
 def _sure(times: Int64, steps: Int32, clock: Int64, clocks: Sequence[PiecewiseClock]) -> Bool:
-    """Return the readings of which it is known which part of a stepped clock they are of."""
+    """Return a mask of the readings whose part of a stepped clock is known."""
     sure = np.ones(len(times), np.bool_)
     for number, own in enumerate(clocks):
         if own.starts:

@@ -1,9 +1,8 @@
-"""Fits offsets and drifts of the hosts' clocks to pairs of readings, in one robust least-squares problem.
+"""Fit offsets and drifts of the hosts' clocks to pairs of readings, by robust least squares.
 
 A reading T of clock h is T − o_h − d_h·(T − origin_h) on the reference clock. An observation is the end of a
-synchronising collective, which no member can leave before all have arrived, read on two clocks; both must give the same
-result, which is linear in all o and d. Readings that are far off (a rank was descheduled before it took the time) lose
-their weight by Huber's rule. The problem stays convex, so the start does not matter.
+synchronising collective, read on two clocks; both must give the same result, which is linear in all o and d. Huber's
+rule takes weight from outliers (a rank was descheduled before it took the time); the problem stays convex.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _LIKELY_DRIFT: Final = 200e-6
 # A round that changes no clock by more is the last one; the rough fit only has to show which drifts can be seen.
 _ROUGH_NS: Final = 10.0
 _PRECISE_NS: Final = 0.1
-# A drift that the observations do not show is not applied: it would bend durations by what is only noise.
+# A drift that the observations do not show is not applied: its noise would bend durations.
 _SIGMAS_OF_A_DRIFT: Final = 3.0
 _FEW_READINGS: Final = 20
 
@@ -57,10 +56,7 @@ class Observations:
 
 
 def observe(run: Run, keys: Sequence[tuple[str, str]]) -> Observations:
-    """Compare the hosts' readings of each collective; clock i is ``keys[i]``.
-
-    A host's reading is the median of its ranks' ends. Of k hosts that took part, neighbours are compared: k − 1 pairs.
-    """
+    """Compare the median readings of neighbouring hosts of each collective; clock i is ``keys[i]``."""
     group, seq, clock, end, step = _ends(run, keys)
     bucket = pack((numbered(group), seq))
     order = np.lexsort((end, clock, bucket))
@@ -178,7 +174,7 @@ def fit_clocks(observations: Observations, count: int) -> list[LinearClock]:
 
 
 def _origins(observations: Observations, count: int) -> Int64:
-    """Return the first reading of each clock, as an instant from which float64 counts exactly."""
+    """Return the first reading of each clock; differences from it are exact in float64."""
     origins = np.full(count, np.iinfo(np.int64).max)
     np.minimum.at(origins, observations.clock_a, observations.time_a)
     np.minimum.at(origins, observations.clock_b, observations.time_b)
@@ -188,7 +184,7 @@ def _origins(observations: Observations, count: int) -> Int64:
 class _Design:
     """The linear problem: unknowns are offset and drift of each clock, in turn; clock 0 is held at zero.
 
-    Drift is counted in ns over ``length``, the time that the observations span, so that all unknowns are of one size.
+    Drift is in ns over ``length``, the time that the observations span, so that all unknowns are of one size.
     """
 
     def __init__(self, observations: Observations, since_a: Float64, since_b: Float64, count: int) -> None:
@@ -212,12 +208,9 @@ class _Design:
     def fit(
         self, without_drift: npt.NDArray[np.bool_], start: Float64, *, precision_ns: float
     ) -> tuple[Float64, Float64]:
-        """Return the unknowns that fit best, and their standard errors.
+        """Return the best unknowns and their standard errors.
 
-        Args:
-            without_drift: clocks whose drift is held at zero.
-            start: where to begin; changes the number of rounds, not the result.
-            precision_ns: stop when no unknown changes by as much.
+        Drifts in the mask ``without_drift`` stay zero; ``start`` changes the number of rounds, not the result.
         """
         free = np.ones(2 * self._count, np.bool_)
         free[:2] = False
@@ -238,7 +231,7 @@ class _Design:
         return solution, errors
 
     def _robust(self, solution: Float64) -> tuple[float, Float64]:
-        """Return the scatter of readings around these clocks, ns, and by Huber's rule the weight of each."""
+        """Return the scatter of readings around these clocks, ns, and Huber's weight of each."""
         size = np.abs(self.residual(solution))
         scale = max(MAD_TO_SIGMA * float(np.median(size)), _SMALLEST_SCALE_NS)
         return scale, np.minimum(1.0, _HUBER_K * scale / np.maximum(size, 1e-9))
@@ -268,23 +261,15 @@ def _on_reference(observations: Observations, clocks: Sequence[Clock]) -> tuple[
 
 
 class Begin(NamedTuple):
-    """The begin of a later part of a clock.
-
-    Attributes:
-        at_ns: the clock's own reading.
-        back_in: where it was stepped back, the steps of training, first and last, in which that can have been; (−1, −1)
-            without steps. None where it was stepped forward.
-        is_far: back by more than these steps took.
-        unsure: readings between these may be of either part.
-    """
+    """The begin of a later part of a clock, by its own reading."""
 
     at_ns: int
-    back_in: tuple[int, int] | None = None
-    is_far: bool = False
-    unsure: tuple[int, int] = (0, 0)
+    back_in: tuple[int, int] | None = None  # training steps of the step back, (−1, −1) without steps; None if forward
+    is_far: bool = False  # back by more than these steps took
+    unsure: tuple[int, int] = (0, 0)  # readings between these may be of either part
 
     def is_past(self, times: Int64, steps: Int32 | None) -> Bool:
-        """Return which of these readings, taken in these steps of training (−1: in none), are of the later part."""
+        """Return a mask of the readings of the later part; ``steps`` is −1 outside of any step."""
         past = np.asarray(times >= self.at_ns)
         if self.back_in is None or self.back_in[0] < 0 or steps is None:
             return past
@@ -293,7 +278,7 @@ class Begin(NamedTuple):
         return np.where(steps < 0, past, (steps > last) | ((steps >= first) & around))
 
     def is_sure(self, times: Int64, steps: Int32) -> Bool:
-        """Return of which of these readings the part is known."""
+        """Return a mask of the readings whose part is known."""
         lowest, highest = self.unsure
         is_past = np.asarray((times < lowest) | (times > highest))
         if self.back_in is None or self.back_in[0] < 0:
@@ -303,12 +288,11 @@ class Begin(NamedTuple):
 
 
 class PiecewiseClock(NamedTuple):
-    """A host's clock over a run: one line, or several where it was stepped; part i + 1 holds from ``starts[i]`` on.
+    """A host's clock over a run: part i + 1 holds from ``starts[i]`` on.
 
-    A clock that is stepped back shows some readings twice. Which part such a reading is of follows from the step of
-    training in which it was taken. In the steps in which the clock may have been stepped, a jump that is longer than
-    they are decides: what reads more was read before. Without steps, it is the part that its half of the overlap is
-    nearer to.
+    A clock that is stepped back shows some readings twice. The step of training decides between them. Within the steps
+    of the jump, a jump longer than they are decides: the higher reading came first. Without steps, the nearer half of
+    the overlap decides.
     """
 
     parts: tuple[LinearClock, ...]
@@ -321,7 +305,7 @@ class PiecewiseClock(NamedTuple):
 
     @property
     def goes_back(self) -> bool:
-        """Return whether some readings were shown twice, so that what was read first need not be earlier."""
+        """Return whether some readings were shown twice, so that reading order need not be time order."""
         return any(start.back_in is not None for start in self.starts)
 
     def is_sure(self, times: Int64, steps: Int32) -> Bool:

@@ -1,8 +1,7 @@
-"""Finds instants at which a clock jumped: a machine that was suspended or migrated, a wall clock that was set.
+"""Find jumps of clocks: a machine that was suspended or migrated, a wall clock that was set.
 
-Between two hosts the difference of their readings is a straight line (an offset and a drift) with noise. A jump that
-stays is a step of one of the two clocks; which one follows from their differences with other hosts. Of two hosts alone
-it is taken to be the one that is not the reference.
+The difference of two hosts' readings is a straight line with noise. A lasting jump is a step of one clock; its
+differences with other hosts show which. Of two hosts alone, it is the one that is not the reference.
 """
 
 from __future__ import annotations
@@ -18,48 +17,40 @@ from commtrace.analysis.statistics import ERROR_OF_MEDIAN, MAD_TO_SIGMA
 from commtrace.trace.spans import Int32, Int64
 
 _FEWEST: Final = 3
-"""Readings of a pair on either side of an instant, from which on it says whether its difference jumped there."""
+"""Readings of a pair needed on either side of an instant to judge a jump there."""
 
 _SIGMAS: Final = 3.0
 
 WINDOW: Final = 15
-"""So many readings on either side decide: their medians ignore those that were seen late."""
+"""Readings on either side that decide: their medians ignore late ones."""
 
 _WINDOWS: Final = 5
-"""Windows are smaller where there are too few readings for so many of them: in most of them there must be no jump."""
+"""Windows shrink if the readings do not fill so many of them: most must hold no jump."""
 _SMALLEST_WINDOW: Final = 4
 _SMALLEST_STEP_NS: Final = 20_000
 
 _SIGMAS_OF_A_JUMP: Final = 6.0
-"""Of medians of whole windows; more of smaller ones, since few readings do not tell well how much they scatter."""
+"""For medians of whole windows; more for smaller ones, whose scatter is less well known."""
 
 _SPREADS: Final = 8.0
-"""A step must stand out from how the medians of neighbouring windows differ elsewhere, not only from the readings."""
+"""A step must also stand out from the differences between neighbouring windows elsewhere."""
 
 _PERSISTENCE: Final = 0.8
 
 _NEIGHBOURHOOD: Final = 4 * WINDOW
-"""So much of what is so near to the step must be on its side of it: operations whose ends are seen late by turns are
-no steps."""
+"""Readings near a step that :data:`_PERSISTENCE` is about: late ends that alternate are no steps."""
 _MOST_CHANGES: Final = 8
 
 
 class ClockStep(NamedTuple):
-    """A clock jumped between two of its readings.
-
-    Attributes:
-        before, after: these readings, ns.
-        size_ns: how far it jumped; back where negative.
-        steps: of training, in which they were taken; −1 without any.
-        took_ns: how long these steps took.
-    """
+    """A jump of a clock between two of its readings, ns."""
 
     clock: int
     before: int
     after: int
-    size_ns: int = 0
-    steps: tuple[int, int] = (-1, -1)
-    took_ns: int = 0
+    size_ns: int = 0  # negative: back
+    steps: tuple[int, int] = (-1, -1)  # training steps of the readings; −1 without any
+    took_ns: int = 0  # duration of these steps
 
     @property
     def is_possible(self) -> bool:
@@ -75,7 +66,7 @@ class ClockStep(NamedTuple):
         return Begin((self.before + self.after) // 2, back_in, -self.size_ns > self.took_ns, (unsure[0], unsure[1]))
 
     def narrowed(self, other: ClockStep) -> ClockStep:
-        """Return the same step, as it was seen with other hosts too; as it is, where they contradict each other."""
+        """Return the same step, narrowed by another sight of it; unchanged if the two contradict each other."""
         both = self._replace(
             before=max(self.before, other.before),
             after=min(self.after, other.after),
@@ -86,12 +77,7 @@ class ClockStep(NamedTuple):
 
 
 class _Jump(NamedTuple):
-    """A jump of the difference of two clocks a − b, by ``size_ns``.
-
-    Attributes:
-        before, after: readings of both clocks on either side.
-        steps: of training in which they were taken; these took ``took_ns``.
-    """
+    """A jump of the difference of two clocks a − b, by ``size_ns``; ``before`` and ``after`` are readings of both."""
 
     clocks: tuple[int, int]
     before: tuple[int, int]
@@ -121,7 +107,7 @@ class _Series(NamedTuple):
 
 
 def find_steps(observations: Observations) -> list[ClockStep]:
-    """Return the steps of all clocks, by clock and in the order in which they happened."""
+    """Return the steps of all clocks, by clock and in time order."""
     # Pairs that met often first: they say best when a clock was stepped.
     pairs = sorted(_series(observations), key=lambda pair: (-len(pair.axis), pair.clocks))
     found: list[ClockStep] = []
@@ -167,7 +153,7 @@ def _series(observations: Observations) -> list[_Series]:
 
 
 def _axis(time_a: Int64, time_b: Int64) -> Int64:
-    """Return what brings the readings of two clocks into order, of which one may have been stepped back."""
+    """Return an axis that orders the readings of two clocks, one of which may have been stepped back."""
     # Observations come group by group and in each by number, so that readings rise from one to the next. Where those of
     # one clock fall and those of the other rise, the former was stepped back.
     rise_a, rise_b = np.diff(time_a), np.diff(time_b)
@@ -192,7 +178,7 @@ def _jumps(pair: _Series) -> Iterator[_Jump]:
 
 
 def _length(pair: _Series, first: int, last: int) -> int:
-    """Return how long these steps of training took, from the last reading before them to the last one in them; ns."""
+    """Return the duration of these training steps, from the last reading before to the last one in them, ns."""
     before, until = pair.axis[pair.step < first], pair.axis[pair.step <= last]
     begin = before.max() if len(before) else pair.axis[0]
     return int(until.max() - begin)
@@ -220,7 +206,7 @@ def _vote(step: ClockStep, pair: _Series) -> int:
 
 
 def _sides(step: ClockStep, pair: _Series) -> tuple[Int64, Int64]:
-    """Return positions of the last readings that were surely taken before this step, and of the first after it."""
+    """Return positions of the last readings surely before this step, and of the first after it."""
     first, last = step.steps
     if first >= 0 and (pair.step >= 0).all():
         before, after = pair.step < first, pair.step > last
@@ -244,14 +230,14 @@ def _may_be_one(known: ClockStep, step: ClockStep, readings: _Series) -> bool:
 
 
 class Change(NamedTuple):
-    """From this position on, the line lies higher by ``size`` ns."""
+    """A rise of the line by ``size`` ns from this position on."""
 
     position: int
     size: float
 
 
 def change_points(time: Float64, difference: Float64, most: int = _MOST_CHANGES) -> list[Change]:
-    """Return where the line jumps, in order: the largest jump is found first, then those on either side of it."""
+    """Return the jumps of the line, ascending; the largest is found first, then those on either side of it."""
     found = _largest_jump(time, difference) if most else None
     if found is None:
         return []
@@ -266,7 +252,7 @@ def without_drift(time: Float64, difference: Float64) -> Float64:
     if not len(time) or time[-1] <= time[0]:
         return difference
     # The median over pairs a tenth of the time apart, few of which hold a jump. By time, not by number: of readings
-    # that come in bursts, as those of a step do, neighbours tell only their noise.
+    # that come in bursts, as those of a step do, neighbours show only noise.
     later = np.searchsorted(time, time + (time[-1] - time[0]) / 10)
     earlier = np.flatnonzero(later < len(time))
     later = later[earlier]
@@ -311,7 +297,6 @@ def _persists(level: Float64, position: int, left: float, right: float) -> bool:
 
 
 def _best_split(level: Float64, left: float, right: float) -> int:
-    """Return where the readings go over from one level to the other: least absolute error."""
     error_left = np.concatenate([[0.0], np.cumsum(np.abs(level - left))])
     error_right = np.concatenate([[0.0], np.cumsum(np.abs(level - right)[::-1])])[::-1]
     return 1 + int(np.argmin((error_left + error_right)[1:-1]))

@@ -15,7 +15,7 @@ from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 
 _EARLIEST_NS: Final = 10**18
-"""2001. Imported traces without a wall clock count from some zero of their own."""
+"""2001. Imported traces without a wall clock count from a zero of their own."""
 
 
 def wall_clock_ns(trace: RankTrace, time_ns: int) -> int:

@@ -23,38 +23,26 @@ from commtrace.trace.spans import Bool, Int32, Int64
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls as columns; a stall is a row with nothing but ``exposed``, and its call's bytes on request.
+    """Calls as columns; a stall is a row with only ``exposed``, and on request its call's bytes."""
 
-    Attributes:
-        step: of the launch, equal in a bracket.
-        role, name: codes of role and operation.
-        calls: 1 for a call, 0 for a stall.
-        num_bytes, self_bytes: −1 if unknown.
-        duration, transfer, wait: ns in flight, after and before the last participant arrived.
-        exposed: ns of the lane's stalls.
-        hidden: ns in flight without a stall of the lane.
-        finished, complete, mismatched: end seen, matched on all members, members disagree.
-        upper_bound: the end was not measured; ``duration`` and ``hidden`` are upper bounds.
-    """
-
-    step: Int32
+    step: Int32  # of the launch
     role: Int32
     name: Int32
     group_size: Int32
     nodes: Int32
     group: Int64
-    calls: Int64
-    num_bytes: Int64
-    self_bytes: Int64
-    duration: Int64
-    transfer: Int64
-    wait: Int64
-    exposed: Int64
-    hidden: Int64
+    calls: Int64  # 1 for a call, 0 for a stall
+    num_bytes: Int64  # −1 if unknown
+    self_bytes: Int64  # −1 if unknown
+    duration: Int64  # ns in flight
+    transfer: Int64  # ns after the last participant arrived
+    wait: Int64  # ns before it
+    exposed: Int64  # ns of the lane's stalls
+    hidden: Int64  # ns in flight without a stall
     finished: Bool
-    complete: Bool
+    complete: Bool  # matched on all members
     mismatched: Bool
-    upper_bound: Bool
+    upper_bound: Bool  # the end was not measured; ``duration`` and ``hidden`` are upper bounds
 
     def __len__(self) -> int:
         return len(self.role)
@@ -76,13 +64,7 @@ class Calls:
 
 
 class CallRows(NamedTuple):
-    """The rows of a block, in which all kernels were traced or none.
-
-    Attributes:
-        matches, roles: of its rows.
-        stalled_ns: of the partition.
-        unfinished: communications without an end.
-    """
+    """The rows of a block, in which all kernels were traced or none; ``stalled_ns`` is of the partition."""
 
     block: Block
     matches: RankMatches
@@ -107,11 +89,7 @@ def calls_of_rank(
 def calls_and_stalls(
     known: CallRows, steps: Sequence[int] | None = None, *, sizes_of_stalls: bool = False
 ) -> tuple[Calls, Calls]:
-    """Return the calls of ranks, in all or some steps, and their stalls on other communication.
-
-    Args:
-        sizes_of_stalls: also return the bytes of the calls that stalls are on.
-    """
+    """Return the calls of ranks and their stalls on other communication, with its bytes on request."""
     made = communication_rows(known.block.spans)
     if steps is not None:
         made &= np.isin(known.block.spans.step, steps)
@@ -195,7 +173,7 @@ def _calls(known: CallRows, rows: Int64) -> Calls:
 
 
 def _hidden(block: Block, rows: Int64, duration: Int64) -> Int64:
-    """Return how long each row was in flight without a stall of its lane."""
+    """Return the time in flight of each row without a stall of its lane."""
     spans = block.spans
     traced = is_kernel_trace(spans)
     known = np.flatnonzero(spans.kind == (schema.KERNEL if traced else schema.STALL))
@@ -223,17 +201,12 @@ def _merged_brackets(calls: Calls, rank: Int32, group: Int64, seq: Int64) -> Cal
 
 
 class Moved(NamedTuple):
-    """Bytes and time of some calls.
-
-    Attributes:
-        num_bytes: full tensors.
-        even, uneven: S of :mod:`commtrace.analysis.communication.bandwidth`; uneven all_to_alls apart.
-    """
+    """Bytes and time of some calls."""
 
     calls: int
     num_bytes: int
-    even: int
-    uneven: int
+    even: int  # S of commtrace.analysis.communication.bandwidth
+    uneven: int  # S of uneven all_to_alls
     time_ns: int
 
     def plus(self, other: Moved) -> Moved:
@@ -245,27 +218,19 @@ _NOTHING: Final = Moved(0, 0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class CallSums:
-    """Sums over calls, and over stalls, which add to ``exposed_ns`` alone.
-
-    Attributes:
-        complete: calls matched on all members.
-        seen: calls with an end.
-        all: calls of known bytes; without a time.
-        finished: those with an end; the time is their duration.
-        matched: those that are complete; the time is their transfer.
-    """
+    """Sums over calls, and over stalls, which add to ``exposed_ns`` alone."""
 
     count: int
     exposed_ns: int
     hidden_ns: int
     wait_ns: int
-    complete: int
+    complete: int  # calls matched on all members
     mismatched: int
     upper_bounds: int
-    seen: int
-    all: Moved
-    finished: Moved
-    matched: Moved
+    seen: int  # calls with an end
+    all: Moved  # calls of known bytes; without a time
+    finished: Moved  # those of them with an end; the time is their duration
+    matched: Moved  # the complete ones of these; the time is their transfer
     duration_ns: int
     durations: Distribution[int]
 
@@ -303,10 +268,7 @@ class CallSums:
 def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> list[CallSums]:
     """Sum each group of at least one call.
 
-    Args:
-        all_to_all: code of that operation.
-        order: sorts the calls by group.
-        begins: position of each group in that order.
+    ``order`` sorts the calls by group; ``begins`` has the position of each group in it. ``all_to_all`` is a name code.
     """
     made = (calls.calls > 0)[order]
     finished = made & calls.finished[order]

@@ -1,11 +1,7 @@
-"""Finds slow links between nodes by the bandwidth of large messages.
+"""Find slow links between nodes by the bandwidth of large messages.
 
->>> slow = find_slow_links(measure_links(run, matches).links())  # doctest: +SKIP
->>> slow.links[0].source, slow.links[0].target, slow.links[0].gbps
-('node2', 'node0', 0.0239)
-
-A message shows one link, from the sender's node to the receiver's. A collective shows one where its group is on two
-nodes at most; in a group of more nodes nothing says which of their links the others waited for.
+A message shows one link. A collective shows one only if its group is on two nodes at most: with more nodes, nothing
+says which link the others waited for.
 """
 
 from __future__ import annotations
@@ -27,46 +23,34 @@ from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int64
 
 SMALLEST_BYTES: Final = 1 << 20
-"""Of a message. What smaller ones take is latency, of any link."""
+"""The time of smaller messages is latency."""
 
 FEWEST_CALLS: Final = 3
 
 SLOW: Final = 0.5
-"""A link is slow that carries at most so much of what its like carry."""
+"""Largest share of a similar link's bandwidth at which a link is slow."""
 
 _USUAL_PERCENTILE: Final = 75
 """One bad node of three has four of their six links: the median of the others would be slow itself."""
 
 
 class Traffic(NamedTuple):
-    """What calls have in common that can be compared.
+    """A kind of calls that can be compared."""
 
-    Attributes:
-        operation: ``send`` stands for messages.
-        group_size: 2 for messages.
-        size: the power of two that a call's bytes reach.
-    """
-
-    operation: str
-    group_size: int
-    size: int
+    operation: str  # send for messages
+    group_size: int  # 2 for messages
+    size: int  # power of two that the bytes reach
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Traffic from one node to another, or within one.
-
-    Attributes:
-        source, target: nodes; of a collective in alphabetical order.
-        gbps: median bandwidth of the calls, 10⁹ bytes per second: of messages algbw, of collectives busbw, both of the
-            transfer, after the last participant had arrived.
-    """
+    """Traffic from one node to another, or within one."""
 
     traffic: Traffic
-    source: str
+    source: str  # of a collective, the alphabetically first node
     target: str
     calls: int
-    gbps: float
+    gbps: float  # median of transfers, 10⁹ bytes per second: algbw of messages, busbw of collectives
 
     @property
     def is_between_nodes(self) -> bool:
@@ -87,17 +71,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class SlowLinks:
-    """Links that carry much less than their like.
+    """Links of one traffic that carry much less than similar ones."""
 
-    Attributes:
-        links: the slowest first; all of the same traffic.
-        usual_gbps: bandwidth of links like them.
-        within_nodes: compared with traffic within nodes, for want of other links between nodes.
-    """
-
-    links: tuple[Link, ...]
-    usual_gbps: float
-    within_nodes: bool
+    links: tuple[Link, ...]  # the slowest first
+    usual_gbps: float  # of similar links
+    within_nodes: bool  # these similar links are within nodes, for want of others between nodes
 
     @property
     def common_node(self) -> str | None:
@@ -162,10 +140,7 @@ def _joined(speeds: Iterable[tuple[Route, Distribution[float]]]) -> LinkSpeeds:
 
 
 def find_slow_links(links: Sequence[Link]) -> SlowLinks | None:
-    """Return the slow links between nodes, of the traffic in which they are slowest; None without any.
-
-    They are compared with other links between nodes, and where there are none, with traffic within nodes.
-    """
+    """Return the slow links between nodes, of the traffic with the slowest; None without any."""
     found = [slow for traffic in {link.traffic for link in links} if (slow := _slow_of(links, traffic)) is not None]
     return min(found, key=lambda slow: (slow.within_nodes, slow.links[0].gbps / slow.usual_gbps), default=None)
 
@@ -240,7 +215,6 @@ def _route(run: Run, trace: RankTrace, row: int) -> tuple[str, int, str, str] | 
 def _bandwidths(
     trace: RankTrace, matches: RankMatches, rows: Int64, operation: str, group_size: int
 ) -> npt.NDArray[np.float64]:
-    """Return GB/s of each call: bytes per nanosecond."""
     num_bytes, self_bytes = trace.spans.bytes[rows], trace.spans.self_bytes[rows]
     sent = moved_bytes(operation, num_bytes, self_bytes) * bus_factors(operation, group_size, self_bytes)
     return np.asarray(sent / matches.transfer_ns(trace.spans)[rows])

@@ -35,56 +35,35 @@ from commtrace.trace.spans import Int64
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """The calls of all ranks of one operation and role, in groups of one size, within nodes or between them.
+    """The calls of all ranks of one role and operation, in groups of one size, within nodes or between them.
 
-    Attributes:
-        group_size: None if unknown.
-        inter_node: members are on several nodes; None if unknown.
-        size: bytes of one call, from (inclusive) and to (exclusive); None for all sizes, or unknown ones.
-        ranks: members of the group, if the row is of one group.
-        count: calls, counted on every rank that made them; of a coalesced bracket once per operation.
-        num_bytes: full tensors of the calls of known bytes; None without such a call.
-        unsized: calls of unknown bytes.
-        duration_p50_ns, duration_p99_ns, duration_max_ns, duration_sum_ns: of the calls with an end (nearest rank);
-            None without such a call.
-        algbw_gbps, busbw_gbps: 10⁹ bytes per second over the calls of known bytes; None without such a call.
-        bandwidth_time: divisor of the bandwidths: ``transfer`` (after the last participant arrived, of calls matched on
-            all members) or ``duration`` (waiting included).
-        needed_busbw_gbps: the busbw at which all of these bytes would take as long as the ranks compute: below it, no
-            schedule can hide them. None without compute or exposed time, or if some bytes are unknown.
-        exposed_ns: stalls of the lanes on these calls.
-        hidden_ns: in flight without any stall of the lane.
-        wait_ns: in flight before the last participant arrived; None if no call was matched on all members.
-        unfinished: calls without an end.
-        unmatched: calls not matched on all members.
-        mismatched: calls whose members disagree on operation, bytes or dtype.
-        upper_bounds: calls whose end was not measured: their durations and hidden times are upper bounds.
+    None means unknown, or no call to take the value from. Bandwidths are 10⁹ bytes per second.
     """
 
     role: str
     operation: str
     group_size: int | None
-    inter_node: bool | None
-    size: tuple[int, int] | None
-    ranks: tuple[int, ...] | None
-    count: int
-    num_bytes: int | None
-    unsized: int
-    duration_p50_ns: int | None
+    inter_node: bool | None  # members are on several nodes
+    size: tuple[int, int] | None  # bytes of one call, [from, to); None for all sizes, or unknown ones
+    ranks: tuple[int, ...] | None  # members of the group, if the row is of one group
+    count: int  # calls on every rank that made them; of a coalesced bracket once per operation
+    num_bytes: int | None  # full tensors
+    unsized: int  # calls of unknown bytes
+    duration_p50_ns: int | None  # by nearest rank, of calls with an end
     duration_p99_ns: int | None
     duration_max_ns: int | None
     duration_sum_ns: int
     algbw_gbps: float | None
     busbw_gbps: float | None
-    bandwidth_time: str | None
-    needed_busbw_gbps: float | None
-    exposed_ns: int
-    hidden_ns: int
-    wait_ns: int | None
-    unfinished: int
-    unmatched: int
-    mismatched: int
-    upper_bounds: int
+    bandwidth_time: str | None  # divisor: transfer (of calls matched on all members) or duration (with waits)
+    needed_busbw_gbps: float | None  # busbw at which these bytes take as long as compute; below, no schedule hides them
+    exposed_ns: int  # stalls of the lane
+    hidden_ns: int  # in flight without a stall
+    wait_ns: int | None  # in flight before the last participant arrived
+    unfinished: int  # calls without an end
+    unmatched: int  # calls not matched on all members
+    mismatched: int  # members disagree on operation, bytes or dtype
+    upper_bounds: int  # calls without a measured end: their durations and hidden times are upper bounds
 
     @property
     def exposed_ratio(self) -> float | None:
@@ -140,40 +119,26 @@ def communication_table(
     steps: Sequence[int] | None = None,
     detail: Detail = Detail.NONE,
 ) -> list[Communication]:
-    """Return one row per (role, operation, group size, reach), the most exposed first.
+    """Return one row per (role, operation, group size, reach) of an aligned run, the most exposed first.
 
-    Args:
-        run: on one clock; ``matches``, ``partition`` and ``roles`` are of it.
-        steps: only count calls that were launched in these.
-        detail: divide further by bytes of the call (powers of two), or by process group.
+    Only calls launched in ``steps`` count; ``detail`` divides further by size or process group.
     """
     return communication_sums(run, matches, partition, roles, steps, detail).table(run)
 
 
 class CommunicationKey(NamedTuple):
-    """The key of a row of the table.
-
-    Attributes:
-        group_size: −1 if unknown.
-        reach: 1 within a node, 2 between nodes, −1 if unknown.
-        detail: the power of two of the bytes, the id of the group, or 0.
-    """
+    """The key of a row of the table."""
 
     role: str
     operation: str
-    group_size: int
-    reach: int
-    detail: int
+    group_size: int  # −1 if unknown
+    reach: int  # 1 within a node, 2 between nodes, −1 if unknown
+    detail: int  # the power of two of the bytes, the id of the group, or 0
 
 
 @dataclass(frozen=True, slots=True)
 class CommunicationSums:
-    """Sums over the calls of some steps. Sums of parts of a run add up to those of the run.
-
-    Attributes:
-        calls: by row of the table.
-        compute_ns: compute of all ranks in the same steps.
-    """
+    """Sums over the calls of some steps; those of parts of a run add up. ``compute_ns`` is of all ranks."""
 
     calls: Mapping[CommunicationKey, CallSums]
     compute_ns: int
@@ -197,7 +162,7 @@ def communication_sums(
     steps: Sequence[int] | None = None,
     detail: Detail = Detail.NONE,
 ) -> CommunicationSums:
-    """Sum up the calls of each row of the table. The arguments are those of :func:`communication_table`."""
+    """Sum up the calls of each row of the table; arguments as of :func:`communication_table`."""
     blocks = of_one_sort(run.blocks)
     parts = [_sums_of_block(run, block, matches, partition, roles, steps, detail) for block in blocks]
     calls = _added(
@@ -221,8 +186,6 @@ def _added(parts: Iterable[Mapping[CommunicationKey, CallSums]]) -> dict[Communi
 
 
 class _Key(NamedTuple):
-    """The key with the codes of a run."""
-
     role: int
     name: int
     group_size: int

@@ -1,4 +1,4 @@
-"""Finds ranks and roles whose wait and transfer cannot be separated, because members were not recorded."""
+"""Find ranks and roles whose wait and transfer cannot be separated, because members were not recorded."""
 
 from __future__ import annotations
 
@@ -17,31 +17,21 @@ from commtrace.trace.blocks import Block
 from commtrace.trace.run import Run
 
 _FEW: Final = 0.05
-"""Share of a role's stalled time that may be unmatched without changing what is said of the rest."""
+"""Unmatched share of a role's stalls that does not change the findings on the rest."""
 
 _MOST_RANKS_NAMED: Final = 8
 
 
 class Unmatched(NamedTuple):
-    """Stalls whose wait and transfer cannot be separated.
+    """Stalls whose wait and transfer cannot be separated."""
 
-    Attributes:
-        roles: a sentence with the reason, by role that is unmatched by more than a few percent.
-        ranks: by rank, ns of stalls on communication that was not matched on all members, over all steps.
-    """
-
-    roles: dict[str, str]
-    ranks: dict[int, int]
+    roles: dict[str, str]  # a sentence with the reason, by role
+    ranks: dict[int, int]  # ns over all steps
 
 
 @dataclass(frozen=True, slots=True)
 class UnmatchedSums:
-    """Stalls of lanes, ns. Sums of several windows add up.
-
-    Attributes:
-        roles: by role, in all, and on what was not matched on all members.
-        ranks: by rank, the latter.
-    """
+    """Stalls of lanes, ns: by role all and unmatched, by rank unmatched. Sums of several windows add up."""
 
     roles: Mapping[str, tuple[int, int]]
     ranks: Mapping[int, int]
@@ -54,7 +44,7 @@ class UnmatchedSums:
         return UnmatchedSums(roles, {rank: time + other.ranks[rank] for rank, time in self.ranks.items()})
 
     def find(self, recorded: Run) -> Unmatched:
-        """Return what matters of it; ``recorded`` says which ranks there are."""
+        """Return the significant part; ``recorded`` shows which ranks are missing."""
         sentence = f"How much of it is waiting cannot be told, because {_reason(recorded)}."
         return Unmatched(
             {role: sentence for role, (total, unmatched) in self.roles.items() if unmatched > _FEW * total},
@@ -83,8 +73,6 @@ def roles_of_one_rank(communication: Iterable[Communication]) -> dict[str, str]:
 
 
 class _Stood(NamedTuple):
-    """Stalls of a block, ns: by role in all and unmatched; by rank unmatched."""
-
     roles: npt.NDArray[np.float64]
     ranks: dict[int, int]
 

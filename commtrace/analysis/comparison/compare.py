@@ -1,10 +1,6 @@
-"""Compares two runs, or several of each side: time, parts of the step, bandwidth, and circumstances.
+"""Compare two runs, or several of each side: time, parts of the step, bandwidth, and circumstances.
 
->>> sides = [[measure_run(path, step_series)] for path in ("runs/before", "runs/after")]  # doctest: +SKIP
->>> compare(*sides).is_slower(threshold=0.05)                                             # doctest: +SKIP
-
-The noise is that of the steps within each run. Differences between two starts of a job (other nodes, a shared network)
-are part of it only if a side has several runs.
+The noise is that of the steps within each run; that between two starts of a job needs several runs of a side.
 """
 
 from __future__ import annotations
@@ -43,17 +39,11 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepSeries:
-    """Values of each step, ascending.
-
-    Attributes:
-        wall_ns: length of the step, mean over the ranks.
-        states: time by state, mean over the ranks; they add up to ``wall_ns``.
-        busbw_gbps: by link, 10⁹ bytes per second of matched transfers, of steps with any.
-    """
+    """Values of each step, ascending: means over the ranks."""
 
     wall_ns: FloatArray
-    states: Mapping[State, FloatArray]
-    busbw_gbps: Mapping[Link, FloatArray]
+    states: Mapping[State, FloatArray]  # add up to wall_ns
+    busbw_gbps: Mapping[Link, FloatArray]  # 10⁹ bytes per second of matched transfers, of steps with any
 
     def __add__(self, later: StepSeries) -> StepSeries:
         none = np.zeros(len(self.wall_ns)), np.zeros(len(later.wall_ns))
@@ -142,23 +132,14 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The comparison of two runs, or of several of each side.
+    """The comparison of two runs, or of several of each side."""
 
-    Attributes:
-        runs: number of runs of each side.
-        steps: number of steps of each side, the least of its runs.
-        wall_ns: length of a step, mean over the ranks, median over the steps.
-        parts: likewise of each state; largest absolute difference first.
-        busbw_gbps: of each kind of communication in either run; most changed first.
-        circumstances: versions, environment, layout: where the runs differ.
-    """
-
-    runs: tuple[int, int]
-    steps: tuple[int, int]
-    wall_ns: Change
-    parts: Mapping[State, Change]
-    busbw_gbps: Mapping[Link, Change]
-    circumstances: tuple[Difference, ...]
+    runs: tuple[int, int]  # number of runs of each side
+    steps: tuple[int, int]  # least number of steps of each side's runs
+    wall_ns: Change  # mean over the ranks, median over the steps
+    parts: Mapping[State, Change]  # largest absolute difference first
+    busbw_gbps: Mapping[Link, Change]  # most changed first
+    circumstances: tuple[Difference, ...]  # versions, environment and layout that differ
 
     def is_slower(self, threshold: float) -> bool:
         """Return whether a step of the second side is longer by more than ``threshold`` (0.05: 5 %) and the noise."""
@@ -200,9 +181,7 @@ def compare_series(
 ) -> Comparison:
     """Compare the series of two sides.
 
-    Args:
-        split_is_known: of each side, whether waiting is told from transfers as on the other one; not so where the files
-            of some ranks are missing on this side only.
+    ``split_is_known`` is False for a side if ranks are missing on this side only: waits then cannot be compared.
     """
     return Comparison(
         runs=(len(before), len(after)),
@@ -249,7 +228,6 @@ def _circumstances(before: Sequence[Run], after: Sequence[Run]) -> Iterator[Diff
 
 
 def _circumstances_of_side(runs: Sequence[Run]) -> dict[str, str]:
-    """Return the circumstances of one side; values in which its runs differ are all listed."""
     found: dict[str, dict[str, None]] = {}
     for circumstances in map(_circumstances_of_run, runs):
         for what, value in circumstances.items():
@@ -258,7 +236,7 @@ def _circumstances_of_side(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _circumstances_of_run(run: Run) -> dict[str, str]:
-    """Return all about a run that is no measurement, by name; values in which its ranks differ are all listed."""
+    """Return the circumstances of a run by name; values in which its ranks differ are all listed."""
     found: dict[str, dict[str, None]] = {}
     for trace in run.ranks.values():
         metadata = trace.metadata

@@ -1,10 +1,6 @@
-"""The noise of a median: how much two recordings must differ before the difference is significant.
+"""The noise of a median: the smallest significant difference between two recordings.
 
-Where a side was recorded more than once, chance is also what differs from one start of a job to the next, and that is
-seen from the medians of its recordings.
-
->>> change = change_of_median(before, after)  # doctest: +SKIP
->>> change.is_real                            # doctest: +SKIP
+If a side was recorded several times, the noise includes the scatter of its medians between starts of the job.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from commtrace.trace.json_values import JsonObject
 Samples = npt.NDArray[np.floating[Any] | np.integer[Any]]
 
 FEWEST_SAMPLES: Final = 5
-"""Below this many steps nothing can be said about chance."""
+"""Fewest steps from which the noise can be known."""
 
 _RESAMPLES: Final = 1000
 _SEED: Final = 20_260_101
@@ -33,17 +29,11 @@ _STUDENT_OF_MORE: Final = 2.1
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A median in two recordings, or the mean of the medians where a side was recorded several times.
+    """A median in two recordings, or the mean of the medians where a side was recorded several times."""
 
-    Attributes:
-        before, after: None where a recording has none.
-        noise: half the width of the interval that holds 95 % of the differences that chance alone would make; None
-            where there are too few samples.
-    """
-
-    before: float | None
+    before: float | None  # None where a recording has none
     after: float | None
-    noise: float | None
+    noise: float | None  # half the width of the 95 % interval of differences by chance; None with too few samples
 
     @property
     def difference(self) -> float | None:
@@ -75,8 +65,8 @@ class Change:
 def change_of_runs(before: Sequence[Samples], after: Sequence[Samples]) -> Change:
     """Compare two series that were each taken one or several times; recordings without a sample do not count.
 
-    Of several, the noise is the larger one of what the steps within them make likely and of what the medians of one
-    side differ by: half of Student's interval of the difference of two means, with one variance for both sides.
+    Of several, the noise is the larger of the noise within them and half of Student's interval of the difference of the
+    two means, with one variance for both sides.
     """
     before, after = ([samples for samples in side if len(samples)] for side in (before, after))
     if len(before) < 2 and len(after) < 2:
@@ -99,7 +89,7 @@ def _noise_within(before: Sequence[Samples], after: Sequence[Samples]) -> float:
 
 
 def _noise_between(medians: Sequence[npt.NDArray[np.float64]]) -> float:
-    """Half of Student's interval of the difference of the two means."""
+    """Return half of Student's interval of the difference of the two means."""
     freedom = sum(len(side) - 1 for side in medians)
     variance = sum(float(((side - side.mean()) ** 2).sum()) for side in medians) / freedom
     student = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _STUDENT_OF_MORE
@@ -107,10 +97,10 @@ def _noise_between(medians: Sequence[npt.NDArray[np.float64]]) -> float:
 
 
 def change_of_median(before: Samples, after: Samples) -> Change:
-    """Compare two series of samples, each in the order in which they were taken.
+    """Compare two series of samples, each in time order.
 
-    The noise comes from a moving-block bootstrap of both medians: samples that follow each other are alike, so whole
-    blocks are drawn. Künsch, The Jackknife and the Bootstrap for General Stationary Observations (1989).
+    The noise comes from a moving-block bootstrap of both medians, since neighbouring samples are alike: Künsch, The
+    Jackknife and the Bootstrap for General Stationary Observations (1989).
     """
     medians = [float(np.median(samples)) if len(samples) else None for samples in (before, after)]
     if min(len(before), len(after)) < FEWEST_SAMPLES:

@@ -13,7 +13,7 @@ import numpy as np
 from commtrace.trace.json_values import JsonObject, fields_to_json
 
 WARM_UP_STEPS: Final = 3
-"""Steps at the beginning of a run that do not count, where there are more than twice as many."""
+"""First steps that do not count, in runs of more than twice as many."""
 _RESAMPLES: Final = 10_000
 _CONFIDENCE: Final = (2.5, 97.5)
 
@@ -22,7 +22,7 @@ WALL: Final = "wall"
 
 
 class Stamp(NamedTuple):
-    """The end of a step of an optimizer: which one, wall time and CPU time of the process."""
+    """The end of a step of an optimizer."""
 
     optimizer: int
     wall_ns: int
@@ -40,18 +40,12 @@ class RankStamps:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run of the command.
+    """One run of the command."""
 
-    Attributes:
-        wall_ns, cpu_ns: of the command with all processes below it, start-up included.
-        ranks: the processes that trained; empty if none of them ended in order.
-        steps, spans, num_bytes, dropped: of the recording; 0 and empty without one.
-    """
-
-    wall_ns: int
-    cpu_ns: int
-    ranks: Sequence[RankStamps]
-    steps: int = 0
+    wall_ns: int  # with all processes and start-up
+    cpu_ns: int  # likewise
+    ranks: Sequence[RankStamps]  # empty if no training process ended cleanly
+    steps: int = 0  # of the recording, as all below; 0 without one
     spans: int = 0
     num_bytes: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -82,7 +76,7 @@ class Cost:
 
 
 class Memory(NamedTuple):
-    """Bytes that a rank holds more at its peak."""
+    """Extra bytes of a rank at its peak."""
 
     median: int
     max: int
@@ -100,24 +94,15 @@ class Recorded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """The cost of recording.
-
-    Attributes:
-        clock: ``optimizer`` or, where some run had no process that stamped two steps, ``wall``: whole runs.
-        step_time: mean over the ranks of their median step, or the wall time of the run.
-        noise: ratios of runs without commtrace, each to the one before it; None for a single pair.
-        step_cpu: of all threads of a rank, the writing one included; None by wall clock.
-        job_cpu: of all processes, start-up included.
-        memory_bytes: None by wall clock, or if no rank stamped steps on both sides.
-    """
+    """The cost of recording."""
 
     pairs: int
-    clock: str
-    step_time: Cost
-    noise: Ratio | None
-    step_cpu: Cost | None
-    job_cpu: Cost
-    memory_bytes: Memory | None
+    clock: str  # optimizer, or wall if some run has no process with two stamped steps
+    step_time: Cost  # mean over the ranks of their median step, or the wall time of the run
+    noise: Ratio | None  # ratios of runs without commtrace, each to the previous one; None for a single pair
+    step_cpu: Cost | None  # of all threads of a rank; None by wall clock
+    job_cpu: Cost  # of all processes, start-up included
+    memory_bytes: Memory | None  # None by wall clock, or if no rank stamped steps on both sides
     recorded: Recorded
 
     def to_json(self) -> JsonObject:
@@ -141,7 +126,7 @@ def summarise_overhead(pairs: Sequence[Pair]) -> Overhead:
 
 
 def _intervals(stamps: Sequence[Stamp], column: int) -> list[int]:
-    """Return the times between steps of the optimizer that steps most often, the warm-up left out."""
+    """Return the times between steps of the optimizer that steps most often, without the warm-up."""
     if not stamps:
         return []
     most = Counter(stamp.optimizer for stamp in stamps).most_common(1)[0][0]

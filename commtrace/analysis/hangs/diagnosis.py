@@ -18,29 +18,20 @@ from commtrace.trace.json_values import JsonObject, fields_to_json
 
 
 class ExaminedRun(NamedTuple):
-    """The run as a whole.
-
-    Attributes:
-        attempt: from 0.
-        missing_ranks: ranks without files.
-        hosts: names of the nodes.
-        states: by state of its files' end, how many ranks.
-        last_written_ns: epoch ns of the last thing that any rank wrote; None if unknown.
-        differing_versions: of packages that must be the same everywhere and are not, the ranks by package and version.
-    """
+    """The run as a whole."""
 
     id: str
-    attempt: int
+    attempt: int  # from 0
     path: str
     world_size: int
-    missing_ranks: tuple[int, ...]
+    missing_ranks: tuple[int, ...]  # without files
     hosts: tuple[str, ...]
     backend: str
     device: str
-    states: Mapping[str, int]
-    last_written_ns: int | None
+    states: Mapping[str, int]  # number of ranks by state of their files' end
+    last_written_ns: int | None  # epoch ns of the last write of any rank; None if unknown
     versions: Mapping[str, str]
-    differing_versions: Mapping[str, Mapping[str, tuple[int, ...]]]
+    differing_versions: Mapping[str, Mapping[str, tuple[int, ...]]]  # ranks by package that must agree, version
 
 
 class Failure(NamedTuple):
@@ -55,20 +46,7 @@ class Failure(NamedTuple):
 
 
 class ExaminedRank(NamedTuple):
-    """A rank and the end of its files.
-
-    Attributes:
-        state, last_written_ns, behind_ns, process: see :class:`commtrace.analysis.hangs.rank_state.Ending`.
-        exception: type of the uncaught one; None if there was none.
-        exception_at: where it was raised, as ``file:line function``.
-        stack: where its main thread was when no thread of Python could run any more, innermost first; else empty.
-        stack_at: the innermost frame of it that is not a library's.
-        keep_out: command that keeps its node out of the next job.
-        failures: communications that raised.
-        dropped: spans that its recorder dropped, by kind.
-        collectives: how many it launched.
-        coordinates: in the parallel dimensions.
-    """
+    """A rank and the end of its files; see also :class:`commtrace.analysis.hangs.rank_state.Ending`."""
 
     rank: int
     host: str
@@ -77,15 +55,15 @@ class ExaminedRank(NamedTuple):
     last_written_ns: int | None
     behind_ns: int | None
     process: str | None
-    exception: str | None
-    exception_at: str | None
-    stack: tuple[str, ...]
-    stack_at: str | None
+    exception: str | None  # type of the uncaught one
+    exception_at: str | None  # innermost frame outside of libraries, as ``file:line function``
+    stack: tuple[str, ...]  # of the main thread when no Python thread could run, innermost first
+    stack_at: str | None  # innermost frame outside of libraries
     device_uuid: str | None
-    keep_out: str
-    failures: tuple[Failure, ...]
-    dropped: Mapping[str, int]
-    collectives: int
+    keep_out: str  # command that keeps its node out of the next job
+    failures: tuple[Failure, ...]  # communications that raised
+    dropped: Mapping[str, int]  # spans that its recorder dropped, by kind
+    collectives: int  # number launched
     coordinates: Mapping[str, int]
 
 
@@ -98,7 +76,7 @@ class LeftOut(NamedTuple):
 
 
 class Drops(NamedTuple):
-    """Spans that a rank dropped, by kind, and between when, epoch ns; they are reported at most half a second later."""
+    """Spans that a rank dropped, by kind, between two times, epoch ns; reports are at most half a second late."""
 
     rank: int
     dropped: Mapping[str, int]
@@ -108,30 +86,23 @@ class Drops(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mismatches:
-    """Communications whose members did not call the same: how many, and the first of them."""
+    """Communications whose members did not call the same: their number, and the first of them."""
 
     count: int
     first: tuple[Mismatch, ...]
 
 
 class Hang(NamedTuple):
-    """Where communication stopped.
+    """The stops of communication."""
 
-    Attributes:
-        stops: communications that did not end, the one that waited longest first.
-        chains: who waits for whom.
-        doing: by rank, what those concerned did last.
-        sentences: the story of it.
-    """
-
-    stops: tuple[Stop, ...]
+    stops: tuple[Stop, ...]  # communications that did not end
     chains: Chains
-    doing: Mapping[int, LastActivity]
-    sentences: tuple[str, ...] = ()
+    doing: Mapping[int, LastActivity]  # last activity of the ranks concerned
+    sentences: tuple[str, ...] = ()  # the report of it
 
     @property
     def is_hung(self) -> bool:
-        """Return whether somebody has waited for longer than is usual."""
+        """Return whether some rank has waited for unusually long."""
         return any(stop.kind == HUNG for stop in self.stops)
 
     def to_json(self) -> JsonObject:
@@ -142,40 +113,29 @@ class Hang(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What a run's files hold, what they miss, and where its job hangs or stopped.
-
-    Attributes:
-        recording: what was left out on purpose.
-        drops: what was lost.
-        mismatches: communications whose members did not call the same.
-        problems: what is wrong with the files.
-        first_failure: None if nobody failed, or nothing says who was first.
-        flight_recorder: None without dumps.
-        findings: what somebody should look at, in sentences; empty if the run is healthy.
-        notes: what is only good to know.
-    """
+    """The contents and gaps of a run's files, and the places where its job hangs or stopped."""
 
     run: ExaminedRun
     ranks: tuple[ExaminedRank, ...]
     groups: tuple[GroupCoverage, ...]
     coverage: Coverage
-    recording: tuple[LeftOut, ...]
+    recording: tuple[LeftOut, ...]  # options that left something out on purpose
     drops: tuple[Drops, ...]
     alignment: Alignment
     mismatches: Mismatches
     hang: Hang
-    problems: tuple[str, ...]
-    first_failure: FirstFailure | None
-    flight_recorder: FlightEvidence | None
-    findings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    problems: tuple[str, ...]  # faults of the files
+    first_failure: FirstFailure | None  # None if no rank failed, or nothing shows which was first
+    flight_recorder: FlightEvidence | None  # None without dumps
+    findings: tuple[str, ...] = ()  # need attention; empty if the run is healthy
+    notes: tuple[str, ...] = ()  # need none
 
     @property
     def is_healthy(self) -> bool:
         return not self.findings
 
     def to_json(self) -> JsonObject:
-        """Return what ``commtrace doctor --json`` prints."""
+        """Return the output of ``commtrace doctor --json``."""
         return fields_to_json(self)
 
     def rank(self, rank: int) -> ExaminedRank | None:

@@ -1,8 +1,4 @@
-"""Examines a run for ``commtrace doctor``: what a recording holds and misses, and where its job hangs.
-
->>> diagnosis = examine("commtrace-runs/my-run", now_ns=time.time_ns())       # doctest: +SKIP
->>> diagnosis.findings                                                        # doctest: +SKIP
-"""
+"""Examine a run for ``commtrace doctor``: the contents and gaps of its files, and the places where its job hangs."""
 
 from __future__ import annotations
 
@@ -60,16 +56,15 @@ def examine(
     goes_on: bool | None = None,
     silent: Sequence[RankTrace] = (),
 ) -> Diagnosis:
-    """Find out what a run's files hold, what they miss, and where its job hangs or stopped.
+    """Return the diagnosis of a run directory or a loaded run.
 
     Args:
-        source: a run directory or a loaded run.
-        now_ns: epoch ns, against which a run that is still going on is judged.
+        now_ns: epoch ns, to judge a running job.
         ask: returns the state of the process that recorded a rank.
-        all_ranks: show what every rank was doing; without, only those that a hang is about.
+        all_ranks: show the activity of every rank, not only of those that a hang concerns.
         flight_calls: from dumps of torch's flight recorder.
-        goes_on: whether the job does; None to find out.
-        silent: ranks of which only the last sign of life, or their end, is known, not how far they had come.
+        goes_on: True if the job still runs; None to find out.
+        silent: ranks of which only the last sign of life, or their end, is known.
 
     Raises:
         RunNotFoundError: nothing was recorded there.
@@ -136,7 +131,7 @@ def _identity(run: Run, endings: Mapping[int, Ending]) -> ExaminedRun:
 
 
 def _differing_versions(traces: Iterable[RankTrace]) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Return, of packages that should be the same everywhere and are not, the ranks by package and version."""
+    """Return the ranks by package that must agree and does not, and version."""
     found: dict[str, dict[str, list[int]]] = {}
     for trace in traces:
         for package in _MUST_AGREE:
@@ -177,7 +172,6 @@ def _rank(
 
 
 def _recording(run: Run) -> tuple[LeftOut, ...]:
-    """Return the options that leave something out on purpose, and on which ranks they were set."""
     found: dict[tuple[str, str], list[int]] = {}
     for rank, trace in run.ranks.items():
         for option, value in trace.recording.items():

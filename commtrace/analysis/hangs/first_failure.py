@@ -1,10 +1,9 @@
-"""Which rank of a job that ended badly failed first, as far as the files say.
+"""Find the rank that failed first in a job that ended badly, as far as the files show.
 
-A rank whose own communication failed was cut off by another one, and a rank that raised what torch raises for a lost
-peer may have been: neither comes before a rank that broke off without a word, nor before one that ended in order and
-never came to that communication. Launchers kill what is left once one has failed, a tenth of a second later. What
-ranks noted of each other's ends decides alone only where it looks like that, and not like ranks that were all ended
-from outside, one right after the other.
+A rank whose communication failed was cut off by another one, and a rank that raised torch's error for a lost peer may
+have been: neither comes before a rank that broke off without an exception, nor before one that ended cleanly and never
+came to that communication. Launchers kill the rest a tenth of a second after a failure. Peers' notes of an end decide
+alone only if they look like that, not like ranks that were all ended from outside.
 """
 
 from __future__ import annotations
@@ -21,52 +20,41 @@ from commtrace.trace.processes import GONE
 from commtrace.trace.run import PeerLook, RankTrace, Run
 
 _SURELY_EARLIER_NS: Final = 1_000_000_000
-"""A rank at work writes twice a second: of two that are killed together, one's last word may be so much earlier."""
+"""A rank at work writes twice a second: last writes of two ranks killed together may differ by so much."""
 
 _LAUNCHER_NS: Final = 10_000_000
-"""scancel, or a kill of them all, comes to all ranks within milliseconds; torchrun looks every 100 ms, and most others
-less often."""
+"""scancel, or a kill of all ranks, takes milliseconds; torchrun polls every 100 ms, and most others less often."""
 
 _TIMES_LATER: Final = 2
-"""Who ends the ranks one by one, and waits for each, leaves about as long between them all; a launcher kills the rest
-without waiting."""
+"""Ranks ended one by one have similar gaps between all ends; a launcher kills the rest without waiting."""
 
 _OF_COMMUNICATION: Final = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistQueueEmptyError"})
-"""What torch raises where another rank, or the network, is at fault."""
+"""Exceptions that torch raises where another rank, or the network, is at fault."""
 
 
 _OF_LOST_PEERS: Final = "RuntimeError"
-"""What C++ raises where a connection breaks, and much else."""
+"""Raised in C++ where a connection breaks, and in many other cases."""
 
 _WAIT_FOR_OTHERS: Final = ("/torch/autograd/", "/torch/distributed/")
-"""Where the innermost frame is of an exception that communication in C++ may have raised."""
+"""Innermost frames of exceptions that communication in C++ may have raised."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstFailure:
-    """The rank that failed first.
-
-    Attributes:
-        ranks: several where they failed together, or where it is one of them and nothing says which.
-        raised: it ended with an exception of its own; else its files break off, or there are none.
-        cut_off: ranks whose communication failed because of it.
-        together: several ranks were gone at the same time.
-        ended: they ended in order, and never came to the communication in which the others failed.
-        ahead_ns: no failure is known, but they ended so long before the next one, 0 for right before it; else None.
-    """
+    """The rank that failed first; several if they failed together, or if nothing shows which."""
 
     ranks: tuple[int, ...]
-    raised: bool
-    cut_off: tuple[int, ...]
-    together: bool = False
-    ended: bool = False
-    ahead_ns: int | None = None
+    raised: bool  # it ended with an exception of its own; else its files break off, or there are none
+    cut_off: tuple[int, ...]  # ranks whose communication failed because of it
+    together: bool = False  # several ranks were gone at the same time
+    ended: bool = False  # cleanly, without coming to the communication in which the others failed
+    ahead_ns: int | None = None  # to the next end (0: right before it) if no failure is known; else None
 
 
 def find_first_failure(
     run: Run, arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending], stops: Sequence[Stop]
 ) -> FirstFailure | None:
-    """Return who failed first; None if nobody did, all did alike, or nothing says."""
+    """Return the first failure; None if no rank failed, all did alike, or nothing shows which."""
     if run.world_size < 2:
         return None
     goes_on = any(ending.state == RUNNING for ending in endings.values())
@@ -83,7 +71,7 @@ def find_first_failure(
     earliest = _surely_first(broken, endings, in_order - {*left})
     gone, agreed = _gone_at_first(run, earliest or broken, lost)
     if not lost and not raised and _hung_before(gone or earliest, stops, endings):
-        return None  # Whoever ended a job that hung says nothing of why it did.
+        return None  # The end of a job that hung does not show why it hung.
     if gone and not (earliest or lost or raised):
         ahead_ns, is_alone = _ahead(run, gone)
         if not is_alone:
@@ -113,7 +101,7 @@ def find_first_failure(
 def _ended_badly(ending: Ending, goes_on: bool) -> bool:
     if ending.exception or ending.state == STOPPED:
         return True
-    # Of a process on another host nothing is known: while the job goes on, it may only be frozen.
+    # A process on another host is unknown: while the job goes on, it may only be frozen.
     return ending.state == SILENT and (ending.process == GONE or (ending.process is None and not goes_on))
 
 
@@ -131,11 +119,11 @@ def _may_be_cut_off(trace: RankTrace) -> bool:
 
 
 def _gone_at_first(run: Run, broken: Collection[int], lost: Collection[int]) -> tuple[tuple[int, ...], bool]:
-    """Return the broken ranks that others saw end first, and whether all who saw it agree."""
+    """Return the broken ranks that others saw end first, and whether all observers agree."""
     seen = []
     for one in run.ranks.values():
-        # The launcher kills the others soon, so the first look that found somebody is the one that counts. Where it
-        # found a rank that had been cut off, what cut it off was on another host, or not seen.
+        # The launcher kills the others soon, so the first look that found an end counts. If that was
+        # a rank that had been cut off, the cause was on another host, or not seen.
         look = next((look.ended for look in one.gone_peers if not {*broken, *lost}.isdisjoint(look.ended)), ())
         if look and set(lost).isdisjoint(look):
             seen.append(set(broken) & set(look))
@@ -144,7 +132,7 @@ def _gone_at_first(run: Run, broken: Collection[int], lost: Collection[int]) -> 
 
 
 def _ahead(run: Run, first: Collection[int]) -> tuple[int, bool]:
-    """Return how long before the next end the first was seen, and whether a launcher may have made that next one."""
+    """Return the time from the first end to the next, and whether a launcher may have caused the next one."""
     ahead, is_alone = [], []
     for looks in _looks_by_node(run):
         seen = sorted((look.at_ns, rank) for look in looks for rank in look.ended)
@@ -155,7 +143,7 @@ def _ahead(run: Run, first: Collection[int]) -> tuple[int, bool]:
         if not own:
             continue
         others = sorted(at_ns for rank, at_ns in ends.items() if rank not in first)
-        # Where no other end was seen, the last look is how long somebody was still there.
+        # Without another end, ranks were still there at the last look.
         times = [min(own), *others, max(look.at_ns for look in looks)]
         gap, *later = [after - before for before, after in itertools.pairwise(times)]
         ahead.append(gap)
@@ -164,7 +152,6 @@ def _ahead(run: Run, first: Collection[int]) -> tuple[int, bool]:
 
 
 def _looks_by_node(run: Run) -> list[list[PeerLook]]:
-    """Return what the ranks of each host saw; they share a clock."""
     looks: dict[str, list[PeerLook]] = {}
     for trace in run.ranks.values():
         looks.setdefault(trace.metadata.node, []).extend(trace.gone_peers)
@@ -185,7 +172,7 @@ def _hung_before(ranks: Collection[int], stops: Sequence[Stop], endings: Mapping
 def _left_early(
     run: Run, arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending], cut_off: Collection[int]
 ) -> tuple[int, ...]:
-    """Return ranks that ended in order and had not come to a communication in which another one failed."""
+    """Return ranks that ended cleanly before a communication in which another one failed."""
     groups = known_groups(run)
     left = set[int]()
     for failure in (run.ranks[rank].failures[-1] for rank in cut_off if run.ranks[rank].failures):
@@ -200,7 +187,7 @@ def _left_early(
 
 
 def _unheard(run: Run) -> set[int]:
-    """Return ranks without files: killed before they wrote any. Where most are missing, their files are elsewhere."""
+    """Return ranks killed before they wrote files; none if most are missing, as their files are elsewhere."""
     unheard = set(range(run.world_size)) - set(run.ranks)
     return unheard if len(unheard) <= len(run.ranks) else set()
 
@@ -211,11 +198,11 @@ def _are_whole_hosts(run: Run, ranks: Collection[int]) -> bool:
 
 
 def _surely_first(broken: Collection[int], endings: Mapping[int, Ending], in_order: Collection[int]) -> tuple[int, ...]:
-    """Return the ranks whose last words came so long before anybody else's that it cannot be chance."""
+    """Return the ranks whose last writes came so long before all others that it cannot be chance."""
     if not broken or any(ending.last_ns is None for ending in endings.values()):
         return ()
     ascending = sorted(endings, key=lambda rank: endings[rank].last_ns or 0)
-    # A rank that had nothing more to do and ended in order, long before, is no failure.
+    # A rank that had nothing more to do and ended cleanly, long before, is no failure.
     ranks = list(itertools.dropwhile(lambda rank: rank in in_order, ascending))
     for number, (rank, later) in enumerate(itertools.pairwise(ranks), start=1):
         if rank not in broken:

@@ -1,7 +1,6 @@
-"""What dumps of torch's flight recorder add to the files of a run: calls that were enqueued, their states and frames.
+"""Add dumps of torch's flight recorder to the files of a run: enqueued calls, their states and frames.
 
-torch numbers the collectives of a group by itself. Groups are told apart by their members and, among those of the same
-members, by the order in which they were made; the difference of the two numbers is found by comparing operations.
+torch numbers collectives independently. Groups are matched by members and order of creation, numbers by operations.
 """
 
 from __future__ import annotations
@@ -19,44 +18,31 @@ from commtrace.trace import schema
 from commtrace.trace.run import Run
 
 USUAL_OFFSET: Final = 1
-"""torch counts from 1, commtrace from 0; another difference is one of what was enqueued before the recording began."""
+"""torch counts from 1, commtrace from 0; other offsets come from calls before the recording began."""
 
 _FAR: Final = 64
 _MOST_FRAMES: Final = 16
 
 
 class FlightCall(NamedTuple):
-    """A collective that a rank had enqueued.
-
-    Attributes:
-        order: sorts groups of the same members by when they were made.
-        operation, seq: as torch counts it.
-        state: ``scheduled``, ``started`` or ``completed``.
-        frames: where in the program, innermost first.
-    """
+    """A collective that a rank had enqueued."""
 
     rank: int
     members: tuple[int, ...]
-    order: int
+    order: int  # sorts groups of the same members by creation
     operation: str
-    seq: int
-    state: str
-    frames: tuple[str, ...] = ()
+    seq: int  # torch's number
+    state: str  # scheduled, started or completed
+    frames: tuple[str, ...] = ()  # innermost first
 
 
 class FlightGroup(NamedTuple):
-    """The match of a group in the dumps with one of the run.
+    """The match of a group in the dumps with one of the run."""
 
-    Attributes:
-        offset: torch's number minus ours.
-        agreed, compared: of how many collectives that both sides hold the operations agree under this offset.
-        calls: by rank and our number.
-    """
-
-    offset: int
-    agreed: int
-    compared: int
-    calls: Mapping[tuple[int, int], FlightCall]
+    offset: int  # torch's number minus ours
+    agreed: int  # collectives on both sides with equal operations
+    compared: int  # collectives on both sides
+    calls: Mapping[tuple[int, int], FlightCall]  # by rank and our number
 
 
 def fit_flight_calls(
@@ -101,7 +87,7 @@ def _fitted(run: Run, arrivals: Mapping[int, RankArrivals], number: int, calls: 
     for rank, own in by_rank.items():
         launched = arrivals[rank].launched.get(number, 0) if rank in arrivals else 0
         if launched:
-            # Both count what was launched last, give or take what came after the one or the other was written.
+            # Both count the last launches, but for those after one of the two was written.
             ends = max(call.seq for call in own) - (launched - 1)
             offsets.update(range(ends - 2, ends + 3))
         for call in own[-_FAR:]:
@@ -115,7 +101,6 @@ def _fitted(run: Run, arrivals: Mapping[int, RankArrivals], number: int, calls: 
 
 
 def _operations(run: Run, arrivals: Mapping[int, RankArrivals], number: int) -> dict[tuple[int, int], str]:
-    """Return what was called in a group according to the run, by rank and number."""
     found: dict[tuple[int, int], str] = {}
     for rank, trace in run.ranks.items():
         spans = trace.spans
@@ -157,17 +142,11 @@ class FlightFit(NamedTuple):
 
 
 class FlightState(NamedTuple):
-    """The state of one rank at a stop, from its dump.
-
-    Attributes:
-        arrived: it had enqueued the collective at which others stopped.
-        seq: of that one, or else of the last one before it.
-        collective_seq_id, operation, state, frames: as torch has it.
-    """
+    """The state of one rank at a stop, from its dump."""
 
     rank: int
-    arrived: bool
-    seq: int
+    arrived: bool  # it had enqueued the collective at which others stopped
+    seq: int  # of that collective, or else of the last one before it
     collective_seq_id: int
     operation: str
     state: str
@@ -175,13 +154,7 @@ class FlightState(NamedTuple):
 
 
 class FlightEvidence(NamedTuple):
-    """What dumps of torch's flight recorder add.
-
-    Attributes:
-        ranks: those with a dump.
-        groups: how their groups fit those of the run.
-        stops: by position among the stops, the state of each rank.
-    """
+    """Evidence from dumps of torch's flight recorder: ranks with a dump, fits of groups, and rank states by stop."""
 
     ranks: tuple[int, ...]
     groups: tuple[FlightFit, ...]

@@ -1,4 +1,4 @@
-"""The state of each rank at the end of its files: ended, running or broken off, and what it was doing last.
+"""The state of each rank at the end of its files, and its last activity.
 
 Times of different hosts are compared by their wall clocks, which is good enough for seconds.
 """
@@ -24,18 +24,19 @@ STOPPED: Final = "stopped"
 SILENT: Final = "silent"
 
 _BUSY_AGAIN_NS: Final = 3_500_000_000
-"""A rank that records writes twice a second; one that falls quiet says so after two seconds
-(capture/hangs/activity.py)."""
+"""A recording rank writes twice a second; one that falls quiet reports it after two seconds
+(capture/hangs/activity.py).
+"""
 
 _OLDER_RECORDER_NS: Final = 11_000_000_000
-"""Recorders that know no such word wrote at least a clock anchor every ten seconds."""
+"""Recorders without that report wrote at least a clock anchor every ten seconds."""
 
 _SLACK_NS: Final = 2_000_000_000
 
 _LIBRARIES: Final = ("site-packages/", "dist-packages/", "/lib/python")
 
 _NO_FILE: Final = "<"
-"""What begins with it comes from no file: ``<frozen runpy>``, ``<string>``. A module's own code is ``<module>``."""
+"""Prefix of frames without a file: ``<frozen runpy>``, ``<string>``. A module's own code is ``<module>``."""
 _WORK: Final = (
     schema.FORWARD,
     schema.BACKWARD,
@@ -57,20 +58,15 @@ _MOST_IN_FLIGHT: Final = 8
 class Ending:
     """The end of one rank's files.
 
-    Attributes:
-        state: ``ended`` (in order), ``running``, ``stopped`` (broken off, no earlier than others) or ``silent`` (broken
-            off while others still wrote, silent though its process lives, or suspended).
-        last_ns: epoch ns of the last thing written; None if unknown.
-        behind_ns: how long before the last word of any rank that was; before now for a run that goes on.
-        process: state of its process (:mod:`commtrace.trace.processes`); None if unknown.
-        exception: type of the uncaught exception that ended it; else empty.
+    ``state`` is ``ended`` (cleanly), ``running``, ``stopped`` (broken off, no earlier than others) or ``silent``
+    (broken off while others still wrote, silent though its process lives, or suspended).
     """
 
     state: str
-    last_ns: int | None
-    behind_ns: int | None
-    process: str | None
-    exception: str = ""
+    last_ns: int | None  # epoch ns of its last write; None if unknown
+    behind_ns: int | None  # from then to the last write of any rank, or to now if the run goes on
+    process: str | None  # see commtrace.trace.processes; None if unknown
+    exception: str = ""  # type of the uncaught exception that ended it; else empty
 
 
 def find_endings(
@@ -78,11 +74,7 @@ def find_endings(
 ) -> Mapping[int, Ending]:
     """Return the end of each rank.
 
-    Args:
-        run: whatever was loaded.
-        now_ns: epoch ns.
-        ask: returns the state of a rank's process.
-        goes_on: whether the job does; None to find out.
+    ``ask`` returns the state of a rank's process; ``goes_on`` is None to find out if the job still runs.
     """
     last = {rank: last_word_ns(trace) for rank, trace in run.ranks.items()}
     processes = {rank: None if trace.closed else ask(trace.metadata) for rank, trace in run.ranks.items()}
@@ -111,17 +103,17 @@ def _state(trace: RankTrace, behind: int | None, process: str | None, goes_on: b
     if trace.closed:
         return ENDED
     if process == SUSPENDED:
-        return SILENT  # Its last word may be recent: no other will come.
+        return SILENT  # Its last write may be recent: no other will come.
     if behind is not None and behind > _allowed_ns(trace) + _SLACK_NS:
         return SILENT
     if process == GONE:
-        # Its last word may be recent and its process gone all the same.
+        # Its last write may be recent and its process gone all the same.
         return SILENT if goes_on else STOPPED
     return RUNNING if goes_on else STOPPED
 
 
 def _allowed_ns(trace: RankTrace) -> int:
-    """Return how long this rank may have written nothing and still be well."""
+    """Return the longest time without a write of a healthy rank."""
     if trace.activity is None or trace.activity_ns is None or trace.last_written_ns is None:
         return _OLDER_RECORDER_NS
     if trace.last_written_ns > trace.activity_ns:
@@ -143,7 +135,7 @@ class OpenPhase(NamedTuple):
 
 
 class LastSpan(NamedTuple):
-    """The last piece of work or communication that ended, ``ago_ns`` before the last word of its rank."""
+    """The last work or communication that ended, ``ago_ns`` before its rank's last write."""
 
     kind: str
     name: str
@@ -155,13 +147,7 @@ class LastSpan(NamedTuple):
 
 
 class OpenCall(NamedTuple):
-    """A communication that had been launched and had not ended.
-
-    Attributes:
-        for_ns: how long it had been in flight.
-        blocking: training stalls on it; None if unknown.
-        state: on a device, ``scheduled`` or ``started``.
-    """
+    """A communication that was launched and had not ended."""
 
     operation: str
     group: GroupLabel
@@ -169,38 +155,28 @@ class OpenCall(NamedTuple):
     peer: int | None
     bytes: int | None
     dtype: str | None
-    for_ns: int
-    blocking: bool | None
-    state: str | None
+    for_ns: int  # time in flight
+    blocking: bool | None  # training stalls on it; None if unknown
+    state: str | None  # on a device, scheduled or started
 
 
 class LastActivity(NamedTuple):
-    """What a rank was doing when it wrote its last word; None for what is unknown.
-
-    Attributes:
-        step, microbatch, chunk, stage: where in the schedule.
-        stood_still_ns: how long it had made no progress.
-        open: phases, the innermost first.
-        at: the innermost frame that is not a library's.
-        frames: where in the program, innermost first.
-        last: the last thing that it recorded.
-        in_flight: communications, the one that blocks training first.
-    """
+    """The activity of a rank at its last write; None for unknown parts."""
 
     step: int | None
     microbatch: int | None
     chunk: int | None
     stage: int | None
-    stood_still_ns: int | None
-    open: tuple[OpenPhase, ...]
-    at: str | None
-    frames: tuple[str, ...]
+    stood_still_ns: int | None  # time without progress
+    open: tuple[OpenPhase, ...]  # the innermost first
+    at: str | None  # the innermost frame outside of libraries
+    frames: tuple[str, ...]  # innermost first
     last: LastSpan | None
-    in_flight: tuple[OpenCall, ...]
+    in_flight: tuple[OpenCall, ...]  # the one that blocks training first
 
 
 def last_activity(run: Run, trace: RankTrace, arrivals: RankArrivals, groups: Mapping[int, Group]) -> LastActivity:
-    """Return what a rank was doing when it wrote its last word."""
+    """Return the activity of a rank at its last write."""
     now = trace.activity if says_now(trace) and not trace.closed else None
     frames = now.frames if now else ()
     step, microbatch, chunk, stage = now.at if now else (-1, -1, -1, -1)
@@ -232,7 +208,7 @@ def last_activity(run: Run, trace: RankTrace, arrivals: RankArrivals, groups: Ma
 
 
 def own_frame(frames: Sequence[str]) -> str | None:
-    """Return the innermost frame that is not a library's, as ``file:line function``."""
+    """Return the innermost frame outside of libraries, as ``file:line function``."""
     return next(
         (frame for frame in frames if not frame.startswith(_NO_FILE) and not any(part in frame for part in _LIBRARIES)),
         None,

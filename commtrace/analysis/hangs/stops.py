@@ -1,9 +1,7 @@
-"""Where communication stopped: who had arrived, who is missing, and whom the missing ranks wait for themselves.
+"""Find where communication stopped, the missing ranks, and their own waits.
 
->>> stops = find_stops(run, find_arrivals(run), find_endings(run, now_ns))            # doctest: +SKIP
-
-Stops form a graph: one leads to another where a rank that is missing in the first is stuck in the second. A rank that
-is missing somewhere and stuck nowhere is a root.
+Stops form a graph: one leads to another if a rank missing in the first is stuck in the second. A rank that is missing
+somewhere and stuck nowhere is a root.
 """
 
 from __future__ import annotations
@@ -32,13 +30,13 @@ WAITING: Final = "waiting"
 UNEQUAL: Final = "unequal"
 
 SHORTEST_HANG_NS: Final = 2_000_000_000
-"""Nobody is called hung who has waited for less."""
+"""No shorter wait is a hang."""
 
 _TIMES_LONGEST: Final = 3
-"""A wait of more than so many times the longest communication that the group has completed is no usual wait."""
+"""A wait of more than so many times the longest communication that the group has completed is unusual."""
 
 _FIRST_NS: Final = 60_000_000_000
-"""While a job runs, a group that has completed nothing may take so long: communicators are set up, graphs compiled."""
+"""Usual time of a group's first communication in a running job: communicators are set up, graphs compiled."""
 
 
 class MissingRank(NamedTuple):
@@ -49,7 +47,7 @@ class MissingRank(NamedTuple):
 
 
 class Between(NamedTuple):
-    """The two sides of a message; the sender is −1 for anybody."""
+    """The two sides of a message; the sender is −1 for any rank."""
 
     sender: int
     receiver: int
@@ -58,32 +56,18 @@ class Between(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A communication that did not end.
+    """A communication that did not end."""
 
-    Attributes:
-        kind: ``hung``; ``waiting``, which may be usual; or ``unequal``: all ranks ended, but not after equally many.
-        group_id: number of the group.
-        seq: the number at which it stopped; of a message, among those of its direction and tag.
-        operations: what those who arrived had called, by operation the ranks.
-        arrived: ranks that had launched it.
-        missing: ranks that had not.
-        unknown: members without files.
-        waited_ns: how long the first of those who arrived had waited when it last wrote; None if unknown.
-        longest_before_ns: the longest collective (of a message, the longest message) that those who arrived had
-            completed in this group before; None if there was none.
-        message: of a point-to-point operation.
-    """
-
-    kind: str
+    kind: str  # hung; waiting, which may be usual; or unequal: all ranks ended, after different counts
     group: GroupLabel
     group_id: int
-    seq: int
-    operations: Mapping[str, tuple[int, ...]]
+    seq: int  # number at which it stopped; of a message, among those of its direction and tag
+    operations: Mapping[str, tuple[int, ...]]  # calls of the arrived ranks, ranks by operation
     arrived: tuple[int, ...]
     missing: tuple[MissingRank, ...]
-    unknown: tuple[int, ...]
-    waited_ns: int | None
-    longest_before_ns: int | None
+    unknown: tuple[int, ...]  # members without files
+    waited_ns: int | None  # longest wait by its rank's last write; None if unknown
+    longest_before_ns: int | None  # longest of the group that ended on the arrived; None without any
     message: Between | None = None
 
     def to_json(self) -> JsonObject:
@@ -95,7 +79,7 @@ class Stop:
 
 
 def find_stops(run: Run, arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending]) -> list[Stop]:
-    """Return every communication that had begun on some rank and had not ended, the one that waited longest first."""
+    """Return every communication that had begun on some rank and not ended, by kind, then the longest wait first."""
     groups = known_groups(run)
     stops = [
         stop
@@ -122,7 +106,7 @@ def _collective(
         return None
     behind, front = min(arrived.values()), max(arrived.values())
     if front == behind:
-        # All there are had arrived: what somebody has not come out of has stopped by itself.
+        # All known members had arrived: one that some rank has not left has stopped.
         common = min((one.seq for one in waits.values()), default=-1)
         if common < 0 or _went_on(number, common, arrivals):
             return None
@@ -130,7 +114,7 @@ def _collective(
     absent = {rank: count - 1 for rank, count in arrived.items() if count <= behind}
     there = tuple(rank for rank, count in arrived.items() if count > behind)
     here = {rank: one for rank, one in waits.items() if one.seq == behind and rank in there}
-    # Where the steps were not to be recorded, nothing is in flight for all we know; but the numbers have stopped.
+    # Unrecorded steps show nothing in flight, but their numbers have stopped.
     unrecorded = [arrivals[rank].stood_still_ns for rank in there if run.ranks[rank].recording]
     waited = max((one.age_ns for one in here.values()), default=max(unrecorded, default=0) or None)
     longest = max((arrivals[rank].longest_ns.get(number, -1) for rank in there), default=-1)
@@ -159,7 +143,6 @@ def _missing(absent: Mapping[int, int]) -> tuple[MissingRank, ...]:
 
 
 def _waits(number: int, members: Sequence[int], arrivals: Mapping[int, RankArrivals]) -> dict[int, InFlight]:
-    """Return the oldest collective of the group that each rank has in flight."""
     waits = {}
     for rank in members:
         own = [one for one in arrivals[rank].in_flight if one.group == number and not one.is_p2p]
@@ -169,7 +152,7 @@ def _waits(number: int, members: Sequence[int], arrivals: Mapping[int, RankArriv
 
 
 def _went_on(number: int, seq: int, arrivals: Mapping[int, RankArrivals]) -> bool:
-    """Return whether later ones of the group have ended: then this one has too, and nobody has asked for its end."""
+    """Return whether later ones of the group have ended: then this one has too, only its end was never asked for."""
     return any(own.ended.get(number, 0) > seq + 1 for own in arrivals.values())
 
 
@@ -186,11 +169,11 @@ def _kind(
     if all(state == ENDED for state in states.values()):
         return UNEQUAL if absent and _counts_are_sure(run, states) else None
     if waited is None:
-        # Whoever is ahead wrote his last word later, or what he waits for was not recorded: no hang by itself.
+        # The ranks ahead wrote later, or their wait was not recorded: that alone is no hang.
         gone = any(states[rank] in (ENDED, SILENT) for rank in absent)
         return WAITING if gone else None
     if any(states[rank] == SILENT and endings[rank].process in (SUSPENDED, GONE) for rank in absent):
-        return HUNG if waited >= SHORTEST_HANG_NS else WAITING  # whoever is waited for does not come
+        return HUNG if waited >= SHORTEST_HANG_NS else WAITING  # the awaited rank will not come
     running = any(state == RUNNING for state in states.values())
     least = max(SHORTEST_HANG_NS, _TIMES_LONGEST * longest)
     if running and longest < 0:
@@ -209,7 +192,6 @@ def _messages(
     arrivals: Mapping[int, RankArrivals],
     endings: Mapping[int, Ending],
 ) -> list[Stop]:
-    """Return messages of which one side has waited."""
     sides: dict[tuple[int, int, int, int, int], dict[int, InFlight]] = defaultdict(dict)
     for rank, own in arrivals.items():
         for one in own.in_flight:
@@ -251,7 +233,7 @@ def _messages(
 
 
 def _last(rank: int, waits: Mapping[int, InFlight], arrivals: Mapping[int, RankArrivals], sender: int) -> int | None:
-    """Return the number of the last message that the other side had launched; None if it waits, or is anybody."""
+    """Return the number of the last message that the other side had launched; None if it waits, or is any rank."""
     if rank in waits or rank < 0 or rank not in arrivals:
         return None
     one = next(iter(waits.values()))
@@ -262,20 +244,15 @@ def _last(rank: int, waits: Mapping[int, InFlight], arrivals: Mapping[int, RankA
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Ranks that are missing in one communication because they are stuck in another.
-
-    Attributes:
-        stuck_in_stop: position, among the stops, of what they are stuck in; None where the chain ends with them.
-        sure: training is known to stall on it.
-    """
+    """Ranks that are missing in one communication because they are stuck in another."""
 
     ranks: tuple[int, ...]
-    stuck_in_stop: int | None
-    sure: bool
+    stuck_in_stop: int | None  # position among the stops; None at the end of the chain
+    sure: bool  # training is known to stall on it
 
 
 class Root(NamedTuple):
-    """A rank that others wait for and that waits for nobody; how many ranks it holds up, through others too."""
+    """A rank that waits for none, and the number of ranks that it holds up, also through others."""
 
     rank: int
     ranks_held_up: int
@@ -283,17 +260,11 @@ class Root(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """Who waits for whom.
+    """The graph of waits."""
 
-    Attributes:
-        links: by position of a stop, what keeps its missing ranks away.
-        roots: those that hold up most first.
-        cycles: stops that wait for each other in a circle, in that order: a deadlock.
-    """
-
-    links: Mapping[int, tuple[Link, ...]]
-    roots: tuple[Root, ...]
-    cycles: tuple[tuple[int, ...], ...]
+    links: Mapping[int, tuple[Link, ...]]  # by position of a stop, the reasons of its missing ranks
+    roots: tuple[Root, ...]  # those that hold up most first
+    cycles: tuple[tuple[int, ...], ...]  # stops that wait for each other in a circle: a deadlock
 
 
 def find_chains(stops: Sequence[Stop], arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending]) -> Chains:
@@ -313,7 +284,7 @@ def find_chains(stops: Sequence[Stop], arrivals: Mapping[int, RankArrivals], end
 def _stuck_in(
     stops: Sequence[Stop], arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending]
 ) -> dict[int, tuple[int, bool]]:
-    """Return, by rank, the position of the stop that it is stuck in, and whether that is sure."""
+    """Return, by rank, the position of its stop, and whether training surely stalls on it."""
     by_wait = {}
     for position, stop in enumerate(stops):
         for rank in stop.arrived:
@@ -321,8 +292,8 @@ def _stuck_in(
     stuck = {}
     for rank, own in arrivals.items():
         if endings[rank].state in (ENDED, SILENT):
-            continue  # Whatever it waited for when it wrote its last word, it does no more.
-        for one in own.in_flight:  # What blocks training comes first.
+            continue  # A rank that ended or fell silent waits for nothing any more.
+        for one in own.in_flight:  # The one that blocks training comes first.
             seq = one.number if one.is_p2p and one.seq >= 0 else one.seq
             found = by_wait.get((rank, one.group, seq, one.is_p2p))
             if found is not None and one.age_ns >= SHORTEST_HANG_NS and rank not in stuck:
@@ -338,7 +309,7 @@ def _links(stop: Stop, stuck: Mapping[int, tuple[int, bool]]) -> tuple[Link, ...
 
 
 def _cycles(links: Mapping[int, Sequence[Link]]) -> tuple[tuple[int, ...], ...]:
-    """Return circles of links that are sure: a rank that only perhaps waits may be busy with something else."""
+    """Return circles of sure links: a rank that only perhaps waits may be busy."""
     state: dict[int, int] = {}
     found = []
     for begin in links:

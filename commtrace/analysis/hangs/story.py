@@ -1,4 +1,4 @@
-"""The sentences of ``commtrace doctor``: the story of a hang from those who wait to the root, and other findings."""
+"""The sentences of ``commtrace doctor``: a hang from the waiting ranks to the root, and other findings."""
 
 from __future__ import annotations
 
@@ -29,12 +29,7 @@ def group_words(group: GroupLabel) -> str:
 
 
 class Heard(NamedTuple):
-    """Wording for ranks of which little is known.
-
-    Attributes:
-        nothing: after the names of those of which nothing is known.
-        last: before the last word of silent ones.
-    """
+    """Wording for ranks without any record, and for the last report of silent ranks."""
 
     nothing: str
     last: str
@@ -45,12 +40,7 @@ FROM_REPORTS: Final = Heard("which sent no report of a hang", "At the end of the
 
 
 def hang_sentences(diagnosis: Diagnosis, heard: Heard = _FROM_FILES) -> list[str]:
-    """Return for every stop who arrived, who did not and why, and then the roots.
-
-    Args:
-        diagnosis: without its sentences.
-        heard: where it comes from.
-    """
+    """Return sentences on every stop (arrived and missing ranks, reasons), then on the roots."""
     hang = diagnosis.hang
     sentences = [
         sentence
@@ -112,7 +102,6 @@ def _stop_sentences(diagnosis: Diagnosis, stop: Stop, links: Sequence[Link], hea
 
 
 def _places(diagnosis: Diagnosis, ranks: Iterable[int]) -> str:
-    """Return where in the program waiting ranks are, those at the same place together."""
     at: dict[str, list[int]] = {}
     for rank in ranks:
         doing = diagnosis.hang.doing.get(rank)
@@ -123,7 +112,6 @@ def _places(diagnosis: Diagnosis, ranks: Iterable[int]) -> str:
 
 
 def _flight_sentences(diagnosis: Diagnosis, stop: Stop, position: int) -> Iterable[str]:
-    """Yield what the flight recorder says, ranks in the same state at the same place together."""
     flight = diagnosis.flight_recorder
     alike: dict[tuple[bool, int, str, str, str], list[int]] = {}
     for one in flight.stops.get(position, ()) if flight else ():
@@ -179,7 +167,7 @@ def _last_seen(diagnosis: Diagnosis, rank: int, heard: Heard) -> str:
 
 
 def exception_words(rank: ExaminedRank) -> str:
-    """``an uncaught RuntimeError in all_reduce 302 of the world group of ranks 0–3, at train.py:18 main``."""
+    """Return ``an uncaught RuntimeError in all_reduce 302 of the world group of ranks 0–3, at train.py:18 main``."""
     words = f"an uncaught {rank.exception}"
     last = next(reversed(rank.failures), None)
     if last is not None and last.exception == rank.exception:
@@ -189,7 +177,7 @@ def exception_words(rank: ExaminedRank) -> str:
 
 
 def silence_words(rank: ExaminedRank) -> str:
-    """Return that a rank is silent, for how long, why, and what to do about it."""
+    """Return a sentence on a silent rank: for how long, why, and the remedy."""
     process = f"process {rank.pid} on {rank.host}" if rank.pid else "its process"
     place = f" at {rank.stack_at or rank.stack[0]}" if rank.stack else ""
     let_none_run = f"code in C{place} let no other thread of Python run"
@@ -240,7 +228,7 @@ def activity_words(doing: LastActivity | None) -> str:
 
 
 def find_findings(diagnosis: Diagnosis) -> tuple[list[str], list[str]]:
-    """Return what somebody should look at, and what is only good to know."""
+    """Return the findings, which need attention, and the notes, which do not."""
     findings = [
         *_first_failure(diagnosis),
         *hang_findings(diagnosis),
@@ -250,7 +238,7 @@ def find_findings(diagnosis: Diagnosis) -> tuple[list[str], list[str]]:
         *_mismatches(diagnosis),
     ]
     notes = [*_notes(diagnosis)]
-    # What the reader says of missing ranks and torn files is its own; earlier runs in the directory are no fault.
+    # The reader reports missing ranks and torn files; earlier runs in the directory are no fault.
     for problem in diagnosis.problems:
         (notes if "were left out; shown is run" in problem else findings).append(problem)
     return findings, notes
@@ -280,9 +268,9 @@ def hang_findings(diagnosis: Diagnosis) -> Iterable[str]:
 
 
 def silence_findings(diagnosis: Diagnosis, besides: Sequence[int] = ()) -> Iterable[str]:
-    """Yield the ranks that are silent though others write, or though their process lives, but for those ``besides``."""
+    """Yield the ranks that are silent though others write or their process lives, but for those ``besides``."""
     silent = [one for one in diagnosis.ranks if one.state == SILENT and one.rank not in besides]
-    silent.sort(key=lambda one: -(one.behind_ns or 0))  # who fell silent first
+    silent.sort(key=lambda one: -(one.behind_ns or 0))  # the first to fall silent
     for one in silent[:_MOST_SILENT]:
         yield silence_words(one)
     if len(silent) > _MOST_SILENT:
@@ -312,7 +300,7 @@ def _first_failure(diagnosis: Diagnosis) -> Iterable[str]:
         yield f"{who}, with {exception_words(own[0])}; its message is in the log."
         return
     cut_off = _cut_off(first, "it was")
-    # Who was suspended, or held its interpreter, until all were killed leaves the same.
+    # A rank that was suspended, or held its interpreter, until all were killed leaves the same.
     frozen = ", or frozen until all were killed" if own[0].state == SILENT and not first.cut_off else ""
     yield (
         f"{who}, whose files break off: killed or crashed below Python{frozen}; its log and dmesg say which.{cut_off}"
@@ -344,7 +332,7 @@ def _ended_first(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
 
 
 def _unheard(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
-    """Return that communication of the others failed, which is all that is known of ranks without files."""
+    """Return that others' communication failed: nothing else is known of ranks without files."""
     unheard = set(first.ranks) - {one.rank for one in own}
     one_of = "one of " if len(first.ranks) > 1 else ""
     failed = ranks_in_words(first.cut_off or [one.rank for one in own if one.exception])
@@ -385,7 +373,6 @@ def _cut_off(first: FirstFailure, gone: str) -> str:
 
 
 def _keep_out(rank: ExaminedRank) -> str:
-    """Return what to do with a node whose rank died without an exception."""
     return f" Until it is known why, keep its node out of the next job: {rank.keep_out}."
 
 

@@ -1,9 +1,4 @@
-"""How far each rank had come in each of its groups, whether or not the rows of it were written.
-
-Three sources are put together: the rows (what has ended), the communications in flight, and the numbers that a quiet
-rank reports of itself. From them follows who has arrived at a number and who has not. A rank that was stopped in the
-middle of its work says nothing of its last moments, but others do: no member can leave an all_reduce before it came.
-"""
+"""The arrivals of each rank in each of its groups, from its rows, calls in flight and reports, and from other ranks."""
 
 from __future__ import annotations
 
@@ -35,13 +30,7 @@ class Message(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """A communication that had been launched and had not ended when its rank last wrote.
-
-    Attributes:
-        age_ns: how long it had been in flight by then.
-        blocking: training stalls on it; None if unknown.
-        state: on a device, ``scheduled`` or ``started``; else empty.
-    """
+    """A communication that was launched and had not ended when its rank last wrote."""
 
     operation: str
     group: int
@@ -49,9 +38,9 @@ class InFlight(NamedTuple):
     peer: int
     num_bytes: int
     dtype: str | None
-    age_ns: int
-    blocking: bool | None
-    state: str
+    age_ns: int  # time in flight at that write
+    blocking: bool | None  # training stalls on it; None if unknown
+    state: str  # on a device, scheduled or started; else empty
     start_ns: int
 
     @property
@@ -70,36 +59,24 @@ class InFlight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankArrivals:
-    """How far one rank had come; by group unless something else is said.
+    """The arrivals of one rank, by group or message direction.
 
-    Attributes:
-        launched: how many collectives it had launched.
-        arrived: the same, without those that its device had not begun, and with those that others could not have
-            completed without it.
-        ended: one more than the highest number of a collective that is known to have ended.
-        longest_ns: the longest collective that ended; the first one, which waits for all to have started, only where
-            there is no other.
-        longest_message_ns: the longest message that ended; the first of a direction and tag only where there is no
-            other.
-        messages: how many it had launched, by direction, as it reports itself.
-        sent: the same, as far as others have received them; empty of a rank that ended in order.
-        in_flight: the one that blocks training first.
-        stood_still_ns: how long it had neither recorded nor launched anything by its last word; 0 if unknown.
+    The longest exclude the first, which waits for all to have started, unless there is no other.
     """
 
-    launched: Mapping[int, int] = field(default_factory=dict)
-    arrived: Mapping[int, int] = field(default_factory=dict)
-    ended: Mapping[int, int] = field(default_factory=dict)
-    longest_ns: Mapping[int, int] = field(default_factory=dict)
-    longest_message_ns: Mapping[int, int] = field(default_factory=dict)
-    messages: Mapping[Message, int] = field(default_factory=dict)
-    sent: Mapping[Message, int] = field(default_factory=dict)
-    in_flight: tuple[InFlight, ...] = ()
-    stood_still_ns: int = 0
+    launched: Mapping[int, int] = field(default_factory=dict)  # number of collectives
+    arrived: Mapping[int, int] = field(default_factory=dict)  # begun by the device, or completed by others
+    ended: Mapping[int, int] = field(default_factory=dict)  # one more than the highest number known to have ended
+    longest_ns: Mapping[int, int] = field(default_factory=dict)  # ended collectives
+    longest_message_ns: Mapping[int, int] = field(default_factory=dict)  # ended messages
+    messages: Mapping[Message, int] = field(default_factory=dict)  # number launched, by its own report
+    sent: Mapping[Message, int] = field(default_factory=dict)  # number received; empty if it ended cleanly
+    in_flight: tuple[InFlight, ...] = ()  # the one that blocks training first
+    stood_still_ns: int = 0  # time without a record or launch before its last write; 0 if unknown
 
 
 def find_arrivals(run: Run) -> dict[int, RankArrivals]:
-    """Return how far each rank had come."""
+    """Return the arrivals of each rank."""
     send = run.name_code("send")
     told = {rank: _of_rank(trace, send) for rank, trace in run.ranks.items()}
     least: dict[int, int] = {}
@@ -108,7 +85,7 @@ def find_arrivals(run: Run) -> dict[int, RankArrivals]:
             least[group] = max(least.get(group, 0), count)
     groups = known_groups(run)
     sent = _sent_by(run, send)
-    # Who ended in order has told of everything.
+    # A rank that ended cleanly has reported everything.
     return {
         rank: own
         if run.ranks[rank].closed
@@ -122,7 +99,6 @@ def find_arrivals(run: Run) -> dict[int, RankArrivals]:
 
 
 def _sent_by(run: Run, send: int) -> dict[int, dict[Message, int]]:
-    """Return, by rank, how many messages it must have sent, because others have received them."""
     sent: dict[int, dict[Message, int]] = {}
     for rank, trace in run.ranks.items():
         for message, count in _messages(trace, send).items():
@@ -132,7 +108,7 @@ def _sent_by(run: Run, send: int) -> dict[int, dict[Message, int]]:
 
 
 def _joined_by_all(run: Run, trace: RankTrace, own: RankArrivals) -> dict[int, int]:
-    """Return, by group, how many collectives every member has joined, as this rank came out of a later one."""
+    """Return, by group, the number of collectives that every member has joined, as this rank left a later one."""
     spans = trace.spans
     rows = np.flatnonzero((spans.kind == schema.COLLECTIVE) & (spans.group >= 0) & named(run, spans, SYNCHRONISING))
     joined: dict[int, int] = {}
@@ -248,7 +224,7 @@ def _in_flight(trace: RankTrace) -> Iterable[InFlight]:
     spans = trace.spans
     for one in trace.in_flight:
         if one.seq >= 0 and ((spans.group == one.group) & (spans.seq == one.seq) & (spans.peer == one.peer)).any():
-            continue  # It ended just before the rank's last word.
+            continue  # It ended just before the rank's last write.
         age = 0 if trace.last_written_ns is None or not one.start else max(0, trace.last_written_ns - one.start)
         yield InFlight(
             operation=one.operation,
@@ -265,18 +241,12 @@ def _in_flight(trace: RankTrace) -> Iterable[InFlight]:
 
 
 class GroupLabel(NamedTuple):
-    """A process group as results name it.
+    """A process group as results name it."""
 
-    Attributes:
-        id: its number as a word, because JSON's numbers end at 2⁵³ in many readers.
-        ranks: its members; empty where they are unknown.
-        name: torch's.
-    """
-
-    id: str
+    id: str  # a string, because many readers of JSON lose numbers above 2⁵³
     role: str
-    ranks: tuple[int, ...]
-    name: str
+    ranks: tuple[int, ...]  # empty if unknown
+    name: str  # torch's
 
 
 def describe_group(group: Group | None, number: int) -> GroupLabel:

@@ -1,4 +1,4 @@
-"""Finds what a recording holds, what it lost, and what it cannot have seen, also per group."""
+"""Find the recorded, lost and invisible communication of a recording, also per group."""
 
 from __future__ import annotations
 
@@ -33,13 +33,7 @@ _MOST_RANGES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What was recorded, lost and not seen.
-
-    Attributes:
-        captured: rows by kind, of the steps that count.
-        dropped: rows that the recorders had to drop, by kind.
-        not_visible: sentences on paths that were active, or must have been, and were not seen.
-    """
+    """Rows recorded (of the steps that count) and dropped, by kind; ``not_visible`` has sentences on unseen paths."""
 
     captured: dict[str, int]
     dropped: dict[str, int]
@@ -58,11 +52,7 @@ class Captured:
         return Captured({kind: rows[kind] for kind in schema.KINDS if rows[kind]}, self.roles | other.roles)
 
     def coverage(self, run: Run) -> Coverage:
-        """Return what was captured, dropped and cannot have been seen.
-
-        Args:
-            run: its marks matter, not its rows. Integrations name paths that they found in ``topology["not_visible"]``.
-        """
+        """Return the coverage of a run; integrations name unseen paths in ``topology["not_visible"]``."""
         dropped = Counter[str]()
         for trace in run.ranks.values():
             dropped.update(trace.dropped)
@@ -107,7 +97,6 @@ def _skipped(roles: Iterable[str]) -> Iterable[str]:
 
 
 def _silent_dimensions(run: Run, heard: Collection[str], skipped: Collection[str]) -> Iterable[str]:
-    """Yield parallel dimensions that must communicate and of which nothing was seen."""
     sizes: dict[str, int] = {}
     for trace in run.ranks.values():
         sizes.update(trace.parallel)
@@ -127,26 +116,16 @@ def _roles_that_communicated(run: Run, roles: Roles) -> set[str]:
 
 
 class Seen(NamedTuple):
-    """The numbers of one group that one rank recorded.
-
-    Attributes:
-        first, last: lowest and highest number recorded; None without any.
-        recorded: count of numbers recorded; the members of a bracket share one.
-        in_flight: count of those launched whose end it had not seen at its last write.
-        missing: count of those launched that are neither recorded nor in flight.
-        ranges: the first missing numbers, as (first, last); empty for messages, which every pair numbers separately.
-        unwritten: count of further ones that others completed with it: lost with its last second, or not written yet.
-            None if it ended in order, or stalled before its last write.
-    """
+    """The numbers of one group that one rank recorded, and counts of them."""
 
     rank: int
-    first: int | None
-    last: int | None
-    recorded: int
-    in_flight: int
-    missing: int
-    ranges: tuple[tuple[int, int], ...]
-    unwritten: int | None = None
+    first: int | None  # lowest; None without any
+    last: int | None  # highest; None without any
+    recorded: int  # the members of a bracket share one number
+    in_flight: int  # launched, without a seen end at its last write
+    missing: int  # launched, but neither recorded nor in flight
+    ranges: tuple[tuple[int, int], ...]  # first missing, as (first, last); empty for messages
+    unwritten: int | None = None  # completed by others only; None if it ended cleanly or stalled before
 
 
 class GroupCoverage(NamedTuple):
@@ -184,7 +163,7 @@ def cover_groups(run: Run, arrivals: Mapping[int, RankArrivals]) -> list[GroupCo
 
 
 class CollectiveNumbers(NamedTuple):
-    """The numbers of the collectives that a rank recorded of a group: lowest, highest, how many."""
+    """Lowest, highest and count of the collective numbers that a rank recorded of a group."""
 
     first: int
     last: int
@@ -201,20 +180,15 @@ class CollectiveNumbers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """Counts of all rows of a rank. Those of the parts of its recording add up.
+    """Counts of all rows of a rank; those of the parts of its recording add up."""
 
-    Attributes:
-        numbers: by group.
-        backwards: rows that end before they start.
-    """
-
-    numbers: Mapping[int, CollectiveNumbers]
-    backwards: int
+    numbers: Mapping[int, CollectiveNumbers]  # by group
+    backwards: int  # rows that end before they start
 
     @classmethod
     def of(cls, spans: Spans) -> RowCounts:
-        """Count these rows."""
         # The members of a bracket share a number, and one of them is the first.
+        """Count these rows."""
         rows = np.flatnonzero(
             (spans.kind == schema.COLLECTIVE) & (spans.group >= 0) & (spans.seq >= 0) & (spans.op_in_seq == 0)
         )
@@ -234,7 +208,7 @@ class RowCounts:
 
 
 def missing_numbers(run: Run, counts: Mapping[int, RowCounts]) -> int | None:
-    """Return how many collectives are missing between the first and the last of each rank and group.
+    """Return the number of missing collectives between the first and the last of each rank and group.
 
     None if gaps are no loss: steps were left out on purpose, or the run was imported.
     """
@@ -276,7 +250,6 @@ def _unwritten(trace: RankTrace, arrivals: RankArrivals, by_others: int) -> int 
 
 
 def _gaps(known: Any, end: int) -> list[tuple[int, int]]:
-    """Return the ranges of numbers below ``end`` that are not among these ascending ones."""
     edges = np.concatenate([[-1], known, [end]])
     holes = np.flatnonzero(np.diff(edges) > 1)
     return [(int(edges[at]) + 1, int(edges[at + 1]) - 1) for at in holes[:_MOST_RANGES]]
@@ -298,7 +271,7 @@ def _messages(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
             under_way[one.group] = under_way.get(one.group, 0) + 1
     groups, counts = np.unique(spans.group[rows], return_counts=True)
     recorded = dict(zip(groups.tolist(), counts.tolist(), strict=True))
-    # Two messages of a rank to itself, or one from anybody that never ended, have no number of their own.
+    # Two messages of a rank to itself, or one from any rank that never ended, have no number of their own.
     return {
         number: Seen(
             rank=trace.rank,
@@ -315,7 +288,6 @@ def _messages(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
 
 
 def _numbers(trace: RankTrace, kind: int) -> tuple[Any, Any]:
-    """Return group and number of the rank's communications of a kind, each number once."""
     spans = trace.spans
     rows = np.flatnonzero((spans.kind == kind) & (spans.group >= 0) & (spans.seq >= 0))
     if not len(rows):

@@ -1,10 +1,7 @@
-"""Matches operations of different ranks to communications, and finds when the last participant arrived.
+"""Match operations of different ranks to communications, and find when the last participant arrived.
 
 A collective is joined on (group, seq, op_in_seq), a point-to-point operation on (group, sender, receiver, seq): the
-n-th send from a to b meets the n-th receive. Never on names, never on order in time.
-
->>> matches = match(run)                                        # doctest: +SKIP
->>> matches.ranks[0].wait_ns(run.ranks[0].spans)                # doctest: +SKIP
+n-th send from a to b meets the n-th receive. Names and order in time never matter.
 """
 
 from __future__ import annotations
@@ -39,33 +36,22 @@ _LARGEST = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class RankMatches:
-    """The matches of one rank; every array is aligned with its span rows.
+    """The matches of one rank, aligned with its span rows.
 
-    Rows that are no communication have bucket −1, no participants, and ``last_start = ready = start``.
-
-    Attributes:
-        bucket: number of the communication in the run, equal on all ranks.
-        participants: number of rows in the bucket.
-        complete: every member was seen, and wait and transfer can be separated.
-        mismatched: the participants disagree on operation, bytes or dtype.
-        last_start: ns at which the last participant arrived, on this rank's clock.
-        last_rank: the rank that arrived last; −1 if unknown.
-        ready: ns in [start, end] that separates wait from transfer. A send or rooted collective that ended before its
-            last participant arrived did not wait. Members of a point-to-point bracket are ready together.
-        stall_ready: of a stall, ``ready`` of its communication. The start for other rows, and for a stall on a
-            communication that was not recorded: nothing shows that a rank was late, so it counts as transfer.
-        stall_complete: of a stall, whether its communication is complete; else False.
+    ``ready`` separates wait from transfer: a send or rooted collective that ended before its last participant arrived
+    did not wait, and members of a point-to-point bracket are ready together. Rows without communication have
+    ``last_start = ready = start``.
     """
 
-    bucket: Int64
-    participants: Int32
-    complete: Bool
-    mismatched: Bool
-    last_start: Int64
-    last_rank: Int32
-    ready: Int64
-    stall_ready: Int64
-    stall_complete: Bool
+    bucket: Int64  # number of the communication, equal on all ranks; −1 for other rows
+    participants: Int32  # number of rows in the bucket
+    complete: Bool  # every member was seen, and wait and transfer can be separated
+    mismatched: Bool  # the participants disagree on operation, bytes or dtype
+    last_start: Int64  # arrival of the last participant, ns on this rank's clock
+    last_rank: Int32  # −1 if unknown
+    ready: Int64  # ns in [start, end]
+    stall_ready: Int64  # of its communication; the start if unrecorded, as nothing shows a late rank
+    stall_complete: Bool  # of its communication
 
     def take(self, rows: Bool | Int64 | slice) -> RankMatches:
         return RankMatches(*(getattr(self, column.name)[rows] for column in fields(self)))
@@ -83,10 +69,8 @@ class RankMatches:
 class Matches:
     """The matches of a run.
 
-    Attributes:
-        clocks_agree: False if the hosts' clocks could not be aligned. Then, between hosts, the member of a
-            synchronising collective with the shortest duration counts as the last to arrive, and rooted collectives and
-            point-to-point operations are not complete.
+    If ``clocks_agree`` is False, times of different hosts are not compared: between hosts, the shortest member of a
+    synchronising collective counts as last to arrive, and rooted collectives and point-to-point are not complete.
     """
 
     ranks: Mapping[int, RankMatches]
@@ -94,12 +78,7 @@ class Matches:
 
 
 def match(run: Run, *, clocks_agree: bool = True) -> Matches:
-    """Match the communications of all ranks.
-
-    Args:
-        run: with all ranks on one clock (see :mod:`commtrace.analysis.clocks.align`).
-        clocks_agree: False if the clocks could not be aligned; times of different hosts are then never compared.
-    """
+    """Match the communications of all ranks of an aligned run; see :class:`Matches` for clocks that do not agree."""
     parts = gather_blocks(run)
     rows = concatenate(parts)
     positions = [part.position for part in parts]
@@ -170,8 +149,6 @@ def unmatched(spans: Spans) -> RankMatches:
 
 
 class _Joined(NamedTuple):
-    """Columns of :class:`RankMatches`, aligned with the gathered rows."""
-
     bucket: Int64
     participants: Int32
     complete: Bool
@@ -199,7 +176,7 @@ def _join(run: Run, rows: Rows, clocks_agree: bool) -> _Joined:
 def _last_arrival(
     run: Run, rows: Rows, buckets: Buckets, of_row: Int64, clocks_agree: bool
 ) -> tuple[Int64, Int32, Bool]:
-    """Return start and rank of the last participant, and whether the times could be compared."""
+    """Return start and rank of the last participant, and a mask of the rows with comparable times."""
     start = rows.spans.start
     last_start = buckets.maximum(start)[of_row]
     is_last = start == last_start
@@ -259,7 +236,6 @@ def _same_side(rows: Rows, buckets: Buckets) -> Bool:
 
 
 def _known_values_differ(buckets: Buckets, values: npt.NDArray[np.integer]) -> Bool:
-    """Return the buckets with two different values, "does not apply" left out."""
     differ = buckets.differ(values)
     if not differ.any():
         return differ
@@ -278,10 +254,7 @@ def _ready(run: Run, rows: Rows, last_start: Int64) -> Int64:
 
 
 def _shared_in_brackets(rows: Rows, ready: Int64) -> Int64:
-    """Make a bracket of point-to-point operations ready with its last member, as it is waited for as a whole.
-
-    Members of a bracket have consecutive ids, and ``op_in_seq`` counts them from 0.
-    """
+    """Make all members of a point-to-point bracket, with consecutive ids, ready with the last one."""
     p2p = np.flatnonzero(rows.spans.kind == schema.P2P)
     if not len(p2p) or not rows.spans.op_in_seq[p2p].any():
         return ready
@@ -309,13 +282,7 @@ def blame_ns(run: Run, matches: Matches) -> Mapping[int, int]:
 
 
 class Rows(NamedTuple):
-    """Communication rows of all ranks, one rank after the other.
-
-    Attributes:
-        clock: number of the rank's clock.
-        position: in its block.
-        finished: its end was seen.
-    """
+    """Communication rows of all ranks, one rank after the other; ``position`` is in the rank's block."""
 
     rank: Int32
     clock: Int32
@@ -333,19 +300,12 @@ class Rows(NamedTuple):
 
 
 class Buckets(NamedTuple):
-    """Rows sorted so that those of one communication are neighbours.
+    """Rows sorted so that those of one communication are neighbours."""
 
-    Attributes:
-        order: sorts the rows.
-        first: position of each bucket's first sorted row.
-        size: number of rows by bucket.
-        of_sorted_row: bucket of each sorted row.
-    """
-
-    order: Int64
-    first: Int64
+    order: Int64  # sorts the rows
+    first: Int64  # position of each bucket's first sorted row
     size: Int64
-    of_sorted_row: Int64
+    of_sorted_row: Int64  # bucket of each sorted row
 
     def maximum(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the largest value in each bucket; values are aligned with the unsorted rows."""
@@ -403,13 +363,13 @@ def concatenate(parts: Sequence[Rows]) -> Rows:
 
 
 def bucket(rows: Rows) -> Buckets:
-    """Sort the rows by what identifies a communication."""
+    """Sort the rows by the key of their communication."""
     spans = rows.spans
     p2p = np.flatnonzero(spans.kind == schema.P2P)
     own, peer, is_send = rows.rank[p2p], spans.peer[p2p], rows.is_send[p2p]
     pair = np.full(len(spans), schema.NOT_APPLICABLE, np.int64)
     pair[p2p] = pack((np.where(is_send, own, peer), np.where(is_send, peer, own)))
-    # The seq of a P2P counts its pair alone; only collectives of one bracket need the index to tell them apart.
+    # The seq of a P2P counts its pair alone; only collectives of one bracket need the index.
     op_in_seq = spans.op_in_seq.copy()
     op_in_seq[p2p] = 0
     key = pack((numbered(spans.group), pair, spans.seq, op_in_seq))

@@ -1,4 +1,4 @@
-"""Finds communications whose members did not call the same thing, also those that never ended."""
+"""Find communications whose members did not call the same thing, also those that never ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Spans
 
 MOST_MISMATCHES: Final = 20
-"""So many are described; the others are counted."""
+"""Number of mismatches described; the others are counted."""
 
 
 class Call(NamedTuple):
@@ -30,23 +30,17 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """One communication, called differently by its members.
-
-    Attributes:
-        differ: ``operation``, ``bytes``, ``dtype``, or ``sides`` (two sends, or two receives).
-        calls: what was called, and by which ranks.
-        ended: every member that called it came to its end.
-    """
+    """One communication, called differently by its members."""
 
     group: GroupLabel
     seq: int
-    differ: tuple[str, ...]
+    differ: tuple[str, ...]  # operation, bytes, dtype, or sides (two sends, or two receives)
     calls: tuple[Call, ...]
-    ended: bool
+    ended: bool  # all members that called it finished it
 
     @property
     def may_be_right(self) -> bool:
-        """Return whether only the sizes differ, as those of sparse tensors rightly do, and all came to the end."""
+        """Return whether only the sizes differ, as those of sparse tensors may, and all members finished."""
         return self.ended and self.differ == ("bytes",)
 
     def to_json(self) -> JsonObject:
@@ -54,7 +48,7 @@ class Mismatch:
 
 
 def find_mismatches(run: Run, arrivals: Mapping[int, RankArrivals]) -> tuple[list[Mismatch], int]:
-    """Return the first mismatches, those that never ended before the others, and how many there are in all."""
+    """Return the first mismatches, those that never ended first, and the number of all."""
     in_flight = _in_flight(run, arrivals)
     whole = replace(run, names=in_flight.names)
     rows = gather(run)

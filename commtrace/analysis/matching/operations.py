@@ -25,7 +25,7 @@ ONLY_KERNELS: Final = (
     "Stragglers were not looked for: kernels tell when a rank computes, not which microbatch or phase. How long each "
     "rank waited, and how long others waited for it, is in the summary (wait_ns and blame_ns with --json)."
 )
-"""Says that a trace of kernels has no stragglers to find."""
+"""The reason that a trace of kernels has no stragglers."""
 
 
 def communication_rows(spans: Spans) -> Bool:
@@ -33,12 +33,12 @@ def communication_rows(spans: Spans) -> Bool:
 
 
 def named(run: Run, spans: Spans, operations: Iterable[str]) -> Bool:
-    """Return which rows carry one of these names."""
+    """Return a mask of the rows with one of these names."""
     return codes_named(run, spans.name, operations)
 
 
 def codes_named(run: Run, codes: Int32, operations: Iterable[str]) -> Bool:
-    """Return which of these codes of names stand for one of these names."""
+    """Return a mask of the name codes that stand for one of these names."""
     chosen = np.zeros(max(len(run.names), 1) + 1, np.bool_)
     chosen[[code for operation in operations if (code := run.name_code(operation)) >= 0]] = True
     return chosen.take(codes)  # name −1 reads the last entry, which is never chosen
@@ -50,7 +50,7 @@ def is_kernel_trace(spans: Spans) -> bool:
 
 
 def of_one_sort(blocks: Iterable[Block]) -> list[Block]:
-    """Return the blocks, but split into ranks those in which only some ranks have kernels."""
+    """Return the blocks, with those in which only some ranks have kernels split into ranks."""
     return [one for block in blocks for one in ([*block.single()] if _is_mixed(block) else [block])]
 
 
@@ -60,7 +60,7 @@ def _is_mixed(block: Block) -> bool:
 
 
 def unfinished_rows(trace: RankTrace) -> Bool:
-    """Return which rows are communications without an end, so of unknown duration."""
+    """Return a mask of communications without an end, so of unknown duration."""
     ids = unfinished_ids(trace)
     if not ids:
         return np.zeros(len(trace.spans), np.bool_)

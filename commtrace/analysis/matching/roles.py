@@ -1,8 +1,6 @@
 """The role of each communication: tp, pp, dp, … from the group tables.
 
-The role of a collective is that of its group. Frameworks send some point-to-point messages over groups that are not
-made for them (Megatron: the world group), so a message's role is that of the narrowest pipeline group that holds both
-peers, if there is one.
+A message has the role of the narrowest pipeline group with both peers: Megatron sends some over the world group.
 """
 
 from __future__ import annotations
@@ -22,24 +20,18 @@ from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int32, Spans
 
 UNKNOWN: Final = "unknown"
-"""Role of an operation on a group that no rank told anything about."""
+"""Role of an operation on a group without a record."""
 
 PIPELINE: Final = "pp"
 
 
 @dataclass(frozen=True, slots=True)
 class RankRoles:
-    """The roles of a rank's span rows; −1 where a row is neither a communication nor a stall.
+    """The roles of a rank's span rows; −1 for rows that are neither communication nor stall."""
 
-    Attributes:
-        role: position in ``Roles.words``.
-        group_size: members of the group that gave the role; −1 where it is unknown.
-        nodes: how many nodes they are on, of a message its two ends; −1 where a member was not recorded.
-    """
-
-    role: Int32
-    group_size: Int32
-    nodes: Int32
+    role: Int32  # position in Roles.words
+    group_size: Int32  # members of the group that gave the role; −1 if unknown
+    nodes: Int32  # of its members, or of a message's two ends; −1 if one was not recorded
 
     def take(self, rows: Bool | slice) -> RankRoles:
         return RankRoles(self.role[rows], self.group_size[rows], self.nodes[rows])
@@ -58,7 +50,7 @@ class Roles:
 
 
 def select_roles(roles: Roles, rows: Mapping[int, Bool | slice]) -> Roles:
-    """Return only these ranks and of each these rows."""
+    """Return only these rows of these ranks."""
     return Roles(roles.words, {rank: roles.ranks[rank].take(own) for rank, own in rows.items()})
 
 
@@ -83,7 +75,7 @@ def role_of(run: Run, trace: RankTrace, group: int, peer: int = schema.NOT_APPLI
 
 
 def is_p2p(run: Run, spans: Spans) -> Bool:
-    """Return which rows are point-to-point, or stalls on such."""
+    """Return a mask of point-to-point rows and stalls on them."""
     sides = codes_named(run, spans.name, ("send", "recv"))
     return np.asarray((spans.kind == schema.P2P) | ((spans.kind == schema.STALL) & sides))
 
@@ -105,15 +97,12 @@ def _roles_of_block(run: Run, block: Block, groups: Mapping[int, Group], words: 
 
 
 class _Decision(NamedTuple):
-    """The role of all rows of a rank on one group, or of its messages with one peer."""
-
     role: str
     group_size: int
     nodes: int
 
 
 def _decided(run: Run, groups: Mapping[int, Group], partners: Iterable[tuple[int, int, int]]) -> list[_Decision]:
-    """Decide for each (rank, group, peer)."""
     pipelines: dict[int, list[Group]] = {}
     nodes: dict[tuple[int, ...], int] = {}
     decided = []
@@ -128,7 +117,6 @@ def _decided(run: Run, groups: Mapping[int, Group], partners: Iterable[tuple[int
 
 
 def _ends(rank: int, group: Group | None, peer: int) -> tuple[int, ...]:
-    """Return the ranks between which bytes move."""
     if peer >= 0:
         return (rank, peer)
     return group.ranks if group else ()

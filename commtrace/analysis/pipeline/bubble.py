@@ -1,15 +1,9 @@
 """The bubble of each pipeline stage, by phase of the schedule and by cause.
 
-Measured: the part of every stall on a point-to-point operation of the pipeline before its last participant arrived.
-Why: the step is replayed with ever more ideal durations, and what each step of that takes away has its cause's name:
-
-* ``p2p``: what goes when the transfers between stages take no time, at least 0;
-* ``variation``: what goes when every forward and backward of a stage takes the stage's mean (microbatches differ, a
-  rank is slow, something else intervened);
-* ``imbalance``: what goes when all stages take the same;
-* ``schedule``: what is left, and what only another schedule or more microbatches can take away.
-
-They add up to the measured bubble.
+Measured is each stall on pipeline P2P before its last participant arrived. For the causes, the step is replayed with
+ever more ideal durations: ``p2p`` is the bubble that zero transfers remove (at least 0), ``variation`` that of mean
+forwards and backwards per stage, ``imbalance`` that of equal stages. ``schedule`` is the rest, which only another
+schedule or more microbatches can remove. They add up to the measured bubble.
 """
 
 from __future__ import annotations
@@ -33,74 +27,51 @@ from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 @dataclass(frozen=True, slots=True)
 class StageBubble:
-    """One pipeline stage. All times are ns per step: means over its ranks and the steps.
-
-    Attributes:
-        forward_ns, backward_ns: the mean of a single one, without stalls on other stages; a backward of inputs
-            and the one of weights that completes it are one.
-        work_ns: all forwards and backwards of a step.
-        wall_ns: the step.
-        phase_ns: of it, from the first forward of any stage to the last backward of any stage.
-        bubble_ns: waiting for other stages on pipeline P2P; the phases add up to it, and so do the causes.
-        warm_up_ns, steady_ns, cool_down_ns: before the first backward; until the end of the last forward; after it.
-        schedule_ns, imbalance_ns, variation_ns, p2p_ns: the causes; None where the run could not be replayed.
-        transfer_ns: stalled on pipeline P2P after its last participant had arrived.
-        drain_ns: waiting, after its own last backward and until that of the whole pipeline, on anything else.
-        unmatched_ns: stood still on pipeline P2P whose other side was not recorded: it counts as transfer, and what of
-            it is bubble nobody knows.
-        left_out: other ranks of the stage, of which too much is unmatched.
-    """
+    """One pipeline stage, ns per step: means over its ranks and the steps."""
 
     stage: int
     ranks: tuple[int, ...]
-    forward_ns: int
-    backward_ns: int
+    forward_ns: int  # a single one, without stalls on other stages
+    backward_ns: int  # likewise; that of inputs and that of weights count as one
     work_ns: int
     wall_ns: int
-    bubble_ns: int
-    warm_up_ns: int
-    steady_ns: int
-    cool_down_ns: int
-    schedule_ns: int | None
+    bubble_ns: int  # stalls on other stages; both the phases and the causes add up to it
+    warm_up_ns: int  # before the first backward
+    steady_ns: int  # until the end of the last forward
+    cool_down_ns: int  # after it
+    schedule_ns: int | None  # the causes are None if the run cannot be replayed
     imbalance_ns: int | None
     variation_ns: int | None
     p2p_ns: int | None
-    transfer_ns: int
-    drain_ns: int
-    unmatched_ns: int = 0
-    left_out: tuple[int, ...] = ()
-    phase_ns: int = 0
+    transfer_ns: int  # stalls on pipeline P2P after the last participant arrived
+    drain_ns: int  # other stalls after its own last backward, until that of the whole pipeline
+    unmatched_ns: int = 0  # stalls on P2P with an unrecorded side: transfer, but part may be bubble
+    left_out: tuple[int, ...] = ()  # other ranks of the stage, with too much unmatched
+    phase_ns: int = 0  # first forward to last backward of any stage
 
     def to_json(self) -> JsonObject:
-        """Return the fields; causes that are not known are left out."""
+        """Return the fields, without unknown causes."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
         return {**known, "ranks": list(self.ranks), "left_out": list(self.left_out)}
 
 
 _FEW: Final = 0.05
-"""Share of a rank's waits for other stages that may be unmatched."""
+"""Largest unmatched share of a rank's waits for other stages."""
 
 
 _NEVER: Final = -(2**62)
-"""Before every reading of a clock, and so far from the ends of 64 bits that differences do not leave them."""
+"""Before every reading of a clock; differences with it still fit in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankWaits:
-    """What one rank of a pipeline did in some steps; ns, summed over them. Those of several windows add up.
+    """Sums over steps of one rank of a pipeline, ns; those of several windows add up."""
 
-    Attributes:
-        stage: None where neither the framework nor a forward says which.
-        num_steps: how many.
-        chunks: of its forwards; 0 without any.
-        forwards, backwards: how many; a backward of inputs and the one of weights that completes it are one.
-    """
-
-    stage: int | None
+    stage: int | None  # None if neither the framework nor a forward says
     num_steps: int
-    chunks: int
+    chunks: int  # of its forwards; 0 without any
     forwards: int
-    backwards: int
+    backwards: int  # that of inputs and that of weights count as one
     forward_ns: int
     backward_ns: int
     work_ns: int
@@ -133,7 +104,7 @@ class RankWaits:
 
 
 def measure_waits(run: Run, matches: Matches, roles: Roles) -> dict[int, RankWaits]:
-    """Return how long each rank of a pipeline worked, and waited for other stages."""
+    """Return the work of each rank of a pipeline, and its waits for other stages."""
     bounds = _pipeline_bounds(run)
     return {
         rank: _measure(run, trace, matches, _between_stages(run, trace, roles), bounds)
@@ -142,7 +113,7 @@ def measure_waits(run: Run, matches: Matches, roles: Roles) -> dict[int, RankWai
 
 
 def bubbles_of_stages(ranks: Mapping[int, RankWaits], causes: Mapping[int, Cause]) -> list[StageBubble]:
-    """Return the stages of a pipeline, ascending; without causes only what was measured."""
+    """Return the stages of a pipeline, ascending; without causes, only the measured fields."""
     stages: dict[int, list[int]] = {}
     for rank, own in ranks.items():
         stages.setdefault(own.stage or 0, []).append(rank)
@@ -171,14 +142,7 @@ class BubbleCauses:
 
 
 def replayed_bubbles(run: Run, program: Program, roles: Roles, ideal: Ideal) -> BubbleCauses:
-    """Replay the steps with ever more ideal durations.
-
-    Args:
-        run: with the rows of the program.
-        program: of the steps.
-        roles: of the communications of ``run``.
-        ideal: what the operations of the whole run take ideally.
-    """
+    """Replay the steps with ever more ideal durations; ``ideal`` holds those of the whole run."""
     between = {rank: _between_stages(run, trace, roles) for rank, trace in run.ranks.items()}
     stalls, transfers = program.stalls, program.transfers
     chosen = np.flatnonzero(by_rank(program, stalls.rank, stalls.row, between.__getitem__))
@@ -203,7 +167,7 @@ def replayed_bubbles(run: Run, program: Program, roles: Roles, ideal: Ideal) -> 
 
 
 def _between_stages(run: Run, trace: RankTrace, roles: Roles) -> Bool:
-    """Point-to-point rows of the pipeline, and stalls on them."""
+    """Return a mask of the pipeline's point-to-point rows and stalls on them."""
     return np.asarray(is_p2p(run, trace.spans) & (roles.ranks[trace.rank].role == roles.code(PIPELINE)))
 
 
@@ -258,7 +222,6 @@ def _measure(
 
 
 def _in_recorded_step(spans: Spans, rows: Int64) -> Bool:
-    """Return which of these rows are of steps that are there themselves."""
     numbers = spans.step[spans.kind == schema.STEP]
     recorded = np.zeros(max(int(spans.step.max(initial=-1)), -1) + 2, np.bool_)  # the last entry: outside of any step
     recorded[numbers] = True
@@ -266,14 +229,14 @@ def _in_recorded_step(spans: Spans, rows: Int64) -> Bool:
 
 
 def _whole_backwards(run: Run, trace: RankTrace) -> int:
-    """Backwards, without those of weights alone, each of which completes one of inputs alone."""
+    """Count backwards, without those of weights alone: each of these completes one of inputs."""
     spans = trace.spans
     of_weights = spans.name == run.name_code("backward_weight")
     return int(((spans.kind == schema.BACKWARD) & ~of_weights).sum())
 
 
 def _turning_points(trace: RankTrace) -> tuple[Int64, Int64, Int64]:
-    """By step number: start of the first backward, end of the last forward, end of the last backward."""
+    """Return, by step number: start of the first backward, end of the last forward, end of the last backward."""
     spans = trace.spans
     most = np.iinfo(np.int64)
     count = int(spans.step.max(initial=0)) + 2  # the last entry stands for rows outside of any step
@@ -288,7 +251,7 @@ def _turning_points(trace: RankTrace) -> tuple[Int64, Int64, Int64]:
 
 
 def _replica(trace: RankTrace) -> int:
-    """Return a number that ranks of one pipeline share: the rank of its first stage, as far as it is known."""
+    """Return a number that ranks of one pipeline share: the rank of its first stage if known."""
     pipelines = [
         group.ranks[0] for group in trace.groups.values() if group.role == PIPELINE and trace.rank in group.ranks
     ]
@@ -296,7 +259,7 @@ def _replica(trace: RankTrace) -> int:
 
 
 class _Bounds(NamedTuple):
-    """From the first forward of all stages of a pipeline to their last backward, in one step."""
+    """The first forward to the last backward of a pipeline in one step."""
 
     start: int
     end: int
@@ -306,7 +269,7 @@ _NO_PIPELINE: Final = _Bounds(_NEVER, _NEVER)
 
 
 def _pipeline_bounds(run: Run) -> dict[tuple[int, int], _Bounds]:
-    """By pipeline and step."""
+    """Return the bounds by pipeline and step."""
     bounds: dict[tuple[int, int], _Bounds] = {}
     for trace in run.ranks.values():
         replica = _replica(trace)
@@ -319,7 +282,7 @@ def _pipeline_bounds(run: Run) -> dict[tuple[int, int], _Bounds]:
 
 
 def _own_bounds(spans: Spans) -> dict[int, _Bounds]:
-    """By step, of one rank; where it has both forwards and backwards."""
+    """Return the bounds of one rank, by step with both forwards and backwards."""
     forward, backward = (np.flatnonzero(spans.kind == kind) for kind in (schema.FORWARD, schema.BACKWARD))
     begun = forward[np.lexsort((spans.start[forward], spans.step[forward]))]
     first = begun[np.diff(spans.step[begun], prepend=np.iinfo(np.int32).min) != 0]
@@ -331,16 +294,12 @@ def _own_bounds(spans: Spans) -> dict[int, _Bounds]:
 
 
 def _phase_ns(bounds: Mapping[tuple[int, int], _Bounds], replica: int, steps: Int32) -> int:
-    """Return the length of the pipeline's work in these steps, in all."""
     found = (bounds.get((replica, step), _NO_PIPELINE) for step in steps.tolist())
     return sum(end - start for start, end in found)
 
 
 def _phases_ns(spans: Spans, waits: Int64) -> tuple[Int64, Int64, int]:
-    """Durations of each forward and backward, and of all work, without these stalls on other stages inside them.
-
-    Where phases overlap, the time counts as work once.
-    """
+    """Return the duration of each forward and backward, and of all work, without stalls on other stages inside."""
     is_forward = spans.kind == schema.FORWARD
     rows = np.flatnonzero(is_forward | (spans.kind == schema.BACKWARD))
     is_forward, start, end = is_forward[rows], spans.start[rows], spans.end[rows]
@@ -353,7 +312,7 @@ def _phases_ns(spans: Spans, waits: Int64) -> tuple[Int64, Int64, int]:
 
 
 def _without(spans: Spans, waits: Int64, start: Int64, end: Int64) -> Int64:
-    """Lengths of these intervals, without the stalls inside them, which do not overlap."""
+    """Return the lengths of these intervals without the stalls inside them; stalls must not overlap."""
     if not len(waits):
         return np.asarray(end - start)
     begins, ends = spans.start[waits], spans.end[waits]
@@ -369,7 +328,7 @@ def _without(spans: Spans, waits: Int64, start: Int64, end: Int64) -> Int64:
 def _stage(
     stage: int, recorded: list[int], measured: Mapping[int, RankWaits], causes: Mapping[int, Cause]
 ) -> StageBubble:
-    """Return the mean over the ranks of which it is known what they waited for; over all of them, if it is of none."""
+    """Return the mean over the ranks with known waits, or over all ranks if there are none."""
     ranks = [rank for rank in recorded if measured[rank].is_known] or recorded
 
     def mean(name: str) -> int:
@@ -407,7 +366,7 @@ def _stage(
 
 
 def _parts(causes: list[Cause]) -> tuple[int, int, int] | tuple[None, None, None]:
-    """Return what transfers, imbalance and the schedule make of the bubble, ns per step."""
+    """Return the bubble due to transfers, imbalance and the schedule, ns per step."""
     if not causes:
         return None, None, None
 
@@ -415,7 +374,7 @@ def _parts(causes: list[Cause]) -> tuple[int, int, int] | tuple[None, None, None
         return float(np.mean([getattr(cause, name) / cause.steps for cause in causes]))
 
     # Without transfers a stage can come to wait for another one: that is no negative share of the transfers, but part
-    # of what is left over, the variation.
+    # of the rest, the variation.
     return (
         max(round(mean("as_replayed") - mean("without_transfers")), 0),
         round(mean("with_means") - mean("with_equal_stages")),

@@ -1,8 +1,7 @@
-"""The pipeline of a job, reconstructed from its spans: stages, chunks, microbatches, schedule, and its bubbles.
+"""The pipeline of a job, reconstructed from its spans.
 
->>> pipeline = find_pipeline(open_run("commtrace-runs/my-run")) # doctest: +SKIP
->>> pipeline.schedule, pipeline.idle_fraction_of_phase          # doctest: +SKIP
-('1f1b', 0.29)
+>>> find_pipeline(open_run("commtrace-runs/my-run")).schedule   # doctest: +SKIP
+'1f1b'
 """
 
 from __future__ import annotations
@@ -46,31 +45,18 @@ from commtrace.trace.spans import Int32
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A pipeline and where it idles. Times are means over ranks and steps, ns per step.
+    """A pipeline and its idle time: means over ranks and steps.
 
-    A pipeline's *phase* lasts from the first forward of any stage to the last backward of any stage. A stage is *idle*
-    in it when it runs no forward and no backward: it waits for its neighbours (the bubble), for transfers, and, having
-    done its last backward, for the others to do theirs (the drain). That is what a schedule's theoretical bubble is to
-    be compared with. Both are given over the phase, and over the work (all forwards and backwards).
-
-    Attributes:
-        schedule: gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb1p, interleaved_zero_bubble, zbv, dualpipev, zero_bubble
-            or unknown; see :mod:`commtrace.analysis.pipeline.schedule`.
-        reason: why it is unknown; else empty.
-        stages, chunks, microbatches: p, v (chunks per stage) and m (per step and replica).
-        idle_fraction_of_phase: measured.
-        theoretical_fraction_of_phase: the bubble that equal stages and microbatches have: (p − 1)/(v·m + p − 1); None
-            where no formula holds.
-        idle_ratio_to_work, theoretical_ratio_to_work: the same over the work: (p − 1)/(v·m).
-        phase_fraction_of_step, bubble_fraction_of_step, drain_fraction_of_step: measured.
-        per_stage: ascending.
+    The *phase* lasts from the first forward to the last backward of any stage; a stage is *idle* in it when it runs
+    neither. Idle time compares with the theoretical bubble of equal stages and microbatches, over the phase,
+    (p − 1)/(v·m + p − 1), or over the work, (p − 1)/(v·m); None where no formula holds.
     """
 
-    schedule: str
-    reason: str
-    stages: int
-    chunks: int
-    microbatches: int
+    schedule: str  # see commtrace.analysis.pipeline.schedule
+    reason: str  # why it is unknown; else empty
+    stages: int  # p
+    chunks: int  # v, per stage
+    microbatches: int  # m, per step and replica
     idle_fraction_of_phase: float
     theoretical_fraction_of_phase: float | None
     idle_ratio_to_work: float
@@ -102,7 +88,7 @@ class Pipeline:
 
 
 class Actions(NamedTuple):
-    """What a rank does in a step, in order: F, B, I or W, with the microbatch and the chunk."""
+    """The sequence of a rank's actions in a step: F, B, I or W, with microbatch and chunk."""
 
     letter: npt.NDArray[np.str_]
     microbatch: Int32
@@ -115,15 +101,10 @@ class Actions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PipelineTotals:
-    """What the ranks did for a pipeline in some steps. Those of several windows of a run add up.
-
-    Attributes:
-        ranks: sums by rank.
-        last_step: by rank, what it did in the last step that all of them recorded; empty without one.
-    """
+    """Sums of the ranks of a pipeline; those of several windows add up."""
 
     ranks: Mapping[int, RankWaits]
-    last_step: Mapping[int, Actions]
+    last_step: Mapping[int, Actions]  # of the last step that all ranks recorded; empty without one
 
     def __add__(self, later: PipelineTotals) -> PipelineTotals:
         ranks = {rank: own + later.ranks[rank] for rank, own in self.ranks.items()}
@@ -143,7 +124,7 @@ class PipelineTotals:
         return len(self.by_stage()) > 1 and bool(self.last_step)
 
     def pipeline(self, causes: BubbleCauses | None = None) -> Pipeline | None:
-        """Return the pipeline, with the causes of its bubbles if they are given; None where there is none."""
+        """Return the pipeline, with the causes of its bubbles if given; None if there is none."""
         if not self.is_pipeline:
             return None
         by_stage = self.by_stage()
@@ -173,13 +154,7 @@ class PipelineTotals:
 
 
 def pipeline_totals(run: Run, matches: Matches, roles: Roles) -> PipelineTotals:
-    """Add up what the spans of a run tell of its pipeline, without a replay.
-
-    Args:
-        run: with aligned clocks.
-        matches: its communications, joined.
-        roles: what they are for.
-    """
+    """Add up the pipeline of an aligned run from its spans, without a replay."""
     steps = common_steps(run)
     last = {rank: _actions(run, trace, int(steps[-1])) for rank, trace in run.ranks.items()} if len(steps) else {}
     return PipelineTotals(measure_waits(run, matches, roles), last)
@@ -187,7 +162,7 @@ def pipeline_totals(run: Run, matches: Matches, roles: Roles) -> PipelineTotals:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What is measured of some steps; ``work`` is None where they cannot be replayed."""
+    """Measurements of some steps; ``work`` is None where they cannot be replayed."""
 
     totals: PipelineTotals
     work: StepStatistics | None
@@ -206,11 +181,7 @@ def _measure(analysis: Analysis) -> _Measured:
 
 
 def find_pipeline(run: WholeRun | LargeRun) -> Pipeline | None:
-    """Return the pipeline of a run, from its spans alone, with the causes of its bubbles if it can be replayed.
-
-    Returns:
-        None where there are no two stages, or no step that all ranks recorded.
-    """
+    """Return the pipeline of a run; None without two stages, or without a step that all ranks recorded."""
     if not run.steps.used:
         return None
     measured = run.measure(_measure).result
@@ -226,7 +197,7 @@ def replay_bubbles(analysis: Analysis, ideal: Ideal) -> BubbleCauses:
 
 
 def _of_several_pipelines(by_stage: Mapping[int, Sequence[int]], orders: Mapping[int, Actions]) -> Schedule | None:
-    """No schedule, where ranks of one stage do different things: those of one of them are not those of all."""
+    """Return an unknown schedule if ranks of one stage differ, as one rank cannot stand for them; else None."""
     for stage, (first, *others) in by_stage.items():
         for other in others:
             if not np.array_equal(orders[first].letter == "F", orders[other].letter == "F"):
@@ -255,8 +226,6 @@ def _letter_of_backward(name: str) -> str:
 
 
 class _Shares(NamedTuple):
-    """Of all stages, each counted as often as it has ranks."""
-
     idle_of_phase: float
     idle_to_work: float
     phase_of_step: float

@@ -1,11 +1,6 @@
-"""The plan of a pipeline: the schedule that ran, as it would run with mean forwards and backwards and no transfers.
+"""The plan of a pipeline: its step replayed with mean forwards and backwards and no transfers.
 
-Nothing is assumed about the schedule: the recorded step is replayed, with its own order and dependencies, every forward
-and backward of a stage and chunk as long as the mean of its kind, and communication between stages taking no time. What
-the real step takes beyond it is not the schedule's fault.
-
->>> plan = plan_of(run, program)                                # doctest: +SKIP
->>> plan.duration_ns, plan.ranks[0].start_ns                    # doctest: +SKIP
+The recorded order and dependencies are kept. Time that the real step takes beyond the plan is not the schedule's fault.
 """
 
 from __future__ import annotations
@@ -44,13 +39,7 @@ class RankPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step of the plan.
-
-    Attributes:
-        step: the recorded step whose order of work it has.
-        duration_ns: until the last backward of any rank ends.
-        ranks: one per pipeline stage: those of one replica.
-    """
+    """One step of the plan, with one rank per stage of one replica; it ends with the last backward of any rank."""
 
     step: int
     duration_ns: int
@@ -70,7 +59,7 @@ def plan_of(run: Run, program: Program) -> Plan | None:
 
 
 def _one_replica(run: Run) -> list[int]:
-    """One rank of every stage: where it is known, the one at position 0 of every other parallel dimension."""
+    """Return one rank of every stage, at position 0 of every other parallel dimension if known."""
     chosen: dict[int, tuple[bool, int]] = {}
     for rank, trace in run.ranks.items():
         elsewhere = any(position for name, position in trace.coordinates.items() if name != "pp")
@@ -81,15 +70,12 @@ def _one_replica(run: Run) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _PhaseTimes:
-    """Start and end of every segment of a step."""
-
     segment: Int64
     start: Int64
     end: Int64
 
 
 def _phase_times(program: Program, step: int) -> _PhaseTimes:
-    """Replayed instants of the segments, by the pieces of the lane that they consist of."""
     segment_ns = mean_segments(program)
     times = program.times(segment_ns, np.zeros_like(program.transfers.ns))
     edges = program.edges
@@ -132,7 +118,7 @@ def _moved(plan: RankPlan, begin: int) -> RankPlan:
 
 
 def plan_timeline(run: Run, plan: Plan) -> dict[str, object]:
-    """Return the plan in the form of one step of a timeline (see :mod:`.timeline`), with the outline that it needs."""
+    """Return the plan as one step of a timeline (see :mod:`.timeline`), with the outline that it needs."""
     return {
         "outline": {
             "residual_ns": None,
@@ -163,7 +149,6 @@ def _outline(trace: RankTrace) -> Mapping[str, object]:
 
 
 def _boxes(index: int, plan: RankPlan, duration_ns: int) -> dict[str, object]:
-    """Work, and bubbles in every gap."""
     count = len(plan.start_ns)
     begins = np.concatenate([[0], plan.end_ns])
     ends = np.concatenate([plan.start_ns, [duration_ns]])

@@ -1,18 +1,15 @@
-"""Recognises a job's pipeline schedule from the order of its forwards and backwards.
-
-Schedules that run the backward of the weights apart are told by where their stages lie and by what they leave whole:
-
-* ``zb1p``: one chunk per stage, as many forwards ahead as 1F1B (ZB-H1 of "Zero Bubble Pipeline
-  Parallelism", ICLR 2024);
-* ``interleaved_zero_bubble``: several chunks, the pipeline goes round the ranks in a loop;
-* ``zbv``: two chunks, the pipeline goes to the last rank and back, so that the first rank holds the loss as well;
-  every backward is split;
-* ``dualpipev``: the same V, but backwards in the steady phase are whole, each beside a forward (the schedule that
-  DeepSeek's DualPipe becomes when its two halves are put on one V);
-* ``zero_bubble``: any other that splits its backwards.
+"""Recognise a job's pipeline schedule from the order of its forwards and backwards.
 
 >>> recognise([["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]], chunks=1)
 Schedule(name='1f1b', reason='')
+
+Schedules that run the backward of the weights apart:
+
+* ``zb1p``: one chunk, as many forwards ahead as 1F1B (ZB-H1 of "Zero Bubble Pipeline Parallelism", ICLR 2024);
+* ``interleaved_zero_bubble``: several chunks in a loop over the ranks;
+* ``zbv``: two chunks in a V, to the last rank and back; every backward is split;
+* ``dualpipev``: the same V, but steady backwards are whole, each beside a forward (both halves of DualPipe on one V);
+* ``zero_bubble``: any other.
 """
 
 from __future__ import annotations
@@ -35,20 +32,17 @@ _WITH_FORMULA: Final = frozenset({GPIPE, ONE_F_ONE_B, INTERLEAVED, LOOPED_BFS})
 
 
 class Schedule(NamedTuple):
-    """A schedule's name, and why it could not be told where it is ``unknown``."""
+    """A schedule's name; ``reason`` says why it is ``unknown``."""
 
     name: str
     reason: str = ""
 
 
 def recognise(orders: Sequence[Sequence[str]], chunks: int) -> Schedule:
-    """Return the schedule of one step.
+    """Return the schedule of one step, given ``chunks`` per stage.
 
-    Args:
-        orders: per stage, ascending, what it does in a step: ``F3`` and ``B3`` are forward and backward of microbatch
-            3; ``I`` and ``W`` stand for a backward of inputs and of weights only. ``F3.1`` is the same in chunk 1;
-            where chunks are not told, they count as one.
-        chunks: model chunks per stage.
+    ``orders`` has per stage, ascending: ``F3`` and ``B3``, forward and backward of microbatch 3; ``I`` and ``W``, a
+    backward of inputs or weights only; ``F3.1``, the same in chunk 1.
     """
     kinds = ["".join(action[0] for action in order) for order in orders]
     if any("F" not in order or not {"B", "I"} & set(order) for order in kinds):
@@ -71,10 +65,7 @@ def recognise(orders: Sequence[Sequence[str]], chunks: int) -> Schedule:
 
 
 def theoretical_fraction_of_phase(name: str, stages: int, chunks: int, microbatches: int) -> float | None:
-    """Bubble of equal stages and microbatches, as a share of the time from the first forward to the last backward.
-
-    (p − 1)/(v·m + p − 1); None where no formula holds.
-    """
+    """Return the bubble of equal stages over the phase, (p − 1)/(v·m + p − 1); None where no formula holds."""
     if name not in _WITH_FORMULA or not microbatches:
         return None
     return (stages - 1) / (chunks * microbatches + stages - 1)
@@ -88,7 +79,7 @@ def theoretical_ratio_to_work(name: str, stages: int, chunks: int, microbatches:
 
 
 def _forwards_ahead(order: str) -> int | None:
-    """Forwards before the first pair, if the order is forwards, then forward-backward pairs, then backwards."""
+    """Return the forwards before the first pair; None unless the order is forwards, then pairs, then backwards."""
     lead = order.index("B") - 1
     pairs = order.count("F") - lead
     expected = "F" * lead + "FB" * pairs + "B" * lead
@@ -106,9 +97,7 @@ def _with_weights_apart(orders: Sequence[Sequence[str]], kinds: Sequence[str], c
 
 
 def _goes_back(orders: Sequence[Sequence[str]]) -> bool:
-    """Return whether the pipeline turns round at the last rank: that one goes on to its second chunk before the
-    first does.
-    """
+    """Return whether the last rank begins its second chunk before the first rank does, as in a V."""
     return _start_of_second_chunk(orders[-1]) < _start_of_second_chunk(orders[0])
 
 
@@ -133,9 +122,9 @@ def _by_lead(ahead: Sequence[int], forwards: int, chunks: int) -> Schedule:
 
 
 def _is_interleaved(ahead: Sequence[int], forwards: int, chunks: int) -> bool:
-    """Stage r runs 2·(p − r − 1) + (v − 1)·g forwards ahead, g at least p; one more each if P2P is overlapped.
+    """Return whether stage r runs 2·(p − r − 1) + (v − 1)·g forwards ahead, g ≥ p; one more if P2P is overlapped.
 
-    A stage that has no more forwards than that runs all of them first.
+    A stage with fewer forwards than that runs all of them first.
     """
     stages, most = len(ahead), forwards - 1
     for group in range(stages, forwards // chunks + 1):

@@ -1,10 +1,6 @@
-"""Steps that were done more than once: after a restart of the job, or after a rollback within it.
+"""Steps that ran more than once: after a restart of the job from a checkpoint, or a rollback within one launch.
 
-A launch of the job begins where the last checkpoint was saved, and repeats the steps after it. A program that goes back
-to a checkpoint by itself does the same in one launch. The tables of a summary are of the last attempt of each step;
-all attempts are listed in the order of time.
-
->>> repeated_steps([LaunchSteps.of(launch) for launch in launches])  # doctest: +SKIP
+A summary's tables are of the last attempt of each step; all attempts are listed in time order.
 """
 
 from __future__ import annotations
@@ -22,20 +18,15 @@ from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int32
 
 _FIRST_EARLIER: Final = -2
-"""The rows of step n in an attempt that was repeated have −2 − n in place of n."""
+"""Rows of step n in a repeated attempt have the number −2 − n."""
 
 
 class StepTime(NamedTuple):
-    """A step of the job in one launch: from its earliest begin on any rank to its latest end, epoch ns.
-
-    Attributes:
-        occurrence: how often this launch had done it before.
-        launch: how often the job had been started before.
-    """
+    """A step of the job in one launch: from its earliest begin on any rank to its latest end, epoch ns."""
 
     step: int
-    occurrence: int
-    launch: int
+    occurrence: int  # number of earlier runs in this launch
+    launch: int  # number of earlier starts of the job
     start_ns: int
     end_ns: int
 
@@ -50,7 +41,7 @@ class Attempt(NamedTuple):
 
 
 class RepeatedStep(NamedTuple):
-    """A step that was done more than once, with its attempts in the order of time."""
+    """A step that ran more than once, with its attempts in time order."""
 
     step: int
     attempts: tuple[Attempt, ...]
@@ -60,11 +51,7 @@ class RepeatedStep(NamedTuple):
 
 
 class LaunchSteps(NamedTuple):
-    """The times of every step of one launch in each of its attempts.
-
-    Attributes:
-        is_numbered: the steps have numbers of the program's own.
-    """
+    """The times of every attempt of every step of one launch; ``is_numbered`` if the program numbers its steps."""
 
     times: tuple[StepTime, ...]
     is_numbered: bool
@@ -95,8 +82,8 @@ def _step_times(launch: Run) -> Iterable[StepTime]:
 
 
 def repeated_steps(launches: Sequence[LaunchSteps]) -> list[RepeatedStep]:
-    """Return the steps that were done more than once, ascending; launches are oldest first."""
-    # Without numbers of the program's own, nobody knows which steps of two launches are the same.
+    """Return the steps that ran more than once, ascending; launches are oldest first."""
+    # Only numbers of the program's own identify the steps of two launches.
     comparable = launches if all(launch.is_numbered for launch in launches) else launches[-1:]
     by_step: dict[int, list[StepTime]] = {}
     for launch in comparable:
@@ -120,7 +107,7 @@ def told_apart(run: Run) -> Run:
 
 
 def without_last_attempts(run: Run) -> Run | None:
-    """Return the attempts of repeated steps by the same process before their last ones; None if no step was repeated.
+    """Return all but the last attempts of steps that one process repeated; None if no step was repeated.
 
     Of three attempts the first two are left, so that a second call returns the first one alone.
     """
@@ -136,17 +123,17 @@ def without_last_attempts(run: Run) -> Run | None:
 
 
 def is_earlier(step: Int32) -> Bool:
-    """Return of which rows the step was done once more by the same process."""
+    """Return a mask of the rows of attempts that the same process repeated."""
     return np.asarray(step <= _FIRST_EARLIER)
 
 
 def earlier_number(number: int) -> int:
-    """Return the number that rows of a step have where it was done once more."""
+    """Return the number for rows of a step in a repeated attempt."""
     return _FIRST_EARLIER - number
 
 
 def number_of(step: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the true numbers of steps, also of attempts that were repeated."""
+    """Return the true numbers of steps, also of repeated attempts."""
     return np.where(is_earlier(step), _FIRST_EARLIER - step, step)
 
 

@@ -1,4 +1,4 @@
-"""Chooses the steps of a summary."""
+"""Choose the steps of a summary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from commtrace.trace.spans import Bool, Spans
 _ENOUGH_STEPS_FOR_A_WARM_UP: Final = 3
 _NO_STEP: Final = -1
 _BETWEEN_STEPS: Final = (schema.DATA, schema.GC, schema.CHECKPOINT, schema.EVALUATION)
-"""What a program does between two steps, and others may wait for in the second one."""
+"""Work between two steps, for which others may wait in the second one."""
 
 WARM_UP: Final = "warm-up"
 DURATION_ONLY: Final = "not in detail"
@@ -38,17 +38,11 @@ class LeftOutSteps:
 
 @dataclass(frozen=True, slots=True)
 class StepChoice:
-    """The steps that count.
+    """The steps that count."""
 
-    Attributes:
-        used: ascending. Empty when no step was recorded: then the whole recording counts as one.
-        left_out: the others, with the reason for each.
-        ranks: those that recorded the steps.
-    """
-
-    used: tuple[int, ...]
-    left_out: Mapping[int, str]
-    ranks: tuple[int, ...]
+    used: tuple[int, ...]  # ascending; empty if none was recorded: the whole recording then counts as one
+    left_out: Mapping[int, str]  # the reason for each other step
+    ranks: tuple[int, ...]  # those that recorded the steps
 
     def to_json(self) -> JsonObject:
         return {
@@ -100,7 +94,7 @@ def _recorded_steps(trace: RankTrace) -> list[int]:
 
 
 def without_torn_steps(choice: StepChoice, run: Run) -> StepChoice:
-    """Return the choice without steps that a clock, stepped back in them, makes overlap, or end before they begin."""
+    """Return the choice without steps that overlap or end before they begin, as a clock was stepped back in them."""
     torn = set[int]().union(*(_torn(run.ranks[rank].spans, choice.used) for rank in choice.ranks))
     if not torn:
         return choice
@@ -117,7 +111,7 @@ def _torn(spans: Spans, used: Sequence[int]) -> set[int]:
 
 
 def rows_of_steps(run: Run, choice: StepChoice) -> dict[int, Bool | slice]:
-    """Return, by rank that counts, which rows belong to the chosen steps, or hold up the next one of them."""
+    """Return, by rank that counts, the rows of the chosen steps, or of work that holds up the next one of them."""
     return {rank: contiguous(_in_or_between(run.ranks[rank].spans, choice.used)) for rank in choice.ranks}
 
 
@@ -136,7 +130,7 @@ def restrict(run: Run, matches: Matches, choice: StepChoice) -> tuple[Run, Match
 
 
 def select(run: Run, matches: Matches, rows: Mapping[int, Bool | slice]) -> tuple[Run, Matches]:
-    """Return only these ranks and of each these rows, matched as before."""
+    """Return only these rows of these ranks, matched as before."""
     taken = {rank: chosen if isinstance(chosen, slice) else contiguous(chosen) for rank, chosen in rows.items()}
     if [*taken] == [*run.ranks] and all(
         isinstance(own, slice) and own == slice(0, len(run.ranks[rank].spans)) for rank, own in taken.items()
@@ -148,7 +142,7 @@ def select(run: Run, matches: Matches, rows: Mapping[int, Bool | slice]) -> tupl
 
 
 def contiguous(rows: Bool) -> Bool | slice:
-    """Return a slice in place of a mask where the chosen rows follow each other, as they nearly always do: no copy."""
+    """Return a slice in place of a mask if the chosen rows are adjacent, to avoid a copy."""
     chosen = np.flatnonzero(rows)
     if len(chosen) and chosen[-1] - chosen[0] + 1 == len(chosen):
         return slice(int(chosen[0]), int(chosen[-1]) + 1)
@@ -171,4 +165,4 @@ def _with_step(run: Run, trace: RankTrace) -> RankTrace:
 
 
 WHOLE_RECORDING: Final = (_NO_STEP,)
-"""What :attr:`StepChoice.used` is for a run made by :func:`whole_recording_as_step`."""
+"""The value of :attr:`StepChoice.used` for a run made by :func:`whole_recording_as_step`."""

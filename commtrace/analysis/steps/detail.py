@@ -1,4 +1,4 @@
-"""Facts about steps that were not recorded in detail: when they ran, how long, and sums over their spans."""
+"""Facts about steps that were not recorded in detail: their times, and sums over their spans."""
 
 from __future__ import annotations
 
@@ -41,32 +41,22 @@ class SpanSum:
 
 
 class TriggeredSteps(NamedTuple):
-    """Steps that were requested while the job ran, by whom; ``end`` is exclusive.
-
-    Attributes:
-        id: of the request.
-        late: by rank that saw the request too late to begin with the others, at which step.
-    """
+    """Steps requested while the job ran."""
 
     id: str
     first: int
-    end: int
+    end: int  # exclusive
     by: str
-    late: dict[int, int]
+    late: dict[int, int]  # by rank that saw the request too late to begin with the others, its step
 
 
 class Discarded(NamedTuple):
-    """Files that so many ranks deleted to keep to their budget.
-
-    Attributes:
-        last_step: of those that were deleted; −1 before the first.
-        at_ns: when, epoch ns.
-    """
+    """Files that ``ranks`` ranks deleted to keep to their budget, up to ``last_step``, at ``at_ns`` (epoch)."""
 
     ranks: int
     segments: int
     num_bytes: int
-    last_step: int
+    last_step: int  # −1 before the first
     at_ns: int
 
     def to_json(self) -> JsonObject:
@@ -75,21 +65,14 @@ class Discarded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecordedDetail:
-    """The share of a run that is in detail, and what is known of the rest.
+    """The share of a run that is in detail, and the known facts of the rest."""
 
-    Attributes:
-        every: one step in so many is in detail; 0: only on request.
-        step_time_ns: of all steps, of each the mean over its ranks; None without steps.
-        sums: of the steps without detail, the largest time first.
-        triggers: in the order of their steps.
-    """
-
-    every: int
+    every: int  # one step in so many is in detail; 0: only on request
     steps: int
     steps_in_detail: int
-    step_time_ns: StepTimes | None
-    sums: tuple[SpanSum, ...]
-    triggers: tuple[TriggeredSteps, ...]
+    step_time_ns: StepTimes | None  # of all steps, each the mean over its ranks; None without steps
+    sums: tuple[SpanSum, ...]  # of the steps without detail, the largest time first
+    triggers: tuple[TriggeredSteps, ...]  # in the order of their steps
     discarded: Discarded | None
 
 

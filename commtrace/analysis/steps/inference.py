@@ -1,13 +1,8 @@
-"""Infers steps that nothing marked, from the period of a run's communication.
+"""Infer unmarked steps from the period of a run's communication.
 
-An iteration of training communicates as the one before it did. So the sequence of operations (group, operation,
-bytes) is cut into blocks at every occurrence of one of its words; the best word is the one for which most of the
-sequence lies in blocks that hold the most frequent block, in order: something may come between (a barrier at a
-checkpoint, a loss for the log) without breaking the period. Of several such words the shortest block wins, which makes
-the inferred steps as short as they can be.
-
-Where in the block a step begins follows from time: before the longest gap between two of its operations, which is where
-an iteration that communicates its gradients computes. The ranks must agree.
+The sequence of operations (group, operation, bytes) is cut into blocks at every occurrence of one of them. The best cut
+has most of the sequence in blocks that contain the most frequent block; of several, the shortest block wins. A step
+begins before the longest gap in the block, where an iteration computes. The ranks must agree.
 """
 
 from __future__ import annotations
@@ -27,7 +22,7 @@ from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64, Spans
 
 FEWEST_STEPS: Final = 3
-"""What happens twice may be chance."""
+"""Two repetitions may be chance."""
 
 _NEARLY_ALL: Final = 0.97
 """Equal buckets and a smaller last one are no period of one bucket, up to 32 of them."""
@@ -37,7 +32,7 @@ _ROWS_LOOKED_AT: Final = 100_000
 
 
 class _Period(NamedTuple):
-    """The period of a sequence: the begins of its blocks and the end of the last one, and the most frequent block."""
+    """The begins of blocks and the end of the last one, and the most frequent block."""
 
     anchors: Int64
     usual: npt.NDArray[np.int32]
@@ -103,10 +98,10 @@ def _period(words: npt.NDArray[np.int32]) -> _Period | None:
     anchors = np.flatnonzero(words == word)
     usual = _usual_block(words, anchors)
     whole = [_holds(words[begin:end], usual) for begin, end in pairwise(anchors)]
-    # What lies before the first and after the last whole block is set-up, evaluation, the end.
+    # Before the first and after the last whole block are set-up, evaluation and the end.
     first, last = int(np.argmax(whole)), len(whole) - int(np.argmax(whole[::-1]))
     blocks = anchors[first : last + 1]
-    # The ends of the sequence may cut a block in two: what there is of it can still hold where a step begins.
+    # The ends of the sequence may cut a block in two: its remainder may still hold the begin of a step.
     before, after = words[: anchors[0]], words[anchors[-1] :]
     if first == 0 and _common(before[::-1], usual[::-1]) == min(len(before), length):
         blocks = np.append(anchors[0] - length, blocks)
@@ -137,7 +132,7 @@ def _usual_block(words: npt.NDArray[np.int32], anchors: Int64) -> npt.NDArray[np
 
 
 def _holds(block: npt.NDArray[np.int32], usual: npt.NDArray[np.int32]) -> bool:
-    """Return whether ``usual`` is in the block, in order, perhaps with something in between."""
+    """Return whether ``usual`` is a subsequence of the block: a barrier at a checkpoint may come between."""
     if len(block) == len(usual):
         return bool(np.array_equal(block, usual))
     following = iter(block.tolist())
@@ -149,7 +144,6 @@ def _offsets(
     rows: Mapping[int, Int64],
     periods: Mapping[int, _Period],
 ) -> dict[int, int]:
-    """Return how far after its anchor each rank's step begins; equal for ranks that do the same."""
     gaps: dict[bytes, list[Int64]] = {}
     for rank, period in periods.items():
         gaps.setdefault(period.usual.tobytes(), []).append(_gaps(run.ranks[rank].spans, rows[rank], period))
@@ -168,7 +162,7 @@ def _gaps(spans: Spans, rows: Int64, period: _Period) -> Int64:
 
 
 def _boundaries(spans: Spans, rows: Int64, first_of_step: Int64) -> Int64:
-    """Return when steps begin: as the operation before the first of each ends."""
+    """Return the begins of steps: the end of the operation before the first of each."""
     first_of_step = first_of_step[(first_of_step >= 0) & (first_of_step <= len(rows))]
     start = np.append(spans.start[rows], np.iinfo(np.int64).max)[first_of_step]
     before = np.maximum.accumulate(spans.end[rows])[np.maximum(first_of_step - 1, 0)]

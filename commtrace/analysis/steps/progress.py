@@ -1,4 +1,4 @@
-"""Finds how far a job has got, from the newest files of its ranks."""
+"""Find how far a job has got, from the newest files of its ranks."""
 
 from __future__ import annotations
 
@@ -18,19 +18,12 @@ _LATEST_REPORT_NS: Final = 10_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The position of a job.
+    """The position of a job."""
 
-    Attributes:
-        latest: present step of the foremost rank, from its last report and the time since; −1 if unknown.
-        step_ns: median duration of a step; None if unknown.
-        age_ns: age of the newest report of a step.
-        closed: every rank has ended in order.
-    """
-
-    latest: int
-    step_ns: float | None
-    age_ns: int
-    closed: bool
+    latest: int  # step of the foremost rank, extrapolated from its last report; −1 if unknown
+    step_ns: float | None  # median duration of a step; None if unknown
+    age_ns: int  # age of the newest report of a step
+    closed: bool  # every rank has ended cleanly
 
 
 def find_progress(run: Run, now_ns: int | None = None) -> Progress:
@@ -56,7 +49,6 @@ def _steps_since(since_ns: int, step_ns: float | None) -> int:
 
 
 def _durations(trace: RankTrace) -> np.ndarray:
-    """Return durations of recorded steps, or from the reports of a rank that records none now."""
     rows = trace.spans.kind == schema.STEP
     if rows.any():
         return np.asarray(trace.spans.end[rows] - trace.spans.start[rows], np.float64)
@@ -66,7 +58,7 @@ def _durations(trace: RankTrace) -> np.ndarray:
 
 
 def _last_report(trace: RankTrace) -> tuple[int, int] | None:
-    """Return the rank's latest step, and when it was in it, epoch ns."""
+    """Return the rank's latest step, and the time of that, epoch ns."""
     rows = np.flatnonzero(trace.spans.kind == schema.STEP)
     reported = list(trace.progress)
     if len(rows):

@@ -1,4 +1,4 @@
-"""Loads the steps that a user asked for, and their neighbours: communication begins in one step and ends in another."""
+"""Load the steps that a user asked for, and their neighbours: communication begins in one step and ends in another."""
 
 from __future__ import annotations
 
@@ -18,18 +18,11 @@ from commtrace.trace.selection.step_range import StepRange
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some steps of a run.
-
-    Attributes:
-        recorded: only what was asked for.
-        context: that and a step on either side. An operation launched in one step may be waited for in the next, and
-            ranks may number one communication with different steps.
-        wanted: None for all.
-    """
+    """Some steps of a run."""
 
     recorded: Run
-    context: Run
-    wanted: StepRange | None = None
+    context: Run  # with a step on either side, where communication may end or have another number
+    wanted: StepRange | None = None  # None for all
 
     @classmethod
     def of(cls, context: Run, wanted: StepRange) -> Window:
@@ -41,7 +34,7 @@ def load_window(source: str | Path | Run, steps: str | None = None) -> Window:
     """Load the steps asked for from a run directory, or take them from a loaded run.
 
     Args:
-        steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``. Without, everything.
+        steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``; None for all.
 
     Raises:
         RunNotFoundError: nothing was recorded there.
@@ -67,7 +60,6 @@ def load_window(source: str | Path | Run, steps: str | None = None) -> Window:
 
 
 def _with_steps(run: Run) -> Run:
-    """Return the run itself if it has steps or does not repeat itself, else with inferred ones."""
     return infer_steps(run) or run
 
 

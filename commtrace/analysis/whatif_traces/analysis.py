@@ -3,18 +3,14 @@
 The order of operations is read off the first step of the first replica and holds for all. For one stage:
 
 * forwards and backwards run one after the other, in the order of their starts;
-* sends and receives of one type run one after the other; the i-th receive of a type belongs to the i-th compute of
-  that type, which waits for it, and is posted after compute i − 1; the i-th send follows compute i;
+* sends and receives of one type run one after the other; the i-th receive of a type is needed by the i-th compute of
+  that type and posted after compute i − 1; the i-th send follows compute i;
 * the first backward send and receive are posted after the last but one compute before the first backward;
 * the gather of a chunk's parameters precedes its first forward; its gradients are reduced after its last backward if
-  that is overlapped, else after all computes and after the all-reduces of layer norm and embedding gradients;
+  overlapped, else after all computes and the all-reduces of layer norm and embedding gradients;
 * then come clipping, a collective of all ranks, and the optimizer.
 
 Source: ByteDance-Seed/StragglerAnalysis, whose results are published.
-
->>> trace = whatif_trace_of(load_run("imported"))              # doctest: +SKIP
->>> analyse_whatif_trace(trace).slowdown                             # doctest: +SKIP
-1.1787
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ _MERGED: Final = {
 """Both sides of a transfer count as one operation."""
 
 _MOST_CELLS: Final = 250_000
-"""Durations that are replayed at once: what is made of them stays in the caches, and little new memory is touched."""
+"""Durations replayed at once; few enough to stay in the caches."""
 
 COMPUTE: Final = ("forward-compute", "backward-compute", "optimizer", "gc")
 """Operations that are idealised by the mean; all others are communication."""
@@ -64,11 +60,11 @@ _PEER_OF: Final = {
     "backward-send": ("backward-recv", -1),
     "backward-recv": ("backward-send", 1),
 }
-"""The type of the other side, and on which stage it is."""
+"""The type of the other side, and its distance in stages."""
 _CLOCK_SLACK_NS: Final = 50_000
 
 _EARLY_NS: Final = 10_000_000
-"""A transfer that would be more negative than this was a send that did not wait: it took no time."""
+"""A transfer more negative than this was a send that did not wait: it took no time."""
 
 
 def analyse_whatif_trace(trace: WhatIfTrace) -> WhatIf:
@@ -128,7 +124,7 @@ class _Operation(NamedTuple):
 
 @dataclass
 class _Model:
-    """Operations of one replica and step: what each waits for, and which of them are one communication."""
+    """Operations of one replica and step: their dependencies, and the members of each communication."""
 
     index: dict[_Operation, int]
     waits_for: dict[_Operation, list[_Operation]] = field(default_factory=dict)
@@ -147,20 +143,13 @@ class _Model:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The dependencies of all rows of a trace.
-
-    Attributes:
-        duration_of_edge: by edge, the row whose duration is its weight; one past the last row for none.
-        last_nodes: the ends of each step, of shape (steps, ends).
-        is_communication: rows whose duration is a transfer, after the last participant has started.
-        transfer_ns: of these rows, as measured; else 0.
-    """
+    """The dependencies of all rows of a trace."""
 
     replay: ReplayGraph
-    duration_of_edge: Int64
-    last_nodes: Int64
-    is_communication: Bool
-    transfer_ns: Int64
+    duration_of_edge: Int64  # by edge, the row whose duration is its weight; one past the last row for none
+    last_nodes: Int64  # the ends of each step, of shape (steps, ends)
+    is_communication: Bool  # rows whose duration is a transfer, after the last participant has started
+    transfer_ns: Int64  # of these rows, as measured; else 0
 
     def step_times(self, durations_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return step durations, shape (scenarios, steps), from durations, shape (scenarios, rows)."""
@@ -235,7 +224,6 @@ def _transfers(trace: WhatIfTrace, is_communication: Bool, join: Int64) -> Int64
 
 
 def _model(trace: WhatIfTrace) -> _Model:
-    """Return dependencies and communications of the first replica in the first step."""
     first = slice(None, None, trace.copies)
     operations = [
         _Operation(str(optype), int(seq), int(stage))
@@ -293,7 +281,6 @@ class _Stage:
         self._trace = trace
 
     def add(self, *, data_parallel: bool, overlapped: bool) -> None:
-        """Add the dependencies of this stage."""
         computes = self._of(_FORWARD, _BACKWARD)
         self._model.chain(computes)
         for optype in _PEER_OF:
@@ -312,7 +299,6 @@ class _Stage:
         self._end_of_step(computes, data_parallel=data_parallel, overlapped=overlapped)
 
     def _of(self, *optypes: str) -> list[_Operation]:
-        """Return the stage's operations of these types, in the order in which they started."""
         return [operation for operation in self._operations if operation.optype in optypes]
 
     def _start(self, operation: _Operation) -> int:
@@ -325,7 +311,7 @@ class _Stage:
         return int(self._trace.chunk[self._row[operation]])
 
     def _tie_to_computes(self, optype: str) -> None:
-        """Tie each receive to the compute that needs it, and each send to the one that it comes from.
+        """Tie each receive to the compute that needs it, and each send to its compute.
 
         The recorder also wrote operations without a launch: receives after the last compute, sends before the end of
         the first one, and those that would leave the model at its first or last chunk.

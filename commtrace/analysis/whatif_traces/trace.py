@@ -1,11 +1,6 @@
-"""Restores the traces of the what-if study from runs that ``commtrace import whatif`` made.
+"""Restore the traces of the what-if study from runs that ``commtrace import whatif`` made.
 
-The published results follow from the rules of the study, so such runs are analysed by these rules, and not by those
-for recorded runs.
-
->>> run = load_run("imported")                                  # doctest: +SKIP
->>> analyse_whatif_trace(whatif_trace_of(run)).slowdown         # doctest: +SKIP
-1.1787
+The published results follow from the rules of the study, so these rules apply to such runs.
 """
 
 from __future__ import annotations
@@ -31,17 +26,11 @@ _NO_ROWS: Final = (schema.STEP, schema.STALL)
 class WhatIfTrace:
     """The rows of such a trace, sorted by operation of the model-parallel group, then replica and step.
 
-    Every replica and step runs the same operations: ``operation`` numbers them, ``copies`` is how often each is there,
-    and row ``operation · copies + copy`` is the one of a copy.
-
-    Attributes:
-        sizes: of the job, as given: ``dp_size``, ``pp_size``, ``vpp_size``, ….
-        steps: step numbers, ascending.
-        start_ns: since the start of its step.
+    Every replica and step runs the same operations: row ``operation · copies + copy`` is the one of a copy.
     """
 
-    sizes: Mapping[str, int]
-    steps: Int64
+    sizes: Mapping[str, int]  # of the job: dp_size, pp_size, vpp_size, …
+    steps: Int64  # ascending
     copies: int
     optype: npt.NDArray[np.str_]
     stage: Int64
@@ -51,7 +40,7 @@ class WhatIfTrace:
     dp_rank: Int64
     rank: Int64
     step: Int64
-    start_ns: Int64
+    start_ns: Int64  # since the start of its step
     duration_ns: Int64
 
     @property
@@ -131,9 +120,7 @@ def _what_is_irregular(run: Run, steps: Int64, operation: Sequence[Int64], step:
 
 
 class _Rows(NamedTuple):
-    """The operations of one rank, column by column; ``optype`` is a position in a list of types."""
-
-    optype: Int64
+    optype: Int64  # position in a list of types
     stage: Int64
     seq: Int64
     chunk: Int64
@@ -182,7 +169,7 @@ def _types(run: Run, trace: RankTrace, types: list[str], columns: Int64) -> Int6
 
 
 def _ordinals(optype: Int64, step: Int64) -> Int64:
-    """Return the number of earlier rows of the same type and step; rows are in order of time."""
+    """Return the number of earlier rows of the same type and step; rows are in time order."""
     key = pack((optype, step))
     order = np.argsort(key, kind="stable")
     begins = np.flatnonzero(np.append(True, np.diff(key[order]) != 0)) if len(key) else np.zeros(0, np.int64)

@@ -1,4 +1,4 @@
-"""Sorting orders of integer columns."""
+"""Sort integer columns."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ _LARGEST: Final = 2**62
 
 
 def stable_order(key: npt.NDArray[np.generic]) -> Int64:
-    """Return the indices that sort integers; equal ones keep their order.
+    """Return the indices that sort integers stably, ten times as fast as a stable ``argsort`` for most keys.
 
-    Ten times as fast as a stable ``argsort`` for most keys: each key carries its position in its low bits. A key
-    without room for that is sorted by its low digits first, then by the others.
+    Each key carries its position in its low bits. Keys without room for that are sorted by their low digits first.
     """
     bits = max(len(key) - 1, 1).bit_length()
     low, high = (int(key.min()), int(key.max())) if len(key) else (0, 0)
@@ -32,7 +31,7 @@ def stable_order(key: npt.NDArray[np.generic]) -> Int64:
 
 
 def _positions(digits: Int64, bits: int) -> Int64:
-    """Return the order of small numbers, each of which leaves so many of its high bits free; overwrites them."""
+    """Return the order of numbers below 2 ** (63 − ``bits``); overwrites them."""
     digits <<= bits
     digits |= np.arange(len(digits))
     digits.sort()

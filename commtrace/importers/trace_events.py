@@ -1,9 +1,4 @@
-"""Reads the events of a Chrome trace, the JSON that torch.profiler writes, as a stream.
-
-Such files reach gigabytes, of which a few per cent are needed. The text is cut between events, and each piece is
-decoded separately; names, times and arguments stay undecoded bytes until they are used. A possible cut can lie inside
-an event (a list of objects among its arguments), so the decoder decides: the cut is right if the text before it, put in
-brackets, is valid JSON.
+"""Read the events of a Chrome trace, the JSON that torch.profiler writes, as a stream, as files reach gigabytes.
 
 >>> file = TraceFile(Path("rank-0.json.gz"))                    # doctest: +SKIP
 >>> for events in file.events(): ...                            # doctest: +SKIP
@@ -82,7 +77,7 @@ class ConfiguredGroup(msgspec.Struct, frozen=True):
 
 
 class Distributed(msgspec.Struct, frozen=True):
-    """The fields of ``distributedInfo`` that are used; torch writes some numbers as text."""
+    """The used fields of ``distributedInfo``; torch writes some numbers as text."""
 
     backend: str | None = None
     rank: int | str | None = None
@@ -100,17 +95,11 @@ def _distributed(info: dict[str, Any]) -> Distributed:
 
 @dataclass(slots=True)
 class Header:
-    """Fields of a file besides its events.
-
-    Attributes:
-        distributed: ``distributedInfo``; None without one.
-        devices: name of each device of the host; empty where it has none.
-        base_time_ns: zero of the events' times, epoch ns.
-    """
+    """Fields of a file besides its events."""
 
     distributed: Distributed | None = None
-    devices: tuple[str, ...] = ()
-    base_time_ns: int = 0
+    devices: tuple[str, ...] = ()  # names
+    base_time_ns: int = 0  # epoch ns of the events' time 0
 
     def update(self, document: _Document) -> None:
         if document.distributedInfo:
@@ -122,7 +111,7 @@ class Header:
 
 
 class TraceFile:
-    """One file. ``header`` is complete once :meth:`events` is exhausted: part of it may follow the events."""
+    """One file. ``header`` is complete after :meth:`events`: part of it may follow them."""
 
     def __init__(self, path: Path, *, num_bytes_per_piece: int = 1 * 2**20) -> None:
         self.path = path
@@ -130,9 +119,7 @@ class TraceFile:
         self._piece = num_bytes_per_piece
 
     def events(self) -> Generator[Sequence[Event], None, None]:
-        """Yield all events in pieces; the first piece is empty and follows the header.
-
-        Keep no event: each one holds the text of its piece.
+        """Yield all events in pieces; the first piece is empty and follows the header. Keep none: each holds its piece's text.
 
         Raises:
             ImportFileError: the file cannot be read, is cut off, or is no trace.
@@ -180,11 +167,7 @@ class TraceFile:
         yield document.traceEvents
 
     def _read_header(self, file: _File) -> tuple[bytes, bytes]:
-        """Read up to the first event.
-
-        Returns:
-            The text read after it, and the text to add at the end of the file: a bare list of events becomes an object.
-        """
+        """Read up to the first event; return the text after it, and the text that the file lacks at its end."""
         num_bytes = min(self._piece, _HEADER_PIECE)
         buffer = file.read(num_bytes).lstrip(b"\xef\xbb\xbf \t\r\n")
         if buffer[:1] == b"[":
@@ -230,7 +213,10 @@ class _Unpacked(gzip.GzipFile):
 
 
 def _whole_events(buffer: bytes) -> tuple[list[Event], bytes]:
-    """Return the events before the last right cut, and the text after it; no events if no cut is right."""
+    """Return the events before the last right cut, and the text after it; no events if no cut is right.
+
+    A cut may lie inside an event; it is right if the text before it, in brackets, is valid JSON.
+    """
     cuts: list[int] = []
     for window in (*_WINDOWS, len(buffer)):
         cuts = cuts or [match.start() + 1 for match in _CUT.finditer(buffer, max(0, len(buffer) - window))]
@@ -250,7 +236,7 @@ def _decode_strictly(text: bytes) -> list[Event] | None:
 
 
 def _decode_leniently(text: bytes) -> list[Event] | None:
-    """Accept what some writers produce and JSON forbids: NaN, Infinity, control characters, broken UTF-8."""
+    """Accept invalid JSON of some writers: NaN, Infinity, control characters, broken UTF-8."""
     events = _loads(text)
     return [_event(event) for event in events if isinstance(event, dict)] if isinstance(events, list) else None
 

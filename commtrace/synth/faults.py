@@ -1,4 +1,4 @@
-"""Faults of a synthetic job, and their form on the command line."""
+"""Describe faults of a synthetic job, also as text for the command line."""
 
 from __future__ import annotations
 
@@ -91,12 +91,9 @@ class Fault:
 
     Attributes:
         kind: one of :data:`FORMS`.
-        where: the ranks, hosts or stages; one or both ranks of a link, the sender first; a microbatch, and perhaps a
-            replica; empty for a sequence imbalance.
-        amount: a factor on durations, milliseconds in a step (``data``, ``gc``, ``checkpoint``, ``evaluation``,
-            ``late-launch``) or the standard deviation of the logarithm of a microbatch's work
-            (``sequence-imbalance``).
-        steps: in which steps; all by default.
+        where: ranks, hosts or stages; ranks of a link, the sender first; a microbatch, and perhaps a replica.
+        amount: a factor, milliseconds per step (see :data:`FORMS`), or sigma of the logarithm of a microbatch's work.
+        steps: all by default.
     """
 
     kind: str
@@ -112,7 +109,7 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """Parse ``KIND=WHERE:AMOUNT``, optionally with ``@A:B`` for the steps A to B (exclusive).
+        """Parse ``KIND=WHERE:AMOUNT``, optionally with ``@A:B`` for steps A to B (exclusive).
 
         Raises:
             ConfigurationError: the text has another form.

@@ -1,4 +1,4 @@
-"""The description of a synthetic job: sizes, schedule, durations, and faults."""
+"""Describe a synthetic job: sizes, schedule, durations, and faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ZERO_BUBBLE: Final = "zero-bubble"
 SCHEDULES: Final = (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE)
 
 _SHARES: Final = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
-"""Times (n − 1)/n of the tensor: the traffic of a ring over its slowest link. Other operations move the tensor once."""
+"""Times (n − 1)/n of the tensor: a ring's traffic over its slowest link. Other operations move the tensor once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,31 +43,26 @@ class Job:
     """A Megatron-like job of tp · cp · dp · pp ranks, numbered in that order (tp fastest, pp slowest).
 
     Attributes:
-        tp, pp, dp, cp: sizes of the parallel dimensions.
-        ep: expert-parallel ranks; they are taken from the data-parallel (and context-parallel) ones.
+        ep: expert-parallel ranks, taken from the data-parallel (and context-parallel) ones.
         chunks: v, model chunks per stage; more than one only with the interleaved schedule.
         microbatches: m, per replica and step.
-        steps: how many, numbered from 0.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble (1F1B with the backward of weights put off); "" chooses
-            1f1b or, with several chunks, interleaved.
-        layers: of the whole model; each makes two tp all_reduces in a forward and two in a backward.
+        schedule: gpipe, 1f1b, interleaved or zero-bubble (1F1B with deferred weight backwards); "" for 1f1b or, with
+            several chunks, interleaved.
+        layers: of the whole model; each makes two tp all_reduces per forward and per backward.
         hidden, sequence: of the model; with ``layers`` they give the bytes of every communication.
-        forward_ns: F, one microbatch through one chunk, communications left out.
-        backward_ns: B, likewise, weights included.
+        forward_ns, backward_ns: F and B (weights included), of one microbatch in one chunk, without communication.
         optimizer_ns, data_ns: at the end and at the start of a step.
         overlap_grad_reduce: gradients are reduced in buckets while the last backwards run.
-        network: what communications cost.
         jitter: standard deviation of the logarithm of every single duration; 0 for exact runs.
-        wander: standard deviation of the logarithm of a rank's speed, which drifts from step to step as a GPU boosts
-            and throttles; the correlation of steps ten apart is a third.
+        wander: standard deviation of the logarithm of a rank's speed, which drifts as a GPU boosts and throttles; the
+            correlation of steps ten apart is a third.
         end_scatter_ns: mean difference between the ends of a collective on its ranks.
-        outliers: share of the collectives' recorded ends that are late by milliseconds.
-        missing: share of the communications that were not recorded.
-        faults: of ranks, hosts, links or data.
+        outliers: share of collectives recorded with ends late by milliseconds.
+        missing: share of communications that were not recorded.
         clocks: by number of the host; perfect by default.
         gpus_per_host: ranks of one host, which share its clock.
         start_ns: true start of the first step.
-        seed: of all random numbers. Durations do not depend on the faults, so runs can be compared.
+        seed: of random numbers. Durations do not depend on the faults, so runs can be compared.
     """
 
     tp: int = 1
@@ -140,7 +135,7 @@ class Job:
 
     @property
     def weight_ns(self) -> int:
-        """W: the part of a backward that is for the weights."""
+        """Return W, the weights' part of a backward, ns."""
         return self.backward_ns // 2
 
     def to_json(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Counts in how many runs each host was named, because a bad node comes back.
+"""Count the runs in which each host was named, because a bad node comes back.
 
 >>> worst = tally_hosts(entries).hosts[0]                       # doctest: +SKIP
 >>> worst.host, worst.named, worst.judged, worst.rate           # doctest: +SKIP
@@ -21,11 +21,11 @@ class Naming:
     """A run in which a host was named.
 
     Attributes:
-        run, directory: its name, and that of its directory, which may be gone.
-        ended_ns: end of what was recorded, else when it was judged; epoch ns.
-        who, cause: as the verdict says.
-        cost_ms_per_step: what a step would have saved without it; None where that is not known.
-        sources: who found it: ``analysis``, ``monitor`` or both.
+        directory: of the run; it may be gone.
+        ended_ns: end of the recording, else time of the verdict; epoch ns.
+        who, cause: as in the verdict.
+        cost_ms_per_step: saving without the cause; None if unknown.
+        sources: ``analysis``, ``monitor`` or both.
     """
 
     run: str
@@ -44,14 +44,13 @@ class Naming:
 
 @dataclass(frozen=True, slots=True)
 class HostTally:
-    """How often a host was named.
+    """Verdicts on a host.
 
     Attributes:
-        host: its name.
-        runs: in how many it took part. A job counts once, restarts included.
-        judged: in how many of them ranks could be compared.
-        named: in how many of them it was named, by whatever source.
-        causes: in how many runs for which cause, the most frequent first.
+        runs: number of its jobs; restarts do not count.
+        judged: number of them in which ranks could be compared.
+        named: number of them in which it was named, by any source.
+        causes: number of runs by cause, the most frequent first.
         namings: the costliest of each run, the newest run first.
     """
 
@@ -73,7 +72,7 @@ class HostTally:
 
     @property
     def last_ns(self) -> int | None:
-        """Return the end of the newest run in which it was named, epoch ns; None if it never was."""
+        """Return the end of the newest run in which it was named, epoch ns; None if there is none."""
         return self.namings[0].ended_ns if self.namings else None
 
     def to_json(self) -> JsonObject:
@@ -87,15 +86,10 @@ class HostTally:
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """The hosts of the runs in a directory.
-
-    Attributes:
-        runs, judged: how many jobs are known, and in how many of them ranks could be compared.
-        hosts: those that were named most often first, then by rate and name.
-    """
+    """The hosts of the jobs in a directory, the most often named first, then by rate and name."""
 
     runs: int
-    judged: int
+    judged: int  # jobs in which ranks could be compared
     hosts: tuple[HostTally, ...]
 
 

@@ -1,4 +1,4 @@
-"""Verdicts on runs, as they are kept: who was named, why, and what it cost."""
+"""Describe verdicts on runs as they are kept: stragglers, causes and costs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from commtrace.trace.inputs import MOST_RANKS, open_file, printable_json, read_f
 ANALYSIS: Final = "analysis"
 MONITOR: Final = "monitor"
 SOURCES: Final = (ANALYSIS, MONITOR)
-"""Who judged: a command that read the whole run, or the monitor while it went on."""
+"""A command that read the whole run, or the monitor during the run."""
 
 OF_NO_HOST: Final = frozenset({"stage_imbalance", "sequence_length_imbalance"})
-"""Causes that lie in how the work is divided: the host of the slowest rank is only where it shows."""
+"""Causes in the division of work: the host of the slowest rank is only where they show."""
 
 _MOST_RANKS: Final = 64
 _MOST_HOSTS: Final = 256
@@ -29,7 +29,7 @@ _MOST_ABSTENTIONS: Final = 8
 _LARGEST_STATUS: Final = 64 << 20
 _LONGEST_LINE: Final = 16 << 20
 _NAMING: Final = ("straggler", "changed")
-"""Kinds of events that name who is slow."""
+"""Kinds of events that name a straggler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,12 @@ class Named:
     """One cause of lost time.
 
     Attributes:
-        who: the rank, host, stage or link, in words.
-        place, cause: words of :mod:`commtrace.analysis.stragglers.verdict`.
-        cost_ms_per_step: what a step would save without it; None where that is not known.
-        occurrence: of what happened in few steps only, which; else empty.
-        ranks: the slow ranks, slowest first, at most 64.
-        hosts: their nodes; none where the cause lies in how the work is divided, or moves between ranks.
+        who: describes the rank, host, stage or link.
+        place, cause: as in :mod:`commtrace.analysis.stragglers.verdict`.
+        cost_ms_per_step: saving per step without it; None if unknown.
+        occurrence: the steps, if only few; else empty.
+        ranks: slowest first, at most 64.
+        hosts: their nodes; empty if the cause is in the division of work, or moves between ranks.
     """
 
     who: str
@@ -61,11 +61,11 @@ class RunVerdict:
     Attributes:
         source: one of SOURCES.
         by: the command, or ``monitor``.
-        attempt: how often the job had been started before.
-        judged_ns: when, epoch ns.
-        last_step: up to which step; None if none had ended.
+        attempt: number of earlier starts of the job.
+        judged_ns: epoch ns.
+        last_step: the last one judged; None if none had ended.
         named: the costliest first.
-        abstentions: what could not be judged, and why.
+        abstentions: sentences about parts that could not be judged.
     """
 
     source: str
@@ -78,12 +78,12 @@ class RunVerdict:
 
     @property
     def is_judged(self) -> bool:
-        """Return whether somebody was named, or nothing was left unjudged: only then a run says that a host is well."""
+        """Return whether somebody was named, or nothing was left unjudged: only then can hosts be called healthy."""
         return bool(self.named) or not self.abstentions
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Return the hosts that were named, each once."""
+        """Return the named hosts, each once."""
         return tuple(dict.fromkeys(host for one in self.named for host in one.hosts))
 
 
@@ -96,7 +96,7 @@ def verdict_of_analysis(
     judged_ns: int,
     last_step: int | None,
 ) -> RunVerdict:
-    """Return what a command found in a whole run."""
+    """Return the verdict of a command on a whole run."""
     named = [
         Named(
             one.who,
@@ -115,7 +115,7 @@ def verdict_of_analysis(
 
 
 def verdict_of_monitor(directory: Path, attempt: int) -> RunVerdict | None:
-    """Return what the monitor has named since the job began, from its files in a run directory; None without them.
+    """Return the monitor's verdict since the job began, from its files in a run directory; None without them.
 
     Raises:
         TraceFormatError: ``monitor.json`` says something else.
@@ -152,7 +152,7 @@ class _Member(msgspec.Struct, frozen=True):
 
 
 class _Straggler(msgspec.Struct, frozen=True):
-    """The fields of :class:`commtrace.live.monitoring.findings.LiveStraggler` that are kept."""
+    """The kept fields of :class:`commtrace.live.monitoring.findings.LiveStraggler`."""
 
     rank: Annotated[int, msgspec.Meta(ge=-1, lt=MOST_RANKS)]
     host: str
@@ -178,7 +178,7 @@ class _Event(msgspec.Struct, frozen=True):
 
 
 def _events(path: Path) -> Iterator[_Straggler]:
-    """Yield who was named, in order; lines that are torn or of another program are passed over."""
+    """Yield the named stragglers in order; lines that are torn or of another program are skipped."""
     try:
         with open_file(path) as file:
             while line := file.readline(_LONGEST_LINE):

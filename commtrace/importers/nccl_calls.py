@@ -281,6 +281,6 @@ def role_of(description: str) -> str:
 
 
 def operation_of(name: str) -> str:
-    """Return the operation of ``_allgather_base``, ``nccl:all_reduce``, ``ncclDevKernel_SendRecv(…)``; empty if unknown."""
+    """Return the operation in a name such as ``nccl:all_reduce`` or ``ncclDevKernel_SendRecv(…)``; empty if unknown."""
     letters = name.replace(ANONYMOUS, "").partition("(")[0].replace("_", "").lower()
     return next((operation for part, operation in _OPERATIONS.items() if part in letters), "")

@@ -119,7 +119,7 @@ class TraceFile:
         self._piece = num_bytes_per_piece
 
     def events(self) -> Generator[Sequence[Event], None, None]:
-        """Yield all events in pieces; the first piece is empty and follows the header. Keep none: each holds its piece's text.
+        """Yield all events in pieces, the first piece empty and after the header. A kept event keeps its piece's text.
 
         Raises:
             ImportFileError: the file cannot be read, is cut off, or is no trace.

@@ -63,7 +63,7 @@ class _Complete(NamedTuple):
 class SegmentWriter:
     """Write rows to segments of one rank, one segment per ``steps_per_segment`` steps.
 
-    After an :class:`OSError` (disk full, directory gone) the segment is abandoned; the next :meth:`write` starts another.
+    After an :class:`OSError` (disk full, directory gone) the segment is abandoned and the next :meth:`write` starts one.
     Written rows stay readable. A directory that somebody deleted is not made again.
 
     Args:

@@ -22,21 +22,13 @@ class OpenPhase:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The place of the training thread, and its progress.
+    """The place of the training thread, and its progress."""
 
-    Attributes:
-        at: step, microbatch, chunk and stage.
-        open: innermost first.
-        collectives: number launched, by group id.
-        p2p: group id, whether it is a send, peer, tag and number of messages.
-        frames: ``file:line function``, innermost first.
-    """
-
-    at: tuple[int, int, int, int]
-    open: tuple[OpenPhase, ...]
-    collectives: Mapping[str, int]
-    p2p: tuple[tuple[int, bool, int, int, int], ...]
-    frames: tuple[str, ...]
+    at: tuple[int, int, int, int]  # step, microbatch, chunk and stage
+    open: tuple[OpenPhase, ...]  # innermost first
+    collectives: Mapping[str, int]  # number launched, by group id
+    p2p: tuple[tuple[int, bool, int, int, int], ...]  # group id, is_send, peer, tag, number of messages
+    frames: tuple[str, ...]  # "file:line function", innermost first
 
     @classmethod
     def of_mark(cls, detail: Mapping[str, Any]) -> Activity:

@@ -36,11 +36,7 @@ _KINDS_OF_FILE: Final = {
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open a regular file for reading, without waiting for a writer.
-
-    Raises:
-        OSError: it cannot be opened, or is a directory, a FIFO or a device.
-    """
+    """Open a regular file, without waiting for a writer; raise OSError for a directory, a FIFO or a device."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
@@ -66,7 +62,7 @@ def decode_json(text: str | bytes, kind: type[_T] | Any = Any) -> _T:
     """Decode JSON of a declared type: a struct, a dataclass, or containers of them.
 
     Raises:
-        ValueError: it is no JSON, is nested too deeply, or does not have this type.
+        ValueError: it is no JSON, too deeply nested, or of another type.
     """
     import msgspec  # here: a training process reads no files of others, but for requests of detail
 

@@ -206,13 +206,10 @@ _TYPES: Final[Mapping[str, Any]] = {
 
 
 def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
-    """Return the detail of a mark as plain values; None for marks without a type. Undeclared fields are left out.
-
-    Args:
-        most_ranks: all ranks of the job are below.
+    """Return the detail of a mark as plain values, without undeclared fields; None for marks without a type.
 
     Raises:
-        ValueError: the text does not have the type of the mark, or is impossible.
+        ValueError: the detail does not have the type of the mark, or is impossible, such as a rank of ``most_ranks``.
     """
     if name not in _TYPES:
         return None

@@ -40,10 +40,7 @@ SLOWDOWNS: Final = {
 
 
 def measures_durations(environment: Mapping[str, str]) -> bool:
-    """Return whether the job's environment makes torch measure the durations of NCCL operations.
-
-    Rows of hidden communication are then written some seconds late (:mod:`commtrace.capture.device.hidden_ends`).
-    """
+    """Return whether torch measures the durations of NCCL operations; hidden communication then comes late."""
     return environment.get(TIMING_VARIABLE, "").lower() in _TRUE
 
 

@@ -30,10 +30,9 @@ def unknown_process(metadata: RankMetadata) -> str | None:
 
 
 def process_state(metadata: RankMetadata) -> str | None:
-    """Return the state of a rank's process; None on another host or boot, or in another container.
+    """Return ``runs``, ``suspended`` (SIGSTOP, debugger), ``in_kernel`` (not interruptible) or ``gone``.
 
-    Returns:
-        ``runs``; ``suspended``, by SIGSTOP or a debugger; ``in_kernel``, in a call that no signal interrupts; ``gone``.
+    None on another host or boot, or in another container.
     """
     if not metadata.boot_id or not _BOOT_ID.exists() or _BOOT_ID.read_text().strip() != metadata.boot_id:
         return None

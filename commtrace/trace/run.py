@@ -63,57 +63,37 @@ class PeerLook(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankTrace:
-    """Everything that one rank recorded. Times are ns of its own clock; empty or None means unknown or none.
-
-    Attributes:
-        spans: without marks, by start; at equal starts the longer one first.
-        groups: of which it is a member, by ``Group.id``.
-        coordinates, parallel: position in each parallel dimension, and size of each.
-        topology: further facts from the framework integration: ``framework``, ``schedule``, ``microbatches``, …
-        dropped: number of spans lost, by kind.
-        anchors: the monotonic clock against the wall clock, over the run.
-        in_flight: as of its last report.
-        activity: its last report while it recorded nothing, at ``activity_ns``, for ``quiet_ns``; the next one was due
-            within ``again_within_ns``.
-        last_written_ns: the latest instant in the files.
-        closed: False if the recorder was not closed (killed, or still running).
-        exception: type of an uncaught exception; ``exception_frames`` lead to it, innermost first.
-        gone_peers: looks at other ranks of its host that ended.
-        stack: of its main thread when no Python thread could run, innermost first.
-        aggregates: texts of ``aggregate`` marks, by step without detail.
-        discarded: deleted to keep to the budget.
-        progress: (step, ns) while nothing was recorded.
-        triggers: requests for detail during the run.
-        details: JSON extras of communications, by span id.
-    """
+    """Everything that one rank recorded. Times are ns of its own clock; empty or None means unknown or none."""
 
     metadata: RankMetadata
-    spans: Spans
-    groups: Mapping[int, Group] = field(default_factory=dict)
-    coordinates: Mapping[str, int] = field(default_factory=dict)
-    parallel: Mapping[str, int] = field(default_factory=dict)
+    spans: Spans  # without marks, by start; at equal starts the longer one first
+    groups: Mapping[int, Group] = field(default_factory=dict)  # of which it is a member, by Group.id
+    coordinates: Mapping[str, int] = field(default_factory=dict)  # position in each parallel dimension
+    parallel: Mapping[str, int] = field(default_factory=dict)  # size of each
+    # further facts from the framework: framework, schedule, microbatches, …
     topology: Mapping[str, Any] = field(default_factory=dict)
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    anchors: tuple[ClockAnchor, ...] = ()
-    in_flight: tuple[InFlight, ...] = ()
-    activity: Activity | None = None
-    activity_ns: int | None = None
-    quiet_ns: int = 0
-    again_within_ns: int | None = None
+    dropped: Mapping[str, int] = field(default_factory=dict)  # number of spans lost, by kind
+    anchors: tuple[ClockAnchor, ...] = ()  # the monotonic clock against the wall clock
+    in_flight: tuple[InFlight, ...] = ()  # as of its last report
+    activity: Activity | None = None  # its last report while it recorded nothing
+    activity_ns: int | None = None  # of that report
+    quiet_ns: int = 0  # before that report
+    again_within_ns: int | None = None  # until the next report was due
     drops: tuple[Drop, ...] = ()
     device_states: tuple[DeviceState, ...] = ()
-    last_written_ns: int | None = None
-    closed: bool = True
-    exception: str = ""
-    exception_frames: tuple[str, ...] = ()
+    last_written_ns: int | None = None  # the latest instant in the files
+    closed: bool = True  # False if killed, or still running
+    exception: str = ""  # type of an uncaught one
+    exception_frames: tuple[str, ...] = ()  # "file:line function", innermost first
     failures: tuple[FailedCommunication, ...] = ()
-    gone_peers: tuple[PeerLook, ...] = ()
-    stack: tuple[str, ...] = ()
+    gone_peers: tuple[PeerLook, ...] = ()  # looks at other ranks of its host that ended
+    stack: tuple[str, ...] = ()  # of its main thread when no Python thread could run, innermost first
+    # texts of the marks, by step without detail
     aggregates: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    discarded: DiscardedSegments | None = None
-    progress: tuple[tuple[int, int], ...] = ()
-    triggers: tuple[TriggeredDetail, ...] = ()
-    details: Mapping[int, str] = field(default_factory=dict)
+    discarded: DiscardedSegments | None = None  # to keep to the budget
+    progress: tuple[tuple[int, int], ...] = ()  # (step, ns) while nothing was recorded
+    triggers: tuple[TriggeredDetail, ...] = ()  # requests for detail during the run
+    details: Mapping[int, str] = field(default_factory=dict)  # JSON extras of communications, by span id
 
     @property
     def rank(self) -> int:
@@ -149,20 +129,13 @@ class RankTrace:
 
 @dataclass(frozen=True)
 class Run:
-    """All ranks of one attempt of one job.
-
-    Attributes:
-        ranks: with files, ascending; the job had ``world_size``.
-        names: strings for the codes in ``Spans.name`` and ``Spans.dtype``.
-        problems: sentences for the user: missing ranks, torn files, disabled parts of commtrace.
-        steps_inferred: the job marked no steps; they are inferred from its communication.
-    """
+    """All ranks of one attempt of one job."""
 
     path: Path
-    ranks: Mapping[int, RankTrace]
-    names: list[str]
-    problems: tuple[str, ...] = ()
-    steps_inferred: bool = False
+    ranks: Mapping[int, RankTrace]  # with files, ascending
+    names: list[str]  # strings for the codes in Spans.name and Spans.dtype
+    problems: tuple[str, ...] = ()  # sentences: missing ranks, torn files, disabled parts of commtrace
+    steps_inferred: bool = False  # from communication, as the job marked none
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:

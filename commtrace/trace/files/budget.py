@@ -66,11 +66,7 @@ class Discards:
         return held + own <= self._budget.num_bytes
 
     def make_room(self, step: int) -> None:
-        """Delete the oldest segments beyond the budget, before one that begins with ``step``.
-
-        Raises:
-            OSError: a file cannot be deleted. One that is gone already is no error.
-        """
+        """Delete the oldest segments beyond the budget, before one that begins with ``step``; may raise OSError."""
         while self._closed and self._exceeded(self._closed[0], step):
             oldest = self._closed[0]
             oldest.path.unlink(missing_ok=True)

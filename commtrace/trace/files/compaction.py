@@ -33,14 +33,10 @@ def is_worthwhile(num_batches: int, num_rows: int) -> bool:
 
 
 def compact(segment: Path, num_rows: int, *, sync: bool) -> bool:
-    """Replace a segment by one with the same rows in few batches; return False, and keep the old one, on any error.
+    """Replace a segment of ``num_rows`` rows by one with few batches; return False, and keep the old one, on any error.
 
-    A process that is killed at any instant leaves one of the two, whole.
-
-    Args:
-        segment: a file that is no longer written to.
-        num_rows: rows that it must hold; otherwise it stays.
-        sync: wait for the disk before the replacement, against a crash of the host. It can take seconds.
+    A process that is killed at any instant leaves one of the two, whole; with ``sync``, so does a crash of the host.
+    Waiting for the disk can take seconds.
     """
     temporary = segment.with_name(segment.name + SUFFIX)
     try:
@@ -64,7 +60,6 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def _rewrite(segment: Path, target: Path, sync: bool) -> int:
-    """Copy all rows and return their number."""
     num_rows = 0
     with segment.open("rb") as source, contextlib.closing(SegmentFile(target)) as file:
         stream = pa.ipc.open_stream(source, options=_READ_OPTIONS)

@@ -44,17 +44,11 @@ class RankTable(NamedTuple):
 
 
 class DecodedBlock(NamedTuple):
-    """The decoded files of several ranks.
+    """The decoded files of several ranks."""
 
-    Attributes:
-        block: their spans; per rank by start, at equal starts the longer one first.
-        ranks: by rank, everything but its spans.
-        names: the strings that the codes in ``block`` refer to.
-    """
-
-    block: Block
-    ranks: dict[int, RankTrace]
-    names: list[str]
+    block: Block  # their spans, per rank by start, at equal starts the longer one first
+    ranks: dict[int, RankTrace]  # everything but their spans
+    names: list[str]  # strings for the codes in block
     problems: list[str]
 
     def rename(self, names: list[str]) -> None:
@@ -188,7 +182,6 @@ def _last_written(block: Block, possible: Bool) -> list[int | None]:
 
 
 def _incomplete(table: pa.Table) -> Bool:
-    """Mark rows that lack a required value."""
     lacks = np.zeros(len(table), np.bool_)
     for name in DTYPE_OF_COLUMN:
         column = table[name]

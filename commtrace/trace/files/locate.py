@@ -106,7 +106,6 @@ def _instead() -> str:
 
 
 def _around(path: Path) -> str:
-    """Name the run directory around a rank's folder or file; empty if there is none."""
     for folder in (path.absolute(), path.absolute().parent):
         if RANK_DIRECTORY_PATTERN.match(folder.name):
             return f" around it, {folder.parent}"
@@ -242,7 +241,6 @@ def _launches(segments: list[Segment]) -> dict[tuple[str, int, int], Launch]:
 
 
 def _joined(launches: Sequence[Launch], described: Described) -> list[Launch]:
-    """Return the newest launch and those with more ranks of its job."""
     joined = [launches[0]]
     for launch in launches[1:]:
         held = {rank for one in joined for rank in one.ranks}

@@ -2,9 +2,8 @@
 
 A segment is a stream of encapsulated Arrow messages
 (https://arrow.apache.org/docs/format/Columnar.html#encapsulated-message-format). A complete segment has a table behind
-the end of the stream: length, CRC-32, kind and dictionary of each message; then the table's own CRC-32, the number of
-messages, and eight fixed bytes. In other segments each record batch carries, in its custom metadata, the CRC-32 of the
-messages since the previous batch.
+the stream: length, CRC-32, kind and dictionary of each message; the table's CRC-32, the number of messages, and eight
+fixed bytes. Elsewhere each record batch carries the CRC-32 of the messages since the previous batch.
 """
 
 from __future__ import annotations
@@ -58,11 +57,7 @@ def custom_metadata(crcs: Sequence[int]) -> dict[bytes, bytes]:
 
 
 def message_at(read: Callable[[int, int], bytes], offset: int) -> Message | None:
-    """Return the message that begins at ``offset``; None if there is none, or not yet.
-
-    Args:
-        read: takes a size and an offset; returns fewer bytes at the end.
-    """
+    """Return the message at ``offset``; None if there is none, or not yet. ``read`` takes a size and an offset."""
     head = read(_READ_AT_ONCE, offset)
     if len(head) < _PREFIX.size:
         return None

@@ -139,7 +139,6 @@ def _loaded(
     *,
     are_all: bool = False,
 ) -> Run:
-    """Load the run of these segments; report missing ones if ``are_all``."""
     names: list[str] = []
     blocks: list[Block] = []
     ranks: dict[int, RankTrace] = {}
@@ -275,7 +274,6 @@ def _read_rank(segments: list[Segment], steps: StepRange | None) -> tuple[pa.Tab
 
 
 def _read_segment(path: Path) -> tuple[pa.Table | None, list[str]]:
-    """Return the whole rows of a segment, and its problems."""
     try:
         index, table = _unless_replaced(path, lambda index: index.read(0, len(index.batches)))
     except FileNotFoundError:

@@ -48,14 +48,7 @@ class SegmentReplacedError(OSError):
 
 
 class SegmentIndex:
-    """The messages of a segment that may still grow. Not thread-safe.
-
-    Attributes:
-        batches: its record batches, in their order.
-        modified_ns: epoch ns of the last write; 0 before the first look.
-        ends_whole: the file ends with a whole message.
-        problems: damage found so far, each once.
-    """
+    """The messages of a segment that may still grow. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,11 +67,7 @@ class SegmentIndex:
         self._file_number = 0
 
     def extend(self) -> None:
-        """Find messages written since the last call; read a file that was replaced from its beginning.
-
-        Raises:
-            OSError: the file cannot be read, or is gone.
-        """
+        """Find messages written since the last call; read a replaced file from its beginning; raise OSError."""
         with open_file(self.path) as opened:
             file = opened.fileno()
             status = os.fstat(file)
@@ -135,15 +124,11 @@ class SegmentIndex:
         return pa.ipc.open_stream(pa.py_buffer(content)).schema
 
     def read(self, first: int, end: int, columns: list[int] | None = None) -> pa.Table | None:
-        """Read record batches ``first`` to ``end`` (exclusive), without damaged ones.
-
-        Args:
-            columns: positions in the schema; None for all.
+        """Read record batches ``first`` to ``end`` (exclusive) without damaged ones; ``columns`` are positions.
 
         Raises:
             SegmentReplacedError: it is another file than at the last look.
-            OSError: the file cannot be read, or is gone.
-            pa.ArrowException: its header cannot be read.
+            OSError, pa.ArrowException: the file or its header cannot be read.
         """
         wanted = self.batches[first:end]
         if self._schema is None or not wanted:
@@ -280,9 +265,6 @@ def read_forward(
 ) -> Iterator[tuple[Extent, DecodedBlock]]:
     """Read all batches of a rank as written, a few at a time; add to ``marks`` and ``problems``.
 
-    Args:
-        segments: oldest first.
-
     Raises:
         RunNotFoundError: this machine does not see the files.
     """
@@ -304,12 +286,7 @@ def read_forward(
 def read_extents(
     segments: Sequence[Segment], extents: Iterable[Extent], marks: RankMarks, problems: list[str]
 ) -> Iterator[DecodedBlock]:
-    """Read only these batches of a rank again; of a segment that was compacted meanwhile, all.
-
-    Args:
-        segments: oldest first.
-        extents: ascending.
-        marks: with the step up to which rows were deleted.
+    """Read only these batches of a rank again, ascending; of a segment that was compacted meanwhile, all.
 
     Raises:
         RunNotFoundError: this machine does not see the files.
@@ -339,7 +316,6 @@ def _must_see(segments: Sequence[Segment]) -> None:
 
 
 def _end_byte(index: SegmentIndex, end_batch: int) -> int:
-    """Return the end of the batch before this one; −1 if the segment has none."""
     if not 0 < end_batch <= len(index.batches):
         return -1
     last = index.batches[end_batch - 1]
@@ -374,7 +350,6 @@ def _runs(extents: Sequence[Extent]) -> Iterator[tuple[int, int]]:
 
 
 def _extend(index: SegmentIndex, problems: list[str]) -> bool:
-    """Find the batches of a segment; return False if it cannot be read."""
     try:
         index.extend()
     except FileNotFoundError:

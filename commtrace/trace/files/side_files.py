@@ -72,10 +72,7 @@ def stack_path(rank_directory: Path, session: int) -> Path:
 
 
 def read_stack(path: Path) -> tuple[str, ...]:
-    """Return faulthandler's frames as ``file:line function``, innermost first, without commtrace's own.
-
-    Empty for a file that is missing, empty or damaged.
-    """
+    """Return faulthandler's frames as ``file:line function``, innermost first; empty for a missing or damaged file."""
     try:
         with open_file(path) as file:
             lines = file.read(_MOST_BYTES).decode("utf-8", "replace").splitlines()
@@ -91,11 +88,10 @@ def _with_stack(trace: RankTrace, rank_directory: Path) -> RankTrace:
 
 
 def note_gone_peers(rank_directory: Path, session: int, at_ns: int, ranks: Collection[int]) -> None:
-    """Record a look for ranks that are gone; raise OSError if that fails.
+    """Record a look, at ``at_ns`` of the host's monotonic clock, and the ranks found gone since the last one.
 
-    Args:
-        at_ns: on the host's monotonic clock.
-        ranks: found gone since the last look; none to show that this rank is still there.
+    Raises:
+        OSError: it cannot be written.
     """
     file = os.open(_looks_path(rank_directory, session), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:

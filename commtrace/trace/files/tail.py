@@ -50,18 +50,12 @@ steps asked for. Ranks write twice a second, not all at once."""
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The end of a run.
+    """The end of a run."""
 
-    Attributes:
-        run: the newest steps and one before them.
-        first, end: the newest steps that all ranks have ended, ``end`` exclusive; equal if there are none.
-        last_steps: by rank, the last step that it ended; −1 if unknown.
-    """
-
-    run: Run
-    first: int
-    end: int
-    last_steps: dict[int, int]
+    run: Run  # the newest steps and one before them
+    first: int  # of the newest steps that all ranks have ended
+    end: int  # exclusive; equal to first if there are none
+    last_steps: dict[int, int]  # by rank; −1 if unknown
 
 
 class RunTail:
@@ -141,8 +135,6 @@ class RunTail:
 
 
 class _RankTail:
-    """The newest batches of a rank, read backwards."""
-
     def __init__(self, metadata: RankMetadata, indexes: list[SegmentIndex]) -> None:
         self.metadata = metadata
         self.problems: list[str] = []
@@ -182,7 +174,6 @@ class _RankTail:
             pass
 
     def _more(self, step: int) -> int:
-        """Estimate the number of batches to ``step`` from those that were read."""
         assert self._first_step is not None
         seen = self.last_step - self._first_step + 1
         return max(1, -(-self.batches_read * (self._first_step - step + 1) // seen))
@@ -194,7 +185,6 @@ class _RankTail:
         return pa.concat_tables(map(known_columns, parts)) if parts else None
 
     def _read_back(self, count: int) -> bool:
-        """Read ``count`` batches before those that were read; return False if there are none."""
         while self._begin == 0:
             if self._at == 0:
                 self.is_at_beginning = True

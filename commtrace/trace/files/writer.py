@@ -53,22 +53,16 @@ def rank_directory(run_directory: Path, rank: int) -> Path:
 
 
 class _Complete(NamedTuple):
-    """A recorded segment that was closed."""
-
     path: Path
     num_batches: int
     num_rows: int
 
 
 class SegmentWriter:
-    """Write rows to segments of one rank, one segment per ``steps_per_segment`` steps.
+    """Write rows to segments of one rank, one segment per ``steps_per_segment`` steps; keep within ``budget``.
 
-    After an :class:`OSError` (disk full, directory gone) the segment is abandoned and the next :meth:`write` starts one.
+    After an :class:`OSError` (disk full, directory gone) the segment is abandoned and the next write starts another.
     Written rows stay readable. A directory that somebody deleted is not made again.
-
-    Args:
-        metadata: goes into the header of every segment.
-        budget: when a new segment begins, the oldest ones beyond it are deleted.
     """
 
     def __init__(
@@ -319,11 +313,7 @@ class _Vocabulary:
 
 
 def link_as_latest(run_directory: Path) -> None:
-    """Make the link ``latest`` beside a run directory lead to it; leave a file or folder of that name alone.
-
-    Raises:
-        OSError: the link cannot be made, as on file systems without links.
-    """
+    """Link ``latest`` to a run directory beside it, unless a file or folder has that name; raise OSError."""
     link = run_directory.parent / LATEST
     if link.exists() and not link.is_symlink():
         return

@@ -62,9 +62,6 @@ class AggregatingSink:
     """Passes on steps in detail; sums up other steps as their ``step`` row and an ``aggregate`` mark.
 
     Rows outside of any step are passed on until the first step is over, then summed up.
-
-    Args:
-        in_detail: whether a step is recorded in detail; asked as its rows come.
     """
 
     def __init__(self, sink: _RowSink, in_detail: Callable[[int], bool]) -> None:

@@ -44,12 +44,7 @@ class ModuleChoice:
             raise ConfigurationError(f"modules {text!r} is no regular expression: {error}") from None
 
     def takes(self, name: str, depth: int) -> bool:
-        """Return whether a module is chosen.
-
-        Args:
-            name: qualified, without wrappers: ``decoder.layers.3.self_attention``.
-            depth: number of modules around its call; containers are not called, so they do not count.
-        """
+        """Return whether a module of this qualified name, called inside ``depth`` other modules, is chosen."""
         return depth <= self.depth if self.pattern is None else self.pattern.fullmatch(name) is not None
 
 

@@ -51,13 +51,7 @@ def make_request(
 
 
 def first_step_after(latest: int, step_ns: float | None, *, margin_seconds: float = MARGIN_SECONDS) -> int:
-    """Return a step that no rank can reach before every rank has read the request.
-
-    Args:
-        latest: current step of the foremost rank.
-        step_ns: duration of a step; None if unknown.
-        margin_seconds: time for ranks to see a request.
-    """
+    """Return a step that no rank can reach before all have read the request; ``step_ns`` is None if unknown."""
     if step_ns is None:
         return latest + _STEPS_AHEAD_OF_UNKNOWN_LENGTH
     return latest + max(_FEWEST_STEPS_AHEAD, int(margin_seconds * 1e9 / max(1.0, step_ns)) + 1)

@@ -122,8 +122,6 @@ def read_device_trace(path: Path, communication_pattern: str | None = None) -> D
 
 
 class _Reader:
-    """Sorts events into a trace; an event that is not kept is not decoded."""
-
     def __init__(self, trace: DeviceTrace, communication_pattern: str | None) -> None:
         self._trace = trace
         patterns = [COMMUNICATION_PATTERN, *([communication_pattern] if communication_pattern else [])]

@@ -51,10 +51,9 @@ def import_flight_recorder(
     ranks_per_host: int = 0,
     on_file: Callable[[Path], None] = lambda path: None,
 ) -> Imported:
-    """Make a run from the dumps of a job.
+    """Make a run from the dumps of a job, one file per rank.
 
     Args:
-        files: one per rank; their names end with the rank.
         ranks_per_host: number of consecutive ranks that share a clock; 0 for 8.
         on_file: called with each file before it is read.
 

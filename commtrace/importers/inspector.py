@@ -66,8 +66,6 @@ class _Member(NamedTuple):
 
 
 class _Operation(NamedTuple):
-    """The fields of a line that are kept, times in ns."""
-
     communicator: str
     name: str
     number: int
@@ -106,8 +104,6 @@ class _Communicator:
 
 @dataclass(slots=True)
 class _Survey:
-    """The findings of the first pass in all files."""
-
     communicators: dict[str, _Communicator] = field(default_factory=dict)
     processes: dict[Process, list[Path]] = field(default_factory=dict)
     versions: set[str] = field(default_factory=set)
@@ -144,11 +140,9 @@ class _Ranks(NamedTuple):
 def import_inspector(
     files: Sequence[Path], output: Path, *, on_file: Callable[[Path], None] = lambda path: None
 ) -> Imported:
-    """Make a run from the lines of all processes of a job.
+    """Make a run from ``HOST-pidPID.log`` and the like, plain or gzip, or folders that hold them.
 
     Args:
-        files: ``HOST-pidPID.log`` and the like, plain or gzip, or folders that hold them.
-        output: directory of the new run.
         on_file: called with each file before it is read.
 
     Raises:
@@ -313,7 +307,6 @@ def _ranks(survey: _Survey) -> _Ranks:
 
 
 def _groups(survey: _Survey, ranks: _Ranks) -> dict[str, Group]:
-    """Return the groups by communicator, without those with unknown members."""
     groups = {}
     for name, communicator in survey.communicators.items():
         members = [ranks.of[member] for rank in communicator.members if (member := ranks.member(communicator, rank))]

@@ -170,7 +170,6 @@ def _checked(header: Header | None, metadata: _Metadata | None, perf: Collective
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Yield lines; the rest of one that is too long is skipped."""
     with open_file(path) as opened:
         file = gzip.GzipFile(fileobj=opened) if path.suffix == ".gz" else opened
         while line := file.readline(_LONGEST_LINE):

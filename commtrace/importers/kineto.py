@@ -33,17 +33,11 @@ _LOOKS_LIKE_COMMUNICATION: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class KinetoOptions:
-    """Options of the import.
+    """Options of the import."""
 
-    Attributes:
-        communication_pattern: regular expression for names of further communication kernels, besides nccl.
-        profiler_steps: take the ProfilerStep annotations as steps; else a whole file is one step.
-        ranks_per_host: number of consecutive ranks that share a clock; 0 for the number of devices.
-    """
-
-    communication_pattern: str | None = None
-    profiler_steps: bool = False
-    ranks_per_host: int = 0
+    communication_pattern: str | None = None  # for names of further communication kernels, besides nccl
+    profiler_steps: bool = False  # take the ProfilerStep annotations as steps; else a file is one step
+    ranks_per_host: int = 0  # consecutive ranks that share a clock; 0 for the number of devices
 
     def __post_init__(self) -> None:
         try:

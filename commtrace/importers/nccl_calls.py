@@ -92,13 +92,9 @@ class Call(NamedTuple):
 def describe(
     kernels: Sequence[CommunicationKernel], rank: int, world: Sequence[int], distributed: Distributed
 ) -> tuple[list[Call], list[Group]]:
-    """Return the communication kernels of one rank as calls, by start, and their groups.
+    """Return the communication kernels of one rank as calls, by start, and their groups; ``world`` are the job's ranks.
 
     If no kernel is described, each stream is one group of all ranks; else a kernel without description has no group.
-
-    Args:
-        world: all ranks of the job.
-        distributed: the ``distributedInfo`` of the trace.
     """
     ordered = sorted(kernels, key=lambda kernel: (kernel.start, kernel.end))
     table = _Groups(world, distributed)

@@ -56,13 +56,7 @@ def imported_rank(
     device: str = "",
     versions: dict[str, str] | None = None,
 ) -> RankMetadata:
-    """Return the metadata of an imported rank, whose times are epoch ns.
-
-    Args:
-        session: epoch ns of the import, equal on all ranks.
-        source: name of the format.
-        node: ranks of one node share a clock.
-    """
+    """Return the metadata of an imported rank, whose times are epoch ns; ranks of one ``node`` share a clock."""
     return RankMetadata(
         run_id=run_id,
         attempt=0,
@@ -140,12 +134,10 @@ class Stalls(NamedTuple):
 
 
 def gaps(steps: Intervals, work: Intervals, step: Int64) -> Intervals:
-    """Return the idle times of a lane inside its steps, ascending.
+    """Return the idle times of a lane inside its ascending steps.
 
     Args:
-        steps: ascending.
-        work: of the lane, ascending within each step, and inside of it.
-        step: position of the step of each piece of work.
+        work: ascending within each step, and inside of it; ``step`` is the position of its step.
     """
     number = np.arange(len(steps.start))
     # Either end of each step is a piece of work without length.

@@ -201,8 +201,6 @@ def _open(path: Path) -> _File:
 
 
 class _Unpacked(gzip.GzipFile):
-    """Also closes the packed file."""
-
     def __init__(self, packed: BufferedReader) -> None:
         self._packed = packed
         super().__init__(fileobj=packed, mode="rb")
@@ -264,7 +262,6 @@ def _decode_document(text: bytes) -> _Document | None:
 
 
 def _whole(number: object) -> int | None:
-    """Return an integer that some writers quote or write with a point; None if it is none."""
     try:
         decimal = Decimal(str(number)[:_LONGEST_NUMBER])
         return int(decimal) if decimal.is_finite() and decimal.adjusted() < _DIGITS else None
@@ -291,11 +288,7 @@ def _event(loaded: dict[str, object]) -> Event:
 
 
 def nanoseconds(microseconds: msgspec.Raw) -> int:
-    """Return a time, µs, as exact ns: a float of epoch µs would be off by up to 256 ns.
-
-    Raises:
-        ValueError: it is missing, NaN, no number, or out of range.
-    """
+    """Return a time, µs, as exact ns; raise ValueError. A float of epoch µs would be off by up to 256 ns."""
     text = bytes(microseconds)[: 2 * _LONGEST_NUMBER].strip(b'"').decode("utf-8", "replace")
     if len(text) > _LONGEST_NUMBER:
         raise ValueError(f"{text!r} … is no time")

@@ -78,11 +78,9 @@ _STEPS, _COMPUTE, _COMMUNICATIONS, _STALLS = range(4)
 def import_whatif(
     trace: Path, output: Path, *, meta: Path | None = None, on_file: Callable[[Path], None] = lambda path: None
 ) -> Imported:
-    """Make a run from a trace of the study.
+    """Make a run from a Parquet file of the study.
 
     Args:
-        trace: the Parquet file.
-        output: directory of the new run.
         meta: ``key: value`` lines with the sizes of the job; by default they are counted in the trace.
         on_file: called with each file before it is read.
 
@@ -116,8 +114,6 @@ def import_whatif(
 
 
 class _OperationType(NamedTuple):
-    """A type of operation."""
-
     kind: int
     name: str
     group: str = ""  # one for both sides of a message; empty for compute
@@ -194,10 +190,7 @@ def _role(name: str) -> str:
 
 
 class _Operations(NamedTuple):
-    """The operations of a job as columns, ascending by worker, step, start, end and seq.
-
-    ``worker``, ``type`` and ``step`` are positions in the lists of the job, times ns since the start of the run.
-    """
+    """Columns of operations, by worker, step, start, end and seq; indices into the job's lists, and ns."""
 
     worker: Int64
     type: Int64
@@ -221,8 +214,6 @@ class _Steps(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """Facts common to all operations of a trace."""
-
     workers: Sequence[_Worker]
     types: Sequence[_OperationType]
     steps: _Steps
@@ -339,7 +330,6 @@ def _check_times(path: Path, columns: Mapping[str, Any]) -> None:
 
 
 def _workers(path: Path, columns: Mapping[str, Any]) -> tuple[list[_Worker], Int64]:
-    """Return the workers, ascending by rank, and the position of each row's worker."""
     ranks, example, which = np.unique(columns["rank"], return_index=True, return_inverse=True)
     places = [columns[name][example] for name in ("stage", "dp_rank")]
     if any((columns[name] != place[which]).any() for name, place in zip(("stage", "dp_rank"), places, strict=True)):

@@ -62,8 +62,6 @@ class _Job:
 
 
 class _Log(NamedTuple):
-    """One file: a stage of the pipeline."""
-
     path: Path
     node: str
     local_rank: int
@@ -89,9 +87,7 @@ def import_workerlog(
     """Make a run of a pipeline from the logs of its stages.
 
     Args:
-        files: ``workerlog.D``, or folders that hold them, ``machineN`` for several machines. The stages are in the
-            order of machine and D.
-        output: directory of the new run.
+        files: ``workerlog.D``, or folders that hold them, ``machineN`` for several machines; stages are in that order.
         on_file: called with each file before it is read.
 
     Raises:

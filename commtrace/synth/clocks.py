@@ -22,8 +22,9 @@ _MOST_UPTIME_NS = 30 * 24 * 3600 * 1_000_000_000
 class Clock:
     """A host's monotonic clock and wall clock.
 
-    At the true instant t the monotonic clock shows t + ``offset_ns`` + round(t · ``drift_ppm`` · 10⁻⁶). The wall clock has
-    the same rate, off by ``wall_error_ns``. From ``step_at_ns`` on they are ``step_ns`` and ``wall_step_ns`` ahead.
+    At the true instant t the monotonic clock shows t + ``offset_ns`` + round(t · ``drift_ppm`` · 10⁻⁶). The wall clock
+    has the same rate, off by ``wall_error_ns``. From ``step_at_ns`` on both are ahead, by ``step_ns`` and
+    ``wall_step_ns``.
     """
 
     offset_ns: int = 0

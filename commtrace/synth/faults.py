@@ -87,18 +87,12 @@ _PATTERN: Final = re.compile(r"^(?P<kind>[a-z-]+)(?:=(?P<where>[^:@]+)(?::(?P<am
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault, in some steps.
+    """One fault, in some steps."""
 
-    Attributes:
-        kind: one of :data:`FORMS`.
-        where: ranks, hosts or stages; ranks of a link, the sender first; a microbatch, and perhaps a replica.
-        amount: a factor, milliseconds per step (see :data:`FORMS`), or sigma of the logarithm of a microbatch's work.
-        steps: all by default.
-    """
-
-    kind: str
+    kind: str  # of FORMS
+    # ranks, hosts or stages; ranks of a link, sender first; a microbatch, perhaps a replica
     where: tuple[int, ...] = ()
-    amount: float = 1.0
+    amount: float = 1.0  # a factor, ms per step (see FORMS), or sigma of the logarithm of a microbatch's work
     steps: StepRange = field(default_factory=StepRange)
 
     def __post_init__(self) -> None:

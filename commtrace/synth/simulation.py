@@ -113,7 +113,7 @@ class _Simulation:
         return np.isin(ranks // self._job.gpus_per_host, fault.where)
 
     def _sequence_factors(self) -> Float64:
-        """Return the work of each microbatch, shape (microbatches, ranks of a stage), equal in a replica."""
+        """Return the work of each microbatch, shape (microbatches, ranks of a stage)."""
         job = self._job
         factors = np.ones((job.microbatches, job.dp))
         for fault in self._active(faults.SEQUENCE_IMBALANCE):
@@ -124,7 +124,6 @@ class _Simulation:
         return np.repeat(factors, job.cp * job.tp, axis=1)
 
     def _link_factors(self, members: Int64) -> Float64:
-        """Return factors on the communication of these groups of global ranks."""
         factors = np.ones(len(members))
         for fault in self._active(faults.SLOW_LINK):
             uses = np.all([(members == rank).any(axis=1) for rank in fault.where], axis=0)
@@ -135,7 +134,6 @@ class _Simulation:
         return factors
 
     def _send_factors(self, sender: Int64, receiver: Int64) -> Float64:
-        """Return factors on the messages in this direction between global ranks."""
         factors = np.ones(len(sender))
         for fault in self._active(faults.SLOW_SEND):
             goes = np.all([ends == rank for ends, rank in zip((sender, receiver), fault.where, strict=False)], axis=0)
@@ -169,7 +167,6 @@ class _Simulation:
         self._rows[stage].work(kind, name, place, begin, self._now[stage])
 
     def _pipeline(self) -> None:
-        """Run every stage's actions, each as soon as its inputs exist."""
         sent: dict[tuple[str, int, int], _Sent] = {}
         next_action = [0] * self._job.pp
         progress = True
@@ -253,7 +250,6 @@ class _Simulation:
         self._rows[stage].work(kind, name, place, begin, self._now[stage])
 
     def _layer_operations(self, letter: str) -> list[tuple[str, str]]:
-        """Return role and operation of each communication of a layer."""
         if letter not in (FORWARD, BACKWARD):
             return []
         forward = letter == FORWARD

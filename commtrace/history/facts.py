@@ -53,34 +53,21 @@ _MOST_PROBLEMS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """A run at a glance; None means unknown, or no step.
-
-    Attributes:
-        attempt: number of earlier starts of the job.
-        session: epoch ns of the start of the first rank's recording; of an imported run, of the import.
-        started_ns, ended_ns: first and last instant of the newest attempt, epoch ns.
-        world_size, ranks_recorded: number of ranks, and of those with files.
-        hosts: names of the nodes.
-        first_step, last_step: of the newest attempt.
-        step_ns: median of steps of the lowest recorded rank, sampled from all of the run.
-        state: one of STATES.
-        ending: describes the ranks that failed, were cut off or are silent; else empty.
-        problems: of the files.
-    """
+    """A run at a glance; None means unknown, or no step."""
 
     run: str
-    attempt: Count
-    session: Time
-    started_ns: Time | None
+    attempt: Count  # number of earlier starts of the job
+    session: Time  # epoch ns of the start of the first rank's recording, or of the import
+    started_ns: Time | None  # first instant of the newest attempt, epoch ns
     ended_ns: Time | None
     world_size: Count
-    ranks_recorded: Count
-    hosts: tuple[str, ...]
-    first_step: Count | None
+    ranks_recorded: Count  # with files
+    hosts: tuple[str, ...]  # names of the nodes
+    first_step: Count | None  # of the newest attempt
     last_step: Count | None
-    step_ns: Count | None
-    state: str
-    ending: str
+    step_ns: Count | None  # median of steps of the lowest recorded rank, sampled from all of the run
+    state: str  # of STATES
+    ending: str  # describes the ranks that failed, were cut off or are silent
     problems: tuple[str, ...]
 
     @property
@@ -96,11 +83,7 @@ class RunFacts:
 
 
 def read_facts(directory: Path, *, now_ns: int, ask: AskProcess = unknown_process) -> RunFacts:
-    """Read the facts of the newest attempt in a run directory.
-
-    Args:
-        now_ns: epoch ns, to judge a running job.
-        ask: for the process that recorded a rank.
+    """Read the facts of the newest attempt in a run directory, a running one as of ``now_ns`` (epoch).
 
     Raises:
         RunNotFoundError: nothing was recorded there, or nothing yet.
@@ -198,7 +181,6 @@ def _first_row_ns(trace: RankTrace, directory: Path) -> int | None:
 
 
 def _end_of(endings: Mapping[int, Ending]) -> tuple[str, str]:
-    """Return the state of the run, and the ranks that decide it."""
     silent = [rank for rank, one in endings.items() if one.state == SILENT]
     goes_on = any(one.state == RANK_RUNNING for one in endings.values()) or any(
         endings[rank].process not in (None, GONE) for rank in silent

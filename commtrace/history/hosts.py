@@ -18,23 +18,15 @@ from commtrace.trace.json_values import JsonObject, fields_to_json
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """A run in which a host was named.
-
-    Attributes:
-        directory: of the run; it may be gone.
-        ended_ns: end of the recording, else time of the verdict; epoch ns.
-        who, cause: as in the verdict.
-        cost_ms_per_step: saving without the cause; None if unknown.
-        sources: ``analysis``, ``monitor`` or both.
-    """
+    """A run in which a host was named."""
 
     run: str
-    directory: str
-    ended_ns: int
-    who: str
+    directory: str  # of the run; it may be gone
+    ended_ns: int  # end of the recording, else time of the verdict; epoch ns
+    who: str  # as in the verdict
     cause: str
-    cost_ms_per_step: float | None
-    sources: tuple[str, ...]
+    cost_ms_per_step: float | None  # saving without the cause; None if unknown
+    sources: tuple[str, ...]  # analysis, monitor or both
 
     def to_json(self) -> JsonObject:
         parts = fields_to_json(self)
@@ -44,22 +36,14 @@ class Naming:
 
 @dataclass(frozen=True, slots=True)
 class HostTally:
-    """Verdicts on a host.
-
-    Attributes:
-        runs: number of its jobs; restarts do not count.
-        judged: number of them in which ranks could be compared.
-        named: number of them in which it was named, by any source.
-        causes: number of runs by cause, the most frequent first.
-        namings: the costliest of each run, the newest run first.
-    """
+    """Verdicts on a host."""
 
     host: str
-    runs: int
-    judged: int
-    named: int
-    causes: Mapping[str, int]
-    namings: tuple[Naming, ...]
+    runs: int  # number of its jobs; restarts do not count
+    judged: int  # jobs in which ranks could be compared
+    named: int  # jobs in which it was named, by any source
+    causes: Mapping[str, int]  # number of runs by cause, the most frequent first
+    namings: tuple[Naming, ...]  # the costliest of each run, the newest run first
 
     @property
     def rate(self) -> float | None:

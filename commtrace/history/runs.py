@@ -30,19 +30,12 @@ _NO_RANKS: Final = "It holds no recorded run (no rank-NNNNN folders)."
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """A folder in a directory of runs.
+    """A folder in a directory of runs."""
 
-    Attributes:
-        directory: its name.
-        facts: None without a readable run.
-        verdict: on the newest attempt, of an analysis rather than of the monitor; None without one.
-        problems: of its files.
-    """
-
-    directory: str
-    facts: RunFacts | None
-    verdict: RunVerdict | None = None
-    problems: tuple[str, ...] = ()
+    directory: str  # its name
+    facts: RunFacts | None  # None without a readable run
+    verdict: RunVerdict | None = None  # on the newest attempt, of an analysis rather than of the monitor
+    problems: tuple[str, ...] = ()  # of its files
 
     @property
     def state(self) -> str:
@@ -96,7 +89,7 @@ class RunList:
 
 
 def list_runs(directory: Path, *, now_ns: int, ask: AskProcess = unknown_process) -> RunList:
-    """List the runs in a directory. Runs that have ended are read again only if their files changed.
+    """List the runs in a directory; runs that have ended are read again only if their files changed.
 
     Args:
         now_ns: epoch ns, to judge running jobs.
@@ -145,13 +138,7 @@ def list_runs(directory: Path, *, now_ns: int, ask: AskProcess = unknown_process
 
 
 def remember(run: Path | Run, verdict: RunVerdict | None, *, now_ns: int, ask: AskProcess = unknown_process) -> None:
-    """Keep a verdict on a run in the history file beside it.
-
-    Args:
-        run: loaded in full, or a path as commands take it.
-        verdict: on its newest attempt; None to keep only that of the monitor, from its files in the run.
-        now_ns: epoch ns.
-        ask: for the process that recorded a rank.
+    """Keep a verdict on a run in the history file beside it; None keeps only that of the monitor, from its files.
 
     Raises:
         CommtraceError, OSError: the file cannot be written, or the run cannot be read any more.

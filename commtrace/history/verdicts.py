@@ -34,47 +34,28 @@ _NAMING: Final = ("straggler", "changed")
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """One cause of lost time.
+    """One cause of lost time."""
 
-    Attributes:
-        who: describes the rank, host, stage or link.
-        place, cause: as in :mod:`commtrace.analysis.stragglers.verdict`.
-        cost_ms_per_step: saving per step without it; None if unknown.
-        occurrence: the steps, if only few; else empty.
-        ranks: slowest first, at most 64.
-        hosts: their nodes; empty if the cause is in the division of work, or moves between ranks.
-    """
-
-    who: str
-    place: str
+    who: str  # describes the rank, host, stage or link
+    place: str  # as in analysis/stragglers/verdict.py, like the cause
     cause: str
-    cost_ms_per_step: float | None
-    occurrence: str = ""
-    ranks: tuple[int, ...] = ()
-    hosts: tuple[str, ...] = ()
+    cost_ms_per_step: float | None  # saving per step without it; None if unknown
+    occurrence: str = ""  # the steps, if only few
+    ranks: tuple[int, ...] = ()  # slowest first, at most 64
+    hosts: tuple[str, ...] = ()  # empty if the cause is in the division of work, or moves between ranks
 
 
 @dataclass(frozen=True, slots=True)
 class RunVerdict:
-    """A judgement of one attempt of a run.
+    """A judgement of one attempt of a run."""
 
-    Attributes:
-        source: one of SOURCES.
-        by: the command, or ``monitor``.
-        attempt: number of earlier starts of the job.
-        judged_ns: epoch ns.
-        last_step: the last one judged; None if none had ended.
-        named: the costliest first.
-        abstentions: sentences about parts that could not be judged.
-    """
-
-    source: str
-    by: str
-    attempt: Count
-    judged_ns: Time
-    last_step: Count | None
-    named: tuple[Named, ...]
-    abstentions: tuple[str, ...] = ()
+    source: str  # of SOURCES
+    by: str  # the command, or "monitor"
+    attempt: Count  # number of earlier starts of the job
+    judged_ns: Time  # epoch
+    last_step: Count | None  # the last one judged; None if none had ended
+    named: tuple[Named, ...]  # the costliest first
+    abstentions: tuple[str, ...] = ()  # sentences about parts that could not be judged
 
     @property
     def is_judged(self) -> bool:
@@ -115,11 +96,7 @@ def verdict_of_analysis(
 
 
 def verdict_of_monitor(directory: Path, attempt: int) -> RunVerdict | None:
-    """Return the monitor's verdict since the job began, from its files in a run directory; None without them.
-
-    Raises:
-        TraceFormatError: ``monitor.json`` says something else.
-    """
+    """Return the monitor's verdict since the job began, None without files; raise TraceFormatError."""
     path = directory / MONITOR_STATUS
     try:
         status = printable_json(read_file(path, _LARGEST_STATUS), _Status)

@@ -64,37 +64,24 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One look at a job; fields are None or empty if unknown.
+    """One look at a job; fields are None or empty if unknown."""
 
-    Attributes:
-        source: the run directory or address.
-        time_ns: epoch ns of the look, which took ``took_ns``.
-        hosts: their number.
-        first_step, last_step, num_steps: the steps shown; parts are means over them.
-        step_ns: median of the steps shown, over all ranks.
-        before_ns: likewise of the run so far, as ``before`` describes.
-        ranks: ascending.
-        stragglers: costliest first.
-        abstentions: sentences about parts that could not be judged.
-        notes: most urgent first.
-    """
-
-    source: str
-    time_ns: int
+    source: str  # the run directory or address
+    time_ns: int  # epoch ns of the look
     run_id: str = ""
     world_size: int | None = None
-    hosts: int | None = None
+    hosts: int | None = None  # their number
     first_step: int | None = None
     last_step: int | None = None
-    num_steps: int = 0
-    step_ns: int | None = None
-    before_ns: int | None = None
+    num_steps: int = 0  # the steps shown; parts are means over them
+    step_ns: int | None = None  # median of the steps shown, over all ranks
+    before_ns: int | None = None  # likewise of the run so far, as before describes
     before: str = ""
-    ranks: tuple[RankRow, ...] = ()
-    stragglers: tuple[Slow, ...] = ()
-    abstentions: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    took_ns: int = 0
+    ranks: tuple[RankRow, ...] = ()  # ascending
+    stragglers: tuple[Slow, ...] = ()  # costliest first
+    abstentions: tuple[str, ...] = ()  # sentences about parts that could not be judged
+    notes: tuple[str, ...] = ()  # most urgent first
+    took_ns: int = 0  # duration of the look
 
     def to_json(self) -> JsonObject:
         return asdict(self)

@@ -58,13 +58,7 @@ _FEWEST_STEPS: Final = Thresholds().fewest_steps
 
 
 class FileSource:
-    """Makes frames of a run directory.
-
-    Args:
-        path: as for :func:`commtrace.trace.files.reader.load_run`.
-        last: number of the newest steps to show; 0: see :func:`steps_of`.
-        ask: for the process of a rank.
-    """
+    """Makes frames of a run directory: of its ``last`` steps, 0 for :func:`steps_of`."""
 
     def __init__(self, path: str | Path, last: int, ask: AskProcess = unknown_process) -> None:
         self._path = path
@@ -148,15 +142,7 @@ def make_frame(
     monitor: MonitorFile | None = None,
     ask: AskProcess = unknown_process,
 ) -> Frame:
-    """Return the frame of the rows that were read.
-
-    Args:
-        last: number of steps to show.
-        now_ns: epoch ns.
-        before: durations of steps of the run so far, ns.
-        monitor: the newest state that the monitor wrote.
-        ask: for the process of a rank.
-    """
+    """Return the frame of the rows that were read; ``before`` are durations of steps of the run so far, ns."""
     run, steps = _run_and_steps(newest, last)
     run = told_apart(run)
     endings = find_endings(run, now_ns, ask)
@@ -367,7 +353,6 @@ def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow], *, judged: 
 
 
 def _names(several: Slow, one: Slow) -> bool:
-    """Return whether two findings are about the same ranks."""
     if several.cause in _NO_RANK or one.cause in _NO_RANK:
         return (several.cause, several.who) == (one.cause, one.who)
     if HOST in (several.place, one.place) and several.host == one.host:

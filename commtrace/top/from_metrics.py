@@ -138,13 +138,7 @@ class EndpointSource:
 
 
 class PrometheusSource:
-    """Makes frames of the metrics in a Prometheus.
-
-    Args:
-        url: its base.
-        last: length of the window in steps; at least a minute.
-        run_id: by default the run with the newest step.
-    """
+    """Makes frames from a Prometheus: of ``last`` steps, at least a minute, by default of the newest run."""
 
     def __init__(self, url: str, last: int, run_id: str = "") -> None:
         self._url = url
@@ -247,8 +241,6 @@ class _Result(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """The answer of a Prometheus to an instant query."""
-
     data: _Result
 
 
@@ -300,10 +292,7 @@ def frame_of_totals(
     """Return the frame.
 
     Args:
-        source: address.
-        shown_totals: growth in the steps shown.
-        so_far: totals since the ranks started.
-        now_ns: epoch ns.
+        shown_totals: growth in the steps shown; ``so_far``: since the ranks started.
         alerts: labels of the firing alerts about stragglers.
         found: the monitor's costs of slow ranks, seconds per step.
     """

@@ -72,11 +72,7 @@ class Block:
 def end_to_end(start: Int64, end: Int64, bounds: Int64) -> Int64:
     """Return a shift per rank, ns, that places the times of all ranks one after the other on a common axis.
 
-    Rows of all ranks can then be sorted, searched or cut by time at once.
-
-    Args:
-        start, end: of rows, one rank after the other, ns.
-        bounds: as of :class:`Block`.
+    Rows of all ranks can then be sorted, searched or cut by time at once; ``bounds`` are as of :class:`Block`.
 
     Raises:
         TraceFormatError: the axis does not fit into 64 bits.

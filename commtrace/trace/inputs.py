@@ -59,11 +59,7 @@ def read_file(path: Path, most_bytes: int) -> bytes:
 
 
 def decode_json(text: str | bytes, kind: type[_T] | Any = Any) -> _T:
-    """Decode JSON of a declared type: a struct, a dataclass, or containers of them.
-
-    Raises:
-        ValueError: it is no JSON, too deeply nested, or of another type.
-    """
+    """Decode JSON of a declared type (structs, dataclasses, containers); raise ValueError if it is not."""
     import msgspec  # here: a training process reads no files of others, but for requests of detail
 
     with _MAKING:

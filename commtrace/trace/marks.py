@@ -44,7 +44,7 @@ Plain = Word | int | float | bool | None
 
 class _Group(Struct):
     id: Annotated[int, Meta(ge=0, le=2**63 - 1)]
-    ranks: Annotated[list[Rank], Meta(max_length=MOST_RANKS)]  # empty where an imported trace does not tell them
+    ranks: Annotated[list[Rank], Meta(max_length=MOST_RANKS)]  # empty if an imported trace lacks them
     ordinal: Count
     role: Word
     name: Word = ""
@@ -262,9 +262,9 @@ def check_aggregates(text: str | None) -> None:
 
 
 class Marks:
-    """Collects marks in the order of writing, from files or of a running rank.
+    """Collects marks in the order of writing.
 
-    A thread that reads while another one collects copies first (``dict(marks.groups)`` is atomic under the GIL).
+    Another thread copies before it reads (``dict(marks.groups)`` is atomic under the GIL).
     """
 
     def __init__(self) -> None:

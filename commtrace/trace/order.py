@@ -13,10 +13,7 @@ _LARGEST: Final = 2**62
 
 
 def stable_order(key: npt.NDArray[np.generic]) -> Int64:
-    """Return the indices that sort integers stably, ten times as fast as a stable ``argsort`` for most keys.
-
-    Each key carries its position in its low bits. Keys without room for that are sorted by their low digits first.
-    """
+    """Return the indices that sort integers stably, ten times as fast as a stable ``argsort`` for most keys."""
     bits = max(len(key) - 1, 1).bit_length()
     low, high = (int(key.min()), int(key.max())) if len(key) else (0, 0)
     if high - low >= _LARGEST:
@@ -30,6 +27,7 @@ def stable_order(key: npt.NDArray[np.generic]) -> Int64:
     return order.take(stable_order(digits.take(order)))
 
 
+# Each key carries its position in its low bits.
 def _positions(digits: Int64, bits: int) -> Int64:
     """Return the order of numbers below 2 ** (63 − ``bits``); overwrites them."""
     digits <<= bits

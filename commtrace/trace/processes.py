@@ -30,10 +30,7 @@ def unknown_process(metadata: RankMetadata) -> str | None:
 
 
 def process_state(metadata: RankMetadata) -> str | None:
-    """Return ``runs``, ``suspended`` (SIGSTOP, debugger), ``in_kernel`` (not interruptible) or ``gone``.
-
-    None on another host or boot, or in another container.
-    """
+    """Return ``runs``, ``suspended`` (SIGSTOP, debugger), ``in_kernel`` or ``gone``; None on another host or boot."""
     if not metadata.boot_id or not _BOOT_ID.exists() or _BOOT_ID.read_text().strip() != metadata.boot_id:
         return None
     if metadata.host != socket.gethostname():

@@ -87,7 +87,7 @@ _NO = schema.NOT_APPLICABLE
 
 
 class Row(NamedTuple):
-    """One span: the columns of ``SCHEMA`` in order. Kind, lane and timing are codes, name and dtype strings."""
+    """One span: the columns of ``SCHEMA``. Kind, lane and timing are codes, name and dtype strings."""
 
     kind: int
     name: str

@@ -47,11 +47,7 @@ _ROWS_AT_A_TIME: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Rows of one rank as columns of equal length; −1 means "does not apply".
-
-    ``kind``, ``lane`` and ``timing`` are codes of :mod:`commtrace.trace.schema`; ``name`` and ``dtype`` index
-    ``Run.names``, which all ranks share.
-    """
+    """Rows of one rank as columns; −1 means "does not apply"; ``name`` and ``dtype`` index ``Run.names``."""
 
     kind: Int8
     name: Int32
@@ -115,10 +111,7 @@ class Spans:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], names: list[str]) -> Spans:
-        """Return spans from dictionaries, for tests and small importers; new names are appended to ``names``.
-
-        Missing columns are "does not apply". Strings (``kind="forward"``, ``name="all_reduce"``) are coded.
-        """
+        """Return spans from dictionaries, with strings for codes, for tests; new names are appended to ``names``."""
         table = [_coded(row, names) for row in rows]
         defaults = {"start": 0, "end": 0, "op_in_seq": 0, "is_async": False, "timing": 0, "lane": schema.COMPUTE}
         return cls(

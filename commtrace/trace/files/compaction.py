@@ -40,7 +40,7 @@ def compact(segment: Path, num_rows: int, *, sync: bool) -> bool:
     """
     temporary = segment.with_name(segment.name + SUFFIX)
     try:
-        if not is_as_written(segment):  # a new checksum would hide the damage, which readers tell
+        if not is_as_written(segment):  # a new checksum would hide the damage
             return False
         if _rewrite(segment, temporary, sync) != num_rows or temporary.stat().st_size >= segment.stat().st_size:
             temporary.unlink()
@@ -86,7 +86,7 @@ def _merged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _one_batch(batches: list[pa.RecordBatch]) -> pa.Table:
-    # The words of a segment only grow from batch to batch, and may have done so within these.
+    # The dictionaries of a segment grow from batch to batch, maybe within these.
     return pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
 
 

@@ -149,10 +149,7 @@ Described = Callable[[list[Segment]], "RankTrace | None"]
 
 
 def newest_session(segments: list[Segment], problems: list[str], described: Described) -> dict[int, list[Segment]]:
-    """Return the segments of the newest run and attempt in a directory, by rank.
-
-    If ranks are missing, add those that the same job recorded under other names (:func:`why_not_one_job`).
-    """
+    """Return the segments of the newest run and attempt by rank, also those that its job recorded under other names."""
     if not segments:
         return {}
     launches = sorted(_launches(segments).values(), key=lambda launch: launch.session, reverse=True)

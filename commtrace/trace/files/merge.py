@@ -17,16 +17,11 @@ Place = Callable[[Path, Path], None]
 
 
 def merge(nodes: Sequence[Path], output: Path, place: Place) -> int:
-    """Put the folders of all ranks into one run directory, and return their number.
-
-    Args:
-        nodes: directories with ranks of the same job, or with exactly one run each.
-        output: missing or empty.
-        place: :func:`copy` or :func:`link`.
+    """Put the folders of all ranks into one run directory with ``place``, and return their number.
 
     Raises:
         ConfigurationError: there are two jobs, a rank occurs twice, or ``output`` is in the way.
-        RunNotFoundError: one of them holds no run.
+        RunNotFoundError: one of the ``nodes`` holds no run, or more than one.
     """
     directories = list(dict.fromkeys(find_run_directory(node).resolve() for node in nodes))
     folders = _folders_of_one_job(directories)

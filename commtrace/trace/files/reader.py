@@ -96,10 +96,9 @@ def load_newest(path: str | Path) -> Run:
 
 
 def read_files(path: str | Path) -> Iterator[pa.Table]:
-    """Yield the rows of the newest attempt as they are in its files, marks included, file by file.
+    """Yield the rows of the newest attempt as they are in its files, marks included, file by file; strings for codes.
 
-    Columns are ``rank`` and those of the schema, with strings for codes; −1 is not applicable. Raises as
-    :func:`load_run`.
+    Columns are ``rank`` and those of the schema; −1 is not applicable. Raises as :func:`load_run`.
     """
     columns = pa.schema([("rank", pa.int32()), *((one.name, _plain(one.type)) for one in schema.SCHEMA)])
     yield columns.empty_table()
@@ -196,7 +195,7 @@ def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[Segment
             try:
                 found.append(_read_header(path))
             except FileNotFoundError:
-                continue  # a running job has just deleted it to keep to its budget; its `discarded` mark says so
+                continue  # a running job has just deleted it, and reports that in a `discarded` mark
             except (pa.ArrowException, OSError) as error:
                 why = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
                 problems.append(f"{path}: skipped, its header is not readable ({why}).")

@@ -42,7 +42,7 @@ def write_losses(rank_directory: Path, session: int, lost: Mapping[str, int]) ->
     """Record that a recording was closed, and by kind the spans that are in no segment; raise OSError if that fails."""
     path = rank_directory / f"lost-{session}-{sum(lost.values())}"
     path.touch()
-    with contextlib.suppress(OSError):  # its name says enough
+    with contextlib.suppress(OSError):  # the name alone suffices
         path.write_text(json.dumps(dict(lost)), encoding="ascii")
 
 
@@ -88,11 +88,7 @@ def _with_stack(trace: RankTrace, rank_directory: Path) -> RankTrace:
 
 
 def note_gone_peers(rank_directory: Path, session: int, at_ns: int, ranks: Collection[int]) -> None:
-    """Record a look, at ``at_ns`` of the host's monotonic clock, and the ranks found gone since the last one.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Record a look at ``at_ns`` (host's monotonic clock) and ranks gone since the last one; may raise OSError."""
     file = os.open(_looks_path(rank_directory, session), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         os.write(file, f"{json.dumps([at_ns, sorted(ranks)])}\n".encode())

@@ -115,13 +115,7 @@ class SegmentWriter:
     def write_spans(
         self, spans: Spans, names: Sequence[str], *, before: Sequence[Row] = (), after: Sequence[Row] = ()
     ) -> None:
-        """Append columns instead of rows, without details, in batches as large as compaction makes them.
-
-        Args:
-            spans: ascending by step.
-            names: strings for the codes of ``name`` and ``dtype``.
-            before, after: marks before and behind the spans.
-        """
+        """Append columns, ascending by step, in large batches without details; ``names`` are the strings for codes."""
         if not len(spans):
             self.write([*before, *after])
         while len(spans):
@@ -338,7 +332,7 @@ def _next_segment_number(directory: Path) -> int:
 
 
 def segment_step_ranges(first_steps: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the first and last step that segments starting at ``first_steps`` can hold.
+    """Return the first and last step in segments that start at ``first_steps``.
 
     A span is written when it has ended, so a segment can also hold rows of the step before its first one.
     """

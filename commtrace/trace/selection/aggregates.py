@@ -59,10 +59,7 @@ _Sums = dict[tuple[int, str, int, int], list[int]]
 
 
 class AggregatingSink:
-    """Passes on steps in detail; sums up other steps as their ``step`` row and an ``aggregate`` mark.
-
-    Rows outside of any step are passed on until the first step is over, then summed up.
-    """
+    """Passes on steps in detail, and rows before the first step's end; sums up others in ``aggregate`` marks."""
 
     def __init__(self, sink: _RowSink, in_detail: Callable[[int], bool]) -> None:
         self._sink = sink

@@ -23,11 +23,7 @@ class StepRange(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> StepRange:
-        """Parse ``"A:B"``, ``"A:B:k"``, ``"A:"``, ``":B"`` or ``"A"`` (that one step).
-
-        Raises:
-            ConfigurationError: the text is none of these, or holds no step.
-        """
+        """Parse ``"A:B"``, ``"A:B:k"``, ``"A:"``, ``":B"`` or ``"A"`` (that step); else raise ConfigurationError."""
         match = _PATTERN.fullmatch(text.strip())
         if not match or not text.strip():
             raise ConfigurationError(f"steps {text[:100]!a}: write A:B (B exclusive), A:B:k for one step in k, or A")

@@ -69,11 +69,10 @@ def write_request(run_directory: Path, request: Request) -> Path:
 
 
 def read_requests(run_directory: Path, known: Collection[str] = ()) -> list[Request]:
-    """Read requests whose ids are not in ``known``, oldest first.
+    """Read requests whose ids are not in ``known``, oldest first; none if there is no folder.
 
     Raises:
-        ValueError: a file is not a request.
-        OSError: the folder, or a file in it, cannot be read; a missing folder holds no request.
+        ValueError, OSError: a file is not a request, or cannot be read.
     """
     try:
         with os.scandir(_folder(run_directory)) as entries:

@@ -230,11 +230,7 @@ def _check_unpacked(loaded: object) -> None:
 
 
 def read_flight_record(path: Path) -> FlightRecord:
-    """Read one dump; its rank is the number at the end of the file name.
-
-    Raises:
-        ImportFileError: it is no dump, or holds more than plain values.
-    """
+    """Read one dump, whose file name ends with its rank; raise ImportFileError if it is none."""
     match = _RANK.search(path.name)
     if not match:
         raise ImportFileError(f"{path}: the name of a dump must end with its rank, as in nccl_trace_rank_3. Rename it.")

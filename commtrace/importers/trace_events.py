@@ -211,9 +211,9 @@ class _Unpacked(gzip.GzipFile):
 
 
 def _whole_events(buffer: bytes) -> tuple[list[Event], bytes]:
-    """Return the events before the last right cut, and the text after it; no events if no cut is right.
+    """Return the events before the last cut with valid JSON before it, and the text after it.
 
-    A cut may lie inside an event; it is right if the text before it, in brackets, is valid JSON.
+    A cut may lie inside an event, so the decoder decides; no events if no cut is right.
     """
     cuts: list[int] = []
     for window in (*_WINDOWS, len(buffer)):

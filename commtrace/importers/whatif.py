@@ -381,7 +381,7 @@ def _spans_by_worker(job: _Job, operations: _Operations) -> list[Spans]:
 
 
 class _Rows(NamedTuple):
-    """The rows of all workers, in order; times are ns since the start of the run."""
+    """The rows of all workers; times are ns since the start of the run."""
 
     part: Int64  # sort of row
     operation: Int64  # of a step its first one, of a stall the one that it waited for

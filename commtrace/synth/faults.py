@@ -103,11 +103,7 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """Parse ``KIND=WHERE:AMOUNT``, optionally with ``@A:B`` for steps A to B (exclusive).
-
-        Raises:
-            ConfigurationError: the text has another form.
-        """
+        """Parse ``KIND=WHERE:AMOUNT``, optionally ``@A:B`` for steps A to B (exclusive); raise ConfigurationError."""
         spoken, _, steps = text.strip().partition("@")
         match = _PATTERN.match(spoken)
         if match is None or match["kind"] not in FORMS:

@@ -196,7 +196,7 @@ class _Simulation:
         place = Place(self._step, action.microbatch, action.chunk, stage)
         virtual = action.chunk * stages + stage
         source = self._source(stage, action)
-        if action.letter == FORWARD:  # launched late: until then the lane does nothing, which no row tells
+        if action.letter == FORWARD:  # launched late: until then the lane is idle, without a row
             self._now[stage] = self._now[stage] + self._added(faults.LATE_LAUNCH, stage) // (job.microbatches * chunks)
         if source is not None:
             self._receive(

@@ -132,7 +132,7 @@ def _named(entry: Entry) -> dict[str, list[Naming]]:
             for host in one.hosts:
                 own = found.setdefault(host, {})
                 before = own.get(one.cause)
-                # ANALYSIS comes before MONITOR: who read the whole run knows the cost better.
+                # ANALYSIS comes before MONITOR: it knows the cost of the whole run.
                 own[one.cause] = Naming(
                     entry.facts.run,
                     entry.directory,

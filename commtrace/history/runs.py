@@ -138,7 +138,7 @@ def list_runs(directory: Path, *, now_ns: int, ask: AskProcess = unknown_process
 
 
 def remember(run: Path | Run, verdict: RunVerdict | None, *, now_ns: int, ask: AskProcess = unknown_process) -> None:
-    """Keep a verdict on a run in the history file beside it; None keeps only that of the monitor, from its files.
+    """Keep a verdict in the history file; None keeps only the monitor's, from the run's files.
 
     Raises:
         CommtraceError, OSError: the file cannot be written, or the run cannot be read any more.

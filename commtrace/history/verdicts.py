@@ -155,7 +155,7 @@ class _Event(msgspec.Struct, frozen=True):
 
 
 def _events(path: Path) -> Iterator[_Straggler]:
-    """Yield the named stragglers in order; lines that are torn or of another program are skipped."""
+    """Yield the named stragglers, oldest first; lines that are torn or of another program are skipped."""
     try:
         with open_file(path) as file:
             while line := file.readline(_LONGEST_LINE):
@@ -166,7 +166,7 @@ def _events(path: Path) -> Iterator[_Straggler]:
                 if event.kind in _NAMING and event.straggler is not None:
                     yield event.straggler
     except OSError:
-        return  # a monitor that had nothing to tell writes none; what stands now is in monitor.json
+        return  # a monitor without events writes none; the present state is in monitor.json
 
 
 def _hosts(cause: str, hosts: Iterable[str]) -> tuple[str, ...]:

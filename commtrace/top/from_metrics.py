@@ -289,10 +289,9 @@ def frame_of_totals(
     alerts: Sequence[Mapping[str, str]] = (),
     found: Sequence[Sample] = (),
 ) -> Frame:
-    """Return the frame.
+    """Return the frame of the growth in the steps shown, and of totals since the ranks started.
 
     Args:
-        shown_totals: growth in the steps shown; ``so_far``: since the ranks started.
         alerts: labels of the firing alerts about stragglers.
         found: the monitor's costs of slow ranks, seconds per step.
     """

@@ -23,12 +23,7 @@ class MetricsError(CommtraceError):
 
 
 def fetch(url: str, **parameters: str) -> str:
-    """Return the answer to a GET; raise MetricsError for no answer, an error, or too large an answer.
-
-    Args:
-        url: http or https, with ``user:password@`` before the host if it needs credentials.
-        parameters: of the query.
-    """
+    """Return the answer to a GET, with ``user:password@`` of the URL as credentials; raise MetricsError."""
     try:
         with urllib.request.urlopen(_request(url, parameters), timeout=_SECONDS) as answer:
             content: bytes = answer.read(_MOST_BYTES + 1)

@@ -69,7 +69,8 @@ def open(
     Args:
         path: a run directory, a directory that holds exactly one, or ``DIRECTORY/latest``; by default the newest run
             below ``commtrace-runs``.
-        steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``; by default all complete steps but the first (the warm-up).
+        steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``. By default everything is read, and all complete steps but the
+            first (the warm-up) count.
         tables: type of tables: ``arrow`` (:class:`pyarrow.Table`), ``pandas`` or ``polars``.
 
     Raises:

@@ -248,7 +248,7 @@ def steps(recorded: Run, choice: StepChoice, partition: Partition) -> pa.Table:
     """Return one row per rank and step that was recorded, by rank and then by start.
 
     Args:
-        recorded: all that was loaded, on one clock; earlier attempts of a step are marked as such.
+        recorded: all that was loaded, on one clock; earlier attempts of a step have numbers of their own.
         choice: the steps that count.
         partition: of those.
     """

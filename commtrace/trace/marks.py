@@ -209,7 +209,7 @@ def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
     """Return the detail of a mark as plain values, without undeclared fields; None for marks without a type.
 
     Raises:
-        ValueError: the detail does not have the type of the mark, or is impossible, such as a rank of ``most_ranks``.
+        ValueError: the detail does not have the type of the mark, or is impossible: ranks are below ``most_ranks``.
     """
     if name not in _TYPES:
         return None

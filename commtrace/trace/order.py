@@ -21,6 +21,7 @@ def stable_order(key: npt.NDArray[np.generic]) -> Int64:
     digits = np.subtract(key, low, dtype=np.int64)
     if high - low < _LARGEST >> bits:
         return _positions(digits, bits)
+    # A key without room for its position is sorted by its low digits first, then by the others.
     width = _LARGEST.bit_length() - 1 - bits
     order = _positions(digits & ((1 << width) - 1), bits)
     digits >>= width

@@ -71,7 +71,11 @@ class RankMarks(NamedTuple):
 def decode(
     tables: Sequence[RankTable], steps: StepRange | None, earlier: Sequence[RankMarks] | None = None
 ) -> DecodedBlock:
-    """Decode the spans and marks of several ranks, the spans of ``steps`` only; add the marks to ``earlier`` ones.
+    """Decode the spans and marks of several ranks.
+
+    Args:
+        steps: decode only the spans of these; None for all.
+        earlier: marks read before, one per rank; those in the tables are added.
 
     Raises:
         TraceFormatError: a column is missing, or holds an unknown value.

@@ -1,8 +1,7 @@
-"""A recorded run, for notebooks and scripts: what the commands print, as tables and objects.
+"""Give notebooks and scripts the results of the commands, as tables and objects.
 
 >>> run = commtrace.open("commtrace-runs/my-run", tables="pandas")        # doctest: +SKIP
 >>> run.steps().groupby("rank")["bubble_ns"].mean()                        # doctest: +SKIP
->>> run.stragglers().verdicts                                              # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -68,16 +67,16 @@ def open(
     """Read a recorded run.
 
     Args:
-        path: a run directory, a directory that holds exactly one, or ``DIRECTORY/latest``. Without, the newest run
+        path: a run directory, a directory that holds exactly one, or ``DIRECTORY/latest``; by default the newest run
             below ``commtrace-runs``.
-        steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``. Without, everything is read, and all complete steps but the
+        steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``. By default everything is read, and all complete steps but the
             first (the warm-up) count.
-        tables: what tables are returned as: ``arrow`` (:class:`pyarrow.Table`), ``pandas`` or ``polars``.
+        tables: type of tables: ``arrow`` (:class:`pyarrow.Table`), ``pandas`` or ``polars``.
 
     Raises:
         RunNotFoundError: nothing was recorded there.
         TraceFormatError: the files were written by an incompatible commtrace.
-        ConfigurationError: ``steps`` cannot be parsed, none of them was recorded, or ``tables`` names nothing.
+        ConfigurationError: ``steps`` cannot be parsed, none of them was recorded, or ``tables`` is unknown.
         MissingExtraError: pandas or polars is asked for and not installed.
     """
     if tables not in _CONVERSIONS:
@@ -88,10 +87,10 @@ def open(
 
 
 class RecordedRun(Generic[Frame]):
-    """A run that was read; :func:`commtrace.open` makes it.
+    """A recorded run, as :func:`commtrace.open` returns it; docs/python.md documents the tables.
 
-    Results are kept, so that a second question costs less. Of a large run, only :meth:`spans`, :meth:`pipeline`,
-    :meth:`stragglers` and :meth:`summary` hold all spans in memory. docs/python.md documents the tables.
+    Results are kept. Of a large run, only :meth:`spans`, :meth:`pipeline`, :meth:`stragglers` and :meth:`summary` hold
+    all spans in memory.
     """
 
     def __init__(self, source: Window | LargeRun, steps: str | None, convert: Callable[[pa.Table], Frame]) -> None:
@@ -119,22 +118,22 @@ class RecordedRun(Generic[Frame]):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Return what is wrong with its files, in sentences; empty if nothing is."""
+        """Return sentences about faults of its files; empty without any."""
         return self._recorded.problems
 
     def spans(self) -> Frame:
-        """Return every span, by rank and then by start, on one clock as far as :meth:`align` could find one."""
+        """Return every span, by rank and then by start, on one clock as far as :meth:`align` found one; times in ns."""
         aligned = self._aligned
         return self._convert(made.spans(aligned, find_roles(aligned)))
 
     def steps(self) -> Frame:
-        """Return one row per rank and step: its parts, which add up to its wall time, or why it does not count."""
+        """Return one row per rank and step: its parts, ns, which add up to ``wall_ns``, or why it does not count."""
         measured = self._time_totals
         recorded = apply(measured.recorded, measured.alignment)
         return self._convert(made.steps(recorded, measured.steps, measured.result.partition()))
 
     def ranks(self) -> Frame:
-        """Return one row per rank: who it is, and the mean of its steps."""
+        """Return one row per rank: host, device and coordinates, and the mean of its steps, ns."""
         recorded, times = self._recorded, self._time_totals.result
         return self._convert(made.ranks(recorded, times.partition(), times.means(recorded)))
 
@@ -153,7 +152,7 @@ class RecordedRun(Generic[Frame]):
         return self._convert(made.communication(measured.result.table(measured.recorded)))
 
     def partition(self) -> Frame:
-        """Return one row per rank, step and state: where the time of every step went, exactly."""
+        """Return one row per rank, step and state, ns; the states of a step add up to it."""
         return self._convert(made.partition(self._time_totals.result.partition()))
 
     def pipeline(self) -> Pipeline | None:
@@ -161,10 +160,10 @@ class RecordedRun(Generic[Frame]):
         return find_pipeline(self._run)
 
     def stragglers(self, baseline: RecordedRun[Any] | None = None) -> Findings:
-        """Return who holds up the job, with cause, cost and evidence, and what could not be judged.
+        """Return the stragglers, with cause, cost and evidence, and the reasons for abstentions.
 
         Args:
-            baseline: a run of the same job in which it was well; it says what is normal where ranks cannot.
+            baseline: a healthy run of the same job, for causes that no comparison of ranks shows.
         """
         run = self._run
         if not run.steps.used:
@@ -180,12 +179,12 @@ class RecordedRun(Generic[Frame]):
         return summarise_steps(self._run, is_whole=self._steps is None)
 
     def align(self) -> Alignment:
-        """Return how the hosts' clocks were brought together, or why they could not be."""
+        """Return the alignment of the hosts' clocks, or the reason for its failure."""
         return self._source.survey.alignment if isinstance(self._source, LargeRun) else self._matched.alignment
 
     @property
     def _recorded(self) -> Run:
-        """The run; of a large one, few of its rows."""
+        """Return the run; of a large one, few of its rows."""
         return self._source.survey.outline if isinstance(self._source, LargeRun) else self._source.recorded
 
     @property
@@ -201,7 +200,7 @@ class RecordedRun(Generic[Frame]):
 
     @cached_property
     def _window(self) -> Window:
-        """Every row that was asked for."""
+        """Return every row that was asked for."""
         return load_window(self._recorded.path) if isinstance(self._source, LargeRun) else self._source
 
     @cached_property

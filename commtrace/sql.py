@@ -1,4 +1,4 @@
-"""SQL over a recorded run: its files and what follows from them, as tables of DuckDB.
+"""Query a recorded run with SQL, as tables of DuckDB.
 
 >>> query(commtrace.open("runs/a"), "SELECT rank, avg(bubble_ns) FROM steps GROUP BY rank")  # doctest: +SKIP
 """
@@ -34,11 +34,11 @@ TABLES: Final[Mapping[str, Callable[[RecordedRun[pa.Table]], pa.Table]]] = {
     "stragglers": lambda run: tables.stragglers(run.stragglers().verdicts),
     "files": lambda run: pa.concat_tables(read_files(run.path)),
 }
-"""What a query can read, and how it is made; docs/python.md describes each."""
+"""Tables by name; docs/python.md describes them."""
 
 
 def query(run: RecordedRun[pa.Table], text: str) -> pa.Table:
-    """Return the rows of a query in SQL of DuckDB. Only tables whose name stands in it are made.
+    """Return the rows of a DuckDB query. Only tables named in it are made.
 
     Raises:
         MissingExtraError: DuckDB is not installed.
@@ -66,7 +66,7 @@ def query(run: RecordedRun[pa.Table], text: str) -> pa.Table:
 
 
 def _with_whole_sums(rows: pa.Table) -> pa.Table:
-    """Return the rows with sums of whole numbers, which DuckDB gives as decimals, as whole numbers."""
+    """Cast sums of whole numbers, which DuckDB returns as decimals, to int64."""
     columns = [
         field.with_type(pa.int64()) if pa.types.is_decimal(field.type) and not field.type.scale else field
         for field in rows.schema

@@ -1,7 +1,6 @@
-"""A run as Arrow tables, for programs and for SQL: the columns, their units, and how they are made.
+"""Turn a run into Arrow tables: times are whole ns, and null is unknown or not applicable.
 
-Times are whole nanoseconds, and what does not apply or is not known is null. docs/python.md lists the columns; what
-they mean is declared here, and stands in the metadata of each field.
+Each field's metadata describes its column; docs/python.md lists them.
 
 >>> tables.steps(aligned, choice, partition).column("bubble_ns")  # doctest: +SKIP
 """
@@ -41,7 +40,7 @@ from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64, Spans
 
 DONE_AGAIN: Final = "done again later"
-"""Why an attempt of a step does not count that the same process repeated."""
+"""Reason to leave out an attempt of a step that the same process repeated."""
 
 _WORD: Final = pa.dictionary(pa.int32(), pa.string())
 _RANKS: Final = pa.list_(pa.int32())
@@ -249,8 +248,8 @@ def steps(recorded: Run, choice: StepChoice, partition: Partition) -> pa.Table:
     """Return one row per rank and step that was recorded, by rank and then by start.
 
     Args:
-        recorded: on one clock, whatever was loaded, earlier attempts of a step told apart from its last one.
-        choice: which of its steps count.
+        recorded: all that was loaded, on one clock; earlier attempts of a step have numbers of their own.
+        choice: the steps that count.
         partition: of those.
     """
     rows = {rank: trace.spans.take(_is_left_out(trace.spans, choice)) for rank, trace in recorded.ranks.items()}
@@ -278,7 +277,7 @@ def steps(recorded: Run, choice: StepChoice, partition: Partition) -> pa.Table:
 
 
 def partition(divided: Partition) -> pa.Table:
-    """Return one row per rank, step and state; states in which no time was spent are left out."""
+    """Return one row per rank, step and state, without states of 0 ns."""
     row, state = np.nonzero(divided.ns)
     return pa.table(
         [
@@ -293,9 +292,9 @@ def partition(divided: Partition) -> pa.Table:
 
 
 def ranks(recorded: Run, partition: Partition, means: Sequence[RankMean]) -> pa.Table:
-    """Return one row per rank that was recorded, with the mean of its steps that count.
+    """Return one row per recorded rank, with the mean of its steps that count.
 
-    Behind the columns of :data:`RANKS` comes one for each parallel dimension that the ranks have (``tp``, ``pp``, …).
+    A column for each parallel dimension (``tp``, ``pp``, …) follows those of :data:`RANKS`.
     """
     mean_of = {mean.rank: mean for mean in means}
     num_steps = dict(zip(*(column.tolist() for column in np.unique(partition.rank, return_counts=True)), strict=True))
@@ -380,14 +379,14 @@ def _where_it_applies(column: npt.NDArray[np.generic]) -> pa.Array:
 
 
 def _words(codes: npt.NDArray[Any], words: Sequence[str]) -> pa.Array:
-    """Return codes as words; codes that stand for none are null."""
+    """Return codes as strings; negative codes are null."""
     return pa.DictionaryArray.from_arrays(
         pa.array(codes.astype(np.int32), mask=codes < 0), pa.array(words, pa.string())
     )
 
 
 def _chosen(words: Sequence[str], which: Int64) -> pa.Array:
-    """Return for each number the word at that place, null where it is empty."""
+    """Return the string at each position, null if it is empty."""
     distinct = list(dict.fromkeys(filter(None, words)))
     codes = np.array([distinct.index(word) if word else -1 for word in words])
     return _words(codes[which], distinct)

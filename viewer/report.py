@@ -1,9 +1,7 @@
-"""Renders a run as one HTML file, which opens offline.
+"""Render a run as one HTML file, which opens offline.
 
 >>> page = render(summary, timeline)                            # doctest: +SKIP
 >>> Path("report.html").write_text(page.html, encoding="utf-8") # doctest: +SKIP
-
-The timeline holds a bounded number of steps and names them; the numbers beside it are those of all steps.
 """
 
 from __future__ import annotations
@@ -31,17 +29,11 @@ _PLACEHOLDER: Final = re.compile(r"\{\{(\w+)\}\}")
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A rendered report.
-
-    Attributes:
-        html: the whole file.
-        embedded: the steps in its timeline, ascending.
-        note: a sentence about these steps and their choice.
-    """
+    """A rendered report."""
 
     html: str
-    embedded: tuple[int, ...]
-    note: str
+    embedded: tuple[int, ...]  # the steps in its timeline, ascending
+    note: str  # a sentence about these steps and their choice
 
 
 def render(
@@ -56,10 +48,9 @@ def render(
     """Return the report of a run.
 
     Args:
-        summary: of the same steps.
-        timeline: the steps that :func:`steps_to_draw` chooses, or more.
-        durations: of all steps of the summary, ns; those of the timeline where they are all.
-        plan: what :func:`commtrace.analysis.pipeline.plan.plan_timeline` returns; drawn below every step.
+        timeline: the steps that :func:`steps_to_draw` chooses, or more; a bounded number of them is drawn.
+        durations: of all steps of the summary, ns; by default those of the timeline.
+        plan: result of :func:`commtrace.analysis.pipeline.plan.plan_timeline`; drawn below every step.
         most_steps: limit of steps in the timeline; None for all.
         most_bytes: limit of their data; one step is always included.
     """

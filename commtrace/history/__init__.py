@@ -1,1 +1,1 @@
-"""The runs of a directory, what was found in each, and the hosts that were named in them."""
+"""Keep the verdicts on the runs of a directory, and count the hosts that they name."""

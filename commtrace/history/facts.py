@@ -1,4 +1,4 @@
-"""The facts of a run that a list shows, read from the ends of its files.
+"""Read the facts of a run that a list shows, from the ends of its files.
 
 >>> facts = read_facts(Path("commtrace-runs/my-run"), now_ns=time.time_ns())   # doctest: +SKIP
 >>> facts.state, facts.last_step                                               # doctest: +SKIP
@@ -36,8 +36,8 @@ FAILED: Final = "failed"
 CUT_OFF: Final = "cut_off"
 
 STATES: Final = (RUNNING, ENDED, FAILED, CUT_OFF)
-"""``ended``: all recorded ranks closed their files in order; ``failed``: some of them with an exception that nobody
-caught; ``cut_off``: some wrote no end, as after SIGKILL."""
+"""``ended``: all recorded ranks closed their files; ``failed``: some of them after an uncaught exception; ``cut_off``:
+some did not close theirs, as after SIGKILL."""
 
 MONITOR_STATUS: Final = "monitor.json"
 MONITOR_EVENTS: Final = "monitor.jsonl"
@@ -46,42 +46,28 @@ Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 _EARLIEST_NS: Final = 10**18
-"""2001. Times before it are of traces without a wall clock."""
+"""2001. Earlier times are of traces without a wall clock."""
 
 _MOST_PROBLEMS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """A run at a glance.
-
-    Attributes:
-        run: its name.
-        attempt: how often the job had been started before.
-        session: epoch ns at which the first of its ranks began to record; of an imported run, the import.
-        started_ns, ended_ns: first and last instant of the newest attempt, epoch ns; None where that is not known.
-        world_size, ranks_recorded: how many ranks the job had, and how many have files.
-        hosts: names of the nodes.
-        first_step, last_step: of the newest attempt; None if no step ended.
-        step_ns: median of steps of the lowest recorded rank, which are sampled from all of the run; None without any.
-        state: one of STATES.
-        ending: the ranks that failed, were cut off or are silent, in words; else empty.
-        problems: of the files, in sentences.
-    """
+    """A run at a glance; None means unknown, or no step."""
 
     run: str
-    attempt: Count
-    session: Time
-    started_ns: Time | None
+    attempt: Count  # number of earlier starts of the job
+    session: Time  # epoch ns of the start of the first rank's recording, or of the import
+    started_ns: Time | None  # first instant of the newest attempt, epoch ns
     ended_ns: Time | None
     world_size: Count
-    ranks_recorded: Count
-    hosts: tuple[str, ...]
-    first_step: Count | None
+    ranks_recorded: Count  # with files
+    hosts: tuple[str, ...]  # names of the nodes
+    first_step: Count | None  # of the newest attempt
     last_step: Count | None
-    step_ns: Count | None
-    state: str
-    ending: str
+    step_ns: Count | None  # median of steps of the lowest recorded rank, sampled from all of the run
+    state: str  # of STATES
+    ending: str  # describes the ranks that failed, were cut off or are silent
     problems: tuple[str, ...]
 
     @property
@@ -92,17 +78,12 @@ class RunFacts:
 
     @property
     def steps(self) -> int | None:
-        """Return how many steps the newest attempt did."""
+        """Return the number of steps of the newest attempt."""
         return None if self.first_step is None or self.last_step is None else self.last_step - self.first_step + 1
 
 
 def read_facts(directory: Path, *, now_ns: int, ask: AskProcess = unknown_process) -> RunFacts:
-    """Read the facts of the newest attempt in a run directory.
-
-    Args:
-        directory: with the folders of the ranks.
-        now_ns: epoch ns, against which a run that is still going on is judged.
-        ask: for the process that recorded a rank.
+    """Read the facts of the newest attempt in a run directory, a running one as of ``now_ns`` (epoch).
 
     Raises:
         RunNotFoundError: nothing was recorded there, or nothing yet.
@@ -175,7 +156,7 @@ def fingerprint(directory: Path) -> str:
 
 
 def _start_of(run: Run, first_row_ns: int | None) -> int | None:
-    """Return when the first process began, else when the recording did, else when the lowest rank's first row does."""
+    """Return the start of the first process, else of the recording, else of the lowest rank's first row."""
     starts = [
         wall_clock_ns(trace, trace.process_start_ns)
         for trace in run.ranks.values()
@@ -200,7 +181,6 @@ def _first_row_ns(trace: RankTrace, directory: Path) -> int | None:
 
 
 def _end_of(endings: Mapping[int, Ending]) -> tuple[str, str]:
-    """Return the state of the run, and of which ranks it is."""
     silent = [rank for rank, one in endings.items() if one.state == SILENT]
     goes_on = any(one.state == RANK_RUNNING for one in endings.values()) or any(
         endings[rank].process not in (None, GONE) for rank in silent

@@ -1,4 +1,4 @@
-"""Counts in how many runs each host was named, because a bad node comes back.
+"""Count the runs in which each host was named, because a bad node comes back.
 
 >>> worst = tally_hosts(entries).hosts[0]                       # doctest: +SKIP
 >>> worst.host, worst.named, worst.judged, worst.rate           # doctest: +SKIP
@@ -18,23 +18,15 @@ from commtrace.trace.json_values import JsonObject, fields_to_json
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """A run in which a host was named.
-
-    Attributes:
-        run, directory: its name, and that of its directory, which may be gone.
-        ended_ns: end of what was recorded, else when it was judged; epoch ns.
-        who, cause: as the verdict says.
-        cost_ms_per_step: what a step would have saved without it; None where that is not known.
-        sources: who found it: ``analysis``, ``monitor`` or both.
-    """
+    """A run in which a host was named."""
 
     run: str
-    directory: str
-    ended_ns: int
-    who: str
+    directory: str  # of the run; it may be gone
+    ended_ns: int  # end of the recording, else time of the verdict; epoch ns
+    who: str  # as in the verdict
     cause: str
-    cost_ms_per_step: float | None
-    sources: tuple[str, ...]
+    cost_ms_per_step: float | None  # saving without the cause; None if unknown
+    sources: tuple[str, ...]  # analysis, monitor or both
 
     def to_json(self) -> JsonObject:
         parts = fields_to_json(self)
@@ -44,23 +36,14 @@ class Naming:
 
 @dataclass(frozen=True, slots=True)
 class HostTally:
-    """How often a host was named.
-
-    Attributes:
-        host: its name.
-        runs: in how many it took part. A job counts once, restarts included.
-        judged: in how many of them ranks could be compared.
-        named: in how many of them it was named, by whatever source.
-        causes: in how many runs for which cause, the most frequent first.
-        namings: the costliest of each run, the newest run first.
-    """
+    """Verdicts on a host."""
 
     host: str
-    runs: int
-    judged: int
-    named: int
-    causes: Mapping[str, int]
-    namings: tuple[Naming, ...]
+    runs: int  # number of its jobs; restarts do not count
+    judged: int  # jobs in which ranks could be compared
+    named: int  # jobs in which it was named, by any source
+    causes: Mapping[str, int]  # number of runs by cause, the most frequent first
+    namings: tuple[Naming, ...]  # the costliest of each run, the newest run first
 
     @property
     def rate(self) -> float | None:
@@ -73,7 +56,7 @@ class HostTally:
 
     @property
     def last_ns(self) -> int | None:
-        """Return the end of the newest run in which it was named, epoch ns; None if it never was."""
+        """Return the end of the newest run in which it was named, epoch ns; None if there is none."""
         return self.namings[0].ended_ns if self.namings else None
 
     def to_json(self) -> JsonObject:
@@ -87,15 +70,10 @@ class HostTally:
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """The hosts of the runs in a directory.
-
-    Attributes:
-        runs, judged: how many jobs are known, and in how many of them ranks could be compared.
-        hosts: those that were named most often first, then by rate and name.
-    """
+    """The hosts of the jobs in a directory, the most often named first, then by rate and name."""
 
     runs: int
-    judged: int
+    judged: int  # jobs in which ranks could be compared
     hosts: tuple[HostTally, ...]
 
 
@@ -154,7 +132,7 @@ def _named(entry: Entry) -> dict[str, list[Naming]]:
             for host in one.hosts:
                 own = found.setdefault(host, {})
                 before = own.get(one.cause)
-                # ANALYSIS comes before MONITOR: who read the whole run knows the cost better.
+                # ANALYSIS comes before MONITOR: it knows the cost of the whole run.
                 own[one.cause] = Naming(
                     entry.facts.run,
                     entry.directory,

@@ -1,4 +1,4 @@
-"""Lists the runs of a directory with their verdicts, and keeps the verdicts of commands that read a run.
+"""List the runs of a directory with their verdicts, and keep new verdicts.
 
 >>> listed = list_runs(Path("commtrace-runs"), now_ns=time.time_ns())          # doctest: +SKIP
 >>> [(one.directory, one.facts.state) for one in listed.runs if one.facts]     # doctest: +SKIP
@@ -23,26 +23,19 @@ from commtrace.trace.processes import AskProcess, unknown_process
 from commtrace.trace.run import Run
 
 UNREADABLE: Final = "unreadable"
-"""The state of a folder that holds no run that can be read."""
+"""The state of a folder without a readable run."""
 
 _NO_RANKS: Final = "It holds no recorded run (no rank-NNNNN folders)."
 
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """A folder in a directory of runs.
+    """A folder in a directory of runs."""
 
-    Attributes:
-        directory: its name.
-        facts: None if it holds no run that can be read.
-        verdict: on the newest attempt; that of a whole analysis before that of the monitor. None if nobody judged.
-        problems: what is wrong with it, in sentences.
-    """
-
-    directory: str
-    facts: RunFacts | None
-    verdict: RunVerdict | None = None
-    problems: tuple[str, ...] = ()
+    directory: str  # its name
+    facts: RunFacts | None  # None without a readable run
+    verdict: RunVerdict | None = None  # on the newest attempt, of an analysis rather than of the monitor
+    problems: tuple[str, ...] = ()  # of its files
 
     @property
     def state(self) -> str:
@@ -83,31 +76,23 @@ def _iso(epoch_ns: int | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class RunList:
-    """The runs of a directory.
-
-    Attributes:
-        path: the directory.
-        runs: by start; folders without a readable run come first.
-        entries: everything that is known, also of runs that were deleted.
-        problems: of the file that keeps the verdicts.
-    """
+    """The runs of a directory."""
 
     path: Path
-    runs: tuple[ListedRun, ...]
-    entries: tuple[Entry, ...]
-    problems: tuple[str, ...] = ()
+    runs: tuple[ListedRun, ...]  # by start, after folders without a readable run
+    entries: tuple[Entry, ...]  # including runs that were deleted
+    problems: tuple[str, ...] = ()  # of the history file
 
     def to_json(self) -> JsonObject:
-        """Return what ``commtrace list --json`` prints (docs/json/list.schema.json)."""
+        """Return the output of ``commtrace list --json`` (docs/json/list.schema.json)."""
         return {"path": str(self.path), "runs": to_json(self.runs), "problems": self.problems}
 
 
 def list_runs(directory: Path, *, now_ns: int, ask: AskProcess = unknown_process) -> RunList:
-    """List the runs in a directory. Runs that have ended are read again only if their files changed.
+    """List the runs in a directory; runs that have ended are read again only if their files changed.
 
     Args:
-        directory: that holds run directories.
-        now_ns: epoch ns, against which runs that are still going on are judged.
+        now_ns: epoch ns, to judge running jobs.
         ask: for the process that recorded a rank.
 
     Raises:
@@ -153,17 +138,10 @@ def list_runs(directory: Path, *, now_ns: int, ask: AskProcess = unknown_process
 
 
 def remember(run: Path | Run, verdict: RunVerdict | None, *, now_ns: int, ask: AskProcess = unknown_process) -> None:
-    """Keep a verdict on a run in the file beside it.
-
-    Args:
-        run: loaded in full, or a path as commands take it.
-        verdict: on its newest attempt; None: only that of the monitor, from its files in the run.
-        now_ns: epoch ns.
-        ask: for the process that recorded a rank.
+    """Keep a verdict in the history file; None keeps only the monitor's, from the run's files.
 
     Raises:
-        CommtraceError: the file cannot be written, or the run cannot be read any more.
-        OSError: likewise.
+        CommtraceError, OSError: the file cannot be written, or the run cannot be read any more.
     """
     directory = (run.path if isinstance(run, Run) else find_run_directory(run)).resolve()
     now = fingerprint(directory)

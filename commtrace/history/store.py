@@ -1,8 +1,7 @@
-"""The file beside the runs that keeps verdicts, also of runs that were deleted since: a small SQLite database.
+"""Keep verdicts on runs, also deleted ones, in a SQLite database beside the runs.
 
-It is safe for several writers: every change is one transaction that holds SQLite's lock for milliseconds. It keeps no
-write-ahead log, which does not work on network file systems. Where locks do not work either, or the file is damaged or
-read-only, :class:`HistoryError` says so; nothing else depends on the file.
+Several writers are safe: each change is one short transaction. There is no write-ahead log, which fails on network file
+systems.
 
 >>> history = RunHistory(Path("commtrace-runs"))                # doctest: +SKIP
 >>> [entry.facts.run for entry in history.entries()]            # doctest: +SKIP
@@ -30,7 +29,7 @@ _APPLICATION: Final = 0x434F4D4D
 _VERSION: Final = 1
 _SECONDS_TO_WAIT: Final = 2.0
 _ONE_LAUNCH_NS: Final = 60_000_000_000
-"""The ranks of a job begin to record within seconds: when more of them have files, the first may be an earlier one."""
+"""Ranks of a job begin within seconds; a rank whose files come later may turn out to be the first."""
 
 _TABLES: Final = (
     "CREATE TABLE runs (id INTEGER PRIMARY KEY, directory TEXT NOT NULL, fingerprint TEXT NOT NULL, "
@@ -49,23 +48,14 @@ class HistoryError(CommtraceError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A job and the verdicts on it.
+    """A job and the verdicts on it."""
 
-    Attributes:
-        directory: name of its run directory, beside the file; it may be gone.
-        fingerprint: of its files when the facts were read.
-        facts: of its newest attempt.
-        hosts: that took part in any attempt.
-        verdicts: by attempt and source, each the newest one.
-        id: in the file; None before it is kept.
-    """
-
-    directory: str
-    fingerprint: str
-    facts: RunFacts
-    hosts: tuple[str, ...]
-    verdicts: tuple[RunVerdict, ...] = ()
-    id: int | None = None
+    directory: str  # name of its run directory, which may be gone
+    fingerprint: str  # of its files when the facts were read
+    facts: RunFacts  # of its newest attempt
+    hosts: tuple[str, ...]  # of all attempts
+    verdicts: tuple[RunVerdict, ...] = ()  # by attempt and source, each the newest one
+    id: int | None = None  # in the file; None before it is kept
 
 
 def is_same_launch(first: RunFacts, second: RunFacts) -> bool:
@@ -76,33 +66,21 @@ def is_same_launch(first: RunFacts, second: RunFacts) -> bool:
 
 
 class RunHistory:
-    """The history of the runs in a directory.
-
-    Args:
-        directory: of the runs. The file is made when something is kept.
-    """
+    """The history of the runs in a directory; its file is made by the first :meth:`keep`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.path = directory / FILE_NAME
 
     def entries(self) -> list[Entry]:
-        """Return everything that was kept; nothing where there is no file.
-
-        Raises:
-            HistoryError: the file cannot be read.
-        """
+        """Return all entries, none without a file; raise HistoryError if it cannot be read."""
         if not self._is_there():
             return []
         with self._opened("ro") as connection:
             return _read(connection)
 
     def keep(self, seen: Sequence[Entry]) -> list[Entry]:
-        """Keep what was seen of runs, and return everything that is kept then.
-
-        Raises:
-            HistoryError: the file cannot be written.
-        """
+        """Add or update entries, and return all of them; raise HistoryError if the file cannot be written."""
         self._is_there()
         with self._opened("rwc") as connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -117,7 +95,7 @@ class RunHistory:
             return _read(connection)
 
     def joined(self, known: Sequence[Entry], seen: Sequence[Entry]) -> list[Entry]:
-        """Return the known entries with what was seen since."""
+        """Return the known entries, updated by the seen ones."""
         entries = list(known)
         for one in seen:
             at = next((at for at, entry in enumerate(entries) if self._is_same_job(entry, one)), None)
@@ -139,11 +117,7 @@ class RunHistory:
         return is_restart or is_same_launch(before.facts, now.facts)
 
     def _is_there(self) -> bool:
-        """Return whether the file is there.
-
-        Raises:
-            HistoryError: something else is.
-        """
+        """Return whether the file exists; raise HistoryError if something else has its name."""
         try:
             if self.path.is_file():
                 return True
@@ -235,7 +209,7 @@ def _encoded(value: object) -> str:
 
 
 def _decoded(text: object, kind: type[_T]) -> _T:
-    """Return what a column holds; SQLite lets any type of value stand in any of them."""
+    """Decode a column; SQLite allows any type of value in any column."""
     try:
         if not isinstance(text, str):
             raise ValueError("no text")

@@ -1,4 +1,4 @@
-"""Verdicts on runs, as they are kept: who was named, why, and what it cost."""
+"""Describe verdicts on runs as they are kept: stragglers, causes and costs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from commtrace.trace.inputs import MOST_RANKS, open_file, printable_json, read_f
 ANALYSIS: Final = "analysis"
 MONITOR: Final = "monitor"
 SOURCES: Final = (ANALYSIS, MONITOR)
-"""Who judged: a command that read the whole run, or the monitor while it went on."""
+"""A command that read the whole run, or the monitor during the run."""
 
 OF_NO_HOST: Final = frozenset({"stage_imbalance", "sequence_length_imbalance"})
-"""Causes that lie in how the work is divided: the host of the slowest rank is only where it shows."""
+"""Causes in the division of work: the host of the slowest rank is only where they show."""
 
 _MOST_RANKS: Final = 64
 _MOST_HOSTS: Final = 256
@@ -29,61 +29,42 @@ _MOST_ABSTENTIONS: Final = 8
 _LARGEST_STATUS: Final = 64 << 20
 _LONGEST_LINE: Final = 16 << 20
 _NAMING: Final = ("straggler", "changed")
-"""Kinds of events that name who is slow."""
+"""Kinds of events that name a straggler."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """One cause of lost time.
+    """One cause of lost time."""
 
-    Attributes:
-        who: the rank, host, stage or link, in words.
-        place, cause: words of :mod:`commtrace.analysis.stragglers.verdict`.
-        cost_ms_per_step: what a step would save without it; None where that is not known.
-        occurrence: of what happened in few steps only, which; else empty.
-        ranks: the slow ranks, slowest first, at most 64.
-        hosts: their nodes; none where the cause lies in how the work is divided, or moves between ranks.
-    """
-
-    who: str
-    place: str
+    who: str  # describes the rank, host, stage or link
+    place: str  # as in analysis/stragglers/verdict.py, like the cause
     cause: str
-    cost_ms_per_step: float | None
-    occurrence: str = ""
-    ranks: tuple[int, ...] = ()
-    hosts: tuple[str, ...] = ()
+    cost_ms_per_step: float | None  # saving per step without it; None if unknown
+    occurrence: str = ""  # the steps, if only few
+    ranks: tuple[int, ...] = ()  # slowest first, at most 64
+    hosts: tuple[str, ...] = ()  # empty if the cause is in the division of work, or moves between ranks
 
 
 @dataclass(frozen=True, slots=True)
 class RunVerdict:
-    """A judgement of one attempt of a run.
+    """A judgement of one attempt of a run."""
 
-    Attributes:
-        source: one of SOURCES.
-        by: the command, or ``monitor``.
-        attempt: how often the job had been started before.
-        judged_ns: when, epoch ns.
-        last_step: up to which step; None if none had ended.
-        named: the costliest first.
-        abstentions: what could not be judged, and why.
-    """
-
-    source: str
-    by: str
-    attempt: Count
-    judged_ns: Time
-    last_step: Count | None
-    named: tuple[Named, ...]
-    abstentions: tuple[str, ...] = ()
+    source: str  # of SOURCES
+    by: str  # the command, or "monitor"
+    attempt: Count  # number of earlier starts of the job
+    judged_ns: Time  # epoch
+    last_step: Count | None  # the last one judged; None if none had ended
+    named: tuple[Named, ...]  # the costliest first
+    abstentions: tuple[str, ...] = ()  # sentences about parts that could not be judged
 
     @property
     def is_judged(self) -> bool:
-        """Return whether somebody was named, or nothing was left unjudged: only then a run says that a host is well."""
+        """Return whether somebody was named, or nothing was left unjudged: only then can hosts be called healthy."""
         return bool(self.named) or not self.abstentions
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Return the hosts that were named, each once."""
+        """Return the named hosts, each once."""
         return tuple(dict.fromkeys(host for one in self.named for host in one.hosts))
 
 
@@ -96,7 +77,7 @@ def verdict_of_analysis(
     judged_ns: int,
     last_step: int | None,
 ) -> RunVerdict:
-    """Return what a command found in a whole run."""
+    """Return the verdict of a command on a whole run."""
     named = [
         Named(
             one.who,
@@ -115,11 +96,7 @@ def verdict_of_analysis(
 
 
 def verdict_of_monitor(directory: Path, attempt: int) -> RunVerdict | None:
-    """Return what the monitor has named since the job began, from its files in a run directory; None without them.
-
-    Raises:
-        TraceFormatError: ``monitor.json`` says something else.
-    """
+    """Return the monitor's verdict since the job began, None without files; raise TraceFormatError."""
     path = directory / MONITOR_STATUS
     try:
         status = printable_json(read_file(path, _LARGEST_STATUS), _Status)
@@ -152,7 +129,7 @@ class _Member(msgspec.Struct, frozen=True):
 
 
 class _Straggler(msgspec.Struct, frozen=True):
-    """The fields of :class:`commtrace.live.monitoring.findings.LiveStraggler` that are kept."""
+    """The kept fields of :class:`commtrace.live.monitoring.findings.LiveStraggler`."""
 
     rank: Annotated[int, msgspec.Meta(ge=-1, lt=MOST_RANKS)]
     host: str
@@ -178,7 +155,7 @@ class _Event(msgspec.Struct, frozen=True):
 
 
 def _events(path: Path) -> Iterator[_Straggler]:
-    """Yield who was named, in order; lines that are torn or of another program are passed over."""
+    """Yield the named stragglers, oldest first; lines that are torn or of another program are skipped."""
     try:
         with open_file(path) as file:
             while line := file.readline(_LONGEST_LINE):
@@ -189,7 +166,7 @@ def _events(path: Path) -> Iterator[_Straggler]:
                 if event.kind in _NAMING and event.straggler is not None:
                     yield event.straggler
     except OSError:
-        return  # a monitor that had nothing to tell writes none; what stands now is in monitor.json
+        return  # a monitor without events writes none; the present state is in monitor.json
 
 
 def _hosts(cause: str, hosts: Iterable[str]) -> tuple[str, ...]:

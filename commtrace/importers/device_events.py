@@ -1,4 +1,4 @@
-"""Reads kernels, copies and communication kernels from one torch.profiler trace."""
+"""Read kernels, copies and communication kernels from one torch.profiler trace."""
 
 from __future__ import annotations
 
@@ -67,25 +67,17 @@ class CommunicationKernel:
 
 @dataclass(slots=True)
 class DeviceTrace:
-    """The device events of one file. Times are ns after ``header.base_time_ns``.
-
-    Attributes:
-        names: of kernels and copies, each once.
-        kernels, memory, communication: disjoint, in the order of the file.
-        profiler_steps: number, start and end of the ProfilerStep annotations of the host.
-        devices: number and ``pid`` of each device.
-        unreadable: events left out: damaged arguments, or a time that is missing, NaN or negative.
-    """
+    """The device events of one file. Times are ns after ``header.base_time_ns``."""
 
     path: Path
     header: Header
-    names: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)  # of kernels and copies, each once
     kernels: Work = field(default_factory=Work)
     memory: Work = field(default_factory=Work)
     communication: list[CommunicationKernel] = field(default_factory=list)
-    profiler_steps: list[tuple[int, int, int]] = field(default_factory=list)
-    devices: set[tuple[int, bytes]] = field(default_factory=set)
-    unreadable: int = 0
+    profiler_steps: list[tuple[int, int, int]] = field(default_factory=list)  # number, start, end
+    devices: set[tuple[int, bytes]] = field(default_factory=set)  # number and pid
+    unreadable: int = 0  # events left out: damaged arguments, or no valid time
 
     @property
     def device(self) -> int:
@@ -106,7 +98,7 @@ def read_device_trace(path: Path, communication_pattern: str | None = None) -> D
 
     Args:
         path: written by ``export_chrome_trace`` or ``tensorboard_trace_handler``.
-        communication_pattern: regular expression that finds further communication kernels by name.
+        communication_pattern: regular expression for names of further communication kernels.
 
     Raises:
         ImportFileError: it cannot be read, or holds no device event.
@@ -130,8 +122,6 @@ def read_device_trace(path: Path, communication_pattern: str | None = None) -> D
 
 
 class _Reader:
-    """Sorts events into a trace; an event that is not kept is not decoded."""
-
     def __init__(self, trace: DeviceTrace, communication_pattern: str | None) -> None:
         self._trace = trace
         patterns = [COMMUNICATION_PATTERN, *([communication_pattern] if communication_pattern else [])]
@@ -182,7 +172,6 @@ class _Reader:
         self._trace.memory.append(*times, name, integer(_arguments(event).get("bytes")))
 
     def _device_times(self, event: Event) -> tuple[int, int] | None:
-        """Return start and end; count the event as unreadable and return None if there is none."""
         times = _times(event)
         if times is None:
             self._trace.unreadable += 1
@@ -210,7 +199,7 @@ class _Reader:
         return known
 
     def finish(self) -> DeviceTrace:
-        """Add the arguments of the launching calls to kernels without a description, and return the trace."""
+        """Add the arguments of the launching calls to kernels without a description."""
         trace = self._trace
         for position, kernel in enumerate(trace.communication):
             link = _link(kernel.arguments)
@@ -223,7 +212,7 @@ class _Reader:
 
 
 def integer(value: Any, default: int = -1) -> int:
-    """Return a number of an event's arguments, which some writers quote, or the default."""
+    """Return an argument of an event, which some writers quote, as a number; else the default."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
@@ -250,7 +239,6 @@ def _text(raw: msgspec.Raw) -> str:
 
 
 def _times(event: Event) -> tuple[int, int] | None:
-    """Return start and end, ns; None if one is missing, no number, or the duration is negative."""
     try:
         start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
     except ValueError:

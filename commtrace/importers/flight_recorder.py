@@ -1,11 +1,7 @@
-"""Read and import the dumps that torch's flight recorder writes when a collective times out, one per rank.
+"""Import the dumps that torch's flight recorder writes when a collective times out, one per rank.
 
-A dump lists what a rank had enqueued, in order, without device times. So an operation starts when it was enqueued and
-ends when a poll found it completed, with the timing ``unknown``. One that was not found completed has no duration and
-is in flight.
-
-A dump is a pickle, or JSON if it was requested over HTTP. A pickle can run any code while it is loaded, so only plain
-containers, numbers and strings are accepted.
+A dump has no device times: operations start when enqueued and end when a poll found them completed, with the timing
+``unknown``; others are in flight. A pickle can run any code, so only plain containers, numbers and strings are loaded.
 
 >>> import_flight_recorder(sorted(Path("/tmp").glob("nccl_trace_rank_*")), Path("imported"))  # doctest: +SKIP
 """
@@ -41,8 +37,7 @@ _MOST_BYTES: Final = 2**47
 _LARGEST_FILE: Final = 64 << 20
 """A dump holds about the last 2,000 operations: some megabytes with frames."""
 _MOST_VALUES: Final = 4_000_000
-"""Operations of a pickle, values of JSON. 2,000 entries with 60 frames each have a third of them; each takes about 100
-bytes."""
+"""Operations of a pickle, values of JSON: about 100 bytes each. 2,000 entries with 60 frames have a third of them."""
 _MOST_UNPACKED: Final = 256 << 20
 """Bytes if every reference were a value of its own: a pickle may hold one list in a thousand places."""
 _BYTES_PER_VALUE: Final = 64
@@ -56,10 +51,9 @@ def import_flight_recorder(
     ranks_per_host: int = 0,
     on_file: Callable[[Path], None] = lambda path: None,
 ) -> Imported:
-    """Make a run from the dumps of a job.
+    """Make a run from the dumps of a job, one file per rank.
 
     Args:
-        files: one per rank; their names end with the rank.
         ranks_per_host: number of consecutive ranks that share a clock; 0 for 8.
         on_file: called with each file before it is read.
 
@@ -155,30 +149,19 @@ def _in_flight(entry: Entry) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An operation that was enqueued.
-
-    Attributes:
-        group: None if the dump does not list its members.
-        seq: in the group for collectives, in the rank for point-to-point operations.
-        peer: global rank of the other side; −1 for collectives.
-        state: ``scheduled``, ``started`` or ``completed``.
-        created_ns: epoch ns at which it was enqueued.
-        completed_ns: epoch ns at which a poll found it completed, so an upper bound; None if unknown.
-        num_bytes, dtype: −1 and None if unknown.
-        frames: name, file and line of the callers, innermost first.
-    """
+    """An operation that was enqueued."""
 
     operation: str
-    group: Group | None
-    seq: int
-    peer: int
-    state: str
-    created_ns: int
-    completed_ns: int | None
-    num_bytes: int
+    group: Group | None  # None if the dump does not list its members
+    seq: int  # per group for collectives, per rank for p2p
+    peer: int  # global rank; −1 for collectives
+    state: str  # scheduled, started or completed
+    created_ns: int  # epoch, when enqueued
+    completed_ns: int | None  # epoch, when a poll found it completed: an upper bound
+    num_bytes: int  # −1 if unknown
     dtype: str | None
     is_p2p: bool
-    frames: tuple[str, ...] = ()
+    frames: tuple[str, ...] = ()  # of the callers, innermost first
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,18 +182,12 @@ class FlightRecord:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Loads containers, numbers and strings, but no object of a class."""
-
     def find_class(self, module: str, name: str) -> object:
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, but a dump holds only plain values")
 
 
 def _check_pickle(content: bytes) -> None:
-    """Refuse a pickle that would take far more memory than its bytes, before it is loaded.
-
-    Raises:
-        ValueError: it has too many operations, or one that no dump has, such as those of sets.
-    """
+    """Raise ValueError for a pickle that would take far more memory than its bytes, or is no dump."""
     for count, (operation, argument, _) in enumerate(pickletools.genops(content)):
         if operation.name not in _OPERATIONS:
             raise ValueError(f"it holds {operation.name}, but a dump holds only plain values")
@@ -234,11 +211,7 @@ _OPERATIONS: Final = frozenset({
 
 
 def _check_unpacked(loaded: object) -> None:
-    """Refuse values that would take too much memory if every reference were a value of its own.
-
-    Raises:
-        ValueError: they would, or contain themselves.
-    """
+    """Raise ValueError for values that contain themselves, or would take too much memory without shared references."""
     room = _MOST_UNPACKED
     waiting = [loaded]
     while waiting:
@@ -257,11 +230,7 @@ def _check_unpacked(loaded: object) -> None:
 
 
 def read_flight_record(path: Path) -> FlightRecord:
-    """Read one dump. The rank is the number at the end of the file name, as torch writes it.
-
-    Raises:
-        ImportFileError: it is no dump, or holds more than plain values.
-    """
+    """Read one dump, whose file name ends with its rank; raise ImportFileError if it is none."""
     match = _RANK.search(path.name)
     if not match:
         raise ImportFileError(f"{path}: the name of a dump must end with its rank, as in nccl_trace_rank_3. Rename it.")
@@ -307,8 +276,6 @@ _Number = Annotated[int, msgspec.Meta(ge=0, le=2**61)]
 
 
 class _EntryInDump(msgspec.Struct):
-    """One of ``entries``; times are checked later, one by one."""
-
     process_group: tuple[str | int | None, ...] | None = None
     profiling_name: str | None = None
     state: str | None = None
@@ -389,7 +356,6 @@ def _entry(entry: _EntryInDump, groups: Mapping[str, Group]) -> Entry:
 
 
 def _time(value: Any) -> int | None:
-    """Return epoch ns; None if missing or out of range."""
     try:
         time = int(value or 0)
     except (TypeError, ValueError, OverflowError):
@@ -398,7 +364,7 @@ def _time(value: Any) -> int | None:
 
 
 def _peer(words: str, group: Group | None) -> int:
-    """Return the global rank of the peer, from ``send 1->2`` or ``recv 2<-1``, whose numbers are ranks in the group."""
+    """Return the global rank of the peer from ``send 1->2`` or ``recv 2<-1``, whose numbers are ranks in the group."""
     match = _PEERS.search(words)
     if not match or not group:
         return -1

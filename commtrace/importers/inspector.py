@@ -1,9 +1,7 @@
 """Import the JSON lines that NCCL Inspector and RCCL Inspector write (``commtrace import inspector``).
 
-The plugin writes one line per completed operation and rank: communicator, rank in it, operation, bytes, and the time
-that its kernel ran. That time includes waiting for other members. Only verbose lines
-(``NCCL_INSPECTOR_DUMP_VERBOSE=1``) say when that was, by callbacks on the host. Only then operations of different ranks
-are joined, and waiting is told from transfer. The others are imported with durations alone.
+A line has an operation of one rank and the duration of its kernel, which includes waiting. Only verbose lines
+(``NCCL_INSPECTOR_DUMP_VERBOSE=1``) have times; only then ranks can be matched, and wait separated from transfer.
 
 >>> import_inspector([Path("nccl-inspector-4711")], Path("imported"))          # doctest: +SKIP
 """
@@ -54,36 +52,24 @@ _OPERATIONS: Final = {
     "Send": "send",
     "Recv": "recv",
 }
-"""Of others the plugin computes no bandwidth: their names are kept and their bytes are unknown."""
+"""The plugin computes no bandwidth of others: they keep their names, with unknown bytes."""
 
 _SHARDS: Final = frozenset({"all_gather", "reduce_scatter"})
 """The file has the bytes of one rank's shard."""
 
 
 class _Member(NamedTuple):
-    """What becomes a rank: a process, or one device of a process that drives several.
-
-    Attributes:
-        device: the rank in its communicators of a device of several; −1 of a process with one.
-    """
+    """A future rank: a process, or one device of a process that drives several."""
 
     process: Process
-    device: int
+    device: int  # rank in the communicators of this device; −1 of a process with one
 
 
 class _Operation(NamedTuple):
-    """What is kept of a line, times in ns.
-
-    Attributes:
-        communicator: its id.
-        number: that the file gives it.
-        peer: rank in the communicator; −1 of collectives.
-    """
-
     communicator: str
     name: str
     number: int
-    peer: int
+    peer: int  # rank in the communicator; −1 of collectives
     start: int
     end: int
     num_bytes: int
@@ -92,21 +78,15 @@ class _Operation(NamedTuple):
 
 @dataclass(slots=True)
 class _Communicator:
-    """A communicator, as the first pass over the files finds it.
-
-    Attributes:
-        members: by rank in the communicator, those that have lines.
-        numbers: of collectives, as (number, occurrence, operation): equal on all members.
-        messages: by member, how many messages it has, and the highest of their numbers.
-        dropped: by member, records that were overwritten before they were written.
-    """
+    """A communicator, as the first pass over the files finds it."""
 
     size: int
     name: str
-    members: dict[int, Process] = field(default_factory=dict)
+    members: dict[int, Process] = field(default_factory=dict)  # with lines, by rank in the communicator
+    # of collectives: number, occurrence, operation; equal on all members
     numbers: set[tuple[int, int, str]] = field(default_factory=set)
-    messages: dict[int, tuple[int, int]] = field(default_factory=dict)
-    dropped: dict[int, int] = field(default_factory=dict)
+    messages: dict[int, tuple[int, int]] = field(default_factory=dict)  # by member: count and highest number
+    dropped: dict[int, int] = field(default_factory=dict)  # by member: records overwritten before they were written
 
     @property
     def counts_messages(self) -> bool:
@@ -115,7 +95,7 @@ class _Communicator:
 
     @property
     def missing(self) -> int:
-        """Return how many collectives between the first and the last one of each operation no member has."""
+        """Count the numbers of collectives, between the first and the last of each operation, that no member has."""
         numbers: dict[str, set[int]] = {}
         for number, _, name in self.numbers:
             numbers.setdefault(name, set()).add(number)
@@ -124,25 +104,15 @@ class _Communicator:
 
 @dataclass(slots=True)
 class _Survey:
-    """What the first pass finds in all files.
-
-    Attributes:
-        processes: the files of each.
-        unreadable: by file, how many lines are damaged, and why the first one is.
-        foreign: files in the given folders that hold no line of the plugin.
-        timed, untimed: operations with times, and without.
-        by_cpu: operations whose duration was measured on the host.
-        slack_us: see :attr:`Record.slack_us`.
-    """
-
     communicators: dict[str, _Communicator] = field(default_factory=dict)
     processes: dict[Process, list[Path]] = field(default_factory=dict)
     versions: set[str] = field(default_factory=set)
+    # by file: number of damaged lines, and the first reason
     unreadable: dict[Path, tuple[int, str]] = field(default_factory=dict)
-    foreign: list[Path] = field(default_factory=list)
-    timed: int = 0
+    foreign: list[Path] = field(default_factory=list)  # files in given folders without a line of the plugin
+    timed: int = 0  # operations with times
     untimed: int = 0
-    by_cpu: int = 0
+    by_cpu: int = 0  # operations with durations measured on the host
     slack_us: list[int] = field(default_factory=list)
 
     @property
@@ -155,19 +125,12 @@ class _Survey:
 
 
 class _Ranks(NamedTuple):
-    """The global ranks of the members.
-
-    Attributes:
-        of: by member.
-        world_size: of the job, as far as the files tell.
-        are_known: a communicator holds all members, and its ranks are those of the job.
-        several: processes with several devices.
-    """
+    """The global ranks of the members."""
 
     of: Mapping[_Member, int]
     world_size: int
-    are_known: bool
-    several: frozenset[Process]
+    are_known: bool  # a communicator of all members gives the ranks of the job
+    several: frozenset[Process]  # processes with several devices
 
     def member(self, communicator: _Communicator, rank: int) -> _Member | None:
         process = communicator.members.get(rank)
@@ -177,11 +140,9 @@ class _Ranks(NamedTuple):
 def import_inspector(
     files: Sequence[Path], output: Path, *, on_file: Callable[[Path], None] = lambda path: None
 ) -> Imported:
-    """Make a run from the lines of all processes of a job.
+    """Make a run from ``HOST-pidPID.log`` and the like, plain or gzip, or folders that hold them.
 
     Args:
-        files: ``HOST-pidPID.log`` and the like, plain or gzip, or folders that hold them.
-        output: directory of the new run.
         on_file: called with each file before it is read.
 
     Raises:
@@ -225,7 +186,7 @@ def import_inspector(
 
 
 def _in_folders(files: Sequence[Path]) -> dict[Path, bool]:
-    """Return the files, and whether each was given itself: in a folder there may be logs of other programs."""
+    """Return the files; False for those in folders, which may be logs of other programs."""
     found: dict[Path, bool] = {}
     for path in files:
         if not path.is_dir():
@@ -346,7 +307,6 @@ def _ranks(survey: _Survey) -> _Ranks:
 
 
 def _groups(survey: _Survey, ranks: _Ranks) -> dict[str, Group]:
-    """Return the groups by communicator; without those of which not all members are known."""
     groups = {}
     for name, communicator in survey.communicators.items():
         members = [ranks.of[member] for rank in communicator.members if (member := ranks.member(communicator, rank))]
@@ -370,7 +330,6 @@ def _groups(survey: _Survey, ranks: _Ranks) -> dict[str, Group]:
 
 
 def _operations(member: _Member, survey: _Survey) -> Iterator[_Operation]:
-    """Read the operations of a member, the second time that its files are read."""
     for path in survey.processes[member.process]:
         for one in read_records(path):
             if isinstance(one, Record) and one.process == member.process and member.device in (-1, one.header.rank):
@@ -395,11 +354,7 @@ def _operation(record: Record) -> _Operation:
 
 
 class _Rows:
-    """The rows of one rank.
-
-    Attributes:
-        groups: that they use, by id.
-    """
+    """The rows of one rank; ``groups`` are those they use, by id."""
 
     def __init__(
         self,
@@ -415,7 +370,6 @@ class _Rows:
         self._places = places
 
     def of(self, operations: Sequence[_Operation]) -> list[Row]:
-        """Return the rows in the order of the operations."""
         numbers = self._numbers_of_messages(operations)
         seen = Counter[tuple[str, str, int]]()
         rows = []
@@ -451,7 +405,7 @@ class _Rows:
         return sorted(rows, key=lambda row: row.start)
 
     def _numbers_of_messages(self, operations: Sequence[_Operation]) -> dict[int, int]:
-        """Return by position how many messages to or from the same peer came before, by their numbers."""
+        """Return by position the number of earlier messages to or from the same peer."""
         messages = sorted((one.number, at) for at, one in enumerate(operations) if one.peer >= 0)
         counts = Counter[tuple[str, str, int]]()
         numbers = {}
@@ -474,7 +428,6 @@ class _Rows:
 
 
 def _notes(survey: _Survey, ranks: _Ranks, groups: Mapping[str, Group]) -> Iterator[str]:
-    """Yield what can and cannot be concluded from these files."""
     yield (
         "NCCL Inspector records NCCL's kernels alone, neither compute nor steps: exposed communication, bubbles and "
         "stragglers cannot be found."

@@ -1,7 +1,7 @@
-"""Reads the JSON lines of NCCL Inspector and RCCL Inspector, formats v4.0 to v4.3.
+"""Read the JSON lines of NCCL Inspector and RCCL Inspector, formats v4.0 to v4.3.
 
-The fields are those of https://github.com/NVIDIA/nccl/tree/master/plugins/profiler/inspector: microseconds of
-``gettimeofday``, bytes of one rank's buffer, the time of the slowest channel of the kernel.
+Source: https://github.com/NVIDIA/nccl/tree/master/plugins/profiler/inspector. Times are µs of ``gettimeofday``, bytes
+those of one rank's buffer, durations those of the kernel's slowest channel.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Statistics(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """One line. From v4.3 on, header and metadata stand only in the ``dump_stats`` line before the operations."""
+    """One line. From v4.3 on, only the ``dump_stats`` line before the operations has header and metadata."""
 
     header: Header | None = None
     metadata: _Metadata | None = None
@@ -107,13 +107,13 @@ class Record(NamedTuple):
 
     @property
     def end_us(self) -> int:
-        """Return when the host saw the last channel end; 0 if the line is not verbose."""
+        """Return the end of the last channel as the host saw it; 0 if the line is not verbose."""
         times = self.perf.event_trace_ts
         return max((one.kernel_stop_ts for one in times.kernel_events), default=0) if times else 0
 
     @property
     def slack_us(self) -> int:
-        """Return how much longer the host saw the kernel run than its duration says."""
+        """Return the excess of the kernel's time as the host saw it over its duration."""
         times = self.perf.event_trace_ts
         starts = [one.kernel_start_ts for one in times.kernel_events if one.kernel_start_ts] if times else []
         return max(self.end_us - min(starts, default=self.end_us) - round(self.perf.exec_time_us), 0)
@@ -126,18 +126,14 @@ class DamagedLine(NamedTuple):
 
 
 class DumpStatistics(NamedTuple):
-    """A ``dump_stats`` line: records of a communicator that were overwritten before they were written, so far."""
+    """A ``dump_stats`` line: records of a communicator overwritten so far before they were written."""
 
     header: Header
     dropped: int
 
 
 def read_records(path: Path) -> Iterator[Record | DumpStatistics | DamagedLine]:
-    """Yield what the lines of a file hold.
-
-    Raises:
-        ImportFileError: the file cannot be read.
-    """
+    """Yield the records of a file; raise ImportFileError if it cannot be read."""
     header: Header | None = None
     metadata: _Metadata | None = None
     number = 0
@@ -174,7 +170,6 @@ def _checked(header: Header | None, metadata: _Metadata | None, perf: Collective
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Yield lines; the rest of one that is too long is passed over."""
     with open_file(path) as opened:
         file = gzip.GzipFile(fileobj=opened) if path.suffix == ".gz" else opened
         while line := file.readline(_LONGEST_LINE):

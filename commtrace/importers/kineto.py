@@ -1,6 +1,4 @@
-"""Import traces of torch.profiler, one file per rank (``commtrace import kineto``).
-
-A trace of kernels holds all device activity, so nothing is estimated. docs/importing.md says what is read.
+"""Import traces of torch.profiler, one file per rank (``commtrace import kineto``); see docs/importing.md.
 
 >>> import_kineto(sorted(Path("traces").glob("*.json.gz")), Path("imported"))               # doctest: +SKIP
 """
@@ -30,22 +28,16 @@ _LARGEST_RANK: Final = 1_000_000
 _LOOKS_LIKE_COMMUNICATION: Final = re.compile(
     r"(?i)deep_?ep|\bep::|rccl|hccl|hcom_|oneccl|msccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|sendrecv"
 )
-"""Names of kernels that communicate by other libraries, or by loads and stores of the GPU."""
+"""Kernels that communicate by other libraries, or by loads and stores of the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class KinetoOptions:
-    """Options of the import.
+    """Options of the import."""
 
-    Attributes:
-        communication_pattern: regular expression for names of communication kernels, besides those named nccl.
-        profiler_steps: take the ProfilerStep annotations as steps; else a whole file is one step.
-        ranks_per_host: number of consecutive ranks that share a clock; 0 for the number of devices.
-    """
-
-    communication_pattern: str | None = None
-    profiler_steps: bool = False
-    ranks_per_host: int = 0
+    communication_pattern: str | None = None  # for names of further communication kernels, besides nccl
+    profiler_steps: bool = False  # take the ProfilerStep annotations as steps; else a file is one step
+    ranks_per_host: int = 0  # consecutive ranks that share a clock; 0 for the number of devices
 
     def __post_init__(self) -> None:
         try:
@@ -63,11 +55,9 @@ def import_kineto(
     *,
     on_file: Callable[[Path], None] = lambda path: None,
 ) -> Imported:
-    """Make a run from one trace per rank, one file at a time.
+    """Make a run from one trace per rank, JSON or gzip, one file at a time.
 
     Args:
-        files: JSON, plain or gzip.
-        output: directory of the new run.
         on_file: called with each file before it is read.
 
     Raises:
@@ -135,7 +125,7 @@ def _distributed_info(path: Path) -> Distributed:
 
 
 def _world(of_rank: Mapping[int, tuple[Path, Distributed]]) -> tuple[int, ...]:
-    """Return all ranks of the job, also those without a file if their number is known."""
+    """Return all ranks of the job; only those with a file if their number is unknown."""
     size = max(integer(distributed.world_size) for _, distributed in of_rank.values())
     return tuple(range(size)) if max(of_rank) < size <= _LARGEST_RANK else tuple(sorted(of_rank))
 
@@ -232,7 +222,6 @@ def _marks(trace: DeviceTrace, groups: Sequence[Group]) -> list[Row]:
 
 
 def _problems(trace: DeviceTrace) -> Iterator[str]:
-    """Yield the limits of this trace, a sentence each."""
     alike = _look_like_communication(trace)
     if alike:
         yield (

@@ -1,7 +1,7 @@
-"""Finds operation, process group, number and bytes of NCCL kernels from the arguments of their events.
+"""Find operation, process group, number and bytes of NCCL kernels from the arguments of their events.
 
-torch describes NCCL calls since 2.2 (on the host) and on the kernel since 2.4; ``Seq`` came later. Missing numbers are
-counted: the n-th collective of a group on one rank is the n-th on every other.
+torch describes NCCL calls since 2.2 on the host and since 2.4 on the kernel; ``Seq`` came later. Missing numbers are
+counted: the n-th collective of a group is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -70,12 +70,10 @@ DTYPES: Final = {
     "Float8_e4m3fn": ("float8_e4m3fn", 1),
     "Float8_e5m2": ("float8_e5m2", 1),
 }
-"""torch's names of scalar types in C++, as in Python, and their sizes."""
+"""Python names and sizes of torch's C++ scalar types."""
 
 
 class Call(NamedTuple):
-    """The call of a communication kernel; fields are those of a span."""
-
     kernel: CommunicationKernel
     operation: str
     group: int
@@ -94,14 +92,9 @@ class Call(NamedTuple):
 def describe(
     kernels: Sequence[CommunicationKernel], rank: int, world: Sequence[int], distributed: Distributed
 ) -> tuple[list[Call], list[Group]]:
-    """Return the communication kernels of one rank as calls, by start, and their groups.
+    """Return the communication kernels of one rank as calls, by start, and their groups; ``world`` are the job's ranks.
 
-    If no kernel of the trace is described, each stream counts as one group of all ranks; else a kernel without
-    description has no group.
-
-    Args:
-        world: all ranks of the job.
-        distributed: the ``distributedInfo`` of the trace.
+    If no kernel is described, each stream is one group of all ranks; else a kernel without description has no group.
     """
     ordered = sorted(kernels, key=lambda kernel: (kernel.start, kernel.end))
     table = _Groups(world, distributed)
@@ -222,7 +215,6 @@ class _Groups:
 
 
 def _word(value: object) -> str:
-    """Return an argument as text; torch also writes lists as text."""
     return printable(str(value)) if isinstance(value, (str, int, float, list)) else ""
 
 
@@ -249,7 +241,7 @@ class _Numbers:
 
 
 def named_group(name: str, members: tuple[int, ...], description: str, backend: str = "") -> Group:
-    """Return the group of this name. It is equal on all ranks."""
+    """Return the group of this name; it is equal on all ranks."""
     # torch numbers groups in order of creation. Any other name only has to keep groups apart.
     ordinal = int(name) if _NUMBER.fullmatch(name) else zlib.crc32(name.encode()) % _LARGEST_ORDINAL
     return Group(group_id(members, ordinal), members, ordinal, role_of(description), name, description, backend)
@@ -275,7 +267,7 @@ def complete_list(ranks: object) -> tuple[int, ...]:
 
 
 def role_of(description: str) -> str:
-    """Return the role of a group with this description: ``default_pg``, a mesh's ``mesh_tp``, Megatron's names."""
+    """Return the role of a group: by ``default_pg``, a mesh's ``mesh_tp``, or Megatron's names."""
     if description == "default_pg":
         return "world"
     if description.startswith("mesh_"):
@@ -285,8 +277,6 @@ def role_of(description: str) -> str:
 
 
 def operation_of(name: str) -> str:
-    """Return the operation of a name such as ``_allgather_base``, ``nccl:all_reduce`` or ``ncclDevKernel_SendRecv(…)``;
-    empty if it is unknown.
-    """
+    """Return the operation in a name such as ``nccl:all_reduce`` or ``ncclDevKernel_SendRecv(…)``; empty if unknown."""
     letters = name.replace(ANONYMOUS, "").partition("(")[0].replace("_", "").lower()
     return next((operation for part, operation in _OPERATIONS.items() if part in letters), "")

@@ -1,4 +1,4 @@
-"""Rows, marks and rank metadata that all importers write."""
+"""Write rows, marks and rank metadata, for all importers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _LEAST_STEPS_PER_SEGMENT: Final = 100
 
 
 _CLOCK_SLACK_NS: Final = 50_000
-"""Tolerance between the end of a gap and of its communication, whose ends are read one after the other."""
+"""Tolerance between the ends of a gap and of its communication, which are read one after the other."""
 
 
 class Imported(NamedTuple):
-    """Counts of an import, and notes: what can and cannot be concluded from it."""
+    """Counts of an import, and notes on its limits."""
 
     ranks: int
     num_spans: int
@@ -56,13 +56,7 @@ def imported_rank(
     device: str = "",
     versions: dict[str, str] | None = None,
 ) -> RankMetadata:
-    """Return the metadata of an imported rank, whose times are epoch ns.
-
-    Args:
-        session: epoch ns of the import, equal on all ranks.
-        source: format that was imported.
-        node: ranks of one node share a clock.
-    """
+    """Return the metadata of an imported rank, whose times are epoch ns; ranks of one ``node`` share a clock."""
     return RankMetadata(
         run_id=run_id,
         attempt=0,
@@ -118,11 +112,7 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def new_run(output: Path) -> tuple[str, int]:
-    """Return id and session of a new run in ``output``.
-
-    Raises:
-        ConfigurationError: it holds a run, or is a file.
-    """
+    """Return id and session of a new run; raise ConfigurationError if ``output`` holds a run, or is a file."""
     if output.exists() and not output.is_dir():
         raise ConfigurationError(f"{output} is a file. Give a directory with -o.")
     if output.is_dir() and any(RANK_DIRECTORY_PATTERN.match(child.name) for child in output.iterdir()):
@@ -144,12 +134,10 @@ class Stalls(NamedTuple):
 
 
 def gaps(steps: Intervals, work: Intervals, step: Int64) -> Intervals:
-    """Return when a lane is idle in its steps, ascending.
+    """Return the idle times of a lane inside its ascending steps.
 
     Args:
-        steps: ascending.
-        work: of the lane, ascending within each step, and inside of it.
-        step: position of the step of each piece of work.
+        work: ascending within each step, and inside of it; ``step`` is the position of its step.
     """
     number = np.arange(len(steps.start))
     # Either end of each step is a piece of work without length.
@@ -166,8 +154,7 @@ def stalls(idle: Intervals, communications: Intervals) -> Stalls:
     """Return the stalls in the gaps of a lane; by gap, and in each from its end backwards.
 
     The communication that ends last in a gap delayed the next work. The time before its launch belongs to the one that
-    ends last before that, and so on. Time without communication in flight is no stall, nor is communication that
-    continues after the gap.
+    ends last before that, and so on. The rest, and communication that continues after the gap, is no stall.
 
     Args:
         idle: ascending and disjoint.

@@ -1,9 +1,4 @@
-"""Reads the events of a Chrome trace, the JSON that torch.profiler writes, as a stream.
-
-Such files reach gigabytes, of which a few per cent are needed. The text is cut between events, and each piece is
-decoded separately; names, times and arguments stay undecoded bytes until they are used. A possible cut can lie inside
-an event (a list of objects among its arguments), so the decoder decides: the cut is right if the text before it, put in
-brackets, is valid JSON.
+"""Read the events of a Chrome trace, the JSON that torch.profiler writes, as a stream, as files reach gigabytes.
 
 >>> file = TraceFile(Path("rank-0.json.gz"))                    # doctest: +SKIP
 >>> for events in file.events(): ...                            # doctest: +SKIP
@@ -82,7 +77,7 @@ class ConfiguredGroup(msgspec.Struct, frozen=True):
 
 
 class Distributed(msgspec.Struct, frozen=True):
-    """The fields of ``distributedInfo`` that are used; torch writes some numbers as text."""
+    """The used fields of ``distributedInfo``; torch writes some numbers as text."""
 
     backend: str | None = None
     rank: int | str | None = None
@@ -100,17 +95,11 @@ def _distributed(info: dict[str, Any]) -> Distributed:
 
 @dataclass(slots=True)
 class Header:
-    """Fields of a file besides its events.
-
-    Attributes:
-        distributed: ``distributedInfo``; None without one.
-        devices: name of each device of the host; empty where it has none.
-        base_time_ns: zero of the events' times, epoch ns.
-    """
+    """Fields of a file besides its events."""
 
     distributed: Distributed | None = None
-    devices: tuple[str, ...] = ()
-    base_time_ns: int = 0
+    devices: tuple[str, ...] = ()  # names
+    base_time_ns: int = 0  # epoch ns of the events' time 0
 
     def update(self, document: _Document) -> None:
         if document.distributedInfo:
@@ -122,7 +111,7 @@ class Header:
 
 
 class TraceFile:
-    """One file. ``header`` is complete once :meth:`events` is exhausted: part of it may follow the events."""
+    """One file. ``header`` is complete after :meth:`events`: part of it may follow them."""
 
     def __init__(self, path: Path, *, num_bytes_per_piece: int = 1 * 2**20) -> None:
         self.path = path
@@ -130,9 +119,7 @@ class TraceFile:
         self._piece = num_bytes_per_piece
 
     def events(self) -> Generator[Sequence[Event], None, None]:
-        """Yield all events in pieces; the first piece is empty and follows the header.
-
-        Keep no event: each one holds the text of its piece.
+        """Yield all events in pieces, the first piece empty and after the header. A kept event keeps its piece's text.
 
         Raises:
             ImportFileError: the file cannot be read, is cut off, or is no trace.
@@ -180,11 +167,7 @@ class TraceFile:
         yield document.traceEvents
 
     def _read_header(self, file: _File) -> tuple[bytes, bytes]:
-        """Read up to the first event.
-
-        Returns:
-            The text read after it, and the text to add at the end of the file: a bare list of events becomes an object.
-        """
+        """Read up to the first event; return the text after it, and the text that the file lacks at its end."""
         num_bytes = min(self._piece, _HEADER_PIECE)
         buffer = file.read(num_bytes).lstrip(b"\xef\xbb\xbf \t\r\n")
         if buffer[:1] == b"[":
@@ -218,8 +201,6 @@ def _open(path: Path) -> _File:
 
 
 class _Unpacked(gzip.GzipFile):
-    """Also closes the packed file."""
-
     def __init__(self, packed: BufferedReader) -> None:
         self._packed = packed
         super().__init__(fileobj=packed, mode="rb")
@@ -230,7 +211,10 @@ class _Unpacked(gzip.GzipFile):
 
 
 def _whole_events(buffer: bytes) -> tuple[list[Event], bytes]:
-    """Return the events before the last right cut, and the text after it; no events if no cut is right."""
+    """Return the events before the last cut with valid JSON before it, and the text after it.
+
+    A cut may lie inside an event, so the decoder decides; no events if no cut is right.
+    """
     cuts: list[int] = []
     for window in (*_WINDOWS, len(buffer)):
         cuts = cuts or [match.start() + 1 for match in _CUT.finditer(buffer, max(0, len(buffer) - window))]
@@ -250,7 +234,7 @@ def _decode_strictly(text: bytes) -> list[Event] | None:
 
 
 def _decode_leniently(text: bytes) -> list[Event] | None:
-    """Accept what some writers produce and JSON forbids: NaN, Infinity, control characters, broken UTF-8."""
+    """Accept invalid JSON of some writers: NaN, Infinity, control characters, broken UTF-8."""
     events = _loads(text)
     return [_event(event) for event in events if isinstance(event, dict)] if isinstance(events, list) else None
 
@@ -278,7 +262,6 @@ def _decode_document(text: bytes) -> _Document | None:
 
 
 def _whole(number: object) -> int | None:
-    """Return an integer that some writers quote or write with a point; None if it is none."""
     try:
         decimal = Decimal(str(number)[:_LONGEST_NUMBER])
         return int(decimal) if decimal.is_finite() and decimal.adjusted() < _DIGITS else None
@@ -305,11 +288,7 @@ def _event(loaded: dict[str, object]) -> Event:
 
 
 def nanoseconds(microseconds: msgspec.Raw) -> int:
-    """Return a time, µs, as exact ns: a float of epoch µs would be off by up to 256 ns.
-
-    Raises:
-        ValueError: it is missing, NaN, no number, or out of range.
-    """
+    """Return a time, µs, as exact ns; raise ValueError. A float of epoch µs would be off by up to 256 ns."""
     text = bytes(microseconds)[: 2 * _LONGEST_NUMBER].strip(b'"').decode("utf-8", "replace")
     if len(text) > _LONGEST_NUMBER:
         raise ValueError(f"{text!r} … is no time")

@@ -1,12 +1,8 @@
-"""Import the traces that were published with the what-if study of stragglers (``commtrace import whatif``).
+"""Import the traces of the what-if study of stragglers, ByteDance-Seed/StragglerAnalysis (``commtrace import whatif``).
 
-Such a trace (Parquet) has one row per operation: ``dp_rank, stage, rank, step, optype, start_ts, duration`` (seconds,
-since the start of the step), ``seq_id`` (ordinal among the operations of its type), ``mc`` and ``gmc`` (chunk on the
-rank, in the model), ``mb_id``. Its sizes are in a file of ``key: value`` lines.
-Format: ByteDance-Seed/StragglerAnalysis.
-
-Steps are laid end to end. Each type of communication has a group of its own, ``seq`` is
-``step position · stride + seq_id``, and the sizes are in the topology, under ``whatif``.
+A Parquet file has one row per operation: ``dp_rank, stage, rank, step, optype, start_ts, duration`` (seconds, since the
+start of the step), ``seq_id`` (number in its type), ``mc`` and ``gmc`` (chunk on the rank, in the model), ``mb_id``.
+Steps are laid end to end. Each type of communication has its own group; ``seq`` is ``step position · stride + seq_id``.
 
 >>> import_whatif(Path("trace-ST.parquet"), Path("imported"), meta=Path("meta-ST.yaml"))    # doctest: +SKIP
 """
@@ -65,7 +61,7 @@ _MESSAGES: Final = {
     "backward-send": ("send", "backward", -1),
     "backward-recv": ("recv", "backward", 1),
 }
-"""By type: operation, name of the group, and the other side's stage relative to the own one."""
+"""By type: operation, name of the group, and distance of the other side's stage."""
 
 _COLLECTIVES: Final = {
     "-reduce-scatter": "reduce_scatter",
@@ -82,11 +78,9 @@ _STEPS, _COMPUTE, _COMMUNICATIONS, _STALLS = range(4)
 def import_whatif(
     trace: Path, output: Path, *, meta: Path | None = None, on_file: Callable[[Path], None] = lambda path: None
 ) -> Imported:
-    """Make a run from a trace of the study.
+    """Make a run from a Parquet file of the study.
 
     Args:
-        trace: the Parquet file.
-        output: directory of the new run.
         meta: ``key: value`` lines with the sizes of the job; by default they are counted in the trace.
         on_file: called with each file before it is read.
 
@@ -120,18 +114,10 @@ def import_whatif(
 
 
 class _OperationType(NamedTuple):
-    """A type of operation.
-
-    Attributes:
-        name: of its spans.
-        group: name of its group, one for both sides of a message; empty for compute.
-        distance: from the own stage to the peer's; 0 if it is no message.
-    """
-
     kind: int
     name: str
-    group: str = ""
-    distance: int = 0
+    group: str = ""  # one for both sides of a message; empty for compute
+    distance: int = 0  # from the own stage to the peer's; 0 if it is no message
 
 
 def _operation_type(optype: str) -> _OperationType:
@@ -145,8 +131,6 @@ def _operation_type(optype: str) -> _OperationType:
 
 
 class _Worker(NamedTuple):
-    """A rank and its coordinates."""
-
     rank: int
     stage: int
     dp_rank: int
@@ -206,13 +190,7 @@ def _role(name: str) -> str:
 
 
 class _Operations(NamedTuple):
-    """The operations of a job as columns, ascending by worker, step, start, end and seq.
-
-    Attributes:
-        worker, type, step: positions in the lists of the job.
-        start, end: ns since the start of the run.
-        seq: number among the operations of its type in its step.
-    """
+    """Columns of operations, by worker, step, start, end and seq; indices into the job's lists, and ns."""
 
     worker: Int64
     type: Int64
@@ -236,19 +214,12 @@ class _Steps(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """What all operations of a trace refer to.
-
-    Attributes:
-        stride: growth of ``seq`` from one step to the next.
-        names: by the codes in the spans.
-    """
-
     workers: Sequence[_Worker]
     types: Sequence[_OperationType]
     steps: _Steps
     grid: _Grid
-    stride: int
-    names: Sequence[str]
+    stride: int  # growth of seq from one step to the next
+    names: Sequence[str]  # by the codes in the spans
 
 
 def _read(path: Path) -> pa.Table:
@@ -313,7 +284,6 @@ def _job_and_operations(path: Path, table: pa.Table) -> tuple[_Job, _Operations]
 
 
 def _numbers(column: npt.NDArray[np.generic]) -> Int64:
-    """Return integers; −1 for missing values."""
     if not _may_lack(column):
         return column.astype(np.int64)
     known = column.astype(np.float64)
@@ -360,7 +330,6 @@ def _check_times(path: Path, columns: Mapping[str, Any]) -> None:
 
 
 def _workers(path: Path, columns: Mapping[str, Any]) -> tuple[list[_Worker], Int64]:
-    """Return the workers, ascending by rank, and the position of each row's worker."""
     ranks, example, which = np.unique(columns["rank"], return_index=True, return_inverse=True)
     places = [columns[name][example] for name in ("stage", "dp_rank")]
     if any((columns[name] != place[which]).any() for name, place in zip(("stage", "dp_rank"), places, strict=True)):
@@ -382,7 +351,6 @@ def _workers(path: Path, columns: Mapping[str, Any]) -> tuple[list[_Worker], Int
 
 
 def _types(optype: pa.ChunkedArray) -> tuple[list[str], Int64]:
-    """Return the types that occur, and the position of each row's type."""
     coded = optype.unify_dictionaries().combine_chunks() if pa.types.is_dictionary(optype.type) else None
     coded = optype.combine_chunks().dictionary_encode() if coded is None else coded
     used, which = np.unique(coded.indices.to_numpy(), return_inverse=True)
@@ -406,7 +374,6 @@ def _lay_out(numbers: Int64, step: Int64, columns: Mapping[str, object]) -> tupl
 
 
 def _spans_by_worker(job: _Job, operations: _Operations) -> list[Spans]:
-    """Return the spans of each worker: for each step the step itself, its compute, communication and stalls."""
     rows = _Rows.of(job, operations)
     spans = _spans(job, operations, rows)
     bounds = np.searchsorted(operations.worker[rows.operation], np.arange(len(job.workers) + 1))
@@ -414,20 +381,13 @@ def _spans_by_worker(job: _Job, operations: _Operations) -> list[Spans]:
 
 
 class _Rows(NamedTuple):
-    """The rows of all workers, in order.
+    """The rows of all workers; times are ns since the start of the run."""
 
-    Attributes:
-        part: the sort of row.
-        operation: its operation; the first one of a step, the one that a stall waited for.
-        start, end: ns since the start of the run.
-        id: of a communication, or of that which a stall is on; counted per worker.
-    """
-
-    part: Int64
-    operation: Int64
+    part: Int64  # sort of row
+    operation: Int64  # of a step its first one, of a stall the one that it waited for
     start: Int64
     end: Int64
-    id: Int64
+    id: Int64  # of the communication, or of the one that a stall is on; per worker
 
     @classmethod
     def of(cls, job: _Job, operations: _Operations) -> _Rows:

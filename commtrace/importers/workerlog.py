@@ -1,9 +1,8 @@
 """Import the job times that Paddle's executor logs when its schedule profiler is on (``commtrace import workerlog``).
 
-A log has a line for each job of a pipeline stage: ``… Profiler Info: Job (2), type = forward, micro_batch_id = 2,
-job_start_time = 1697793307213.760986, job_end_time = …`` (epoch ms). Communication is not logged. But a stage that is
-idle before a job waits for its neighbour's part of the microbatch. So the run gets this message, with the timing
-``unknown``: sent at the end of the neighbour's job, received at the start of the own job.
+A line is ``… Profiler Info: Job (2), type = forward, micro_batch_id = 2, job_start_time = 1697793307213.760986,
+job_end_time = …`` (epoch ms). Communication is not logged: a stage that is idle before a job gets a message with the
+timing ``unknown``, sent at the end of the neighbour's job and received at the start of the own job.
 
 >>> import_workerlog([Path("log/workerlog.0"), Path("log/workerlog.1")], Path("imported"))  # doctest: +SKIP
 """
@@ -63,8 +62,6 @@ class _Job:
 
 
 class _Log(NamedTuple):
-    """One file: a stage of the pipeline."""
-
     path: Path
     node: str
     local_rank: int
@@ -90,9 +87,7 @@ def import_workerlog(
     """Make a run of a pipeline from the logs of its stages.
 
     Args:
-        files: ``workerlog.D``, or folders that hold them, ``machineN`` for several machines. The stages are in the
-            order of machine and D.
-        output: directory of the new run.
+        files: ``workerlog.D``, or folders that hold them, ``machineN`` for several machines; stages are in that order.
         on_file: called with each file before it is read.
 
     Raises:
@@ -135,7 +130,6 @@ def import_workerlog(
 
 
 def _in_order(files: Sequence[Path]) -> list[Path]:
-    """Return the logs by machine and number, also those in folders."""
     logs: list[Path] = []
     for path in files:
         found = [log for log in path.rglob("workerlog.*") if _NAME.search(log.name)] if path.is_dir() else [path]
@@ -179,7 +173,6 @@ def _read(path: Path) -> _Log:
 
 
 def _job(match: re.Match[str]) -> _Job | None:
-    """Return the job; None if the line is damaged."""
     start, end = _nanoseconds(match["start"]), _nanoseconds(match["end"])
     if start is None or end is None or end < start:
         return None

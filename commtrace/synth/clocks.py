@@ -1,4 +1,4 @@
-"""Simulates the clocks of hosts, which disagree."""
+"""Simulate the clocks of hosts, which disagree."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _MOST_UPTIME_NS = 30 * 24 * 3600 * 1_000_000_000
 class Clock:
     """A host's monotonic clock and wall clock.
 
-    At the true instant t the monotonic clock shows t + ``offset_ns`` + round(t · ``drift_ppm`` · 10⁻⁶), and
-    ``step_ns`` more from ``step_at_ns`` on. The wall clock runs at the same rate and is wrong by ``wall_error_ns``, and
-    ``wall_step_ns`` more from ``step_at_ns`` on.
+    At the true instant t the monotonic clock shows t + ``offset_ns`` + round(t · ``drift_ppm`` · 10⁻⁶). The wall clock
+    has the same rate, off by ``wall_error_ns``. From ``step_at_ns`` on both are ahead, by ``step_ns`` and
+    ``wall_step_ns``.
     """
 
     offset_ns: int = 0
@@ -35,7 +35,7 @@ class Clock:
     wall_step_ns: int = 0
 
     def read(self, true_ns: Int64) -> Int64:
-        """Return the monotonic clock's readings at true instants."""
+        """Return the monotonic clock's readings at true instants, ns."""
         drifted = true_ns + np.rint(true_ns * (self.drift_ppm * 1e-6)).astype(np.int64) + self.offset_ns
         if self.step_ns:
             drifted = drifted + np.where(true_ns >= self.step_at_ns, self.step_ns, 0)

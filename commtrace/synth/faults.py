@@ -1,4 +1,4 @@
-"""Faults of a synthetic job, and their form on the command line."""
+"""Describe faults of a synthetic job, also as text for the command line."""
 
 from __future__ import annotations
 
@@ -87,21 +87,12 @@ _PATTERN: Final = re.compile(r"^(?P<kind>[a-z-]+)(?:=(?P<where>[^:@]+)(?::(?P<am
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault, in some steps.
+    """One fault, in some steps."""
 
-    Attributes:
-        kind: one of :data:`FORMS`.
-        where: the ranks, hosts or stages; one or both ranks of a link, the sender first; a microbatch, and perhaps a
-            replica; empty for a sequence imbalance.
-        amount: a factor on durations, milliseconds in a step (``data``, ``gc``, ``checkpoint``, ``evaluation``,
-            ``late-launch``) or the standard deviation of the logarithm of a microbatch's work
-            (``sequence-imbalance``).
-        steps: in which steps; all by default.
-    """
-
-    kind: str
+    kind: str  # of FORMS
+    # ranks, hosts or stages; ranks of a link, sender first; a microbatch, perhaps a replica
     where: tuple[int, ...] = ()
-    amount: float = 1.0
+    amount: float = 1.0  # a factor, ms per step (see FORMS), or sigma of the logarithm of a microbatch's work
     steps: StepRange = field(default_factory=StepRange)
 
     def __post_init__(self) -> None:
@@ -112,11 +103,7 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """Parse ``KIND=WHERE:AMOUNT``, optionally with ``@A:B`` for the steps A to B (exclusive).
-
-        Raises:
-            ConfigurationError: the text has another form.
-        """
+        """Parse ``KIND=WHERE:AMOUNT``, optionally ``@A:B`` for steps A to B (exclusive); raise ConfigurationError."""
         spoken, _, steps = text.strip().partition("@")
         match = _PATTERN.match(spoken)
         if match is None or match["kind"] not in FORMS:

@@ -1,4 +1,4 @@
-"""The description of a synthetic job: sizes, schedule, durations, and faults."""
+"""Describe a synthetic job: sizes, schedule, durations, and faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ZERO_BUBBLE: Final = "zero-bubble"
 SCHEDULES: Final = (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE)
 
 _SHARES: Final = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
-"""Times (n − 1)/n of the tensor: the traffic of a ring over its slowest link. Other operations move the tensor once."""
+"""Times (n − 1)/n of the tensor: a ring's traffic over its slowest link. Other operations move the tensor once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,64 +40,36 @@ FREE: Final = Network(latency_ns=0, host_gbps=float("inf"), network_gbps=float("
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A Megatron-like job of tp · cp · dp · pp ranks, numbered in that order (tp fastest, pp slowest).
-
-    Attributes:
-        tp, pp, dp, cp: sizes of the parallel dimensions.
-        ep: expert-parallel ranks; they are taken from the data-parallel (and context-parallel) ones.
-        chunks: v, model chunks per stage; more than one only with the interleaved schedule.
-        microbatches: m, per replica and step.
-        steps: how many, numbered from 0.
-        schedule: gpipe, 1f1b, interleaved or zero-bubble (1F1B with the backward of weights put off); "" chooses
-            1f1b or, with several chunks, interleaved.
-        layers: of the whole model; each makes two tp all_reduces in a forward and two in a backward.
-        hidden, sequence: of the model; with ``layers`` they give the bytes of every communication.
-        forward_ns: F, one microbatch through one chunk, communications left out.
-        backward_ns: B, likewise, weights included.
-        optimizer_ns, data_ns: at the end and at the start of a step.
-        overlap_grad_reduce: gradients are reduced in buckets while the last backwards run.
-        network: what communications cost.
-        jitter: standard deviation of the logarithm of every single duration; 0 for exact runs.
-        wander: standard deviation of the logarithm of a rank's speed, which drifts from step to step as a GPU boosts
-            and throttles; the correlation of steps ten apart is a third.
-        end_scatter_ns: mean difference between the ends of a collective on its ranks.
-        outliers: share of the collectives' recorded ends that are late by milliseconds.
-        missing: share of the communications that were not recorded.
-        faults: of ranks, hosts, links or data.
-        clocks: by number of the host; perfect by default.
-        gpus_per_host: ranks of one host, which share its clock.
-        start_ns: true start of the first step.
-        seed: of all random numbers. Durations do not depend on the faults, so runs can be compared.
-    """
+    """A Megatron-like job of tp · cp · dp · pp ranks, numbered in that order (tp fastest, pp slowest)."""
 
     tp: int = 1
     pp: int = 1
     dp: int = 1
     cp: int = 1
-    ep: int = 1
-    chunks: int = 1
-    microbatches: int = 8
+    ep: int = 1  # taken from the data-parallel (and context-parallel) ranks
+    chunks: int = 1  # v, model chunks per stage; more than one only with the interleaved schedule
+    microbatches: int = 8  # m, per replica and step
     steps: int = 10
-    schedule: str = ""
-    layers: int = 8
-    hidden: int = 4096
+    schedule: str = ""  # gpipe, 1f1b, interleaved or zero-bubble (deferred weight backwards); "": see order
+    layers: int = 8  # of the whole model; each makes two tp all_reduces per forward and per backward
+    hidden: int = 4096  # with layers and sequence, it gives the bytes of every communication
     sequence: int = 4096
-    forward_ns: int = 4_000_000
-    backward_ns: int = 8_000_000
-    optimizer_ns: int = 3_000_000
-    data_ns: int = 200_000
-    overlap_grad_reduce: bool = False
+    forward_ns: int = 4_000_000  # F, of one microbatch in one chunk, without communication
+    backward_ns: int = 8_000_000  # B, likewise, weights included
+    optimizer_ns: int = 3_000_000  # at the end of a step
+    data_ns: int = 200_000  # at the start of a step
+    overlap_grad_reduce: bool = False  # reduce gradients in buckets while the last backwards run
     network: Network = field(default_factory=Network)
-    jitter: float = 0.01
-    wander: float = 0.0
-    end_scatter_ns: int = 1_500
-    outliers: float = 0.0
-    missing: float = 0.0
+    jitter: float = 0.01  # sigma of the logarithm of every duration; 0 for exact runs
+    wander: float = 0.0  # sigma of the logarithm of a rank's speed; ten steps apart, the correlation is a third
+    end_scatter_ns: int = 1_500  # mean difference between the ends of a collective on its ranks
+    outliers: float = 0.0  # share of collectives recorded with ends late by milliseconds
+    missing: float = 0.0  # share of communications that were not recorded
     faults: tuple[Fault, ...] = ()
-    clocks: Mapping[int, Clock] = field(default_factory=dict)
-    gpus_per_host: int = 8
-    start_ns: int = 1_000_000_000
-    seed: int = 0
+    clocks: Mapping[int, Clock] = field(default_factory=dict)  # by number of the host; perfect by default
+    gpus_per_host: int = 8  # they share a clock
+    start_ns: int = 1_000_000_000  # true start of the first step
+    seed: int = 0  # durations do not depend on the faults, so runs can be compared
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp", "cp", "ep", "chunks", "microbatches", "steps", "gpus_per_host"):
@@ -140,7 +112,7 @@ class Job:
 
     @property
     def weight_ns(self) -> int:
-        """W: the part of a backward that is for the weights."""
+        """Return W, the weights' part of a backward, ns."""
         return self.backward_ns // 2
 
     def to_json(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Process groups in Megatron's order of ranks: tp, cp, dp, pp from fast to slow."""
+"""Form process groups in Megatron's order of ranks: tp, cp, dp, pp from fast to slow."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Layout:
 
     @property
     def gradients(self) -> str:
-        """Return the role of the group that gradients are reduced over."""
+        """Return the role of the group that reduces gradients."""
         return "dp-cp" if self.job.cp > 1 else "dp"
 
     def of_stage(self, role: str, stage: int) -> Int64:

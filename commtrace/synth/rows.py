@@ -1,4 +1,4 @@
-"""The rows of one pipeline stage, stored once for all its ranks, as they differ only in their times."""
+"""Store the rows of one pipeline stage once for all its ranks, as they differ only in their times."""
 
 from __future__ import annotations
 
@@ -145,6 +145,6 @@ class StageColumns:
     end: Int64
 
     def recorded(self, position: int) -> Bool:
-        """Return which rows the rank at this position in the stage records."""
+        """Mark the rows that the rank at this position in the stage records."""
         optional = np.isin(self.common["kind"], _ONLY_WITH_A_LENGTH)
         return np.asarray(~optional | (self.end[position] > self.start[position]))

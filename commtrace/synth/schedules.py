@@ -1,4 +1,4 @@
-"""Pipeline schedules: the order of forwards and backwards on each stage."""
+"""Order the forwards and backwards of each stage by pipeline schedule."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ideal_step_ns(
 ) -> int:
     """Return the length of a step of forwards and backwards alone: (v·m + p − 1)(F + B), ns.
 
-    The bubble of zero-bubble is (p − 1)(F + B − 2W) with at least p microbatches: the schedule ZB-H1 of "Zero Bubble
+    With at least p microbatches, the bubble of zero-bubble is (p − 1)(F + B − 2W): schedule ZB-H1 of "Zero Bubble
     Pipeline Parallelism" (ICLR 2024).
     """
     work = chunks * microbatches * (forward_ns + backward_ns)

@@ -1,8 +1,7 @@
-"""Runs a synthetic job in true time.
+"""Run a synthetic job in true time.
 
-Each stage in turn runs as far as its inputs exist. The ranks of a stage do the same things, so every action is one
-operation on the times of all of them. A collective ends one transfer time after its last participant arrived, a message
-after both sides did; the waiting ranks then continue.
+Each stage runs as far as its inputs exist, all its ranks at once. A collective ends one transfer time after its last
+participant arrived, a message after both sides did.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _MEMORY: Final = 0.9
 """Correlation of a rank's wandering speed from one step to the next."""
 
 _BUCKETS: Final = 4
-"""Of gradients, where their reduction overlaps the last backwards."""
+"""Of gradients, if their reduction overlaps the last backwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ def simulate(job: Job) -> Simulated:
 
 @dataclass(slots=True)
 class _Sent:
-    """A message that is under way: when each rank of the stage handed it over, and its row's end, still to be said."""
+    """A message in flight: the time of each rank's send, and the end of its row, still to be filled in."""
 
     message: Message
     start: Int64
@@ -99,7 +98,7 @@ class _Simulation:
         return [fault for fault in self._job.faults if fault.kind in kinds and self._step in fault.steps]
 
     def _work_factors(self, slow_phase: str) -> Float64:
-        """Return how much longer than usual each rank works in a phase; shape (stages, ranks of a stage)."""
+        """Return factors on the work of a phase, shape (stages, ranks of a stage)."""
         factors = np.array(self._wandering[self._step])
         for fault in self._active(faults.SLOW_RANK, slow_phase):
             factors[list(fault.where)] *= fault.amount
@@ -111,13 +110,10 @@ class _Simulation:
         return shaped
 
     def _on_hosts(self, ranks: Int64, fault: faults.Fault) -> Bool:
-        """Return which of these ranks are on the hosts that a fault names."""
         return np.isin(ranks // self._job.gpus_per_host, fault.where)
 
     def _sequence_factors(self) -> Float64:
-        """Return the work of each microbatch, shape (microbatches, ranks of a stage): equal on all ranks of a
-        replica.
-        """
+        """Return the work of each microbatch, shape (microbatches, ranks of a stage)."""
         job = self._job
         factors = np.ones((job.microbatches, job.dp))
         for fault in self._active(faults.SEQUENCE_IMBALANCE):
@@ -128,7 +124,6 @@ class _Simulation:
         return np.repeat(factors, job.cp * job.tp, axis=1)
 
     def _link_factors(self, members: Int64) -> Float64:
-        """Return how much longer communications of these groups of global ranks take."""
         factors = np.ones(len(members))
         for fault in self._active(faults.SLOW_LINK):
             uses = np.all([(members == rank).any(axis=1) for rank in fault.where], axis=0)
@@ -139,7 +134,6 @@ class _Simulation:
         return factors
 
     def _send_factors(self, sender: Int64, receiver: Int64) -> Float64:
-        """Return how much longer messages between these global ranks take for their direction."""
         factors = np.ones(len(sender))
         for fault in self._active(faults.SLOW_SEND):
             goes = np.all([ends == rank for ends, rank in zip((sender, receiver), fault.where, strict=False)], axis=0)
@@ -147,7 +141,6 @@ class _Simulation:
         return factors
 
     def _jittered(self, duration_ns: float | Float64, count: int) -> Int64:
-        """Durations that scatter around the given one."""
         sigma = self._job.jitter
         if not sigma:
             return np.asarray(np.broadcast_to(np.rint(duration_ns), (count,)), np.int64)
@@ -162,20 +155,18 @@ class _Simulation:
             self._pause(stage, schema.DATA, "data", duration, Place(self._step, stage=stage))
 
     def _added(self, kind: str, stage: int) -> Int64:
-        """Return what faults of this kind add to a step, by rank of a stage."""
+        """Return the time that faults of this kind add to a step, ns by rank of a stage."""
         added = np.zeros(self._job.world_size, np.int64)
         for fault in self._active(kind):
             added[list(fault.where)] += round(fault.amount * 1e6)
         return added[stage * self._width : (stage + 1) * self._width]
 
     def _pause(self, stage: int, kind: int, name: str, duration: Int64, place: Place) -> None:
-        """Add an interruption on the ranks of a stage, with a row."""
         begin = self._now[stage]
         self._now[stage] = begin + duration
         self._rows[stage].work(kind, name, place, begin, self._now[stage])
 
     def _pipeline(self) -> None:
-        """Run every stage's actions, each as soon as its inputs exist."""
         sent: dict[tuple[str, int, int], _Sent] = {}
         next_action = [0] * self._job.pp
         progress = True
@@ -189,7 +180,7 @@ class _Simulation:
         assert next_action == [len(order) for order in self._orders], "the schedule waits for itself"
 
     def _source(self, stage: int, action: Action) -> tuple[int, int] | None:
-        """Stage and chunk whose output an action needs; None where it comes from the stage itself."""
+        """Return stage and chunk of an action's input; None if it comes from the stage itself."""
         stages, chunks = self._job.pp, self._job.chunks
         virtual = action.chunk * stages + stage + {FORWARD: -1, BACKWARD: 1}.get(action.letter, 0)
         if action.letter not in (FORWARD, BACKWARD) or not 0 <= virtual < stages * chunks or stages == 1:
@@ -205,7 +196,7 @@ class _Simulation:
         place = Place(self._step, action.microbatch, action.chunk, stage)
         virtual = action.chunk * stages + stage
         source = self._source(stage, action)
-        if action.letter == FORWARD:  # launched late: until then the lane does nothing, which no row tells
+        if action.letter == FORWARD:  # launched late: until then the lane is idle, without a row
             self._now[stage] = self._now[stage] + self._added(faults.LATE_LAUNCH, stage) // (job.microbatches * chunks)
         if source is not None:
             self._receive(
@@ -259,7 +250,6 @@ class _Simulation:
         self._rows[stage].work(kind, name, place, begin, self._now[stage])
 
     def _layer_operations(self, letter: str) -> list[tuple[str, str]]:
-        """Role and operation of each communication of a layer."""
         if letter not in (FORWARD, BACKWARD):
             return []
         forward = letter == FORWARD
@@ -281,7 +271,6 @@ class _Simulation:
         return number
 
     def _transfer_ns(self, operation: str, num_bytes: int, members: Int64) -> Int64:
-        """Return how long the operation takes in each group of global ranks, once all have arrived."""
         same_host = self._layout.on_one_host(members)
         usual = self._job.network.transfer_ns(operation, num_bytes, members.shape[1], same_host=same_host)
         return self._jittered(usual * self._link_factors(members), len(members))
@@ -289,7 +278,6 @@ class _Simulation:
     def _collective(
         self, stage: int, role: str, operation: str, num_bytes: int, place: Place, dtype: str = "bfloat16"
     ) -> None:
-        """Run a synchronous collective of the ranks of a stage."""
         members = self._layout.of_stage(role, stage)
         start = self._now[stage]
         end = self._ends(operation, num_bytes, members + stage * self._width, start[members])
@@ -301,14 +289,13 @@ class _Simulation:
         self._now[stage] = scattered
 
     def _ends(self, operation: str, num_bytes: int, members: Int64, starts: Int64) -> Int64:
-        """Return when each member's operation ends, shape (groups, members)."""
+        """Return the end of each member's operation, shape (groups, members)."""
         after = starts.max(axis=1) + self._transfer_ns(operation, num_bytes, members)
         scatter = self._job.end_scatter_ns
         late = np.rint(self._random.exponential(scatter, members.shape)).astype(np.int64) if scatter else 0
         return np.asarray(np.broadcast_to(after[:, None] + late, members.shape))
 
     def _across_stages(self, role: str, operation: str, num_bytes: int, dtype: str) -> None:
-        """Run a synchronous collective of ranks of several stages, at the end of a step."""
         members = self._layout.members[role]
         stages = np.unique(members // self._width).tolist()
         start = np.concatenate(self._now)
@@ -325,7 +312,7 @@ class _Simulation:
     # The end of a step
 
     def _overlap_reduction(self, stage: int, action: Action, place: Place, remaining: Int64) -> None:
-        """Launch the reduction of gradients, bucket by bucket, while the last stretch of the last backward runs."""
+        """Launch the reduction of gradients, bucket by bucket, during the last stretch of the last backward."""
         job, role = self._job, self._layout.gradients
         last = self._orders[stage][-1]
         if not job.overlap_grad_reduce or action != last or self._layout.size(role) == 1:
@@ -370,9 +357,7 @@ class _Simulation:
 
 
 def _wandering(job: Job) -> Float64:
-    """Return how much longer than usual each rank works in each step, shape (steps, ranks): an autoregressive
-    process.
-    """
+    """Return factors on the work of each rank in each step, shape (steps, ranks): an autoregressive process."""
     drawn = np.random.default_rng([job.seed, 3]).normal(0.0, job.wander, (job.steps, job.world_size))
     speed = np.empty_like(drawn)
     speed[0] = drawn[0]
@@ -382,7 +367,7 @@ def _wandering(job: Job) -> Float64:
 
 
 class _Sizes:
-    """Bytes of what a job communicates, from its model: 12 h² parameters per layer, activations of s · h in 16 bits."""
+    """Bytes of a job's communication, from its model: 12 h² parameters per layer, activations of s · h in 16 bits."""
 
     def __init__(self, job: Job) -> None:
         parameters = 12 * job.hidden**2 * job.layers // (job.tp * job.pp)

@@ -1,4 +1,4 @@
-"""Turns a simulated job into a recording, and into the truth about it."""
+"""Turn a simulated job into a recording, and into the truth about it."""
 
 from __future__ import annotations
 
@@ -55,15 +55,10 @@ _THREADS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """The recording of a simulated job.
-
-    Attributes:
-        job: its description.
-        truth: see docs/synthetic-runs.md.
-    """
+    """The recording of a simulated job."""
 
     job: Job
-    truth: dict[str, Any]
+    truth: dict[str, Any]  # see docs/synthetic-runs.md
     _layout: Layout
     _stages: tuple[StageColumns, ...]
     _group_ids: Int64
@@ -279,7 +274,7 @@ def write(
     """Write the run and ``truth.json`` into a new directory, and return the number of spans.
 
     Args:
-        ranks: only these, as if the files of the others were lost.
+        ranks: write only these, as if the files of the others were lost.
         progress: called after each rank with its number of spans.
 
     Raises:

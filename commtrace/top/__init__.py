@@ -1,1 +1,1 @@
-"""Frames of ``commtrace top``: where a running job's time goes now, from its files or its metrics."""
+"""Make the frames of ``commtrace top`` from the files or metrics of a running job."""

@@ -1,4 +1,4 @@
-"""The frame that ``commtrace top`` draws, also as JSON. Unknown values are None, never 0."""
+"""Define the frame that ``commtrace top`` draws, also as JSON. Unknown values are None, never 0."""
 
 from __future__ import annotations
 
@@ -20,117 +20,68 @@ URGENT: Final = ("SILENT", "NO STEP", "STOPPED")
 
 @dataclass(frozen=True, slots=True)
 class Exposed:
-    """Stalls for communication of one role, ns per step.
-
-    Attributes:
-        total_ns: wait and transfer.
-        wait_ns, transfer_ns: before and after the last participant arrived; None if ranks were not compared.
-    """
+    """Stalls for communication of one role, ns per step."""
 
     total_ns: int
-    wait_ns: int | None = None
-    transfer_ns: int | None = None
+    wait_ns: int | None = None  # before the last participant arrived; None if ranks were not compared
+    transfer_ns: int | None = None  # after that
 
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """One rank; times are ns per step, the mean of the steps shown.
+    """One rank; times are ns per step, the mean of the steps shown. Empty and None mean unknown or none."""
 
-    Attributes:
-        rank: −1 if a metrics endpoint does not name it.
-        host: its node; empty if unknown.
-        where: position in the parallel dimensions, such as ``pp1 dp0``.
-        step_ns: None without a step.
-        parts: by ``PARTS``; empty if no step was recorded in detail.
-        exposed: by role.
-        waits_for: the rank that it waited for longest; None without one, or if unknown.
-        waits_ns: its wait for that rank.
-        blame_ns: the wait of all others for this rank.
-        last_step: −1 before the first.
-        age_ns: since its last sign of life; None if unknown.
-        state: ``running``, ``silent``, ``ended`` or ``stopped``; empty if unknown.
-        dropped: lost spans: all of them in metrics, those of the steps shown in files.
-    """
-
-    rank: int
-    host: str = ""
-    where: str = ""
+    rank: int  # −1 if a metrics endpoint does not name it
+    host: str = ""  # node
+    where: str = ""  # position in the parallel dimensions, such as "pp1 dp0"
     step_ns: int | None = None
-    parts: Mapping[str, int] = field(default_factory=dict)
-    exposed: Mapping[str, Exposed] = field(default_factory=dict)
-    waits_for: int | None = None
+    parts: Mapping[str, int] = field(default_factory=dict)  # by PARTS; empty if no step was recorded in detail
+    exposed: Mapping[str, Exposed] = field(default_factory=dict)  # by role
+    waits_for: int | None = None  # the rank that it waited for longest, for waits_ns
     waits_ns: int | None = None
-    blame_ns: int | None = None
-    last_step: int = -1
-    age_ns: int | None = None
-    state: str = ""
-    dropped: int | None = None
+    blame_ns: int | None = None  # the wait of all others for this rank
+    last_step: int = -1  # −1 before the first
+    age_ns: int | None = None  # since its last sign of life
+    state: str = ""  # running, silent, ended or stopped
+    dropped: int | None = None  # lost spans: all of them in metrics, those of the steps shown in files
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A slow rank.
+    """A slow rank."""
 
-    Attributes:
-        rank: −1 where the cause moves between ranks.
-        host: its node.
-        place, cause: as in a verdict; in metrics only ``slow`` or ``own work``.
-        cost_ms_per_step: None if the source does not give it.
-        since: epoch seconds, from the monitor.
-        evidence: a sentence with the numbers.
-        told_by: ``steps shown``, ``monitor``, both, ``metrics`` or ``alert``.
-        who: as ``commtrace straggler`` prints it: ranks, a host or a stage with its ranks, or that it moves.
-        others: further slow ranks in ``who``.
-    """
-
-    rank: int
+    rank: int  # −1 if the cause moves between ranks
     host: str
     place: str
-    cause: str
-    cost_ms_per_step: float | None
+    cause: str  # as in a verdict, like the place; in metrics only "slow" or "own work"
+    cost_ms_per_step: float | None  # None if unknown
     evidence: str
-    told_by: str
-    who: str
-    since: float | None = None
-    others: tuple[int, ...] = ()
+    told_by: str  # source: "steps shown", "monitor", both, "metrics" or "alert"
+    who: str  # as commtrace straggler prints it
+    since: float | None = None  # epoch seconds, from the monitor
+    others: tuple[int, ...] = ()  # further slow ranks in who
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One look at a job; fields are None or empty if unknown.
+    """One look at a job; fields are None or empty if unknown."""
 
-    Attributes:
-        source: the run directory or address.
-        time_ns: epoch ns of the look.
-        world_size: ranks of the job.
-        hosts: their number.
-        first_step, last_step, num_steps: the steps shown; parts are means over them.
-        step_ns: median of the steps shown, over all ranks.
-        before_ns: likewise of the run so far.
-        before: describes ``before_ns``.
-        ranks: ascending.
-        stragglers: costliest first.
-        abstentions: what could not be judged, and why.
-        notes: most urgent first.
-        took_ns: duration of the look.
-    """
-
-    source: str
-    time_ns: int
+    source: str  # the run directory or address
+    time_ns: int  # epoch ns of the look
     run_id: str = ""
     world_size: int | None = None
-    hosts: int | None = None
+    hosts: int | None = None  # their number
     first_step: int | None = None
     last_step: int | None = None
-    num_steps: int = 0
-    step_ns: int | None = None
-    before_ns: int | None = None
+    num_steps: int = 0  # the steps shown; parts are means over them
+    step_ns: int | None = None  # median of the steps shown, over all ranks
+    before_ns: int | None = None  # likewise of the run so far, as before describes
     before: str = ""
-    ranks: tuple[RankRow, ...] = ()
-    stragglers: tuple[Slow, ...] = ()
-    abstentions: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    took_ns: int = 0
+    ranks: tuple[RankRow, ...] = ()  # ascending
+    stragglers: tuple[Slow, ...] = ()  # costliest first
+    abstentions: tuple[str, ...] = ()  # sentences about parts that could not be judged
+    notes: tuple[str, ...] = ()  # most urgent first
+    took_ns: int = 0  # duration of the look
 
     def to_json(self) -> JsonObject:
         return asdict(self)

@@ -1,4 +1,4 @@
-"""Makes frames from the files of a running job: the analysis of its newest steps."""
+"""Make frames from the files of a running job, by analysing its newest steps."""
 
 from __future__ import annotations
 
@@ -58,13 +58,7 @@ _FEWEST_STEPS: Final = Thresholds().fewest_steps
 
 
 class FileSource:
-    """Makes frames of a run directory.
-
-    Args:
-        path: as for :func:`commtrace.trace.files.reader.load_run`.
-        last: number of the newest steps to show; 0: see :func:`steps_of`.
-        ask: for the process of a rank.
-    """
+    """Makes frames of a run directory: of its ``last`` steps, 0 for :func:`steps_of`."""
 
     def __init__(self, path: str | Path, last: int, ask: AskProcess = unknown_process) -> None:
         self._path = path
@@ -74,7 +68,7 @@ class FileSource:
         self._tail = RunTail(path)
 
     def look(self) -> Frame:
-        """Return the run as it is now.
+        """Return the present frame.
 
         Raises:
             RunNotFoundError: nothing was recorded there, or nothing yet.
@@ -107,11 +101,7 @@ def _count_ranks(path: str | Path) -> int:
 
 
 def read_monitor(directory: Path) -> MonitorFile | None:
-    """Return the newest state that the monitor wrote; None without one.
-
-    Raises:
-        TraceFormatError: its file holds something else.
-    """
+    """Return the newest state that the monitor wrote, None without one; raise TraceFormatError if it is damaged."""
     path = directory / MONITOR_FILE
     try:
         status: MonitorFile = decode_json(read_file(path, _LARGEST_STATUS), MonitorFile)
@@ -152,16 +142,7 @@ def make_frame(
     monitor: MonitorFile | None = None,
     ask: AskProcess = unknown_process,
 ) -> Frame:
-    """Return the frame of the rows that were read.
-
-    Args:
-        newest: the end of the run.
-        last: number of steps to show.
-        now_ns: epoch ns.
-        before: durations of steps of the run so far, ns.
-        monitor: the newest state that the monitor wrote.
-        ask: for the process of a rank.
-    """
+    """Return the frame of the rows that were read; ``before`` are durations of steps of the run so far, ns."""
     run, steps = _run_and_steps(newest, last)
     run = told_apart(run)
     endings = find_endings(run, now_ns, ask)
@@ -202,7 +183,7 @@ def make_frame(
 
 
 def _attempts(run: Run, steps: StepRange | None) -> Iterator[str]:
-    """Yield that the job was started again or went back, and which of the steps shown were done before."""
+    """Note a restart of the job, and repeated steps among those shown."""
     launch = run.any_metadata.attempt
     if launch:
         yield (
@@ -218,7 +199,7 @@ def _attempts(run: Run, steps: StepRange | None) -> Iterator[str]:
 
 
 def _run_and_steps(newest: Newest, last: int) -> tuple[Run, StepRange | None]:
-    """Return the run, with inferred steps if nothing marked them, and the steps to show; None if there are none."""
+    """Return the run, with inferred steps if it marks none, and the steps to show; None if there are none."""
     if newest.end > newest.first:
         return newest.run, StepRange(newest.first, newest.end)
     inferred = infer_steps(newest.run)
@@ -264,7 +245,7 @@ def _stragglers(analysis: Analysis | None) -> Findings:
 
 
 def _waits(run: Run, matches: Matches) -> dict[int, dict[int, int]]:
-    """Return how long each rank waited for each other one, ns over all steps."""
+    """Return the wait of each rank for each other one, ns over all steps."""
     found: dict[int, dict[int, int]] = {}
     for rank, trace in run.ranks.items():
         own = matches.ranks[rank]
@@ -355,13 +336,7 @@ def _is_old(monitor: MonitorFile, now_ns: int) -> bool:
 
 
 def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow], *, judged: bool) -> tuple[Slow, ...]:
-    """Return the monitor's findings first; one that the steps shown confirm is given once, with their closer
-    comparison.
-
-    Args:
-        by_monitor, by_steps: costliest first.
-        judged: whether the steps were judged.
-    """
+    """Return the monitor's findings first, those confirmed by the steps shown with their closer comparison."""
     rest = list(by_steps)
     first: list[Slow] = []
     for one in by_monitor:
@@ -378,7 +353,6 @@ def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow], *, judged: 
 
 
 def _names(several: Slow, one: Slow) -> bool:
-    """Return whether two findings are about the same ranks."""
     if several.cause in _NO_RANK or one.cause in _NO_RANK:
         return (several.cause, several.who) == (one.cause, one.who)
     if HOST in (several.place, one.place) and several.host == one.host:
@@ -449,7 +423,7 @@ def _pauses(run: Run) -> str:
 def _stalled_ns(
     run: Run, rows: Sequence[RankRow], endings: Mapping[int, Ending], step_ns: int | None, now_ns: int
 ) -> int | None:
-    """Return how long no rank has ended a step, if that is out of the ordinary."""
+    """Return the time since any rank ended a step; None if it is usual."""
     ends = [
         wall_clock_ns(trace, int(trace.spans.end[own].max()))
         for trace in run.ranks.values()

@@ -1,7 +1,7 @@
-"""Makes frames from metrics: of one rank's endpoint, or of a Prometheus that scrapes all ranks.
+"""Make frames from metrics: of one rank's endpoint, or of a Prometheus that scrapes all ranks.
 
-Metrics hold less than files: not who waited for whom and, without the monitor, no split into wait and transfer. These
-stay None.
+Metrics do not say which rank waited for which and, without the monitor, do not split wait and transfer: these stay
+None.
 """
 
 from __future__ import annotations
@@ -52,29 +52,18 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True)
 class RankTotals:
-    """Totals of one rank, or their growth; seconds.
-
-    Attributes:
-        labels: of the rank.
-        steps, seconds: number and total length of its steps.
-        parts: ``compute``, ``bubble``, …; without ``exposed``.
-        exposed: by role.
-        work: own time; None if unknown.
-        dropped: spans.
-        last_step: −1 before the first.
-        ended: epoch seconds of its end.
-        split: by role, wait and transfer of the calls that the monitor compared.
-    """
+    """Totals of one rank, or their growth; seconds."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
-    steps: float = 0.0
+    steps: float = 0.0  # number; their total length is seconds
     seconds: float = 0.0
-    parts: dict[str, float] = field(default_factory=dict)
-    exposed: dict[str, float] = field(default_factory=dict)
-    work: float | None = None
-    dropped: float | None = None
-    last_step: int = -1
-    ended: float | None = None
+    parts: dict[str, float] = field(default_factory=dict)  # compute, bubble, …; without exposed
+    exposed: dict[str, float] = field(default_factory=dict)  # by role
+    work: float | None = None  # own time; None if unknown
+    dropped: float | None = None  # spans
+    last_step: int = -1  # −1 before the first
+    ended: float | None = None  # epoch seconds of its end
+    # by role, wait and transfer of the calls that the monitor compared
     split: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def since(self, before: RankTotals) -> RankTotals:
@@ -107,12 +96,7 @@ def metrics_source(url: str, last: int, run_id: str = "") -> EndpointSource | Pr
 
 
 class EndpointSource:
-    """Makes frames of the metrics of one rank.
-
-    Args:
-        url: of the endpoint.
-        last: number of the newest steps to show; at the first look, all steps so far.
-    """
+    """Makes frames of the metrics of one rank: of its ``last`` steps, at the first look of all so far."""
 
     def __init__(self, url: str, last: int) -> None:
         self._url = url
@@ -154,13 +138,7 @@ class EndpointSource:
 
 
 class PrometheusSource:
-    """Makes frames of the metrics in a Prometheus.
-
-    Args:
-        url: its base.
-        last: length of the window in steps; at least a minute.
-        run_id: by default the run with the newest step.
-    """
+    """Makes frames from a Prometheus: of ``last`` steps, at least a minute, by default of the newest run."""
 
     def __init__(self, url: str, last: int, run_id: str = "") -> None:
         self._url = url
@@ -248,11 +226,7 @@ def _parsed(text: str, where: str) -> list[Sample]:
 
 
 def _sample(name: str, labels: Mapping[str, str], value: float | str) -> Sample:
-    """Return a sample; an impossible value becomes NaN, which is ignored.
-
-    Raises:
-        ValueError: the value is not a number.
-    """
+    """Return a sample, NaN for an impossible value, which is ignored; raise ValueError if it is not a number."""
     number = float(value)
     return Sample(name, all_printable(dict(labels)), number if abs(number) < _LARGEST_VALUE else math.nan)
 
@@ -267,8 +241,6 @@ class _Result(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """The answer of a Prometheus to an instant query."""
-
     data: _Result
 
 
@@ -317,13 +289,9 @@ def frame_of_totals(
     alerts: Sequence[Mapping[str, str]] = (),
     found: Sequence[Sample] = (),
 ) -> Frame:
-    """Return the frame.
+    """Return the frame of the growth in the steps shown, and of totals since the ranks started.
 
     Args:
-        source: address.
-        shown_totals: growth in the steps shown.
-        so_far: totals since the ranks started.
-        now_ns: epoch ns.
         alerts: labels of the firing alerts about stragglers.
         found: the monitor's costs of slow ranks, seconds per step.
     """
@@ -422,7 +390,7 @@ def _who(labels: Mapping[str, str]) -> str:
 
 
 def _from_work(totals: Totals, rows: Sequence[RankRow], named: set[str]) -> Iterator[Slow]:
-    """Yield ranks whose own work is beyond what is normal at their stage."""
+    """Yield ranks with more own work than is normal at their stage."""
     known = [rank for rank, one in totals.items() if one.work is not None and one.steps > 0]
     if not known:
         return
@@ -454,7 +422,6 @@ def _from_work(totals: Totals, rows: Sequence[RankRow], named: set[str]) -> Iter
 
 
 def _numbers(words: Iterable[str]) -> Int64:
-    """Return equal numbers for equal words."""
     return np.unique([*words], return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Fetches a text over HTTP from an address that may be slow, wrong or gone."""
+"""Fetch a text over HTTP from an address that may be slow, wrong or gone."""
 
 from __future__ import annotations
 
@@ -23,15 +23,7 @@ class MetricsError(CommtraceError):
 
 
 def fetch(url: str, **parameters: str) -> str:
-    """Return the answer to a GET.
-
-    Args:
-        url: http or https, with ``user:password@`` before the host if it needs credentials.
-        parameters: of the query.
-
-    Raises:
-        MetricsError: no answer, an error, or too large an answer.
-    """
+    """Return the answer to a GET, with ``user:password@`` of the URL as credentials; raise MetricsError."""
     try:
         with urllib.request.urlopen(_request(url, parameters), timeout=_SECONDS) as answer:
             content: bytes = answer.read(_MOST_BYTES + 1)

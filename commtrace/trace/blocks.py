@@ -1,7 +1,4 @@
-"""Columns that hold the rows of several ranks, so that one numpy call handles all of them.
-
-A numpy call has the same overhead for a hundred rows as for a hundred thousand. A block has so many ranks that this
-overhead does not matter, and so few rows that they stay in the caches of a core.
+"""Hold the rows of several ranks as columns, so that one numpy call, with its fixed overhead, handles all of them.
 
 >>> for block in run.blocks:                                    # doctest: +SKIP
 ...     longest = np.maximum.reduceat(block.spans.end - block.spans.start, block.bounds[:-1])
@@ -21,19 +18,14 @@ from commtrace.errors import TraceFormatError
 from commtrace.trace.spans import Int32, Int64, Spans
 
 ROWS_OF_BLOCK: Final = 125_000
-"""Of most blocks. A rank is never divided, so one of many rows is a block of its own."""
+"""Enough to hide numpy's overhead, few enough for the caches of a core. A rank is never divided."""
 
 _LONGEST_AXIS_NS: Final = 2.0**62
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows of several ranks, one rank after the other.
-
-    Attributes:
-        ranks: ascending.
-        bounds: rank ``ranks[i]`` has rows ``bounds[i]`` to ``bounds[i + 1]``.
-    """
+    """Rows of several ranks, ascending; rank ``ranks[i]`` has rows ``bounds[i]`` to ``bounds[i + 1]``."""
 
     ranks: tuple[int, ...]
     bounds: Int64
@@ -41,7 +33,7 @@ class Block:
 
     @classmethod
     def of_ranks(cls, spans: Mapping[int, Spans]) -> Block:
-        """Return a copy of the rows of these ranks."""
+        """Copy the rows of these ranks into a block."""
         return cls(tuple(spans), bounds_of([len(own) for own in spans.values()]), Spans.concatenate([*spans.values()]))
 
     def __len__(self) -> int:
@@ -58,7 +50,7 @@ class Block:
         return {rank: column[own] for rank, own in self.slices().items()}
 
     def together(self, parts: Mapping[int, npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """Return the parts of a column, one per rank, as a column of the block."""
+        """Join the parts of a column, one per rank, to a column of the block."""
         return np.concatenate([parts[rank] for rank in self.ranks])
 
     def single(self) -> Iterator[Block]:
@@ -67,7 +59,7 @@ class Block:
             yield Block((rank,), bounds_of([rows.stop - rows.start]), self.spans.take(rows))
 
     def per_row(self, of_rank: npt.NDArray[np.generic]) -> npt.NDArray[Any]:
-        """Return a value per rank, in the order of ``ranks``, repeated for every row of the rank."""
+        """Repeat a value per rank, in the order of ``ranks``, for every row of the rank."""
         return np.repeat(of_rank, np.diff(self.bounds))
 
     def rank(self) -> Int32:
@@ -78,17 +70,12 @@ class Block:
 
 
 def end_to_end(start: Int64, end: Int64, bounds: Int64) -> Int64:
-    """Return a shift per rank that places the times of all ranks one after the other on a common axis.
+    """Return a shift per rank, ns, that places the times of all ranks one after the other on a common axis.
 
-    Rows of all ranks can then be sorted, searched or cut by time at once; ranks keep their order, times their
-    distances.
-
-    Args:
-        start, end: of rows, one rank after the other, ns.
-        bounds: where the rows of each rank begin, and the number of rows.
+    Rows of all ranks can then be sorted, searched or cut by time at once; ``bounds`` are as of :class:`Block`.
 
     Raises:
-        TraceFormatError: the axis would be longer than 64 bits can count.
+        TraceFormatError: the axis does not fit into 64 bits.
     """
     shifts = np.zeros(len(bounds) - 1, np.int64)
     filled = np.diff(bounds) > 0
@@ -107,12 +94,12 @@ def end_to_end(start: Int64, end: Int64, bounds: Int64) -> Int64:
 
 
 def bounds_of(lengths: Sequence[int] | Int64) -> Int64:
-    """Return where parts of these lengths begin, and where the last one ends."""
+    """Return the starts of parts of these lengths, and the end of the last one."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 def blocks_of(spans: Mapping[int, Spans]) -> Iterator[Block]:
-    """Yield the rows of ranks, copied into blocks."""
+    """Copy the rows of ranks into blocks."""
     held: dict[int, Spans] = {}
     rows = 0
     for rank, own in spans.items():

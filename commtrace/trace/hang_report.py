@@ -1,6 +1,5 @@
-"""The records of a rank that makes no progress: the mark ``activity``, the mark ``in_flight``, and its hang report.
-
-A hang report is ``rank-NNNNN/hang-NNN.json`` (docs/json/hang.schema.json).
+"""Describe a rank that makes no progress: marks ``activity`` and ``in_flight``, and ``rank-NNNNN/hang-NNN.json``
+(docs/json/hang.schema.json).
 """
 
 from __future__ import annotations
@@ -23,25 +22,17 @@ class OpenPhase:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The place of the training thread, and its progress.
+    """The place of the training thread, and its progress."""
 
-    Attributes:
-        at: step, microbatch, chunk and stage.
-        open: innermost first.
-        collectives: how many were launched, by group id.
-        p2p: group id, whether it is a send, peer, tag and number of messages.
-        frames: ``file:line function``, innermost first.
-    """
-
-    at: tuple[int, int, int, int]
-    open: tuple[OpenPhase, ...]
-    collectives: Mapping[str, int]
-    p2p: tuple[tuple[int, bool, int, int, int], ...]
-    frames: tuple[str, ...]
+    at: tuple[int, int, int, int]  # step, microbatch, chunk and stage
+    open: tuple[OpenPhase, ...]  # innermost first
+    collectives: Mapping[str, int]  # number launched, by group id
+    p2p: tuple[tuple[int, bool, int, int, int], ...]  # group id, is_send, peer, tag, number of messages
+    frames: tuple[str, ...]  # "file:line function", innermost first
 
     @classmethod
     def of_mark(cls, detail: Mapping[str, Any]) -> Activity:
-        """Return the activity in the detail of a mark, which older recorders wrote with fewer fields."""
+        """Return the activity of a mark; older recorders wrote fewer fields."""
         step, microbatch, chunk, stage = detail.get("at", (-1, -1, -1, -1))
         return cls(
             at=(step, microbatch, chunk, stage),
@@ -64,25 +55,18 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A communication that was launched and has not ended.
-
-    Attributes:
-        group: id.
-        start: ns; 0 if unknown.
-        blocking: training stalls on it; None if unknown.
-        state: on a device, ``scheduled`` or ``started``; else empty.
-    """
+    """A communication that was launched and has not ended."""
 
     operation: str = "communication"
-    group: int = -1
+    group: int = -1  # id
     seq: int = -1
     peer: int = -1
     bytes: int = -1
     dtype: str | None = None
     is_async: bool = False
-    start: int = 0
-    blocking: bool | None = None
-    state: str = ""
+    start: int = 0  # ns; 0 if unknown
+    blocking: bool | None = None  # training stalls on it; None if unknown
+    state: str = ""  # scheduled or started on a device; else empty
 
     def to_json(self) -> dict[str, Any]:
         """Return an item of the mark ``in_flight``."""
@@ -92,7 +76,7 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class ThreadStack:
-    """The stack of one thread of Python: ``file:line function``, innermost first."""
+    """The stack of a Python thread: ``file:line function``, innermost first."""
 
     thread: str
     frames: tuple[str, ...]
@@ -100,27 +84,18 @@ class ThreadStack:
 
 @dataclass(frozen=True, slots=True)
 class HangReport:
-    """The state of a rank whose training makes no progress.
+    """The state of a rank whose training makes no progress."""
 
-    Attributes:
-        time: epoch seconds.
-        monotonic_ns: the same instant on the host's monotonic clock.
-        quiet_ns: for so long nothing has moved.
-        coordinates, parallel: place in each parallel dimension, and its size; empty where no framework says so.
-        in_flight: the one that blocks training first.
-        threads: all of Python but the one that has written the report.
-    """
-
-    time: float
-    monotonic_ns: int
-    quiet_ns: int
+    time: float  # epoch seconds
+    monotonic_ns: int  # the same instant
+    quiet_ns: int  # since the last progress
     metadata: RankMetadata
     groups: tuple[Group, ...]
-    coordinates: Mapping[str, int]
+    coordinates: Mapping[str, int]  # by parallel dimension; empty if unknown
     parallel: Mapping[str, int]
     activity: Activity
-    in_flight: tuple[InFlight, ...]
-    threads: tuple[ThreadStack, ...]
+    in_flight: tuple[InFlight, ...]  # the one that blocks training first
+    threads: tuple[ThreadStack, ...]  # of Python, except the reporting one
 
     def to_json(self) -> dict[str, Any]:
         """Return the contents of the file."""

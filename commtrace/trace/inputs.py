@@ -1,6 +1,4 @@
-r"""Opens and decodes untrusted files, JSON and text; readers, importers and ``commtrace top`` use nothing else.
-
-No other code meets a pipe that never ends, a number that no column can hold, or text that moves the cursor.
+r"""Open and decode untrusted files, JSON and text: limit sizes, and escape control characters.
 
 >>> decode_json(b'{"step": 3}', dict[str, int])
 {'step': 3}
@@ -21,16 +19,15 @@ from typing import Any, Final, TypeVar
 _T = TypeVar("_T")
 
 MOST_RANKS: Final = 1 << 20
-"""No job has more: what says so is damaged, and a list of so many ranks still fits into memory."""
+"""A larger job is damage; a list of this many ranks still fits into memory."""
 
 LONGEST_WORD: Final = 8_192
 """Characters of a name; kernels of C++ templates have some thousand."""
 
 _DECODERS: Final[dict[Any, Any]] = {}
-"""Of msgspec, by type."""
 
 _MAKING: Final = threading.Lock()
-"""msgspec 0.22 lets a thread decode with what another one is still finding out of a type, and crashes the process."""
+"""msgspec 0.22 lets a thread use a decoder that another one is still building, and crashes the process."""
 
 _KINDS_OF_FILE: Final = {
     stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a directory", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
@@ -39,11 +36,7 @@ _KINDS_OF_FILE: Final = {
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open a regular file for reading, without waiting for a writer.
-
-    Raises:
-        OSError: it cannot be opened, or is a directory, a FIFO or a device.
-    """
+    """Open a regular file, without waiting for a writer; raise OSError for a directory, a FIFO or a device."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
@@ -57,11 +50,7 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def read_file(path: Path, most_bytes: int) -> bytes:
-    """Read a whole file of at most so many bytes.
-
-    Raises:
-        OSError: it cannot be read, is no regular file, or is larger.
-    """
+    """Read a whole file; raise OSError if it is unreadable, no regular file, or larger than ``most_bytes``."""
     with open_file(path) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
@@ -70,11 +59,7 @@ def read_file(path: Path, most_bytes: int) -> bytes:
 
 
 def decode_json(text: str | bytes, kind: type[_T] | Any = Any) -> _T:
-    """Decode JSON of a declared type: a struct, a dataclass, or containers of them.
-
-    Raises:
-        ValueError: it is no JSON, is nested too deeply, or does not have this type.
-    """
+    """Decode JSON of a declared type (structs, dataclasses, containers); raise ValueError if it is not."""
     import msgspec  # here: a training process reads no files of others, but for requests of detail
 
     with _MAKING:
@@ -90,11 +75,7 @@ def decode_json(text: str | bytes, kind: type[_T] | Any = Any) -> _T:
 
 
 def printable_json(text: str | bytes, kind: type[_T]) -> _T:
-    """Decode JSON as :func:`decode_json`, with all text in it :func:`printable`.
-
-    Raises:
-        ValueError: it is no JSON, is nested too deeply, or does not have this type.
-    """
+    """Decode JSON as :func:`decode_json`, with all text in it :func:`printable`."""
     import msgspec
 
     plain = msgspec.to_builtins(decode_json(text, kind))
@@ -103,7 +84,7 @@ def printable_json(text: str | bytes, kind: type[_T]) -> _T:
 
 
 def printable(text: str) -> str:
-    """Escape what a terminal would obey (control characters, directions of writing), and cut what no screen holds."""
+    """Escape control characters and directions of writing, and cut the text after :data:`LONGEST_WORD` characters."""
     if len(text) > LONGEST_WORD:
         text = text[:LONGEST_WORD] + "…"
     if text.isprintable():
@@ -113,12 +94,12 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return the text with every line made :func:`printable`."""
+    """Make every line of the text :func:`printable`."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def all_printable(value: object) -> Any:
-    """Return the same plain value with all text in it :func:`printable`, including keys."""
+    """Make all text in a plain value :func:`printable`, including keys."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Turns results into JSON. A result is a frozen dataclass or a named tuple, and becomes JSON at the edge only.
+"""Turn results, which are frozen dataclasses and named tuples, into JSON.
 
 >>> to_json(Aggregate("gc", "collection", -1, -1, 2, 50, 0, 30))["total_ns"]   # doctest: +SKIP
 50
@@ -19,15 +19,11 @@ class HasJson(Protocol):
     """A result whose JSON is not simply its fields."""
 
     def to_json(self) -> JsonObject:
-        """Return what ``--json`` prints."""
+        """Return the output of ``--json``."""
 
 
 def to_json(value: object) -> JsonValue:
-    """Return a value that JSON can hold.
-
-    Raises:
-        TypeError: JSON has nothing of the kind.
-    """
+    """Return a value that JSON can hold; raise TypeError if there is none."""
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, HasJson):

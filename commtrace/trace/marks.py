@@ -1,7 +1,4 @@
-"""Marks: facts about a rank that change during its run, as rows of kind ``mark`` whose ``detail`` is JSON.
-
-Readers check the detail of each against its type below. Fields that are not declared are left out, and marks that are
-not are passed over.
+"""Read marks: facts that change during a run, as rows of kind ``mark`` with JSON in ``detail``, of the types below.
 
 >>> read_mark("progress", '{"step": 3}', most_ranks=1)
 {'step': 3}
@@ -9,38 +6,6 @@ not are passed over.
 Traceback (most recent call last):
 ...
 ValueError: Expected `int`, got `str` - at `$.step`
-
-=================  ===================================================================================
-mark name          detail
-=================  ===================================================================================
-process_group      {"id", "ranks", "ordinal", "role", "name", "description", "backend"}; the last one wins
-topology           {"coordinates": {"tp": 0, …}, "parallel": {"tp": 2, …}, "framework": {"name", "version"},
-                   "recording": {option: value}, "invisible_paths": {name: "active" | "loaded"}, "process_start_ns",
-                   "first_step": of the process, "step_numbers": whose they are where the program counts, …}; merged
-clock_anchor       {"monotonic_ns", "realtime_ns", "bracket_ns"}
-dropped            {"kind": count, …}: spans dropped since the previous such mark
-in_flight          [{"operation", "group", "seq", "peer", "bytes", "dtype", "is_async", "start", "blocking"}, …]:
-                   communications under way since before the last pass; start is ns, blocking says that training
-                   stands still for it, state (on a device only) is scheduled or started
-activity           of a rank that recorded nothing for two seconds, and once at the beginning: {"at": [step,
-                   microbatch, chunk, stage], "open": [{"kind", "name", "since"}, …] innermost phase first,
-                   "collectives": {group: how many were launched}, "p2p": [[group, is_send, peer, tag, how many], …],
-                   "frames": ["file:line function", …] innermost first, "quiet_ns", "again_within_ns"}
-count              {"tokens", "samples", "model_flops"}: counts of the script for the step in the row's column
-aggregate          [[kind, name, group, peer, count, ns, bytes, longest ns], …]: sums over a step; see aggregates.py
-trigger            {"id", "first", "end", "modules", "by", "seen_at_step", "late"}: detail was asked for, see trigger.py
-hidden_ends        {"source", "hidden", "known", "refused", "compared", "median_difference_ns",
-                   "largest_difference_ns", "took_ns"}: true ends of hidden communication, see
-                       capture/device/hidden_ends.py
-device_state       one reading of the device by its driver: the fields of metadata.DeviceState that are known
-progress           {"step"}: where a rank is that records nothing now
-discarded          {"segments", "bytes", "first_step", "last_step", "at_ns"}: deleted so far; the last one wins
-problem            {"message"}: a part of commtrace was disabled, and why
-failed             {"operation", "group", "seq", "peer", "exception", "at_ns"}: a communication raised this, as when
-                   another rank is gone
-end                {"exception", "frames"}: the recorder was closed in order; the type of the exception that nobody
-                   caught, if the program ended for one, and where it was raised, innermost first
-=================  ===================================================================================
 """
 
 from __future__ import annotations
@@ -79,7 +44,7 @@ Plain = Word | int | float | bool | None
 
 class _Group(Struct):
     id: Annotated[int, Meta(ge=0, le=2**63 - 1)]
-    ranks: Annotated[list[Rank], Meta(max_length=MOST_RANKS)]  # empty where an imported trace does not tell them
+    ranks: Annotated[list[Rank], Meta(max_length=MOST_RANKS)]  # empty if an imported trace lacks them
     ordinal: Count
     role: Word
     name: Word = ""
@@ -92,6 +57,9 @@ class _Device(Struct):
     uuid: Word
 
 
+# Several are merged, such as {"coordinates": {"tp": 0}, "parallel": {"tp": 2}}. recording: the options;
+# invisible_paths: {name: "active" or "loaded"}; first_step: of the process; step_numbers: their source if the program
+# counts its steps.
 class _Topology(Struct, omit_defaults=True):
     coordinates: Sizes | UnsetType = UNSET
     parallel: Sizes | UnsetType = UNSET
@@ -119,6 +87,8 @@ class _ClockAnchor(Struct):
     bracket_ns: Count = 0
 
 
+# In flight since before the last pass; start in ns; blocking: training stalls on it; state, on a device only:
+# scheduled or started.
 class _InFlight(Struct, omit_defaults=True):
     operation: Word = "communication"
     group: Identity | UnsetType = UNSET
@@ -141,6 +111,9 @@ class _Open(Struct):
 _Messages = tuple[Identity, bool, Annotated[int, Meta(ge=-1, lt=MOST_RANKS)], Time, Count]
 
 
+# Written at the beginning, and by a rank that recorded nothing for two seconds. at: step, microbatch, chunk, stage;
+# open: innermost phase first; collectives: launches by group; p2p: group, is_send, peer, tag, count; frames:
+# "file:line function", innermost first.
 class _Activity(Struct, omit_defaults=True):
     at: tuple[Step, Number, Number, Number] | UnsetType = UNSET
     open: Annotated[list[_Open], Meta(max_length=4096)] | UnsetType = UNSET
@@ -151,6 +124,7 @@ class _Activity(Struct, omit_defaults=True):
     again_within_ns: Count | UnsetType = UNSET
 
 
+# One reading by the driver; as in trace/metadata.py.
 class _DeviceState(Struct, omit_defaults=True):
     at_ns: Time
     clock_mhz: Count | None = None
@@ -166,10 +140,12 @@ class _DeviceState(Struct, omit_defaults=True):
     serial: Word = ""
 
 
+# The position of a rank that records nothing now.
 class _Progress(Struct):
     step: Step
 
 
+# Deleted so far, to keep to the budget; the last mark counts.
 class _Discarded(Struct):
     segments: Count
     bytes: Count
@@ -178,6 +154,7 @@ class _Discarded(Struct):
     at_ns: Time
 
 
+# A request for steps in detail: selection/trigger.py.
 class _Trigger(Struct):
     id: Word
     first: Step
@@ -188,15 +165,18 @@ class _Trigger(Struct):
     late: bool = False
 
 
+# A part of commtrace was disabled, and the reason.
 class _Problem(Struct):
     message: Word
 
 
+# The recorder was closed. exception: type of an uncaught one; frames: its origin, innermost first.
 class _End(Struct, omit_defaults=True):
     exception: Word = ""
     frames: Annotated[list[Word], Meta(max_length=64)] = []
 
 
+# A communication raised an exception, as when another rank is gone.
 class _Failed(Struct):
     operation: Word
     group: Identity
@@ -206,6 +186,8 @@ class _Failed(Struct):
     at_ns: Time
 
 
+# Readers pass over other marks: "count" (tokens, samples and model_flops of the script in the row's step) and
+# "hidden_ends" (capture/device/hidden_ends.py). "dropped" counts spans by kind since the previous such mark.
 _TYPES: Final[Mapping[str, Any]] = {
     "process_group": _Group,
     "topology": _Topology,
@@ -224,13 +206,10 @@ _TYPES: Final[Mapping[str, Any]] = {
 
 
 def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
-    """Return the detail of a mark, as plain values of the types above; None for marks that readers pass over.
-
-    Args:
-        most_ranks: no rank of the job has this number.
+    """Return the detail of a mark as plain values, without undeclared fields; None for marks without a type.
 
     Raises:
-        ValueError: the text is none, or impossible.
+        ValueError: the detail does not have the type of the mark, or is impossible: ranks are below ``most_ranks``.
     """
     if name not in _TYPES:
         return None
@@ -243,7 +222,7 @@ def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
 
 
 def topology_fields() -> set[str]:
-    """Return the declared fields of a topology; readers leave out anything else."""
+    """Return the declared fields of a topology."""
     return set(_Topology.__struct_fields__)
 
 
@@ -271,24 +250,21 @@ def _check_topology(detail: dict[str, Any]) -> None:
         raise ValueError("the place of the rank in the what-if trace is missing")
 
 
+# Kind, name, group, peer, count, ns, bytes, longest ns: sums over a step (selection/aggregates.py).
 _Aggregates = list[tuple[Word, Word, Identity, Number, Count, Count, Count, Count]]
 
 
 def check_aggregates(text: str | None) -> None:
-    """Check the detail of an ``aggregate`` mark.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Raise ValueError unless this is the detail of an ``aggregate`` mark."""
     decoded: list[Any] = decode_json(text or "", _Aggregates)
     if any(one[0] not in schema.KINDS or max(one[4:]) > _LARGEST_SUM for one in decoded):
         raise ValueError("sums of a kind that does not exist, or larger than any step makes")
 
 
 class Marks:
-    """Collects marks in the order in which they were written: from files, or of a running rank.
+    """Collects marks in the order of writing.
 
-    A thread that reads while another one collects copies first (``dict(marks.groups)`` is atomic under the GIL).
+    Another thread copies before it reads (``dict(marks.groups)`` is atomic under the GIL).
     """
 
     def __init__(self) -> None:
@@ -313,7 +289,6 @@ class Marks:
         self.failures: list[FailedCommunication] = []
 
     def add_problem(self, message: str) -> None:
-        """Add a problem for readers of the rank's numbers, once."""
         if message not in self.problems:
             self.problems = (*self.problems, message)
 
@@ -330,18 +305,14 @@ class Marks:
         return sizes
 
     def completed(self, metadata: RankMetadata) -> RankMetadata:
-        """Return the rank's metadata with what was not known yet when the header of its files was written."""
+        """Return the metadata with the device, which may be unknown when the header is written."""
         device = self.topology.get("device")
         if device is None:
             return metadata
         return replace(metadata, device=device["name"], device_uuid=device["uuid"])
 
     def read(self, name: str, detail: Any, at_ns: int | None = None) -> None:
-        """Collect one mark; unknown ones are ignored.
-
-        Args:
-            at_ns: when it was written; without it, times of drops and readings of the device are not kept.
-        """
+        """Collect a mark written at ``at_ns``; ignore unknown ones, and without a time also readings of the device."""
         if name == "process_group":
             self.groups[detail["id"]] = Group(**{**detail, "ranks": tuple(detail["ranks"])})
         elif name == "topology":

@@ -1,4 +1,4 @@
-"""Reads the state of the process that recorded a rank, as far as its own host can see it."""
+"""Read the state of a rank's process, on its own host."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ IN_KERNEL: Final = "in_kernel"
 GONE: Final = "gone"
 
 AskProcess = Callable[[RankMetadata], "str | None"]
-"""Returns the state of the process that recorded a rank; None if it is not known, as from another host."""
+"""Returns the state of a rank's process; None if it is unknown, as from another host."""
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _STATE, _START = 0, 19
-"""Of /proc/PID/stat, counted from behind the name: the state, and the start in clock ticks since boot (proc(5))."""
+"""Fields of /proc/PID/stat after the name: state, and start in clock ticks since boot (proc(5))."""
 
 _OF_LETTER: Final = {"Z": GONE, "X": GONE, "T": SUSPENDED, "t": SUSPENDED, "D": IN_KERNEL}
 
@@ -30,11 +30,7 @@ def unknown_process(metadata: RankMetadata) -> str | None:
 
 
 def process_state(metadata: RankMetadata) -> str | None:
-    """Return the state of a process of this boot of this host; None for one of another, or of another container.
-
-    Returns:
-        ``runs``; ``suspended``, by SIGSTOP or a debugger; ``in_kernel``, in a call that no signal interrupts; ``gone``.
-    """
+    """Return ``runs``, ``suspended`` (SIGSTOP, debugger), ``in_kernel`` or ``gone``; None on another host or boot."""
     if not metadata.boot_id or not _BOOT_ID.exists() or _BOOT_ID.read_text().strip() != metadata.boot_id:
         return None
     if metadata.host != socket.gethostname():
@@ -49,6 +45,6 @@ def process_state(metadata: RankMetadata) -> str | None:
 
 
 def _started_ns(ticks: int) -> int:
-    """Return the epoch ns of a start: a process that began after the recording is another one with the same number."""
+    """Return epoch ns. A process that began after the recording is another one with the same number."""
     boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
     return int((int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")) * 1e9)

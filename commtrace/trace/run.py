@@ -1,4 +1,4 @@
-"""A recorded run in memory: the input of every analysis, view and export."""
+"""Hold a recorded run in memory: the input of every analysis, view and export."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from commtrace.trace.spans import Spans
 
 
 class Drop(NamedTuple):
-    """Spans dropped since the rank last reported drops, by kind; ``reported_ns`` is on its own clock."""
+    """Spans dropped since the last report, by kind; ``reported_ns`` is on the rank's own clock."""
 
     reported_ns: int
     counts: Mapping[str, int]
@@ -33,7 +33,7 @@ class FailedCommunication(NamedTuple):
 
 
 class DiscardedSegments(NamedTuple):
-    """Segments that were deleted to keep to the budget, up to ``at_ns``, epoch; steps are −1 where they held none."""
+    """Segments deleted up to ``at_ns`` (epoch), to keep to the budget; steps are −1 if they held none."""
 
     segments: int
     bytes: int
@@ -43,7 +43,7 @@ class DiscardedSegments(NamedTuple):
 
 
 class TriggeredDetail(NamedTuple):
-    """A request for steps in detail, ``end`` exclusive, and when a rank saw it; ``late``: after the steps had begun."""
+    """A request for steps in detail, ``end`` exclusive; ``late`` if the rank saw it after they had begun."""
 
     id: str
     first: int
@@ -55,73 +55,45 @@ class TriggeredDetail(NamedTuple):
 
 
 class PeerLook(NamedTuple):
-    """A look of a rank at the processes of the other ranks of its host.
-
-    Attributes:
-        at_ns: on the host's monotonic clock.
-        ended: ranks that had ended since the look before; none to show that the rank itself is still there.
-    """
+    """A rank's look, on the host's monotonic clock, at the processes of other ranks of its host."""
 
     at_ns: int
-    ended: tuple[int, ...]
+    ended: tuple[int, ...]  # since the last look; none to show that the rank itself is still there
 
 
 @dataclass(frozen=True, slots=True)
 class RankTrace:
-    """Everything that one rank recorded. Times are ns of its own clock.
-
-    Attributes:
-        spans: its rows, marks left out, sorted by start (at equal starts the longer one first).
-        groups: the process groups that it is a member of, by ``Group.id``.
-        coordinates, parallel: position in each parallel dimension, and size of each; empty if unknown.
-        topology: further facts from the framework integration: ``framework``, ``schedule``, ``microbatches``, …
-        dropped: spans that the recorder had to drop, by kind.
-        anchors: the monotonic clock against the wall clock, over the run.
-        in_flight: communications that had been launched and had not ended when the rank last reported.
-        activity: its last report of what it does while it records nothing, at ``activity_ns``: it had recorded nothing
-            for ``quiet_ns``, and would report again within ``again_within_ns``. None without a report.
-        device_states: readings of its device, in the order of time.
-        last_written_ns: the latest instant in the files; None if they hold none.
-        closed: False when the rank did not end in order (killed, or still running).
-        exception: type of an uncaught exception that ended the rank; else empty.
-        exception_frames: where it was raised, innermost first, as ``file:line function``.
-        failures: communications that raised.
-        gone_peers: looks at which it saw other ranks of its host end, in order.
-        stack: where its main thread was when no thread of Python could run any more, innermost first; else empty.
-        aggregates: by step without detail, the texts of its ``aggregate`` marks.
-        discarded: what was deleted to keep to the budget; None if nothing was.
-        progress: (step, ns) while nothing was recorded, of a rank that records only some steps.
-        triggers: requests for detail during the run.
-        details: JSON extras of communications, by span id.
-    """
+    """Everything that one rank recorded. Times are ns of its own clock; empty or None means unknown or none."""
 
     metadata: RankMetadata
-    spans: Spans
-    groups: Mapping[int, Group] = field(default_factory=dict)
-    coordinates: Mapping[str, int] = field(default_factory=dict)
-    parallel: Mapping[str, int] = field(default_factory=dict)
+    spans: Spans  # without marks, by start; at equal starts the longer one first
+    groups: Mapping[int, Group] = field(default_factory=dict)  # of which it is a member, by Group.id
+    coordinates: Mapping[str, int] = field(default_factory=dict)  # position in each parallel dimension
+    parallel: Mapping[str, int] = field(default_factory=dict)  # size of each
+    # further facts from the framework: framework, schedule, microbatches, …
     topology: Mapping[str, Any] = field(default_factory=dict)
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    anchors: tuple[ClockAnchor, ...] = ()
-    in_flight: tuple[InFlight, ...] = ()
-    activity: Activity | None = None
-    activity_ns: int | None = None
-    quiet_ns: int = 0
-    again_within_ns: int | None = None
+    dropped: Mapping[str, int] = field(default_factory=dict)  # number of spans lost, by kind
+    anchors: tuple[ClockAnchor, ...] = ()  # the monotonic clock against the wall clock
+    in_flight: tuple[InFlight, ...] = ()  # as of its last report
+    activity: Activity | None = None  # its last report while it recorded nothing
+    activity_ns: int | None = None  # of that report
+    quiet_ns: int = 0  # before that report
+    again_within_ns: int | None = None  # until the next report was due
     drops: tuple[Drop, ...] = ()
     device_states: tuple[DeviceState, ...] = ()
-    last_written_ns: int | None = None
-    closed: bool = True
-    exception: str = ""
-    exception_frames: tuple[str, ...] = ()
+    last_written_ns: int | None = None  # the latest instant in the files
+    closed: bool = True  # False if killed, or still running
+    exception: str = ""  # type of an uncaught one
+    exception_frames: tuple[str, ...] = ()  # "file:line function", innermost first
     failures: tuple[FailedCommunication, ...] = ()
-    gone_peers: tuple[PeerLook, ...] = ()
-    stack: tuple[str, ...] = ()
+    gone_peers: tuple[PeerLook, ...] = ()  # looks at other ranks of its host that ended
+    stack: tuple[str, ...] = ()  # of its main thread when no Python thread could run, innermost first
+    # texts of the marks, by step without detail
     aggregates: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    discarded: DiscardedSegments | None = None
-    progress: tuple[tuple[int, int], ...] = ()
-    triggers: tuple[TriggeredDetail, ...] = ()
-    details: Mapping[int, str] = field(default_factory=dict)
+    discarded: DiscardedSegments | None = None  # to keep to the budget
+    progress: tuple[tuple[int, int], ...] = ()  # (step, ns) while nothing was recorded
+    triggers: tuple[TriggeredDetail, ...] = ()  # requests for detail during the run
+    details: Mapping[int, str] = field(default_factory=dict)  # JSON extras of communications, by span id
 
     @property
     def rank(self) -> int:
@@ -129,24 +101,24 @@ class RankTrace:
 
     @property
     def recording(self) -> Mapping[str, Any]:
-        """Return the recording options of the rank: ``sample``, ``skip_roles``, …; empty for what was imported."""
+        """Return the recording options: ``sample``, ``skip_roles``, …; empty if imported."""
         options: Mapping[str, Any] = self.topology.get("recording", {})
         return options
 
     @property
     def process_start_ns(self) -> int | None:
-        """Return when its process began; None if unknown."""
+        """Return the start of its process; None if unknown."""
         start_ns = self.topology.get("process_start_ns")
         return start_ns if isinstance(start_ns, int) else None
 
     @property
     def first_step(self) -> int:
-        """Return the number of the first step of the process: the warm-up, recorded or not."""
+        """Return the first step of the process: the warm-up, recorded or not."""
         return int(self.topology.get("first_step", 0))
 
     @property
     def has_times(self) -> bool:
-        """Return whether its spans stand where they were; False for an import that knows durations alone."""
+        """Return False for an import that has durations but no times."""
         return not self.topology.get("without_times")
 
     @property
@@ -157,28 +129,21 @@ class RankTrace:
 
 @dataclass(frozen=True)
 class Run:
-    """All ranks of one attempt of one job.
-
-    Attributes:
-        ranks: those that were found, ascending; ``world_size`` is how many there should be.
-        names: the words that the codes in ``Spans.name`` and ``Spans.dtype`` stand for.
-        problems: sentences for the user: missing ranks, torn files, parts of commtrace that were disabled.
-        steps_inferred: nothing marked the steps of the job; these are what its communication suggests.
-    """
+    """All ranks of one attempt of one job."""
 
     path: Path
-    ranks: Mapping[int, RankTrace]
-    names: list[str]
-    problems: tuple[str, ...] = ()
-    steps_inferred: bool = False
+    ranks: Mapping[int, RankTrace]  # with files, ascending
+    names: list[str]  # strings for the codes in Spans.name and Spans.dtype
+    problems: tuple[str, ...] = ()  # sentences: missing ranks, torn files, disabled parts of commtrace
+    steps_inferred: bool = False  # from communication, as the job marked none
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """Return the rows of all ranks as blocks of many ranks: as they were loaded, else a copy."""
+        """Return the rows as blocks of many ranks: as loaded, else a copy."""
         return tuple(blocks_of({rank: trace.spans for rank, trace in self.ranks.items()}))
 
     def with_blocks(self, blocks: Sequence[Block]) -> Run:
-        """Return this run with the ranks and rows of these blocks."""
+        """Replace the ranks and rows by those of these blocks."""
         ranks = {
             rank: replace(self.ranks[rank], spans=block.spans.take(rows))
             for block in blocks
@@ -190,7 +155,7 @@ class Run:
 
     @property
     def any_metadata(self) -> RankMetadata:
-        """Return the metadata of the lowest rank found, for what is equal on all of them."""
+        """Return the metadata of the lowest rank, for fields equal on all."""
         return next(iter(self.ranks.values())).metadata
 
     @property
@@ -198,5 +163,5 @@ class Run:
         return max(trace.metadata.world_size for trace in self.ranks.values())
 
     def name_code(self, name: str) -> int:
-        """Return the code of a name, or −2 (a code that no row has) if the run does not hold it."""
+        """Return the code of a name, or −2 (a code that no row has) if the run lacks it."""
         return self.names.index(name) if name in self.names else -2

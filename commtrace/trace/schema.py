@@ -1,11 +1,8 @@
-"""The table that commtrace records: a row is a span of time on one rank.
+"""Define the table of spans: one row per span of time on one rank.
 
-Times are int64 nanoseconds of the host's monotonic clock (``CLOCK_MONOTONIC``), which all ranks of one boot of a host
-share and which no clock step can bend; the anchors in the rank's metadata translate them to the epoch.
-
-The words of the closed vocabularies (``KINDS``, ``LANES``, ``TIMINGS``) are stored as Arrow dictionaries; inside
-commtrace they are small integer codes, the position in these tuples. Append to the tuples, never reorder them: files
-hold the codes of the version that wrote them next to the words.
+Times are int64 ns of ``CLOCK_MONOTONIC``, which all ranks of one boot of a host share; anchors in the metadata
+translate them to the epoch. Codes are positions in ``KINDS``, ``LANES`` and ``TIMINGS``: append, never reorder, because
+files hold the codes of the version that wrote them.
 """
 
 from __future__ import annotations
@@ -90,10 +87,7 @@ _NO = schema.NOT_APPLICABLE
 
 
 class Row(NamedTuple):
-    """One span: the columns of ``SCHEMA`` in its order. A column that is not given does not apply.
-
-    Kind, lane and timing are codes, name and dtype words.
-    """
+    """One span: the columns of ``SCHEMA``. Kind, lane and timing are codes, name and dtype strings."""
 
     kind: int
     name: str
@@ -119,10 +113,10 @@ class Row(NamedTuple):
 
 
 row_of: Final[Callable[[tuple[Any, ...]], Row]] = functools.partial(tuple.__new__, Row)
-"""Makes a row of all its columns: for what is recorded, in a third of the time of ``Row(…)``."""
+"""Makes a row from all its columns, in a third of the time of ``Row(…)``."""
 
 
 def mark_row(name: str, detail: Mapping[str, Any] | Sequence[Any], step: int = _NO, at_ns: int = 0) -> Row:
-    """Return a row of kind ``mark``, of this moment unless ``at_ns`` is given."""
+    """Return a row of kind ``mark``, at ``at_ns`` or now."""
     now = at_ns or time.monotonic_ns()
     return Row(schema.MARK, name, schema.HOST, now, now, step, detail=json.dumps(detail, separators=(",", ":")))

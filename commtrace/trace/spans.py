@@ -1,4 +1,4 @@
-"""Spans as columns: the form in which they are analysed."""
+"""Hold spans as columns, for analysis."""
 
 from __future__ import annotations
 
@@ -40,19 +40,14 @@ DTYPE_OF_COLUMN: Mapping[str, Any] = {
     "stalled_on": np.int64,
     "timing": np.int8,
 }
-"""Every column but ``detail``: that one is read into marks by the reader."""
+"""Every column but ``detail``, which the reader reads into marks."""
 
 _ROWS_AT_A_TIME: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Rows of one rank, column by column; all arrays have the same length.
-
-    ``kind``, ``lane`` and ``timing`` hold codes of the vocabularies in :mod:`commtrace.trace.schema`; ``name`` and
-    ``dtype`` index the list of names of the run (``Run.names``), shared by all its ranks, so that codes compare
-    across ranks. −1 means "does not apply".
-    """
+    """Rows of one rank as columns; −1 means "does not apply"; ``name`` and ``dtype`` index ``Run.names``."""
 
     kind: Int8
     name: Int32
@@ -79,7 +74,7 @@ class Spans:
         return len(self.kind)
 
     def take(self, rows: npt.NDArray[Any] | slice) -> Spans:
-        """Return the rows selected by a mask, by indices (in that order) or by a slice (without copying)."""
+        """Select rows by a mask, by indices (in that order) or by a slice (without copying)."""
         if not isinstance(rows, slice) and rows.dtype == np.bool_:
             rows = np.flatnonzero(rows)  # once instead of once for each column
         return Spans(*(getattr(self, column.name)[rows] for column in fields(self)))
@@ -101,7 +96,7 @@ class Spans:
 
     @classmethod
     def from_tuples(cls, rows: Sequence[Row], names: list[str]) -> Spans:
-        """Return the columns of rows as the recorder makes them; new names are appended to ``names``."""
+        """Turn rows into columns; new names are appended to ``names``."""
         if not rows:
             return cls.empty()
         codes: dict[str | None, int] = {None: schema.NOT_APPLICABLE}
@@ -116,10 +111,7 @@ class Spans:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], names: list[str]) -> Spans:
-        """Return spans from dictionaries, for tests and small importers; new names are appended to ``names``.
-
-        Missing columns are "does not apply". Words (``kind="forward"``, ``name="all_reduce"``) are coded.
-        """
+        """Return spans from dictionaries, with strings for codes, for tests; new names are appended to ``names``."""
         table = [_coded(row, names) for row in rows]
         defaults = {"start": 0, "end": 0, "op_in_seq": 0, "is_async": False, "timing": 0, "lane": schema.COMPUTE}
         return cls(
@@ -147,11 +139,7 @@ def _coded(row: Mapping[str, Any], names: list[str]) -> dict[str, object]:
 
 
 class RowBatch(list[Row]):
-    """The rows of one pass of the recorder, not to be changed any more; columns are made once for all sinks.
-
-    Attributes:
-        has_columns: whether they were requested before.
-    """
+    """Immutable rows of one pass of the recorder; columns are made once for all sinks, when first requested."""
 
     __slots__ = ("_columns", "_names")
 
@@ -161,7 +149,7 @@ class RowBatch(list[Row]):
 
     @property
     def names(self) -> list[str]:
-        """Return what the codes of ``columns`` stand for."""
+        """Return the strings for the codes of ``columns``."""
         self._make()
         return self._names
 

@@ -7,7 +7,7 @@ const summary = report.summary;
 const byId = (id) => document.getElementById(id);
 let plans = null;
 
-// What the colours are called in the style sheet, with patterns made of them; forgotten when the theme changes.
+// Colours of the style sheet by name, and patterns made of them; cleared when the theme changes.
 class Colours {
   constructor() {
     this.forget();
@@ -87,7 +87,7 @@ function joined(parts) {
 
 // ---- header
 
-// The wall time of the whole run, largest part first; empty where the report is of some steps only.
+// The wall time of the whole run, largest part first; empty for a report of some steps.
 function budgetInWords(budget) {
   if (!budget || !budget.wall_ns) return "";
   const words = {
@@ -102,7 +102,7 @@ function budgetInWords(budget) {
     + `(training steps that were kept). Mean of the ranks: ${parts.join(", ")}.`;
 }
 
-// Of steps that were done more than once, how long each attempt took.
+// Durations of the attempts of repeated steps.
 function attemptsInWords(repeated) {
   return (repeated || []).slice(0, 10).map(({ step, attempts }) => {
     const told = attempts.map((one) => `attempt ${one.attempt} at ${new Date(one.start_ns / 1e6).toLocaleTimeString()}: ${formatDuration(one.duration_ns)}`);
@@ -376,7 +376,7 @@ function showStragglers() {
   for (const abstention of summary.abstentions || []) byId("stragglers").append(element("p", abstention, "hint"));
 }
 
-/** In which steps, and since when in time of day: always UTC. */
+/** The steps of a finding, and its start as time of day in UTC. */
 function whenSlow(found) {
   if (!found.stretches.length) return `since step ${found.since_step}${found.since_utc ? `, ${utc(found.since_utc)}` : ""}`;
   return found.stretches.map(({ first, last, since_utc: since, until_utc: until }) =>
@@ -432,7 +432,7 @@ function showPipeline() {
     + (unsure ? " –: the other side of these stages' messages is not known, so what they waited is not either." : ""), "hint"));
 }
 
-// With a few exceptions, both sides of the stage's messages were recorded: waiting can be told from transfer.
+// With a few exceptions, both sides of the stage's messages were recorded: wait and transfer can be separated.
 function waitsAreKnown(stage) {
   return (stage.unmatched_ns || 0) <= 0.05 * (stage.bubble_ns + stage.transfer_ns);
 }

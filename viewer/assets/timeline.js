@@ -288,7 +288,7 @@ class Timeline {
     }
   }
 
-  // Outlines what belongs to the box under the pointer: the same communication on every rank that took part.
+  // Outlines the communication of the box under the pointer on every rank that took part.
   drawJoined() {
     if (!this.hovered) return;
     const { context: c } = this;
@@ -353,7 +353,7 @@ class Timeline {
     this.drawPointer();
   }
 
-  // The line at the pointer is as wide as the clocks are uncertain: what lies inside it may be in another order.
+  // The line at the pointer is as wide as the clocks' uncertainty: events inside it may have another order.
   drawPointer() {
     if (!this.pointer || this.pointer.x < GUTTER) return;
     const { context: c } = this;
@@ -461,7 +461,7 @@ class Timeline {
     return null;
   }
 
-  // ---- words for the tooltip
+  // ---- text of the tooltip
 
   describe(box) {
     const list = element("dl");

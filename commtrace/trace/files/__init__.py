@@ -1,1 +1,1 @@
-"""The files of a run: written, kept within their budget, checked, and read back."""
+"""Write the files of a run, keep them within their budget, check them, and read them back."""

@@ -1,4 +1,4 @@
-"""Keeps a rank's folder within a budget by deleting its oldest segments."""
+"""Keep a rank's folder within a budget by deleting its oldest segments."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 _SEGMENTS_IN_BUDGET: Final = 8
-"""A budget holds at least so many segments, because whole segments are deleted."""
+"""A budget holds at least this many segments, because whole segments are deleted."""
 
 
 class Budget(NamedTuple):
-    """The limit of a rank's recording: so many last steps, so many bytes of files; 0 means no limit."""
+    """Limits of a rank's recording, in steps and in bytes of files; 0 means no limit."""
 
     steps: int = 0
     num_bytes: int = 0
@@ -35,11 +35,7 @@ class _Closed(NamedTuple):
 
 
 class Discards:
-    """The closed segments of a rank, oldest first, and counts of the deleted ones.
-
-    Args:
-        earlier: segments of earlier recordings in the same folder: they go first.
-    """
+    """The closed segments of a rank, oldest first, and counts of the deleted ones."""
 
     def __init__(self, budget: Budget, earlier: list[Path]) -> None:
         self._budget = budget
@@ -62,7 +58,7 @@ class Discards:
         ]
 
     def has_room_for(self, path: Path) -> bool:
-        """Return whether there may be another file of the size of this segment for a moment."""
+        """Return whether the budget allows a second file of this segment's size for a moment."""
         if not self._budget.num_bytes:
             return True
         held = sum(segment.num_bytes for segment in self._closed)
@@ -70,11 +66,7 @@ class Discards:
         return held + own <= self._budget.num_bytes
 
     def make_room(self, step: int) -> None:
-        """Delete the oldest segments beyond the budget, before a segment that begins with ``step`` is opened.
-
-        Raises:
-            OSError: a file cannot be deleted. One that is gone already is no error.
-        """
+        """Delete the oldest segments beyond the budget, before one that begins with ``step``; may raise OSError."""
         while self._closed and self._exceeded(self._closed[0], step):
             oldest = self._closed[0]
             oldest.path.unlink(missing_ok=True)

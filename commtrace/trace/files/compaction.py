@@ -1,8 +1,6 @@
-"""Rewrites complete segments: many small batches become a few large ones, at about a quarter of the bytes.
+"""Rewrite complete segments in few large zstd batches, at about a quarter of the bytes; rows, order and header stay.
 
-A batch every half second limits the loss of a crash but compresses badly: twenty-one column headers for a hundred rows,
-and lz4, because zstd is slow for so few. A complete segment is rewritten in batches of many thousand rows with zstd.
-Rows, their order and the header stay the same, so readers of the old and of the new file see the same.
+Small batches limit the loss of a crash, but compress badly: twenty-one column headers for a hundred rows.
 """
 
 from __future__ import annotations
@@ -18,14 +16,13 @@ import pyarrow as pa
 from commtrace.trace.files.messages import SegmentFile, is_as_written
 
 ROWS_PER_BATCH: Final = 8_192
-"""A reader of some steps decodes whole batches. Batches of 65,536 rows take 4 % fewer bytes, and it then decodes eight
-times as many rows."""
+"""Readers decode whole batches: with 65,536 rows, files shrink by 4 % but readers decode eight times as many rows."""
 
 MOST_ROWS: Final = 500_000
-"""A larger segment is left as it is: rewriting it would keep the harvester from its work for too long."""
+"""Larger segments stay as they are: rewriting one would delay the harvester for too long."""
 
 SUFFIX: Final = ".compacting"
-"""Of the file that is being made, beside the one that it will replace."""
+"""Suffix of the new file until it replaces the old one."""
 
 _READ_OPTIONS: Final = pa.ipc.IpcReadOptions(use_threads=False)
 _WRITE_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 6), use_threads=False)
@@ -36,22 +33,14 @@ def is_worthwhile(num_batches: int, num_rows: int) -> bool:
 
 
 def compact(segment: Path, num_rows: int, *, sync: bool) -> bool:
-    """Replace a segment by one with the same rows in few batches. On any error the old one stays.
+    """Replace a segment of ``num_rows`` rows by one with few batches; return False, and keep the old one, on any error.
 
-    A process that is killed at any instant leaves one of the two in place, whole.
-
-    Args:
-        segment: a file that is no longer written to.
-        num_rows: rows that it must hold; otherwise it is left alone.
-        sync: wait until the new file is on disk before it replaces the old one, so that a crash of the host leaves
-            one of them too. This can take seconds while a checkpoint is being written.
-
-    Returns:
-        Whether it was replaced.
+    A process that is killed at any instant leaves one of the two, whole; with ``sync``, so does a crash of the host.
+    Waiting for the disk can take seconds.
     """
     temporary = segment.with_name(segment.name + SUFFIX)
     try:
-        if not is_as_written(segment):  # a new checksum would hide the damage, which readers tell
+        if not is_as_written(segment):  # a new checksum would hide the damage
             return False
         if _rewrite(segment, temporary, sync) != num_rows or temporary.stat().st_size >= segment.stat().st_size:
             temporary.unlink()
@@ -65,13 +54,12 @@ def compact(segment: Path, num_rows: int, *, sync: bool) -> bool:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete what a process that was killed during compaction has left behind."""
+    """Delete files that a process killed during compaction has left."""
     for path in directory.glob(f"*{SUFFIX}"):
         _remove(path)
 
 
 def _rewrite(segment: Path, target: Path, sync: bool) -> int:
-    """Copy all rows and return their number."""
     num_rows = 0
     with segment.open("rb") as source, contextlib.closing(SegmentFile(target)) as file:
         stream = pa.ipc.open_stream(source, options=_READ_OPTIONS)
@@ -87,7 +75,6 @@ def _rewrite(segment: Path, target: Path, sync: bool) -> int:
 
 
 def _merged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield tables of one batch each, of ``ROWS_PER_BATCH`` rows or a little more."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)
@@ -99,7 +86,7 @@ def _merged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _one_batch(batches: list[pa.RecordBatch]) -> pa.Table:
-    # The words of a segment only grow from batch to batch, and may have done so within these.
+    # The dictionaries of a segment grow from batch to batch, maybe within these.
     return pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
 
 

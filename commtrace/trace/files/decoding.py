@@ -1,4 +1,4 @@
-"""Decodes the Arrow tables of ranks into columns and marks."""
+"""Decode the Arrow tables of ranks into columns and marks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from commtrace.trace.selection.step_range import StepRange
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans
 
 _LATEST_NS: Final = 2**61
-"""In the year 2043 of an imported trace; differences of such times fit into 64 bits."""
+"""The year 2043 of an imported trace; differences of such times fit into 64 bits."""
 
 LONGEST_NS: Final = 2**55
 """A year and a month."""
@@ -37,29 +37,22 @@ _OF_EVERY_ROW: Final = ("kind", "name", "lane", "timing")
 
 
 class RankTable(NamedTuple):
-    """All rows that were read of a rank, in the order in which they were written."""
+    """All rows read of a rank, as written."""
 
     metadata: RankMetadata
     table: pa.Table
 
 
 class DecodedBlock(NamedTuple):
-    """The decoded files of several ranks.
+    """The decoded files of several ranks."""
 
-    Attributes:
-        block: their spans; sorted within each rank by start, at equal starts the longer one first.
-        ranks: by rank, everything else; without its spans, which are those of the block.
-        names: the words that the codes in the block stand for.
-        problems: those that the ranks recorded.
-    """
-
-    block: Block
-    ranks: dict[int, RankTrace]
-    names: list[str]
+    block: Block  # their spans, per rank by start, at equal starts the longer one first
+    ranks: dict[int, RankTrace]  # everything but their spans
+    names: list[str]  # strings for the codes in block
     problems: list[str]
 
     def rename(self, names: list[str]) -> None:
-        """Turn the codes into positions in ``names``, to which new words are added. Nobody else may use them yet."""
+        """Make the codes positions in ``names``, adding missing strings. Changes the columns in place."""
         code = np.array([*_codes("name", self.names, names), schema.NOT_APPLICABLE], np.int32)
         if not np.array_equal(code[:-1], np.arange(len(code) - 1)):
             for column in (self.block.spans.name, self.block.spans.dtype):
@@ -67,8 +60,6 @@ class DecodedBlock(NamedTuple):
 
 
 class RankMarks(NamedTuple):
-    """The decoded marks of a rank, with the aggregates by step."""
-
     marks: Marks
     aggregates: dict[int, list[str]]
 
@@ -83,11 +74,11 @@ def decode(
     """Decode the spans and marks of several ranks.
 
     Args:
-        steps: only the spans of these; None for all.
-        earlier: by rank, the marks of what was read of it before; those in the tables are added.
+        steps: decode only the spans of these; None for all.
+        earlier: marks read before, one per rank; those in the tables are added.
 
     Raises:
-        TraceFormatError: a column is missing, or holds a word that is not known.
+        TraceFormatError: a column is missing, or holds an unknown value.
     """
     names: list[str] = []
     table = _together([part.table for part in tables])
@@ -121,11 +112,7 @@ def decode(
 
 
 def known_columns(table: pa.Table) -> pa.Table:
-    """Return the columns that this version knows, in their order, without those that a newer one may have added.
-
-    Raises:
-        TraceFormatError: one is missing.
-    """
+    """Return the columns of this version's schema, in its order; raise TraceFormatError if one is missing."""
     present = table.schema.names
     missing = [name for name in schema.SCHEMA.names if name not in present]
     if missing:
@@ -164,7 +151,7 @@ def _read_marks(
 
 
 def _whole(block: Block, marks: Sequence[Marks]) -> Bool | np.bool_:
-    """Return rows of steps of which nothing was deleted."""
+    """Mark the rows of steps of which nothing was deleted."""
     cut = np.array([_last_discarded(own) for own in marks])
     if not (cut >= 0).any():
         return np.True_
@@ -178,7 +165,7 @@ def _last_discarded(marks: Marks) -> int:
 
 
 def _in_order(block: Block, selected: Bool) -> tuple[Int64, Int64]:
-    """Return the selected rows, in each rank by start, at equal starts the longer one first; and the ranks' bounds."""
+    """Return the selected rows, per rank by start, longer ones first; and the ranks' bounds."""
     rows = np.flatnonzero(selected)
     bounds = np.searchsorted(rows, block.bounds)
     start, end = block.spans.start[rows], block.spans.end[rows]
@@ -195,7 +182,6 @@ def _last_written(block: Block, possible: Bool) -> list[int | None]:
 
 
 def _incomplete(table: pa.Table) -> Bool:
-    """Return rows that lack what every row has."""
     lacks = np.zeros(len(table), np.bool_)
     for name in DTYPE_OF_COLUMN:
         column = table[name]
@@ -211,7 +197,6 @@ def _indices(array: pa.Array) -> pa.Array:
 
 
 def _impossible(block: Block, possible: Bool) -> list[str]:
-    """Return a sentence about each rank of which rows were left out because no recorder writes such."""
     if possible.all():
         return []
     counts = np.add.reduceat(~possible, block.bounds[:-1]) * (np.diff(block.bounds) > 0)
@@ -314,7 +299,6 @@ def _shown(word: str | None) -> str | None:
 
 
 def _details(block: Block, detail: pa.ChunkedArray, selected: Bool) -> list[dict[int, str]]:
-    """Return, for each rank of the block, the details of selected spans by their ids."""
     found: list[dict[int, str]] = [{} for _ in block.ranks]
     if detail.null_count == len(detail):
         return found
@@ -326,7 +310,7 @@ def _details(block: Block, detail: pa.ChunkedArray, selected: Bool) -> list[dict
 
 
 def possible_rows(spans: Spans, most_ranks: Int64) -> Bool:
-    """Return for each row whether a recorder can have written it; no rank of its job has the number ``most_ranks``."""
+    """Mark the rows that a recorder can have written; ranks of the job are below ``most_ranks``."""
     # Not by np.abs: of the smallest int64 it is negative.
     possible = (spans.start > -_LATEST_NS) & (spans.start < _LATEST_NS)
     possible &= (spans.end > -_LATEST_NS) & (spans.end < _LATEST_NS)

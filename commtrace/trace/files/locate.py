@@ -1,4 +1,4 @@
-"""Finds the run directory that a path means, and in it the segments of the newest launch, each rank once."""
+"""Find the run directory that a path means, and in it the segments of the newest launch, each rank once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.run import RankTrace
 
 RUNS: Final = Path("commtrace-runs")
-"""The default directory of runs."""
 
 NEWEST_RUN: Final = RUNS / LATEST
 """The run that commands read by default."""
@@ -26,12 +25,12 @@ _MOST_RUNS: Final = 12
 
 
 _MARGIN_NS: Final = 30_000_000_000
-"""The ranks of a job begin within seconds of each other; one of them may have to wait for its disk."""
+"""Ranks of a job begin within seconds of each other, but one may have to wait for its disk."""
 _MARGIN_OF_CLOCKS_NS: Final = 3_600_000_000_000
 _MOST_NAMES: Final = 4
 
 _OVERLAP_NS: Final = 1_000_000_000
-"""So long two processes must have recorded as one rank before they are taken for two jobs."""
+"""Two processes that recorded as the same rank at once for this long belong to two jobs."""
 
 
 def find_run_directory(path: Path) -> Path:
@@ -67,7 +66,7 @@ def find_run_directory(path: Path) -> Path:
 
 
 def runs_below(path: Path) -> list[Path]:
-    """Return the run directories directly below, the last written one at the end."""
+    """Return the run directories directly below ``path``, the last written one at the end."""
     found = [
         child
         for child in path.iterdir()
@@ -77,7 +76,7 @@ def runs_below(path: Path) -> list[Path]:
 
 
 def rank_directories(directory: Path) -> list[Path]:
-    """Return the folders of the ranks, in order, without links that lead nowhere."""
+    """Return the folders of the ranks by name, without dangling links."""
     named = (child for child in directory.iterdir() if RANK_DIRECTORY_PATTERN.match(child.name))
     return sorted(child for child in named if child.is_dir())
 
@@ -107,7 +106,6 @@ def _instead() -> str:
 
 
 def _around(path: Path) -> str:
-    """Return the run directory that holds a folder of a rank, or a file of it, if it is one."""
     for folder in (path.absolute(), path.absolute().parent):
         if RANK_DIRECTORY_PATTERN.match(folder.name):
             return f" around it, {folder.parent}"
@@ -115,7 +113,6 @@ def _around(path: Path) -> str:
 
 
 def _written_at(run: Path) -> float:
-    """Return seconds; a file that a running job deletes meanwhile does not count."""
     times = [run.stat().st_mtime]
     for path in rank_directories(run)[0].iterdir():
         try:
@@ -137,19 +134,14 @@ def _listing(runs: Sequence[Path]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A file of a rank, its size in bytes, and its header.
-
-    Attributes:
-        number: in its name when it was written; None in files of older versions.
-        first_number: that of the first segment of the same recording; None there as well.
-    """
+    """A file of a rank, its size in bytes, and its header."""
 
     path: Path
     metadata: RankMetadata
     first_step: int
     size: int
-    number: int | None = None
-    first_number: int | None = None
+    number: int | None = None  # in its name when written; None in files of older versions
+    first_number: int | None = None  # of the first segment of the recording; None in files of older versions
 
 
 Described = Callable[[list[Segment]], "RankTrace | None"]
@@ -157,11 +149,7 @@ Described = Callable[[list[Segment]], "RankTrace | None"]
 
 
 def newest_session(segments: list[Segment], problems: list[str], described: Described) -> dict[int, list[Segment]]:
-    """Return the segments of the newest run and attempt in a directory, by rank.
-
-    If ranks are missing in it, those that the same job recorded under other names are included: see
-    :func:`why_not_one_job`.
-    """
+    """Return the segments of the newest run and attempt by rank, also those that its job recorded under other names."""
     if not segments:
         return {}
     launches = sorted(_launches(segments).values(), key=lambda launch: launch.session, reverse=True)
@@ -192,7 +180,7 @@ def newest_session(segments: list[Segment], problems: list[str], described: Desc
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The recording of one name, attempt and number of ranks, with the newest session of each rank."""
+    """The recording of one name, attempt and world size, with the newest session of each rank."""
 
     run_id: str
     attempt: int
@@ -205,21 +193,19 @@ class Launch:
 
     @property
     def session(self) -> int:
-        """Return when its last rank began, ns since the epoch."""
+        """Return the start of its last rank, epoch ns."""
         return max(own[-1].metadata.session for own in self.ranks.values())
 
 
 def newest_launch(segments: list[Segment]) -> Launch | None:
-    """Return the launch that began last; None without any."""
     return max(_launches(segments).values(), key=lambda launch: launch.session, default=None)
 
 
 def why_not_one_job(first: Launch, second: Launch, described: Described) -> str:
     """Return why the recordings of two names are not one job; empty if they are.
 
-    The ranks of one job have the same world size, each is in one of the two only, and they were recorded at the same
-    time. Process groups with members in both must agree: it must not be that each side has such groups that the other
-    lacks.
+    One job has one world size, each rank once, and overlapping recordings. Process groups with members in both must
+    agree: only one side may have groups that the other lacks.
     """
     if first.world_size != second.world_size:
         return f"one is of {first.world_size} ranks and the other of {second.world_size}"
@@ -252,7 +238,6 @@ def _launches(segments: list[Segment]) -> dict[tuple[str, int, int], Launch]:
 
 
 def _joined(launches: Sequence[Launch], described: Described) -> list[Launch]:
-    """Return the newest launch, and of the others those that hold more ranks of its job."""
     joined = [launches[0]]
     for launch in launches[1:]:
         held = {rank for one in joined for rank in one.ranks}
@@ -263,7 +248,7 @@ def _joined(launches: Sequence[Launch], described: Described) -> list[Launch]:
 
 
 def _recorded_between(traces: Iterable[RankTrace]) -> tuple[int, int]:
-    """Return the first and the last instant that any of them has recorded, ns since the epoch."""
+    """Return the first and last recorded instant, epoch ns."""
     began, ended = [], []
     for trace in traces:
         anchor = trace.metadata.anchor
@@ -285,7 +270,6 @@ def _groups_with_members_in_both(
 
 
 def _report_folders_of_another_write(chosen: Mapping[int, list[Segment]], problems: list[str]) -> None:
-    """Report ranks that share no session with the others."""
     # Ranks that were imported or made up are written by one call, which gives them one session; processes that record
     # have one each.
     ranks_of = Counter(own[-1].metadata.session for own in chosen.values())
@@ -299,7 +283,7 @@ def _report_folders_of_another_write(chosen: Mapping[int, list[Segment]], proble
 
 
 def _leave_out_copies(chosen: dict[int, list[Segment]], problems: list[str]) -> None:
-    """Leave out folders that are copies of another rank's folder: every row would count twice."""
+    """Leave out copies of another rank's folder: every row would count twice."""
     for rank, own in chosen.items():
         folders = sorted({segment.path.parent for segment in own})
         if len(folders) < 2:
@@ -321,7 +305,7 @@ def _leave_out_copies(chosen: dict[int, list[Segment]], problems: list[str]) -> 
 
 
 def _leave_out_copied_segments(chosen: dict[int, list[Segment]], problems: list[str]) -> None:
-    """Leave out segments that are copies of another one beside them: every row would count twice."""
+    """Leave out copies of segments: every row would count twice."""
     for rank, own in chosen.items():
         by_number: dict[int, Segment] = {}
         for segment in own:
@@ -338,7 +322,7 @@ def _leave_out_copied_segments(chosen: dict[int, list[Segment]], problems: list[
 
 
 def missing_segments(segments: Sequence[Segment], trace: RankTrace) -> list[str]:
-    """Return sentences about segments of a rank that are missing between others, or before them."""
+    """Describe the segments that are missing between others of a rank, or before them."""
     numbered = [(segment.number, segment) for segment in segments if segment.number is not None]
     if not numbered:
         return []
@@ -372,7 +356,6 @@ def _files(count: int) -> str:
 
 
 def _leave_out_an_earlier_job(chosen: dict[int, list[Segment]], problems: list[str]) -> None:
-    """Leave out ranks of an earlier job with the same name and size, whose rank in the second job has no files."""
     # Their communications would be matched with those of the second job. They are recognised by their last write,
     # before the others began. On another host, or before its restart, clocks may differ.
     newest = max((own[-1].metadata for own in chosen.values()), key=lambda metadata: metadata.session)
@@ -400,7 +383,7 @@ def _leave_out_an_earlier_job(chosen: dict[int, list[Segment]], problems: list[s
 def two_at_once(
     found: list[Segment], chosen: Mapping[int, list[Segment]], recorded_until: Callable[[Path], int]
 ) -> list[str]:
-    """Return sentences about jobs that ran at the same time under one name."""
+    """Describe jobs that ran at the same time under one name."""
     # Certain only if two processes of one host recorded as the same rank, one still running when the other began. A
     # restarted job, or two recordings in one process, have no such files.
     ranks = []
@@ -427,14 +410,11 @@ def two_at_once(
 
 
 def _launch(metadata: RankMetadata) -> tuple[str, int, int]:
-    """Return what the ranks of one launch have in common, also when a run is repeated under its old name with fewer
-    ranks.
-    """
     return metadata.run_id, metadata.attempt, metadata.world_size
 
 
 def missing_ranks(ranks: Mapping[int, RankTrace], directory: Path) -> list[str]:
-    """Return sentences about the ranks without readable files in a run directory."""
+    """Describe the ranks without readable files."""
     world_size = max(trace.metadata.world_size for trace in ranks.values())
     missing = set(range(world_size)) - set(ranks)
     there = {rank for rank in missing if rank_directory(directory, rank).is_dir()}

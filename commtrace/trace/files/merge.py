@@ -1,4 +1,4 @@
-"""Merges the folders of a job's ranks from several nodes into one run directory."""
+"""Merge the folders of a job's ranks from several nodes into one run directory."""
 
 from __future__ import annotations
 
@@ -17,16 +17,11 @@ Place = Callable[[Path, Path], None]
 
 
 def merge(nodes: Sequence[Path], output: Path, place: Place) -> int:
-    """Put the folders of all ranks into one run directory, and return how many there are.
-
-    Args:
-        nodes: directories that hold ranks of the same job, or exactly one run each.
-        output: must not hold anything yet.
-        place: how a folder gets there, such as :func:`copy` or :func:`link`.
+    """Put the folders of all ranks into one run directory with ``place``, and return their number.
 
     Raises:
-        ConfigurationError: they are not of one job, or a rank lies in two of them, or ``output`` is in the way.
-        RunNotFoundError: one of them holds no run.
+        ConfigurationError: there are two jobs, a rank occurs twice, or ``output`` is in the way.
+        RunNotFoundError: one of the ``nodes`` holds no run, or more than one.
     """
     directories = list(dict.fromkeys(find_run_directory(node).resolve() for node in nodes))
     folders = _folders_of_one_job(directories)
@@ -41,7 +36,7 @@ def merge(nodes: Sequence[Path], output: Path, place: Place) -> int:
 
 
 def copy(folder: Path, target: Path) -> None:
-    """Copy a folder or file; on the same file system by hard links, which need no room."""
+    """Copy a folder or file; on the same file system by hard links, which need no space."""
     if folder.is_dir():
         shutil.copytree(folder, target, copy_function=_hard_link)
     else:
@@ -49,7 +44,7 @@ def copy(folder: Path, target: Path) -> None:
 
 
 def link(folder: Path, target: Path) -> None:
-    """Point to a folder or file: what is written to it later is seen as well."""
+    """Link to a folder or file, so that later writes are seen."""
     target.symlink_to(folder, target_is_directory=folder.is_dir())
 
 
@@ -82,7 +77,7 @@ def _folders_of_one_job(directories: Sequence[Path]) -> list[Path]:
 
 
 def _beside_ranks(directories: Sequence[Path]) -> list[Path]:
-    """Return what lies beside the ranks in one of the directories only, such as the report of the monitor."""
+    """Return files beside the ranks that only one directory has, such as the monitor's report."""
     found: dict[str, list[Path]] = {}
     for directory in directories:
         for path in directory.iterdir():

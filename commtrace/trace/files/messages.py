@@ -1,14 +1,9 @@
-"""Finds the messages of a segment without reading their contents, and checks them.
+"""Find the messages of a segment without reading their contents, and check their CRC-32.
 
 A segment is a stream of encapsulated Arrow messages
-(https://arrow.apache.org/docs/format/Columnar.html#encapsulated-message-format): a marker, the size of the metadata,
-the metadata, a body. The metadata (a flatbuffer, Message.fbs) holds the length of the body, so that one can step over
-it, and where the body's buffers lie, each of which holds its unpacked length.
-
-After the end of the stream, where readers of Arrow stop, a complete segment has a table. For every message of the
-stream, in order, it holds length, CRC-32, kind and dictionary. The table ends with its own CRC-32, the number of
-messages, and eight fixed bytes. A segment that is still being written, or whose process was killed, has no table.
-There, each record batch carries the CRC-32 of the messages since the previous batch in its custom metadata.
+(https://arrow.apache.org/docs/format/Columnar.html#encapsulated-message-format). A complete segment has a table behind
+the stream: length, CRC-32, kind and dictionary of each message; the table's CRC-32, the number of messages, and eight
+fixed bytes. Elsewhere each record batch carries the CRC-32 of the messages since the previous batch.
 """
 
 from __future__ import annotations
@@ -23,12 +18,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3
-"""Kinds of messages, by Message.fbs."""
+"""Kinds of messages (Message.fbs)."""
 
 _CONTINUES: Final = 0xFFFFFFFF
 _PREFIX: Final = struct.Struct("<II")
 _READ_AT_ONCE: Final = 2048
-"""Enough for the metadata of a batch of ours, so that a message costs one read."""
+"""Enough for the metadata of one of our batches, so that a message costs one read."""
 
 _LARGEST_METADATA: Final = 1 << 20
 
@@ -47,31 +42,22 @@ _MOST_ENTRIES: Final = 1 << 22
 
 
 class Message(NamedTuple):
-    """Position, length (bytes) and kind of one message.
-
-    Attributes:
-        dictionary: number of the dictionary that it holds; 0 in other messages.
-        crcs: the CRC-32 of the last so many messages before it.
-    """
+    """Position, length (bytes) and kind of one message."""
 
     offset: int
     size: int
     kind: int
-    dictionary: int = 0
-    crcs: tuple[int, ...] = ()
+    dictionary: int = 0  # number of the dictionary in it; 0 in other messages
+    crcs: tuple[int, ...] = ()  # of as many messages before it
 
 
 def custom_metadata(crcs: Sequence[int]) -> dict[bytes, bytes]:
-    """Return the metadata of a record batch with the checksums of the messages before it."""
+    """Encode checksums for the metadata of a record batch."""
     return {_CRCS: b"".join(b"%08x" % crc for crc in crcs)}
 
 
 def message_at(read: Callable[[int, int], bytes], offset: int) -> Message | None:
-    """Return the message that begins there; None where none does, or not yet.
-
-    Args:
-        read: returns so many bytes from an offset on, fewer at the end.
-    """
+    """Return the message at ``offset``; None if there is none, or not yet. ``read`` takes a size and an offset."""
     head = read(_READ_AT_ONCE, offset)
     if len(head) < _PREFIX.size:
         return None
@@ -89,7 +75,7 @@ def message_at(read: Callable[[int, int], bytes], offset: int) -> Message | None
 
 
 def messages_in(content: bytes) -> Iterator[Message]:
-    """Yield the whole messages with which ``content`` begins."""
+    """Yield the whole messages at the beginning of ``content``."""
     offset = 0
     while (message := message_at(partial(_part, content), offset)) and offset + message.size <= len(content):
         yield message
@@ -97,16 +83,12 @@ def messages_in(content: bytes) -> Iterator[Message]:
 
 
 def is_end(read: Callable[[int, int], bytes], offset: int) -> bool:
-    """Return whether a stream has come to its end there."""
+    """Return whether the stream ends at ``offset``."""
     return read(_PREFIX.size, offset) == _PREFIX.pack(_CONTINUES, 0)
 
 
 def unpacked_bytes(message: bytes) -> int:
-    """Return how many bytes the columns of a message claim to take when they are unpacked.
-
-    Raises:
-        ValueError: its buffers do not lie in it.
-    """
+    """Return the claimed size of a message's columns when unpacked; raise ValueError if its metadata is damaged."""
     _, size = _PREFIX.unpack_from(message)
     metadata, body = message[_PREFIX.size : _PREFIX.size + size], memoryview(message)[_PREFIX.size + size :]
     try:
@@ -140,7 +122,7 @@ def _part(content: bytes, size: int, offset: int) -> bytes:
 
 
 def _described(metadata: bytes, offset: int) -> Message | None:
-    """Return the message of this metadata. A field of a flatbuffer that is not written has the value 0."""
+    """Decode the metadata of a message. A flatbuffer leaves out fields of value 0."""
     table = _root(metadata)
     at = _field(metadata, table, _HEADER_TYPE)
     kind = struct.unpack_from("<B", metadata, at)[0] if at else 0
@@ -184,7 +166,7 @@ def _root(metadata: bytes) -> int:
 
 
 def _field(metadata: bytes, table: int, number: int) -> int:
-    """Return where a field of a table lies; 0 where it is not written."""
+    """Return the place of a field of a table; 0 if it is not written."""
     (to_fields,) = struct.unpack_from("<i", metadata, table)
     fields = table - to_fields
     (size_of_fields,) = struct.unpack_from("<H", metadata, fields)
@@ -194,7 +176,6 @@ def _field(metadata: bytes, table: int, number: int) -> int:
 
 
 def _inner(metadata: bytes, table: int, number: int) -> int:
-    """Return where the table or vector lies that a field refers to."""
     at = _field(metadata, table, number)
     if not at:
         raise struct.error("a field is missing")
@@ -202,14 +183,14 @@ def _inner(metadata: bytes, table: int, number: int) -> int:
 
 
 class Checked(NamedTuple):
-    """A message, and the CRC-32 that its bytes have."""
+    """A message and the CRC-32 of its bytes."""
 
     message: Message
     crc: int
 
 
 class SegmentFile:
-    """The file that a segment is written to: Arrow writes to ``sink``, and :meth:`flush` hands that on in one write."""
+    """The file of a segment: Arrow writes to ``sink``, and :meth:`flush` writes that to the file at once."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=0)
@@ -222,11 +203,7 @@ class SegmentFile:
         return self._file.fileno()
 
     def flush(self) -> None:
-        """Write the whole messages that Arrow has produced since the last call.
-
-        Raises:
-            OSError: the disk is full, for example.
-        """
+        """Write the messages that Arrow has produced since the last call; raise OSError as for a full disk."""
         content = self.sink.getvalue()
         self.sink.seek(0)
         self.sink.truncate()
@@ -236,7 +213,7 @@ class SegmentFile:
             self._checked.append(Checked(message, zlib.crc32(own)))
 
     def take_pending(self) -> list[int]:
-        """Return the CRC-32 of the messages that were written since the last call."""
+        """Return the CRC-32 of the messages since the last call."""
         pending = [crc for _, crc in self._checked[self._num_taken :]]
         self._num_taken = len(self._checked)
         return pending
@@ -262,7 +239,7 @@ class SegmentFile:
 
 
 def read_checksums(file: int, size: int) -> list[Checked] | None:
-    """Read the table of a segment of ``size`` bytes; None if it has none, or a damaged one."""
+    """Read the table of a segment of ``size`` bytes; None if it is missing or damaged."""
     if size < _FOOTER.size:
         return None
     crc, count, magic = _FOOTER.unpack(os.pread(file, _FOOTER.size, size - _FOOTER.size))
@@ -280,11 +257,7 @@ def read_checksums(file: int, size: int) -> list[Checked] | None:
 
 
 def is_as_written(path: Path) -> bool:
-    """Return whether every message of a complete segment matches its checksum.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return whether every message of a complete segment matches its checksum; raise OSError if it cannot be read."""
     with path.open("rb") as opened:
         file = opened.fileno()
         checked = read_checksums(file, os.fstat(file).st_size)

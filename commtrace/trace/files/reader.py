@@ -1,11 +1,8 @@
-"""Reads a run directory: the only code besides the writer that knows the file layout.
+"""Read a run directory; torn files up to their last whole batch, with the rest reported in ``Run.problems``.
 
 >>> from commtrace.trace.files.reader import load_run
 >>> run = load_run("commtrace-runs/my-run", steps="10:20")      # doctest: +SKIP
 >>> run.ranks[0].spans.start                                    # doctest: +SKIP
-
-A torn file (a killed rank, a full disk, a run that is still going on) is read up to its last whole batch; what could
-not be read is said in ``Run.problems``.
 """
 
 from __future__ import annotations
@@ -58,7 +55,7 @@ def load_run(path: str | Path, steps: str | StepRange | None = None) -> Run:
 
     Args:
         path: a run directory, a directory that holds exactly one, or ``DIRECTORY/latest``.
-        steps: only the spans of these steps: ``"A:B"``, ``"A:B:k"`` or ``"A"`` (B is exclusive).
+        steps: load only the spans of these: ``"A:B"``, ``"A:B:k"`` or ``"A"`` (B is exclusive).
 
     Raises:
         RunNotFoundError: nothing was recorded there.
@@ -72,7 +69,7 @@ def load_run(path: str | Path, steps: str | StepRange | None = None) -> Run:
 
 
 def find_segments(directory: Path, problems: list[str]) -> dict[int, list[Segment]]:
-    """Return by rank the segments of the newest attempt, oldest first; add what is wrong with them to problems."""
+    """Return the segments of the newest attempt by rank, oldest first; report faults in ``problems``."""
     found = _scan(directory, problems)
     chosen = newest_session(found, problems, _described)
     problems += two_at_once(found, chosen, _recorded_until)
@@ -80,7 +77,7 @@ def find_segments(directory: Path, problems: list[str]) -> dict[int, list[Segmen
 
 
 def load_earlier_attempts(run: Run) -> Iterator[Run]:
-    """Yield the attempts of the same job before this one, oldest first, as far as their files lie beside it."""
+    """Yield the attempts of the same job before this one, oldest first, if their files lie beside it."""
     newest = run.any_metadata
     if not newest.attempt or not run.path.is_dir():
         return
@@ -91,7 +88,7 @@ def load_earlier_attempts(run: Run) -> Iterator[Run]:
 
 
 def load_newest(path: str | Path) -> Run:
-    """Load only what the ranks of a run wrote last. Raises as :func:`load_run`."""
+    """Load only the newest segments of each rank. Raises as :func:`load_run`."""
     problems: list[str] = []
     directory = find_run_directory(Path(path))
     segments = newest_session(_scan(directory, problems, NEWEST_SEGMENTS), problems, _described)
@@ -99,13 +96,9 @@ def load_newest(path: str | Path) -> Run:
 
 
 def read_files(path: str | Path) -> Iterator[pa.Table]:
-    """Yield the rows of the newest attempt as they stand in its files, marks included, file by file.
+    """Yield the rows of the newest attempt as they are in its files, marks included, file by file; strings for codes.
 
-    The columns are ``rank`` and those of the schema, words as strings; −1 means that a number does not apply.
-
-    Raises:
-        RunNotFoundError: nothing was recorded there.
-        TraceFormatError: the files were written by a newer, incompatible commtrace.
+    Columns are ``rank`` and those of the schema; −1 is not applicable. Raises as :func:`load_run`.
     """
     columns = pa.schema([("rank", pa.int32()), *((one.name, _plain(one.type)) for one in schema.SCHEMA)])
     yield columns.empty_table()
@@ -123,17 +116,17 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def newest_segments(directory: Path, problems: list[str], newest: int) -> dict[int, list[Segment]]:
-    """Return the newest segments of each rank of the newest attempt, oldest first."""
+    """Return the ``newest`` last segments of each rank of the newest attempt, oldest first."""
     return newest_session(_scan(directory, problems, newest), problems, _described)
 
 
 def newest_launch_in(directory: Path) -> Launch | None:
-    """Return what was recorded last in a run directory under one name, as far as headers tell; None without any."""
+    """Return the newest launch in a run directory, from headers alone; None if there is none."""
     return locate.newest_launch(_scan(directory, []))
 
 
 def why_not_one_job(first: Launch, second: Launch) -> str:
-    """Return why what was recorded under two names is not one job, read from their files; empty if it is."""
+    """Return why two launches are not one job, read from their files; empty if they are."""
     return locate.why_not_one_job(first, second, _described)
 
 
@@ -145,7 +138,6 @@ def _loaded(
     *,
     are_all: bool = False,
 ) -> Run:
-    """Return the run of these segments; ``are_all``: the ranks have no others, so missing ones can be reported."""
     names: list[str] = []
     blocks: list[Block] = []
     ranks: dict[int, RankTrace] = {}
@@ -167,7 +159,6 @@ def _loaded(
 
 
 def _of_block_size(segments: Mapping[int, list[Segment]]) -> Iterator[dict[int, list[Segment]]]:
-    """Yield the segments of so many ranks at a time as make up a block."""
     held: dict[int, list[Segment]] = {}
     size = 0
     for rank in sorted(segments):
@@ -192,7 +183,7 @@ def _read_block(segments: Mapping[int, list[Segment]], steps: StepRange | None) 
 
 
 def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[Segment]:
-    """Return the segments of all ranks, or only so many newest of each, with the metadata in their headers."""
+    """Read the headers of all segments, or of the ``newest`` last ones of each rank."""
     found = []
     for folder in rank_directories(directory):
         try:
@@ -204,7 +195,7 @@ def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[Segment
             try:
                 found.append(_read_header(path))
             except FileNotFoundError:
-                continue  # a running job has just deleted it to keep to its budget; its `discarded` mark says so
+                continue  # a running job has just deleted it, and reports that in a `discarded` mark
             except (pa.ArrowException, OSError) as error:
                 why = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
                 problems.append(f"{path}: skipped, its header is not readable ({why}).")
@@ -252,12 +243,11 @@ def _number(metadata: Mapping[bytes, bytes], name: bytes) -> int:
 
 
 def _described(segments: list[Segment]) -> RankTrace | None:
-    """Return what a rank says of itself in some of its segments."""
     return _read_block({0: segments}, None).ranks.get(segments[0].metadata.rank)
 
 
 def _recorded_until(path: Path) -> int:
-    """Return the latest instant in a segment, on its host's monotonic clock."""
+    """Return the latest end in a segment, ns of its host's monotonic clock; 0 if unknown."""
     table, _ = _read_segment(path)
     if table is None or not len(table) or table["end"].null_count:
         return 0
@@ -283,7 +273,6 @@ def _read_rank(segments: list[Segment], steps: StepRange | None) -> tuple[pa.Tab
 
 
 def _read_segment(path: Path) -> tuple[pa.Table | None, list[str]]:
-    """Return the rows of a segment that are whole, and what was wrong with the others."""
     try:
         index, table = _unless_replaced(path, lambda index: index.read(0, len(index.batches)))
     except FileNotFoundError:

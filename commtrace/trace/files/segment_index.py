@@ -1,8 +1,6 @@
-"""Reads a segment message by message, all of it or only its end; damaged parts are reported, the rest is read.
+"""Read a segment message by message, all of it or only its end; damaged parts are reported, the rest is read.
 
-Of a segment that has come to its end the table of checksums (checksums.py) says where the messages lie and which of
-them are damaged. One that still grows is walked through, up to its last whole message, and each batch tells of those
-before it.
+A complete segment has a table of its messages (messages.py). A growing one is walked up to its last whole message.
 """
 
 from __future__ import annotations
@@ -38,29 +36,19 @@ from commtrace.trace.spans import Spans
 
 _MOST_UNPACKED: Final = 256 << 20
 _MOST_UNPACKED_PER_BYTE: Final = 100
-"""What is read at a time may take so many bytes when it is unpacked, and so many more for each of its own: of columns
-that were recorded, a byte becomes 5 to 15."""
+"""Limits of one read when unpacked, fixed and per packed byte; recorded columns grow 5 to 15 times."""
 
 
 _BYTES_AT_ONCE: Final = 50_000
-"""Compressed: about 8,000 rows, as of a batch that compaction made, or some smaller batches of files that it has not
-come to."""
+"""Compressed: about 8,000 rows, as of a batch that compaction made, or some smaller batches."""
 
 
 class SegmentReplacedError(OSError):
-    """Another file has taken the place of a segment since the last look: it was compacted."""
+    """Compaction has replaced the segment since the last look."""
 
 
 class SegmentIndex:
-    """The messages of a segment that may still grow. Not thread-safe.
-
-    Attributes:
-        path: of the segment.
-        batches: its record batches, in their order.
-        modified_ns: when the file was last written to, epoch ns; 0 before the first look.
-        ends_whole: nothing follows the last message that is none.
-        problems: what was found to be damaged so far, in sentences; each once.
-    """
+    """The messages of a segment that may still grow. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,13 +67,7 @@ class SegmentIndex:
         self._file_number = 0
 
     def extend(self) -> None:
-        """Find messages that were written since the last call. An incomplete message is left for the next call.
-
-        A file that has taken the place of the one before is read from its beginning.
-
-        Raises:
-            OSError: the file cannot be read, or is gone.
-        """
+        """Find messages written since the last call; read a replaced file from its beginning; raise OSError."""
         with open_file(self.path) as opened:
             file = opened.fileno()
             status = os.fstat(file)
@@ -125,7 +107,7 @@ class SegmentIndex:
         self._end = message.offset + message.size
 
     def _take_checksums(self, message: Message) -> None:
-        """Check the messages since the previous batch against this one's checksums, except its own dictionaries."""
+        """Take from a batch the checksums of the messages since the previous batch, except its own dictionaries."""
         if message.kind == RECORD_BATCH and len(message.crcs) == len(self._unverified):
             self._checksums.update(zip([one.offset for one in self._unverified], message.crcs, strict=True))
         self._since_batch.append(message)
@@ -133,12 +115,7 @@ class SegmentIndex:
             self._unverified, self._since_batch = self._since_batch, []
 
     def schema(self) -> pa.Schema:
-        """Return the header.
-
-        Raises:
-            OSError: the file cannot be read, or is gone.
-            pa.ArrowException: it has none that can be read.
-        """
+        """Return the header; raise OSError if the file cannot be read, pa.ArrowException if the header cannot."""
         if self._schema is None:
             raise pa.ArrowInvalid("it holds no Arrow stream, or not yet")
         (content,) = self._contents([self._schema])
@@ -147,15 +124,11 @@ class SegmentIndex:
         return pa.ipc.open_stream(pa.py_buffer(content)).schema
 
     def read(self, first: int, end: int, columns: list[int] | None = None) -> pa.Table | None:
-        """Read record batches ``first`` to ``end`` (exclusive), without damaged ones.
-
-        Args:
-            columns: only these, by their position in the schema.
+        """Read record batches ``first`` to ``end`` (exclusive) without damaged ones; ``columns`` are positions.
 
         Raises:
             SegmentReplacedError: it is another file than at the last look.
-            OSError: the file cannot be read, or is gone.
-            pa.ArrowException: its header cannot be read.
+            OSError, pa.ArrowException: the file or its header cannot be read.
         """
         wanted = self.batches[first:end]
         if self._schema is None or not wanted:
@@ -187,7 +160,7 @@ class SegmentIndex:
         return contents
 
     def _readable(self, messages: Sequence[Message], contents: Sequence[bytes | None]) -> list[tuple[Message, bytes]]:
-        """Return what is whole, of a size that can be, and has whole dictionaries."""
+        """Return messages that are whole, of a possible size, and have whole dictionaries."""
         room = _MOST_UNPACKED + _MOST_UNPACKED_PER_BYTE * sum(message.size for message in messages)
         kept: list[tuple[Message, bytes]] = []
         missing: set[int] = set()
@@ -247,7 +220,7 @@ class SegmentIndex:
             self.problems.append(f"{self.path}: torn after {whole} batches, read up to there ({why}).")
 
     def tell_torn_end(self) -> None:
-        """Add what is wrong with the end of a file that nobody writes to any more."""
+        """Report a torn end of a file that is no longer written to."""
         if not self.ends_whole:
             why = "what follows is no whole message, or not the checksums of those before it"
             self.problems.append(f"{self.path}: torn after {len(self.batches)} batches, read up to there ({why}).")
@@ -262,38 +235,26 @@ def _pread(file: int, size: int, offset: int) -> bytes:
 
 
 class Extent(NamedTuple):
-    """Record batches of one segment that follow one another.
+    """Consecutive record batches of one segment. Ends of steps and times are inclusive; (0, −1) means none."""
 
-    Attributes:
-        segment: position among the segments of the rank.
-        end_batch: exclusive.
-        end_byte: end of the last batch in the file, which shows whether the file is still the same one.
-        first_step, last_step: of the rows that belong to a step; (0, −1) without any.
-        first_ns, last_ns: begin of the first and the last of the other rows, on the rank's clock; (0, −1) without any.
-    """
-
-    segment: int
+    segment: int  # position among the segments of the rank
     first_batch: int
-    end_batch: int
-    end_byte: int
+    end_batch: int  # exclusive
+    end_byte: int  # end of the last batch in the file; differs if the file was replaced
     num_rows: int
     first_step: int
     last_step: int
-    first_ns: int
+    first_ns: int  # start of the first row without a step, on the rank's clock
     last_ns: int
 
     @classmethod
     def of(cls, segment: int, index: SegmentIndex, batches: tuple[int, int], spans: Spans) -> Extent:
-        """Describe batches of a segment, which hold these spans."""
         steps = spans.step[spans.step >= 0]
         begins = spans.start[spans.step < 0]
         return cls(segment, *batches, _end_byte(index, batches[1]), len(spans), *_range(steps), *_range(begins))
 
     def holds(self, first_step: int, last_step: int, begin_ns: int, end_ns: int) -> bool:
-        """Return whether it may hold rows of these steps, or rows of no step that begin between these instants.
-
-        All bounds are inclusive.
-        """
+        """Return whether it may hold rows of these steps, or rows of no step that begin in this time; all inclusive."""
         of_steps = max(first_step, self.first_step) <= min(last_step, self.last_step)
         between = self.first_ns <= self.last_ns and max(begin_ns, self.first_ns) <= min(end_ns, self.last_ns)
         return of_steps or between
@@ -302,12 +263,7 @@ class Extent(NamedTuple):
 def read_forward(
     segments: Sequence[Segment], marks: RankMarks, problems: list[str]
 ) -> Iterator[tuple[Extent, DecodedBlock]]:
-    """Read all batches of a rank in the order in which they were written, a few at a time.
-
-    Args:
-        segments: of the rank, oldest first.
-        marks: to which those that are read are added.
-        problems: to which what is damaged or missing is added.
+    """Read all batches of a rank as written, a few at a time; add to ``marks`` and ``problems``.
 
     Raises:
         RunNotFoundError: this machine does not see the files.
@@ -330,13 +286,7 @@ def read_forward(
 def read_extents(
     segments: Sequence[Segment], extents: Iterable[Extent], marks: RankMarks, problems: list[str]
 ) -> Iterator[DecodedBlock]:
-    """Read only these batches of a rank again; of a segment that was compacted meanwhile, all.
-
-    Args:
-        segments: of the rank, oldest first.
-        extents: ascending.
-        marks: with the step up to which rows were deleted.
-        problems: to which what is damaged or missing is added.
+    """Read only these batches of a rank again, ascending; of a segment that was compacted meanwhile, all.
 
     Raises:
         RunNotFoundError: this machine does not see the files.
@@ -366,7 +316,6 @@ def _must_see(segments: Sequence[Segment]) -> None:
 
 
 def _end_byte(index: SegmentIndex, end_batch: int) -> int:
-    """Return the end of the batch before this one; −1 where the segment has no such batch."""
     if not 0 < end_batch <= len(index.batches):
         return -1
     last = index.batches[end_batch - 1]
@@ -378,7 +327,7 @@ def _range(values: npt.NDArray[Any]) -> tuple[int, int]:
 
 
 def _groups(index: SegmentIndex) -> Iterator[tuple[int, int]]:
-    """Yield batches that are read together, as their first one and the one behind the last."""
+    """Yield ranges of batches that are read together; ends are exclusive."""
     first, size = 0, 0
     for number, message in enumerate(index.batches):
         size += message.size
@@ -390,7 +339,7 @@ def _groups(index: SegmentIndex) -> Iterator[tuple[int, int]]:
 
 
 def _runs(extents: Sequence[Extent]) -> Iterator[tuple[int, int]]:
-    """Yield the first batch, and the one behind the last, of extents that follow one another."""
+    """Yield the batches of consecutive extents; ends are exclusive."""
     first, end = extents[0].first_batch, extents[0].end_batch
     for extent in extents[1:]:
         if extent.first_batch != end:
@@ -401,7 +350,6 @@ def _runs(extents: Sequence[Extent]) -> Iterator[tuple[int, int]]:
 
 
 def _extend(index: SegmentIndex, problems: list[str]) -> bool:
-    """Find the batches of a segment; return False where it cannot be read."""
     try:
         index.extend()
     except FileNotFoundError:

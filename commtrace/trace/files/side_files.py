@@ -1,14 +1,12 @@
-"""Small files beside a rank's segments, for what a rank can no longer write as rows.
+"""Write and read small files beside a rank's segments, for facts that a rank can no longer write as rows.
 
-* ``lost-SESSION-COUNT``: the recording ended in order, but so many spans were not written. A full disk nearly always
-  has room for an empty file, so the count is in its name. Without it, readers would take the rank for killed.
-* ``stack-SESSION``: where the main thread was when no thread of Python could run. faulthandler writes it in a handler
-  of a signal, which needs neither Python's lock nor the recorder.
-* ``gone-SESSION``: a line for each look that found other ranks of the host gone, ``[at_ns, [ranks]]``, and one without
-  ranks a little later: the rank that wrote it was still there. Rows would come too late, as the launcher kills the
-  rank a tenth of a second later, or sooner.
+* ``lost-SESSION-COUNT``: the recording was closed, but this many spans were not written. The count is in the name,
+  because even a full disk nearly always has room for an empty file.
+* ``stack-SESSION``: stack of the main thread, from faulthandler, which needs no GIL.
+* ``gone-SESSION``: ``[at_ns, [ranks]]`` for each look that found ranks of the host gone, and one without ranks a little
+  later. Rows would come too late: the launcher kills this rank within about a tenth of a second.
 
-A rank that ends in order removes the last two.
+A rank that ends cleanly removes the last two.
 """
 
 from __future__ import annotations
@@ -34,21 +32,17 @@ _MOST_BYTES: Final = 65_536
 
 
 def with_side_files(trace: RankTrace, rank_directory: Path) -> RankTrace:
-    """Return the trace with what lies beside its segments, as far as that can be read."""
+    """Add to the trace the facts in readable files beside its segments."""
     for add in (_with_losses, _with_gone_peers, _with_stack):
         trace = add(trace, rank_directory)
     return trace
 
 
 def write_losses(rank_directory: Path, session: int, lost: Mapping[str, int]) -> None:
-    """Record that a recording ended in order, and the spans that are in no segment, by kind.
-
-    Raises:
-        OSError: not even that can be written, or the folder is gone.
-    """
+    """Record that a recording was closed, and by kind the spans that are in no segment; raise OSError if that fails."""
     path = rank_directory / f"lost-{session}-{sum(lost.values())}"
     path.touch()
-    with contextlib.suppress(OSError):  # its name says enough
+    with contextlib.suppress(OSError):  # the name alone suffices
         path.write_text(json.dumps(dict(lost)), encoding="ascii")
 
 
@@ -73,15 +67,12 @@ def _by_kind(path: Path, total: int) -> dict[str, int]:
 
 
 def stack_path(rank_directory: Path, session: int) -> Path:
-    """Return the file in which faulthandler leaves the stack of one recording."""
+    """Return faulthandler's file of one recording."""
     return rank_directory / f"stack-{session}"
 
 
 def read_stack(path: Path) -> tuple[str, ...]:
-    """Return the frames that faulthandler wrote, innermost first, as ``file:line function``; none of commtrace's own.
-
-    A file that is missing, empty or damaged has none.
-    """
+    """Return faulthandler's frames as ``file:line function``, innermost first; empty for a missing or damaged file."""
     try:
         with open_file(path) as file:
             lines = file.read(_MOST_BYTES).decode("utf-8", "replace").splitlines()
@@ -97,17 +88,7 @@ def _with_stack(trace: RankTrace, rank_directory: Path) -> RankTrace:
 
 
 def note_gone_peers(rank_directory: Path, session: int, at_ns: int, ranks: Collection[int]) -> None:
-    """Add a look.
-
-    Args:
-        rank_directory: of the rank that looked.
-        session: of its recording.
-        at_ns: on the host's monotonic clock.
-        ranks: those found gone since the last look; none to show that this rank is still there.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Record a look at ``at_ns`` (host's monotonic clock) and ranks gone since the last one; may raise OSError."""
     file = os.open(_looks_path(rank_directory, session), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         os.write(file, f"{json.dumps([at_ns, sorted(ranks)])}\n".encode())
@@ -116,11 +97,7 @@ def note_gone_peers(rank_directory: Path, session: int, at_ns: int, ranks: Colle
 
 
 def forget_gone_peers(rank_directory: Path, session: int) -> None:
-    """Remove all looks.
-
-    Raises:
-        OSError: they cannot be removed.
-    """
+    """Remove all looks; raise OSError if that fails."""
     _looks_path(rank_directory, session).unlink(missing_ok=True)
 
 

@@ -1,11 +1,8 @@
-"""Reads the end of a growing run repeatedly, at a cost that suits a terminal view of thousands of ranks.
+"""Read the end of a growing run repeatedly, cheaply enough for a terminal view of thousands of ranks.
 
 >>> tail = RunTail("commtrace-runs/my-run")                     # doctest: +SKIP
 >>> newest = tail.read(steps=20)                                # doctest: +SKIP
 >>> newest.first, newest.end                                    # doctest: +SKIP
-
-Of each rank it reads the batches with the newest steps, and the first ones of the newest segment, which hold the
-process groups. Positions of batches are kept between calls.
 """
 
 from __future__ import annotations
@@ -35,36 +32,30 @@ from commtrace.trace.run import Run
 from commtrace.trace.selection.step_range import StepRange
 
 _NEWEST: Final = 3
-"""Of so many segments of each rank the headers are read: the last steps may lie in more than one."""
+"""Segments of each rank whose headers are read: the last steps may lie in more than one."""
 
 _MOST_THREADS: Final = 16
 _MOST_HEAD: Final = 64
 _MOST_BATCHES_WITHOUT_STEPS: Final = 64
-"""Of a job that marks no steps, so many batches are read: about half a minute."""
+"""Batches to read of a job that marks no steps: about half a minute."""
 
 _TRIES: Final = 3
 _SAMPLED_SEGMENTS: Final = 16
 _BATCHES_OF_A_SAMPLE: Final = 4
 _BEHIND: Final = 2
 _QUIET_NS: Final = 15_000_000_000
-"""A rank that is behind by so many times the steps asked for, and whose files others have outlived by so long, has
-stopped, or its files have: it does not decide which steps are shown. Ranks write twice a second, not all at once."""
+"""A rank counts as stopped if its files are older than others by this, and it is behind by more than a multiple of the
+steps asked for. Ranks write twice a second, not all at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The end of a run.
+    """The end of a run."""
 
-    Attributes:
-        run: the newest steps and one before them; drops and activity as far as these batches hold them.
-        first, end: the steps that all ranks have ended, the newest so many; equal if there are none.
-        last_steps: by rank, the last step that it ended; −1 if unknown.
-    """
-
-    run: Run
-    first: int
-    end: int
-    last_steps: dict[int, int]
+    run: Run  # the newest steps and one before them
+    first: int  # of the newest steps that all ranks have ended
+    end: int  # exclusive; equal to first if there are none
+    last_steps: dict[int, int]  # by rank; −1 if unknown
 
 
 class RunTail:
@@ -123,7 +114,7 @@ class RunTail:
         return Newest(run, first, end, last_steps)
 
     def sample_durations(self, rank: int) -> list[int]:
-        """Return how long steps of a rank took, ns: of some, spread evenly over the whole run."""
+        """Return durations of steps of a rank, ns, sampled evenly over the whole run."""
         try:
             paths = segment_paths(rank_directory(find_run_directory(self._path), rank))
         except FileNotFoundError:
@@ -144,8 +135,6 @@ class RunTail:
 
 
 class _RankTail:
-    """The newest batches of a rank, read backwards."""
-
     def __init__(self, metadata: RankMetadata, indexes: list[SegmentIndex]) -> None:
         self.metadata = metadata
         self.problems: list[str] = []
@@ -167,7 +156,7 @@ class _RankTail:
         return self._first_step
 
     def find_steps(self, steps: int, guess: int) -> None:
-        """Read back until so many steps have been seen to end, ``guess`` batches at a time."""
+        """Read back until this many steps have ended, ``guess`` batches at a time."""
         for index in self._indexes:
             self._guarded(index, index.extend)
         self._begin = len(self._indexes[self._at].batches)
@@ -180,24 +169,22 @@ class _RankTail:
         return self._first_step <= self.last_step - steps
 
     def reach(self, step: int) -> None:
-        """Read back until the end of the step before ``step`` has been seen, so that all rows of it have been."""
+        """Read back until the step before ``step`` has ended, so that all rows of ``step`` have been read."""
         while self._first_step is not None and self._first_step >= step and self._read_back(self._more(step)):
             pass
 
     def _more(self, step: int) -> int:
-        """Return how many batches that may take, by how many steps there were in those that were read."""
         assert self._first_step is not None
         seen = self.last_step - self._first_step + 1
         return max(1, -(-self.batches_read * (self._first_step - step + 1) // seen))
 
     def table(self) -> pa.Table | None:
-        """Return the rows in the order in which they were written, the beginning of the newest segment before them."""
+        """Return the rows as written, after those at the beginning of the newest segment."""
         head = self._head()
         parts = [*head, *reversed(self._parts)]
         return pa.concat_tables(map(known_columns, parts)) if parts else None
 
     def _read_back(self, count: int) -> bool:
-        """Read so many batches before those that were read; return False if there are none."""
         while self._begin == 0:
             if self._at == 0:
                 self.is_at_beginning = True
@@ -238,7 +225,6 @@ class _RankTail:
         return [*head, *([rest] if rest is not None else [])]
 
     def all_problems(self) -> list[str]:
-        """Return what was not readable, and what was damaged in what was."""
         return [*self.problems, *(problem for index in self._indexes for problem in index.problems)]
 
     def _guarded(self, index: SegmentIndex, read: Any) -> object:
@@ -271,7 +257,6 @@ def _holds(chunk: pa.DictionaryArray, word: str) -> np.ndarray:
 
 
 def _values(part: pa.Table, column: str) -> np.ndarray:
-    """Return a column of whole numbers; rows without one have −1."""
     return np.asarray(part[column].fill_null(-1).to_numpy())
 
 
@@ -281,7 +266,7 @@ def _recorded_groups(parts: Iterable[pa.Table]) -> set[int]:
         rows = np.flatnonzero(_rows_of(part, schema.MARK))
         for row in rows.tolist():
             if part["name"][row].as_py() == "process_group":
-                with contextlib.suppress(ValueError):  # said where the marks are read
+                with contextlib.suppress(ValueError):  # reported when the marks are read
                     ids.add(read_mark("process_group", part["detail"][row].as_py(), most_ranks=MOST_RANKS)["id"])
     return ids
 
@@ -292,7 +277,7 @@ def _groups_used(parts: Iterable[pa.Table]) -> set[int]:
 
 
 def _common_end(tails: Iterable[_RankTail], steps: int) -> int:
-    """Return the step after the last one that all ranks have ended, but for those far behind; 0 without any."""
+    """Return the step after the last one that all ranks have ended, except ranks far behind; 0 if there is none."""
     known = [tail for tail in tails if tail.last_step >= 0]
     foremost = max((tail.last_step for tail in known), default=-1)
     newest = max((tail.modified_ns for tail in known), default=0)
@@ -305,7 +290,7 @@ def _common_end(tails: Iterable[_RankTail], steps: int) -> int:
 
 
 def _without_the_very_first(tails: Iterable[_RankTail], first: int, end: int) -> int:
-    """Return ``first``, or the step after it where it is the warm-up of the run and others are there."""
+    """Skip the run's first step, its warm-up, if there are others."""
     begins = [tail.first_step for tail in tails if tail.is_at_beginning and tail.first_step is not None]
     return max(first, min(begins) + 1) if begins and end - min(begins) >= 3 else first
 

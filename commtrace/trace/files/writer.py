@@ -1,9 +1,7 @@
-"""Writes one rank's spans into segments: ``RUN_DIR/rank-00003/spans-0007.arrows``.
+"""Write one rank's spans into segments: ``RUN_DIR/rank-00003/spans-0007.arrows``.
 
-A segment is an Arrow IPC *stream*, written batch by batch straight to the file descriptor, so a killed process leaves
-everything up to its last batch readable. Segments rotate by steps, so a range of steps can be read without the rest of
-a long run. A complete segment gets checksums (:mod:`commtrace.trace.files.messages`) and is rewritten in fewer, larger
-batches (:mod:`commtrace.trace.files.compaction`).
+A segment is an Arrow IPC *stream*, written batch by batch, so a killed process leaves everything up to its last batch
+readable. Segments rotate by steps, so that readers can load a range of steps alone.
 """
 
 from __future__ import annotations
@@ -38,17 +36,16 @@ LATEST: Final = "latest"
 
 # Threads would only add some to the training process: batches are small.
 _QUICK = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-"""For what is recorded, in batches that compaction will rewrite: zstd needs four to eight times as long for small ones,
-most of it to set itself up for each column."""
+"""For batches that compaction will rewrite: zstd takes four to eight times as long for small ones."""
 _DENSE = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
-"""For columns that are written in batches as compaction makes them, and stay as they are."""
+"""For batches that are as large as compaction makes them."""
 _CLOSED_VOCABULARIES: Final = {
     "kind": pa.array(schema.KINDS), "lane": pa.array(schema.LANES), "timing": pa.array(schema.TIMINGS),
 }  # fmt: skip
 _LASTING_MARKS: Final = frozenset({"process_group", "topology", "problem"})
-"""Told once and true from then on: later segments repeat them, so that they can be read without the earlier ones."""
+"""Marks that stay true: later segments repeat them, so that they can be read without the earlier ones."""
 _LATEST_MARKS: Final = frozenset({"clock_anchor", "in_flight", "trigger"})
-"""Of these, later segments repeat the last one, for the same reason."""
+"""Marks of which later segments repeat the last one, for the same reason."""
 
 
 def rank_directory(run_directory: Path, rank: int) -> Path:
@@ -56,24 +53,16 @@ def rank_directory(run_directory: Path, rank: int) -> Path:
 
 
 class _Complete(NamedTuple):
-    """A segment of recorded rows that has ended in order."""
-
     path: Path
     num_batches: int
     num_rows: int
 
 
 class SegmentWriter:
-    """Appends rows to the current segment of one rank and starts the next one every ``steps_per_segment`` steps.
+    """Write rows to segments of one rank, one segment per ``steps_per_segment`` steps; keep within ``budget``.
 
-    An :class:`OSError` (disk full, directory gone) leaves through :meth:`write`; what was written before stays
-    readable. The segment that failed is abandoned: the next call of :meth:`write` starts a new one. A directory that
-    somebody deleted is not made again.
-
-    Args:
-        run_directory: the rank's folder is made below it.
-        metadata: goes into the header of every segment.
-        budget: what to keep; the oldest segments beyond it are deleted whenever a new one begins.
+    After an :class:`OSError` (disk full, directory gone) the segment is abandoned and the next write starts another.
+    Written rows stay readable. A directory that somebody deleted is not made again.
     """
 
     def __init__(
@@ -105,7 +94,7 @@ class SegmentWriter:
         self._stream: Any = None
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Append rows as one record batch per segment they fall into."""
+        """Append rows as one record batch per segment."""
         while rows:
             if self._stream is None:
                 steps = (row.step for row in rows if row.step >= 0)
@@ -126,13 +115,7 @@ class SegmentWriter:
     def write_spans(
         self, spans: Spans, names: Sequence[str], *, before: Sequence[Row] = (), after: Sequence[Row] = ()
     ) -> None:
-        """Append columns instead of rows, without details, in batches as compaction makes them. This is the fast way.
-
-        Args:
-            spans: ascending by step.
-            names: words for the codes of ``name`` and ``dtype``.
-            before, after: marks that belong in front of the spans and behind them.
-        """
+        """Append columns, ascending by step, in large batches without details; ``names`` are the strings for codes."""
         if not len(spans):
             self.write([*before, *after])
         while len(spans):
@@ -185,7 +168,7 @@ class SegmentWriter:
         write_losses(self.directory, self._metadata.session, lost)
 
     def close(self) -> None:
-        """End the current segment in order, and compact it if the budget has room for both forms of it."""
+        """Close the current segment, and compact it if the budget has room for both forms of it."""
         self._end_segment()
         if self._complete is not None and self._discards.has_room_for(self._complete.path):
             self._compact(sync=False)  # the stop of the recording waits for this
@@ -250,7 +233,6 @@ class SegmentWriter:
         )
 
     def _batch_of_columns(self, rows: RowBatch) -> pa.RecordBatch:
-        """Make a batch from columns that another sink has already requested."""
         columns, names = rows.columns, rows.names
         arrays = [
             pa.array([row.detail for row in rows], field.type)
@@ -292,7 +274,7 @@ class SegmentWriter:
 
 
 class _Vocabulary:
-    """Codes words with a dictionary that only grows, so that a stream repeats it only when a word is new."""
+    """Codes strings with a dictionary that only grows, so that a stream repeats it only for a new string."""
 
     def __init__(self, index_type: pa.DataType) -> None:
         self._index_type = index_type
@@ -308,7 +290,7 @@ class _Vocabulary:
         return pa.DictionaryArray.from_arrays(pa.array(codes, self._index_type), self._words)
 
     def recode(self, codes: npt.NDArray[Any], names: Sequence[str]) -> pa.Array:
-        """Return the same words for codes that stand for ``names``; negative codes are nothing."""
+        """Translate codes of ``names`` into own ones; negative codes become null."""
         used = np.unique(codes[codes >= 0]).tolist()
         if any(names[code] not in self._codes for code in used):
             self._learn([names[code] for code in used])
@@ -325,11 +307,7 @@ class _Vocabulary:
 
 
 def link_as_latest(run_directory: Path) -> None:
-    """Make the link ``latest`` beside a run directory lead to it. A file or folder of that name is left alone.
-
-    Raises:
-        OSError: the link cannot be made, as on file systems without links.
-    """
+    """Link ``latest`` to a run directory beside it, unless a file or folder has that name; raise OSError."""
     link = run_directory.parent / LATEST
     if link.exists() and not link.is_symlink():
         return
@@ -354,9 +332,9 @@ def _next_segment_number(directory: Path) -> int:
 
 
 def segment_step_ranges(first_steps: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the first and last step that segments starting at ``first_steps`` can hold.
+    """Return the first and last step in segments that start at ``first_steps``.
 
-    A span is written when it has ended, so a segment can also hold late rows of the step before its first one.
+    A span is written when it has ended, so a segment can also hold rows of the step before its first one.
     """
     lasts = [after for _, after in pairwise(first_steps)]
     return [(first - 1, last) for first, last in zip(first_steps, [*lasts, 2**31 - 1], strict=True)]

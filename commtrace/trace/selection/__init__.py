@@ -1,1 +1,1 @@
-"""Selects steps and modules for detail, and sums up the others."""
+"""Select steps and modules for detail, and sum up the others."""

@@ -1,8 +1,4 @@
-"""Sums up a step that is not recorded in detail: its duration, and sums over its spans.
-
-A mark named ``aggregate`` has one entry for each kind, name, group and (of point-to-point operations) peer. Late spans,
-after the step's own row, go into a further mark: the marks of a step add up.
-"""
+"""Sum up steps that are not recorded in detail, in marks named ``aggregate``; several marks of a step add up."""
 
 from __future__ import annotations
 
@@ -22,25 +18,20 @@ _OUTSIDE: Final = -1
 
 
 class Aggregate(NamedTuple):
-    """Sums over the spans of one step with the same kind (a word), name, group and peer.
-
-    Attributes:
-        peer: of point-to-point operations and waits for them; else −1.
-        num_bytes: 0 where they have none.
-    """
+    """Sums over the spans of one step with the same kind, name, group and peer."""
 
     kind: str
     name: str
     group: int
-    peer: int
+    peer: int  # of p2p operations and waits for them; else −1
     num_spans: int
     total_ns: int
-    num_bytes: int
+    num_bytes: int  # 0 without any
     longest_ns: int
 
 
 def read_aggregates(details: Iterable[str]) -> list[Aggregate]:
-    """Return the sums of one step from the texts of its marks, added up."""
+    """Add up the marks of one step."""
     sums: dict[tuple[str, str, int, int], Aggregate] = {}
     for detail in details:
         for entry in json.loads(detail):  # the reader has checked it
@@ -68,13 +59,7 @@ _Sums = dict[tuple[int, str, int, int], list[int]]
 
 
 class AggregatingSink:
-    """Passes on the rows of steps in detail; for other steps, the ``step`` row and an ``aggregate`` mark.
-
-    Rows outside of any step are handed on until the first step is over, and are summed up after it.
-
-    Args:
-        in_detail: whether a step is recorded in detail. Asked for each row as it comes.
-    """
+    """Passes on steps in detail, and rows before the first step's end; sums up others in ``aggregate`` marks."""
 
     def __init__(self, sink: _RowSink, in_detail: Callable[[int], bool]) -> None:
         self._sink = sink
@@ -95,7 +80,7 @@ class AggregatingSink:
             raise
 
     def close(self) -> None:
-        """Write the totals of steps that never ended, and close the sink."""
+        """Write the sums of steps that never ended, and close the sink."""
         rest = [self._aggregate_mark(step) for step in sorted(self._sums)]
         try:
             if rest:

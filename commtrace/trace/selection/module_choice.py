@@ -1,4 +1,4 @@
-"""The choice of recorded modules, as users write it: ``depth=2`` or patterns of names.
+"""Choose the modules to record: ``depth=2`` or patterns of names.
 
 >>> ModuleChoice.parse("depth=1").takes("layers.3", 1)
 True
@@ -16,22 +16,16 @@ from commtrace.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class ModuleChoice:
-    """A choice of modules.
+    """A choice of modules, by depth or by pattern."""
 
-    Attributes:
-        depth: modules called inside at most so many others are taken; −1 where patterns decide.
-        pattern: matches the qualified names that are taken; None where the depth decides.
-    """
-
-    depth: int = -1
-    pattern: re.Pattern[str] | None = None
+    depth: int = -1  # most modules around a chosen one; −1 with a pattern
+    pattern: re.Pattern[str] | None = None  # of qualified names
 
     @classmethod
     def parse(cls, text: str) -> ModuleChoice:
-        """Read ``depth=N``, patterns separated by commas, or ``re:REGULAR EXPRESSION``.
+        """Parse ``depth=N``, patterns separated by commas, or ``re:REGULAR EXPRESSION``.
 
-        A pattern is compared with the end of a qualified name, part by part: ``*`` stands for anything within a part,
-        ``**`` for any number of parts.
+        A pattern matches the end of a qualified name: ``*`` anything within a part, ``**`` any number of parts.
 
         Raises:
             ConfigurationError: it is none of these.
@@ -50,12 +44,7 @@ class ModuleChoice:
             raise ConfigurationError(f"modules {text!r} is no regular expression: {error}") from None
 
     def takes(self, name: str, depth: int) -> bool:
-        """Return whether a module is taken.
-
-        Args:
-            name: qualified, without wrappers: ``decoder.layers.3.self_attention``.
-            depth: inside how many other modules it is called; containers are not called, so they do not count.
-        """
+        """Return whether a module of this qualified name, called inside ``depth`` other modules, is chosen."""
         return depth <= self.depth if self.pattern is None else self.pattern.fullmatch(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""The steps that are recorded: ranges as users write them, ``A:B`` and ``A:B:k``, and the plan for steps in detail."""
+"""Choose the steps to record: ranges (``A:B``, ``A:B:k``), and the plan for steps in detail."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ class StepRange(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> StepRange:
-        """Parse ``"A:B"``, ``"A:B:k"``, ``"A:"``, ``":B"`` or ``"A"`` (that one step).
-
-        Raises:
-            ConfigurationError: the text is none of these, or holds no step.
-        """
+        """Parse ``"A:B"``, ``"A:B:k"``, ``"A:"``, ``":B"`` or ``"A"`` (that step); else raise ConfigurationError."""
         match = _PATTERN.fullmatch(text.strip())
         if not match or not text.strip():
             raise ConfigurationError(f"steps {text[:100]!a}: write A:B (B exclusive), A:B:k for one step in k, or A")
@@ -42,7 +38,7 @@ class StepRange(NamedTuple):
         return isinstance(step, int) and self.first <= step < self.end and (step - self.first) % self.every == 0
 
     def overlaps(self, first: int, last: int) -> bool:
-        """Return whether a step from ``first`` to ``last``, both included, can be in the range."""
+        """Return whether a step from ``first`` to ``last``, inclusive, can be in the range."""
         return self.first <= last and first < self.end
 
     def mask(self, steps: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
@@ -56,17 +52,12 @@ class StepRange(NamedTuple):
 
 
 class DetailPlan:
-    """The steps in detail: one in ``every`` (those divisible by it; 0: none), and requested ones.
-
-    It depends on the step's number alone, so all ranks agree without communication.
+    """The steps in detail: multiples of ``every`` (0: none) and ``requested`` ones; equal on all ranks.
 
     >>> plan = DetailPlan(every=10)
     >>> plan.add(StepRange(13, 15))
     >>> [step for step in range(30) if plan.details(step)]
     [0, 10, 13, 14, 20]
-
-    Attributes:
-        requested: further steps. Replaced as a whole, so that any thread may read it.
     """
 
     __slots__ = ("every", "requested")

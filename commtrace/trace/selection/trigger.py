@@ -1,7 +1,6 @@
-"""Requests for steps in detail from outside of a running job: small files in ``RUN_DIR/triggers``.
+"""Request steps in detail of a running job, by small files in ``RUN_DIR/triggers``.
 
-A request names absolute steps that no rank has reached yet. Every rank looks for new requests twice a second and so
-reads them in time: all ranks record the same steps without communication.
+A request names steps ahead of all ranks, which look for requests twice a second, so all record the same steps.
 """
 
 from __future__ import annotations
@@ -28,25 +27,16 @@ _STEPS_AHEAD_OF_UNKNOWN_LENGTH: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Steps that all ranks are to record in detail.
+    """Steps for all ranks to record in detail."""
 
-    Attributes:
-        id: unique in the run; also the name of its file.
-        run_id, attempt: of the run that is meant: a folder may hold several.
-        first, end: the steps, ``end`` exclusive.
-        modules: to record as well, as :class:`ModuleChoice` reads them; empty: none.
-        by: who asks.
-        requested_ns: epoch.
-    """
-
-    id: str
-    run_id: str
+    id: str  # unique in the run; also names the file
+    run_id: str  # with attempt: the run that is meant, as a folder may hold several
     attempt: int
     first: int
-    end: int
-    modules: str
-    by: str
-    requested_ns: int
+    end: int  # exclusive
+    modules: str  # as ModuleChoice parses them; empty for none
+    by: str  # the requester
+    requested_ns: int  # epoch
 
     @property
     def steps(self) -> StepRange:
@@ -61,20 +51,14 @@ def make_request(
 
 
 def first_step_after(latest: int, step_ns: float | None, *, margin_seconds: float = MARGIN_SECONDS) -> int:
-    """Return a step that no rank can reach before every rank has read the request.
-
-    Args:
-        latest: step that the foremost rank is in now.
-        step_ns: duration of a step; None if unknown.
-        margin_seconds: how long ranks take to see a request.
-    """
+    """Return a step that no rank can reach before all have read the request; ``step_ns`` is None if unknown."""
     if step_ns is None:
         return latest + _STEPS_AHEAD_OF_UNKNOWN_LENGTH
     return latest + max(_FEWEST_STEPS_AHEAD, int(margin_seconds * 1e9 / max(1.0, step_ns)) + 1)
 
 
 def write_request(run_directory: Path, request: Request) -> Path:
-    """Put a request where the ranks look, whole or not at all."""
+    """Write a request atomically, and return its path."""
     folder = _folder(run_directory)
     folder.mkdir(exist_ok=True)
     path = folder / f"{request.id}.json"
@@ -85,11 +69,10 @@ def write_request(run_directory: Path, request: Request) -> Path:
 
 
 def read_requests(run_directory: Path, known: Collection[str] = ()) -> list[Request]:
-    """Read requests whose ids are not in ``known``, oldest first.
+    """Read requests whose ids are not in ``known``, oldest first; none if there is no folder.
 
     Raises:
-        ValueError: a file is not a request.
-        OSError: the folder, or a file in it, cannot be read; a folder that is not there holds no request.
+        ValueError, OSError: a file is not a request, or cannot be read.
     """
     try:
         with os.scandir(_folder(run_directory)) as entries:

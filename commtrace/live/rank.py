@@ -26,11 +26,9 @@ KNOWN_PARTS: Final = ("training", "evaluation", "checkpoint", "loading", "start"
 
 
 class LiveBudget:
-    """Divides the wall time of a process up to the end of the last step: training, evaluation, checkpoints, loading,
-    start.
+    """Divides the wall time of a process up to the end of its last step, as ``breakdown.run_budget`` does for a run.
 
-    The arithmetic is that of :mod:`commtrace.analysis.breakdown.run_budget`, step by step. One process cannot know
-    whether a restart lost steps, or how long it took. Not thread-safe.
+    One process cannot know whether a restart lost steps, or how long it took. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -40,12 +38,7 @@ class LiveBudget:
         self._pending: list[tuple[int, int, int]] = []
 
     def add(self, rows: Iterable[Row], topology: Mapping[str, object]) -> None:
-        """Take the rows of one pass.
-
-        Args:
-            rows: of any kind.
-            topology: of the rank: when its process began, and whether it records all steps.
-        """
+        """Take the rows of one pass. ``topology`` has the start of the process, and the recorded steps unless all."""
         found = [(PART_OF_KIND[row.kind], row.start, row.end) for row in rows if row.kind in PART_OF_KIND]
         self._pending += found
         step_ends = [end for part, _, end in found if part == TRAINING]
@@ -65,17 +58,11 @@ class LiveBudget:
         self._pending = [one for one in self._pending if one[2] > self._until_ns]
 
     def seconds(self) -> dict[str, float]:
-        """Return the time of each part; their sum is the time from the begin of the process to the end of its last
-        step.
-        """
+        """Return the time of each part; the sum reaches from the start of the process to the end of its last step."""
         return {part: self._ns[PARTS.index(part)] / 1e9 for part in KNOWN_PARTS}
 
     def goodput(self, now_ns: int) -> float | None:
-        """Return the share of the process's wall time in training steps; None before the end of the first step.
-
-        Args:
-            now_ns: on the monotonic clock.
-        """
+        """Return the share of training in the wall time up to ``now_ns`` (monotonic); None before the first step ends."""
         if self._began_ns is None or now_ns <= self._began_ns:
             return None
         return self._ns[TRAINING] / (now_ns - self._began_ns)
@@ -95,23 +82,20 @@ class LiveRank:
     """A running rank. Written by the harvester thread; other threads may read.
 
     Attributes:
-        hang: returns the report of a hang since training stopped; None while it goes on.
+        hang: returns the report of a hang; None while training goes on.
         phase: returns ``checkpoint`` or ``evaluation`` during one, in which no step ends; else empty.
-        end_first: makes the recording end, at the end of Python, before the exit handlers registered so far.
-        marks: process groups, topology, clock anchors, communications in flight.
+        end_first: ends the recording at the end of Python before the exit handlers registered so far.
         spans: rows so far, without marks.
         dropped: spans dropped so far, by kind.
         overhead_ns: CPU time of the harvester thread so far.
-        joins: whether the monitor on this rank joins the reports of all ranks.
-        stragglers: findings of the monitor now; empty where it does not join.
-        score: this rank's own work as a multiple of what is typical of its stage, from the monitor; None if unknown.
+        joins: True if the monitor on this rank joins the reports of all ranks.
+        stragglers: findings that hold; empty where the monitor does not join.
+        score: the rank's own work as a multiple of what is typical of its stage; None if unknown.
         events: the newest events of the monitor.
-        job: what the monitor knows of the job; None where it does not join and on ranks that do not ask.
+        job: the job by its monitor; None where it does not join and on ranks that do not ask.
         asks_job: set by an exporter that shows the job on a rank where the monitor does not join.
-        budget: its wall time so far.
-        job_steps: by number and repetition, begin and end of the job's newest steps, from the monitor; empty on ranks
-            that do not ask.
-        split: by operation and role, the exposed time of which the monitor knows the wait.
+        job_steps: the job's newest steps by number and repetition; empty on ranks that do not ask.
+        split: wait and transfer by operation and role, as far as the monitor knows them.
     """
 
     def __init__(
@@ -158,30 +142,31 @@ class LiveRank:
             self._device_states.append(read_state(detail))
 
     def take_device_states(self) -> tuple[DeviceState, ...]:
-        """Return the newest readings of the device since the last call. From one thread."""
+        """Return the readings of the device since the last call. From one thread."""
         return tuple(self._device_states.popleft() for _ in range(len(self._device_states)))
 
     @property
     def anchor(self) -> ClockAnchor:
-        """Return the newest comparison of the monotonic clock with the wall clock."""
+        """Return the newest pair of monotonic and wall clock."""
         anchors = self.marks.anchors
         return anchors[-1] if anchors else self.metadata.anchor
 
     def epoch_ns(self, monotonic_ns: int) -> int:
-        """Return an instant of the host's monotonic clock as epoch nanoseconds, by the newest anchor."""
+        """Return an instant of the monotonic clock as epoch nanoseconds, by the newest anchor."""
         anchor = self.anchor
         return monotonic_ns + anchor.realtime_ns - anchor.monotonic_ns
 
     def clock(self) -> tuple[int, int]:
-        """Return how far the wall clock has moved against the monotonic clock since the recording began, and the error,
-        ns: half the time of the newest reading.
+        """Return the drift of the wall clock against the monotonic clock since the start, ns, and its error.
+
+        The error is half the time of the newest reading.
         """
         first, newest = self.metadata.anchor, self.anchor
         moved = (newest.realtime_ns - first.realtime_ns) - (newest.monotonic_ns - first.monotonic_ns)
         return moved, newest.bracket_ns // 2
 
     def identity(self) -> dict[str, str]:
-        """Return labels of this rank alone: run, rank, node, local rank, and its parallel coordinates."""
+        """Return the labels of this rank: run, rank, node, local rank, parallel coordinates."""
         metadata = self.metadata
         named = {
             "run_id": metadata.run_id,

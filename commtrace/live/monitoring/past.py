@@ -1,4 +1,4 @@
-"""The past of a job: what stages and links did while they were well, and the pauses of ranks in the last minute.
+"""The past of a job: stages and links while they were well, and the pauses of ranks in the last minute.
 
 >>> past = JobPast()
 >>> past.add(Usual({0: 100.0, 1: 100.0}))
@@ -78,7 +78,7 @@ _LATE: Final = 1.5
 
 
 class RankPauses(NamedTuple):
-    """A rank that pauses longer than its peers; times per step of the windows that are remembered."""
+    """A rank that pauses longer than its peers; times per remembered step."""
 
     rank: int
     cause: str
@@ -95,15 +95,10 @@ class RankPauses(NamedTuple):
 
 
 class SlowPauses(NamedTuple):
-    """Ranks that pause longer than their peers.
+    """Ranks that pause longer than their peers, the one that loses most first.
 
     Attributes:
-        place: what they have in common.
-        cause: one of ``PAUSES``.
-        members: the ranks, the one that loses most first.
-        cost_ns: per step, of all of them.
-        steps: number of steps of that mean.
-        when: the pauses.
+        cost_ns: per step, of all of them; ``steps`` is the number of steps of that mean.
         windows: number of windows since the first pause.
     """
 
@@ -124,17 +119,13 @@ class _Window(NamedTuple):
 
 
 class PauseMemory:
-    """The pauses of all ranks in single steps: checkpoints, evaluation, garbage collection, input. Not thread-safe."""
+    """The pauses of all ranks in single steps. Not thread-safe."""
 
     def __init__(self) -> None:
         self._windows: dict[int, deque[_Window]] = {}
 
     def take(self, reports: Sequence[WindowReport]) -> list[SlowPauses]:
-        """Take new windows, and return the sets of ranks that pause longer than their peers and have not stopped.
-
-        Args:
-            reports: with steps, at most one per rank.
-        """
+        """Take windows with steps, and return the sets of ranks that pause longer than their peers and still do."""
         for one in reports:
             own = self._windows.setdefault(one.rank, deque(maxlen=_WINDOWS_OF_PAUSES))
             own.append(_Window(one.window, one.steps, one.last_step, one.pauses))
@@ -210,9 +201,7 @@ class PauseMemory:
 def _cost(lost_ns: Sequence[tuple[int, float]], steps: int) -> tuple[float, int]:
     """Return the cost per step, and the number of steps of that mean.
 
-    Args:
-        lost_ns: steps with a pause, ascending, and the time lost in each.
-        steps: number of steps that are remembered.
+    ``lost_ns`` has the steps with a pause, ascending, and the time lost in each.
     """
     if len(lost_ns) == 1:
         return lost_ns[0][1] / max(steps, 1), steps

@@ -1,13 +1,7 @@
 """A few whole steps of every rank, row by row, which the monitor replays like a recording.
 
-Means over a window show which rank works too long. What that costs, whether a stage has too much work, and whether a
-link is slow, follows from how ranks wait for each other, and only rows show that. All ranks choose the same steps by
-their numbers alone: multiples of the smallest power of two that leaves few of them.
-
->>> sampler = StepSampler(rank)                                 # doctest: +SKIP
->>> sampler.add(summary.step, rows); sampler.take()             # doctest: +SKIP
->>> steps = SampledSteps(world_size=8); steps.take(reports)     # doctest: +SKIP
->>> steps.newest_run()                                          # doctest: +SKIP
+Costs, stages and links need rows. All ranks choose the same steps by their numbers alone: multiples of the smallest
+power of two that leaves few of them.
 """
 
 from __future__ import annotations
@@ -73,11 +67,10 @@ class StepSample(NamedTuple):
     """Some whole steps of a rank.
 
     Attributes:
-        boot_id: ranks of one host with the same one read the same clock.
-        monotonic_ns, realtime_ns: the same instant on the clock of the rows and on the wall clock.
-        first_step: with which the process began to train.
-        groups: process groups that the rows name.
-        words: names that stand for the codes in the rows.
+        boot_id: equal for ranks that read the same clock.
+        monotonic_ns, realtime_ns: one instant on the clock of the rows and on the wall clock.
+        first_step: the first one of the process.
+        words: the texts of the codes in the rows.
         rows: the columns of :class:`commtrace.trace.spans.Spans` one after the other, 64 bits each, deflated.
     """
 
@@ -115,7 +108,7 @@ class StepSampler:
                 self._steps.clear()  # a single step has too many rows
 
     def take(self) -> StepSample | None:
-        """Return the sample of the steps so far, None if there is nothing to send, and begin the next one."""
+        """Return the sample of the steps so far, and begin the next one; None if there is nothing to send."""
         steps, rank = self._steps, self._rank
         self._begin_anew()
         batch = RowBatch(row for _, own in steps for row in own)
@@ -142,23 +135,19 @@ class StepSampler:
 
 
 def most_rows_of_rank(world_size: int) -> int:
-    """Return the limit of rows that each rank of a job may send of a window."""
+    """Return the limit of rows of one rank and window."""
     return min(_MOST_ROWS_OF_RANK, _MOST_ROWS_OF_JOB // world_size)
 
 
 class _RankSteps(NamedTuple):
-    """The sampled steps of one rank in one window; the names in the rows are coded alike for all ranks."""
+    """The sampled steps of one rank in one window; all ranks share the codes of names."""
 
     trace: RankTrace
     steps: Int64
 
 
 class SampledSteps:
-    """The newest sampled steps of all ranks.
-
-    Attributes:
-        windows: number of windows that the new steps of the last returned run come from.
-    """
+    """The newest sampled steps of all ranks; ``windows`` counts the windows behind the new steps of the last run."""
 
     def __init__(self, world_size: int) -> None:
         self.windows = 0
@@ -188,10 +177,9 @@ class SampledSteps:
         self._sampled.setdefault(rank, deque(maxlen=_MOST_WINDOWS)).append(_RankSteps(trace, steps))
 
     def newest_run(self) -> Run | None:
-        """Return the steps that are new since the last call, with older ones if these are few; None unless all ranks
-        have sent some.
+        """Return the new steps since the last call, with older ones if these are few; None unless all ranks have some.
 
-        The run has ``FEWEST_STEPS`` to twice ``MOST_STEPS`` steps, sent by every rank, and at least one is new.
+        The run has ``FEWEST_STEPS`` to twice ``MOST_STEPS`` steps, each sent by every rank.
         """
         if len(self._sampled) < self._world_size:
             return None

@@ -1,8 +1,4 @@
-"""Ranks that are slow now, in the sets and words of ``commtrace straggler``.
-
->>> for place, members in sets_now(places, slow, seconds=24.0):  # doctest: +SKIP
-...     print(straggler_of(places, place, members, prices, phase="", world_size=8).who)
-"""
+"""Ranks that are slow now, in the sets and terms of ``commtrace straggler``."""
 
 from __future__ import annotations
 
@@ -48,14 +44,12 @@ class SlowNow:
     """A rank that works too long in the newest window; times in ns per step.
 
     Attributes:
-        since, since_step: start: epoch seconds, and the first step of that window.
-        work_ns_of, excess_ns_of: work, and the excess over normal, by the words of ``WORK`` of a window.
-        excess_ns, normal_ns: sum of the excess, and the normal work.
+        since: start, epoch seconds; ``since_step`` is the first step of that window.
+        work_ns_of, excess_ns_of: work, and the excess over normal, by the kinds in ``window.WORK``.
         told_by: the source of normal.
         waited_ns: stall of a rank that is not slow.
         duration_ns: of a step.
-        long_input: if its input is longer and its device is not slow: the long microbatches, empty if all are longer;
-            else None.
+        long_input: the long microbatches, empty if all are, if its input is longer and its device not slow; else None.
         phases: the longer phases with numbers, if steps were replayed.
     """
 
@@ -82,7 +76,7 @@ class SlowNow:
 
 
 def cause_of(members: Sequence[SlowNow]) -> str:
-    """Return the kind of work with the largest excess, or that the input is longer."""
+    """Return the kind of work with the largest excess, or longer input."""
     if all(one.long_input is not None for one in members):
         return SEQUENCES
     excess = [sum(own) for own in zip(*(one.excess_ns_of for one in members), strict=True)]
@@ -138,7 +132,7 @@ def straggler_of(
         world_size: ranks of the job.
         replica_of: by rank, its place in data parallelism.
         devices: readings of the members' devices.
-        late: whether they launch their phases late, if there is no other cause.
+        late: True if they launch their phases late, which counts if there is no other cause.
     """
     first, cost, ranks = members[0], cost_ns(members, prices), [one.rank for one in members]
     cause, earliest = cause_of(members), min(members, key=lambda one: one.since)

@@ -1,9 +1,7 @@
 """Writes Chrome's trace JSON, which Perfetto, Speedscope and others open.
 
->>> write(outline, steps, Path("run.json"))                     # doctest: +SKIP
-
-In this format thread ids are global, slices of a thread must nest, and times are doubles in microseconds, which cannot
-hold epoch ns. So every lane is a thread, and times count from the first step, at ``otherData.base_ns``.
+Thread ids are global and slices of a thread must nest, so every lane is a thread. Times are doubles in microseconds,
+which cannot hold epoch ns, so they count from the first step, at ``otherData.base_ns``.
 """
 
 from __future__ import annotations
@@ -19,15 +17,12 @@ _TIDS_PER_RANK: Final = 100
 
 
 def write(outline: Mapping[str, object], steps: Iterable[Mapping[str, Any]], output: Path) -> int:
-    """Write steps of a timeline as Chrome trace events.
+    """Write steps of a :class:`commtrace.analysis.timeline.Timeline`, and return the number of slices.
 
     Args:
-        outline: of :meth:`commtrace.analysis.timeline.Timeline.outline`.
-        steps: of :meth:`commtrace.analysis.timeline.Timeline.step`.
+        outline: of ``Timeline.outline``.
+        steps: of ``Timeline.step``.
         output: the file; an existing one is replaced.
-
-    Returns:
-        The number of slices written.
     """
     ranks = processes(outline, steps)
     base = min((one.start for rank in ranks for track in rank.tracks for one in track.slices), default=0)

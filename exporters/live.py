@@ -36,10 +36,6 @@ def live_view(
 ) -> Callable[[RankMetadata, Path, Recorder, Hang, Phase], Sequence[StepCollector]]:
     """Return a function that opens the exporters of a configuration.
 
-    Args:
-        config: options.
-        end_first: see :class:`commtrace.live.rank.LiveRank`.
-
     Raises:
         ConfigurationError: an exporter is unknown.
     """
@@ -56,11 +52,7 @@ def live_view(
 
 
 def exporter_names(export: str) -> tuple[str, ...]:
-    """Return the exporters in a list with commas.
-
-    Raises:
-        ConfigurationError: one of them is unknown.
-    """
+    """Return the names in a comma-separated list; raise :class:`ConfigurationError` if one is unknown."""
     names = tuple(dict.fromkeys(name.strip().lower() for name in export.split(",") if name.strip()))
     unknown = sorted(set(names) - set(LISTENERS))
     if unknown:

@@ -1,9 +1,7 @@
-"""Perfetto's native trace format, for https://ui.perfetto.dev: a process per rank, arrows from sender to receiver.
+"""Perfetto's native trace format, for https://ui.perfetto.dev; needs the ``perfetto`` package.
 
->>> write(outline, steps, Path("run.pftrace"))                  # doctest: +SKIP
-
-Needs the ``perfetto`` package for its protocol buffers. Unlike :mod:`commtrace.exporters.chrome_trace`, it has tracks
-that are no threads and keep their order, one colour for a collective on all ranks, and exact nanoseconds.
+Unlike :mod:`commtrace.exporters.chrome_trace`, it has tracks that are no threads and keep their order, one colour for a
+collective on all ranks, and exact nanoseconds.
 """
 
 from __future__ import annotations
@@ -24,20 +22,17 @@ _ROOT_TRACK: Final = 0
 
 
 def is_available() -> bool:
-    """Return whether the ``perfetto`` package is installed."""
+    """Return True if the ``perfetto`` package is installed."""
     return find_spec("perfetto") is not None
 
 
 def write(outline: Mapping[str, object], steps: Iterable[Mapping[str, Any]], output: Path) -> int:
-    """Write steps of a timeline as a native Perfetto trace.
+    """Write steps of a :class:`commtrace.analysis.timeline.Timeline`, and return the number of slices.
 
     Args:
-        outline: of :meth:`commtrace.analysis.timeline.Timeline.outline`.
-        steps: of :meth:`commtrace.analysis.timeline.Timeline.step`.
+        outline: of ``Timeline.outline``.
+        steps: of ``Timeline.step``.
         output: the file; an existing one is replaced.
-
-    Returns:
-        The number of slices written.
 
     Raises:
         ConfigurationError: the ``perfetto`` package is not installed.

@@ -62,7 +62,7 @@ class LiveBudget:
         return {part: self._ns[PARTS.index(part)] / 1e9 for part in KNOWN_PARTS}
 
     def goodput(self, now_ns: int) -> float | None:
-        """Return the share of training in the wall time up to ``now_ns`` (monotonic); None before the first step ends."""
+        """Return the share of training in the wall time up to ``now_ns`` (monotonic); None before a step ends."""
         if self._began_ns is None or now_ns <= self._began_ns:
             return None
         return self._ns[TRAINING] / (now_ns - self._began_ns)

@@ -29,12 +29,9 @@ class AlertSink(Protocol):
 
 
 class Aggregator:
-    """Compares the windows of a job's ranks.
+    """Compares the windows of a job's ranks, and alerts the sinks after every comparison.
 
-    Args:
-        job: the watched one.
-        sinks: alerted after every comparison.
-        directory: of the run, if its files can be read here.
+    ``directory`` is that of the run, if its files can be read here.
     """
 
     def __init__(self, job: Job, sinks: Sequence[AlertSink], directory: Path | None = None) -> None:

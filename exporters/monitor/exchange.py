@@ -1,11 +1,8 @@
 """The exchange between a rank and the monitor: a client in every rank, a server in rank 0 or in ``commtrace monitor``.
 
-Every exchange has a connection of its own and ends within seconds: a monitor that is frozen, slow or gone costs only
-the calling thread. The server accepts a request only from a client that knows the token. It bounds the size of a
-message, the number of connections and, in a training process, the connections per second: each one takes the GIL.
-
->>> server = MonitorServer(Address("127.0.0.1", 0), token, store.answer)   # doctest: +SKIP
->>> MonitorClient(server.address, token).exchange(request)                 # doctest: +SKIP
+Every exchange has a connection of its own and ends within seconds, so a frozen monitor costs only the calling thread.
+The server bounds the size of a message, the number of connections and, in a training process, the connections per
+second: each one takes the GIL.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ class MonitorError(CommtraceError):
 
 
 class MonitorClient:
-    """Sends requests to the monitor at an address, with the token that it shares with the ranks."""
+    """Sends requests to the monitor at an address, with the shared token."""
 
     def __init__(self, address: Address, token: str) -> None:
         self._address = address
@@ -78,7 +75,7 @@ class MonitorClient:
         return reply
 
     def cut(self) -> None:
-        """End the present exchange and refuse others. Called from another thread."""
+        """End the present exchange and refuse others; called from another thread."""
         self._is_cut = True
         connection = self._socket
         if connection is not None:
@@ -138,13 +135,10 @@ class MonitorServer:
     """Listens for ranks and answers their requests.
 
     Args:
-        address: to listen on, this one only; port 0: a free one.
+        address: the only one to listen on; port 0: a free one, which :attr:`address` then has.
         token: that the ranks share.
         answer: returns the reply to a request. Called on the server's thread.
-        connections_per_second: limit; None for no limit.
-
-    Attributes:
-        address: on which it listens.
+        connections_per_second: None for no limit.
 
     Raises:
         ServerError: the address cannot be listened on.

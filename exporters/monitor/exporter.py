@@ -1,7 +1,4 @@
-"""The monitor's part in every rank: a thread that reports, and on rank 0 also listens and compares.
-
-Training threads and the harvester only leave step summaries; the monitor's own threads talk to other ranks.
-"""
+"""The monitor's part in every rank: a thread that reports, and on rank 0 also listens and compares."""
 
 from __future__ import annotations
 
@@ -72,12 +69,7 @@ def open_monitor(config: Config, rank: LiveRank) -> StepListener:
 
 
 class MonitorExporter:
-    """Reports the steps of this rank, window by window.
-
-    Args:
-        config: options.
-        rank: this rank.
-        clock, monotonic_ns: epoch seconds, and the clock of the spans.
+    """Reports the steps of this rank, window by window; ``clock`` returns epoch seconds.
 
     Raises:
         ConfigurationError: the monitor's address or token cannot be used.
@@ -163,7 +155,7 @@ class MonitorExporter:
         return self._rank.rank == 0 and not self._config.monitor.store
 
     def _listen(self) -> None:
-        """Listen on rank 0, and publish the address to the other ranks."""
+        # On rank 0; the address is published to the other ranks.
         store, token = MonitorStore(self._job), new_token()
         self._server = MonitorServer(
             Address(rendezvous.host_for_ranks(), 0),

@@ -1,4 +1,4 @@
-"""Joins the reports of ranks in a hang: which ranks did not arrive, and where."""
+"""Joins the reports of ranks in a hang: finds the ranks that did not arrive, and their places."""
 
 from __future__ import annotations
 
@@ -59,13 +59,12 @@ _MEMBERS_OF_ANY_JOB: Final = 4_096
 
 
 def hang_report(record: Mapping[str, Any]) -> HangReport:
-    """Return the report that a rank sends of a hang: its own record without the stacks of its other threads.
+    """Return the report of a hang: the rank's own record without the stacks of its other threads.
 
-    Args:
-        record: see :class:`commtrace.capture.hangs.hang_watch.HangWatch`.
+    ``record`` is that of :class:`commtrace.capture.hangs.hang_watch.HangWatch`.
 
     Raises:
-        MessageError: it does not fit the schema.
+        MessageError: it does not fit the schema, or is too long.
     """
     metadata, activity = record["metadata"], record["activity"]
     groups = [{**group, **_members(group["ranks"])} for group in record["groups"][:MOST_GROUPS]]
@@ -106,7 +105,7 @@ def _members(ranks: Sequence[int]) -> dict[str, object]:
 
 
 class _Groups:
-    """The groups of a job, which every member reports: the members of each are kept once."""
+    """The groups of a job; every member reports them, and their members are kept once."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
@@ -133,10 +132,9 @@ class Others(NamedTuple):
     """Ranks that have not reported the hang.
 
     Attributes:
-        silent: those of which nothing is heard any more, with their last sign of life.
-        going_on: those whose windows still come.
+        silent: those without recent reports, with their last sign of life.
+        going_on: those whose windows still come; ``busy`` ones are in a checkpoint or an evaluation.
         ended: those that have ended, some with an uncaught exception.
-        busy: those that go on and are in a phase in which no step ends: a checkpoint, an evaluation.
     """
 
     silent: Sequence[RankTrace] = ()
@@ -146,7 +144,7 @@ class Others(NamedTuple):
 
     @property
     def raised(self) -> Mapping[int, str]:
-        """Return the type of the exception with which ranks ended, by rank."""
+        """Return the type of the exception that ended a rank, by rank."""
         return {trace.rank: trace.exception for trace in self.ended if trace.exception}
 
 
@@ -174,8 +172,8 @@ def others_of(
 
     Args:
         reports: the newest one of each rank.
-        stopped: ranks that have reported that training has stopped.
-        stopped_at: since when, epoch seconds.
+        stopped: ranks that have reported the hang.
+        stopped_at: epoch seconds.
         now: epoch seconds.
         find_stack: of a silent rank.
     """
@@ -348,16 +346,8 @@ def trace_of(report: HangReport, job: Job, groups: _Groups) -> RankTrace:
 class HangAggregator:
     """Joins the reports of the ranks of a hung job.
 
-    A rank that does not report is the most interesting one, so the finding does not wait for all: it comes after a few
-    seconds, and again when more ranks have reported.
-
-    Args:
-        job: the watched one.
-        ask: for the process of a silent rank.
-        find_stack: of a silent rank.
-
-    Attributes:
-        sentence: the newest finding about the present hang; empty while training goes on.
+    The finding does not wait for all, as a rank that does not report is the most interesting one; it is repeated when
+    more ranks have reported. ``sentence`` is the newest one; empty while training goes on.
     """
 
     def __init__(self, job: Job, ask: AskProcess = process_state, find_stack: FindStack = no_stack) -> None:
@@ -375,12 +365,7 @@ class HangAggregator:
         self._traces: Mapping[int, RankTrace] = {}
 
     def look(self, store: MonitorStore, now: float) -> list[LiveEvent]:
-        """Return the event of a hang if there is news.
-
-        Args:
-            store: of the reports.
-            now: epoch seconds.
-        """
+        """Return the event of a hang if there is news; ``now`` is in epoch seconds."""
         self._read(store)
         stopped, traces = self._stopped, self._traces
         if not traces:

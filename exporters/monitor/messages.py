@@ -1,11 +1,8 @@
 """The messages between ranks and the monitor: their schema, their bounds, and their authentication.
 
-A rank connects, and the monitor greets it with a random number. The rank sends one request and reads one reply. Each
-is a *frame*: a length, an HMAC-SHA256 over the frame and the random numbers of both sides with the shared token as its
-key, and JSON. So nobody can forge or replay a frame without the token; frames are not encrypted.
-
->>> body = encoded(Report(job, window, groups))                 # doctest: +SKIP
->>> decoded_request(body)                                       # doctest: +SKIP
+The monitor greets a rank with a random number; the rank sends one request and reads one reply. Each is a *frame*: a
+length, an HMAC-SHA256 with the shared token over both sides' random numbers and the body, and JSON. Without the token
+nobody can forge or replay a frame; frames are not encrypted.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ class MessageError(CommtraceError):
 
 
 class Job(Struct, frozen=True):
-    """The job that a request is about; ``seconds`` is the length of a window."""
+    """The job of a request; ``seconds`` is the length of a window."""
 
     run_id: Text
     attempt: Count
@@ -64,13 +61,9 @@ class Process(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True, tag="report"):
-    """A rank's newest window, and what it asks for.
+    """A rank's newest window and its questions: least times of ``groups``, findings, times of the job's steps.
 
-    Attributes:
-        groups: process groups whose least times it asks for.
-        asks_findings: whether it asks for the findings of the monitor.
-        process: the reporting one; if it falls silent, its state can be read on its own host.
-        asks_job_steps: whether it asks when the steps of the job began and ended.
+    If ``process`` falls silent, its state can be read on its own host.
     """
 
     job: Job
@@ -97,7 +90,6 @@ class InFlight(Struct, frozen=True, omit_defaults=True):
 
 
 class OpenPhase(Struct, frozen=True):
-    """A phase that has begun and not ended."""
 
     kind: Text
     name: Text
@@ -115,13 +107,9 @@ class Activity(Struct, frozen=True):
 
 
 class HangReport(Struct, frozen=True):
-    """A rank's report when training makes no progress.
+    """A rank's report when training makes no progress; fields as in the rank's own file.
 
-    Attributes:
-        time: epoch seconds.
-        monotonic_ns: the same instant on the host's monotonic clock.
-        quiet_ns: time without any progress.
-        groups, coordinates, parallel, activity, in_flight: as in the rank's own file.
+    ``time`` (epoch seconds) and ``monotonic_ns`` are one instant; ``quiet_ns`` is the time without progress.
     """
 
     rank: Rank
@@ -139,11 +127,7 @@ class HangReport(Struct, frozen=True):
 
 
 class Hang(Struct, frozen=True, tag="hang"):
-    """Training has stopped on a rank, or goes on again.
-
-    Attributes:
-        report: the state of the rank, if it fits into a message.
-    """
+    """Training has stopped on a rank, or goes on; ``report`` is None if it does not fit into a message."""
 
     job: Job
     rank: Rank
@@ -170,7 +154,7 @@ class PeerBaseline(Struct, frozen=True):
 
 
 class Findings(Struct, frozen=True):
-    """The state of the job for exporters of a rank: see :class:`commtrace.live.monitoring.findings.JobView`."""
+    """See :class:`commtrace.live.monitoring.findings.JobView`."""
 
     stragglers: Annotated[tuple[LiveStraggler, ...], Meta(max_length=MOST_EVENTS)] = ()
     events: Annotated[tuple[LiveEvent, ...], Meta(max_length=MOST_EVENTS)] = ()
@@ -178,13 +162,7 @@ class Findings(Struct, frozen=True):
 
 
 class Reply(Struct, frozen=True):
-    """The answer of the monitor.
-
-    Attributes:
-        refused: why it did not take the request; empty if it did.
-        least: least times of the groups that were asked for.
-        findings, job_steps: if they were asked for.
-    """
+    """The answer of the monitor; ``refused`` is the reason to refuse, or empty."""
 
     refused: Text = ""
     baseline: PeerBaseline = PeerBaseline()
@@ -214,20 +192,12 @@ def encoded(message: Request | Reply) -> bytes:
 
 
 def decoded_request(body: bytes) -> Request:
-    """Return the request in ``body``.
-
-    Raises:
-        MessageError: there is none.
-    """
+    """Return the request in ``body``; raise :class:`MessageError` without one."""
     return _decoded(body, _REQUESTS)
 
 
 def decoded_reply(body: bytes) -> Reply:
-    """Return the reply in ``body``.
-
-    Raises:
-        MessageError: there is none.
-    """
+    """Return the reply in ``body``; raise :class:`MessageError` without one."""
     return _decoded(body, _REPLIES)
 
 
@@ -256,22 +226,14 @@ def read_header(received: bytes) -> tuple[int, bytes]:
 
 
 def mac_of(token: str, direction: bytes, nonces: Sequence[bytes], body: bytes) -> bytes:
-    """Return the proof that a holder of the token sent ``body`` in this exchange and direction.
+    """Return the MAC of ``body`` in this exchange; ``direction`` is ``b"request"`` or ``b"reply"``.
 
-    Args:
-        token: the shared one.
-        direction: ``b"request"`` or ``b"reply"``.
-        nonces: of the monitor and of the rank.
-        body: of the frame.
+    ``nonces`` are those of the monitor and of the rank.
     """
     return hmac.digest(token.encode(), direction + b"".join(nonces) + body, "sha256")
 
 
 def check_mac(expected: bytes, received: bytes) -> None:
-    """Compare two MACs in constant time.
-
-    Raises:
-        MessageError: they differ.
-    """
+    """Compare two MACs in constant time; raise :class:`MessageError` if they differ."""
     if not hmac.compare_digest(expected, received):
         raise MessageError("the two sides have different tokens (COMMTRACE_MONITOR_TOKEN)")

@@ -1,9 +1,7 @@
-"""The address of the monitor and the token that it shares with the ranks.
+"""Publishes the address of the monitor and its token to the ranks, through the job's own store.
 
-The monitor in rank 0 publishes both in the job's own store: one short request per rank. Rank 0 writes; the others read
-with ``compare_set``, the only request that answers at once whether or not the key exists, so it cannot block the
-training thread on the shared connection. Any process that can write to the store can pose as rank 0, so the value is
-checked. A monitor outside of the job shares a token file or ``COMMTRACE_MONITOR_TOKEN`` with the ranks.
+Any process that can write to the store can pose as rank 0, so the value is checked. A monitor outside of the job shares
+a token file or ``COMMTRACE_MONITOR_TOKEN`` with the ranks.
 """
 
 from __future__ import annotations
@@ -105,11 +103,7 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Return the address that ``HOST:PORT`` or ``[IPv6]:PORT`` names.
-
-        Raises:
-            AddressError: the text is something else.
-        """
+        """Return the address in ``HOST:PORT`` or ``[IPv6]:PORT``; raise :class:`AddressError` for other texts."""
         match = _ADDRESS.fullmatch(text)
         if match is None or int(match[3]) > _MOST_PORT:
             raise AddressError(f"{text[:300]!r} is not an address: write HOST:PORT, or [ADDRESS]:PORT for IPv6")
@@ -137,7 +131,7 @@ class Published(msgspec.Struct, frozen=True):
 
 
 def publish(run_id: str, attempt: int, address: Address, token: str) -> None:
-    """Publish the monitor's address to the other ranks. Called on rank 0.
+    """Publish the monitor's address from rank 0.
 
     Raises:
         RendezvousError: the job's store does not accept it.
@@ -155,6 +149,8 @@ def find(run_id: str, attempt: int) -> tuple[Address, str] | None:
     Raises:
         RendezvousError: the job's store does not answer, or holds something else.
     """
+    # compare_set is the only request that answers at once whether or not the key exists: another one could block the
+    # training thread on the shared connection.
     try:
         value = bytes(_store_of_job().compare_set(_key(run_id, attempt), _NOT_THERE, _NOT_THERE))
     except (RuntimeError, NotImplementedError) as error:
@@ -175,12 +171,11 @@ def find(run_id: str, attempt: int) -> tuple[Address, str] | None:
 def host_for_ranks() -> str:
     """Return the address at which the other ranks can reach this host.
 
-    This is the address from which this host reaches the job's store. With a store at ``localhost`` all ranks are here.
-    If the host name resolves to a loopback address (Debian's 127.0.1.1), it is the address of the default route.
-
     Raises:
         RendezvousError: the job has no store that others can connect to.
     """
+    # The address from which this host reaches the store; with a store at localhost, all ranks are here. If the host
+    # name resolves to a loopback address (Debian's 127.0.1.1), the address of the default route.
     store = _store_of_job()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
@@ -194,7 +189,6 @@ def host_for_ranks() -> str:
 
 
 def _own_address(host: str, port: int, otherwise: str | None = None) -> str:
-    """Return the address of this host from which a packet to ``host`` would be sent."""
     try:
         family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:

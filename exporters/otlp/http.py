@@ -1,4 +1,4 @@
-"""Sends OTLP over HTTP, and survives whatever the receiver answers."""
+"""Sends OTLP over HTTP, and survives any answer of the receiver."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class HttpSpans:
 
 
 class HttpMetrics:
-    """The SDK's exporter of metrics, likewise."""
+    """The same for metrics."""
 
     def __init__(self) -> None:
         self._session = _session()
@@ -64,18 +64,14 @@ class HttpMetrics:
 
 
 class RunMetrics:
-    """Sends metrics of a whole run, computed from its files by a reader.
-
-    Raises:
-        ConfigurationError: a variable has an unusable value.
-    """
+    """Sends metrics of a whole run, computed from its files; raises as :class:`HttpSpans` does."""
 
     def __init__(self) -> None:
         self._sink = HttpMetrics()
         self._start_ns = time.time_ns()
 
     def send(self, families: Iterable[Metric], run_id: str) -> bool:
-        """Send the families of a Prometheus collector and return whether they were taken."""
+        """Send the families of a Prometheus collector; return True if they were taken."""
         detected = Resource.create({"commtrace.run.id": run_id, "service.instance.id": run_id})
         named = {} if _has_name(detected) else {SERVICE_NAME: "commtrace"}
         resource = detected.merge(Resource(named))
@@ -85,8 +81,7 @@ class RunMetrics:
 class BoundedSession(requests.Session):
     """Reads a bounded part of an answer, which could otherwise fill the memory of the node.
 
-    Attributes:
-        is_unanswered: a request got no answer since this was last set to False.
+    ``is_unanswered`` turns True when a request gets no answer.
     """
 
     def __init__(self) -> None:
@@ -100,8 +95,7 @@ class BoundedSession(requests.Session):
         """Return the answer without its body.
 
         Raises:
-            requests.HTTPError: it is a redirect, which the SDK takes for a success; or no HTTP, for which the SDK would
-                retry again and again.
+            requests.HTTPError: it is a redirect, a success for the SDK; or no HTTP, which the SDK would retry for ever.
         """
         try:
             response = super().send(request, **{**kwargs, "stream": True})
@@ -122,14 +116,14 @@ class BoundedSession(requests.Session):
 
 
 def _was_never_sent(error: requests.ConnectionError) -> bool:
-    """Return whether there was no connection to send the request on."""
+    """Return True if there was no connection to send the request on."""
     if isinstance(error, (requests.exceptions.ConnectTimeout, requests.exceptions.SSLError)):
         return True
     return any(isinstance(getattr(cause, "reason", None), NewConnectionError) for cause in error.args)
 
 
 def _is_no_http(error: requests.ConnectionError) -> bool:
-    """Return whether the answer was invalid, with endless headers for example."""
+    """Return True if the answer was invalid, with endless headers for example."""
     # requests and urllib3 each wrap the exception of http.client.
     causes = [cause for outer in error.args for cause in getattr(outer, "args", ())]
     # A connection that is closed without an answer is both for http.client.
@@ -149,10 +143,7 @@ def _made(exporter: Callable[..., _Exporter], session: BoundedSession | None) ->
 
 
 def _outcome(session: BoundedSession | None, export: Callable[[], bool]) -> bool | None:
-    """Return whether a batch was taken; None if no answer came.
-
-    Errors are not logged, as they repeat the address; the caller counts the batch.
-    """
+    """Return True if a batch was taken, None if no answer came. Errors are not logged, as they repeat the address."""
     if session is not None:
         session.is_unanswered = False
     try:

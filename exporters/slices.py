@@ -51,7 +51,6 @@ def _nests(one: Slice, open_ends: list[int]) -> bool:
 
 
 class Layer(NamedTuple):
-
     process: int
     track: int
     lane: int

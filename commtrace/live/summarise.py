@@ -134,7 +134,6 @@ def summarise(
 
 
 class _StepParts(NamedTuple):
-
     compute: list[int]
     data: int
     checkpoint: int

@@ -90,7 +90,6 @@ class InFlight(Struct, frozen=True, omit_defaults=True):
 
 
 class OpenPhase(Struct, frozen=True):
-
     kind: Text
     name: Text
     since: Instant | None

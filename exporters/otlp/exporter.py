@@ -165,7 +165,6 @@ def _check_that_it_is_installed() -> None:
 
 
 class _Seen(NamedTuple):
-
     keys: frozenset[tuple[float, str, int]] = frozenset()
 
     def new_events(self, events: Sequence[LiveEvent]) -> list[LiveEvent]:

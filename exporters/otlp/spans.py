@@ -102,7 +102,6 @@ class SpanMaker:
 
 
 class _StepSpans:
-
     def __init__(self, maker: SpanMaker, job: Job) -> None:
         self._maker = maker
         self._job = job

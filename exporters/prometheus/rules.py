@@ -1,7 +1,7 @@
 """Recording rules and alerts for Prometheus: ``python -m commtrace.exporters.prometheus.rules`` writes the files.
 
 A rank is slow if its *work*, its step without waiting, takes longer than the lower quartile of its run and stage (of
-two ranks the faster one), so up to half of the ranks may be slow. PromQL cannot cluster ranks as docs/stragglers.md does.
+two ranks the faster one), so up to half of the ranks may be slow. PromQL cannot cluster ranks (docs/stragglers.md).
 """
 
 from __future__ import annotations

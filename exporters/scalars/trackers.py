@@ -14,7 +14,6 @@ _MOST_FINDINGS: Final = 100
 
 
 class _Log:
-
     def __init__(self) -> None:
         self._lines: list[str] = []
 

@@ -1,7 +1,6 @@
-"""Consoles of commands, which escape all text from outside.
+"""Consoles of commands, which escape text from outside, such as names of files.
 
-Names in a recording are escaped where they are read (:func:`commtrace.trace.inputs.printable`), newlines included. All
-other text, such as names of files, is escaped here.
+Names in a recording are escaped where they are read (:func:`commtrace.trace.inputs.printable`), newlines included.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class PlainConsole(Console):
 
 
 def wide_console(file: IO[str] | None = None) -> Console:
-    """Return a console wide enough for every number, also if the output goes into a file or a pager."""
+    """Return a console wide enough for every number, also for files and pagers."""
     console = PlainConsole(file=file)
     if console.width < _READABLE_WIDTH:
         console.width = _READABLE_WIDTH

@@ -24,13 +24,10 @@ _HELP: Final = {"help_option_names": ["-h", "--help"]}
 
 
 class _Command(NamedTuple):
-    """A command NAME is the function NAME of the module ``commtrace.cli.commands.NAME``; ``import`` and ``list``, which
-    mean something in Python, are ``import_`` and ``list_``.
+    """A command NAME, the function NAME of ``commtrace.cli.commands.NAME``; ``import_`` and ``list_`` for Python's words.
 
-    Attributes:
-        summary: its line in ``commtrace --help``, kept here so that listing the commands imports none of them.
-        settings: of the command's context; see typer's ``context_settings``.
-        analyses: whether it reads whole runs and starts no program of the user's.
+    ``summary`` is here so that ``commtrace --help`` imports no command. ``analyses`` is True for commands that read
+    whole runs and start no program of the user's.
     """
 
     summary: str

@@ -1,4 +1,4 @@
-"""Formats numbers for people; before this, everything is integer nanoseconds and bytes."""
+"""Formats numbers for people; the analysis has integer nanoseconds and bytes."""
 
 from __future__ import annotations
 

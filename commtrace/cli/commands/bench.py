@@ -1,4 +1,4 @@
-"""``commtrace bench overhead -- torchrun … train.py``: what recording costs this very job, measured."""
+"""``commtrace bench overhead -- torchrun … train.py``: measures the cost of recording this very job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LINES_OF_OUTPUT: Final = 15
 
 
 class BenchError(CommtraceError):
-    """The command that was to be measured failed."""
+    """The measured command failed."""
 
 
 def bench(

@@ -1,4 +1,4 @@
-"""``commtrace import KIND FILES… -o RUN``: a run from what another program recorded."""
+"""``commtrace import KIND FILES… -o RUN``: makes a run from a recording of another program."""
 
 from __future__ import annotations
 

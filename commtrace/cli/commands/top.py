@@ -32,11 +32,7 @@ class Source(Protocol):
     """A source of frames."""
 
     def look(self) -> Frame:
-        """Return the present frame.
-
-        Raises:
-            RunNotFoundError: nothing is there yet.
-        """
+        """Return the present frame; raise :class:`RunNotFoundError` if there is none yet."""
 
 
 def top(
@@ -123,7 +119,7 @@ def _watch(source: Source, run: str, console: PlainConsole, refresh: float, rank
 
 
 def pause_seconds(took: float, refresh: float) -> float:
-    """Return the pause after a look: ``refresh``, but long enough to bound the share of a core."""
+    """Return the pause after a look: ``refresh``, or longer to bound the share of a core."""
     return max(refresh, took * (1 - _BUSY_SHARE) / _BUSY_SHARE)
 
 

@@ -23,7 +23,7 @@ _WIDTH: Final = 140
 
 
 def print_runs(console: Console, runs: RunList) -> None:
-    """Print one row per run, then what is wrong with folders and runs."""
+    """Print one row per run, then the problems of folders and runs."""
     _widen(console)
     table = _table(["run", "started (UTC)"], ["lasted", "ranks", "hosts", "steps", "step"], ["ended", "verdict"])
     for run in runs.runs:

@@ -56,7 +56,7 @@ def _largest_share(ranks: Sequence[RankMean], part: str) -> float:
 
 
 def _extremes(ranks: Sequence[RankMean], named: set[int]) -> Sequence[RankMean]:
-    """Return at most 16 ranks: those that compute most and least, and those that are named elsewhere."""
+    # At most 16 ranks: those that compute most and least, and those that are named elsewhere.
     if len(ranks) <= _MOST_RANKS:
         return ranks
     by_compute = sorted(ranks, key=lambda rank: (rank.part("compute"), rank.rank))
@@ -128,6 +128,6 @@ def module_table(summary: Summary) -> Table | None:
 
 
 def _slowest(row: ModuleTime) -> str:
-    """Return nothing if no rank is slower than the others by a visible share."""
+    # Empty if no rank is slower than the others by a visible share.
     rank, slower = row.slowest()
     return "" if slower is None or slower < _LEAST_SHARE else f"rank {rank} +{slower:.0%}"

@@ -24,7 +24,7 @@ _HELP: Final = {"help_option_names": ["-h", "--help"]}
 
 
 class _Command(NamedTuple):
-    """A command NAME, the function NAME of ``commtrace.cli.commands.NAME``; ``import_`` and ``list_`` for Python's words.
+    """A command NAME, the function NAME of ``commtrace.cli.commands.NAME``, or ``NAME_`` where Python has the name.
 
     ``summary`` is here so that ``commtrace --help`` imports no command. ``analyses`` is True for commands that read
     whole runs and start no program of the user's.

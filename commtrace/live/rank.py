@@ -79,24 +79,7 @@ Phase = Callable[[], str]
 
 
 class LiveRank:
-    """A running rank. Written by the harvester thread; other threads may read.
-
-    Attributes:
-        hang: returns the report of a hang; None while training goes on.
-        phase: returns ``checkpoint`` or ``evaluation`` during one, in which no step ends; else empty.
-        end_first: ends the recording at the end of Python before the exit handlers registered so far.
-        spans: rows so far, without marks.
-        dropped: spans dropped so far, by kind.
-        overhead_ns: CPU time of the harvester thread so far.
-        joins: True if the monitor on this rank joins the reports of all ranks.
-        stragglers: findings that hold; empty where the monitor does not join.
-        score: the rank's own work as a multiple of what is typical of its stage; None if unknown.
-        events: the newest events of the monitor.
-        job: the job by its monitor; None where it does not join and on ranks that do not ask.
-        asks_job: set by an exporter that shows the job on a rank where the monitor does not join.
-        job_steps: the job's newest steps by number and repetition; empty on ranks that do not ask.
-        split: wait and transfer by operation and role, as far as the monitor knows them.
-    """
+    """A running rank. Written by the harvester thread; other threads may read."""
 
     def __init__(
         self,
@@ -107,23 +90,24 @@ class LiveRank:
         end_first: Callable[[], None] = lambda: None,
     ) -> None:
         self.metadata = metadata
-        self.hang = hang
-        self.phase = phase
-        self.end_first = end_first
+        self.hang = hang  # returns the report of a hang; None while training goes on
+        self.phase = phase  # returns checkpoint or evaluation during one, in which no step ends; else empty
+        self.end_first = end_first  # ends the recording at the end of Python before the exit handlers registered so far
         self.directory = directory
         self.marks = Marks()
-        self.spans = 0
-        self.dropped: Mapping[str, int] = {}
-        self.overhead_ns = 0
-        self.joins = False
-        self.stragglers: tuple[LiveStraggler, ...] = ()
-        self.score: float | None = None
-        self.job: JobView | None = None
-        self.asks_job = False
+        self.spans = 0  # rows so far, without marks
+        self.dropped: Mapping[str, int] = {}  # spans so far, by kind
+        self.overhead_ns = 0  # CPU time of the harvester thread so far
+        self.joins = False  # the monitor on this rank joins the reports of all ranks
+        self.stragglers: tuple[LiveStraggler, ...] = ()  # findings that hold; empty where the monitor does not join
+        self.score: float | None = None  # own work as a multiple of what is typical of its stage; None if unknown
+        self.job: JobView | None = None  # None where the monitor does not join and on ranks that do not ask
+        self.asks_job = False  # set by an exporter that shows the job where the monitor does not join
         self.budget = LiveBudget()
+        # the job's newest, by number and repetition; empty on ranks that do not ask
         self.job_steps: Mapping[tuple[int, int], JobStep] = {}
-        self.split: Mapping[tuple[str, str], Split] = {}
-        self.events: deque[LiveEvent] = deque(maxlen=_MOST_EVENTS)
+        self.split: Mapping[tuple[str, str], Split] = {}  # by operation and role, as far as the monitor knows
+        self.events: deque[LiveEvent] = deque(maxlen=_MOST_EVENTS)  # the newest of the monitor
         self._device_states: deque[DeviceState] = deque(maxlen=MOST_READINGS)
 
     @property

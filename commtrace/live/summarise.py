@@ -41,20 +41,13 @@ _LARGE_PRIME: Final = 7_919
 
 @dataclass(frozen=True, slots=True)
 class StepWindow:
-    """The input for the summaries of some steps.
-
-    Attributes:
-        spans: the rows of the steps, everything that overlaps them, and the communications that they count.
-        steps: the rows of the steps, in the order of their summaries.
-        owner: the index of each row's step in ``steps``, negative without: a communication counts only there.
-        details: JSON extras of communications, by id.
-    """
+    """The input for the summaries of some steps."""
 
     names: list[str]
-    spans: Spans
-    steps: Int64
-    owner: Int64
-    details: Mapping[int, str]
+    spans: Spans  # the rows of the steps, everything that overlaps them, and the communications that they count
+    steps: Int64  # the rows of the steps, in the order of their summaries
+    owner: Int64  # the index of each row's step in steps, negative without: a communication counts only there
+    details: Mapping[int, str]  # JSON extras of communications, by id
 
 
 class StepExtras(NamedTuple):

@@ -66,54 +66,33 @@ ENDING_TOGETHER: Final = ("all_reduce", "all_gather", "reduce_scatter", "barrier
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """One call of a collective on a process group in a step; all members choose the same one.
+    """One call of a collective on a process group in a step; all members choose the same one."""
 
-    Attributes:
-        group: id, the same on all members.
-        operation: index in ``ENDING_TOGETHER``.
-        size: members of the group.
-        seq: members with the same number have chosen the same call.
-        duration_ns: in flight; −1 if its end was never seen.
-        stalled_ns: stall on it in this step.
-        num_bytes: of all calls of the step.
-    """
-
-    group: int
-    operation: int
+    group: int  # id, the same on all members
+    operation: int  # index in ENDING_TOGETHER
     name: str
     role: str
-    size: int
-    seq: int
-    duration_ns: int
-    stalled_ns: int
-    num_bytes: int
+    size: int  # members of the group
+    seq: int  # members with the same number have chosen the same call
+    duration_ns: int  # in flight; −1 if its end was never seen
+    stalled_ns: int  # on it in this step
+    num_bytes: int  # of all calls of the step
 
 
 @dataclass(frozen=True, slots=True)
 class OperationSummary:
-    """The calls of one operation for one role in a step.
-
-    Attributes:
-        count: calls; of a coalesced bracket once per operation.
-        num_bytes: full tensors of all calls.
-        duration_ns: in flight, wait included, summed over the calls whose end was seen.
-        stalled_ns: stalls of the rank on these calls inside the step.
-        hidden_ns: in flight without a stall.
-        bus_bytes: Σ bytes moved · bus factor, over the calls that have a bandwidth (docs/definitions.md).
-        bus_ns: time in flight of those calls.
-        unfinished: calls whose end was never seen.
-    """
+    """The calls of one operation for one role in a step."""
 
     operation: str
     role: str
-    count: int = 0
-    num_bytes: int = 0
-    duration_ns: int = 0
-    stalled_ns: int = 0
-    hidden_ns: int = 0
-    bus_bytes: float = 0.0
-    bus_ns: int = 0
-    unfinished: int = 0
+    count: int = 0  # calls; of a coalesced bracket once per operation
+    num_bytes: int = 0  # full tensors of all calls
+    duration_ns: int = 0  # in flight, wait included, summed over the calls whose end was seen
+    stalled_ns: int = 0  # stalls of the rank on these calls inside the step
+    hidden_ns: int = 0  # in flight without a stall
+    bus_bytes: float = 0.0  # Σ bytes moved · bus factor, over the calls that have a bandwidth (docs/definitions.md)
+    bus_ns: int = 0  # time in flight of those calls
+    unfinished: int = 0  # calls whose end was never seen
 
     @property
     def is_pipeline_transfer(self) -> bool:
@@ -143,20 +122,6 @@ class StepSummary:
 
     ``compute_ns``, ``exposed_ns``, ``bubble_ns``, ``data_ns``, ``checkpoint_ns``, ``gc_ns`` and ``other_ns`` add up to
     ``duration_ns`` exactly. A rank alone cannot separate wait from transfer: exposed and bubble hold both.
-
-    Attributes:
-        compute_ns: by phase: ``forward``, ``backward``, ``recompute``, ``optimizer``, ``evaluation``, ``other``.
-        exposed_ns: stalls on communication by role; roles without any are left out.
-        bubble_ns: stalls on pipeline point-to-point operations.
-        other_ns: in no span.
-        operations: sorted by operation and role. Communication that arrives after its step was closed is counted in a
-            later step, once.
-        collectives: one call per group and collective, for a comparison with other ranks.
-        spans: rows handed out with this summary.
-        dropped: spans dropped since the last summary, by kind.
-        overhead_ns: CPU time of the harvester thread since the last summary.
-        counts: sums of ``commtrace.count``: ``tokens``, ``samples``, ``model_flops``.
-        device: None without an accelerator.
     """
 
     run_id: str
@@ -164,20 +129,21 @@ class StepSummary:
     step: int
     start_ns: int
     duration_ns: int
-    compute_ns: Mapping[str, int]
-    exposed_ns: Mapping[str, int]
-    bubble_ns: int = 0
+    compute_ns: Mapping[str, int]  # by phase: forward, backward, recompute, optimizer, evaluation, other
+    exposed_ns: Mapping[str, int]  # stalls on communication by role; roles without any are left out
+    bubble_ns: int = 0  # stalls on pipeline point-to-point operations
     data_ns: int = 0
     checkpoint_ns: int = 0
     gc_ns: int = 0
-    other_ns: int = 0
+    other_ns: int = 0  # in no span
+    # sorted by operation and role; a late row is counted in a later step, once
     operations: tuple[OperationSummary, ...] = ()
-    collectives: tuple[GroupSummary, ...] = ()
-    spans: int = 0
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    overhead_ns: int = 0
-    counts: Mapping[str, float] = field(default_factory=dict)
-    device: Device | None = None
+    collectives: tuple[GroupSummary, ...] = ()  # one call per group and collective, for a comparison with other ranks
+    spans: int = 0  # rows handed out with this summary
+    dropped: Mapping[str, int] = field(default_factory=dict)  # spans since the last summary, by kind
+    overhead_ns: int = 0  # CPU time of the harvester thread since the last summary
+    counts: Mapping[str, float] = field(default_factory=dict)  # sums of commtrace.count: tokens, samples, model_flops
+    device: Device | None = None  # None without an accelerator
 
     @property
     def mfu(self) -> float | None:

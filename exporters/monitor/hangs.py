@@ -129,18 +129,12 @@ class _Groups:
 
 
 class Others(NamedTuple):
-    """Ranks that have not reported the hang.
+    """Ranks that have not reported the hang."""
 
-    Attributes:
-        silent: those without recent reports, with their last sign of life.
-        going_on: those whose windows still come; ``busy`` ones are in a checkpoint or an evaluation.
-        ended: those that have ended, some with an uncaught exception.
-    """
-
-    silent: Sequence[RankTrace] = ()
-    going_on: Collection[int] = ()
-    ended: Sequence[RankTrace] = ()
-    busy: Collection[int] = ()
+    silent: Sequence[RankTrace] = ()  # without recent reports; with their last sign of life
+    going_on: Collection[int] = ()  # their windows still come
+    ended: Sequence[RankTrace] = ()  # some with an uncaught exception
+    busy: Collection[int] = ()  # in a checkpoint or an evaluation, in which no step ends
 
     @property
     def raised(self) -> Mapping[int, str]:

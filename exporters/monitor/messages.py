@@ -139,16 +139,11 @@ _Message = TypeVar("_Message")
 
 
 class PeerBaseline(Struct, frozen=True):
-    """Facts about other ranks that a rank needs.
+    """Facts about other ranks that a rank needs."""
 
-    Attributes:
-        block_steps: steps of a block; 0 if not known yet.
-        window: the newest one that was joined; −1 before the first.
-        work_ns: typical work per step at the rank's stage in that window; 0 if the stage has no other rank.
-    """
-
-    block_steps: Count = 0
-    window: int = -1
+    block_steps: Count = 0  # steps of a block; 0 if not known yet
+    window: int = -1  # the newest one that was joined; −1 before the first
+    # typical per step at the rank's stage in that window; 0 without another rank
     work_ns: Annotated[float, Meta(ge=0, le=1e15)] = 0.0
 
 

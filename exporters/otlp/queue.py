@@ -51,23 +51,15 @@ class MetricsSnapshot(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A step to export.
-
-    Attributes:
-        rows: to become spans, the ``step`` row first if it is among them.
-        job_steps: to send now; older steps if they waited for the times of other ranks.
-        findings: of the monitor, since the step before.
-        epoch_offset_ns: epoch ns minus the times of rows, exact to ``clock_error_ns``.
-        dropped: spans dropped so far.
-    """
+    """A step to export."""
 
     summary: StepSummary
-    rows: Sequence[Row]
-    job_steps: Sequence[JobStep]
-    findings: Sequence[LiveEvent]
-    epoch_offset_ns: int
-    clock_error_ns: int
-    dropped: int
+    rows: Sequence[Row]  # to become spans, the step first if it is among them
+    job_steps: Sequence[JobStep]  # to send now; older steps if they waited for the times of other ranks
+    findings: Sequence[LiveEvent]  # of the monitor, since the step before
+    epoch_offset_ns: int  # epoch ns minus the times of rows
+    clock_error_ns: int  # of that offset
+    dropped: int  # spans so far
 
     @property
     def num_spans(self) -> int:

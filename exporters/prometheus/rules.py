@@ -34,21 +34,13 @@ _FEWEST_STEPS: Final = 4
 
 
 class Timing(NamedTuple):
-    """Time ranges of the rules, in Prometheus' notation.
+    """Time ranges of the rules, in Prometheus' notation."""
 
-    Attributes:
-        window: of rates: several scrapes and several steps.
-        short_window: of rates in alerts, if it holds four steps; else ``window``.
-        baseline: age of the value to compare with.
-        stalled: least silence, seconds.
-        gone: time without an answer of a rank.
-    """
-
-    window: str = "5m"
-    short_window: str = "45s"
-    baseline: str = "1h"
-    stalled: int = 120
-    gone: str = "45s"
+    window: str = "5m"  # of rates: several scrapes and several steps
+    short_window: str = "45s"  # of rates in alerts, if it holds four steps; else window
+    baseline: str = "1h"  # age of the value to compare with
+    stalled: int = 120  # least silence, seconds
+    gone: str = "45s"  # time without an answer of a rank
 
 
 class RecordingRule(NamedTuple):

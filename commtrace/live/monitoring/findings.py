@@ -31,38 +31,26 @@ _OF_NO_RANK: Final = ("communication", "stage_imbalance", "sequence_length_imbal
 class LiveStraggler:
     """A rank, host, stage or link that slows the job.
 
-    Attributes:
-        rank: the slowest of several; −1, with an empty ``host``, where the cause moves between ranks.
-        place: one of :data:`commtrace.analysis.stragglers.verdict.PLACES`.
-        cause: one of :data:`commtrace.analysis.stragglers.verdict.CAUSES`.
-        since: epoch seconds: begin of the first window in which it stood out.
-        cost_ms_per_step: gain from mending it after all other findings, from a replay. Without one: the excess over
-            normal, at most the stall of ranks that are not slow.
-        gpu_hours_per_day: the same over all devices of the job, a rank without a GPU counted as one.
-        occurrence: the steps and total duration of events in few steps; else empty.
-        steps: number of steps over which their cost is spread; 0 if it holds in every step.
-        ranks: all that it names; of a link both ends.
-        since_step: first step of that window, or of the events; −1 if not known.
-        members: the slow ranks, slowest first, at most 16; empty where no rank is the cause.
-        id: constant until it is cleared, unique among those that hold; empty before it is reported.
+    Without a replay, the cost is the excess over normal, at most the stall of ranks that are not slow. ``id`` is empty
+    before it is reported, ``members`` where no rank is the cause.
     """
 
-    rank: int
+    rank: int  # the slowest of several; −1, with an empty host, where the cause moves between ranks
     host: str
     who: str
-    place: str
-    cause: str
-    since: float
-    cost_ms_per_step: float
-    gpu_hours_per_day: float
+    place: str  # one of verdict.PLACES
+    cause: str  # one of verdict.CAUSES
+    since: float  # epoch seconds: begin of the first window in which it stood out
+    cost_ms_per_step: float  # gain from mending it after all other findings, from a replay
+    gpu_hours_per_day: float  # over all devices of the job, a rank without a GPU counted as one
     evidence: str
     next_step: str
-    occurrence: str = ""
-    steps: int = 0
-    ranks: tuple[int, ...] = ()
-    since_step: int = -1
-    members: tuple[Member, ...] = ()
-    id: str = ""
+    occurrence: str = ""  # steps and total duration of events in few steps; else empty
+    steps: int = 0  # over which the cost of such events is spread; 0 if it holds in every step
+    ranks: tuple[int, ...] = ()  # all that it names; of a link both ends
+    since_step: int = -1  # first step of that window, or of the events; −1 if not known
+    members: tuple[Member, ...] = ()  # the slow ranks, slowest first, at most 16
+    id: str = ""  # constant until it is cleared, unique among those that hold
 
     def to_json(self) -> JsonObject:
         """Return the fields, and ``since`` as ISO 8601 as well."""
@@ -71,18 +59,11 @@ class LiveStraggler:
 
 @dataclass(frozen=True, slots=True)
 class LiveEvent:
-    """A message for the person on call.
+    """A message for the person on call."""
 
-    Attributes:
-        kind: ``straggler``, ``changed`` (other ranks than reported before, now a host, or longer input), ``recovered``,
-            ``silent`` (a rank stopped reporting), ``back``, ``hang`` or ``resumed``.
-        time: epoch seconds.
-        rank: the subject; −1, with an empty ``host``, if it is no rank.
-    """
-
-    kind: str
-    time: float
-    rank: int
+    kind: str  # FOUND, CHANGED (other ranks, now a host, or longer input), CLEARED, SILENT, BACK, hang or resumed
+    time: float  # epoch seconds
+    rank: int  # the subject; −1, with an empty host, if it is no rank
     host: str
     sentence: str
     straggler: LiveStraggler | None = None
@@ -95,49 +76,30 @@ class LiveEvent:
 
 @dataclass(frozen=True, slots=True)
 class JobMeans:
-    """Means over the ranks of the job in one window of their mean steps; ns per step.
+    """Means over the ranks of the job in one window of their mean steps; ns per step."""
 
-    Attributes:
-        step: the newest that a rank reported.
-        ranks: number of ranks that ended steps in the window.
-        work_ns: by the kinds in :data:`commtrace.live.monitoring.window.WORK`.
-        exposed_ns: by role, the largest few; bubble as ``pp``.
-    """
-
-    step: Number
-    ranks: Count
+    step: Number  # the newest that a rank reported
+    ranks: Count  # that ended steps in the window
     step_ns: Duration
-    work_ns: Annotated[Mapping[Text, Duration], Meta(max_length=MOST_MEANS)]
-    exposed_ns: Annotated[Mapping[Text, Duration], Meta(max_length=MOST_MEANS)]
+    work_ns: Annotated[Mapping[Text, Duration], Meta(max_length=MOST_MEANS)]  # by window.WORK
+    exposed_ns: Annotated[Mapping[Text, Duration], Meta(max_length=MOST_MEANS)]  # by role; bubble as pp
 
 
 @dataclass(frozen=True, slots=True)
 class MonitorStatus:
-    """The present state, as in ``monitor.json``.
+    """The present state, as in ``monitor.json``; stragglers are the costliest first."""
 
-    Attributes:
-        time: epoch seconds.
-        ranks_heard: number of ranks that have ever reported.
-        step_ms: median of the ranks' mean step in the newest windows.
-        last_step: the newest that a rank reported; −1 before the first.
-        peers_missing: True if a rank has no peer that does the same work.
-        hang: the finding about it.
-        abstentions: reasons why something cannot be judged.
-        stragglers: costliest first.
-        means: None before the first steps.
-    """
-
-    time: float
+    time: float  # epoch seconds
     world_size: int
-    ranks_heard: int
+    ranks_heard: int  # that have ever reported
     silent: Sequence[int]
-    step_ms: float
-    last_step: int
-    peers_missing: bool
-    hang: str | None
-    abstentions: tuple[str, ...]
+    step_ms: float  # median of the ranks' mean step in the newest windows
+    last_step: int  # the newest that a rank reported; −1 before the first
+    peers_missing: bool  # a rank has no peer that does the same work
+    hang: str | None  # the finding about it
+    abstentions: tuple[str, ...]  # reasons why something cannot be judged
     stragglers: tuple[LiveStraggler, ...]
-    means: JobMeans | None = None
+    means: JobMeans | None = None  # None before the first steps
 
     def to_json(self) -> JsonObject:
         return fields_to_json(self)

@@ -153,31 +153,18 @@ class Price(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """The result of a replay; mappings are by rank.
+    """The result of a replay; mappings are by rank."""
 
-    Attributes:
-        of_rank: the cost of each slow rank.
-        verdicts: on stages, sequences and links, costliest first.
-        explained_ns: excess in work that peers do as well.
-        phases: the one phase in which the set of a slow rank is slow; empty if it is not one.
-        phase_texts: the longer phases with numbers, if there are few slow ranks.
-        late: slow ranks most of whose excess lies before their phases.
-        longer_inputs: the replicas of slow ranks with longer input than others.
-        replica_of: place in data parallelism.
-        undecided: abstentions on stages and links.
-        not_looked_for: causes that cannot be judged while ranks or a stage are slow.
-    """
-
-    of_rank: Mapping[int, Price]
-    verdicts: Sequence[Verdict]
-    explained_ns: Mapping[int, float]
-    phases: Mapping[int, str]
-    phase_texts: Mapping[int, str]
-    late: frozenset[int]
-    longer_inputs: tuple[LongerInput, ...] = ()
-    replica_of: Mapping[int, int] = field(default_factory=dict)
-    undecided: tuple[str, ...] = ()
-    not_looked_for: tuple[str, ...] = ()
+    of_rank: Mapping[int, Price]  # the cost of each slow rank
+    verdicts: Sequence[Verdict]  # on stages, sequences and links, costliest first
+    explained_ns: Mapping[int, float]  # excess in work that peers do as well
+    phases: Mapping[int, str]  # the one phase in which the set of a slow rank is slow; empty if it is not one
+    phase_texts: Mapping[int, str]  # the longer phases with numbers, if there are few slow ranks
+    late: frozenset[int]  # slow ranks most of whose excess lies before their phases
+    longer_inputs: tuple[LongerInput, ...] = ()  # replicas of slow ranks with longer input than others
+    replica_of: Mapping[int, int] = field(default_factory=dict)  # place in data parallelism
+    undecided: tuple[str, ...] = ()  # abstentions on stages and links
+    not_looked_for: tuple[str, ...] = ()  # causes that cannot be judged while ranks or a stage are slow
 
     def price(self, rank: int, excess_ns: float) -> Price | None:
         """Return the cost of a rank; None if most of its ``excess_ns`` was not replayed."""

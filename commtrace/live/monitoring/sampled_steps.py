@@ -64,24 +64,17 @@ class SampleError(ValueError):
 
 
 class StepSample(NamedTuple):
-    """Some whole steps of a rank.
+    """Some whole steps of a rank."""
 
-    Attributes:
-        boot_id: equal for ranks that read the same clock.
-        monotonic_ns, realtime_ns: one instant on the clock of the rows and on the wall clock.
-        first_step: the first one of the process.
-        words: the texts of the codes in the rows.
-        rows: the columns of :class:`commtrace.trace.spans.Spans` one after the other, 64 bits each, deflated.
-    """
-
-    boot_id: Text
-    monotonic_ns: Instant
+    boot_id: Text  # equal for ranks that read the same clock
+    monotonic_ns: Instant  # of the clock of the rows; realtime_ns is the same instant of the wall clock
     realtime_ns: Instant
     coordinates: Dimensions
     parallel: Dimensions
-    first_step: Number
+    first_step: Number  # of the process
     groups: Annotated[tuple[GroupMembers, ...], Meta(max_length=_MOST_GROUPS)]
-    words: Annotated[tuple[Text, ...], Meta(max_length=_MOST_WORDS)]
+    words: Annotated[tuple[Text, ...], Meta(max_length=_MOST_WORDS)]  # the texts of the codes in the rows
+    # the columns of Spans one after the other, 64 bits each, deflated
     rows: Annotated[bytes, Meta(max_length=_MOST_BYTES)]
 
 

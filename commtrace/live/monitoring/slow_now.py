@@ -41,30 +41,20 @@ MOST_MEMBERS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class SlowNow:
-    """A rank that works too long in the newest window; times in ns per step.
-
-    Attributes:
-        since: start, epoch seconds; ``since_step`` is the first step of that window.
-        work_ns_of, excess_ns_of: work, and the excess over normal, by the kinds in ``window.WORK``.
-        told_by: the source of normal.
-        waited_ns: stall of a rank that is not slow.
-        duration_ns: of a step.
-        long_input: the long microbatches, empty if all are, if its input is longer and its device not slow; else None.
-        phases: the longer phases with numbers, if steps were replayed.
-    """
+    """A rank that works too long in the newest window; times in ns per step."""
 
     rank: int
-    since: float
-    since_step: int
-    work_ns_of: tuple[float, ...]
-    excess_ns_of: tuple[float, ...]
+    since: float  # start, epoch seconds
+    since_step: int  # first step of that window
+    work_ns_of: tuple[float, ...]  # by window.WORK
+    excess_ns_of: tuple[float, ...]  # over normal, likewise
     excess_ns: float
     normal_ns: float
-    told_by: str
-    waited_ns: float
-    duration_ns: float
-    long_input: str | None = None
-    phases: str = ""
+    told_by: str  # the source of normal
+    waited_ns: float  # stall of a rank that is not slow
+    duration_ns: float  # of a step
+    long_input: str | None = None  # the long microbatches, empty if all are; None if input is no cause
+    phases: str = ""  # the longer ones with numbers, if steps were replayed
 
     @property
     def cause(self) -> str:

@@ -48,32 +48,22 @@ out only over several."""
 
 @dataclass(slots=True)
 class _Record:
-    """The memory of a rank between windows.
-
-    Attributes:
-        suspected: windows in a row in which it was beyond normal, or was named and is not clear yet.
-        slow: the newest observation; None while it is not suspected.
-        price: its cost, if steps were replayed since.
-        phase: the only slow phase in the newest replay; else empty.
-        phases: the longer phases with numbers, from the same replay.
-        launches_late: True if most of its excess there lies before its phases.
-        well_ns: its work when that was last normal.
-        windows: its work in the last few windows, with the standard error.
-    """
+    """The memory of a rank between windows."""
 
     host: str
     heard_at: float
     window: int = -1
-    suspected: int = 0
+    suspected: int = 0  # windows in a row in which it was beyond normal, or was named and is not clear yet
     unsuspected: int = 0
-    slow: SlowNow | None = None
-    price: Price | None = None
-    phase: str = ""
-    phases: str = ""
-    launches_late: bool = False
+    slow: SlowNow | None = None  # the newest observation; None while it is not suspected
+    price: Price | None = None  # its cost, if steps were replayed since
+    phase: str = ""  # the only slow phase in the newest replay; else empty
+    phases: str = ""  # the longer phases with numbers, from the same replay
+    launches_late: bool = False  # most of its excess there lies before its phases
     long_inputs: deque[str | None] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_LASTING))
     is_named: bool = False
-    well_ns: float = np.nan
+    well_ns: float = np.nan  # its work when that was last normal
+    # its work in the last few windows, with the standard error
     windows: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_LASTING))
     device_model: str = ""
     device_states: deque[tuple[float, DeviceState]] = field(default_factory=lambda: deque(maxlen=MOST_READINGS))
@@ -103,20 +93,13 @@ class _Undecided:
 
 
 class Watch:
-    """Compares the windows of a job's ranks; a window lasts ``seconds``.
-
-    Attributes:
-        step_ns: typical step in the newest window; 0 before the first.
-        window: the newest one; −1 before the first.
-        work_ns: typical work per step in it, by stage with several ranks.
-        peers_missing: True if a rank is alone at its stage.
-    """
+    """Compares the windows of a job's ranks; a window lasts ``seconds``."""
 
     def __init__(self, world_size: int, seconds: float) -> None:
-        self.step_ns = 0
-        self.window = -1
-        self.work_ns: Mapping[int, float] = {}
-        self.peers_missing = False
+        self.step_ns = 0  # typical step in the newest window; 0 before the first
+        self.window = -1  # the newest one; −1 before the first
+        self.work_ns: Mapping[int, float] = {}  # typical per step in it, by stage with several ranks
+        self.peers_missing = False  # a rank is alone at its stage
         self._world_size = world_size
         self._seconds = seconds
         self._records: dict[int, _Record] = {}

@@ -51,47 +51,33 @@ class Pause(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WindowReport:
-    """One rank in one window. Times are ns per step, means over the steps that ended in the window.
-
-    Attributes:
-        stage: pipeline stage; 0 without a pipeline.
-        window: windows with one number are compared.
-        steps: steps that ended in it; the times are 0 if none did.
-        last_step: the newest that ended so far; −1 before the first.
-        age_ns: time since it ended.
-        work_ns: by the kinds in ``WORK``, without waiting for other ranks.
-        error_ns: standard error of the sum of the work, from its scatter between the steps.
-        pauses: events of single steps in that work; the longest few.
-        exposed_ns: wait and transfer by role, bubble as ``pp``; the largest few.
-        phase: ``checkpoint`` or ``evaluation`` while no step ends because of one; else empty.
-        ended: True for the last report of the rank.
-        exception: type of the uncaught exception that ended it; else empty.
-        tensor_group: equal for the ranks of one tensor-parallel group; empty without one.
-        step_times: of the newest steps; empty if no exporter shows them.
-        device_states: readings since the last window; the model is empty without any.
-    """
+    """One rank in one window. Times are ns per step, means over the steps that ended in the window; 0 if none did."""
 
     rank: Rank
     host: Text
-    stage: Count
-    window: WindowNumber
-    steps: Count = 0
-    last_step: Number = -1
-    age_ns: Duration = 0
+    stage: Count  # pipeline stage; 0 without a pipeline
+    window: WindowNumber  # windows with one number are compared
+    steps: Count = 0  # that ended in it
+    last_step: Number = -1  # the newest that ended so far; −1 before the first
+    age_ns: Duration = 0  # time since it ended
     duration_ns: Duration = 0
+    # by WORK, without waiting for other ranks
     work_ns: tuple[Duration, Duration, Duration, Duration, Duration, Duration] = (0, 0, 0, 0, 0, 0)
-    error_ns: Duration = 0
-    pauses: Annotated[tuple[Pause, ...], Meta(max_length=_MOST_PAUSES)] = ()
+    error_ns: Duration = 0  # standard error of the sum of the work, from its scatter between the steps
+    pauses: Annotated[tuple[Pause, ...], Meta(max_length=_MOST_PAUSES)] = ()  # in that work; the longest few
+    # wait and transfer by role, bubble as pp; the largest few
     exposed_ns: Annotated[Mapping[Text, Duration], Meta(max_length=_MOST_ROLES)] = field(default_factory=dict)
     on_gpu: bool = False
-    phase: Text = ""
-    ended: bool = False
-    exception: Text = ""
+    phase: Text = ""  # checkpoint or evaluation while no step ends because of one
+    ended: bool = False  # the last report of the rank
+    exception: Text = ""  # type of the uncaught one that ended the rank
     block: Block = NO_BLOCK
     sample: StepSample | None = None
-    tensor_group: Text = ""
+    tensor_group: Text = ""  # equal for the ranks of one tensor-parallel group
+    # of the newest steps; empty if no exporter shows them
     step_times: Annotated[tuple[StepTimes, ...], Meta(max_length=MOST_REPORTED)] = ()
-    device_model: Text = ""
+    device_model: Text = ""  # empty without readings
+    # readings since the last window
     device_states: Annotated[tuple[DeviceState, ...], Meta(max_length=MOST_READINGS)] = ()
 
     @property

@@ -34,11 +34,7 @@ LISTENERS: Final[Mapping[str, str]] = {
 def live_view(
     config: Config, end_first: Callable[[], None] = lambda: None
 ) -> Callable[[RankMetadata, Path, Recorder, Hang, Phase], Sequence[StepCollector]]:
-    """Return a function that opens the exporters of a configuration.
-
-    Raises:
-        ConfigurationError: an exporter is unknown.
-    """
+    """Return a function that opens the exporters; raise :class:`ConfigurationError` if one is unknown."""
     wanted = exporter_names(config.export)
 
     def opened(

@@ -27,12 +27,7 @@ def is_available() -> bool:
 
 
 def write(outline: Mapping[str, object], steps: Iterable[Mapping[str, Any]], output: Path) -> int:
-    """Write steps of a :class:`commtrace.analysis.timeline.Timeline`, and return the number of slices.
-
-    Args:
-        outline: of ``Timeline.outline``.
-        steps: of ``Timeline.step``.
-        output: the file; an existing one is replaced.
+    """Write the outline and steps of a :class:`commtrace.analysis.timeline.Timeline`; return the number of slices.
 
     Raises:
         ConfigurationError: the ``perfetto`` package is not installed.

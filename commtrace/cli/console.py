@@ -1,7 +1,4 @@
-"""Consoles of commands, which escape text from outside, such as names of files.
-
-Names in a recording are escaped where they are read (:func:`commtrace.trace.inputs.printable`), newlines included.
-"""
+"""Consoles of commands, which escape text from outside; names in a recording are escaped where they are read."""
 
 from __future__ import annotations
 

@@ -24,15 +24,11 @@ _HELP: Final = {"help_option_names": ["-h", "--help"]}
 
 
 class _Command(NamedTuple):
-    """A command NAME, the function NAME of ``commtrace.cli.commands.NAME``, or ``NAME_`` where Python has the name.
+    """A command NAME, the function NAME of ``commtrace.cli.commands.NAME``, or ``NAME_`` where Python has the name."""
 
-    ``summary`` is here so that ``commtrace --help`` imports no command. ``analyses`` is True for commands that read
-    whole runs and start no program of the user's.
-    """
-
-    summary: str
+    summary: str  # here, so that commtrace --help imports no command
     settings: Mapping[str, Any] = {}
-    analyses: bool = False
+    analyses: bool = False  # reads whole runs and starts no program of the user's
 
 
 COMMANDS: Final[Mapping[str, _Command]] = {

@@ -44,15 +44,12 @@ State = Literal["ok", "note", "problem"]
 
 
 class Check(NamedTuple):
-    """The finding of one check; ``advice`` is empty if there is nothing to do.
-
-    ``state`` is ``problem`` if a job that is started here would not be recorded, or not as it is configured.
-    """
+    """The finding of one check."""
 
     subject: str
-    state: State
+    state: State  # problem: a job started here would not be recorded, or not as configured
     text: str
-    advice: str = ""
+    advice: str = ""  # empty if there is nothing to do
 
     def to_json(self) -> JsonObject:
         return self._asdict()

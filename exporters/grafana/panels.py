@@ -18,10 +18,7 @@ HEIGHT: Final = 8
 
 
 class Query(NamedTuple):
-    """One expression of a panel, in PromQL with the variables ``$run_id`` and ``$rank``.
-
-    ``legend`` is the name of a series; ``exemplars`` shows those of the histogram as well.
-    """
+    """One expression of a panel, in PromQL with ``$run_id`` and ``$rank``; ``exemplars`` shows the histogram's too."""
 
     expr: str
     legend: str

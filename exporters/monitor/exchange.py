@@ -1,8 +1,6 @@
 """The exchange between a rank and the monitor: a client in every rank, a server in rank 0 or in ``commtrace monitor``.
 
 Every exchange has a connection of its own and ends within seconds, so a frozen monitor costs only the calling thread.
-The server bounds the size of a message, the number of connections and, in a training process, the connections per
-second: each one takes the GIL.
 """
 
 from __future__ import annotations
@@ -53,11 +51,7 @@ class MonitorClient:
         self._is_cut = False
 
     def exchange(self, request: Request) -> Reply:
-        """Send a request and return the reply.
-
-        Raises:
-            MonitorError: the monitor does not answer in time, or refuses.
-        """
+        """Send a request and return the reply; raise :class:`MonitorError` if it is late or a refusal."""
         deadline = time.monotonic() + SECONDS
         try:
             body = encoded(request)
@@ -132,13 +126,13 @@ class ServerError(CommtraceError):
 
 
 class MonitorServer:
-    """Listens for ranks and answers their requests.
+    """Listens for ranks and answers their requests on its thread.
 
     Args:
         address: the only one to listen on; port 0: a free one, which :attr:`address` then has.
         token: that the ranks share.
-        answer: returns the reply to a request. Called on the server's thread.
-        connections_per_second: None for no limit.
+        answer: returns the reply to a request.
+        connections_per_second: limit, as each takes the GIL; None without training in the process.
 
     Raises:
         ServerError: the address cannot be listened on.

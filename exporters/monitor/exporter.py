@@ -60,11 +60,7 @@ _CONNECTIONS_PER_SECOND: Final = 100
 
 
 def open_monitor(config: Config, rank: LiveRank) -> StepListener:
-    """Return the monitor of this rank. Rank 0 compares, unless a monitor outside of the job does.
-
-    Raises:
-        ConfigurationError: the monitor's address or token cannot be used.
-    """
+    """Return the monitor of this rank. Rank 0 compares, unless a monitor outside of the job does."""
     return MonitorExporter(config, rank)
 
 

@@ -59,13 +59,7 @@ _MEMBERS_OF_ANY_JOB: Final = 4_096
 
 
 def hang_report(record: Mapping[str, Any]) -> HangReport:
-    """Return the report of a hang: the rank's own record without the stacks of its other threads.
-
-    ``record`` is that of :class:`commtrace.capture.hangs.hang_watch.HangWatch`.
-
-    Raises:
-        MessageError: it does not fit the schema, or is too long.
-    """
+    """Return the report for a ``HangWatch`` record; raise :class:`MessageError` if it does not fit the schema or a message."""
     metadata, activity = record["metadata"], record["activity"]
     groups = [{**group, **_members(group["ranks"])} for group in record["groups"][:MOST_GROUPS]]
     report = {
@@ -113,11 +107,7 @@ class _Groups:
         self._known: dict[object, tuple[int, ...]] = {}
 
     def group(self, sent: GroupMembers) -> Group:
-        """Return a group as it is recorded.
-
-        Raises:
-            MessageError: it has ranks that the job does not have, or all groups together have too many.
-        """
+        """Return a group; raise :class:`MessageError` for unknown ranks, or too many in all groups together."""
         key = sent.regular or sent.members
         if key not in self._known:
             ranks = sent.ranks
@@ -162,14 +152,8 @@ def others_of(
 ) -> Others:
     """Return the ranks that have not reported the hang, by the state that their windows show.
 
-    A rank goes on if its newest window is recent, and ended after the others had stopped.
-
-    Args:
-        reports: the newest one of each rank.
-        stopped: ranks that have reported the hang.
-        stopped_at: epoch seconds.
-        now: epoch seconds.
-        find_stack: of a silent rank.
+    A rank goes on if its newest window is recent, and ended after the others had ``stopped`` (``stopped_at``, epoch
+    seconds, like ``now``). ``reports`` are the newest ones.
     """
     silent, going_on, ended, busy = [], [], [], []
     for report in reports:
@@ -300,11 +284,7 @@ def _places(traces: Sequence[RankTrace]) -> list[str]:
 
 
 def trace_of(report: HangReport, job: Job, groups: _Groups) -> RankTrace:
-    """Return one rank without rows, with its last activity.
-
-    Raises:
-        MessageError: the report names ranks that the job does not have.
-    """
+    """Return one rank without rows, with its last activity; raise :class:`MessageError` for unknown ranks."""
     anchor = ClockAnchor(report.monotonic_ns, round(report.time * 1e9))
     return RankTrace(
         metadata=RankMetadata(
@@ -338,11 +318,7 @@ def trace_of(report: HangReport, job: Job, groups: _Groups) -> RankTrace:
 
 
 class HangAggregator:
-    """Joins the reports of the ranks of a hung job.
-
-    The finding does not wait for all, as a rank that does not report is the most interesting one; it is repeated when
-    more ranks have reported. ``sentence`` is the newest one; empty while training goes on.
-    """
+    """Joins the reports of the ranks of a hung job; ``sentence`` is the newest finding, empty without a hang."""
 
     def __init__(self, job: Job, ask: AskProcess = process_state, find_stack: FindStack = no_stack) -> None:
         self.sentence = ""

@@ -1,8 +1,7 @@
 """The messages between ranks and the monitor: their schema, their bounds, and their authentication.
 
-The monitor greets a rank with a random number; the rank sends one request and reads one reply. Each is a *frame*: a
-length, an HMAC-SHA256 with the shared token over both sides' random numbers and the body, and JSON. Without the token
-nobody can forge or replay a frame; frames are not encrypted.
+Each is a *frame*: a length, an HMAC-SHA256 with the shared token over random numbers of both sides and the body, and
+JSON. Without the token nobody can forge or replay a frame; frames are not encrypted.
 """
 
 from __future__ import annotations
@@ -61,16 +60,13 @@ class Process(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True, tag="report"):
-    """A rank's newest window and its questions: least times of ``groups``, findings, times of the job's steps.
-
-    If ``process`` falls silent, its state can be read on its own host.
-    """
+    """A rank's newest window, and its questions."""
 
     job: Job
     window: WindowReport
-    groups: Annotated[tuple[Key, ...], Meta(max_length=MOST_GROUPS_ASKED)] = ()
+    groups: Annotated[tuple[Key, ...], Meta(max_length=MOST_GROUPS_ASKED)] = ()  # whose least times it asks for
     asks_findings: bool = False
-    process: Process | None = None
+    process: Process | None = None  # if it falls silent, its state can be read on its own host
     asks_job_steps: bool = False
 
 
@@ -106,18 +102,15 @@ class Activity(Struct, frozen=True):
 
 
 class HangReport(Struct, frozen=True):
-    """A rank's report when training makes no progress; fields as in the rank's own file.
-
-    ``time`` (epoch seconds) and ``monotonic_ns`` are one instant; ``quiet_ns`` is the time without progress.
-    """
+    """A rank's report when training makes no progress; fields as in the rank's own file."""
 
     rank: Rank
     node: Text
     boot_id: Text
     backend: Text
-    time: Annotated[float, Meta(ge=0, le=1e11)]
+    time: Annotated[float, Meta(ge=0, le=1e11)]  # epoch seconds, and monotonic_ns the same instant
     monotonic_ns: Instant
-    quiet_ns: Instant
+    quiet_ns: Instant  # without progress
     groups: Annotated[tuple[GroupMembers, ...], Meta(max_length=MOST_GROUPS)]
     coordinates: Annotated[dict[Text, Number], Meta(max_length=32)]
     parallel: Annotated[dict[Text, Number], Meta(max_length=32)]
@@ -171,11 +164,7 @@ _REPLIES: Final = msgspec.json.Decoder(Reply)
 
 
 def encoded(message: Request | Reply) -> bytes:
-    """Return the message as JSON.
-
-    Raises:
-        MessageError: it is too long, or a text in it is not Unicode.
-    """
+    """Return JSON; raise :class:`MessageError` if the message is too long, or a text in it is not Unicode."""
     try:
         body = msgspec.json.encode(message)
     except UnicodeEncodeError as error:
@@ -208,11 +197,7 @@ def header(mac: bytes, body: bytes) -> bytes:
 
 
 def read_header(received: bytes) -> tuple[int, bytes]:
-    """Return the length of the body that follows, and its MAC.
-
-    Raises:
-        MessageError: the body would be too long.
-    """
+    """Return the length of the body that follows, and its MAC; raise :class:`MessageError` if that is too long."""
     (length,) = _LENGTH.unpack_from(received)
     if length > MOST_BYTES:
         raise MessageError(f"a message of {length} bytes is too long to be read; the limit is {MOST_BYTES}")
@@ -220,10 +205,7 @@ def read_header(received: bytes) -> tuple[int, bytes]:
 
 
 def mac_of(token: str, direction: bytes, nonces: Sequence[bytes], body: bytes) -> bytes:
-    """Return the MAC of ``body`` in this exchange; ``direction`` is ``b"request"`` or ``b"reply"``.
-
-    ``nonces`` are those of the monitor and of the rank.
-    """
+    """Return the MAC of ``body`` for ``b"request"`` or ``b"reply"``, with the nonces of the monitor and the rank."""
     return hmac.digest(token.encode(), direction + b"".join(nonces) + body, "sha256")
 
 

@@ -1,7 +1,6 @@
 """Publishes the address of the monitor and its token to the ranks, through the job's own store.
 
-Any process that can write to the store can pose as rank 0, so the value is checked. A monitor outside of the job shares
-a token file or ``COMMTRACE_MONITOR_TOKEN`` with the ranks.
+Any process that can write to the store can pose as rank 0, so the value is checked.
 """
 
 from __future__ import annotations
@@ -28,22 +27,14 @@ def new_token() -> str:
 
 
 def checked_token(text: str) -> str:
-    """Return ``text`` if it can be a token.
-
-    Raises:
-        ConfigurationError: it is too short, too long, or not printable ASCII.
-    """
+    """Return ``text``; raise :class:`ConfigurationError` if it cannot be a token."""
     if not is_token(text):
         raise ConfigurationError("the monitor's token must have 16 to 256 printable ASCII characters and no spaces")
     return text
 
 
 def token_path() -> Path:
-    """Return the path of the user's token: ``~/.config/commtrace/monitor-token``.
-
-    Raises:
-        ConfigurationError: the user has no home directory.
-    """
+    """Return ``~/.config/commtrace/monitor-token``; raise :class:`ConfigurationError` without a home directory."""
     try:
         directory = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     except RuntimeError as error:
@@ -131,11 +122,7 @@ class Published(msgspec.Struct, frozen=True):
 
 
 def publish(run_id: str, attempt: int, address: Address, token: str) -> None:
-    """Publish the monitor's address from rank 0.
-
-    Raises:
-        RendezvousError: the job's store does not accept it.
-    """
+    """Publish the monitor's address from rank 0; raise :class:`RendezvousError` if the job's store does not take it."""
     value = msgspec.json.encode(Published(str(address), token)).decode()
     try:
         _store_of_job().set(_key(run_id, attempt), value)
@@ -169,11 +156,7 @@ def find(run_id: str, attempt: int) -> tuple[Address, str] | None:
 
 
 def host_for_ranks() -> str:
-    """Return the address at which the other ranks can reach this host.
-
-    Raises:
-        RendezvousError: the job has no store that others can connect to.
-    """
+    """Return the address of this host for other ranks; raise :class:`RendezvousError` without a store to connect to."""
     # The address from which this host reaches the store; with a store at localhost, all ranks are here. If the host
     # name resolves to a loopback address (Debian's 127.0.1.1), the address of the default route.
     store = _store_of_job()

@@ -111,14 +111,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class WebhookSink:
-    """POSTs every event from a thread, in order, and retries for some minutes.
-
-    Args:
-        url: http or https.
-        run_id: of the job, which may change.
-        payload: makes the body of an event.
-        wait: waits so many seconds, by default until the end at most.
-    """
+    """POSTs every event from a thread, in order, and retries for some minutes; ``wait`` ends early at the end."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
-"""Exports the steps of a rank: the harvester puts them into a bounded queue, and a thread sends them.
+"""Exports the steps of a rank: the harvester puts them into a bounded queue, and a thread or worker process sends them.
 
-A worker process does the work, or the thread itself if spans go to a TracerProvider of the script or no process can be
-started. Training and recording never wait for the receiver: dropped spans are counted and reported.
+Training and recording never wait for the receiver: dropped spans are counted and reported.
 """
 
 from __future__ import annotations
@@ -49,10 +48,7 @@ the one after."""
 
 
 class HeldJobSteps:
-    """Holds each job step until the monitor has sent the times of all ranks, at most ``seconds``. Thread-safe.
-
-    ``seconds`` is 0 without a monitor.
-    """
+    """Holds each job step until the monitor has sent the times of all ranks, at most ``seconds``. Thread-safe."""
 
     def __init__(self, rank: LiveRank, seconds: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._rank = rank
@@ -176,14 +172,7 @@ def _key(event: LiveEvent) -> tuple[float, str, int]:
 
 
 class OtlpExporter:
-    """Exports the steps of one rank.
-
-    Args:
-        config: options.
-        rank: this rank.
-        spans, metrics: open the sinks on the exporter's thread; by default those of the configuration.
-        most_spans: limit of the queue.
-    """
+    """Exports the steps of one rank, to ``spans`` and ``metrics`` or the sinks of the configuration."""
 
     def __init__(
         self,

@@ -32,11 +32,7 @@ _Exporter = TypeVar("_Exporter")
 
 
 class HttpSpans:
-    """The SDK's OTLP/HTTP exporter, which reads the ``OTEL_EXPORTER_OTLP_*`` variables and retries.
-
-    Raises:
-        ConfigurationError: a variable has an unusable value.
-    """
+    """The SDK's exporter, which reads ``OTEL_EXPORTER_OTLP_*`` and retries; raises :class:`ConfigurationError`."""
 
     def __init__(self) -> None:
         self._session = _session()
@@ -79,14 +75,11 @@ class RunMetrics:
 
 
 class BoundedSession(requests.Session):
-    """Reads a bounded part of an answer, which could otherwise fill the memory of the node.
-
-    ``is_unanswered`` turns True when a request gets no answer.
-    """
+    """Reads a bounded part of an answer, which could otherwise fill the memory of the node."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_unanswered = False
+        self.is_unanswered = False  # True when a request got no answer
 
     def get_redirect_target(self, resp: requests.Response) -> None:
         """Return None: requests would read the whole body before it follows a redirect."""

@@ -43,10 +43,7 @@ _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 def metrics_data(
     families: Iterable[Family], counts: SignalCounts | None, resource: Resource, start_ns: int, now_ns: int
 ) -> MetricsData:
-    """Return the families of a Prometheus collector as OTLP metrics; sums began at ``start_ns``, epoch ns.
-
-    ``counts`` is None for a sender that does not count spans and requests.
-    """
+    """Return Prometheus families as OTLP metrics; sums began at ``start_ns``, epoch ns."""
     metrics = [metric for family in families if (metric := _metric(family, start_ns, now_ns)) is not None]
     if counts is not None:
         metrics += _of_signal("spans", "Spans", counts.spans, start_ns, now_ns)

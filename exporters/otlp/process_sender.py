@@ -68,11 +68,7 @@ def main(descriptor: int, parent: int) -> None:
 
 
 def serve(connection: Connection) -> None:
-    """Answer messages.
-
-    Raises:
-        EOFError, ConnectionError: the rank is gone.
-    """
+    """Answer messages; raise :class:`EOFError` or :class:`ConnectionError` when the rank is gone."""
     from commtrace.exporters.otlp.sender import Sender  # the SDK, which the rank does not import
 
     start: Start = connection.recv()
@@ -167,11 +163,7 @@ class ProcessSender:
         self.close(_SECONDS_TO_END)
 
     def wait_until_ready(self) -> None:
-        """Wait for the imports of the worker, nearly a second.
-
-        Raises:
-            WorkerError: it has ended instead, or was interrupted.
-        """
+        """Wait for the imports of the worker, nearly a second; raise :class:`WorkerError` if it ends instead."""
         connection, process = self._connection, self._process
         assert connection is not None
         assert process is not None

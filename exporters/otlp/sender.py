@@ -51,12 +51,8 @@ class MetricSink(Protocol):
 class Sender:
     """Sends for one rank, on one thread; only :meth:`interrupt` may come from another.
 
-    Args:
-        config: options.
-        rank: this rank.
-        provider_attributes: resource attributes of the script's TracerProvider; may be replaced.
-        processor: takes the spans instead of an exporter.
-        spans, metrics: open the sinks when they are first needed; by default those of the configuration.
+    ``processor`` takes the spans instead of an exporter. ``spans`` and ``metrics`` open the sinks when they are first
+    needed; by default those of the configuration.
     """
 
     def __init__(

@@ -78,10 +78,7 @@ _NUMBER: Final = re.compile(r"\d+")
 
 
 class SpanMaker:
-    """Makes the spans of one rank.
-
-    ``span_filter`` is equal on all ranks, so it finds the exporting ones; ``resource`` returns the present resource.
-    """
+    """Makes the spans of one rank; the filter is equal on all ranks, so it finds the exporting ones."""
 
     def __init__(self, rank: LiveRank, span_filter: SpanFilter, resource: Callable[[], Resource]) -> None:
         self._rank = rank

@@ -31,12 +31,7 @@ _CLIENT_SECONDS: Final = 10.0
 
 
 class Endpoint:
-    """Serves the samples of a collector from a thread, at ``scheme``, ``address`` and ``port``.
-
-    Args:
-        config: address, port, TLS and password.
-        local_rank: added to the configured port; without one, the system chooses a port.
-        collector: of the samples.
+    """Serves the samples of a collector from a thread, at the configured port plus the local rank, or a free one.
 
     Raises:
         ConfigurationError: it cannot listen, or a file that it needs cannot be used.

@@ -70,10 +70,7 @@ class Bucket:
 
 @dataclass(slots=True)
 class StepTotals:
-    """Sums over all steps. The harvester adds and a scrape reads under ``lock``; training never takes it.
-
-    ``mfu`` is that of the latest step with one; ``peak_memory_bytes`` is None without an accelerator.
-    """
+    """Sums over all steps. The harvester adds and a scrape reads under ``lock``; training never takes it."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     buckets: list[Bucket] = field(default_factory=lambda: [Bucket() for _ in (*BUCKETS_SECONDS, None)])
@@ -88,8 +85,8 @@ class StepTotals:
     operations: dict[tuple[str, str], OperationTotals] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
     last: StepSummary | None = None
-    mfu: float | None = None
-    peak_memory_bytes: int | None = None
+    mfu: float | None = None  # of the latest step with one
+    peak_memory_bytes: int | None = None  # None without an accelerator
 
     def add(self, summary: StepSummary) -> None:
         with self.lock:

@@ -45,11 +45,7 @@ class ScalarSink(Protocol):
 
 
 def open_tensorboard(config: Config, rank: LiveRank) -> StepListener | None:
-    """Return the exporter of rank 0; None on the others.
-
-    Raises:
-        MissingExtraError: TensorBoard is not installed.
-    """
+    """Return the exporter of rank 0, None on the others; raise :class:`MissingExtraError` without TensorBoard."""
     if rank.rank != 0:
         return None
     if importlib.util.find_spec("tensorboard") is None:
@@ -76,10 +72,7 @@ def open_mlflow(config: Config, rank: LiveRank) -> StepListener:
 
 
 class ScalarExporter:
-    """Writes scalars of the steps of a rank, and the findings of its monitor.
-
-    ``open_sink`` is called on the exporter's thread before the first point; ``place`` is the sink in warnings.
-    """
+    """Writes scalars of the steps of a rank, and the findings of its monitor; ``place`` names the sink in warnings."""
 
     def __init__(
         self,

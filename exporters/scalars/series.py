@@ -1,7 +1,4 @@
-"""The scalars of TensorBoard, W&B and MLflow: the parts of a step, rates, and the job by the monitor.
-
-A point is the mean over all steps since the point before, at the number of the last one, so its parts add up.
-"""
+"""The scalars of TensorBoard, W&B and MLflow: the parts of a step, rates, and the job by the monitor."""
 
 from __future__ import annotations
 
@@ -20,14 +17,11 @@ _WORDS: Final = {"unknown": "other"}
 
 
 class Point(NamedTuple):
-    """Scalars at one step, which ended at ``time``, epoch seconds.
+    """Scalars at one step: means over all steps since the point before, so that parts add up."""
 
-    ``scope`` is ``rank_0`` for the values of a rank, ``job`` for those of all ranks.
-    """
-
-    scope: str
+    scope: str  # rank_0 for a rank, job for all ranks
     step: int
-    time: float
+    time: float  # epoch seconds at which the step ended
     values: Mapping[str, float]
 
     @property

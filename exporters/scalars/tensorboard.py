@@ -26,10 +26,7 @@ _MOST_TEXT: Final = 100_000
 
 
 class EventFile:
-    """Scalars and findings in a file of its own; raises :class:`OSError` if it cannot be made.
-
-    No other program may write to ``directory``: TensorBoard reads one file of a directory at a time.
-    """
+    """Scalars and findings in a file; in its directory, TensorBoard reads one file at a time: no other may be there."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)

@@ -89,11 +89,7 @@ def _environment(stamps: Path, run: Path, *, records: bool) -> dict[str, str]:
 
 
 def _execute(command: Sequence[str], environment: Mapping[str, str], output: Path) -> int:
-    """Return the CPU time of the command and of all processes that it waited for, ns.
-
-    Raises:
-        BenchError: the command cannot be started, or fails.
-    """
+    """Return the CPU time of the command and its processes, ns; raise :class:`BenchError` if it fails."""
     with output.open("wb") as file:
         try:
             process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)

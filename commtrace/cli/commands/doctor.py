@@ -89,11 +89,7 @@ def _check_installation(*, as_json: bool) -> None:
 
 
 def read_flight_calls(paths: Sequence[Path]) -> list[FlightCall]:
-    """Return the collectives in these dumps, directories of dumps, or prefixes such as /tmp/nccl_trace_rank_.
-
-    Raises:
-        ImportFileError: there is none, or one cannot be read.
-    """
+    """Return the collectives in dumps, folders or prefixes; raise :class:`ImportFileError` without readable ones."""
     return [
         FlightCall(
             record.rank,

@@ -89,9 +89,6 @@ def _execute_with_notes(command: Sequence[str], environment: Mapping[str, str]) 
 def injected_environment(environment: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
     """Return ``environment`` with the variables that make every Python process below record into one run.
 
-    ``options`` are fields of :class:`commtrace.Config`, which win over variables. Ranks on several nodes agree on
-    the name of the run: see :mod:`commtrace.identity`.
-
     Raises:
         ConfigurationError: an option or a COMMTRACE_* variable cannot be used. Reported here, not by every rank.
     """

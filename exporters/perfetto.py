@@ -127,7 +127,7 @@ class _Writer:
             )
 
     def _event(self, time: int, **event: object) -> None:
-        time = max(time, 0)  # Perfetto has no time before 0: what damaged rows place there is drawn at 0
+        time = max(time, 0)  # Perfetto has no time before 0: damaged rows are drawn at 0
         self._packet(timestamp=time, track_event=self._protocol.TrackEvent(**event))
 
     def _packet(self, **fields: object) -> None:

@@ -34,7 +34,7 @@ class _Command(NamedTuple):
 COMMANDS: Final[Mapping[str, _Command]] = {
     "run": _Command(
         "Run a training command and record it; its script needs no change.",
-        {"allow_interspersed_args": False},  # what follows the command's first word is the command's
+        {"allow_interspersed_args": False},  # options after the command's name are the command's
     ),
     "summary": _Command("Print where the time of a run went, and what to look at.", analyses=True),
     "report": _Command("Write the timeline and the breakdown of a run as one HTML file.", analyses=True),

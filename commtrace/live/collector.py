@@ -33,7 +33,7 @@ _SPARE_NAMES: Final = 1_000
 
 
 class PendingRows:
-    """Rows in the order of arrival, and their columns, whose words are ``names``."""
+    """Rows in the order of arrival, and their columns, whose codes index ``names``."""
 
     def __init__(self, gil_yield: GilYield) -> None:
         self._gil_yield = gil_yield

@@ -59,7 +59,7 @@ _MEMBERS_OF_ANY_JOB: Final = 4_096
 
 
 def hang_report(record: Mapping[str, Any]) -> HangReport:
-    """Return the report for a ``HangWatch`` record; raise :class:`MessageError` if it does not fit the schema or a message."""
+    """Return the report for a ``HangWatch`` record; raise :class:`MessageError` if it does not fit a message."""
     metadata, activity = record["metadata"], record["activity"]
     groups = [{**group, **_members(group["ranks"])} for group in record["groups"][:MOST_GROUPS]]
     report = {

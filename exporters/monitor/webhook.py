@@ -111,7 +111,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class WebhookSink:
-    """POSTs every event from a thread, in order, and retries for some minutes; ``wait`` ends early at the end."""
+    """POSTs every event from a thread, in order, and retries for some minutes; ``wait`` returns early at the end."""
 
     def __init__(
         self,

@@ -115,7 +115,7 @@ def _import(
     meta: Path | None,
     on_file: Callable[[Path], None],
 ) -> Imported:
-    # Imported where they are needed: what one format needs would double the time that importing a small trace takes.
+    # Imported where they are needed: the modules of all formats would double the time to import a small trace.
     if kind is Kind.FLIGHT_RECORDER:
         from commtrace.importers.flight_recorder import import_flight_recorder
 

@@ -79,7 +79,7 @@ def _execute_with_notes(command: Sequence[str], environment: Mapping[str, str]) 
     """Return the exit code of ``command``, and the folders that ranks on this node reported to record in."""
     try:
         notes = tempfile.NamedTemporaryFile(prefix="commtrace-run-")  # noqa: SIM115
-    except OSError:  # no directory for temporary files can be written: what was recorded is looked for
+    except OSError:  # no directory for temporary files can be written: look for the recorded files instead
         return _execute(command, environment), set()
     with notes:
         exit_code = _execute(command, {**environment, NOTES_VARIABLE: notes.name})

@@ -219,7 +219,7 @@ class SampledSteps:
             lowest = limits.min if most_code is None else schema.NOT_APPLICABLE
             if low < lowest or high > limits.max or (most_code is not None and high >= max(most_code, 1)):
                 raise SampleError(f"a row has a {name} that no row can have")
-        codes = self._codes(sample.words)  # the last entry, which −1 selects, stands for no word
+        codes = self._codes(sample.words)  # the last entry, which −1 selects, stands for no name
         for name in ("name", "dtype"):
             columns[name] = codes[columns[name]]
         spans = Spans(*(columns[name].astype(dtype) for name, dtype in DTYPE_OF_COLUMN.items()))

@@ -128,12 +128,8 @@ class StepCollector:
     A step is closed by the second pass after its ``step`` row, because the end of an asynchronous communication may
     arrive later than that row. Rows that come still later are counted in a later step.
 
-    Args:
-        rank: kept up to date with the marks.
-        listeners: get every step.
-        dropped: spans dropped so far, by kind.
-        thread_ns: CPU time of the calling thread.
-        device: returns the training device; by default that of torch.
+    It keeps ``rank`` up to date. The callables return the spans dropped so far by kind, the CPU time of the calling
+    thread, and the training device.
     """
 
     def __init__(

@@ -96,7 +96,7 @@ class OperationSummary:
 
     @property
     def is_pipeline_transfer(self) -> bool:
-        """Return True if its stalls are bubble: one rank alone cannot separate the transfer."""
+        """Return True if its stalls are bubble, as one rank alone cannot separate the transfer."""
         return self.role == PIPELINE and self.operation in _POINT_TO_POINT
 
     @property

@@ -215,13 +215,8 @@ def hang_event(
 ) -> LiveEvent:
     """Return the finding about a hang, by the analysis that reads the files of a hung job.
 
-    Args:
-        traces: of the ranks that have reported, one at least.
-        world_size: ranks of the job.
-        now: epoch seconds.
-        unreadable: ranks whose report cannot be used; they are not silent.
-        others: ranks that have not reported.
-        ask: for the process of a silent rank.
+    ``traces`` are those of the ranks that have reported, one at least; reports of ``unreadable`` ranks cannot be used.
+    ``ask`` returns the state of a silent rank's process.
     """
     run = Run(Path("running job"), {trace.rank: trace for trace in sorted(traces, key=lambda trace: trace.rank)}, [])
     silent = [trace for trace in others.silent if trace.rank not in run.ranks]

@@ -198,12 +198,8 @@ class StandingFindings:
     ) -> list[LiveEvent]:
         """Take the present observations, and return the changes.
 
-        Args:
-            stragglers: each with the start of its present observation.
-            now: epoch seconds.
-            device: the unit of hours, ``GPU`` or ``rank``.
-            kept: causes that could not be examined now: their findings stay.
-            windows: number of windows that these observations come from.
+        Findings with a cause in ``kept``, which could not be examined now, stay. ``windows`` is the number of windows
+        behind these observations, ``now`` epoch seconds.
         """
         before, self._known = self._known, []
         continued = _continued(before, stragglers)

@@ -95,20 +95,15 @@ class RankPauses(NamedTuple):
 
 
 class SlowPauses(NamedTuple):
-    """Ranks that pause longer than their peers, the one that loses most first.
-
-    Attributes:
-        cost_ns: per step, of all of them; ``steps`` is the number of steps of that mean.
-        windows: number of windows since the first pause.
-    """
+    """Ranks that pause longer than their peers, the one that loses most first."""
 
     place: str
     cause: str
     members: tuple[RankPauses, ...]
-    cost_ns: float
-    steps: int
+    cost_ns: float  # per step, of all of them
+    steps: int  # of that mean
     when: Occurrence
-    windows: int
+    windows: int  # since the first pause
 
 
 class _Window(NamedTuple):

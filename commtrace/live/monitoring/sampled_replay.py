@@ -141,13 +141,10 @@ def _replayed(steps: SampledSteps) -> ReplayedSteps | None:
 
 
 class Price(NamedTuple):
-    """The cost of a slow rank, ns per step: of its set, with all other slow ranks mended as well; and its own share.
+    """The cost of a slow rank, ns per step; shares are None if there are too many slow ranks."""
 
-    See :class:`commtrace.analysis.stragglers.verdict.Member`; shares are None if there are too many slow ranks.
-    """
-
-    set_ns: float
-    share_ns: float | None = None
+    set_ns: float  # of its set, with all other slow ranks mended as well
+    share_ns: float | None = None  # see verdict.Member, like alone_ns
     alone_ns: float | None = None
 
 
@@ -176,11 +173,8 @@ class Priced:
 def price(steps: ReplayedSteps, slow: Sequence[frozenset[int]], normal: Int64, past: JobPast | None = None) -> Priced:
     """Replay the steps without slow ranks, and find causes other than ranks.
 
-    Args:
-        steps: to replay.
-        slow: sets of ranks that are named together.
-        normal: ranks whose work is normal.
-        past: stages and links while they were well; those that are well now are added.
+    ``slow`` are sets of ranks that are named together, ``normal`` ranks with normal work. Stages and links that are
+    well now are added to ``past``.
     """
     work, replay = steps
     past = past or JobPast()

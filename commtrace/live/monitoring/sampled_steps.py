@@ -152,11 +152,7 @@ class SampledSteps:
         self._newest_judged = -1
 
     def take(self, rank: int, host: str, sample: StepSample) -> None:
-        """Add the sample of a rank's window.
-
-        Raises:
-            SampleError: it is not valid.
-        """
+        """Add the sample of a rank's window; raise :class:`SampleError` if it is not valid."""
         spans = self._spans_of(sample)
         trace = RankTrace(
             metadata=_metadata(rank, host, self._world_size, sample),
@@ -170,7 +166,7 @@ class SampledSteps:
         self._sampled.setdefault(rank, deque(maxlen=_MOST_WINDOWS)).append(_RankSteps(trace, steps))
 
     def newest_run(self) -> Run | None:
-        """Return the new steps since the last call, with older ones if these are few; None unless all ranks have some.
+        """Return the new steps since the last call, with older ones if these are few; None without new ones of all ranks.
 
         The run has ``FEWEST_STEPS`` to twice ``MOST_STEPS`` steps, each sent by every rank.
         """

@@ -114,14 +114,12 @@ def straggler_of(
     """Return a set of slow ranks as a finding.
 
     Args:
-        places: of all ranks of the job.
-        place: of the set.
-        members: the slowest first.
-        prices: by rank, from a replay.
+        places: of all ranks of the job; ``place`` is that of the set.
+        members: the slowest first, as are ``devices``.
+        prices: from a replay.
         phase: the one phase in which they are slow; empty if it is not one.
         world_size: ranks of the job.
         replica_of: by rank, its place in data parallelism.
-        devices: readings of the members' devices.
         late: True if they launch their phases late, which counts if there is no other cause.
     """
     first, cost, ranks = members[0], cost_ns(members, prices), [one.rank for one in members]

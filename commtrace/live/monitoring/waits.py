@@ -41,17 +41,12 @@ class GroupKey(NamedTuple):
 
 
 class BlockTime(NamedTuple):
-    """A few of one rank's calls of one collective in one block, with their times in flight.
-
-    Attributes:
-        size: members of the group.
-        identity: sum of the sequence numbers: equal on members that reported the same calls.
-    """
+    """A few of one rank's calls of one collective in one block, with their times in flight."""
 
     group: Key
     operation: Count
-    size: WorldSize
-    identity: Key
+    size: WorldSize  # members of the group
+    identity: Key  # sum of the sequence numbers: equal on members that reported the same calls
     durations_ns: Durations
 
 
@@ -109,16 +104,11 @@ class _Steps:
 
 
 class BlockWaits:
-    """Gathers a rank's steps in blocks, and divides its stalls. Not thread-safe.
-
-    Attributes:
-        newest: the report on the newest complete block.
-        split: the result so far, by operation and role.
-    """
+    """Gathers a rank's steps in blocks, and divides its stalls. Not thread-safe."""
 
     def __init__(self) -> None:
-        self.newest = NO_BLOCK
-        self.split: dict[tuple[str, str], Split] = {}
+        self.newest = NO_BLOCK  # the report on the newest complete block
+        self.split: dict[tuple[str, str], Split] = {}  # by operation and role
         self._steps = 0
         self._open: _Steps | None = None
         self._complete: deque[_Steps] = deque(maxlen=_BLOCKS_KEPT)
@@ -200,14 +190,10 @@ class _Reported:
 
 
 class LeastTimes:
-    """Joins the blocks of all ranks.
-
-    A block lasts one or two windows of ``seconds``, so that each is reported. ``steps`` is its size; 0 before the
-    length of a step is known.
-    """
+    """Joins the blocks of all ranks; a block lasts one or two windows of ``seconds``, so that each is reported."""
 
     def __init__(self, seconds: float) -> None:
-        self.steps = 0
+        self.steps = 0  # of a block; 0 before the length of a step is known
         self._seconds = seconds
         self._known: dict[_BlockKey, _Reported] = {}
         self._joins = 0

@@ -436,7 +436,7 @@ def _error_of_several(windows: Float64, peers: npt.NDArray[np.int64]) -> Float64
 
 
 def _either(window: Judged, lasting: Judged) -> Judged:
-    """Return the judgement of a window, and over several windows for ranks that stand out only there."""
+    """Return the judgement of a window, replaced for ranks that stand out only over several windows."""
     # The longer mean stands out for a while after the end: the newest window must show the excess as well.
     is_there = np.nan_to_num(window.excess_ns) > CLEARED_BELOW * lasting.limit_ns
     only_lasting = lasting.is_slow & is_there & ~window.is_slow

@@ -96,7 +96,7 @@ class WindowReport:
 
     @property
     def waiting_ns(self) -> int:
-        """Return the time exposed: wait and transfer."""
+        """Return the exposed time: wait and transfer."""
         return sum(self.exposed_ns.values())
 
 

@@ -166,7 +166,7 @@ class SampledSteps:
         self._sampled.setdefault(rank, deque(maxlen=_MOST_WINDOWS)).append(_RankSteps(trace, steps))
 
     def newest_run(self) -> Run | None:
-        """Return the new steps since the last call, with older ones if these are few; None without new ones of all ranks.
+        """Return the new steps since the last call, with older ones if these are few; None without new ones of all.
 
         The run has ``FEWEST_STEPS`` to twice ``MOST_STEPS`` steps, each sent by every rank.
         """

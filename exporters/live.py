@@ -28,7 +28,7 @@ LISTENERS: Final[Mapping[str, str]] = {
     "tensorboard": "commtrace.exporters.scalars.exporter:open_tensorboard",
     "wandb": "commtrace.exporters.scalars.exporter:open_wandb",
 }
-"""The function that opens each, as ``module:function``, imported when it is needed."""
+"""Functions that open exporters, as ``module:function``, imported when they are needed."""
 
 
 def live_view(

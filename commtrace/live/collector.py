@@ -23,10 +23,10 @@ from commtrace.trace.spans import Bool, Int64, RowBatch, Spans
 _logger = logging.getLogger("commtrace")
 
 MOST_ROWS: Final = 100_000
-"""Rows kept for incomplete steps; the oldest of more are dropped, with one warning."""
+"""Limit of rows kept for incomplete steps; the oldest are dropped, with one warning."""
 
 NOBODY: Final = -1
-"""Stands for the step of a row that is for a later pass."""
+"""Marks a row that belongs to a later pass."""
 
 _SPARE_NAMES: Final = 1_000
 """Unused names are forgotten when there are this many and twice as many as rows."""

@@ -71,7 +71,7 @@ class LiveBudget:
 _MOST_EVENTS: Final = 100
 
 MOST_READINGS: Final = 16
-"""Of the device, between two windows."""
+"""Limit of device readings between two windows."""
 
 
 Hang = Callable[[], HangReport | None]

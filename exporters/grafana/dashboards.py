@@ -24,7 +24,7 @@ Dashboard: TypeAlias = JsonObject
 RUN: Final = 'run_id=~"$run_id"'
 RANK: Final = 'run_id=~"$run_id", rank=~"$rank"'
 SLOW: Final = ((1.05, "yellow"), (1.1, "red"))
-"""Of the straggler score, as the alert has it."""
+"""Limits of the straggler score, as in the alert."""
 
 ALERTS, FOUND = "Alerts", "Found by the monitor"
 """Tables that are empty while all is well."""

@@ -113,7 +113,7 @@ def _left(deadline: float) -> float:
 _logger = logging.getLogger("commtrace")
 
 _MOST_CONNECTIONS: Final = 64
-"""Open at a time. An exchange takes milliseconds: the oldest of more is a client that does not go on."""
+"""Limit of open connections. An exchange takes milliseconds: beyond it, the oldest client is stuck."""
 
 _BACKLOG: Final = 1_024
 _SLOT_SECONDS: Final = 0.05

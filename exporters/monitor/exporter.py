@@ -44,7 +44,7 @@ from commtrace.trace.schema import Row
 _logger = logging.getLogger("commtrace")
 
 _JOIN_DELAY: Final = 0.25
-"""The join waits for this share of a window, so that every rank has reported the window that has just ended."""
+"""The join waits for this share of a window, so that every rank has reported the previous one."""
 
 _TICK_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 10.0
@@ -53,7 +53,7 @@ _SECONDS_TO_END: Final = 0.5
 
 _WINDOWS_KEPT: Final = 4
 _FAILURES_TO_WARN: Final = 3
-"""When a job ends, the monitor ends before the last rank: a single failure is no reason to warn."""
+"""A single failure is no reason to warn: when a job ends, the monitor ends before the last rank."""
 
 _CONNECTIONS_PER_SECOND: Final = 100
 """Limit of the monitor in rank 0, plus one for each rank: each connection takes the GIL from training."""

@@ -47,7 +47,7 @@ _ROUNDS_SECONDS: Final = 1.5
 
 _STACK_SECONDS: Final = 5.0
 _MOST_ASKED: Final = 4
-"""Silent ranks whose stacks are looked for, and for how long after they were reported."""
+"""Silent ranks whose stacks are looked for, and the seconds to look after they were reported."""
 
 _MOST_PLACES = 3
 _MOST_REPORT_BYTES: Final = MOST_BYTES - 4_096

@@ -19,13 +19,13 @@ from commtrace.live.gil import yield_gil
 from commtrace.trace.json_values import JsonObject
 
 SPANS_PER_LINE: Final = 64
-"""``json.dumps`` holds the GIL until it is done."""
+"""Limit, as ``json.dumps`` holds the GIL until it is done."""
 
 _logger = logging.getLogger("commtrace")
 
 BYTES_PER_FILE: Final = 64 * 2**20
 FILES_KEPT: Final = 8
-"""Per rank and signal; older ones are deleted."""
+"""Limit per rank and signal; older files are deleted."""
 
 
 class LineFile:

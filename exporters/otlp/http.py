@@ -22,7 +22,7 @@ from commtrace.errors import ConfigurationError
 from commtrace.exporters.otlp.metrics import metrics_data
 
 _MOST_BYTES: Final = 65_536
-"""Read of an answer: it is empty or a short error."""
+"""Limit of an answer, which is empty or a short error."""
 
 _CREDENTIAL_PROVIDERS: Final = tuple(
     f"OTEL_PYTHON_EXPORTER_OTLP_HTTP_{signal}CREDENTIAL_PROVIDER" for signal in ("", "TRACES_", "METRICS_")

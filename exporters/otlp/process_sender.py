@@ -53,8 +53,8 @@ class SendSpans(NamedTuple):
 
 
 Outcomes: TypeAlias = tuple[tuple[int, "bool | None"], ...]
-"""The answer: for each batch the number of spans (or 1 request with metrics), and whether it was taken; None if no
-answer came. An empty one says that the worker is ready."""
+"""The answer: for each batch the number of spans (or 1 request with metrics), and True if it was taken; None if no
+answer came. An empty answer means that the worker is ready."""
 
 
 def main(descriptor: int, parent: int) -> None:

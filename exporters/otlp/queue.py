@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 MOST_SPANS: Final = 50_000
-"""Most spans that wait for the receiver; newer ones are dropped and counted."""
+"""Limit of spans that wait for the receiver; newer ones are dropped and counted."""
 
 SPANS_PER_REQUEST: Final = 512
 

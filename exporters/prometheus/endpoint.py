@@ -27,7 +27,7 @@ _logger = logging.getLogger("commtrace")
 WsgiApp: TypeAlias = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 _CLIENT_SECONDS: Final = 10.0
-"""A client that sends or takes nothing for this long is disconnected."""
+"""A client that is silent for so long is disconnected."""
 
 
 class Endpoint:

@@ -30,7 +30,7 @@ _PAUSING: Final = "max by (run_id) (sum without (phase) (commtrace_open_phase) >
 
 
 _FEWEST_STEPS: Final = 4
-"""With fewer in the short window, a single odd step would be an alert."""
+"""With fewer steps in the short window, a single odd step would be an alert."""
 
 
 class Timing(NamedTuple):

@@ -49,7 +49,7 @@ class By(str, Enum):
 
 
 _LEFT_OUT: Final = {By.OPERATION: (), By.SIZE: ("bytes",), By.GROUP: ("n", "p99")}
-"""Columns that leave room for the one that is more: the table has to stay within a terminal."""
+"""Columns that make room for the additional one, so that the table stays within a terminal."""
 
 _DETAIL: Final = {By.OPERATION: Detail.NONE, By.SIZE: Detail.SIZE, By.GROUP: Detail.GROUP}
 

@@ -34,13 +34,13 @@ from commtrace.cli.views.straggler import print_awaited, print_stragglers
 
 _MOST_PARTS: Final = 8
 _WORTH_SHOWING: Final = 1.005
-"""From this S on a part is shown by name."""
+"""Least S of a part that is shown by name."""
 
 _WORTH_EXPLAINING: Final = 1.01
-"""From this S of the job on, the note says what would recover it."""
+"""Least S of the job for which the note names what would recover it."""
 
 _MISSED: Final = 0.005
-"""From this share on, the error of the replay is printed."""
+"""Least error of the replay that is printed, as a share."""
 
 _RECOVERS_SOMETHING: Final = 0.005
 _INDENT: Final = 13

@@ -22,10 +22,10 @@ from commtrace.trace.files.locate import NEWEST_RUN, RUNS
 from commtrace.trace.inputs import printable, printable_lines
 
 _BUSY_SHARE: Final = 0.2
-"""Limit of the time that top spends looking: a login node has other users."""
+"""Limit of top's share of a core: a login node has other users."""
 
 _WAITING: Final = 3
-"""Exit code of ``--once`` where there is nothing to show yet."""
+"""Exit code of ``--once`` if there is nothing to show yet."""
 
 
 class Source(Protocol):

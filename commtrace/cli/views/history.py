@@ -19,7 +19,7 @@ from commtrace.history.runs import ListedRun, RunList
 from commtrace.history.verdicts import Named, RunVerdict
 
 _WIDTH: Final = 140
-"""Of tables that go into a file or a pager."""
+"""Width of tables that go into a file or a pager."""
 
 
 def print_runs(console: Console, runs: RunList) -> None:

@@ -26,7 +26,7 @@ _WALL_PARTS: Final = {
 }
 _LEAST_SHARE_OF_WALL: Final = 0.001
 _UNEVEN: Final = 1.2
-"""Multiple of the mean over ranks from which on the rank with most of a part is named."""
+"""Least multiple of the mean over ranks for which the rank with most of a part is named."""
 
 
 def run_budget_lines(budget: RunBudget | None) -> Iterator[str]:

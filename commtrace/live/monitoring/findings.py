@@ -22,7 +22,7 @@ SILENT: Final = "silent"
 BACK: Final = "back"
 
 MOST_MEANS: Final = 16
-"""Kinds of work, and roles, of which there is a mean."""
+"""Limit of the kinds of work, and of the roles, with a mean."""
 
 _OF_NO_RANK: Final = ("communication", "stage_imbalance", "sequence_length_imbalance")
 

@@ -27,10 +27,10 @@ from commtrace.analysis.stragglers.usual import Usual
 from commtrace.live.monitoring.window import PAUSES, WORK, Pause, WindowReport
 
 _WINDOWS_WELL: Final = 16
-"""Windows kept of each stage and link, the newest in which it was well."""
+"""Windows kept of each stage and link: the newest in which it was well."""
 
 _MOST_KEPT: Final = 10_000
-"""Entries kept: the past of a job with more sizes of messages says nothing."""
+"""Limit of entries: the past of a job with more sizes of messages is of no use."""
 
 _Key = TypeVar("_Key")
 

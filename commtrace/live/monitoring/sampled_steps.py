@@ -25,14 +25,14 @@ from commtrace.trace.schema import Row
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Int64, RowBatch, Spans
 
 MOST_STEPS: Final = 16
-"""Of a window: all steps if they take a quarter of a second or more."""
+"""Limit per window: all steps if they take a quarter of a second or more."""
 
 FEWEST_STEPS: Final = 8
-"""With fewer, nothing stands out of the noise between steps: older steps are added."""
+"""Older steps are added to fewer: nothing would stand out of the noise between steps."""
 
 _MOST_ROWS_OF_RANK: Final = 4_000
 _MOST_ROWS_OF_JOB: Final = 200_000
-"""Of a window. The monitor keeps them, 160 bytes each, and replays them beside training."""
+"""Limits per window: the monitor keeps the rows, 160 bytes each, and replays them beside training."""
 
 _MOST_BYTES: Final = 128 * 1024
 _MOST_GROUPS: Final = 64

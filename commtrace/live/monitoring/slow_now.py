@@ -36,7 +36,7 @@ from commtrace.live.monitoring.sampled_replay import Price
 from commtrace.live.monitoring.window import WORK as WORDS
 
 MOST_MEMBERS: Final = 16
-"""Of a set, in a finding."""
+"""Limit of the members in a finding."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,14 +23,14 @@ from commtrace.live.summary import StepSummary
 
 _BLOCKS_KEPT: Final = 4
 CALLS_OF_A_BLOCK: Final = 8
-"""Calls of each group that are reported of a block, one in each of as many steps."""
+"""Reported calls per group and block, one in each of as many steps."""
 
 _JOINS_KEPT: Final = 6
 MOST_GROUPS: Final = 4
-"""Pairs of group and operation that are reported of a block: those with most bytes, which members have in common."""
+"""Reported pairs of group and operation per block: those with most bytes, which members have in common."""
 
 Durations: TypeAlias = Annotated[tuple[Duration, ...], Meta(max_length=2 * CALLS_OF_A_BLOCK)]
-"""Of the calls of a block: up to twice as many if the size of the block does not divide."""
+"""Times of the calls of a block: up to twice as many if the size of the block is not a multiple."""
 
 
 class GroupKey(NamedTuple):

@@ -42,7 +42,7 @@ Float64 = npt.NDArray[np.float64]
 SILENT_WINDOWS: Final = 3.0
 
 _TOGETHER: Final = WINDOWS_OF_LASTING + WINDOWS_TO_NAME
-"""Ranks with one cause are one finding if they became slow within this number of windows: the least slow of them stands
+"""Ranks with one cause are one finding if they became slow within this number of windows, as the least slow one stands
 out only over several."""
 
 

@@ -19,13 +19,13 @@ Rank: TypeAlias = Annotated[int, Meta(ge=0, lt=MOST_LIVE_RANKS)]
 WorldSize: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_LIVE_RANKS)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Number: TypeAlias = Annotated[int, Meta(ge=-1, lt=1 << 31)]
-"""Of a step, a peer, a microbatch: −1 where there is none."""
+"""Number of a step, a peer or a microbatch; −1 without one."""
 
 Key: TypeAlias = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1)]
 """The id of a process group, or a sequence number."""
 
 Duration: TypeAlias = Annotated[int, Meta(ge=-(10**18), le=10**18)]
-"""ns; a few of them can be added up in 64 bits."""
+"""ns; the sum of a few fits into 64 bits."""
 
 Instant: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 """ns of some clock."""

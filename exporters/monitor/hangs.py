@@ -152,8 +152,8 @@ def others_of(
 ) -> Others:
     """Return the ranks that have not reported the hang, by the state that their windows show.
 
-    A rank goes on if its newest window is recent, and ended after the others had ``stopped`` (``stopped_at``, epoch
-    seconds, like ``now``). ``reports`` are the newest ones.
+    A rank goes on if its newest window is recent, and ended after the others had stopped. ``reports`` has the newest
+    report of each rank; times are epoch seconds.
     """
     silent, going_on, ended, busy = [], [], [], []
     for report in reports:

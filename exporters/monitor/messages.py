@@ -197,7 +197,7 @@ def header(mac: bytes, body: bytes) -> bytes:
 
 
 def read_header(received: bytes) -> tuple[int, bytes]:
-    """Return the length of the body that follows, and its MAC; raise :class:`MessageError` if that is too long."""
+    """Return the length of the body that follows, and its MAC; raise :class:`MessageError` if it is too long."""
     (length,) = _LENGTH.unpack_from(received)
     if length > MOST_BYTES:
         raise MessageError(f"a message of {length} bytes is too long to be read; the limit is {MOST_BYTES}")

@@ -172,7 +172,7 @@ def _key(event: LiveEvent) -> tuple[float, str, int]:
 
 
 class OtlpExporter:
-    """Exports the steps of one rank, to ``spans`` and ``metrics`` or the sinks of the configuration."""
+    """Exports the steps of one rank; ``spans`` and ``metrics`` open sinks in place of those of the configuration."""
 
     def __init__(
         self,

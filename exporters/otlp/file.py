@@ -29,7 +29,7 @@ FILES_KEPT: Final = 8
 
 
 class LineFile:
-    """Files of lines, of at most ``most_bytes`` each; the newest ``kept`` stay. Their directory is created."""
+    """Files of lines, each complete at ``most_bytes``; the newest ``kept`` stay. Their directory is created."""
 
     def __init__(self, directory: Path, stem: str, *, most_bytes: int = BYTES_PER_FILE, kept: int = FILES_KEPT) -> None:
         self._directory = directory

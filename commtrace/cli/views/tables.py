@@ -17,7 +17,7 @@ _MOST_RANKS: Final = 16
 _ALWAYS_SHOWN: Final = ("compute", "exposed", "bubble", "other")
 _WORTH_A_COLUMN: Final = 0.001
 _WORTH_A_MARK: Final = 0.005
-"""Least share of stalls on communications without all of their members that is marked."""
+"""Least share of the step, stalled on communications without all of their members, that is marked."""
 
 _PARTS_THAT_FIT_ON_ONE_LINE: Final = 4
 

@@ -51,6 +51,8 @@ def _nests(one: Slice, open_ends: list[int]) -> bool:
 
 
 class Layer(NamedTuple):
+    """Nested slices of a track; ``lane`` is the number of the layer."""
+
     process: int
     track: int
     lane: int

@@ -86,6 +86,8 @@ class InFlight(Struct, frozen=True, omit_defaults=True):
 
 
 class OpenPhase(Struct, frozen=True):
+    """A phase that has begun and not ended."""
+
     kind: Text
     name: Text
     since: Instant | None

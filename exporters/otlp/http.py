@@ -32,7 +32,7 @@ _Exporter = TypeVar("_Exporter")
 
 
 class HttpSpans:
-    """The SDK's exporter, which reads ``OTEL_EXPORTER_OTLP_*`` and retries; raises :class:`ConfigurationError` for bad values."""
+    """The SDK's exporter, which reads ``OTEL_EXPORTER_OTLP_*`` and retries; :class:`ConfigurationError` if it cannot."""
 
     def __init__(self) -> None:
         self._session = _session()

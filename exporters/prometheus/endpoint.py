@@ -145,7 +145,7 @@ _OF_RANK: Final = re.compile(r"rank-(\d{5,})\.json$")
 
 
 class TargetFile:
-    """The target file of one rank, in the directory ``chosen``, perhaps of several runs, or in that of the run."""
+    """The target file of one rank, in ``chosen``, perhaps shared by several runs, or in the run's directory."""
 
     def __init__(self, chosen: str, rank: LiveRank) -> None:
         self.directory = Path(chosen) if chosen else rank.directory / "prometheus"
@@ -180,6 +180,7 @@ def reachable(address: str, port: int) -> str:
 
 
 def file_name(run_id: str) -> str:
+    """Return a run's name as part of a file's name."""
     return re.sub(r"[^\w.-]", "_", run_id)
 
 

@@ -26,7 +26,7 @@ _MOST_TEXT: Final = 100_000
 
 
 class EventFile:
-    """Scalars and findings in a file; in its directory, TensorBoard reads one file at a time: no other may be there."""
+    """Scalars and findings in a file of a directory without others, as TensorBoard reads one of them at a time."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ _Exporter = TypeVar("_Exporter")
 
 
 class HttpSpans:
-    """The SDK's exporter, which reads ``OTEL_EXPORTER_OTLP_*`` and retries; :class:`ConfigurationError` if it cannot."""
+    """The SDK's exporter, which reads ``OTEL_EXPORTER_OTLP_*`` (or raises :class:`ConfigurationError`) and retries."""
 
     def __init__(self) -> None:
         self._session = _session()

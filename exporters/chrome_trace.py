@@ -1,10 +1,4 @@
-"""Writes Chrome's trace JSON, which Perfetto, Speedscope and others open.
-
->>> write(outline, steps, Path("run.json"))                     # doctest: +SKIP
-
-In this format thread ids are global, slices of a thread must nest, and times are doubles in microseconds, which cannot
-hold epoch ns. So every lane is a thread, and times count from the first step, at ``otherData.base_ns``.
-"""
+"""Writes Chrome's trace JSON, which Perfetto, Speedscope and others open."""
 
 from __future__ import annotations
 
@@ -19,16 +13,8 @@ _TIDS_PER_RANK: Final = 100
 
 
 def write(outline: Mapping[str, object], steps: Iterable[Mapping[str, Any]], output: Path) -> int:
-    """Write steps of a timeline as Chrome trace events.
-
-    Args:
-        outline: of :meth:`commtrace.analysis.timeline.Timeline.outline`.
-        steps: of :meth:`commtrace.analysis.timeline.Timeline.step`.
-        output: the file; an existing one is replaced.
-
-    Returns:
-        The number of slices written.
-    """
+    """Write the outline and steps of a :class:`commtrace.analysis.timeline.Timeline`; return the number of slices."""
+    # Times are doubles in microseconds, which cannot hold epoch ns: they count from the first slice.
     ranks = processes(outline, steps)
     base = min((one.start for rank in ranks for track in rank.tracks for one in track.slices), default=0)
     header = {"displayTimeUnit": "ms", "otherData": {"base_ns": base, "clock_residual_ns": outline["residual_ns"]}}
@@ -51,6 +37,7 @@ def _events(ranks: Sequence[Process], words: Words, base: int) -> Iterator[dict[
         for sample in rank.stalled_percent:
             yield _counter("stalled, % of the step", rank.rank + 1, sample.time - base, sample.value)
     all_layers = layers(ranks, words)
+    # Slices of a thread must nest, and thread ids are global: every layer is a thread.
     tids_per_rank = max([_TIDS_PER_RANK, *(layer.lane + 1 for layer in all_layers)])
     for layer in all_layers:
         pid = ranks[layer.process].rank + 1

@@ -28,21 +28,13 @@ LISTENERS: Final[Mapping[str, str]] = {
     "tensorboard": "commtrace.exporters.scalars.exporter:open_tensorboard",
     "wandb": "commtrace.exporters.scalars.exporter:open_wandb",
 }
-"""The function that opens each, as ``module:function``, imported when it is needed."""
+"""Functions that open exporters, as ``module:function``, imported when they are needed."""
 
 
 def live_view(
     config: Config, end_first: Callable[[], None] = lambda: None
 ) -> Callable[[RankMetadata, Path, Recorder, Hang, Phase], Sequence[StepCollector]]:
-    """Return a function that opens the exporters of a configuration.
-
-    Args:
-        config: options.
-        end_first: see :class:`commtrace.live.rank.LiveRank`.
-
-    Raises:
-        ConfigurationError: an exporter is unknown.
-    """
+    """Return a function that opens the exporters; raise :class:`ConfigurationError` if one is unknown."""
     wanted = exporter_names(config.export)
 
     def opened(
@@ -56,11 +48,7 @@ def live_view(
 
 
 def exporter_names(export: str) -> tuple[str, ...]:
-    """Return the exporters in a list with commas.
-
-    Raises:
-        ConfigurationError: one of them is unknown.
-    """
+    """Return the names in a comma-separated list; raise :class:`ConfigurationError` if one is unknown."""
     names = tuple(dict.fromkeys(name.strip().lower() for name in export.split(",") if name.strip()))
     unknown = sorted(set(names) - set(LISTENERS))
     if unknown:

@@ -1,9 +1,7 @@
-"""Perfetto's native trace format, for https://ui.perfetto.dev: a process per rank, arrows from sender to receiver.
+"""Perfetto's native trace format, for https://ui.perfetto.dev; needs the ``perfetto`` package.
 
->>> write(outline, steps, Path("run.pftrace"))                  # doctest: +SKIP
-
-Needs the ``perfetto`` package for its protocol buffers. Unlike :mod:`commtrace.exporters.chrome_trace`, it has tracks
-that are no threads and keep their order, one colour for a collective on all ranks, and exact nanoseconds.
+Unlike :mod:`commtrace.exporters.chrome_trace`, it has tracks that are no threads and keep their order, one colour for a
+collective on all ranks, and exact nanoseconds.
 """
 
 from __future__ import annotations
@@ -24,20 +22,12 @@ _ROOT_TRACK: Final = 0
 
 
 def is_available() -> bool:
-    """Return whether the ``perfetto`` package is installed."""
+    """Return True if the ``perfetto`` package is installed."""
     return find_spec("perfetto") is not None
 
 
 def write(outline: Mapping[str, object], steps: Iterable[Mapping[str, Any]], output: Path) -> int:
-    """Write steps of a timeline as a native Perfetto trace.
-
-    Args:
-        outline: of :meth:`commtrace.analysis.timeline.Timeline.outline`.
-        steps: of :meth:`commtrace.analysis.timeline.Timeline.step`.
-        output: the file; an existing one is replaced.
-
-    Returns:
-        The number of slices written.
+    """Write the outline and steps of a :class:`commtrace.analysis.timeline.Timeline`; return the number of slices.
 
     Raises:
         ConfigurationError: the ``perfetto`` package is not installed.
@@ -137,7 +127,7 @@ class _Writer:
             )
 
     def _event(self, time: int, **event: object) -> None:
-        time = max(time, 0)  # Perfetto has no time before 0: what damaged rows place there is drawn at 0
+        time = max(time, 0)  # Perfetto has no time before 0: damaged rows are drawn at 0
         self._packet(timestamp=time, track_event=self._protocol.TrackEvent(**event))
 
     def _packet(self, **fields: object) -> None:

@@ -1,7 +1,4 @@
-"""Turns a timeline into nested slices on tracks, for all formats of trace viewers.
-
-The input is the data of :mod:`commtrace.analysis.timeline`: its outline and any number of its steps.
-"""
+"""Turns a timeline (:mod:`commtrace.analysis.timeline`) into nested slices on tracks, for all trace viewers."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class Track:
     slices: list[Slice] = field(default_factory=list)
 
     def layers(self) -> list[list[Slice]]:
-        """Return the slices in as few layers as they need to nest, each sorted by start."""
+        """Return the slices in the fewest layers in which they nest, each sorted by start."""
         layers: list[list[Slice]] = []
         open_ends: list[list[int]] = []
         for one in sorted(self.slices, key=lambda candidate: (candidate.start, -candidate.end)):
@@ -47,14 +44,14 @@ class Track:
 
 
 def _nests(one: Slice, open_ends: list[int]) -> bool:
-    """Return whether a slice nests in the open ones; remove those that have ended."""
+    """Return True if a slice nests in the open ones; remove those that have ended."""
     while open_ends and open_ends[-1] <= one.start:
         open_ends.pop()
     return not open_ends or one.end <= open_ends[-1]
 
 
 class Layer(NamedTuple):
-    """Nested slices of a track, and the number of the layer."""
+    """Nested slices of a track; ``lane`` is the number of the layer."""
 
     process: int
     track: int
@@ -172,17 +169,15 @@ def join_of(one: Slice) -> int | None:
 
 
 class Arrow(NamedTuple):
-    """One end of the arrow from a send to its receive, to be attached to a slice."""
+    """One end of the arrow from a send to its receive."""
 
     number: int
     is_source: bool
 
 
 def arrow_of(one: Slice, words: Words) -> Arrow | None:
-    """Return the arrow that starts or ends in a slice.
-
-    Viewers only draw arrows forward in time, so an arrow ends in the transfer of a receive, a slice of its own.
-    """
+    """Return the arrow that starts or ends in a slice."""
+    # Viewers only draw arrows forward in time: an arrow ends in the transfer of a receive, a slice of its own.
     if one.table not in ("communication", "transfer"):
         return None
     operation, join = words.operation(one), one.columns["join"][one.row]
@@ -207,7 +202,7 @@ def layers(ranks: Sequence[Process], words: Words) -> list[Layer]:
 
 
 def processes(outline: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> list[Process]:
-    """Return the ranks of a timeline with what they did in these steps."""
+    """Return the ranks of a timeline with their slices in these steps."""
     collected = [_Collected(outline, rank) for rank in outline["ranks"]]
     for step in steps:
         for columns in step["ranks"]:

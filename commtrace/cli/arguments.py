@@ -72,11 +72,7 @@ ClusterOption = Annotated[
 
 @contextmanager
 def chosen_workers(count: int | None, cluster: str) -> Iterator[Workers]:
-    """Yield the workers that the options ask for.
-
-    Args:
-        count: processes; None for the number of cores of this machine.
-        cluster: address of a Dask scheduler; empty for processes.
+    """Yield ``count`` processes, None for the number of cores, or the workers of a Dask scheduler at ``cluster``.
 
     Raises:
         ConfigurationError: both are given, or no scheduler answers.

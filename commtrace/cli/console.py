@@ -1,8 +1,4 @@
-"""Consoles of commands, which escape all text from outside.
-
-Names in a recording are escaped where they are read (:func:`commtrace.trace.inputs.printable`), newlines included. All
-other text, such as names of files, is escaped here.
-"""
+"""Consoles of commands, which escape text from outside; names in a recording are escaped where they are read."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ class PlainConsole(Console):
 
 
 def wide_console(file: IO[str] | None = None) -> Console:
-    """Return a console wide enough for every number, also if the output goes into a file or a pager."""
+    """Return a console wide enough for every number, also for files and pagers."""
     console = PlainConsole(file=file)
     if console.width < _READABLE_WIDTH:
         console.width = _READABLE_WIDTH

@@ -24,24 +24,17 @@ _HELP: Final = {"help_option_names": ["-h", "--help"]}
 
 
 class _Command(NamedTuple):
-    """A command NAME is the function NAME of the module ``commtrace.cli.commands.NAME``; ``import`` and ``list``, which
-    mean something in Python, are ``import_`` and ``list_``.
+    """A command NAME, the function NAME of ``commtrace.cli.commands.NAME``, or ``NAME_`` where Python has the name."""
 
-    Attributes:
-        summary: its line in ``commtrace --help``, kept here so that listing the commands imports none of them.
-        settings: of the command's context; see typer's ``context_settings``.
-        analyses: whether it reads whole runs and starts no program of the user's.
-    """
-
-    summary: str
+    summary: str  # here, so that commtrace --help imports no command
     settings: Mapping[str, Any] = {}
-    analyses: bool = False
+    analyses: bool = False  # reads whole runs and starts no program of the user's
 
 
 COMMANDS: Final[Mapping[str, _Command]] = {
     "run": _Command(
         "Run a training command and record it; its script needs no change.",
-        {"allow_interspersed_args": False},  # what follows the command's first word is the command's
+        {"allow_interspersed_args": False},  # options after the command's name are the command's
     ),
     "summary": _Command("Print where the time of a run went, and what to look at.", analyses=True),
     "report": _Command("Write the timeline and the breakdown of a run as one HTML file.", analyses=True),

@@ -1,6 +1,6 @@
 """The reference pages of the documentation that follow from the code: docs/cli.md and docs/json.md.
 
-``python -m commtrace.cli.reference docs`` writes them. A test fails where they are not up to date.
+``python -m commtrace.cli.reference docs`` writes them; a test compares them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,7 @@ def command_page() -> str:
 
 
 def json_page(schemas: Path) -> str:
-    """Return docs/json.md: every field of the JSON outputs, by their schemas.
-
-    Args:
-        schemas: the folder with the files NAME.schema.json.
-    """
+    """Return docs/json.md: every field of the JSON outputs, from the files NAME.schema.json in ``schemas``."""
     parts = [
         "# JSON outputs",
         _WRITTEN_BY,
@@ -59,7 +55,7 @@ def json_page(schemas: Path) -> str:
 
 
 def _rows(schema: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield a table row for each field, those of inner objects and lists behind theirs."""
+    """Yield a table row for each field, followed by those of inner objects and lists."""
     for name, field in schema.get("properties", {}).items():
         described = field.get("description", "").replace("|", "\\|").replace("\n", " ")
         yield f"| `{prefix}{name}` | {_type(field)} | {described} |"

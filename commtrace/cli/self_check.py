@@ -1,8 +1,4 @@
-"""Checks whether commtrace would record a job that is started here: ``commtrace doctor`` without a run.
-
-The surest answer is a recording. :func:`try_recording` trains nothing, but starts a process group of one rank in a
-process of its own, calls it, and reads what was recorded.
-"""
+"""Checks that a job started here would be recorded: ``commtrace doctor`` without a run."""
 
 from __future__ import annotations
 
@@ -48,31 +44,19 @@ State = Literal["ok", "note", "problem"]
 
 
 class Check(NamedTuple):
-    """What one check found.
-
-    Attributes:
-        subject: what was checked.
-        state: ``problem``: a job that is started here would not be recorded, or not as it is configured.
-        text: what was found.
-        advice: what to do; empty where there is nothing to do.
-    """
+    """The finding of one check."""
 
     subject: str
-    state: State
+    state: State  # problem: a job started here would not be recorded, or not as configured
     text: str
-    advice: str = ""
+    advice: str = ""  # empty if there is nothing to do
 
     def to_json(self) -> JsonObject:
         return self._asdict()
 
 
 def check_installation(environment: Mapping[str, str], *, record: bool = True) -> list[Check]:
-    """Return what is installed and configured here, and whether it records.
-
-    Args:
-        environment: variables, as a job that is started here would have them.
-        record: also make a small recording, which takes some seconds.
-    """
+    """Check the installation, and the configuration in these variables; with ``record``, make a small recording too."""
     checks = [_commtrace(), *_packages(), *_frameworks()]
     try:
         config = Config.from_env(environment)
@@ -283,13 +267,8 @@ _EXPECTED: Final = {"step": 2, "collective": 4}
 
 
 def try_recording(environment: Mapping[str, str], seconds: float = _SECONDS) -> list[Check]:
-    """Record four calls of one rank in a process of its own, and read them.
-
-    Args:
-        environment: variables of that process. Those of commtrace and of launchers are left out: the recording is small
-            and local whatever the job is.
-        seconds: after which it is given up.
-    """
+    """Record four calls of one rank in a process of its own, within ``seconds``, and read them."""
+    # Without the variables of commtrace and of launchers: the recording is small and local whatever the job is.
     own = {name: value for name, value in environment.items() if not _belongs_to_a_job(name)}
     with tempfile.TemporaryDirectory(prefix="commtrace-doctor-") as folder:
         command = [sys.executable, "-c", _PROGRAM, folder]

@@ -1,4 +1,4 @@
-"""Formats numbers for people; before this, everything is integer nanoseconds and bytes."""
+"""Formats numbers for people; the analysis has integer nanoseconds and bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ UNKNOWN: Final = "–"
 """Printed for an unknown number; never 0."""
 
 NODES: Final = {True: ">1", False: "1", None: "?"}
-"""Number of nodes of a group's members, by ``inter_node``."""
+"""Number of nodes of a group, by ``inter_node``."""
 
 
 def milliseconds(time_ns: float | None) -> str:

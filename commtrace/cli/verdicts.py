@@ -26,7 +26,7 @@ def keep_analysis(
     attempt: int,
     used_steps: Iterable[int],
 ) -> None:
-    """Keep what a command found in all steps of a run, for ``commtrace list`` and ``commtrace hosts``."""
+    """Keep the findings in all steps of a run, for ``commtrace list`` and ``commtrace hosts``."""
     last_step = max(used_steps, default=None)
     keep(
         run,
@@ -37,7 +37,7 @@ def keep_analysis(
 
 
 def keep(run: Path | Run, verdict: RunVerdict | None) -> None:
-    """Keep a verdict, or what the monitor's files in a run say; a message on stderr if that is not possible."""
+    """Keep a verdict, None for that of the monitor's files in the run; warn on stderr if that fails."""
     try:
         remember(run, verdict, now_ns=time.time_ns(), ask=process_state)
     except (CommtraceError, OSError) as error:

@@ -23,17 +23,17 @@ from commtrace.trace.spans import Bool, Int64, RowBatch, Spans
 _logger = logging.getLogger("commtrace")
 
 MOST_ROWS: Final = 100_000
-"""Rows kept for incomplete steps; the oldest of more are dropped, with one warning."""
+"""Limit of rows kept for incomplete steps; the oldest are dropped, with one warning."""
 
 NOBODY: Final = -1
-"""Stands for the step of a row that is for a later pass."""
+"""Marks a row that belongs to a later pass."""
 
 _SPARE_NAMES: Final = 1_000
 """Unused names are forgotten when there are this many and twice as many as rows."""
 
 
 class PendingRows:
-    """Rows in the order of arrival, and their columns, which are made once; ``names`` are the words of the columns."""
+    """Rows in the order of arrival, and their columns, whose codes index ``names``."""
 
     def __init__(self, gil_yield: GilYield) -> None:
         self._gil_yield = gil_yield
@@ -47,13 +47,13 @@ class PendingRows:
 
     @property
     def columns(self) -> Spans:
-        """Return the columns of all rows."""
+        """Return the columns of all rows, joined once."""
         self._columns = [Spans.concatenate(self._columns)]
         return self._columns[0]
 
     @property
     def handed(self) -> Bool:
-        """Return which rows a listener has received."""
+        """Return a mask of the rows that listeners have received."""
         self._handed = [np.concatenate([np.empty(0, np.bool_), *self._handed])]
         return self._handed[0]
 
@@ -79,7 +79,7 @@ class PendingRows:
         return spans.replace(name=codes[spans.name], dtype=codes[spans.dtype])
 
     def keep(self, kept: Int64, handed: Bool) -> None:
-        """Keep the rows at these positions, ascending; ``handed`` says which of all rows listeners have received."""
+        """Keep the rows at these ascending positions; ``handed`` is the mask of all rows."""
         self._columns = [self.columns.take(kept)]
         self._handed = [handed[kept]]
         self.rows = [self.rows[at] for at in kept.tolist()]
@@ -107,9 +107,7 @@ def owners(spans: Spans, steps: Int64) -> Int64:
     A step owns its own row. Any other row belongs to the first step that has its number, or begins after it, or ends
     after it if it was in no step.
 
-    Args:
-        spans: rows.
-        steps: rows of the steps, by their end, then by their start. Each has a number of its own.
+    ``steps`` are the rows of steps with distinct numbers, by their end, then by their start.
     """
     count = len(steps)
     start, end, number = spans.start[steps], spans.end[steps], spans.step[steps]
@@ -128,14 +126,10 @@ class StepCollector:
     """A sink of the recorder: summarises every step once its rows are in.
 
     A step is closed by the second pass after its ``step`` row, because the end of an asynchronous communication may
-    arrive later than that row. What comes still later is counted in a later step.
+    arrive later than that row. Rows that come still later are counted in a later step.
 
-    Args:
-        rank: kept up to date with the marks.
-        listeners: get every step.
-        dropped: spans dropped so far, by kind.
-        thread_ns: CPU time of the calling thread.
-        device: returns the training device; by default torch is asked.
+    It keeps ``rank`` up to date. The callables return the spans dropped so far by kind, the CPU time of the calling
+    thread, and the training device.
     """
 
     def __init__(
@@ -198,7 +192,7 @@ class StepCollector:
         self._bound()
 
     def _close_steps(self, before: int) -> None:
-        """Close the steps of passes before this one, to which the first ``before`` rows belong."""
+        """Close the steps among the first ``before`` rows, which came with earlier passes."""
         # All together: one computation takes 2.4 ms of CPU for one step and 0.1 ms a step for fifty, on a thread that
         # shares the GIL with training (docs/overhead.md). With steps of 10 ms that is a quarter of a core, or 1 %.
         pending = self._pending

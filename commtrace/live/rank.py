@@ -26,11 +26,9 @@ KNOWN_PARTS: Final = ("training", "evaluation", "checkpoint", "loading", "start"
 
 
 class LiveBudget:
-    """Divides the wall time of a process up to the end of the last step: training, evaluation, checkpoints, loading,
-    start.
+    """Divides the wall time of a process up to the end of its last step, as ``breakdown.run_budget`` does for a run.
 
-    The arithmetic is that of :mod:`commtrace.analysis.breakdown.run_budget`, step by step. One process cannot know
-    whether a restart lost steps, or how long it took. Not thread-safe.
+    One process cannot know whether a restart lost steps, or how long it took. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -40,12 +38,7 @@ class LiveBudget:
         self._pending: list[tuple[int, int, int]] = []
 
     def add(self, rows: Iterable[Row], topology: Mapping[str, object]) -> None:
-        """Take the rows of one pass.
-
-        Args:
-            rows: of any kind.
-            topology: of the rank: when its process began, and whether it records all steps.
-        """
+        """Take the rows of one pass. ``topology`` has the start of the process, and the recorded steps unless all."""
         found = [(PART_OF_KIND[row.kind], row.start, row.end) for row in rows if row.kind in PART_OF_KIND]
         self._pending += found
         step_ends = [end for part, _, end in found if part == TRAINING]
@@ -65,17 +58,11 @@ class LiveBudget:
         self._pending = [one for one in self._pending if one[2] > self._until_ns]
 
     def seconds(self) -> dict[str, float]:
-        """Return the time of each part; their sum is the time from the begin of the process to the end of its last
-        step.
-        """
+        """Return the time of each part; the sum reaches from the start of the process to the end of its last step."""
         return {part: self._ns[PARTS.index(part)] / 1e9 for part in KNOWN_PARTS}
 
     def goodput(self, now_ns: int) -> float | None:
-        """Return the share of the process's wall time in training steps; None before the end of the first step.
-
-        Args:
-            now_ns: on the monotonic clock.
-        """
+        """Return the share of training in the wall time up to ``now_ns`` (monotonic); None before a step ends."""
         if self._began_ns is None or now_ns <= self._began_ns:
             return None
         return self._ns[TRAINING] / (now_ns - self._began_ns)
@@ -84,7 +71,7 @@ class LiveBudget:
 _MOST_EVENTS: Final = 100
 
 MOST_READINGS: Final = 16
-"""Of the device, between two windows."""
+"""Limit of device readings between two windows."""
 
 
 Hang = Callable[[], HangReport | None]
@@ -92,27 +79,7 @@ Phase = Callable[[], str]
 
 
 class LiveRank:
-    """A running rank. Written by the harvester thread; other threads may read.
-
-    Attributes:
-        hang: returns the report of a hang since training stopped; None while it goes on.
-        phase: returns ``checkpoint`` or ``evaluation`` during one, in which no step ends; else empty.
-        end_first: makes the recording end, at the end of Python, before the exit handlers registered so far.
-        marks: process groups, topology, clock anchors, communications in flight.
-        spans: rows so far, without marks.
-        dropped: spans dropped so far, by kind.
-        overhead_ns: CPU time of the harvester thread so far.
-        joins: whether the monitor on this rank joins the reports of all ranks.
-        stragglers: findings of the monitor now; empty where it does not join.
-        score: this rank's own work as a multiple of what is typical of its stage, from the monitor; None if unknown.
-        events: the newest events of the monitor.
-        job: what the monitor knows of the job; None where it does not join and on ranks that do not ask.
-        asks_job: set by an exporter that shows the job on a rank where the monitor does not join.
-        budget: its wall time so far.
-        job_steps: by number and repetition, begin and end of the job's newest steps, from the monitor; empty on ranks
-            that do not ask.
-        split: by operation and role, the exposed time of which the monitor knows the wait.
-    """
+    """A running rank. Written by the harvester thread; other threads may read."""
 
     def __init__(
         self,
@@ -123,23 +90,24 @@ class LiveRank:
         end_first: Callable[[], None] = lambda: None,
     ) -> None:
         self.metadata = metadata
-        self.hang = hang
-        self.phase = phase
-        self.end_first = end_first
+        self.hang = hang  # returns the report of a hang; None while training goes on
+        self.phase = phase  # returns checkpoint or evaluation during one, in which no step ends; else empty
+        self.end_first = end_first  # ends the recording at the end of Python before the exit handlers registered so far
         self.directory = directory
         self.marks = Marks()
-        self.spans = 0
-        self.dropped: Mapping[str, int] = {}
-        self.overhead_ns = 0
-        self.joins = False
-        self.stragglers: tuple[LiveStraggler, ...] = ()
-        self.score: float | None = None
-        self.job: JobView | None = None
-        self.asks_job = False
+        self.spans = 0  # rows so far, without marks
+        self.dropped: Mapping[str, int] = {}  # spans so far, by kind
+        self.overhead_ns = 0  # CPU time of the harvester thread so far
+        self.joins = False  # the monitor on this rank joins the reports of all ranks
+        self.stragglers: tuple[LiveStraggler, ...] = ()  # findings that hold; empty where the monitor does not join
+        self.score: float | None = None  # own work as a multiple of what is typical of its stage; None if unknown
+        self.job: JobView | None = None  # None where the monitor does not join and on ranks that do not ask
+        self.asks_job = False  # set by an exporter that shows the job where the monitor does not join
         self.budget = LiveBudget()
+        # the job's newest, by number and repetition; empty on ranks that do not ask
         self.job_steps: Mapping[tuple[int, int], JobStep] = {}
-        self.split: Mapping[tuple[str, str], Split] = {}
-        self.events: deque[LiveEvent] = deque(maxlen=_MOST_EVENTS)
+        self.split: Mapping[tuple[str, str], Split] = {}  # by operation and role, as far as the monitor knows
+        self.events: deque[LiveEvent] = deque(maxlen=_MOST_EVENTS)  # the newest of the monitor
         self._device_states: deque[DeviceState] = deque(maxlen=MOST_READINGS)
 
     @property
@@ -158,30 +126,31 @@ class LiveRank:
             self._device_states.append(read_state(detail))
 
     def take_device_states(self) -> tuple[DeviceState, ...]:
-        """Return the newest readings of the device since the last call. From one thread."""
+        """Return the readings of the device since the last call. From one thread."""
         return tuple(self._device_states.popleft() for _ in range(len(self._device_states)))
 
     @property
     def anchor(self) -> ClockAnchor:
-        """Return the newest comparison of the monotonic clock with the wall clock."""
+        """Return the newest pair of monotonic and wall clock."""
         anchors = self.marks.anchors
         return anchors[-1] if anchors else self.metadata.anchor
 
     def epoch_ns(self, monotonic_ns: int) -> int:
-        """Return an instant of the host's monotonic clock as epoch nanoseconds, by the newest anchor."""
+        """Return an instant of the monotonic clock as epoch nanoseconds, by the newest anchor."""
         anchor = self.anchor
         return monotonic_ns + anchor.realtime_ns - anchor.monotonic_ns
 
     def clock(self) -> tuple[int, int]:
-        """Return how far the wall clock has moved against the monotonic clock since the recording began, and the error,
-        ns: half the time of the newest reading.
+        """Return the drift of the wall clock against the monotonic clock since the start, ns, and its error.
+
+        The error is half the time of the newest reading.
         """
         first, newest = self.metadata.anchor, self.anchor
         moved = (newest.realtime_ns - first.realtime_ns) - (newest.monotonic_ns - first.monotonic_ns)
         return moved, newest.bracket_ns // 2
 
     def identity(self) -> dict[str, str]:
-        """Return labels of this rank alone: run, rank, node, local rank, and its parallel coordinates."""
+        """Return the labels of this rank: run, rank, node, local rank, parallel coordinates."""
         metadata = self.metadata
         named = {
             "run_id": metadata.run_id,

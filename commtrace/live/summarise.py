@@ -1,4 +1,4 @@
-"""Sums up the rows of steps, with the arithmetic of the analysis on a run of one rank."""
+"""Summarises steps with the arithmetic of the analysis, on a run of one rank."""
 
 from __future__ import annotations
 
@@ -41,21 +41,13 @@ _LARGE_PRIME: Final = 7_919
 
 @dataclass(frozen=True, slots=True)
 class StepWindow:
-    """The input for the summaries of some steps.
-
-    Attributes:
-        names: the words of the codes in ``spans``.
-        spans: the rows of the steps, everything that overlaps them, and the communications that they count.
-        steps: the rows of the steps, in the order of their summaries.
-        owner: the position of each row's step in ``steps``, negative without: a communication counts only there.
-        details: JSON extras of communications, by id.
-    """
+    """The input for the summaries of some steps."""
 
     names: list[str]
-    spans: Spans
-    steps: Int64
-    owner: Int64
-    details: Mapping[int, str]
+    spans: Spans  # the rows of the steps, everything that overlaps them, and the communications that they count
+    steps: Int64  # the rows of the steps, in the order of their summaries
+    owner: Int64  # the index of each row's step in steps, negative without: a communication counts only there
+    details: Mapping[int, str]  # JSON extras of communications, by id
 
 
 class StepExtras(NamedTuple):
@@ -70,7 +62,7 @@ class StepExtras(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The relevant rows, with the position of their step in the ``step`` column."""
+    """The relevant rows; their ``step`` column has the index of the step."""
 
     names: list[str]
     spans: Spans
@@ -81,7 +73,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _Stalls:
-    """The stalls of steps: position of the step, row and ns; each pair once."""
+    """The stalls of steps: index of the step, row and ns; each pair once."""
 
     step: Int64
     row: Int64
@@ -91,14 +83,7 @@ class _Stalls:
 def summarise(
     window: StepWindow, rank: LiveRank, extras: Sequence[StepExtras], gil_yield: GilYield
 ) -> list[StepSummary]:
-    """Return the summaries of some steps.
-
-    Args:
-        window: around them.
-        rank: whose steps they are.
-        extras: by step.
-        gil_yield: called between computations.
-    """
+    """Return the summaries of some steps, with ``extras`` by step."""
     chosen = _relevant(window)
     spans = window.spans.take(chosen)
     spans = spans.replace(step=window.owner[chosen].astype(np.int32))
@@ -142,8 +127,6 @@ def summarise(
 
 
 class _StepParts(NamedTuple):
-    """The time of one step in its states, ns; ``compute`` by phase."""
-
     compute: list[int]
     data: int
     checkpoint: int
@@ -225,7 +208,7 @@ def _relevant(window: StepWindow) -> Int64:
 
 
 def _operations(calls: Calls, stalls: _Stalls, known: _Known) -> Iterator[tuple[int, OperationSummary]]:
-    """Yield the calls and stalls of each operation and role, with the position of their step."""
+    """Yield the calls and stalls of each operation and role, with the index of their step."""
     step = np.concatenate([calls.step, stalls.step])
     role = np.concatenate([calls.role, known.roles.role[stalls.row]])
     name = np.concatenate([calls.name, known.spans.name[stalls.row]])
@@ -270,7 +253,7 @@ def _operations(calls: Calls, stalls: _Stalls, known: _Known) -> Iterator[tuple[
 
 
 def _on_the_bus(calls: Calls, names: Sequence[str]) -> tuple[npt.NDArray[np.float64], Bool]:
-    """Return bytes moved · bus factor of each call, 0 without a bandwidth; and which calls have one."""
+    """Return bytes moved · bus factor of each call, 0 without a bandwidth; and the mask of calls with one."""
     if not len(calls):
         return np.zeros(0), np.zeros(0, np.bool_)
     is_uneven = calls.self_bytes >= 0
@@ -290,9 +273,8 @@ def _on_the_bus(calls: Calls, names: Sequence[str]) -> tuple[npt.NDArray[np.floa
 
 
 def _collectives(stalls: _Stalls, known: _Known, numbers: Int32) -> Iterator[tuple[int, GroupSummary]]:
-    """Yield one call, another one in every step, of each group and collective that ends on all members at once;
-    ``numbers`` are those of the steps, by position.
-    """
+    """Yield a call per step, group and collective of ``ENDING_TOGETHER``; ``numbers`` are those of the steps."""
+    # Another call in every step, so that over time all calls are compared.
     spans, roles = known.spans, known.roles
     wanted = (spans.kind == schema.COLLECTIVE) & (spans.group >= 0) & (spans.seq >= 0) & (roles.group_size > 1)
     codes = [code for code, name in enumerate(known.names) if name in ENDING_TOGETHER]
@@ -338,7 +320,7 @@ def _collectives(stalls: _Stalls, known: _Known, numbers: Int32) -> Iterator[tup
 
 
 def _stalled_on(call: Int64, summary: Int64, count: int, stalls: _Stalls, spans: Spans) -> Int64:
-    """Return the stalls on each call in its step, ns, added up by summary."""
+    """Return the stall on each call in its step, ns, by summary."""
     total = np.zeros(count, np.int64)
     if not len(stalls.row):
         return total

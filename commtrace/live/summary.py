@@ -1,4 +1,4 @@
-"""Numbers of one step of one rank, and the interface of those who receive them. Nothing here imports torch."""
+"""The summary of one step of one rank, and the interface of its listeners. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from commtrace.trace.schema import Row
 
 
 class Device(NamedTuple):
-    """The name of a device, and the peak memory of torch's allocator since the process began or the script reset it."""
+    """A device, and the peak memory of torch's allocator since the process began or the script reset it."""
 
     name: str
     peak_memory_bytes: int
 
 
 def training_device() -> Device | None:
-    """Return the device on which torch's allocator has held most; None if no device is in use. Never waits for the
-    device.
-    """
+    """Return the device with the highest peak of torch's allocator, without waiting for it; None if none is in use."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
@@ -68,68 +66,47 @@ ENDING_TOGETHER: Final = ("all_reduce", "all_gather", "reduce_scatter", "barrier
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """One call of a collective on a process group in a step; all members choose the same one.
+    """One call of a collective on a process group in a step; all members choose the same one."""
 
-    Attributes:
-        group: its id, the same on all members.
-        operation: its place in ``ENDING_TOGETHER``.
-        size: members of the group.
-        seq: of the call: members with the same number have chosen the same call.
-        duration_ns: in flight; −1 if its end was never seen.
-        stalled_ns: stall on it in this step.
-        num_bytes: of all calls of the step.
-    """
-
-    group: int
-    operation: int
+    group: int  # id, the same on all members
+    operation: int  # index in ENDING_TOGETHER
     name: str
     role: str
-    size: int
-    seq: int
-    duration_ns: int
-    stalled_ns: int
-    num_bytes: int
+    size: int  # members of the group
+    seq: int  # members with the same number have chosen the same call
+    duration_ns: int  # in flight; −1 if its end was never seen
+    stalled_ns: int  # on it in this step
+    num_bytes: int  # of all calls of the step
 
 
 @dataclass(frozen=True, slots=True)
 class OperationSummary:
-    """The calls of one operation for one role in a step.
-
-    Attributes:
-        count: calls; of a coalesced bracket once per operation.
-        num_bytes: of all calls, full tensors.
-        duration_ns: in flight, summed over the calls whose end was seen; waiting included.
-        stalled_ns: stalls of the rank on these calls inside the step.
-        hidden_ns: in flight without a stall.
-        bus_bytes: Σ bytes moved · bus factor, over the calls that have a bandwidth (docs/definitions.md).
-        bus_ns: time in flight of those calls.
-        unfinished: calls whose end was never seen.
-    """
+    """The calls of one operation for one role in a step."""
 
     operation: str
     role: str
-    count: int = 0
-    num_bytes: int = 0
-    duration_ns: int = 0
-    stalled_ns: int = 0
-    hidden_ns: int = 0
-    bus_bytes: float = 0.0
-    bus_ns: int = 0
-    unfinished: int = 0
+    count: int = 0  # calls; of a coalesced bracket once per operation
+    num_bytes: int = 0  # full tensors of all calls
+    duration_ns: int = 0  # in flight, wait included, summed over the calls whose end was seen
+    stalled_ns: int = 0  # stalls of the rank on these calls inside the step
+    hidden_ns: int = 0  # in flight without a stall
+    bus_bytes: float = 0.0  # Σ bytes moved · bus factor, over the calls that have a bandwidth (docs/definitions.md)
+    bus_ns: int = 0  # time in flight of those calls
+    unfinished: int = 0  # calls whose end was never seen
 
     @property
     def is_pipeline_transfer(self) -> bool:
-        """Return whether its stalls count as bubble: one rank alone cannot separate the transfer."""
+        """Return True if its stalls are bubble, as one rank alone cannot separate the transfer."""
         return self.role == PIPELINE and self.operation in _POINT_TO_POINT
 
     @property
     def exposed_ns(self) -> int:
-        """Return the stalls that are exposed communication; 0 for pipeline transfers, whose stalls are the bubble."""
+        """Return the exposed communication; 0 for pipeline transfers, whose stalls are bubble."""
         return 0 if self.is_pipeline_transfer else self.stalled_ns
 
     @property
     def busbw_bytes_per_second(self) -> float | None:
-        """Return the bus bandwidth over the duration, waiting included; None without one."""
+        """Return the bus bandwidth over the duration, wait included; None without one."""
         return self.bus_bytes / self.bus_ns * 1e9 if self.bus_ns and self.bus_bytes else None
 
     @property
@@ -145,20 +122,6 @@ class StepSummary:
 
     ``compute_ns``, ``exposed_ns``, ``bubble_ns``, ``data_ns``, ``checkpoint_ns``, ``gc_ns`` and ``other_ns`` add up to
     ``duration_ns`` exactly. A rank alone cannot separate wait from transfer: exposed and bubble hold both.
-
-    Attributes:
-        compute_ns: by phase: ``forward``, ``backward``, ``recompute``, ``optimizer``, ``evaluation``, ``other``.
-        exposed_ns: stalls on communication by role; roles without any are left out.
-        bubble_ns: stalls on pipeline point-to-point operations, their transfer included.
-        other_ns: in no span.
-        operations: by operation and role, sorted. Communication that arrives after its step was closed is counted in a
-            later step, once.
-        collectives: by group, a call of those that end together, which ranks compare to separate wait from transfer.
-        spans: rows handed out with this summary.
-        dropped: spans dropped since the last summary, by kind.
-        overhead_ns: CPU time of the harvester thread since the last summary.
-        counts: sums of ``commtrace.count``: ``tokens``, ``samples``, ``model_flops``.
-        device: None without an accelerator.
     """
 
     run_id: str
@@ -166,24 +129,25 @@ class StepSummary:
     step: int
     start_ns: int
     duration_ns: int
-    compute_ns: Mapping[str, int]
-    exposed_ns: Mapping[str, int]
-    bubble_ns: int = 0
+    compute_ns: Mapping[str, int]  # by phase: forward, backward, recompute, optimizer, evaluation, other
+    exposed_ns: Mapping[str, int]  # stalls on communication by role; roles without any are left out
+    bubble_ns: int = 0  # stalls on pipeline point-to-point operations
     data_ns: int = 0
     checkpoint_ns: int = 0
     gc_ns: int = 0
-    other_ns: int = 0
+    other_ns: int = 0  # in no span
+    # sorted by operation and role; a late row is counted in a later step, once
     operations: tuple[OperationSummary, ...] = ()
-    collectives: tuple[GroupSummary, ...] = ()
-    spans: int = 0
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    overhead_ns: int = 0
-    counts: Mapping[str, float] = field(default_factory=dict)
-    device: Device | None = None
+    collectives: tuple[GroupSummary, ...] = ()  # one call per group and collective, for a comparison with other ranks
+    spans: int = 0  # rows handed out with this summary
+    dropped: Mapping[str, int] = field(default_factory=dict)  # spans since the last summary, by kind
+    overhead_ns: int = 0  # CPU time of the harvester thread since the last summary
+    counts: Mapping[str, float] = field(default_factory=dict)  # sums of commtrace.count: tokens, samples, model_flops
+    device: Device | None = None  # None without an accelerator
 
     @property
     def mfu(self) -> float | None:
-        """Return the model FLOPs utilisation; None if the FLOPs or the GPU's peak are unknown."""
+        """Return the model FLOPs utilisation; None if the FLOPs or the peak of the GPU are unknown."""
         if self.device is None:
             return None
         return mfu(self.counts.get("model_flops", 0.0), self.duration_ns / 1e9, self.device.name)
@@ -194,27 +158,24 @@ class StepSummary:
 
     @property
     def work_ns(self) -> int:
-        """Return the rank's own time: the step without waiting for others and without checkpoints."""
+        """Return the rank's own time: without stalls and checkpoints."""
         return self.duration_ns - sum(self.exposed_ns.values()) - self.bubble_ns - self.checkpoint_ns
 
 
 class StepListener(Protocol):
-    """Gets every step on the harvester thread. Whatever can block belongs behind a bounded queue of the listener's own.
+    """Gets every step on the harvester thread. Anything that can block belongs behind a bounded queue of its own.
 
-    A listener that raises is switched off, with one warning; training and the other listeners go on.
+    A listener that raises is switched off with one warning; training and the other listeners go on.
     """
 
     def step(self, summary: StepSummary, rows: Sequence[Row]) -> None:
-        """Take a complete step.
+        """Take the summary of a complete step, and its rows in the order of arrival, marks included.
 
-        Args:
-            summary: its numbers.
-            rows: its rows in the order of arrival, its ``step`` row and marks included. Every row is handed out once:
-                one that arrives after its step was closed comes with the next step.
+        Every row is handed out once: one that arrives after its step was closed comes with the next step.
         """
 
     def close(self) -> None:
-        """Release threads, ports and files at the end of the recording, within a second or two."""
+        """Release threads, ports and files within a second or two."""
 
     def abandon_after_fork(self) -> None:
         """Close inherited sockets in a forked child and touch nothing else: everything belongs to the parent."""
@@ -223,7 +184,7 @@ class StepListener(Protocol):
 def trace_id(run_id: str, step: int) -> int:
     """Return the 128-bit trace id of a step, the same on all ranks.
 
-    These are the first 16 bytes of SHA-256 over ``RUN_ID/STEP``, big-endian; as 32 hexadecimal digits
-    (``f"{trace_id(run_id, step):032x}"``) an OpenTelemetry trace id.
+    It is the first 16 bytes of SHA-256 over ``RUN_ID/STEP``, big-endian, so ``f"{trace_id(run_id, step):032x}"`` is an
+    OpenTelemetry trace id.
     """
     return int.from_bytes(hashlib.sha256(f"{run_id}/{step}".encode()).digest()[:16], "big")

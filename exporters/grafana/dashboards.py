@@ -24,7 +24,7 @@ Dashboard: TypeAlias = JsonObject
 RUN: Final = 'run_id=~"$run_id"'
 RANK: Final = 'run_id=~"$run_id", rank=~"$rank"'
 SLOW: Final = ((1.05, "yellow"), (1.1, "red"))
-"""Of the straggler score, as the alert has it."""
+"""Limits of the straggler score, as in the alert."""
 
 ALERTS, FOUND = "Alerts", "Found by the monitor"
 """Tables that are empty while all is well."""
@@ -264,12 +264,10 @@ def _health() -> list[list[Panel]]:
 
 
 def _average(title: str, series: str, text: str) -> Panel:
-    """Return a share, as the mean over ranks, large."""
     return number(title, "percentunit", Query(f"avg({series}{{{RUN}}})", ""), text)
 
 
 def _each_rank(title: str, unit: str, series: str, text: str = "") -> Panel:
-    """Return a line for each of the chosen ranks."""
     return lines(title, unit, Query(f"{series}{{{RANK}}}", "rank {{rank}}"), text=text)
 
 
@@ -293,7 +291,6 @@ def _share_of_wait() -> str:
 
 
 def _step(where: str, text: str) -> Panel:
-    """Return the parts of a step, on top of each other."""
     return lines("Where the step goes", "s", *_parts(where, "avg"), stacked=True, text=text)
 
 

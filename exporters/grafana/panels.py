@@ -18,13 +18,7 @@ HEIGHT: Final = 8
 
 
 class Query(NamedTuple):
-    """One expression of a panel.
-
-    Attributes:
-        expr: PromQL. ``$run_id`` and ``$rank`` are the dashboard's variables, ``$__rate_interval`` is Grafana's.
-        legend: how a series is called.
-        exemplars: show those of the histogram as well.
-    """
+    """One expression of a panel, in PromQL with ``$run_id`` and ``$rank``; ``exemplars`` shows the histogram's too."""
 
     expr: str
     legend: str
@@ -61,9 +55,7 @@ def table(
     title: str, unit: str, query: Query, columns: Mapping[str, str], text: str = "",
     limits: Sequence[tuple[float, str]] = (), hides: Sequence[str] = (),
 ) -> Panel:  # fmt: skip
-    """Return the newest value of each series, the highest first; ``columns`` are the labels shown and their
-    headings.
-    """
+    """Return the newest value of each series, the highest first; ``columns`` are shown labels with headings."""
     hidden = {"Time": True, **dict.fromkeys(("__name__", "instance", "job", *hides), True)}
     return {
         **_panel("table", title, text),

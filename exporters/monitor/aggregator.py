@@ -29,13 +29,7 @@ class AlertSink(Protocol):
 
 
 class Aggregator:
-    """Compares the windows of a job's ranks.
-
-    Args:
-        job: the watched one.
-        sinks: alerted after every comparison.
-        directory: of the run, if its files can be read here.
-    """
+    """Compares the windows of a job's ranks, and alerts the sinks after every comparison."""
 
     def __init__(self, job: Job, sinks: Sequence[AlertSink], directory: Path | None = None) -> None:
         self.watch = Watch(job.world_size, job.seconds)

@@ -1,11 +1,6 @@
 """The exchange between a rank and the monitor: a client in every rank, a server in rank 0 or in ``commtrace monitor``.
 
-Every exchange has a connection of its own and ends within seconds: a monitor that is frozen, slow or gone costs only
-the calling thread. The server accepts a request only from a client that knows the token. It bounds the size of a
-message, the number of connections and, in a training process, the connections per second: each one takes the GIL.
-
->>> server = MonitorServer(Address("127.0.0.1", 0), token, store.answer)   # doctest: +SKIP
->>> MonitorClient(server.address, token).exchange(request)                 # doctest: +SKIP
+Every exchange has a connection of its own and ends within seconds, so a frozen monitor costs only the calling thread.
 """
 
 from __future__ import annotations
@@ -47,7 +42,7 @@ class MonitorError(CommtraceError):
 
 
 class MonitorClient:
-    """Sends requests to the monitor at an address, with the token that it shares with the ranks."""
+    """Sends requests to the monitor at an address, with the shared token."""
 
     def __init__(self, address: Address, token: str) -> None:
         self._address = address
@@ -56,11 +51,7 @@ class MonitorClient:
         self._is_cut = False
 
     def exchange(self, request: Request) -> Reply:
-        """Send a request and return the reply.
-
-        Raises:
-            MonitorError: the monitor does not answer in time, or refuses.
-        """
+        """Send a request and return the reply; raise :class:`MonitorError` if it is late or a refusal."""
         deadline = time.monotonic() + SECONDS
         try:
             body = encoded(request)
@@ -78,7 +69,7 @@ class MonitorClient:
         return reply
 
     def cut(self) -> None:
-        """End the present exchange and refuse others. Called from another thread."""
+        """End the present exchange and refuse others; called from another thread."""
         self._is_cut = True
         connection = self._socket
         if connection is not None:
@@ -122,7 +113,7 @@ def _left(deadline: float) -> float:
 _logger = logging.getLogger("commtrace")
 
 _MOST_CONNECTIONS: Final = 64
-"""Open at a time. An exchange takes milliseconds: the oldest of more is a client that does not go on."""
+"""Limit of open connections. An exchange takes milliseconds: beyond it, the oldest client is stuck."""
 
 _BACKLOG: Final = 1_024
 _SLOT_SECONDS: Final = 0.05
@@ -135,16 +126,13 @@ class ServerError(CommtraceError):
 
 
 class MonitorServer:
-    """Listens for ranks and answers their requests.
+    """Listens for ranks and answers their requests on its thread.
 
     Args:
-        address: to listen on, this one only; port 0: a free one.
+        address: the only one to listen on; port 0: a free one, which :attr:`address` then has.
         token: that the ranks share.
-        answer: returns the reply to a request. Called on the server's thread.
-        connections_per_second: limit; None for no limit.
-
-    Attributes:
-        address: on which it listens.
+        answer: returns the reply to a request.
+        connections_per_second: limit, as each takes the GIL; None without training in the process.
 
     Raises:
         ServerError: the address cannot be listened on.

@@ -1,7 +1,4 @@
-"""The monitor's part in every rank: a thread that reports, and on rank 0 also listens and compares.
-
-Training threads and the harvester only leave step summaries; the monitor's own threads talk to other ranks.
-"""
+"""The monitor's part in every rank: a thread that reports, and on rank 0 also listens and compares."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ from commtrace.trace.schema import Row
 _logger = logging.getLogger("commtrace")
 
 _JOIN_DELAY: Final = 0.25
-"""The join waits for this share of a window, so that every rank has reported the window that has just ended."""
+"""The join waits for this share of a window, so that every rank has reported the previous one."""
 
 _TICK_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 10.0
@@ -56,28 +53,19 @@ _SECONDS_TO_END: Final = 0.5
 
 _WINDOWS_KEPT: Final = 4
 _FAILURES_TO_WARN: Final = 3
-"""When a job ends, the monitor ends before the last rank: a single failure is no reason to warn."""
+"""A single failure is no reason to warn: when a job ends, the monitor ends before the last rank."""
 
 _CONNECTIONS_PER_SECOND: Final = 100
 """Limit of the monitor in rank 0, plus one for each rank: each connection takes the GIL from training."""
 
 
 def open_monitor(config: Config, rank: LiveRank) -> StepListener:
-    """Return the monitor of this rank. Rank 0 compares, unless a monitor outside of the job does.
-
-    Raises:
-        ConfigurationError: the monitor's address or token cannot be used.
-    """
+    """Return the monitor of this rank. Rank 0 compares, unless a monitor outside of the job does."""
     return MonitorExporter(config, rank)
 
 
 class MonitorExporter:
-    """Reports the steps of this rank, window by window.
-
-    Args:
-        config: options.
-        rank: this rank.
-        clock, monotonic_ns: epoch seconds, and the clock of the spans.
+    """Reports the steps of this rank, window by window; ``clock`` returns epoch seconds.
 
     Raises:
         ConfigurationError: the monitor's address or token cannot be used.
@@ -163,7 +151,7 @@ class MonitorExporter:
         return self._rank.rank == 0 and not self._config.monitor.store
 
     def _listen(self) -> None:
-        """Listen on rank 0, and publish the address to the other ranks."""
+        # On rank 0; the address is published to the other ranks.
         store, token = MonitorStore(self._job), new_token()
         self._server = MonitorServer(
             Address(rendezvous.host_for_ranks(), 0),

@@ -1,4 +1,4 @@
-"""Joins the reports of ranks in a hang: which ranks did not arrive, and where."""
+"""Joins the reports of ranks in a hang: finds the ranks that did not arrive, and their places."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _ROUNDS_SECONDS: Final = 1.5
 
 _STACK_SECONDS: Final = 5.0
 _MOST_ASKED: Final = 4
-"""Silent ranks whose stacks are looked for, and for how long after they were reported."""
+"""Silent ranks whose stacks are looked for, and the seconds to look after they were reported."""
 
 _MOST_PLACES = 3
 _MOST_REPORT_BYTES: Final = MOST_BYTES - 4_096
@@ -59,14 +59,7 @@ _MEMBERS_OF_ANY_JOB: Final = 4_096
 
 
 def hang_report(record: Mapping[str, Any]) -> HangReport:
-    """Return the report that a rank sends of a hang: its own record without the stacks of its other threads.
-
-    Args:
-        record: see :class:`commtrace.capture.hangs.hang_watch.HangWatch`.
-
-    Raises:
-        MessageError: it does not fit the schema.
-    """
+    """Return the report for a ``HangWatch`` record; raise :class:`MessageError` if it does not fit a message."""
     metadata, activity = record["metadata"], record["activity"]
     groups = [{**group, **_members(group["ranks"])} for group in record["groups"][:MOST_GROUPS]]
     report = {
@@ -106,7 +99,7 @@ def _members(ranks: Sequence[int]) -> dict[str, object]:
 
 
 class _Groups:
-    """The groups of a job, which every member reports: the members of each are kept once."""
+    """The groups of a job; every member reports them, and their members are kept once."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
@@ -114,11 +107,7 @@ class _Groups:
         self._known: dict[object, tuple[int, ...]] = {}
 
     def group(self, sent: GroupMembers) -> Group:
-        """Return a group as it is recorded.
-
-        Raises:
-            MessageError: it has ranks that the job does not have, or all groups together have too many.
-        """
+        """Return a group; raise :class:`MessageError` for unknown ranks, or too many in all groups together."""
         key = sent.regular or sent.members
         if key not in self._known:
             ranks = sent.ranks
@@ -130,23 +119,16 @@ class _Groups:
 
 
 class Others(NamedTuple):
-    """Ranks that have not reported the hang.
+    """Ranks that have not reported the hang."""
 
-    Attributes:
-        silent: those of which nothing is heard any more, with their last sign of life.
-        going_on: those whose windows still come.
-        ended: those that have ended, some with an uncaught exception.
-        busy: those that go on and are in a phase in which no step ends: a checkpoint, an evaluation.
-    """
-
-    silent: Sequence[RankTrace] = ()
-    going_on: Collection[int] = ()
-    ended: Sequence[RankTrace] = ()
-    busy: Collection[int] = ()
+    silent: Sequence[RankTrace] = ()  # without recent reports; with their last sign of life
+    going_on: Collection[int] = ()  # their windows still come
+    ended: Sequence[RankTrace] = ()  # some with an uncaught exception
+    busy: Collection[int] = ()  # in a checkpoint or an evaluation, in which no step ends
 
     @property
     def raised(self) -> Mapping[int, str]:
-        """Return the type of the exception with which ranks ended, by rank."""
+        """Return the type of the exception that ended a rank, by rank."""
         return {trace.rank: trace.exception for trace in self.ended if trace.exception}
 
 
@@ -170,14 +152,8 @@ def others_of(
 ) -> Others:
     """Return the ranks that have not reported the hang, by the state that their windows show.
 
-    A rank goes on if its newest window is recent, and ended after the others had stopped.
-
-    Args:
-        reports: the newest one of each rank.
-        stopped: ranks that have reported that training has stopped.
-        stopped_at: since when, epoch seconds.
-        now: epoch seconds.
-        find_stack: of a silent rank.
+    A rank goes on if its newest window is recent, and ended after the others had stopped. ``reports`` has the newest
+    report of each rank; times are epoch seconds.
     """
     silent, going_on, ended, busy = [], [], [], []
     for report in reports:
@@ -239,13 +215,8 @@ def hang_event(
 ) -> LiveEvent:
     """Return the finding about a hang, by the analysis that reads the files of a hung job.
 
-    Args:
-        traces: of the ranks that have reported, one at least.
-        world_size: ranks of the job.
-        now: epoch seconds.
-        unreadable: ranks whose report cannot be used; they are not silent.
-        others: ranks that have not reported.
-        ask: for the process of a silent rank.
+    ``traces`` are those of the ranks that have reported, one at least; reports of ``unreadable`` ranks cannot be used.
+    ``ask`` returns the state of a silent rank's process.
     """
     run = Run(Path("running job"), {trace.rank: trace for trace in sorted(traces, key=lambda trace: trace.rank)}, [])
     silent = [trace for trace in others.silent if trace.rank not in run.ranks]
@@ -308,11 +279,7 @@ def _places(traces: Sequence[RankTrace]) -> list[str]:
 
 
 def trace_of(report: HangReport, job: Job, groups: _Groups) -> RankTrace:
-    """Return one rank without rows, with its last activity.
-
-    Raises:
-        MessageError: the report names ranks that the job does not have.
-    """
+    """Return one rank without rows, with its last activity; raise :class:`MessageError` for unknown ranks."""
     anchor = ClockAnchor(report.monotonic_ns, round(report.time * 1e9))
     return RankTrace(
         metadata=RankMetadata(
@@ -346,19 +313,7 @@ def trace_of(report: HangReport, job: Job, groups: _Groups) -> RankTrace:
 
 
 class HangAggregator:
-    """Joins the reports of the ranks of a hung job.
-
-    A rank that does not report is the most interesting one, so the finding does not wait for all: it comes after a few
-    seconds, and again when more ranks have reported.
-
-    Args:
-        job: the watched one.
-        ask: for the process of a silent rank.
-        find_stack: of a silent rank.
-
-    Attributes:
-        sentence: the newest finding about the present hang; empty while training goes on.
-    """
+    """Joins the reports of the ranks of a hung job; ``sentence`` is the newest finding, empty without a hang."""
 
     def __init__(self, job: Job, ask: AskProcess = process_state, find_stack: FindStack = no_stack) -> None:
         self.sentence = ""
@@ -375,12 +330,7 @@ class HangAggregator:
         self._traces: Mapping[int, RankTrace] = {}
 
     def look(self, store: MonitorStore, now: float) -> list[LiveEvent]:
-        """Return the event of a hang if there is news.
-
-        Args:
-            store: of the reports.
-            now: epoch seconds.
-        """
+        """Return the event of a hang if there is news; ``now`` is in epoch seconds."""
         self._read(store)
         stopped, traces = self._stopped, self._traces
         if not traces:

@@ -1,11 +1,7 @@
 """The messages between ranks and the monitor: their schema, their bounds, and their authentication.
 
-A rank connects, and the monitor greets it with a random number. The rank sends one request and reads one reply. Each
-is a *frame*: a length, an HMAC-SHA256 over the frame and the random numbers of both sides with the shared token as its
-key, and JSON. So nobody can forge or replay a frame without the token; frames are not encrypted.
-
->>> body = encoded(Report(job, window, groups))                 # doctest: +SKIP
->>> decoded_request(body)                                       # doctest: +SKIP
+Each is a *frame*: a length, an HMAC-SHA256 with the shared token over random numbers of both sides and the body, and
+JSON. Without the token nobody can forge or replay a frame; frames are not encrypted.
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ class MessageError(CommtraceError):
 
 
 class Job(Struct, frozen=True):
-    """The job that a request is about; ``seconds`` is the length of a window."""
+    """The job of a request; ``seconds`` is the length of a window."""
 
     run_id: Text
     attempt: Count
@@ -64,20 +60,13 @@ class Process(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True, tag="report"):
-    """A rank's newest window, and what it asks for.
-
-    Attributes:
-        groups: process groups whose least times it asks for.
-        asks_findings: whether it asks for the findings of the monitor.
-        process: the reporting one; if it falls silent, its state can be read on its own host.
-        asks_job_steps: whether it asks when the steps of the job began and ended.
-    """
+    """A rank's newest window, and its questions."""
 
     job: Job
     window: WindowReport
-    groups: Annotated[tuple[Key, ...], Meta(max_length=MOST_GROUPS_ASKED)] = ()
+    groups: Annotated[tuple[Key, ...], Meta(max_length=MOST_GROUPS_ASKED)] = ()  # whose least times it asks for
     asks_findings: bool = False
-    process: Process | None = None
+    process: Process | None = None  # if it falls silent, its state can be read on its own host
     asks_job_steps: bool = False
 
 
@@ -115,22 +104,15 @@ class Activity(Struct, frozen=True):
 
 
 class HangReport(Struct, frozen=True):
-    """A rank's report when training makes no progress.
-
-    Attributes:
-        time: epoch seconds.
-        monotonic_ns: the same instant on the host's monotonic clock.
-        quiet_ns: time without any progress.
-        groups, coordinates, parallel, activity, in_flight: as in the rank's own file.
-    """
+    """A rank's report when training makes no progress; fields as in the rank's own file."""
 
     rank: Rank
     node: Text
     boot_id: Text
     backend: Text
-    time: Annotated[float, Meta(ge=0, le=1e11)]
+    time: Annotated[float, Meta(ge=0, le=1e11)]  # epoch seconds, and monotonic_ns the same instant
     monotonic_ns: Instant
-    quiet_ns: Instant
+    quiet_ns: Instant  # without progress
     groups: Annotated[tuple[GroupMembers, ...], Meta(max_length=MOST_GROUPS)]
     coordinates: Annotated[dict[Text, Number], Meta(max_length=32)]
     parallel: Annotated[dict[Text, Number], Meta(max_length=32)]
@@ -139,11 +121,7 @@ class HangReport(Struct, frozen=True):
 
 
 class Hang(Struct, frozen=True, tag="hang"):
-    """Training has stopped on a rank, or goes on again.
-
-    Attributes:
-        report: the state of the rank, if it fits into a message.
-    """
+    """Training has stopped on a rank, or goes on; ``report`` is None if it does not fit into a message."""
 
     job: Job
     rank: Rank
@@ -156,21 +134,16 @@ _Message = TypeVar("_Message")
 
 
 class PeerBaseline(Struct, frozen=True):
-    """Facts about other ranks that a rank needs.
+    """Facts about other ranks that a rank needs."""
 
-    Attributes:
-        block_steps: steps of a block; 0 if not known yet.
-        window: the newest one that was joined; −1 before the first.
-        work_ns: typical work per step at the rank's stage in that window; 0 if the stage has no other rank.
-    """
-
-    block_steps: Count = 0
-    window: int = -1
+    block_steps: Count = 0  # steps of a block; 0 if not known yet
+    window: int = -1  # the newest one that was joined; −1 before the first
+    # typical per step at the rank's stage in that window; 0 without another rank
     work_ns: Annotated[float, Meta(ge=0, le=1e15)] = 0.0
 
 
 class Findings(Struct, frozen=True):
-    """The state of the job for exporters of a rank: see :class:`commtrace.live.monitoring.findings.JobView`."""
+    """See :class:`commtrace.live.monitoring.findings.JobView`."""
 
     stragglers: Annotated[tuple[LiveStraggler, ...], Meta(max_length=MOST_EVENTS)] = ()
     events: Annotated[tuple[LiveEvent, ...], Meta(max_length=MOST_EVENTS)] = ()
@@ -178,13 +151,7 @@ class Findings(Struct, frozen=True):
 
 
 class Reply(Struct, frozen=True):
-    """The answer of the monitor.
-
-    Attributes:
-        refused: why it did not take the request; empty if it did.
-        least: least times of the groups that were asked for.
-        findings, job_steps: if they were asked for.
-    """
+    """The answer of the monitor; ``refused`` is the reason to refuse, or empty."""
 
     refused: Text = ""
     baseline: PeerBaseline = PeerBaseline()
@@ -199,11 +166,7 @@ _REPLIES: Final = msgspec.json.Decoder(Reply)
 
 
 def encoded(message: Request | Reply) -> bytes:
-    """Return the message as JSON.
-
-    Raises:
-        MessageError: it is too long, or a text in it is not Unicode.
-    """
+    """Return JSON; raise :class:`MessageError` if the message is too long, or a text in it is not Unicode."""
     try:
         body = msgspec.json.encode(message)
     except UnicodeEncodeError as error:
@@ -214,20 +177,12 @@ def encoded(message: Request | Reply) -> bytes:
 
 
 def decoded_request(body: bytes) -> Request:
-    """Return the request in ``body``.
-
-    Raises:
-        MessageError: there is none.
-    """
+    """Return the request in ``body``; raise :class:`MessageError` without one."""
     return _decoded(body, _REQUESTS)
 
 
 def decoded_reply(body: bytes) -> Reply:
-    """Return the reply in ``body``.
-
-    Raises:
-        MessageError: there is none.
-    """
+    """Return the reply in ``body``; raise :class:`MessageError` without one."""
     return _decoded(body, _REPLIES)
 
 
@@ -244,11 +199,7 @@ def header(mac: bytes, body: bytes) -> bytes:
 
 
 def read_header(received: bytes) -> tuple[int, bytes]:
-    """Return the length of the body that follows, and its MAC.
-
-    Raises:
-        MessageError: the body would be too long.
-    """
+    """Return the length of the body that follows, and its MAC; raise :class:`MessageError` if it is too long."""
     (length,) = _LENGTH.unpack_from(received)
     if length > MOST_BYTES:
         raise MessageError(f"a message of {length} bytes is too long to be read; the limit is {MOST_BYTES}")
@@ -256,22 +207,11 @@ def read_header(received: bytes) -> tuple[int, bytes]:
 
 
 def mac_of(token: str, direction: bytes, nonces: Sequence[bytes], body: bytes) -> bytes:
-    """Return the proof that a holder of the token sent ``body`` in this exchange and direction.
-
-    Args:
-        token: the shared one.
-        direction: ``b"request"`` or ``b"reply"``.
-        nonces: of the monitor and of the rank.
-        body: of the frame.
-    """
+    """Return the MAC of ``body`` for ``b"request"`` or ``b"reply"``, with the nonces of the monitor and the rank."""
     return hmac.digest(token.encode(), direction + b"".join(nonces) + body, "sha256")
 
 
 def check_mac(expected: bytes, received: bytes) -> None:
-    """Compare two MACs in constant time.
-
-    Raises:
-        MessageError: they differ.
-    """
+    """Compare two MACs in constant time; raise :class:`MessageError` if they differ."""
     if not hmac.compare_digest(expected, received):
         raise MessageError("the two sides have different tokens (COMMTRACE_MONITOR_TOKEN)")

@@ -1,9 +1,6 @@
-"""The address of the monitor and the token that it shares with the ranks.
+"""Publishes the address of the monitor and its token to the ranks, through the job's own store.
 
-The monitor in rank 0 publishes both in the job's own store: one short request per rank. Rank 0 writes; the others read
-with ``compare_set``, the only request that answers at once whether or not the key exists, so it cannot block the
-training thread on the shared connection. Any process that can write to the store can pose as rank 0, so the value is
-checked. A monitor outside of the job shares a token file or ``COMMTRACE_MONITOR_TOKEN`` with the ranks.
+Any process that can write to the store can pose as rank 0, so the value is checked.
 """
 
 from __future__ import annotations
@@ -30,22 +27,14 @@ def new_token() -> str:
 
 
 def checked_token(text: str) -> str:
-    """Return ``text`` if it can be a token.
-
-    Raises:
-        ConfigurationError: it is too short, too long, or not printable ASCII.
-    """
+    """Return ``text``; raise :class:`ConfigurationError` if it cannot be a token."""
     if not is_token(text):
         raise ConfigurationError("the monitor's token must have 16 to 256 printable ASCII characters and no spaces")
     return text
 
 
 def token_path() -> Path:
-    """Return the path of the user's token: ``~/.config/commtrace/monitor-token``.
-
-    Raises:
-        ConfigurationError: the user has no home directory.
-    """
+    """Return ``~/.config/commtrace/monitor-token``; raise :class:`ConfigurationError` without a home directory."""
     try:
         directory = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     except RuntimeError as error:
@@ -105,11 +94,7 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Return the address that ``HOST:PORT`` or ``[IPv6]:PORT`` names.
-
-        Raises:
-            AddressError: the text is something else.
-        """
+        """Return the address in ``HOST:PORT`` or ``[IPv6]:PORT``; raise :class:`AddressError` for other texts."""
         match = _ADDRESS.fullmatch(text)
         if match is None or int(match[3]) > _MOST_PORT:
             raise AddressError(f"{text[:300]!r} is not an address: write HOST:PORT, or [ADDRESS]:PORT for IPv6")
@@ -137,11 +122,7 @@ class Published(msgspec.Struct, frozen=True):
 
 
 def publish(run_id: str, attempt: int, address: Address, token: str) -> None:
-    """Publish the monitor's address to the other ranks. Called on rank 0.
-
-    Raises:
-        RendezvousError: the job's store does not accept it.
-    """
+    """Publish the monitor's address from rank 0; raise :class:`RendezvousError` if the job's store does not take it."""
     value = msgspec.json.encode(Published(str(address), token)).decode()
     try:
         _store_of_job().set(_key(run_id, attempt), value)
@@ -155,6 +136,8 @@ def find(run_id: str, attempt: int) -> tuple[Address, str] | None:
     Raises:
         RendezvousError: the job's store does not answer, or holds something else.
     """
+    # compare_set is the only request that answers at once whether or not the key exists: another one could block the
+    # training thread on the shared connection.
     try:
         value = bytes(_store_of_job().compare_set(_key(run_id, attempt), _NOT_THERE, _NOT_THERE))
     except (RuntimeError, NotImplementedError) as error:
@@ -173,14 +156,9 @@ def find(run_id: str, attempt: int) -> tuple[Address, str] | None:
 
 
 def host_for_ranks() -> str:
-    """Return the address at which the other ranks can reach this host.
-
-    This is the address from which this host reaches the job's store. With a store at ``localhost`` all ranks are here.
-    If the host name resolves to a loopback address (Debian's 127.0.1.1), it is the address of the default route.
-
-    Raises:
-        RendezvousError: the job has no store that others can connect to.
-    """
+    """Return the address of this host for other ranks; raise :class:`RendezvousError` without a store to connect to."""
+    # The address from which this host reaches the store; with a store at localhost, all ranks are here. If the host
+    # name resolves to a loopback address (Debian's 127.0.1.1), the address of the default route.
     store = _store_of_job()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
@@ -194,7 +172,6 @@ def host_for_ranks() -> str:
 
 
 def _own_address(host: str, port: int, otherwise: str | None = None) -> str:
-    """Return the address of this host from which a packet to ``host`` would be sent."""
     try:
         family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:

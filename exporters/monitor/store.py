@@ -35,12 +35,8 @@ _GROUPS_PER_RANK: Final = 16
 class MonitorStore:
     """The newest reports of a job's ranks, written by the server's thread and read by the aggregator's.
 
-    Its size is bounded by the number of ranks.
-
-    Args:
-        job: the only one that may report. None: the first to report, until its next attempt begins, or another job
-            reports after it has fallen silent.
-        monotonic: clock, in seconds.
+    ``job`` is the only one that may report. None: the first to report, until its next attempt begins, or another job
+    reports after it has fallen silent.
     """
 
     def __init__(self, job: Job | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -92,7 +88,7 @@ class MonitorStore:
 
     @property
     def num_hang_messages(self) -> int:
-        """Return the number of messages that training has stopped or goes on."""
+        """Return the number of messages about hangs and their ends."""
         return self._num_hang_messages
 
     def hangs(self) -> dict[int, HangReport | None]:
@@ -101,13 +97,7 @@ class MonitorStore:
             return dict(sorted(self._hangs.items()))
 
     def publish(self, block_steps: int, window: int, work_ns: Mapping[int, float], least: Sequence[Least]) -> None:
-        """Replace the content of replies.
-
-        Args:
-            block_steps, window: see :class:`commtrace.exporters.monitor.messages.PeerBaseline`.
-            work_ns: typical work per step, by stage.
-            least: the newest least times; those of other groups stay.
-        """
+        """Replace the content of replies; ``work_ns`` is by stage, and least times of other groups stay."""
         with self._lock:
             self._block_steps, self._window, self._stage_work_ns = block_steps, window, work_ns
             for group, times in by_group(least).items():

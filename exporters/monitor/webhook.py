@@ -1,8 +1,4 @@
-"""Posts the monitor's findings to a webhook: as plain JSON, or in the form that Slack or PagerDuty takes.
-
->>> webhook = open_webhook(config.monitor, run_id="llm-7b")         # doctest: +SKIP
->>> webhook.alert(events, status)                                   # doctest: +SKIP
-"""
+"""Posts the monitor's findings to a webhook: as plain JSON, or in the form of Slack or PagerDuty."""
 
 from __future__ import annotations
 
@@ -50,7 +46,7 @@ def json_payload(event: LiveEvent, run_id: str) -> JsonObject:
 
 
 def slack_payload(event: LiveEvent, run_id: str) -> JsonObject:
-    """Return a message for an incoming webhook of Slack, or of a chat that takes the same."""
+    """Return a message for an incoming webhook of Slack, or of a compatible chat."""
     symbol = ":white_check_mark:" if event.kind in _ENDS else ":warning:"
     text = f"{symbol} commtrace, run {run_id}: {event.sentence}"
     if len(text) > _MOST_SLACK_TEXT:
@@ -59,7 +55,7 @@ def slack_payload(event: LiveEvent, run_id: str) -> JsonObject:
 
 
 def pagerduty_payload(event: LiveEvent, run_id: str, routing_key: str) -> JsonObject:
-    """Return an event of PagerDuty's Events API v2, which opens an incident, adds to it or resolves it."""
+    """Return an event of PagerDuty's Events API v2, which opens, adds to or resolves an incident."""
     about: JsonObject = {"routing_key": routing_key, "dedup_key": _incident(event, run_id)}
     if event.kind in _ENDS:
         return {**about, "event_action": "resolve"}
@@ -76,7 +72,7 @@ def pagerduty_payload(event: LiveEvent, run_id: str, routing_key: str) -> JsonOb
 
 
 def _incident(event: LiveEvent, run_id: str) -> str:
-    """Return the same key for the beginning, the changes and the end of a finding, also after a restart of the job."""
+    """Return the same key for the begin, the changes and the end of a finding, also after a restart of the job."""
     if event.straggler is not None:
         subject = event.straggler.id
     else:
@@ -100,13 +96,7 @@ def open_webhook(config: MonitorConfig, run_id: str) -> WebhookSink | None:
 
 
 class _Failure(NamedTuple):
-    """An attempt that failed.
-
-    Attributes:
-        reason: without the address.
-        may_pass: whether another try is worth it.
-        wait_seconds: how long the receiver asks to wait.
-    """
+    """A failed attempt: the reason without the address, True if another try is worth it, the wait that is asked for."""
 
     reason: str
     may_pass: bool
@@ -114,21 +104,14 @@ class _Failure(NamedTuple):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Makes a redirect an error: urllib would follow it by a GET without the event, to whatever address it names."""
+    """Makes a redirect an error: urllib would follow it by a GET without the event, to any address."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 class WebhookSink:
-    """POSTs every event from a thread, in order. What a receiver does not take now is sent again for some minutes.
-
-    Args:
-        url: http or https.
-        run_id: of the job, which may change.
-        payload: makes the body of an event.
-        wait: returns after so many seconds; by default, or earlier at the end.
-    """
+    """POSTs every event from a thread, in order, and retries for some minutes; ``wait`` returns early at the end."""
 
     def __init__(
         self,
@@ -180,7 +163,7 @@ class WebhookSink:
             self._has_failed = failure is not None
 
     def _deliver(self, body: bytes) -> tuple[_Failure | None, int]:
-        """Return why the receiver did not take it at last, and the number of tries."""
+        """Return the last failure, None after a success, and the number of tries."""
         for number in range(TRIES):
             failure = self._post(body)
             is_last = number == TRIES - 1 or self._ends.is_set()
@@ -206,7 +189,7 @@ class WebhookSink:
 
 
 def _retry_after(header: str | None) -> float:
-    """Return the seconds that a receiver asks to wait, which it gives as a number or a date; 0 if it asks nothing."""
+    """Return the seconds in a ``Retry-After`` header, a number or a date; 0 without."""
     try:
         text = (header or "").strip()
         seconds = float(text) if text.isdecimal() else parsedate_to_datetime(text).timestamp() - time.time()

@@ -1,8 +1,6 @@
-"""Exports the steps of a rank: the harvester puts them into a bounded queue, and a thread sends them.
+"""Exports the steps of a rank: the harvester puts them into a bounded queue, and a thread or worker process sends them.
 
-The work is done by a worker process (:mod:`commtrace.exporters.otlp.process_sender`), or on that thread if spans go to
-a TracerProvider of the script, or if no process can be started. Training and recording never wait for the receiver:
-spans that it or a full queue refuses, and those left at the end, are counted and reported.
+Training and recording never wait for the receiver: dropped spans are counted and reported.
 """
 
 from __future__ import annotations
@@ -50,13 +48,7 @@ the one after."""
 
 
 class HeldJobSteps:
-    """Holds each job step until the monitor has sent the times of all ranks, with a time limit. Thread-safe.
-
-    Args:
-        rank: this rank, with the job steps from its monitor.
-        seconds: longest wait of a step; 0 without a monitor.
-        monotonic: clock, seconds.
-    """
+    """Holds each job step until the monitor has sent the times of all ranks, at most ``seconds``. Thread-safe."""
 
     def __init__(self, rank: LiveRank, seconds: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._rank = rank
@@ -71,7 +63,7 @@ class HeldJobSteps:
             self._held[own.key] = (self._monotonic() + self._seconds, own)
 
     def release(self, *, all_of_them: bool = False) -> tuple[JobStep, ...]:
-        """Return the steps whose wait is over, oldest first, with the times known by now."""
+        """Return the steps whose wait is over, oldest first, with the times known so far."""
         with self._lock:
             now, known = self._monotonic(), self._rank.job_steps
             too_many = len(self._held) - MOST_JOINED
@@ -87,7 +79,7 @@ class HeldJobSteps:
 
 
 def _joined(own: JobStep, of_all: JobStep | None) -> JobStep:
-    """Return the step of all ranks, of which the own one may be missing in ``of_all``."""
+    # The own times may be missing in those of all ranks.
     if of_all is None:
         return own
     return of_all._replace(begin_ns=min(own.begin_ns, of_all.begin_ns), end_ns=max(own.end_ns, of_all.end_ns))
@@ -128,21 +120,21 @@ def open_otlp(config: Config, rank: LiveRank) -> StepListener | None:
 
 
 class SpanSender(Protocol):
-    """Sends spans and metrics on the exporter's thread, where it is also entered and left."""
+    """Sends spans and metrics; entered, used and left on the exporter's thread."""
 
     @property
     def pause_seconds(self) -> float:
-        """Return how long to wait before the next request."""
+        """Return the seconds to wait before the next request."""
 
     def __enter__(self) -> SpanSender: ...
 
     def __exit__(self, *_: object) -> None: ...
 
     def send(self, jobs: Sequence[Job], settle: Settle) -> None:
-        """Send the spans of these steps; settle each span once unless interrupted."""
+        """Send the spans of these steps, each settled once unless interrupted."""
 
     def send_metrics(self, metrics: MetricsSnapshot, settle: Settle) -> None:
-        """Send metrics as one request; settle it once unless interrupted."""
+        """Send metrics as one request, settled once unless interrupted."""
 
     def interrupt(self) -> None:
         """Make :meth:`send` return; called from another thread."""
@@ -169,8 +161,6 @@ def _check_that_it_is_installed() -> None:
 
 
 class _Seen(NamedTuple):
-    """Findings that were exported before."""
-
     keys: frozenset[tuple[float, str, int]] = frozenset()
 
     def new_events(self, events: Sequence[LiveEvent]) -> list[LiveEvent]:
@@ -182,18 +172,7 @@ def _key(event: LiveEvent) -> tuple[float, str, int]:
 
 
 class OtlpExporter:
-    """Exports the steps of one rank.
-
-    Args:
-        config: options.
-        rank: this rank.
-        spans, metrics: open the sinks on the exporter's thread; by default those of the configuration.
-        most_spans: limit of the queue.
-
-    Attributes:
-        account: of spans.
-        metric_account: of requests with metrics.
-    """
+    """Exports the steps of one rank; ``spans`` and ``metrics`` open sinks in place of those of the configuration."""
 
     def __init__(
         self,
@@ -423,7 +402,7 @@ def _warn_of_total(what: str, account: Account, then: str = "") -> None:
 
 
 class _Metrics:
-    """The metrics of the Prometheus endpoint, and when they are due."""
+    """The metrics of the Prometheus endpoint, and the time when they are due."""
 
     def __init__(self, rank: LiveRank) -> None:
         # Imported here: only metrics need prometheus-client.
@@ -439,19 +418,18 @@ class _Metrics:
         return max(self._due - time.monotonic(), 0.0)
 
     def is_due(self) -> bool:
-        """Return whether metrics are due; if so, they are next due one interval later."""
+        """Return True once per interval."""
         if time.monotonic() < self._due:
             return False
         self._due = time.monotonic() + self._seconds
         return True
 
     def newest(self, counts: SignalCounts) -> MetricsSnapshot:
-        """Return the metrics of this moment."""
         return MetricsSnapshot(list(self._collector.collect()), counts, self._start_ns, time.time_ns())
 
 
 def _metric_seconds() -> float:
-    """Return the interval, from ``OTEL_METRIC_EXPORT_INTERVAL`` (ms)."""
+    """Return the interval in seconds, from ``OTEL_METRIC_EXPORT_INTERVAL`` (ms)."""
     try:
         return max(float(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or 60_000) / 1e3, 0.1)
     except ValueError:

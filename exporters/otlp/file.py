@@ -1,8 +1,4 @@
-"""OTLP-JSON lines: one request per line, as the OpenTelemetry collector's ``otlpjsonfile`` receiver reads them.
-
->>> sink = FileSpans(Path("lines"), "r1", rank=0)               # doctest: +SKIP
->>> sink.export(spans)                                          # doctest: +SKIP
-"""
+"""OTLP-JSON lines: one request per line, as the OpenTelemetry collector's ``otlpjsonfile`` receiver reads them."""
 
 from __future__ import annotations
 
@@ -23,23 +19,17 @@ from commtrace.live.gil import yield_gil
 from commtrace.trace.json_values import JsonObject
 
 SPANS_PER_LINE: Final = 64
-"""``json.dumps`` holds the GIL until it is done."""
+"""Limit, as ``json.dumps`` holds the GIL until it is done."""
 
 _logger = logging.getLogger("commtrace")
 
 BYTES_PER_FILE: Final = 64 * 2**20
 FILES_KEPT: Final = 8
-"""Per rank and signal; older ones are deleted."""
+"""Limit per rank and signal; older files are deleted."""
 
 
 class LineFile:
-    """Files of lines, each of a limited size, of which the newest are kept.
-
-    Args:
-        directory: created if it is missing.
-        stem: beginning of the file names.
-        most_bytes, kept: limits.
-    """
+    """Files of lines, each complete at ``most_bytes``; the newest ``kept`` stay. Their directory is created."""
 
     def __init__(self, directory: Path, stem: str, *, most_bytes: int = BYTES_PER_FILE, kept: int = FILES_KEPT) -> None:
         self._directory = directory
@@ -50,7 +40,7 @@ class LineFile:
         self._failed = False
 
     def append(self, lines: str) -> bool:
-        """Append lines, without a newline after the last, and return whether that worked."""
+        """Append lines, without a newline after the last; return False, with one warning, if that fails."""
         try:
             path = self._current()
             with path.open("a", encoding="utf-8") as file:
@@ -64,7 +54,7 @@ class LineFile:
         return True
 
     def _current(self) -> Path:
-        """Return the file to append to; begin a new one and delete the oldest if it has become too large."""
+        """Return the file to append to; if it has become too large, begin a new one and delete the oldest."""
         if self._path is None:
             self._directory.mkdir(parents=True, exist_ok=True)
             known = self._files()
@@ -112,13 +102,10 @@ class FileMetrics:
 
 
 def spans_request(spans: Sequence[ReadableSpan]) -> JsonObject:
-    """Return an ExportTraceServiceRequest in OTLP's JSON encoding.
+    """Return an ExportTraceServiceRequest with at least one span, all of one resource and scope, in OTLP's JSON.
 
-    It is protobuf's JSON, but with hexadecimal ids and enums as numbers. Source:
+    That is protobuf's JSON with hexadecimal ids and enums as numbers. Source:
     https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding
-
-    Args:
-        spans: at least one, all of one resource and one scope.
     """
     first = spans[0]
     # Not from the protobuf message: ``json_format`` takes about four times as long.
@@ -163,7 +150,7 @@ def _link(link: Link) -> JsonObject:
 
 
 def _flags(other: SpanContext | None) -> int:
-    """Return the flags: bit 8, it is known whether the other span is remote; bit 9, it is."""
+    # Bit 8: it is known whether the other span is remote; bit 9: it is.
     return 0x300 if other is not None and other.is_remote else 0x100
 
 

@@ -1,4 +1,4 @@
-"""Sends OTLP over HTTP, and survives whatever the receiver answers."""
+"""Sends OTLP over HTTP, and survives any answer of the receiver."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from commtrace.errors import ConfigurationError
 from commtrace.exporters.otlp.metrics import metrics_data
 
 _MOST_BYTES: Final = 65_536
-"""Read of an answer: it is empty or a short error."""
+"""Limit of an answer, which is empty or a short error."""
 
 _CREDENTIAL_PROVIDERS: Final = tuple(
     f"OTEL_PYTHON_EXPORTER_OTLP_HTTP_{signal}CREDENTIAL_PROVIDER" for signal in ("", "TRACES_", "METRICS_")
@@ -32,11 +32,7 @@ _Exporter = TypeVar("_Exporter")
 
 
 class HttpSpans:
-    """The SDK's OTLP/HTTP exporter, which reads the ``OTEL_EXPORTER_OTLP_*`` variables and retries.
-
-    Raises:
-        ConfigurationError: a variable has an unusable value.
-    """
+    """The SDK's exporter, which reads ``OTEL_EXPORTER_OTLP_*`` (or raises :class:`ConfigurationError`) and retries."""
 
     def __init__(self) -> None:
         self._session = _session()
@@ -50,7 +46,7 @@ class HttpSpans:
 
 
 class HttpMetrics:
-    """The SDK's exporter of metrics, likewise."""
+    """The same for metrics."""
 
     def __init__(self) -> None:
         self._session = _session()
@@ -64,18 +60,14 @@ class HttpMetrics:
 
 
 class RunMetrics:
-    """Sends metrics of a whole run, computed from its files by a reader.
-
-    Raises:
-        ConfigurationError: a variable has an unusable value.
-    """
+    """Sends metrics of a whole run, computed from its files; raises as :class:`HttpSpans` does."""
 
     def __init__(self) -> None:
         self._sink = HttpMetrics()
         self._start_ns = time.time_ns()
 
     def send(self, families: Iterable[Metric], run_id: str) -> bool:
-        """Send the families of a Prometheus collector and return whether they were taken."""
+        """Send the families of a Prometheus collector; return True if they were taken."""
         detected = Resource.create({"commtrace.run.id": run_id, "service.instance.id": run_id})
         named = {} if _has_name(detected) else {SERVICE_NAME: "commtrace"}
         resource = detected.merge(Resource(named))
@@ -83,15 +75,11 @@ class RunMetrics:
 
 
 class BoundedSession(requests.Session):
-    """Reads a bounded part of an answer, which could otherwise fill the memory of the node.
-
-    Attributes:
-        is_unanswered: a request got no answer since this was last set to False.
-    """
+    """Reads a bounded part of an answer, which could otherwise fill the memory of the node."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_unanswered = False
+        self.is_unanswered = False  # True when a request got no answer
 
     def get_redirect_target(self, resp: requests.Response) -> None:
         """Return None: requests would read the whole body before it follows a redirect."""
@@ -100,8 +88,7 @@ class BoundedSession(requests.Session):
         """Return the answer without its body.
 
         Raises:
-            requests.HTTPError: it is a redirect, which the SDK takes for a success; or no HTTP, for which the SDK would
-                retry again and again.
+            requests.HTTPError: it is a redirect, a success for the SDK; or no HTTP, which the SDK would retry for ever.
         """
         try:
             response = super().send(request, **{**kwargs, "stream": True})
@@ -122,14 +109,14 @@ class BoundedSession(requests.Session):
 
 
 def _was_never_sent(error: requests.ConnectionError) -> bool:
-    """Return whether there was no connection to send the request on."""
+    """Return True if there was no connection to send the request on."""
     if isinstance(error, (requests.exceptions.ConnectTimeout, requests.exceptions.SSLError)):
         return True
     return any(isinstance(getattr(cause, "reason", None), NewConnectionError) for cause in error.args)
 
 
 def _is_no_http(error: requests.ConnectionError) -> bool:
-    """Return whether the answer was invalid, with endless headers for example."""
+    """Return True if the answer was invalid, with endless headers for example."""
     # requests and urllib3 each wrap the exception of http.client.
     causes = [cause for outer in error.args for cause in getattr(outer, "args", ())]
     # A connection that is closed without an answer is both for http.client.
@@ -149,10 +136,7 @@ def _made(exporter: Callable[..., _Exporter], session: BoundedSession | None) ->
 
 
 def _outcome(session: BoundedSession | None, export: Callable[[], bool]) -> bool | None:
-    """Return whether a batch was taken; None if no answer came.
-
-    Errors are not logged, as they repeat the address; the caller counts the batch.
-    """
+    """Return True if a batch was taken, None if no answer came. Errors are not logged, as they repeat the address."""
     if session is not None:
         session.is_unanswered = False
     try:

@@ -1,8 +1,7 @@
-"""The metrics of the Prometheus endpoint as OTLP metrics: the same numbers under OpenTelemetry's conventions.
+"""The metrics of the Prometheus endpoint as OTLP metrics, all cumulative.
 
-Names lose their unit and get dots: ``commtrace_exposed_seconds_total`` is the monotonic sum ``commtrace.exposed`` with
-unit ``s``. A backend that translates OTLP for Prometheus restores the old name. All sums and histograms are
-cumulative.
+Names lose their unit and get dots: ``commtrace_exposed_seconds_total`` becomes ``commtrace.exposed`` with unit ``s``. A
+backend that translates OTLP for Prometheus restores the old name.
 """
 
 from __future__ import annotations
@@ -44,14 +43,7 @@ _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 def metrics_data(
     families: Iterable[Family], counts: SignalCounts | None, resource: Resource, start_ns: int, now_ns: int
 ) -> MetricsData:
-    """Return Prometheus metrics as OTLP metrics.
-
-    Args:
-        families: of a Prometheus collector.
-        counts: of spans and requests; None for a sender that does not count.
-        resource: of the rank, or of the run.
-        start_ns, now_ns: epoch ns at which sums began, and now.
-    """
+    """Return Prometheus families as OTLP metrics; sums began at ``start_ns``, epoch ns."""
     metrics = [metric for family in families if (metric := _metric(family, start_ns, now_ns)) is not None]
     if counts is not None:
         metrics += _of_signal("spans", "Spans", counts.spans, start_ns, now_ns)

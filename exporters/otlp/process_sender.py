@@ -1,8 +1,7 @@
-"""The worker process beside a rank that makes, encodes and sends its spans, and the rank's side of it.
+"""The worker process that makes, encodes and sends a rank's spans, and the rank's side of it.
 
-Training shares its interpreter with every thread of its process. Sending a span takes the SDK 20 to 40 µs of it,
-handing the row to another process 0.2 µs. The worker answers one message after the other, ends when the rank does, and
-never imports torch.
+Sending a span takes the SDK 20 to 40 µs of the interpreter that training shares, handing the row to a process 0.2 µs.
+The worker never imports torch.
 """
 
 from __future__ import annotations
@@ -42,12 +41,7 @@ class Start(NamedTuple):
 
 
 class Update(NamedTuple):
-    """Changed facts about the rank; not answered.
-
-    Attributes:
-        groups, topology: of the rank.
-        provider_attributes: resource attributes of the TracerProvider that the script has installed.
-    """
+    """Changed facts about the rank; not answered."""
 
     groups: Mapping[int, Group]
     topology: Mapping[str, Any]
@@ -59,17 +53,12 @@ class SendSpans(NamedTuple):
 
 
 Outcomes: TypeAlias = tuple[tuple[int, "bool | None"], ...]
-"""The answer: for each batch the number of spans (or 1 request with metrics), and whether it was taken; None if no
-answer came. An empty one says that the worker is ready."""
+"""The answer: for each batch the number of spans (or 1 request with metrics), and True if it was taken; None if no
+answer came. An empty answer means that the worker is ready."""
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Serve a rank until it ends.
-
-    Args:
-        descriptor: of the connection.
-        parent: pid of the rank.
-    """
+    """Serve the rank with the pid ``parent`` over a connection until it ends."""
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     with contextlib.suppress(EOFError, ConnectionError):  # the rank has ended, or no longer waits
         serve(Connection(descriptor))
@@ -79,11 +68,7 @@ def main(descriptor: int, parent: int) -> None:
 
 
 def serve(connection: Connection) -> None:
-    """Answer messages.
-
-    Raises:
-        EOFError, ConnectionError: the rank is gone.
-    """
+    """Answer messages; raise :class:`EOFError` or :class:`ConnectionError` when the rank is gone."""
     from commtrace.exporters.otlp.sender import Sender  # the SDK, which the rank does not import
 
     start: Start = connection.recv()
@@ -143,19 +128,10 @@ class WorkerError(CommtraceError):
 
 
 class ProcessSender:
-    """Sends through a worker process; one thread uses it, and another one may :meth:`interrupt`.
+    """Sends through a worker process, which starts at once; call :meth:`wait_until_ready` before anything else.
 
-    The process starts at once. Call :meth:`wait_until_ready` before anything else.
-
-    Args:
-        config: options.
-        rank: this rank.
-
-    Attributes:
-        provider_attributes: resource attributes of the TracerProvider that the script has installed.
-
-    Raises:
-        WorkerError: no process can be started here.
+    One thread uses it, and another one may :meth:`interrupt`. ``provider_attributes`` are the resource attributes of
+    the script's TracerProvider. Raises :class:`WorkerError` if no process can be started.
     """
 
     def __init__(self, config: Config, rank: LiveRank) -> None:
@@ -176,7 +152,7 @@ class ProcessSender:
 
     @property
     def pause_seconds(self) -> float:
-        """Return the wait before the next request: a worker that has died is not replaced at once."""
+        """Return the seconds before the next request: a worker that has died is not replaced at once."""
         gone = self._process is None
         return max(self._started_at + RESTART_SECONDS - time.monotonic(), 0.0) if gone else 0.0
 
@@ -187,11 +163,7 @@ class ProcessSender:
         self.close(_SECONDS_TO_END)
 
     def wait_until_ready(self) -> None:
-        """Wait for the imports of the worker, nearly a second.
-
-        Raises:
-            WorkerError: it has ended instead, or was interrupted.
-        """
+        """Wait for the imports of the worker, nearly a second; raise :class:`WorkerError` if it ends instead."""
         connection, process = self._connection, self._process
         assert connection is not None
         assert process is not None
@@ -203,16 +175,16 @@ class ProcessSender:
             raise WorkerError(f"it ended at once, with exit code {process.returncode}") from error
 
     def send(self, jobs: Sequence[Job], settle: Settle) -> None:
-        """Send the spans of some steps. Every span is settled once, also if the worker dies."""
+        """Send the spans of some steps, each settled once, also if the worker dies."""
         count = sum(job.num_spans for job in jobs)
         self._request(SendSpans([job.without_operations() for job in jobs]), count, settle)
 
     def send_metrics(self, metrics: MetricsSnapshot, settle: Settle) -> None:
-        """Send metrics as one request, which is settled once, also if the worker dies."""
+        """Send metrics as one request, settled once, also if the worker dies."""
         self._request(metrics, 1, settle)
 
     def close(self, seconds: float) -> None:
-        """Give the worker this long to end, then kill it."""
+        """Give the worker ``seconds`` to end, then kill it."""
         process, connection = self._process, self._connection
         self._process = self._connection = None
         if connection is not None:
@@ -221,14 +193,14 @@ class ProcessSender:
             _end(process, seconds)
 
     def interrupt(self) -> None:
-        """End a request from another thread: the worker is killed."""
+        """Kill the worker to end a request; called from another thread."""
         self._interrupted = True
         process = self._process
         if process is not None:
             process.kill()
 
     def abandon_after_fork(self) -> None:
-        """Close the copy of the connection in a forked child, which would keep the worker alive without the parent."""
+        """Close a forked child's copy of the connection, which would keep the worker alive without the parent."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

@@ -1,6 +1,4 @@
-"""The TracerProvider that the script or its framework has installed. Without the SDK in the process there is none, and
-nothing is imported to find out.
-"""
+"""The TracerProvider that the script or its framework has installed; nothing is imported to find out."""
 
 from __future__ import annotations
 

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 MOST_SPANS: Final = 50_000
-"""Most spans that wait for the receiver; newer ones are dropped and counted."""
+"""Limit of spans that wait for the receiver; newer ones are dropped and counted."""
 
 SPANS_PER_REQUEST: Final = 512
 
 QUEUE_FULL, REFUSED, UNANSWERED, AT_THE_END = "queue_full", "refused", "unanswered", "at_the_end"
 REASONS: Final = (QUEUE_FULL, REFUSED, UNANSWERED, AT_THE_END)
-"""Why spans are dropped: too many wait; the receiver refused them; it did not answer, so it may have them; recording
+"""Reasons to drop spans: too many wait; the receiver refused them; it did not answer, so it may have them; recording
 ended first."""
 
 
 Settle: TypeAlias = Callable[[int, "bool | None"], None]
-"""Takes a number of spans (or requests with metrics) and whether they were taken; None if no answer came."""
+"""Takes a number of spans (or requests with metrics), and True if they were taken; None if no answer came."""
 
 
 class Counts(NamedTuple):
@@ -51,24 +51,15 @@ class MetricsSnapshot(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A step to export.
-
-    Attributes:
-        rows: those that become spans, the ``step`` row first if it is among them.
-        job_steps: to send now; older steps if they waited for the times of other ranks.
-        findings: of the monitor, since the step before.
-        epoch_offset_ns: epoch ns minus the times of rows.
-        clock_error_ns: its error.
-        dropped: spans dropped so far.
-    """
+    """A step to export."""
 
     summary: StepSummary
-    rows: Sequence[Row]
-    job_steps: Sequence[JobStep]
-    findings: Sequence[LiveEvent]
-    epoch_offset_ns: int
-    clock_error_ns: int
-    dropped: int
+    rows: Sequence[Row]  # to become spans, the step first if it is among them
+    job_steps: Sequence[JobStep]  # to send now; older steps if they waited for the times of other ranks
+    findings: Sequence[LiveEvent]  # of the monitor, since the step before
+    epoch_offset_ns: int  # epoch ns minus the times of rows
+    clock_error_ns: int  # of that offset
+    dropped: int  # spans so far
 
     @property
     def num_spans(self) -> int:
@@ -113,7 +104,7 @@ class Account:
                 self.dropped[reason] += count
 
     def settle(self, count: int, was_sent: bool | None) -> None:
-        """Count a batch that was accepted or not; None if no answer came."""
+        """Count a batch by its outcome; None if no answer came."""
         if not was_sent:
             self.drop(count, UNANSWERED if was_sent is None else REFUSED)
             return
@@ -130,12 +121,7 @@ class Account:
 
 
 class JobQueue:
-    """Steps that wait. Any thread puts, one gets; a put never blocks.
-
-    Args:
-        account: counts spans produced and dropped.
-        most_spans: limit of the sum of their spans.
-    """
+    """Steps that wait, with at most ``most_spans`` spans in all. Any thread puts, one gets; a put never blocks."""
 
     def __init__(self, account: Account, most_spans: int = MOST_SPANS) -> None:
         self._account = account
@@ -146,7 +132,7 @@ class JobQueue:
         self._closed = False
 
     def put(self, job: Job) -> None:
-        """Add a step, or as much of it as fits."""
+        """Add a step, or as much of it as fits; count the rest as dropped."""
         self._account.produce(job.num_spans)
         with self._changed:
             fitting = self._fitting(job)
@@ -169,7 +155,7 @@ class JobQueue:
             return job
 
     def get_with(self, first: Job, most_spans: int) -> list[Job]:
-        """Return a step and the next ones, up to ``most_spans`` spans in all, but at least the step."""
+        """Return ``first`` and the next steps, up to ``most_spans`` spans in all."""
         jobs, spans = [first], first.num_spans
         with self._changed:
             while self._jobs and spans + self._jobs[0].num_spans <= most_spans:
@@ -179,7 +165,7 @@ class JobQueue:
         return jobs
 
     def close(self) -> None:
-        """Wake up the thread that waits in :meth:`get`."""
+        """Wake up the thread in :meth:`get`."""
         with self._changed:
             self._closed = True
             self._changed.notify()

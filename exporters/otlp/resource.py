@@ -1,8 +1,7 @@
-"""The resource of a rank, and telemetry that is already there, such as Megatron's.
+"""The OpenTelemetry resource of a rank, with the names of Megatron-LM's telemetry, so that one query finds both.
 
-Megatron-LM's telemetry (``megatron.core.telemetry``, built on nemo-lens; newer than megatron-core 0.16) names ranks
-and topology ``dl.rank``, ``dl.tensor_parallel.rank``, … and, in later versions, ``nv.dl.rank``; the run is
-``nemo.run.id``. The same names are used here with the same values, so that one query finds both.
+Megatron-LM (``megatron.core.telemetry``, built on nemo-lens; newer than megatron-core 0.16) uses ``dl.rank``,
+``dl.tensor_parallel.rank``, … and, in later versions, ``nv.dl.rank``; the run is ``nemo.run.id``.
 """
 
 from __future__ import annotations
@@ -34,12 +33,8 @@ class RankResource(Resource):
 def resource_of(rank: LiveRank, provider_attributes: Mapping[str, AttributeValue] = NO_ATTRIBUTES) -> Resource:
     """Return the resource of a rank.
 
-    ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` win over the provider's resource, which wins over defaults.
-    Rank, run and topology are always commtrace's own.
-
-    Args:
-        rank: this rank.
-        provider_attributes: of the resource of the TracerProvider that the script has installed.
+    ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` win over the attributes of the script's TracerProvider, which
+    win over defaults. Rank, run and topology are always commtrace's own.
     """
     detected = {
         name: value

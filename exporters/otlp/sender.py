@@ -1,8 +1,4 @@
-"""Makes the spans and metrics of a rank and sends them, in the worker process or on a thread of the rank.
-
-This is nearly all of the exporter's work, most of it in the SDK's encoder. ``process_sender.py`` runs it in a process
-of its own; ``exporter.py`` runs it on a thread if spans go to a TracerProvider of the script.
-"""
+"""Makes the spans and metrics of a rank and sends them, in the worker process or on a thread of the rank."""
 
 from __future__ import annotations
 
@@ -36,7 +32,7 @@ class SpanSink(Protocol):
     """Takes batches of spans on the exporter's own thread; it may block."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> bool | None:
-        """Return whether they were accepted; None if no answer came."""
+        """Return True if they were accepted; None if no answer came."""
 
     def shutdown(self) -> None:
         """Close it. Called once, from another thread if ``export`` does not return."""
@@ -46,7 +42,7 @@ class MetricSink(Protocol):
     """Takes metrics in the same way."""
 
     def export(self, metrics: MetricsData) -> bool | None:
-        """Return whether they were accepted; None if no answer came."""
+        """Return True if they were accepted; None if no answer came."""
 
     def shutdown(self) -> None:
         """Close it."""
@@ -55,12 +51,8 @@ class MetricSink(Protocol):
 class Sender:
     """Sends for one rank, on one thread; only :meth:`interrupt` may come from another.
 
-    Args:
-        config: options.
-        rank: this rank.
-        provider_attributes: resource attributes of the TracerProvider that the script has installed; may be replaced.
-        processor: takes the spans instead of an exporter.
-        spans, metrics: open the sinks when they are first needed; by default those of the configuration.
+    ``processor`` takes the spans instead of an exporter. ``spans`` and ``metrics`` open the sinks when they are first
+    needed; by default those of the configuration.
     """
 
     def __init__(
@@ -120,7 +112,7 @@ class Sender:
         assert left == 0, "jobs know how many spans they make"
 
     def send_metrics(self, metrics: MetricsSnapshot, settle: Settle) -> None:
-        """Send metrics as one request, which is settled once."""
+        """Send metrics as one request, settled once."""
         if self._metric_sink_open is None:
             self._metric_sink_open = self._open_metrics()
         families, counts, start_ns, now_ns = metrics
@@ -137,7 +129,7 @@ class Sender:
                 sink.shutdown()
 
     def _current_resource(self) -> Resource:
-        """Return the resource, made again when more of the topology is known."""
+        # Made again when more of the topology is known.
         marks = self._rank.marks
         key = (tuple(marks.coordinates.items()), tuple(marks.parallel.items()), tuple(self.provider_attributes.items()))
         if self._resource is None or key != self._resource_key:

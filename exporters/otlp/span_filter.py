@@ -1,4 +1,4 @@
-"""Selects the rows, steps and ranks that are exported; equal on all ranks, so that each can compute links to others."""
+"""Selects the rows, steps and ranks to export; equal on all ranks, so that each can compute links to others."""
 
 from __future__ import annotations
 
@@ -37,14 +37,7 @@ _ADDED_BY: Final[Mapping[str, frozenset[int]]] = {
 
 @dataclass(frozen=True)
 class SpanFilter:
-    """The rows that become spans.
-
-    Attributes:
-        level: one of ``OTLP_LEVELS``.
-        every: only steps that are multiples of it.
-        ranges: ranks; empty for all.
-        world_size: of the job.
-    """
+    """The rows that become spans: steps that are multiples of ``every``, of the ranks in ``ranges``, empty for all."""
 
     level: str = "phases"
     every: int = 1

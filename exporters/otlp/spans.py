@@ -1,8 +1,7 @@
 """Turns rows into OpenTelemetry spans: epoch ns, ids that other ranks can compute, links to their spans.
 
-Every rank's ``step`` is a child of one ``job step``, which the lowest exporting rank sends with the times of all ranks
-that it knows. All other spans of a rank are children of its ``step``. Names are low in cardinality (``forward``,
-``all_reduce tp``); numbers are attributes.
+Every rank's ``step`` is a child of one ``job step``, which the lowest exporting rank sends, and the parent of its other
+spans. Names are low in cardinality (``forward``, ``all_reduce tp``); numbers are attributes.
 """
 
 from __future__ import annotations
@@ -38,23 +37,15 @@ from commtrace.trace.spans import Spans
 class SpanIds:
     """The ids of one attempt of a run, which every rank can compute for every other rank.
 
-    An id is the first 8 bytes of a BLAKE2b digest over what identifies the span in the run. With 10⁵ spans in a trace
-    the chance that two have the same id is below 10⁻⁹.
-
-    Args:
-        run_id, attempt: of the job; a restarted job repeats steps and sequence numbers.
+    An id is the first 8 bytes of a BLAKE2b digest over the identity of the span. With 10⁵ spans in a trace the chance
+    that two have the same id is below 10⁻⁹.
     """
 
     def __init__(self, run_id: str, attempt: int) -> None:
         self._seed = hashlib.blake2b(f"{run_id}/{attempt}/".encode(), digest_size=8)
 
     def job_step(self, step: int, repetition: int = 0) -> int:
-        """Return the id of the span that holds a step of all ranks.
-
-        Args:
-            step: its number.
-            repetition: how often a step of this number was seen before.
-        """
+        """Return the id of the span of a step of all ranks; ``repetition`` counts earlier steps of this number."""
         return self._id(f"job step {step} {repetition}")
 
     def step(self, rank: int, step: int, repetition: int = 0) -> int:
@@ -67,7 +58,7 @@ class SpanIds:
         return self._id(f"{'send' if is_send else 'recv'} {group} {sender} {receiver} {seq}")
 
     def own(self, rank: int, number: int) -> int:
-        """Return the id of any other span of a rank: no other rank links to it, so a running number is enough."""
+        """Return the id of a span that no other rank links to, so a running number is enough."""
         return self._id(f"own {rank} {number}")
 
     def _id(self, identity: str) -> int:
@@ -87,13 +78,7 @@ _NUMBER: Final = re.compile(r"\d+")
 
 
 class SpanMaker:
-    """Makes the spans of one rank.
-
-    Args:
-        rank: this rank, with its present marks.
-        span_filter: equal on all ranks, so it says which ones export.
-        resource: returns the present resource of the rank.
-    """
+    """Makes the spans of one rank; the filter is equal on all ranks, so it finds the exporting ones."""
 
     def __init__(self, rank: LiveRank, span_filter: SpanFilter, resource: Callable[[], Resource]) -> None:
         self._rank = rank
@@ -114,8 +99,6 @@ class SpanMaker:
 
 
 class _StepSpans:
-    """The spans of one job."""
-
     def __init__(self, maker: SpanMaker, job: Job) -> None:
         self._maker = maker
         self._job = job
@@ -209,7 +192,7 @@ class _StepSpans:
         return self._span(name, _context(trace, self._maker.next_own_id()), parent, row, attributes)
 
     def _finding(self, finding: LiveEvent) -> ReadableSpan:
-        """Return a finding of the monitor as a span: of a straggler, from its beginning to the finding."""
+        # The span of a straggler lasts from its begin to the finding.
         step, straggler = self._job.summary.step, finding.straggler
         at = round(finding.time * 1e9)
         attributes: Attributes = {
@@ -261,7 +244,7 @@ class _StepSpans:
         )
 
     def _place(self, row: Row) -> tuple[int, SpanContext]:
-        """Return trace and parent of a row: those of its own step, not always the one that closed."""
+        # Those of the row's own step, not always the one that closed.
         return self._step_context(row.step if row.step >= 0 else self._job.summary.step)
 
     def _step_context(self, step: int) -> tuple[int, SpanContext]:
@@ -363,7 +346,7 @@ def _link(trace: int, span: int, rank: int) -> Link:
 
 
 def _breakdown(summary: StepSummary) -> Attributes:
-    """Return the parts of a step, ns; they add up to its duration."""
+    # Parts in ns, which add up to the duration.
     named: Attributes = {f"commtrace.compute_ns.{phase}": time for phase, time in summary.compute_ns.items()}
     named.update({f"commtrace.exposed_ns.{role}": time for role, time in summary.exposed_ns.items()})
     for part in ("bubble_ns", "data_ns", "checkpoint_ns", "gc_ns", "other_ns", "work_ns"):

@@ -67,13 +67,7 @@ class PathCollector(Collector):
 
 
 def path_target(endpoint: Endpoint, directory: Path, run_id: str) -> Path:
-    """Write the target file of an endpoint and return its path.
-
-    Args:
-        endpoint: of a :class:`PathCollector`, whose samples name the run.
-        directory: of the target files.
-        run_id: for the name of the file.
-    """
+    """Write the target file of an endpoint and return its path; its name has the ``run_id``, as the samples do."""
     labels = {"__scheme__": endpoint.scheme} if endpoint.scheme != "http" else {}
     targets = [{"targets": [reachable(endpoint.address, endpoint.port)], "labels": labels}]
     directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The HTTP endpoint of one rank, and the target file by which Prometheus finds it (``file_sd_configs``)."""
+"""The HTTP endpoint of one rank, and the target file that announces it to Prometheus (``file_sd_configs``)."""
 
 from __future__ import annotations
 
@@ -27,20 +27,11 @@ _logger = logging.getLogger("commtrace")
 WsgiApp: TypeAlias = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 _CLIENT_SECONDS: Final = 10.0
-"""A client that sends or takes nothing for this long is disconnected."""
+"""A client that is silent for so long is disconnected."""
 
 
 class Endpoint:
-    """Serves the samples of a collector from a thread of its own.
-
-    Args:
-        config: address, port, TLS and password.
-        local_rank: added to the configured port.
-        collector: of the samples.
-
-    Attributes:
-        address, port: that it listens on, also if the system chose the port.
-        scheme: ``http`` or ``https``.
+    """Serves the samples of a collector from a thread, at the configured port plus the local rank, or a free one.
 
     Raises:
         ConfigurationError: it cannot listen, or a file that it needs cannot be used.
@@ -92,7 +83,7 @@ class Endpoint:
 
 
 def _impatient(handler: Any) -> Any:
-    """Return a request handler with a timeout for silent clients and without tracebacks in the rank's log."""
+    """Return a handler that drops silent clients and leaves no tracebacks in the rank's log."""
 
     class Handler(handler):  # type: ignore[misc]
         timeout = _CLIENT_SECONDS
@@ -109,7 +100,7 @@ def _path_or_none(option: FilePath) -> str | None:
 
 
 def _check_tls(config: Config) -> None:
-    """Check the files before a port is taken, as prometheus-client leaves it open if they cannot be used."""
+    # Before a port is taken: prometheus-client leaves it open if the files cannot be used.
     if not config.prometheus.certfile:
         return
     try:
@@ -154,12 +145,7 @@ _OF_RANK: Final = re.compile(r"rank-(\d{5,})\.json$")
 
 
 class TargetFile:
-    """The target file of one rank.
-
-    Args:
-        chosen: directory, perhaps of several runs; empty for one inside the run directory.
-        rank: this rank.
-    """
+    """The target file of one rank, in ``chosen``, perhaps shared by several runs, or in the run's directory."""
 
     def __init__(self, chosen: str, rank: LiveRank) -> None:
         self.directory = Path(chosen) if chosen else rank.directory / "prometheus"
@@ -170,12 +156,7 @@ class TargetFile:
             self._remove_files_of_more_ranks(rank.metadata.world_size)
 
     def write(self, target: str, labels: Mapping[str, str]) -> None:
-        """Write the file if its content changed.
-
-        Args:
-            target: ``host:port``.
-            labels: of every series of the rank.
-        """
+        """Write the file if the labels changed; ``target`` is ``host:port``."""
         if labels == self._written:
             return
         self._written = labels
@@ -193,7 +174,7 @@ class TargetFile:
 
 
 def reachable(address: str, port: int) -> str:
-    """Return the ``host:port`` under which others reach this address."""
+    """Return the ``host:port`` at which others reach this address."""
     host = socket.gethostname() if address in _EVERYWHERE else address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -26,12 +26,7 @@ SECONDS_BETWEEN: Final = 1.0
 
 
 class Textfile:
-    """Keeps a ``.prom`` file up to date, from a thread, as disks may block.
-
-    Args:
-        path: in node-exporter's directory, which must exist.
-        collector: of the samples.
-    """
+    """Keeps a ``.prom`` file in node-exporter's directory up to date, from a thread, as disks may block."""
 
     def __init__(self, path: Path, collector: Collector) -> None:
         self.path = path
@@ -79,18 +74,12 @@ class Textfile:
 
 
 def open_prometheus(config: Config, rank: LiveRank) -> StepListener:
-    """Return the exporter that the configuration asks for.
-
-    Raises:
-        ConfigurationError: it cannot listen.
-    """
+    """Return the configured exporter; raise :class:`ConfigurationError` if it cannot listen."""
     return TextfileExporter(config, rank) if config.prometheus.textfile else EndpointExporter(config, rank)
 
 
 class EndpointExporter:
-    """An endpoint for Prometheus, and its target file, written with the first complete step, when the topology is
-    known.
-    """
+    """An endpoint for Prometheus, and its target file, written with the first step, when the topology is known."""
 
     def __init__(self, config: Config, rank: LiveRank) -> None:
         self._rank = rank

@@ -1,7 +1,6 @@
 """Totals of a rank over its steps, and the samples made of them: names, units and labels.
 
-Labels are ``operation``, ``role`` and closed lists: ``phase`` of compute, ``part`` of exposed time, ``kind`` of dropped
-spans. They are never a step, layer, size or sequence number: a rank has at most 300 series.
+Labels are ``operation``, ``role`` and closed lists, never a step, layer or size: a rank has at most 300 series.
 """
 
 from __future__ import annotations
@@ -71,13 +70,7 @@ class Bucket:
 
 @dataclass(slots=True)
 class StepTotals:
-    """Sums over all steps. The harvester adds and a scrape reads under ``lock``; training never takes it.
-
-    Attributes:
-        last: the latest step.
-        mfu: of the latest step that has one.
-        peak_memory_bytes: None without an accelerator.
-    """
+    """Sums over all steps. The harvester adds and a scrape reads under ``lock``; training never takes it."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     buckets: list[Bucket] = field(default_factory=lambda: [Bucket() for _ in (*BUCKETS_SECONDS, None)])
@@ -92,8 +85,8 @@ class StepTotals:
     operations: dict[tuple[str, str], OperationTotals] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
     last: StepSummary | None = None
-    mfu: float | None = None
-    peak_memory_bytes: int | None = None
+    mfu: float | None = None  # of the latest step with one
+    peak_memory_bytes: int | None = None  # None without an accelerator
 
     def add(self, summary: StepSummary) -> None:
         with self.lock:
@@ -133,12 +126,7 @@ _PAUSES: Final = ("checkpoint", "evaluation")
 
 
 class RankCollector(Collector):
-    """Collects the totals of a rank, on the calling thread.
-
-    Args:
-        rank, totals: of the samples.
-        identity: whether every sample carries the labels of the rank.
-    """
+    """Collects the totals of a rank on the calling thread; with ``identity``, samples carry the labels of the rank."""
 
     def __init__(self, rank: LiveRank, totals: StepTotals, *, identity: bool = False) -> None:
         self._rank = rank
@@ -264,7 +252,7 @@ class RankCollector(Collector):
         yield from (calls, seconds, num_bytes, exposed, split, overlap, busbw)
 
     def _split(self) -> Mapping[tuple[str, str], Split]:
-        """Yield the monitor's split; pairs without a series of their own are added up."""
+        """Return wait and transfer by operation and role; pairs without a series of their own are added up."""
         found: dict[tuple[str, str], Split] = {}
         for key, known in self._rank.split.items():
             sums = found.setdefault(key if key in self._totals.operations else (OTHER, OTHER), Split())
@@ -302,9 +290,7 @@ class RankCollector(Collector):
         )
 
     def _of_monitor(self) -> Iterator[Metric]:
-        """Yield which run it is, whether this process hangs or pauses; where the monitor joins the ranks, who is
-        slow.
-        """
+        """Yield the run, hangs and pauses of this process and, where the monitor joins the ranks, stragglers."""
         metadata = self._rank.metadata
         about_run = {
             "directory": str(self._rank.directory.absolute()),
@@ -353,7 +339,6 @@ def _add(family: CounterMetricFamily | GaugeMetricFamily, labels: tuple[str, str
 
 
 def _labelled(family: Metric, identity: Mapping[str, str]) -> Metric:
-    """Return the family with these labels on every sample."""
     family.samples = [
         Sample(one.name, {**identity, **one.labels}, one.value, one.timestamp, one.exemplar) for one in family.samples
     ]

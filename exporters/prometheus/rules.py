@@ -1,12 +1,7 @@
 """Recording rules and alerts for Prometheus: ``python -m commtrace.exporters.prometheus.rules`` writes the files.
 
-A rank's *work* is its step without waiting for others. Ranks of one run and pipeline stage do the same work, so a rank
-whose work takes longer is slow; the work of those that wait for it is unchanged. The reference is the lower quartile
-of the stage (of two ranks the faster one), so up to half of the ranks may be slow. PromQL cannot cluster ranks, as the
-rule for stragglers does elsewhere (docs/stragglers.md).
-
-No alert has a ``for``: a restarted Prometheus forgets how long a condition was true. Alerts use a mean or minimum over
-less than a minute instead: they fire and clear within a minute, and a single odd step counts little.
+A rank is slow if its *work*, its step without waiting, takes longer than the lower quartile of its run and stage (of
+two ranks the faster one), so up to half of the ranks may be slow. PromQL cannot cluster ranks (docs/stragglers.md).
 """
 
 from __future__ import annotations
@@ -35,25 +30,17 @@ _PAUSING: Final = "max by (run_id) (sum without (phase) (commtrace_open_phase) >
 
 
 _FEWEST_STEPS: Final = 4
-"""With fewer in the short window, a single odd step would be an alert."""
+"""With fewer steps in the short window, a single odd step would be an alert."""
 
 
 class Timing(NamedTuple):
-    """Time ranges of the rules, in Prometheus' notation.
+    """Time ranges of the rules, in Prometheus' notation."""
 
-    Attributes:
-        window: of rates: several scrapes and several steps.
-        short_window: of rates in alerts, if it holds four steps; else ``window``.
-        baseline: age of the value to compare with.
-        stalled: least silence, seconds.
-        gone: time without an answer of a rank.
-    """
-
-    window: str = "5m"
-    short_window: str = "45s"
-    baseline: str = "1h"
-    stalled: int = 120
-    gone: str = "45s"
+    window: str = "5m"  # of rates: several scrapes and several steps
+    short_window: str = "45s"  # of rates in alerts, if it holds four steps; else window
+    baseline: str = "1h"  # age of the value to compare with
+    stalled: int = 120  # least silence, seconds
+    gone: str = "45s"  # time without an answer of a rank
 
 
 class RecordingRule(NamedTuple):
@@ -65,14 +52,7 @@ class RecordingRule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """An alert.
-
-    Attributes:
-        expr: condition.
-        operands: parts of ``expr`` that need data for the alert to work.
-        severity: ``warning`` or ``critical``.
-        summary, description: the finding, and what to do.
-    """
+    """An alert; its ``operands`` are the parts of ``expr`` that need data for it to work."""
 
     name: str
     expr: str
@@ -130,9 +110,7 @@ def recording_rules(timing: Timing) -> tuple[RecordingRule, ...]:
 
 
 def _soon(timing: Timing, rate: str, of: str) -> str:
-    """Return ``rate``, with ``{window}`` in it, divided by that of the counter ``of``, over the short window if it
-    holds enough steps.
-    """
+    """Divide ``rate``, a text with ``{window}``, by the rate of the counter ``of``, over the short window if it can."""
 
     def over(window: str) -> str:
         return f"{rate.format(window=window)}\n/ (rate({of}[{window}]) > 0)"
@@ -144,6 +122,8 @@ def _soon(timing: Timing, rate: str, of: str) -> str:
 
 def alerts(timing: Timing) -> tuple[Alert, ...]:
     """Return every alert."""
+    # None has a "for": a restarted Prometheus forgets how long a condition was true. Means or minima over less than a
+    # minute instead fire and clear within a minute, and a single odd step counts little.
     return (
         _straggler(),
         _went_up(

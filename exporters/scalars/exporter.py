@@ -1,7 +1,6 @@
-"""Writes the scalars of this rank to one place, on a thread of its own.
+"""Writes the scalars of this rank to one place, from a thread, every other second.
 
-The harvester only adds up steps. The thread makes a point of them every other second, so a place that is slow or dead
-costs neither memory nor training; with steps of more than two seconds every step is a point.
+The harvester only adds up steps, so a slow or dead place costs neither memory nor training.
 """
 
 from __future__ import annotations
@@ -30,27 +29,23 @@ _CLOSE_SECONDS: Final = 1.5
 
 
 class ScalarSink(Protocol):
-    """Where scalars and findings go. All calls come from one thread; what they raise is reported."""
+    """A place for scalars and findings. All calls come from one thread; exceptions are reported."""
 
     def is_open(self) -> bool:
-        """Return whether there is something to write to."""
+        """Return True if there is something to write to."""
 
     def is_ready(self) -> bool:
-        """Return whether a point can be written now; if not, steps go on to be added up."""
+        """Return True if a point can be written now; if not, steps go on to be added up."""
 
     def write(self, points: Sequence[Point], findings: Sequence[Finding]) -> None:
-        """Write points, at most one of each scope, and what was found since the last call."""
+        """Write points, at most one of each scope, and the findings since the last call."""
 
     def close(self) -> None:
-        """Give up files."""
+        """Close files."""
 
 
 def open_tensorboard(config: Config, rank: LiveRank) -> StepListener | None:
-    """Return the exporter of rank 0; None on the others.
-
-    Raises:
-        MissingExtraError: TensorBoard is not installed.
-    """
+    """Return the exporter of rank 0, None on the others; raise :class:`MissingExtraError` without TensorBoard."""
     if rank.rank != 0:
         return None
     if importlib.util.find_spec("tensorboard") is None:
@@ -77,15 +72,7 @@ def open_mlflow(config: Config, rank: LiveRank) -> StepListener:
 
 
 class ScalarExporter:
-    """Writes scalars of the steps of a rank, and the findings of its monitor.
-
-    Args:
-        open_sink: called on the exporter's thread, before the first point.
-        rank: this rank.
-        place: the sink in words, for warnings.
-        seconds: between points.
-        monotonic: clock, in seconds.
-    """
+    """Writes scalars of the steps of a rank, and the findings of its monitor; ``place`` names the sink in warnings."""
 
     def __init__(
         self,
@@ -147,7 +134,7 @@ class ScalarExporter:
             self._sink.write(points, findings)
 
     def _guarded(self, action: Callable[[], None]) -> bool:
-        """Return whether it went well; report the first failure of several."""
+        """Return True if the action succeeds; log the first failure of several."""
         try:
             action()
         except Exception as error:

@@ -1,8 +1,4 @@
-"""The scalars that are written, and their names: the parts of a step, rates, and what the monitor knows.
-
-A point is the mean over all steps since the point before, at the number of the last one, so the parts of a point add up
-to its ``step_seconds`` as those of a step do.
-"""
+"""The scalars of TensorBoard, W&B and MLflow: the parts of a step, rates, and the job by the monitor."""
 
 from __future__ import annotations
 
@@ -21,18 +17,11 @@ _WORDS: Final = {"unknown": "other"}
 
 
 class Point(NamedTuple):
-    """Scalars at one step.
+    """Scalars at one step: means over all steps since the point before, so that parts add up."""
 
-    Attributes:
-        scope: ``rank_0`` for the values of a rank, ``job`` for those of all ranks.
-        step: number of the step.
-        time: when it ended, epoch seconds.
-        values: by name.
-    """
-
-    scope: str
+    scope: str  # rank_0 for a rank, job for all ranks
     step: int
-    time: float
+    time: float  # epoch seconds at which the step ended
     values: Mapping[str, float]
 
     @property
@@ -42,19 +31,14 @@ class Point(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A sentence of the monitor.
-
-    Attributes:
-        step: the newest step of this rank when it was found; −1 before the first.
-        event: with its time and sentence.
-    """
+    """An event of the monitor, with this rank's newest step when it was found; −1 before the first."""
 
     step: int
     event: LiveEvent
 
 
 class StepSums:
-    """Adds up the steps of a rank. Not for several threads at a time."""
+    """Adds up the steps of a rank. Not thread-safe."""
 
     def __init__(self) -> None:
         self.last: StepSummary | None = None
@@ -87,7 +71,7 @@ class StepSums:
 
 
 def _parts_ns(step: StepSummary) -> Iterator[tuple[str, int]]:
-    """Yield the duration of a step and its parts, those that are zero left out."""
+    """Yield the duration of a step and its parts that are not 0."""
     parts = {
         "step_seconds": step.duration_ns,
         **{f"compute_seconds/{phase}": ns for phase, ns in step.compute_ns.items()},
@@ -102,11 +86,7 @@ def _parts_ns(step: StepSummary) -> Iterator[tuple[str, int]]:
 
 
 class Series:
-    """Makes points and findings of what a rank knows. Used by one thread.
-
-    Args:
-        rank: this rank.
-    """
+    """Makes points and findings of a rank. Used by one thread."""
 
     def __init__(self, rank: LiveRank) -> None:
         self._rank = rank
@@ -149,7 +129,7 @@ class Series:
         yield Point(JOB, means.step, time, values)
 
     def findings(self) -> list[Finding]:
-        """Return what the monitor has found since the last call."""
+        """Return the findings of the monitor since the last call."""
         events = () if self._rank.job is None else self._rank.job.events
         new = [Finding(self._last_step, event) for event in events if (event.time, event.sentence) not in self._found]
         self._found = frozenset((event.time, event.sentence) for event in events)

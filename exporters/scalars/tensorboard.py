@@ -1,7 +1,6 @@
-"""A file of events that TensorBoard reads.
+"""A file of events that TensorBoard reads, written by TensorBoard's own code on the caller's thread.
 
-Not torch's ``SummaryWriter``: if the disk is full, its thread dies with a traceback, which some scripts take as a
-reason to end the job. Records of the same format are written here, by TensorBoard's own code, on the caller's thread.
+Not torch's ``SummaryWriter``: on a full disk, its thread dies with a traceback, after which some scripts end the job.
 """
 
 from __future__ import annotations
@@ -27,14 +26,7 @@ _MOST_TEXT: Final = 100_000
 
 
 class EventFile:
-    """Scalars and findings in a file of its own.
-
-    Args:
-        directory: TensorBoard reads one file of a directory at a time, so no other program may write there.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Scalars and findings in a file of a directory without others, as TensorBoard reads one of them at a time."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -64,7 +56,7 @@ class EventFile:
         self._file.close()
 
     def _begin(self, first: Point) -> None:
-        """Mark the first step: a job that was restarted repeats steps, and those before the restart are not shown."""
+        """Mark the first step, so that steps before a restart, which the job repeats, are not shown."""
         if not self._has_begun:
             self._has_begun = True
             self._add(Event(wall_time=first.time, step=first.step, session_log=SessionLog(status=SessionLog.START)))

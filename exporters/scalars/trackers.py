@@ -14,13 +14,11 @@ _MOST_FINDINGS: Final = 100
 
 
 class _Log:
-    """The newest findings of a run as text."""
-
     def __init__(self) -> None:
         self._lines: list[str] = []
 
     def add(self, findings: Sequence[Finding]) -> str:
-        """Return all of them, the newest first."""
+        """Return the newest findings as text, the newest first."""
         new = [f"After step {step}: {event.sentence}" for step, event in findings]
         self._lines = [*reversed(new), *self._lines][:_MOST_FINDINGS]
         return "\n".join(self._lines)
@@ -29,9 +27,8 @@ class _Log:
 class WandbRuns:
     """Adds scalars to the rows of the W&B run that is open, and findings to its summary.
 
-    A row belongs to a step of W&B, which only the script's own ``wandb.log`` ends: values that are logged with
-    ``commit=False`` go into the row that is open. So W&B's steps stay those of the script, and a row holds at most
-    one point. The steps of the job are the x axis of its scalars.
+    Only the script's own ``wandb.log`` ends a row; values with ``commit=False`` go into the open one. So W&B's steps
+    stay those of the script, and a row holds at most one point. The x axis of the scalars is the job's step.
     """
 
     def __init__(self) -> None:
@@ -44,7 +41,7 @@ class WandbRuns:
         return _open_wandb_run() is not None
 
     def is_ready(self) -> bool:
-        """Return whether the row of the last point is complete."""
+        """Return True if the row of the last point is complete."""
         run = _open_wandb_run()
         if run is not None and run is self._run:
             with _until_finished(run):
@@ -83,7 +80,7 @@ def _open_wandb_run() -> Any:
 
 @contextmanager
 def _until_finished(run: Any) -> Iterator[None]:
-    """Let pass what a run raises because the script has finished it meanwhile."""
+    """Ignore exceptions of a run that the script has finished meanwhile."""
     try:
         yield
     except Exception:

@@ -41,7 +41,7 @@ _WIDTHS: Final = {"ranks": 10}
 
 
 class By(str, Enum):
-    """What to divide the table by."""
+    """The division of the table."""
 
     OPERATION = "operation"
     SIZE = "size"
@@ -49,20 +49,14 @@ class By(str, Enum):
 
 
 _LEFT_OUT: Final = {By.OPERATION: (), By.SIZE: ("bytes",), By.GROUP: ("n", "p99")}
-"""Columns that leave room for the one that is more: the table has to stay within a terminal."""
+"""Columns that make room for the additional one, so that the table stays within a terminal."""
 
 _DETAIL: Final = {By.OPERATION: Detail.NONE, By.SIZE: Detail.SIZE, By.GROUP: Detail.GROUP}
 
 
 @dataclass(frozen=True, slots=True)
 class BandwidthReport:
-    """The output of the command.
-
-    Attributes:
-        communication: the table, the most exposed first.
-        links: the speed of links between nodes, from messages.
-        slow_links: links that carry much less than others; None without any.
-    """
+    """The table, the most exposed first; the speed of links between nodes, from messages; slow links, or None."""
 
     run: str
     alignment: Alignment

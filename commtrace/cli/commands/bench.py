@@ -1,4 +1,4 @@
-"""``commtrace bench overhead -- torchrun … train.py``: what recording costs this very job, measured."""
+"""``commtrace bench overhead -- torchrun … train.py``: measures the cost of recording this very job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LINES_OF_OUTPUT: Final = 15
 
 
 class BenchError(CommtraceError):
-    """The command that was to be measured failed."""
+    """The measured command failed."""
 
 
 def bench(
@@ -89,11 +89,7 @@ def _environment(stamps: Path, run: Path, *, records: bool) -> dict[str, str]:
 
 
 def _execute(command: Sequence[str], environment: Mapping[str, str], output: Path) -> int:
-    """Return the CPU time of the command and of all processes that it waited for, ns.
-
-    Raises:
-        BenchError: the command cannot be started, or fails.
-    """
+    """Return the CPU time of the command and its processes, ns; raise :class:`BenchError` if it fails."""
     with output.open("wb") as file:
         try:
             process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)

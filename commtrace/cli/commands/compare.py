@@ -1,4 +1,4 @@
-"""``commtrace compare A B``: what changed between two runs."""
+"""``commtrace compare A B``: the changes between two runs."""
 
 from __future__ import annotations
 
@@ -97,11 +97,7 @@ def _print_bases(
 
 
 def _different_runs(runs: Sequence[Path]) -> dict[Path, Path]:
-    """Return the directory of each run.
-
-    Raises:
-        ConfigurationError: two of them are the same run.
-    """
+    """Return the directory of each run; raise :class:`ConfigurationError` if two of them are the same run."""
     directories: dict[Path, Path] = {}
     for run in runs:
         directory = find_run_directory(run)

@@ -1,4 +1,4 @@
-"""``commtrace doctor [RUN]``: whether commtrace records here; of a run, where its job hangs and what is missing."""
+"""``commtrace doctor [RUN]``: checks the recording here, or finds where a job hangs and what its recording misses."""
 
 from __future__ import annotations
 
@@ -89,14 +89,7 @@ def _check_installation(*, as_json: bool) -> None:
 
 
 def read_flight_calls(paths: Sequence[Path]) -> list[FlightCall]:
-    """Return the collectives in these dumps.
-
-    Args:
-        paths: dumps, directories of dumps, or beginnings of names of dumps, such as /tmp/nccl_trace_rank_.
-
-    Raises:
-        ImportFileError: there is none, or one cannot be read.
-    """
+    """Return the collectives in dumps, folders or prefixes; raise :class:`ImportFileError` without readable ones."""
     return [
         FlightCall(
             record.rank,

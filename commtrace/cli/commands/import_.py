@@ -1,4 +1,4 @@
-"""``commtrace import KIND FILES… -o RUN``: a run from what another program recorded."""
+"""``commtrace import KIND FILES… -o RUN``: makes a run from a recording of another program."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _import(
     meta: Path | None,
     on_file: Callable[[Path], None],
 ) -> Imported:
-    # Imported where they are needed: what one format needs would double the time that importing a small trace takes.
+    # Imported where they are needed: the modules of all formats would double the time to import a small trace.
     if kind is Kind.FLIGHT_RECORDER:
         from commtrace.importers.flight_recorder import import_flight_recorder
 

@@ -94,7 +94,7 @@ def _write(path: Path, collector: PathCollector) -> None:
 
 @contextlib.contextmanager
 def _served(address: str, collector: PathCollector, run: Path) -> Iterator[None]:
-    """Serve the samples with the endpoint options of the ranks, and a target file by which Prometheus finds them."""
+    """Serve the samples with the endpoint options of the ranks, and a target file for Prometheus."""
     from commtrace.config import Config
     from commtrace.exporters.monitor.rendezvous import Address
     from commtrace.exporters.prometheus.critical_path import path_target

@@ -75,9 +75,7 @@ def report(
 
 
 def _plan(analysis: Analysis, drawn: Sequence[int]) -> dict[str, Any] | None:
-    """Return the schedule with the mean forwards and backwards of these steps, to be drawn beside the real one; None
-    where it cannot be had.
-    """
+    """Return the schedule with the mean forwards and backwards of these steps; None if there is none."""
     rows = analysis.replayed
     try:
         plan = plan_of(rows.run, build_program(rows.run, rows.matches, np.array(drawn, np.int64)))

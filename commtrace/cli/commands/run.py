@@ -76,10 +76,10 @@ def run(
 
 
 def _execute_with_notes(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, set[Path]]:
-    """Return the exit code of ``command``, and the folders in which ranks on this node reported to record."""
+    """Return the exit code of ``command``, and the folders that ranks on this node reported to record in."""
     try:
         notes = tempfile.NamedTemporaryFile(prefix="commtrace-run-")  # noqa: SIM115
-    except OSError:  # no directory for temporary files can be written: what was recorded is looked for
+    except OSError:  # no directory for temporary files can be written: look for the recorded files instead
         return _execute(command, environment), set()
     with notes:
         exit_code = _execute(command, {**environment, NOTES_VARIABLE: notes.name})
@@ -88,12 +88,6 @@ def _execute_with_notes(command: Sequence[str], environment: Mapping[str, str]) 
 
 def injected_environment(environment: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
     """Return ``environment`` with the variables that make every Python process below record into one run.
-
-    If ranks may be on several nodes, they agree on the name of the run: see :mod:`commtrace.identity`.
-
-    Args:
-        environment: the variables to start from.
-        options: fields of :class:`commtrace.Config` from the command line; they win over variables.
 
     Raises:
         ConfigurationError: an option or a COMMTRACE_* variable cannot be used. Reported here, not by every rank.
@@ -135,7 +129,7 @@ def _execute(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _written_since(directory: str, began_ns: int) -> set[Path]:
-    """Return the folders of ranks to which files were added since, in the runs that ``directory`` may mean."""
+    """Return the folders of ranks with new files since ``began_ns``, in the runs that ``directory`` may mean."""
     # Imported here: pyarrow is not needed for the command to start.
     from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN
 
@@ -153,7 +147,7 @@ def _written_since(directory: str, began_ns: int) -> set[Path]:
 
 
 def _print_recorded(noted: set[Path], began_ns: int, environment: Mapping[str, str], exit_code: int) -> None:
-    """Print the place of the run and the next command on stderr: stdout is the command's."""
+    """Print the place of the run and the next command on stderr, as stdout is the command's."""
     from commtrace.trace.files.writer import segment_paths
 
     directory = environment["COMMTRACE_DIR"]

@@ -86,12 +86,12 @@ def _opened(output: Path | None) -> AbstractContextManager[IO[str]]:
 
 
 def _for_terminal(value: object) -> object:
-    """Return a value without control characters, which words of a recording may hold."""
+    """Return a value without the control characters that a recording may hold."""
     return printable(value) if isinstance(value, str) else value
 
 
 def _jsonable(value: object) -> object:
-    """Return a value as JSON has it: what is no number, or no finite one, is null."""
+    """Return a value for JSON: numbers that are not finite become null."""
     if isinstance(value, dict):
         return {name: _jsonable(inner) for name, inner in value.items()}
     if isinstance(value, list):

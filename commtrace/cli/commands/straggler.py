@@ -1,4 +1,4 @@
-"""``commtrace straggler RUN``: who slows the job, why, and what it costs."""
+"""``commtrace straggler RUN``: the ranks that slow the job, with causes and costs."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from commtrace.cli.views.straggler import print_awaited, print_stragglers
 
 _MOST_PARTS: Final = 8
 _WORTH_SHOWING: Final = 1.005
-"""From this S on a part is shown by name."""
+"""Least S of a part that is shown by name."""
 
 _WORTH_EXPLAINING: Final = 1.01
-"""From this S of the job on, the note says what would recover it."""
+"""Least S of the job for which the note names what would recover it."""
 
 _MISSED: Final = 0.005
-"""From this share on, the error of the replay is printed."""
+"""Least error of the replay that is printed, as a share."""
 
 _RECOVERS_SOMETHING: Final = 0.005
 _INDENT: Final = 13
@@ -146,7 +146,7 @@ def _named(slowdowns: Mapping[int, float]) -> list[tuple[str, float]]:
 
 
 def _slowest(what_if: WhatIf) -> str:
-    """Name the slowest workers, in percent only where the job is large enough for that."""
+    # In percent only where the job is large enough for that.
     is_large = len(what_if.by_worker) * SLOWEST_PERCENT >= 100
     share = f"the slowest {SLOWEST_PERCENT} % of workers, " if is_large else "the slowest, "
     return f"{share}{ranks_in_words(what_if.slowest_workers)},"
@@ -157,7 +157,7 @@ def _recovered(share: float) -> str:
 
 
 def _text(parts: Sequence[tuple[str, float]]) -> str:
-    """Return ``forward 1.098, backward 1.083; 7 more below 1.005``."""
+    """Return ``forward: 1.098, backward: 1.083; 7 more below 1.005``."""
     largest_first = sorted(parts, key=lambda part: -part[1])
     shown = [part for part in largest_first if part[1] >= _WORTH_SHOWING][:_MOST_PARTS]
     if not shown:
@@ -171,7 +171,7 @@ def _text(parts: Sequence[tuple[str, float]]) -> str:
 
 
 def _by_range(by_rank: Mapping[int, float]) -> list[tuple[str, float]]:
-    """Return ranks of equal S together."""
+    # Ranks of equal S together.
     ranks: dict[float, list[int]] = {}
     for rank, slowdown in by_rank.items():
         ranks.setdefault(slowdown, []).append(rank)

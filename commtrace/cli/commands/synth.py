@@ -125,7 +125,7 @@ def synth(
 
 
 def _clocks(job: Job, offsets: Sequence[str], drifts: Sequence[str], steps: Sequence[str]) -> Mapping[int, Clock]:
-    """Return the clocks of the hosts, perfect ones without options."""
+    # Perfect ones without options.
     if not (offsets or drifts or steps):
         return {}
     offset, offset_of = _amounts("--clock-offset", offsets)

@@ -22,21 +22,17 @@ from commtrace.trace.files.locate import NEWEST_RUN, RUNS
 from commtrace.trace.inputs import printable, printable_lines
 
 _BUSY_SHARE: Final = 0.2
-"""Limit of the time that top spends looking: a login node has other users."""
+"""Limit of top's share of a core: a login node has other users."""
 
 _WAITING: Final = 3
-"""Exit code of ``--once`` where there is nothing to show yet."""
+"""Exit code of ``--once`` if there is nothing to show yet."""
 
 
 class Source(Protocol):
     """A source of frames."""
 
     def look(self) -> Frame:
-        """Return the present frame.
-
-        Raises:
-            RunNotFoundError: nothing is there yet.
-        """
+        """Return the present frame; raise :class:`RunNotFoundError` if there is none yet."""
 
 
 def top(
@@ -123,7 +119,7 @@ def _watch(source: Source, run: str, console: PlainConsole, refresh: float, rank
 
 
 def pause_seconds(took: float, refresh: float) -> float:
-    """Return the pause after a look: ``refresh``, but long enough to bound the share of a core."""
+    """Return the pause after a look: ``refresh``, or longer to bound the share of a core."""
     return max(refresh, took * (1 - _BUSY_SHARE) / _BUSY_SHARE)
 
 

@@ -41,7 +41,7 @@ _MOST_SUMS: Final = 12
 
 
 def detail_lines(detail: RecordedDetail) -> Iterable[str]:
-    """Yield nothing for a run that is in detail as a whole."""
+    """Yield the detail and triggers of a run; nothing for a run that is in detail as a whole."""
     times = detail.step_time_ns
     if times and (detail.steps_in_detail < detail.steps or detail.every != 1):
         every = detail.every

@@ -1,4 +1,4 @@
-"""The findings of ``commtrace doctor``: findings and the story of a hang first, then what they rest on."""
+"""Prints ``commtrace doctor``: findings and the story of a hang first, then their basis."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _MARKS: Final = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[b
 
 
 def print_checks(console: Console, checks: Sequence[Check]) -> None:
-    """Print whether a job that is started here would be recorded, then the checks that this rests on."""
+    """Print the result for a job that is started here, then the checks behind it."""
     problems = sum(check.state == "problem" for check in checks)
     if problems:
         console.print(f"[bold red]A job that is started here is not recorded as configured: {problems} to mend.[/]\n")
@@ -154,7 +154,7 @@ def _between(drop: Drops) -> str:
 
 
 def _alike(seen: Sequence[Seen], broken_off: Collection[int]) -> Iterable[tuple[list[int], Seen]]:
-    """Return ranks with the same coverage and the same end, with one of them."""
+    # With one rank of each set, which have the same coverage and the same end.
     by_sight: dict[tuple[Seen, bool], list[Seen]] = {}
     for one in seen:
         by_sight.setdefault((one._replace(rank=0), one.rank in broken_off), []).append(one)
@@ -169,7 +169,7 @@ def _missing(seen: Seen) -> str:
 
 
 def _not_written(seen: Seen) -> str:
-    """Return the least number of communications that a broken-off file lacks, by what other ranks completed."""
+    # The least number of communications that a broken-off file lacks, by those that other ranks completed.
     if seen.unwritten is None:
         return ""
     return f"at least {seen.unwritten}" if seen.unwritten else "unknown"

@@ -19,11 +19,11 @@ from commtrace.history.runs import ListedRun, RunList
 from commtrace.history.verdicts import Named, RunVerdict
 
 _WIDTH: Final = 140
-"""Of tables that go into a file or a pager."""
+"""Width of tables that go into a file or a pager."""
 
 
 def print_runs(console: Console, runs: RunList) -> None:
-    """Print one row per run, then what is wrong with folders and runs."""
+    """Print one row per run, then the problems of folders and runs."""
     _widen(console)
     table = _table(["run", "started (UTC)"], ["lasted", "ranks", "hosts", "steps", "step"], ["ended", "verdict"])
     for run in runs.runs:

@@ -1,4 +1,4 @@
-"""The time of a run as lines: its wall time, steps done again, the critical path, and what was lost."""
+"""Lines on the time of a run: wall time, repeated steps, critical path, losses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WALL_PARTS: Final = {
 }
 _LEAST_SHARE_OF_WALL: Final = 0.001
 _UNEVEN: Final = 1.2
-"""Multiple of the mean over ranks from which on the rank with most of a part is named."""
+"""Least multiple of the mean over ranks for which the rank with most of a part is named."""
 
 
 def run_budget_lines(budget: RunBudget | None) -> Iterator[str]:
@@ -156,12 +156,7 @@ _MOST_RANGES: Final = 4
 
 
 def step_attempts_lines(repeated: Sequence[RepeatedStep], launch: int) -> Iterator[str]:
-    """Yield ``Steps 5–8 were done twice: attempt 1 from …; attempt 2 from …, shown here`` for each range.
-
-    Args:
-        repeated: steps that were done more than once.
-        launch: the one that is shown.
-    """
+    """Yield ``Steps 5–8 were done twice: attempt 1 from …`` for each range; ``launch`` is the one that is shown."""
     ranges = list(_ranges(repeated))
     for steps in ranges[:_MOST_RANGES]:
         first, last = steps[0], steps[-1]
@@ -177,7 +172,7 @@ def step_attempts_lines(repeated: Sequence[RepeatedStep], launch: int) -> Iterat
 
 
 def _ranges(repeated: Sequence[RepeatedStep]) -> Iterator[Sequence[RepeatedStep]]:
-    """Yield consecutive steps that were done in the same launches."""
+    # Consecutive steps that were done in the same launches.
 
     def key(item: tuple[int, RepeatedStep]) -> tuple[int, tuple[int, ...]]:
         position, step = item

@@ -27,13 +27,9 @@ def print_stragglers(
     on_gpu: bool = False,
     nodes: Sequence[NodesOfVerdict] | None = None,
 ) -> None:
-    """Print the verdicts.
+    """Print the verdicts, the costliest first, with GPU-hours if ``on_gpu``.
 
-    Args:
-        console: the output.
-        stragglers: the costliest first.
-        on_gpu: print GPU-hours too.
-        nodes: of each verdict, its devices, and how to keep them out of the next job; with them, print the next step.
+    ``nodes`` has the devices of each verdict and how to keep them out of the next job; with it, print the next step.
     """
     for position, straggler in enumerate(stragglers):
         hours = f", {straggler.gpu_hours_per_day:.3g} GPU-hours per day" if on_gpu else ""
@@ -105,7 +101,7 @@ def _ms(milliseconds_per_step: float | None) -> str:
 
 
 def print_awaited(console: Console, awaited: Sequence[Awaited], stragglers: Sequence[Verdict]) -> None:
-    """Print which rank the others waited for most, if one stands out, and its activity unless a verdict names it."""
+    """Print the rank that the others waited for most, if one stands out, and its activity unless a verdict names it."""
     if not awaited or not awaited[0].stands_out:
         return
     first = awaited[0]

@@ -108,7 +108,7 @@ def _mean_wait(summary: Summary, role: str, wait_ns: float) -> str:
 
 
 def _print_exposed(console: Console, summary: Summary) -> None:
-    """Print the stalls by role: the mean over ranks, and the rank that lost most."""
+    # The mean over ranks, and the rank that lost most.
     ranks = summary.ranks
     roles = sorted({role for rank in ranks for role in rank.exposed})
     if not roles:
@@ -230,7 +230,7 @@ def print_pipeline(console: Console, pipeline: Pipeline | None) -> None:
 
 
 def _is_known(stage: StageBubble) -> bool:
-    """Return whether the stage's wait can be separated from transfers: both sides were seen, with few exceptions."""
+    # Both sides of the stage's messages were seen, with few exceptions: its wait can be separated from transfers.
     return stage.unmatched_ns <= _FEW * (stage.bubble_ns + stage.transfer_ns)
 
 
@@ -241,7 +241,7 @@ def _stage_cell(stage: StageBubble, name: str) -> str:
 
 
 def _print_bubble_causes(console: Console, stages: Sequence[StageBubble]) -> None:
-    """Print the causes of each stage's bubble; a cause that shortens it is negative."""
+    # A cause that shortens the bubble is negative.
     if any(getattr(stage, name) is None for stage in stages for name in _CAUSES):
         return
     table = _table([])
@@ -257,7 +257,7 @@ def _print_bubble_causes(console: Console, stages: Sequence[StageBubble]) -> Non
 
 
 def _print_coverage(console: Console, summary: Summary) -> None:
-    """Print what is not visible, which never counts as 0."""
+    # Paths that are not visible never count as 0.
     coverage = summary.coverage
     captured = ", ".join(f"{count} {kind}" for kind, count in coverage.captured.items())
     dropped = sum(coverage.dropped.values())

@@ -17,7 +17,7 @@ _MOST_RANKS: Final = 16
 _ALWAYS_SHOWN: Final = ("compute", "exposed", "bubble", "other")
 _WORTH_A_COLUMN: Final = 0.001
 _WORTH_A_MARK: Final = 0.005
-"""Share of the step that stalled for communications without all of their members."""
+"""Least share of the step, stalled on communications without all of their members, that is marked."""
 
 _PARTS_THAT_FIT_ON_ONE_LINE: Final = 4
 
@@ -56,7 +56,7 @@ def _largest_share(ranks: Sequence[RankMean], part: str) -> float:
 
 
 def _extremes(ranks: Sequence[RankMean], named: set[int]) -> Sequence[RankMean]:
-    """Return at most 16 ranks: those that compute most and least, and those that are named elsewhere."""
+    # At most 16 ranks: those that compute most and least, and those that are named elsewhere.
     if len(ranks) <= _MOST_RANKS:
         return ranks
     by_compute = sorted(ranks, key=lambda rank: (rank.part("compute"), rank.rank))
@@ -128,6 +128,6 @@ def module_table(summary: Summary) -> Table | None:
 
 
 def _slowest(row: ModuleTime) -> str:
-    """Return nothing if no rank is slower than the others by a visible share."""
+    # Empty if no rank is slower than the others by a visible share.
     rank, slower = row.slowest()
     return "" if slower is None or slower < _LEAST_SHARE else f"rank {rank} +{slower:.0%}"

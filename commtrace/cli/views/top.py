@@ -61,12 +61,8 @@ def draw(
 ) -> list[Text]:
     """Return the lines of a frame.
 
-    Args:
-        frame: to draw.
-        width: of the terminal, characters.
-        height: of the terminal, lines; None without a terminal: then nothing is left out.
-        most_ranks: limit of rows; None: as many as fit, or 16 without a terminal.
-        refresh: seconds until the next look, if there is one.
+    Without a terminal, ``height`` is None and nothing is left out. ``most_ranks`` limits the rows; None: as many as
+    fit, or 16 without a terminal. ``refresh`` is the time to the next look in seconds, if there is one.
     """
     above = [*_header(frame), *_verdict(frame, width), *_roles(frame)]
     below = list(_footer(frame, width, refresh))
@@ -111,7 +107,6 @@ def _steps_shown(frame: Frame) -> str:
 
 
 def _verdict(frame: Frame, width: int) -> Iterator[Text]:
-    """Yield notes, stragglers, and the ranks that the others wait for."""
     for note in frame.notes[:_MOST_NOTES]:
         yield from _wrapped(note, width, "bold red" if note.startswith(URGENT) else "yellow", "  ")
     if len(frame.notes) > _MOST_NOTES:
@@ -147,7 +142,7 @@ def _most_waited_for(frame: Frame) -> Iterator[Text]:
 
 
 def _roles(frame: Frame) -> Iterator[Text]:
-    """Yield one line per role: the mean over the known ranks, and the rank that loses most."""
+    # One line per role: the mean over the known ranks, and the rank that loses most.
     roles = _roles_by_size(frame)
     if not roles:
         return
@@ -241,7 +236,7 @@ def _cell_of(part: str) -> Callable[[RankRow], str]:
 
 
 def _cell_of_role(role: str) -> Callable[[RankRow], str]:
-    """Return a cell that is 0 for a role without exposed time, if the rank's step is known."""
+    # 0 for a role without exposed time, if the rank's step is known.
     return lambda row: milliseconds(row.exposed[role].total_ns if role in row.exposed else 0 if row.parts else None)
 
 
@@ -288,7 +283,7 @@ def _line(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int
 
 
 def _bar(row: RankRow, width: int) -> Text:
-    """Return the step as a line of letters; every part is as long as its share, to one letter."""
+    # Every part is as long as its share, to one letter.
     bar, total, done, at = Text(), row.step_ns or 0, 0, 0
     for part, (letter, style) in _LETTERS.items():
         done += row.parts.get(part, 0)

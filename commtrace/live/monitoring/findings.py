@@ -1,4 +1,4 @@
-"""Findings of the monitor, the events about them, and how long they hold."""
+"""Findings of the monitor, and the events about them."""
 
 from __future__ import annotations
 
@@ -22,53 +22,35 @@ SILENT: Final = "silent"
 BACK: Final = "back"
 
 MOST_MEANS: Final = 16
-"""Kinds of work, and roles, of which there is a mean."""
+"""Limit of the kinds of work, and of the roles, with a mean."""
 
 _OF_NO_RANK: Final = ("communication", "stage_imbalance", "sequence_length_imbalance")
 
 
 @dataclass(frozen=True, slots=True)
 class LiveStraggler:
-    """Something that slows the job: a rank, a host whose ranks are all slow, a stage, a link.
+    """A rank, host, stage or link that slows the job.
 
-    Attributes:
-        rank: the slow one, the slowest of several; −1 where the cause moves between ranks.
-        host: its node; empty where the cause moves.
-        who: the same in the words of ``commtrace straggler``.
-        place: one of :data:`commtrace.analysis.stragglers.verdict.PLACES`.
-        cause: one of :data:`commtrace.analysis.stragglers.verdict.CAUSES`.
-        since: epoch seconds: begin of the first window in which it stood out.
-        cost_ms_per_step: what a step would save without it, with all other findings mended as well, from a replay; of
-            single events the mean over steps. Without a replay: the excess over normal, at most what ranks that are not
-            slow stalled.
-        gpu_hours_per_day: the same over all devices of the job, a rank without a GPU counted as one.
-        evidence: a sentence with the numbers.
-        next_step: a sentence: what to do.
-        occurrence: of events in few steps: in which, and how long in all; else empty.
-        steps: number of steps that the cost of such events is spread over; 0 of what holds in every step.
-        ranks: all that it names; of a link both ends.
-        since_step: first step of that window, or of the events; −1 if not known.
-        members: the slow ranks, slowest first, at most 16; empty where no rank is the cause.
-        id: the same from the event that reports it to the one that clears it, whatever changes meanwhile; unique among
-            those that hold. Empty before it is reported.
+    Without a replay, the cost is the excess over normal, at most the stall of ranks that are not slow. ``id`` is empty
+    before it is reported, ``members`` where no rank is the cause.
     """
 
-    rank: int
+    rank: int  # the slowest of several; −1, with an empty host, where the cause moves between ranks
     host: str
     who: str
-    place: str
-    cause: str
-    since: float
-    cost_ms_per_step: float
-    gpu_hours_per_day: float
+    place: str  # one of verdict.PLACES
+    cause: str  # one of verdict.CAUSES
+    since: float  # epoch seconds: begin of the first window in which it stood out
+    cost_ms_per_step: float  # gain from mending it after all other findings, from a replay
+    gpu_hours_per_day: float  # over all devices of the job, a rank without a GPU counted as one
     evidence: str
     next_step: str
-    occurrence: str = ""
-    steps: int = 0
-    ranks: tuple[int, ...] = ()
-    since_step: int = -1
-    members: tuple[Member, ...] = ()
-    id: str = ""
+    occurrence: str = ""  # steps and total duration of events in few steps; else empty
+    steps: int = 0  # over which the cost of such events is spread; 0 if it holds in every step
+    ranks: tuple[int, ...] = ()  # all that it names; of a link both ends
+    since_step: int = -1  # first step of that window, or of the events; −1 if not known
+    members: tuple[Member, ...] = ()  # the slow ranks, slowest first, at most 16
+    id: str = ""  # constant until it is cleared, unique among those that hold
 
     def to_json(self) -> JsonObject:
         """Return the fields, and ``since`` as ISO 8601 as well."""
@@ -77,20 +59,11 @@ class LiveStraggler:
 
 @dataclass(frozen=True, slots=True)
 class LiveEvent:
-    """A message for the person on call.
+    """A message for the person on call."""
 
-    Attributes:
-        kind: ``straggler``, ``changed`` (other ranks than reported before, now a host, or longer input), ``recovered``,
-            ``silent`` (a rank stopped reporting), ``back``, ``hang`` or ``resumed``.
-        time: epoch seconds.
-        rank, host: the subject; −1 and empty if it is no rank.
-        sentence: for people.
-        straggler: with kind ``straggler``, ``changed`` and ``recovered``.
-    """
-
-    kind: str
-    time: float
-    rank: int
+    kind: str  # FOUND, CHANGED (other ranks, now a host, or longer input), CLEARED, SILENT, BACK, hang or resumed
+    time: float  # epoch seconds
+    rank: int  # the subject; −1, with an empty host, if it is no rank
     host: str
     sentence: str
     straggler: LiveStraggler | None = None
@@ -103,51 +76,30 @@ class LiveEvent:
 
 @dataclass(frozen=True, slots=True)
 class JobMeans:
-    """The job in one window: means over its ranks of the means over their steps. Times are ns per step.
+    """Means over the ranks of the job in one window of their mean steps; ns per step."""
 
-    Attributes:
-        step: the newest that a rank reported.
-        ranks: number of ranks that ended steps in the window.
-        step_ns: duration of a step.
-        work_ns: by the words of :data:`commtrace.live.monitoring.window.WORK`.
-        exposed_ns: by role, the largest few; bubble as ``pp``.
-    """
-
-    step: Number
-    ranks: Count
+    step: Number  # the newest that a rank reported
+    ranks: Count  # that ended steps in the window
     step_ns: Duration
-    work_ns: Annotated[Mapping[Text, Duration], Meta(max_length=MOST_MEANS)]
-    exposed_ns: Annotated[Mapping[Text, Duration], Meta(max_length=MOST_MEANS)]
+    work_ns: Annotated[Mapping[Text, Duration], Meta(max_length=MOST_MEANS)]  # by window.WORK
+    exposed_ns: Annotated[Mapping[Text, Duration], Meta(max_length=MOST_MEANS)]  # by role; bubble as pp
 
 
 @dataclass(frozen=True, slots=True)
 class MonitorStatus:
-    """The present state, as in ``monitor.json``.
+    """The present state, as in ``monitor.json``; stragglers are the costliest first."""
 
-    Attributes:
-        time: epoch seconds.
-        ranks_heard: number of ranks that have ever reported.
-        silent: ranks that stopped reporting.
-        step_ms: median of the ranks' mean step in the newest windows.
-        last_step: the newest that a rank reported; −1 before the first.
-        peers_missing: whether a rank has no other rank that does the same work.
-        hang: the finding about it; None without one.
-        abstentions: what cannot be judged, and why.
-        stragglers: costliest first.
-        means: where the time of a step goes, over all ranks; None before the first steps.
-    """
-
-    time: float
+    time: float  # epoch seconds
     world_size: int
-    ranks_heard: int
+    ranks_heard: int  # that have ever reported
     silent: Sequence[int]
-    step_ms: float
-    last_step: int
-    peers_missing: bool
-    hang: str | None
-    abstentions: tuple[str, ...]
+    step_ms: float  # median of the ranks' mean step in the newest windows
+    last_step: int  # the newest that a rank reported; −1 before the first
+    peers_missing: bool  # a rank has no peer that does the same work
+    hang: str | None  # the finding about it
+    abstentions: tuple[str, ...]  # reasons why something cannot be judged
     stragglers: tuple[LiveStraggler, ...]
-    means: JobMeans | None = None
+    means: JobMeans | None = None  # None before the first steps
 
     def to_json(self) -> JsonObject:
         return fields_to_json(self)
@@ -155,13 +107,7 @@ class MonitorStatus:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """What a rank knows of the job from its monitor.
-
-    Attributes:
-        stragglers: what holds now, costliest first.
-        events: the newest, oldest first.
-        means: as in :class:`MonitorStatus`.
-    """
+    """The job as a rank sees it through its monitor: findings, costliest first, and the newest events, oldest first."""
 
     stragglers: tuple[LiveStraggler, ...]
     events: tuple[LiveEvent, ...]
@@ -220,13 +166,7 @@ def _lasted(straggler: LiveStraggler, now: float) -> str:
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """A finding over windows.
-
-    Attributes:
-        straggler: as it was seen last.
-        reported: as it was reported last; None before it is named.
-        windows: in how many it was seen.
-    """
+    """A finding as last seen, as last reported (None before it is named), and the number of windows that show it."""
 
     straggler: LiveStraggler
     reported: LiveStraggler | None = None
@@ -234,10 +174,10 @@ class _Known:
 
 
 class StandingFindings:
-    """Names what is seen in ``windows_to_name`` windows in a row, and clears what is no longer seen.
+    """Names findings that last ``windows_to_name`` windows in a row, and clears those that are gone.
 
-    A finding stays the same if it keeps its cause and name, or more than half of the ranks of the smaller set: a set
-    that grows or shrinks, and ranks that turn out to be a host, are not named again.
+    A finding stays the same if it keeps its cause and name, or more than half of the ranks of the smaller set. So a set
+    that grows, shrinks or turns out to be a host is not named again.
     """
 
     def __init__(self, windows_to_name: int) -> None:
@@ -256,14 +196,10 @@ class StandingFindings:
         kept: Collection[str] = (),
         windows: int = 1,
     ) -> list[LiveEvent]:
-        """Take what is seen now, and return the changes.
+        """Take the present observations, and return the changes.
 
-        Args:
-            stragglers: each with the start of its present observation.
-            now: epoch seconds.
-            device: the unit of hours, ``GPU`` or ``rank``.
-            kept: causes that could not be examined now: their findings stay.
-            windows: number of windows that these observations come from.
+        Findings with a cause in ``kept``, which could not be examined now, stay. ``windows`` is the number of windows
+        behind these observations, ``now`` epoch seconds.
         """
         before, self._known = self._known, []
         continued = _continued(before, stragglers)
@@ -295,7 +231,7 @@ class StandingFindings:
 
 
 def _continued(known: Sequence[_Known], stragglers: Sequence[LiveStraggler]) -> list[_Known | None]:
-    """Return for each straggler the known finding that it continues."""
+    # By name first, then by ranks, so that a set with a known name is not taken for another one.
     found: list[_Known | None] = [None] * len(stragglers)
     left = list(known)
     for is_same in (_has_same_name, _has_same_ranks):

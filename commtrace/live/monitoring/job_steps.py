@@ -1,4 +1,4 @@
-"""The begin and end of the job's steps: the earliest begin and the latest end of its ranks, on the wall clock.
+"""Begin and end of the job's steps: the earliest begin and the latest end of its ranks, on the wall clock.
 
 >>> steps = JobSteps()
 >>> steps.add([StepTimes(7, 0, 100, 200)])
@@ -33,7 +33,7 @@ class StepTimes(NamedTuple):
 
 
 class JobStep(NamedTuple):
-    """One step on those ranks whose times are known: the earliest begin and the latest end, epoch ns."""
+    """One step on those ranks whose times are known, epoch ns."""
 
     step: Number
     repetition: Count
@@ -65,12 +65,12 @@ class JobSteps:
 
     @property
     def newest(self) -> tuple[JobStep, ...]:
-        """Return the steps, at most ``MOST_JOINED``, in the order of their first report."""
+        """Return at most ``MOST_JOINED`` steps in the order of their first report."""
         return tuple(self._known.values())
 
 
 class Repetitions:
-    """Counts the steps of the same number on a rank, for the newest thousand numbers."""
+    """Counts the repetitions of steps on a rank, for the newest thousand numbers."""
 
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}

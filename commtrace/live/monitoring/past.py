@@ -1,4 +1,4 @@
-"""The past of a job: what stages and links did while they were well, and the pauses of ranks in the last minute.
+"""The past of a job: stages and links while they were well, and the pauses of ranks in the last minute.
 
 >>> past = JobPast()
 >>> past.add(Usual({0: 100.0, 1: 100.0}))
@@ -27,10 +27,10 @@ from commtrace.analysis.stragglers.usual import Usual
 from commtrace.live.monitoring.window import PAUSES, WORK, Pause, WindowReport
 
 _WINDOWS_WELL: Final = 16
-"""Windows kept of each stage and link, the newest in which it was well."""
+"""Windows kept of each stage and link: the newest in which it was well."""
 
 _MOST_KEPT: Final = 10_000
-"""Entries kept: the past of a job with more sizes of messages says nothing."""
+"""Limit of entries: the past of a job with more sizes of messages is of no use."""
 
 _Key = TypeVar("_Key")
 
@@ -78,7 +78,7 @@ _LATE: Final = 1.5
 
 
 class RankPauses(NamedTuple):
-    """A rank that pauses longer than its peers; times per step of the windows that are remembered."""
+    """A rank that pauses longer than its peers; times per remembered step."""
 
     rank: int
     cause: str
@@ -95,25 +95,15 @@ class RankPauses(NamedTuple):
 
 
 class SlowPauses(NamedTuple):
-    """Ranks that pause longer than their peers.
-
-    Attributes:
-        place: what they have in common.
-        cause: one of ``PAUSES``.
-        members: the ranks, the one that loses most first.
-        cost_ns: per step, of all of them.
-        steps: number of steps of that mean.
-        when: the pauses.
-        windows: number of windows since the first pause.
-    """
+    """Ranks that pause longer than their peers, the one that loses most first."""
 
     place: str
     cause: str
     members: tuple[RankPauses, ...]
-    cost_ns: float
-    steps: int
+    cost_ns: float  # per step, of all of them
+    steps: int  # of that mean
     when: Occurrence
-    windows: int
+    windows: int  # since the first pause
 
 
 class _Window(NamedTuple):
@@ -124,17 +114,13 @@ class _Window(NamedTuple):
 
 
 class PauseMemory:
-    """The pauses of all ranks in single steps: checkpoints, evaluation, garbage collection, input. Not thread-safe."""
+    """The pauses of all ranks in single steps. Not thread-safe."""
 
     def __init__(self) -> None:
         self._windows: dict[int, deque[_Window]] = {}
 
     def take(self, reports: Sequence[WindowReport]) -> list[SlowPauses]:
-        """Take new windows, and return the sets of ranks that pause longer than their peers and have not stopped.
-
-        Args:
-            reports: with steps, at most one per rank.
-        """
+        """Take windows with steps, and return the sets of ranks that pause longer than their peers and still do."""
         for one in reports:
             own = self._windows.setdefault(one.rank, deque(maxlen=_WINDOWS_OF_PAUSES))
             own.append(_Window(one.window, one.steps, one.last_step, one.pauses))
@@ -210,9 +196,7 @@ class PauseMemory:
 def _cost(lost_ns: Sequence[tuple[int, float]], steps: int) -> tuple[float, int]:
     """Return the cost per step, and the number of steps of that mean.
 
-    Args:
-        lost_ns: steps with a pause, ascending, and the time lost in each.
-        steps: number of steps that are remembered.
+    ``lost_ns`` has the steps with a pause, ascending, and the time lost in each.
     """
     if len(lost_ns) == 1:
         return lost_ns[0][1] / max(steps, 1), steps

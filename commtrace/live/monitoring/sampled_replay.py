@@ -1,9 +1,6 @@
 """Replays sampled steps while the job runs: the cost of slow ranks, uneven stages, slow links, long microbatches.
 
-The functions are those for a recording, on the newest few steps (:mod:`commtrace.live.monitoring.sampled_steps`).
-
->>> replay = SampledReplay(world_size=8)                        # doctest: +SKIP
->>> steps = replay.newest(reports, now)                         # doctest: +SKIP
+>>> steps = SampledReplay(world_size=8).newest(reports, now)    # doctest: +SKIP
 >>> priced = price(steps, [frozenset({3})], normal_ranks)       # doctest: +SKIP
 """
 
@@ -68,7 +65,7 @@ peers do as well, and single steps do not move a median."""
 
 
 class ReplayedSteps(NamedTuple):
-    """The newest sampled steps: their statistics, and their replay."""
+    """Statistics and replay of the newest sampled steps."""
 
     work: WorkStatistics
     replay: Replay
@@ -80,12 +77,7 @@ class ReplayedSteps(NamedTuple):
 
 
 class SampledReplay:
-    """Prepares the sampled steps of all ranks for a replay. A failure here does not keep ranks from being named.
-
-    Args:
-        world_size: ranks of the job.
-        thread_seconds: CPU time of the calling thread.
-    """
+    """Prepares the sampled steps of all ranks for a replay. A failure here does not keep ranks from being named."""
 
     def __init__(self, world_size: int, thread_seconds: Callable[[], float] = time.thread_time) -> None:
         self._steps = SampledSteps(world_size)
@@ -100,12 +92,7 @@ class SampledReplay:
         return self._steps.windows
 
     def newest(self, reports: Sequence[WindowReport], now: float) -> ReplayedSteps | None:
-        """Take the samples of ranks, and return the newest steps; None if there are none to replay now.
-
-        Args:
-            reports: newest windows.
-            now: epoch seconds.
-        """
+        """Take the samples of ranks, and return the newest steps; None if there are none to replay at ``now``."""
         if self._is_off:
             return None
         begin = self._thread_seconds()
@@ -154,62 +141,40 @@ def _replayed(steps: SampledSteps) -> ReplayedSteps | None:
 
 
 class Price(NamedTuple):
-    """The cost of a slow rank, ns per step.
+    """The cost of a slow rank, ns per step; shares are None if there are too many slow ranks."""
 
-    Attributes:
-        set_ns: of its set, with all other slow ranks mended as well.
-        share_ns, alone_ns: see :class:`commtrace.analysis.stragglers.verdict.Member`; None if there are too many slow
-            ranks.
-    """
-
-    set_ns: float
-    share_ns: float | None = None
+    set_ns: float  # of its set, with all other slow ranks mended as well
+    share_ns: float | None = None  # see verdict.Member, like alone_ns
     alone_ns: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """The result of a replay.
+    """The result of a replay; mappings are by rank."""
 
-    Attributes:
-        of_rank: the cost of each slow rank.
-        verdicts: on stages, sequences and links, costliest first.
-        explained_ns: by rank, its excess in work that its peers do as well.
-        phases: by slow rank, the one phase in which its set is slow; empty if it is not one.
-        phase_texts: by slow rank, the longer phases with numbers, if there are few slow ranks.
-        late: slow ranks most of whose excess lies before their phases.
-        longer_inputs: the replicas of slow ranks with longer input than others.
-        replica_of: by rank, its place in data parallelism.
-        undecided: abstentions on stages and links.
-        not_looked_for: causes that cannot be judged while ranks or a stage are slow.
-    """
-
-    of_rank: Mapping[int, Price]
-    verdicts: Sequence[Verdict]
-    explained_ns: Mapping[int, float]
-    phases: Mapping[int, str]
-    phase_texts: Mapping[int, str]
-    late: frozenset[int]
-    longer_inputs: tuple[LongerInput, ...] = ()
-    replica_of: Mapping[int, int] = field(default_factory=dict)
-    undecided: tuple[str, ...] = ()
-    not_looked_for: tuple[str, ...] = ()
+    of_rank: Mapping[int, Price]  # the cost of each slow rank
+    verdicts: Sequence[Verdict]  # on stages, sequences and links, costliest first
+    explained_ns: Mapping[int, float]  # excess in work that peers do as well
+    phases: Mapping[int, str]  # the one phase in which the set of a slow rank is slow; empty if it is not one
+    phase_texts: Mapping[int, str]  # the longer phases with numbers, if there are few slow ranks
+    late: frozenset[int]  # slow ranks most of whose excess lies before their phases
+    longer_inputs: tuple[LongerInput, ...] = ()  # replicas of slow ranks with longer input than others
+    replica_of: Mapping[int, int] = field(default_factory=dict)  # place in data parallelism
+    undecided: tuple[str, ...] = ()  # abstentions on stages and links
+    not_looked_for: tuple[str, ...] = ()  # causes that cannot be judged while ranks or a stage are slow
 
     def price(self, rank: int, excess_ns: float) -> Price | None:
-        """Return the cost of a rank; None if it was not replayed, or most of its ``excess_ns`` was not."""
+        """Return the cost of a rank; None if most of its ``excess_ns`` was not replayed."""
         if self.explained_ns.get(rank, 0.0) < _MOST_OF_EXCESS * excess_ns:
             return None
         return self.of_rank.get(rank)
 
 
 def price(steps: ReplayedSteps, slow: Sequence[frozenset[int]], normal: Int64, past: JobPast | None = None) -> Priced:
-    """Replay the steps without slow ranks, and find what no rank is the cause of.
+    """Replay the steps without slow ranks, and find causes other than ranks.
 
-    Args:
-        steps: to replay.
-        slow: sets of ranks that are named together.
-        normal: ranks whose work is normal.
-        past: of stages and links; takes those that are well in these steps.
+    ``slow`` are sets of ranks that are named together, ``normal`` ranks with normal work. Stages and links that are
+    well now are added to ``past``.
     """
     work, replay = steps
     past = past or JobPast()
@@ -236,7 +201,7 @@ def price(steps: ReplayedSteps, slow: Sequence[frozenset[int]], normal: Int64, p
         return replay.saved_ns(as_normal(ranks) + others)
 
     def cost_ns(ranks: frozenset[int], of: frozenset[int]) -> float:
-        """Return the cost of these ranks with all others of a set mended as well."""
+        """Return the cost of ``ranks`` with the rest of ``of`` mended as well."""
         return cost_of(work, saved_ns(of) - saved_ns(of - ranks)).ms * 1e6
 
     of_rank: dict[int, Price] = {}

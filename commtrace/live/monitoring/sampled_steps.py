@@ -1,13 +1,7 @@
 """A few whole steps of every rank, row by row, which the monitor replays like a recording.
 
-Means over a window show which rank works too long. What that costs, whether a stage has too much work, and whether a
-link is slow, follows from how ranks wait for each other, and only rows show that. All ranks choose the same steps by
-their numbers alone: multiples of the smallest power of two that leaves few of them.
-
->>> sampler = StepSampler(rank)                                 # doctest: +SKIP
->>> sampler.add(summary.step, rows); sampler.take()             # doctest: +SKIP
->>> steps = SampledSteps(world_size=8); steps.take(reports)     # doctest: +SKIP
->>> steps.newest_run()                                          # doctest: +SKIP
+Costs, stages and links need rows. All ranks choose the same steps by their numbers alone: multiples of the smallest
+power of two that leaves few of them.
 """
 
 from __future__ import annotations
@@ -31,14 +25,14 @@ from commtrace.trace.schema import Row
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Int64, RowBatch, Spans
 
 MOST_STEPS: Final = 16
-"""Of a window: all steps if they take a quarter of a second or more."""
+"""Limit per window: all steps if they take a quarter of a second or more."""
 
 FEWEST_STEPS: Final = 8
-"""With fewer, nothing stands out of the noise between steps: older steps are added."""
+"""Older steps are added to fewer: nothing would stand out of the noise between steps."""
 
 _MOST_ROWS_OF_RANK: Final = 4_000
 _MOST_ROWS_OF_JOB: Final = 200_000
-"""Of a window. The monitor keeps them, 160 bytes each, and replays them beside training."""
+"""Limits per window: the monitor keeps the rows, 160 bytes each, and replays them beside training."""
 
 _MOST_BYTES: Final = 128 * 1024
 _MOST_GROUPS: Final = 64
@@ -70,25 +64,17 @@ class SampleError(ValueError):
 
 
 class StepSample(NamedTuple):
-    """Some whole steps of a rank.
+    """Some whole steps of a rank."""
 
-    Attributes:
-        boot_id: ranks of one host with the same one read the same clock.
-        monotonic_ns, realtime_ns: the same instant on the clock of the rows and on the wall clock.
-        first_step: with which the process began to train.
-        groups: process groups that the rows name.
-        words: names that stand for the codes in the rows.
-        rows: the columns of :class:`commtrace.trace.spans.Spans` one after the other, 64 bits each, deflated.
-    """
-
-    boot_id: Text
-    monotonic_ns: Instant
+    boot_id: Text  # equal for ranks that read the same clock
+    monotonic_ns: Instant  # of the clock of the rows; realtime_ns is the same instant of the wall clock
     realtime_ns: Instant
     coordinates: Dimensions
     parallel: Dimensions
-    first_step: Number
+    first_step: Number  # of the process
     groups: Annotated[tuple[GroupMembers, ...], Meta(max_length=_MOST_GROUPS)]
-    words: Annotated[tuple[Text, ...], Meta(max_length=_MOST_WORDS)]
+    words: Annotated[tuple[Text, ...], Meta(max_length=_MOST_WORDS)]  # the texts of the codes in the rows
+    # the columns of Spans one after the other, 64 bits each, deflated
     rows: Annotated[bytes, Meta(max_length=_MOST_BYTES)]
 
 
@@ -115,7 +101,7 @@ class StepSampler:
                 self._steps.clear()  # a single step has too many rows
 
     def take(self) -> StepSample | None:
-        """Return the sample of the steps so far, None if there is nothing to send, and begin the next one."""
+        """Return the sample of the steps so far, and begin the next one; None if there is nothing to send."""
         steps, rank = self._steps, self._rank
         self._begin_anew()
         batch = RowBatch(row for _, own in steps for row in own)
@@ -142,23 +128,19 @@ class StepSampler:
 
 
 def most_rows_of_rank(world_size: int) -> int:
-    """Return the limit of rows that each rank of a job may send of a window."""
+    """Return the limit of rows of one rank and window."""
     return min(_MOST_ROWS_OF_RANK, _MOST_ROWS_OF_JOB // world_size)
 
 
 class _RankSteps(NamedTuple):
-    """The sampled steps of one rank in one window; the names in the rows are coded alike for all ranks."""
+    """The sampled steps of one rank in one window; all ranks share the codes of names."""
 
     trace: RankTrace
     steps: Int64
 
 
 class SampledSteps:
-    """The newest sampled steps of all ranks.
-
-    Attributes:
-        windows: number of windows that the new steps of the last returned run come from.
-    """
+    """The newest sampled steps of all ranks; ``windows`` counts the windows behind the new steps of the last run."""
 
     def __init__(self, world_size: int) -> None:
         self.windows = 0
@@ -170,11 +152,7 @@ class SampledSteps:
         self._newest_judged = -1
 
     def take(self, rank: int, host: str, sample: StepSample) -> None:
-        """Add the sample of a rank's window.
-
-        Raises:
-            SampleError: it is not valid.
-        """
+        """Add the sample of a rank's window; raise :class:`SampleError` if it is not valid."""
         spans = self._spans_of(sample)
         trace = RankTrace(
             metadata=_metadata(rank, host, self._world_size, sample),
@@ -188,10 +166,9 @@ class SampledSteps:
         self._sampled.setdefault(rank, deque(maxlen=_MOST_WINDOWS)).append(_RankSteps(trace, steps))
 
     def newest_run(self) -> Run | None:
-        """Return the steps that are new since the last call, with older ones if these are few; None unless all ranks
-        have sent some.
+        """Return the new steps since the last call, with older ones if these are few; None without new ones of all.
 
-        The run has ``FEWEST_STEPS`` to twice ``MOST_STEPS`` steps, sent by every rank, and at least one is new.
+        The run has ``FEWEST_STEPS`` to twice ``MOST_STEPS`` steps, each sent by every rank.
         """
         if len(self._sampled) < self._world_size:
             return None
@@ -238,7 +215,7 @@ class SampledSteps:
             lowest = limits.min if most_code is None else schema.NOT_APPLICABLE
             if low < lowest or high > limits.max or (most_code is not None and high >= max(most_code, 1)):
                 raise SampleError(f"a row has a {name} that no row can have")
-        codes = self._codes(sample.words)  # the last entry, which −1 selects, stands for no word
+        codes = self._codes(sample.words)  # the last entry, which −1 selects, stands for no name
         for name in ("name", "dtype"):
             columns[name] = codes[columns[name]]
         spans = Spans(*(columns[name].astype(dtype) for name, dtype in DTYPE_OF_COLUMN.items()))

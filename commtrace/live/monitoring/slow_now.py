@@ -1,8 +1,4 @@
-"""Ranks that are slow now, in the sets and words of ``commtrace straggler``.
-
->>> for place, members in sets_now(places, slow, seconds=24.0):  # doctest: +SKIP
-...     print(straggler_of(places, place, members, prices, phase="", world_size=8).who)
-"""
+"""Ranks that are slow now, in the sets and terms of ``commtrace straggler``."""
 
 from __future__ import annotations
 
@@ -40,37 +36,25 @@ from commtrace.live.monitoring.sampled_replay import Price
 from commtrace.live.monitoring.window import WORK as WORDS
 
 MOST_MEMBERS: Final = 16
-"""Of a set, in a finding."""
+"""Limit of the members in a finding."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowNow:
-    """A rank that works too long in the newest window; times in ns per step.
-
-    Attributes:
-        since, since_step: start: epoch seconds, and the first step of that window.
-        work_ns_of, excess_ns_of: work, and the excess over normal, by the words of ``WORK`` of a window.
-        excess_ns, normal_ns: sum of the excess, and the normal work.
-        told_by: the source of normal.
-        waited_ns: stall of a rank that is not slow.
-        duration_ns: of a step.
-        long_input: if its input is longer and its device is not slow: the long microbatches, empty if all are longer;
-            else None.
-        phases: the longer phases with numbers, if steps were replayed.
-    """
+    """A rank that works too long in the newest window; times in ns per step."""
 
     rank: int
-    since: float
-    since_step: int
-    work_ns_of: tuple[float, ...]
-    excess_ns_of: tuple[float, ...]
+    since: float  # start, epoch seconds
+    since_step: int  # first step of that window
+    work_ns_of: tuple[float, ...]  # by window.WORK
+    excess_ns_of: tuple[float, ...]  # over normal, likewise
     excess_ns: float
     normal_ns: float
-    told_by: str
-    waited_ns: float
-    duration_ns: float
-    long_input: str | None = None
-    phases: str = ""
+    told_by: str  # the source of normal
+    waited_ns: float  # stall of a rank that is not slow
+    duration_ns: float  # of a step
+    long_input: str | None = None  # the long microbatches, empty if all are; None if input is no cause
+    phases: str = ""  # the longer ones with numbers, if steps were replayed
 
     @property
     def cause(self) -> str:
@@ -82,7 +66,7 @@ class SlowNow:
 
 
 def cause_of(members: Sequence[SlowNow]) -> str:
-    """Return the kind of work with the largest excess, or that the input is longer."""
+    """Return the kind of work with the largest excess, or longer input."""
     if all(one.long_input is not None for one in members):
         return SEQUENCES
     excess = [sum(own) for own in zip(*(one.excess_ns_of for one in members), strict=True)]
@@ -130,15 +114,13 @@ def straggler_of(
     """Return a set of slow ranks as a finding.
 
     Args:
-        places: of all ranks of the job.
-        place: of the set.
-        members: the slowest first.
-        prices: by rank, from a replay.
+        places: of all ranks of the job; ``place`` is that of the set.
+        members: the slowest first, as are ``devices``.
+        prices: from a replay.
         phase: the one phase in which they are slow; empty if it is not one.
         world_size: ranks of the job.
         replica_of: by rank, its place in data parallelism.
-        devices: readings of the members' devices.
-        late: whether they launch their phases late, if there is no other cause.
+        late: True if they launch their phases late, which counts if there is no other cause.
     """
     first, cost, ranks = members[0], cost_ns(members, prices), [one.rank for one in members]
     cause, earliest = cause_of(members), min(members, key=lambda one: one.since)

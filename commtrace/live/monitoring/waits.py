@@ -1,16 +1,11 @@
-"""Divides stalls into wait and transfer, which no rank can do alone.
+"""Divides stalls into wait and transfer by comparing ranks.
 
-A collective that ends on all members at once lasts on each of them from its own arrival to the common end: the wait for
-the last member, and then the transfer, which is the same for all. So of one call
+A collective that ends on all members at once lasts on each from its own arrival to the common end. So of one call
 
     transfer = the least time in flight of all members,   wait of a member = its stall - that least time.
 
-Ranks do not exchange every call. They report a few of each group in a *block* of steps, chosen by the number of the
-step so that all members choose the same ones; the monitor finds the least of each.
-
->>> blocks = BlockWaits()                                       # doctest: +SKIP
->>> blocks.size = 16; blocks.add(summary)                       # doctest: +SKIP
->>> blocks.newest                                               # doctest: +SKIP
+Ranks report a few calls of each group in a *block* of steps; the number of the step decides which, so that all members
+choose the same calls.
 """
 
 from __future__ import annotations
@@ -28,14 +23,14 @@ from commtrace.live.summary import StepSummary
 
 _BLOCKS_KEPT: Final = 4
 CALLS_OF_A_BLOCK: Final = 8
-"""Calls of each group that are reported of a block, one in each of as many steps."""
+"""Reported calls per group and block, one in each of as many steps."""
 
 _JOINS_KEPT: Final = 6
 MOST_GROUPS: Final = 4
-"""Pairs of group and operation that are reported of a block: those with most bytes, which members have in common."""
+"""Reported pairs of group and operation per block: those with most bytes, which members have in common."""
 
 Durations: TypeAlias = Annotated[tuple[Duration, ...], Meta(max_length=2 * CALLS_OF_A_BLOCK)]
-"""Of the calls of a block: up to twice as many if the size of the block does not divide."""
+"""Times of the calls of a block: up to twice as many if the size of the block is not a multiple."""
 
 
 class GroupKey(NamedTuple):
@@ -46,18 +41,12 @@ class GroupKey(NamedTuple):
 
 
 class BlockTime(NamedTuple):
-    """A few of one rank's calls of one collective in one block.
-
-    Attributes:
-        size: members of the group.
-        identity: sum of their sequence numbers: members that reported the same calls have the same.
-        durations_ns: in flight, of each call, in their order.
-    """
+    """A few of one rank's calls of one collective in one block, with their times in flight."""
 
     group: Key
     operation: Count
-    size: WorldSize
-    identity: Key
+    size: WorldSize  # members of the group
+    identity: Key  # sum of the sequence numbers: equal on members that reported the same calls
     durations_ns: Durations
 
 
@@ -73,12 +62,7 @@ NO_BLOCK: Final = Block()
 
 
 class Least(NamedTuple):
-    """The least time in flight of each call over all members of a group: its transfer.
-
-    Attributes:
-        steps, number: of the block.
-        identity: sum of the sequence numbers of the calls.
-    """
+    """The least time in flight of each call over all members of a group: its transfer."""
 
     steps: Count
     number: Number
@@ -90,7 +74,7 @@ class Least(NamedTuple):
 
 @dataclass(slots=True)
 class Split:
-    """Wait and transfer, ns, of those calls of one operation and role that were compared."""
+    """Wait and transfer, ns, of the compared calls of one operation and role."""
 
     wait_ns: int = 0
     transfer_ns: int = 0
@@ -120,25 +104,18 @@ class _Steps:
 
 
 class BlockWaits:
-    """Gathers a rank's steps in blocks, and divides its stalls when the least times of a block are known.
-
-    Not thread-safe.
-
-    Attributes:
-        newest: the report on the newest complete block.
-        split: what is known so far, by operation and role.
-    """
+    """Gathers a rank's steps in blocks, and divides its stalls. Not thread-safe."""
 
     def __init__(self) -> None:
-        self.newest = NO_BLOCK
-        self.split: dict[tuple[str, str], Split] = {}
+        self.newest = NO_BLOCK  # the report on the newest complete block
+        self.split: dict[tuple[str, str], Split] = {}  # by operation and role
         self._steps = 0
         self._open: _Steps | None = None
         self._complete: deque[_Steps] = deque(maxlen=_BLOCKS_KEPT)
 
     @property
     def groups(self) -> list[int]:
-        """Return the groups whose least times are needed now."""
+        """Return the groups whose least times are awaited."""
         return sorted({key.group for block in self._complete for key in block.own})
 
     def resize(self, steps: int) -> None:
@@ -148,7 +125,7 @@ class BlockWaits:
             self._complete.clear()
 
     def add(self, summary: StepSummary) -> None:
-        """Add a step that has ended."""
+        """Add a complete step."""
         if not self._steps:
             return
         number = summary.step // self._steps
@@ -170,7 +147,7 @@ class BlockWaits:
             own.num_bytes += one.num_bytes
 
     def settle(self, least_times: Iterable[Least]) -> None:
-        """Divide the stalls in blocks whose least times are now known, each once."""
+        """Divide the stalls in blocks whose least times are known, each once."""
         blocks = {block.number: block for block in self._complete}
         for least in least_times:
             block = blocks.get(least.number) if least.steps == self._steps else None
@@ -213,17 +190,10 @@ class _Reported:
 
 
 class LeastTimes:
-    """Joins the blocks of all ranks.
-
-    Args:
-        seconds: length of a window: a block lasts one or two windows, so that every block is reported.
-
-    Attributes:
-        steps: of a block; 0 before the length of a step is known.
-    """
+    """Joins the blocks of all ranks; a block lasts one or two windows of ``seconds``, so that each is reported."""
 
     def __init__(self, seconds: float) -> None:
-        self.steps = 0
+        self.steps = 0  # of a block; 0 before the length of a step is known
         self._seconds = seconds
         self._known: dict[_BlockKey, _Reported] = {}
         self._joins = 0

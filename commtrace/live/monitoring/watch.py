@@ -1,11 +1,8 @@
-"""Compares the windows of all ranks: who is slow, since when, why, and at what cost.
+"""Compares the windows of all ranks, and names those that are slow.
 
-A rank is suspected if its own work, without waiting, is beyond normal at its pipeline stage, by the rule that judges
-recorded runs. So a victim, which only waits, never is. It is named if that lasts, and cleared when it is over.
+A rank is suspected if its own work, without waiting, is beyond normal at its stage, so a victim never is.
 
->>> watch = Watch(world_size=8, seconds=4.0)                    # doctest: +SKIP
->>> for event in watch.join(reports, now):                      # doctest: +SKIP
-...     print(event.sentence)
+>>> events = Watch(world_size=8, seconds=4.0).join(reports, now)  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -45,40 +42,28 @@ Float64 = npt.NDArray[np.float64]
 SILENT_WINDOWS: Final = 3.0
 
 _TOGETHER: Final = WINDOWS_OF_LASTING + WINDOWS_TO_NAME
-"""Ranks with one cause are one finding if they became slow within this number of windows: the least slow of them stands
+"""Ranks with one cause are one finding if they became slow within this number of windows, as the least slow one stands
 out only over several."""
 
 
 @dataclass(slots=True)
 class _Record:
-    """The memory of a rank between windows.
-
-    Attributes:
-        suspected: windows in a row in which it was beyond normal, or was named and is not clear yet.
-        slow: the newest observation; None while it is not suspected.
-        price: its cost, if steps were replayed since.
-        phases: the longer phases with numbers, from the same steps.
-        phase: the only slow phase in the newest replay; else empty.
-        launches_late: most of its excess lies before its phases, in the same steps.
-        long_inputs: see :class:`SlowNow`, from the replays of the last few windows.
-        well_ns: its work when that was last normal.
-        windows: its work in the last few windows, and the standard error of it.
-        device_states: the newest readings of its device, with the time of their report.
-    """
+    """The memory of a rank between windows."""
 
     host: str
     heard_at: float
     window: int = -1
-    suspected: int = 0
+    suspected: int = 0  # windows in a row in which it was beyond normal, or was named and is not clear yet
     unsuspected: int = 0
-    slow: SlowNow | None = None
-    price: Price | None = None
-    phase: str = ""
-    phases: str = ""
-    launches_late: bool = False
+    slow: SlowNow | None = None  # the newest observation; None while it is not suspected
+    price: Price | None = None  # its cost, if steps were replayed since
+    phase: str = ""  # the only slow phase in the newest replay; else empty
+    phases: str = ""  # the longer phases with numbers, from the same replay
+    launches_late: bool = False  # most of its excess there lies before its phases
     long_inputs: deque[str | None] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_LASTING))
     is_named: bool = False
-    well_ns: float = np.nan
+    well_ns: float = np.nan  # its work when that was last normal
+    # its work in the last few windows, with the standard error
     windows: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_LASTING))
     device_model: str = ""
     device_states: deque[tuple[float, DeviceState]] = field(default_factory=lambda: deque(maxlen=MOST_READINGS))
@@ -94,7 +79,7 @@ class _Record:
 
 @dataclass(slots=True)
 class _Undecided:
-    """Abstentions of the newest window, and for how many windows in a row there have been any."""
+    """Abstentions of the newest window, and the number of windows in a row with any."""
 
     sentences: tuple[str, ...] = ()
     windows: int = 0
@@ -108,24 +93,13 @@ class _Undecided:
 
 
 class Watch:
-    """Compares the windows of a job's ranks, and remembers what it needs between them.
-
-    Args:
-        world_size: ranks of the job.
-        seconds: length of a window.
-
-    Attributes:
-        step_ns: typical step in the newest window; 0 before the first.
-        window: the newest one; −1 before the first.
-        work_ns: typical work per step in it, by stage; without the stages of a single rank.
-        peers_missing: whether a rank is alone at its stage.
-    """
+    """Compares the windows of a job's ranks; a window lasts ``seconds``."""
 
     def __init__(self, world_size: int, seconds: float) -> None:
-        self.step_ns = 0
-        self.window = -1
-        self.work_ns: Mapping[int, float] = {}
-        self.peers_missing = False
+        self.step_ns = 0  # typical step in the newest window; 0 before the first
+        self.window = -1  # the newest one; −1 before the first
+        self.work_ns: Mapping[int, float] = {}  # typical per step in it, by stage with several ranks
+        self.peers_missing = False  # a rank is alone at its stage
         self._world_size = world_size
         self._seconds = seconds
         self._records: dict[int, _Record] = {}
@@ -142,13 +116,13 @@ class Watch:
 
     @property
     def stragglers(self) -> list[LiveStraggler]:
-        """Return what slows the job now, costliest first."""
+        """Return the findings that hold now, costliest first."""
         named = [*self._ranks.named, *self._pauses.named, *self._job_wide.named]
         return sorted(named, key=lambda one: (-one.cost_ms_per_step, one.rank))
 
     @property
     def abstentions(self) -> tuple[str, ...]:
-        """Return why it is not known who is slow: sentences that name the missing signal, if that lasts."""
+        """Return the reasons why it is not known which ranks are slow, if they last."""
         return tuple(dict.fromkeys((*self._undecided.lasting, *self._undecided_of_steps.lasting)))
 
     @property
@@ -161,11 +135,9 @@ class Watch:
         return len(self._records)
 
     def join(self, reports: Sequence[WindowReport], now: float) -> list[LiveEvent]:
-        """Take the newest report of every rank, and return the changes.
+        """Take the newest report of every rank, at ``now`` in epoch seconds, and return the changes.
 
-        Args:
-            reports: at most one per rank; one that was taken before is ignored.
-            now: epoch seconds.
+        A report that was taken before is ignored.
         """
         news = [report for report in reports if self._is_new(report)]
         for report in news:
@@ -192,7 +164,7 @@ class Watch:
         self._undecided.see((NO_PEERS,) if no_peers else table.judged.undecided)
         for index, report in enumerate(reports):
             self._places[report.rank] = Place(report.host, report.tensor_group)
-            if table.is_known[index]:  # else it has no peer to be compared with: the last judgement stands
+            if table.is_known[index]:  # else it has no peer: the last judgement stands
                 self._suspect(self._records[report.rank], table, index, report.first_step, now)
         priced = self._replayed(reports, table, now)
         device = "GPU" if any(report.on_gpu for report in reports) else "rank"
@@ -207,7 +179,7 @@ class Watch:
         return events
 
     def _table(self, reports: Sequence[WindowReport]) -> _Table:
-        """Return the window, with the ranks that stand out only over several windows."""
+        """Return the window, and mark the ranks that stand out only over several."""
         records = [self._records[report.rank] for report in reports]
         work = np.array([report.steady_ns for report in reports], np.float64)
         error = np.array([report.error_ns for report in reports], np.float64)
@@ -237,7 +209,7 @@ class Watch:
                 record.phases = ""
 
     def _replayed(self, reports: Sequence[WindowReport], table: _Table, now: float) -> Priced | None:
-        """Return the result of replaying sampled steps: the cost of slow ranks, and what else is slow."""
+        """Replay sampled steps: find the cost of slow ranks, and other causes."""
         steps = self._replay.newest(reports, now)
         if steps is None:
             return None
@@ -258,7 +230,7 @@ class Watch:
         return priced
 
     def _together(self, *, is_due: bool) -> Iterator[tuple[str, list[SlowNow]]]:
-        """Yield sets of slow ranks, those that are slow for long enough to be named or the others."""
+        """Yield the sets of slow ranks that have been slow long enough to be named, or the others."""
         slow = [
             record.slow
             for record in self._records.values()
@@ -267,7 +239,7 @@ class Watch:
         yield from sets_now(self._places, slow, _TOGETHER * self._seconds)
 
     def _slow_sets(self) -> list[LiveStraggler]:
-        """Return the sets of slow ranks that are named; a new one must be worth it."""
+        """Return the sets of slow ranks to name; a new one must cost enough."""
         prices = {rank: record.price for rank, record in self._records.items() if record.price is not None}
         found = []
         for place, members in self._together(is_due=True):
@@ -404,7 +376,7 @@ class _Table:
 
     @property
     def is_normal(self) -> npt.NDArray[np.bool_]:
-        """Return whose work may be remembered as normal. That of the fastest may not: it may be out of order."""
+        # The work of the fastest is not remembered as normal: it may be faulty.
         return np.asarray(self.judged.is_normal & np.isin(self.judged.told_by, (MAJORITY, PAST)))
 
     @property
@@ -427,7 +399,7 @@ class _Table:
         return typical
 
     def _waits(self, index: int) -> npt.NDArray[np.bool_]:
-        """Return the ranks that wait for a slow one: those that are not slow, if there are any."""
+        """Return the ranks that wait for a slow one."""
         others = np.arange(len(self.total)) != index
         quick = others & ~self.judged.is_slow
         return np.asarray(quick if quick.any() else others)
@@ -452,15 +424,9 @@ class _Table:
 
 
 def _error_of_several(windows: Float64, peers: npt.NDArray[np.int64]) -> Float64:
-    """Return the standard error of each rank's mean over several windows.
-
-    The work of healthy ranks may drift for seconds, like the clocks of their devices. If windows scatter more than
-    their steps explain, their mean has that error as well, however many there are.
-
-    Args:
-        windows: work and its standard error, shape (ranks, windows, 2).
-        peers: class of each rank.
-    """
+    """Return the standard error of each rank's mean over ``windows``, shape (ranks, windows, 2): work and its error."""
+    # Healthy ranks may drift for seconds, like the clocks of their devices. If windows scatter more than their steps
+    # explain, the mean has that error as well, however many windows there are.
     of_steps = (windows[:, :, 1] ** 2).mean(axis=1)
     more = windows[:, :, 0].var(axis=1, ddof=1) - of_steps
     drift = np.zeros(len(more))
@@ -470,10 +436,8 @@ def _error_of_several(windows: Float64, peers: npt.NDArray[np.int64]) -> Float64
 
 
 def _either(window: Judged, lasting: Judged) -> Judged:
-    """Return the judgement of a window, or over several windows for ranks that stand out only there.
-
-    The mean over several windows stands out for a while after the end: the newest window must show the excess as well.
-    """
+    """Return the judgement of a window, replaced for ranks that stand out only over several windows."""
+    # The longer mean stands out for a while after the end: the newest window must show the excess as well.
     is_there = np.nan_to_num(window.excess_ns) > CLEARED_BELOW * lasting.limit_ns
     only_lasting = lasting.is_slow & is_there & ~window.is_slow
     return replace(

@@ -1,9 +1,4 @@
-"""The report of a rank on the last few seconds.
-
->>> window = Window(rank)                                       # doctest: +SKIP
->>> window.add(summary)                                         # doctest: +SKIP
->>> report = window.close(number, now_ns)                       # doctest: +SKIP
-"""
+"""Reports of a rank on the last few seconds."""
 
 from __future__ import annotations
 
@@ -30,8 +25,7 @@ from commtrace.trace.schema import Row
 from commtrace.trace.spans import Int64
 
 WORK: Final = ("compute", "data", "gc", "checkpoint", "evaluation", "unknown")
-"""Kinds of a rank's own time: forward, backward, recompute and optimizer; input; garbage collection; saving;
-evaluation; the rest."""
+"""Kinds of a rank's own time; ``compute`` is forward, backward, recompute and optimizer."""
 
 PAUSES: Final = ("data", "gc", "checkpoint", "evaluation")
 """Kinds that may be events of single steps."""
@@ -40,15 +34,15 @@ _PHASES_OF_COMPUTE: Final = ("forward", "backward", "recompute", "optimizer")
 _MOST_PAUSES: Final = 64
 _SHORTEST_PAUSE_NS: Final = 1_000_000
 _RARE: Final = 0.6
-"""If most of the time of a kind falls into at most this share of the steps, it is a pause and not part of every step.
-More than half: an event of every other step would else be a pause in one window and work in the next."""
+"""A kind whose time mostly falls into at most this share of the steps is a pause. More than half: an event of every
+other step would otherwise be a pause in one window and work in the next."""
 _MOST_ROLES: Final = 6
 _FEWEST_STEPS: Final = 2
 """One step has no scatter: steps longer than a window are gathered over several."""
 
 
 class Pause(NamedTuple):
-    """An event in few steps: its place in ``WORK``, the step, and its duration."""
+    """An event in few steps: its index in ``WORK``, the step, and its duration."""
 
     work: Count
     step: Number
@@ -57,50 +51,33 @@ class Pause(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WindowReport:
-    """One rank in one window. Times are ns per step, means over the steps that ended in the window.
-
-    Attributes:
-        stage: pipeline stage; 0 without a pipeline.
-        window: number of the window; windows with one number are compared.
-        steps: steps that ended in it; all that follows is 0 if none did.
-        last_step: the newest that ended so far; −1 before the first.
-        age_ns: time since it ended.
-        duration_ns: of a step.
-        work_ns: by the words of ``WORK``, without waiting for other ranks.
-        error_ns: standard error of the sum of the work, from its scatter between the steps.
-        pauses: events of single steps in that work; the longest few.
-        exposed_ns: wait and transfer by role, bubble as ``pp``; the largest few.
-        phase: the present phase in which no step ends, ``checkpoint`` or ``evaluation``; else empty.
-        ended: whether this is the last report of the rank.
-        exception: type of the uncaught exception with which it ended; else empty.
-        block: times in flight in the newest complete block of steps, to find the least of all ranks.
-        sample: the rows of some of the steps, to be replayed.
-        tensor_group: equal for the ranks of one tensor-parallel group; empty without one.
-        step_times: begin and end of the newest steps; empty if no exporter shows them.
-        device_model, device_states: readings of the device since the last window; empty without any.
-    """
+    """One rank in one window. Times are ns per step, means over the steps that ended in the window; 0 if none did."""
 
     rank: Rank
     host: Text
-    stage: Count
-    window: WindowNumber
-    steps: Count = 0
-    last_step: Number = -1
-    age_ns: Duration = 0
+    stage: Count  # pipeline stage; 0 without a pipeline
+    window: WindowNumber  # windows with one number are compared
+    steps: Count = 0  # that ended in it
+    last_step: Number = -1  # the newest that ended so far; −1 before the first
+    age_ns: Duration = 0  # time since it ended
     duration_ns: Duration = 0
+    # by WORK, without waiting for other ranks
     work_ns: tuple[Duration, Duration, Duration, Duration, Duration, Duration] = (0, 0, 0, 0, 0, 0)
-    error_ns: Duration = 0
-    pauses: Annotated[tuple[Pause, ...], Meta(max_length=_MOST_PAUSES)] = ()
+    error_ns: Duration = 0  # standard error of the sum of the work, from its scatter between the steps
+    pauses: Annotated[tuple[Pause, ...], Meta(max_length=_MOST_PAUSES)] = ()  # in that work; the longest few
+    # wait and transfer by role, bubble as pp; the largest few
     exposed_ns: Annotated[Mapping[Text, Duration], Meta(max_length=_MOST_ROLES)] = field(default_factory=dict)
     on_gpu: bool = False
-    phase: Text = ""
-    ended: bool = False
-    exception: Text = ""
+    phase: Text = ""  # checkpoint or evaluation while no step ends because of one
+    ended: bool = False  # the last report of the rank
+    exception: Text = ""  # type of the uncaught one that ended the rank
     block: Block = NO_BLOCK
     sample: StepSample | None = None
-    tensor_group: Text = ""
+    tensor_group: Text = ""  # equal for the ranks of one tensor-parallel group
+    # of the newest steps; empty if no exporter shows them
     step_times: Annotated[tuple[StepTimes, ...], Meta(max_length=MOST_REPORTED)] = ()
-    device_model: Text = ""
+    device_model: Text = ""  # empty without readings
+    # readings since the last window
     device_states: Annotated[tuple[DeviceState, ...], Meta(max_length=MOST_READINGS)] = ()
 
     @property
@@ -119,7 +96,7 @@ class WindowReport:
 
     @property
     def waiting_ns(self) -> int:
-        """Return the exposed time: waiting for other ranks, and transfer."""
+        """Return the exposed time: wait and transfer."""
         return sum(self.exposed_ns.values())
 
 
@@ -143,14 +120,9 @@ def job_means(reports: Sequence[WindowReport]) -> JobMeans | None:
 
 
 class Window:
-    """Gathers the steps of a window. Not thread-safe.
+    """Gathers the steps of a window, and of blocks in ``waits``. Not thread-safe.
 
-    Args:
-        rank: whose steps they are.
-        times_every: report begin and end of steps whose number is a multiple of this; 0: of none.
-
-    Attributes:
-        waits: gathers them in blocks as well.
+    ``times_every``: report begin and end of steps whose number is a multiple of this; 0: of none.
     """
 
     def __init__(self, rank: LiveRank, times_every: int = 0) -> None:
@@ -165,7 +137,7 @@ class Window:
         self._repetitions = Repetitions()
 
     def add(self, summary: StepSummary, rows: Sequence[Row] = ()) -> None:
-        """Add a step that has ended, with its rows."""
+        """Add a complete step with its rows."""
         self._steps.append(summary)
         self._sampler.add(summary.step, rows)
         self.waits.add(summary)
@@ -178,9 +150,7 @@ class Window:
     def close(self, number: int, now_ns: int) -> WindowReport:
         """Return the report of the steps so far, if there are at least two, and begin the next window.
 
-        Args:
-            number: of the window.
-            now_ns: monotonic.
+        ``now_ns`` is on the monotonic clock.
         """
         steps: list[StepSummary] = []
         if len(self._steps) >= _FEWEST_STEPS:
@@ -214,7 +184,7 @@ class Window:
 
 
 def work_of(step: StepSummary) -> tuple[int, ...]:
-    """Return the work of the rank in a step, ns, by the words of ``WORK``."""
+    """Return the work of the rank in a step, ns, by the kinds in ``WORK``."""
     compute = sum(step.compute_ns.get(phase, 0) for phase in _PHASES_OF_COMPUTE)
     evaluation = step.compute_ns.get("evaluation", 0)
     rest = step.work_ns - compute - step.data_ns - step.gc_ns - evaluation
@@ -222,7 +192,7 @@ def work_of(step: StepSummary) -> tuple[int, ...]:
 
 
 def _pauses(steps: Sequence[int], work: Int64) -> tuple[Pause, ...]:
-    """Return the events of single steps; ``work`` has the shape (steps, words of ``WORK``)."""
+    """Return the pauses; ``work`` has the shape (steps, kinds)."""
     if len(steps) < _FEWEST_STEPS:
         return ()
     longest = sorted(_pauses_of_kinds(steps, work), key=lambda pause: -pause.ns)[:_MOST_PAUSES]
@@ -253,7 +223,7 @@ def _exposed(steps: Sequence[StepSummary]) -> dict[str, int]:
 
 
 def _standard_error(values: Int64) -> int:
-    """Return the standard error of the mean, by the median deviation: one odd step must not blind the window."""
+    """Return the standard error of the mean, from the median deviation: one odd step must not hide the rest."""
     if len(values) < 2:
         return 0
     deviation = float(np.median(np.abs(values - np.median(values))))

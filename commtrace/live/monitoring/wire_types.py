@@ -1,4 +1,4 @@
-"""Types of what arrives from another process, with their bounds: msgspec checks them where a message is decoded."""
+"""Types of messages from other processes, with the bounds that msgspec checks."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Rank: TypeAlias = Annotated[int, Meta(ge=0, lt=MOST_LIVE_RANKS)]
 WorldSize: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_LIVE_RANKS)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Number: TypeAlias = Annotated[int, Meta(ge=-1, lt=1 << 31)]
-"""Of a step, a peer, a microbatch: −1 where there is none."""
+"""Number of a step, a peer or a microbatch; −1 without one."""
 
 Key: TypeAlias = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1)]
 """The id of a process group, or a sequence number."""
 
 Duration: TypeAlias = Annotated[int, Meta(ge=-(10**18), le=10**18)]
-"""ns; a few of them can be added up in 64 bits."""
+"""ns; the sum of a few fits into 64 bits."""
 
 Instant: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 """ns of some clock."""
@@ -47,8 +47,7 @@ class RankRange(Struct, frozen=True, array_like=True):
 class GroupMembers(Struct, frozen=True, omit_defaults=True):
     """A process group, see :class:`commtrace.trace.metadata.Group`.
 
-    Attributes:
-        regular: the members of a regular group, which may be thousands, in three numbers; else ``members`` has them.
+    ``regular`` holds the members of a regular group, perhaps thousands, in three numbers; ``members`` those of others.
     """
 
     id: Key
@@ -66,7 +65,7 @@ class GroupMembers(Struct, frozen=True, omit_defaults=True):
 
 
 def regular_range(ranks: Sequence[int]) -> RankRange | None:
-    """Return the ranks as a range; None if they are none."""
+    """Return the ranks as a range; None if they are not one."""
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 0
     regular = range(ranks[0], ranks[-1] + 1, step) if step > 0 else ()
     return RankRange(ranks[0], ranks[-1] + 1, step) if list(regular) == list(ranks) != [] else None

@@ -1,9 +1,6 @@
-"""Notes which other ranks of this host are gone, at the moment in which one of them ends.
+"""Note at once which other ranks of this host have ended, before the launcher kills this one a tenth of a second later.
 
-Launchers kill the other ranks a tenth of a second after one has died: then all files break off alike, and on a GPU the
-others have not even noticed by then. So a thread waits for their processes (pidfd_open(2), Linux 5.3). It notes at once
-which has ended, and a little later that this rank is still there, for which somebody who ends all ranks from outside
-leaves no time. It needs neither the training thread nor the harvester, and sleeps as long as nobody ends.
+A thread waits for their processes (pidfd_open(2), Linux 5.3), without the training thread and the harvester.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ _JOIN_SECONDS: Final = 1.0
 
 
 class PeerWatch:
-    """Watches the other ranks of this launch on this host. ``failed`` gets, once, its own failure."""
+    """Watch the other ranks of this launch on this host. ``failed`` gets, once, its own failure."""
 
     def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
         self._failed = failed
@@ -76,7 +73,7 @@ class PeerWatch:
         self._thread = thread
 
     def stop(self, *, in_order: bool) -> None:
-        """End the thread. If nothing made the job end early (``in_order``), its notes say nothing and are removed."""
+        """End the thread. If the job did not end early (``in_order``), its notes mean nothing and are removed."""
         if self._thread is None or self._stop is None or self._own is None:
             return
         thread, self._thread = self._thread, None
@@ -111,7 +108,6 @@ class PeerWatch:
                 os.close(self._watched.popitem()[0])
 
     def _watch(self, stop: int) -> None:
-        """Watch until there is something to read from the descriptor ``stop``."""
         assert self._own is not None
         directory = rank_directory(self._run_directory, self._own.rank)
         poll = select.poll()
@@ -153,7 +149,6 @@ class PeerWatch:
 
 
 def _can_watch() -> bool:
-    """Return whether this system, and the container, let a process wait for others."""
     if not hasattr(os, "pidfd_open"):
         return False
     try:
@@ -169,7 +164,7 @@ def _ranks_nearby(own: RankMetadata) -> set[int]:
 
 
 def _opened(peer: RankMetadata) -> int | None:
-    """Return a descriptor that can be read once the process has ended; None where it has, or is not here."""
+    """Return a descriptor that can be read once the process has ended; None if it has ended or is elsewhere."""
     try:
         process = os.pidfd_open(peer.pid)
     except ProcessLookupError:
@@ -182,7 +177,7 @@ def _opened(peer: RankMetadata) -> int | None:
 
 
 def _of_rank(run_directory: Path, rank: int, own: RankMetadata) -> RankMetadata | None:
-    """Return what the files of a rank say of it; None as long as there are none of this launch."""
+    """Return the metadata in a rank's files; None while there are none of this launch."""
     directory = rank_directory(run_directory, rank)
     if not directory.is_dir():
         return None

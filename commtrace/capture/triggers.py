@@ -1,7 +1,4 @@
-"""Records steps in detail that ``commtrace trigger`` or a signal asks for while the job trains.
-
-The harvester looks for requests. They take effect on the training thread, as the step that they name begins.
-"""
+"""Record steps in detail on request, by ``commtrace trigger`` or a signal, while the job trains."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ class ModuleSelection(Protocol):
 
 
 class Triggers:
-    """Looks for requests in the run directory, and follows them."""
+    """Look for requests in the run directory, on the harvester thread, and follow them as their steps begin."""
 
     def __init__(self, tracer: Tracer, modules: ModuleSelection | None = None) -> None:
         self._tracer = tracer
@@ -79,7 +76,7 @@ class Triggers:
         self._handler = (number, previous, handle)
 
     def uninstall(self) -> None:
-        """Put the earlier handler back, unless somebody has set another one since."""
+        """Put the earlier handler back, unless other code has set another one since."""
         handler, self._handler = self._handler, None
         if handler is not None and signal.getsignal(handler[0]) is handler[2]:
             signal.signal(handler[0], signal.SIG_DFL if handler[1] is None else handler[1])

@@ -1,8 +1,7 @@
-"""Captures what ``DistributedDataParallel`` sends from C++, gradient buckets and broadcasts, and the stalls on it.
+"""Capture the gradient buckets and broadcasts that ``DistributedDataParallel`` sends from C++, and the stalls on them.
 
-On torch ≥ 2.14 hooks of process groups see it (:mod:`commtrace.capture.collectives.cpp_communication`). Before, kernels
-in torch's dispatcher do, from the first DDP on. Python never sees the ``Work.wait`` of what C++ issues: its end comes
-from the completion callback (:class:`CppCalls`).
+On torch ≥ 2.14 hooks of process groups see them (:mod:`commtrace.capture.collectives.cpp_communication`), before that
+kernels in torch's dispatcher. Their ends come from completion callbacks, as Python never sees the ``Work.wait`` of C++.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class HostCall:
 
     @property
     def end(self) -> int:
-        """Return when its completion called back; 0 before that."""
+        """Return the time of its completion callback; 0 before that."""
         return self.completion[ENDED]
 
 
@@ -65,7 +64,7 @@ CppCall: TypeAlias = "HostCall | DeviceCall"
 
 
 class CppCalls:
-    """Numbers and times what C++ issues. ``devices`` times tensors of an accelerator."""
+    """Number and time communications that C++ issues. ``devices`` times tensors of an accelerator."""
 
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
         self._tracer = tracer
@@ -73,7 +72,6 @@ class CppCalls:
         self._unfinished: dict[int, HostCall] = {}
 
     def state(self, boxed_group: torch.ScriptObject) -> GroupState:
-        """Return the state of a group as C++ hands it to a kernel."""
         from torch.distributed import ProcessGroup
 
         return self._tracer.groups.state(ProcessGroup.unbox(boxed_group))
@@ -96,7 +94,7 @@ class CppCalls:
         return HostCall(launch)
 
     def complete(self, issued: CppCall, work: Work, *, stalls_until_end: bool) -> None:
-        """Have the end marked when it comes. ``stalls_until_end``: the caller does nothing until then."""
+        """Have the end recorded. ``stalls_until_end``: the caller does nothing until then."""
         if isinstance(issued, DeviceCall):
             if self._devices is not None:
                 self._devices.complete(issued, work)
@@ -127,7 +125,6 @@ class CppCalls:
         return issued.clock.mark(issued.device) if isinstance(issued, DeviceCall) else now_ns()
 
     def stalled(self, issued: CppCall, start: Mark, end: Mark) -> None:
-        """Record a stall on the communication from ``start`` to ``end``."""
         tracer = self._tracer
         tracer.last_mark = end
         if isinstance(issued, DeviceCall):
@@ -154,10 +151,10 @@ _COMMUNICATE_IN_CPP: Final = ("_broadcast_coalesced", "_verify_params_across_pro
 
 
 class ReducerCapture:
-    """Knows of every ``DistributedDataParallel`` and takes the times of its stalls.
+    """Record the stalls of every ``DistributedDataParallel``.
 
     Args:
-        by_kernels: kernels see what is sent; else hooks of process groups do.
+        by_kernels: kernels see its communications; else hooks of process groups do.
     """
 
     def __init__(self, tracer: Tracer, issued: CppCalls, *, by_kernels: bool = True) -> None:
@@ -171,7 +168,7 @@ class ReducerCapture:
         self._sent_outside: CppCall | None = None
 
     def install(self) -> None:
-        """Wait for the first DDP; there may be one already. Idempotent."""
+        """Wait for the first DDP, unless there is one already. Idempotent."""
         import torch.distributed
         from torch._C._distributed_c10d import Reducer
         from torch.nn.parallel import DistributedDataParallel
@@ -197,7 +194,7 @@ class ReducerCapture:
             self._kernels.uninstall()
 
     def sent(self, issued: CppCall, work: Work, *, in_backward: bool) -> None:
-        """Take what the reducer sent in a backward, or what a function of C++ sent and waits for."""
+        """Take a communication of the reducer in a backward, or of a function of C++ that waits for it."""
         self._issued.complete(issued, work, stalls_until_end=not in_backward)
         if in_backward:
             self._around_the_reducer().last_launch = issued
@@ -205,7 +202,7 @@ class ReducerCapture:
             self._sent_outside = issued
 
     def sent_by_python(self) -> None:
-        """Mark the reducer's wait: it waits for the future of what a communication hook has sent."""
+        """Mark the reducer's wait for the future of a communication hook."""
         if self._issued.devices is not None:
             self._around_the_reducer()
 
@@ -313,9 +310,9 @@ _OPERATIONS: Final = {"allreduce_": "allreduce", "broadcast_": "broadcast", "all
 
 
 class ReducerKernels:
-    """Kernels in torch's dispatcher for what C++ sends: before torch 2.14, which has hooks for it.
+    """Kernels in torch's dispatcher for communication from C++, before torch 2.14.
 
-    Python methods and functional collectives reach these operators too. The calling thread says that they were counted.
+    Python methods and functional collectives reach these operators too: ``has_counted`` of the thread tells them apart.
     """
 
     def __init__(self, tracer: Tracer, issued: CppCalls, reducer: ReducerCapture) -> None:

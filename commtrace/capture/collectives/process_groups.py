@@ -1,8 +1,7 @@
-"""Captures every communication that Python code hands to a process group.
+"""Capture every communication that Python code hands to a process group.
 
-The methods of the class ``torch.distributed.ProcessGroup`` are replaced, not the functions of ``torch.distributed``:
-frameworks bind those functions when they are imported, but all of them end in a method of the class. ``Work.wait`` is
-replaced for the stalls (:mod:`commtrace.capture.collectives.waits`). The order of events around one operation::
+Methods of the class ``torch.distributed.ProcessGroup`` are replaced, not functions of ``torch.distributed``, which
+frameworks bind when they are imported. The order of events around one operation::
 
     launch mark → original method → (completion callback: end mark) → wait: mark → original wait → mark
 """
@@ -51,13 +50,9 @@ _SYNCHRONOUS_P2P: Final = frozenset({"send", "recv"})
 
 
 class ProcessGroupCapture:
-    """Patches ``ProcessGroup`` and ``Work`` and turns their calls into entries of the recorder's buffer.
+    """Turn calls of ``ProcessGroup`` and ``Work`` into entries of the recorder's buffer.
 
-    Args:
-        device_clock: times communication of tensors on an accelerator; None where there is no accelerator.
-
-    Attributes:
-        pending: communications that nobody has waited for.
+    ``device_clock`` times tensors on an accelerator; None without one. ``pending`` holds communications without a wait.
     """
 
     def __init__(self, tracer: Tracer, device_clock: CudaClock | None = None) -> None:
@@ -105,7 +100,7 @@ class ProcessGroupCapture:
                 self._replace(work_type, "synchronize", synchronize)
 
     def uninstall(self) -> None:
-        """Put every original back, exactly. A method that somebody else has replaced since is left alone."""
+        """Put every original back, except a method that other code has replaced since."""
         for owner, name, original, replacement in reversed(self._originals):
             if owner.__dict__.get(name) is replacement:
                 setattr(owner, name, original)
@@ -206,7 +201,7 @@ class ProcessGroupCapture:
         return method
 
     def _not_followed(self, original: Callable[..., object], name: str, meaning: str) -> Callable[..., object]:
-        """Wrap a method that may communicate: its first call is reported, with what it means."""
+        """Wrap a method that may communicate: its first call is reported, with its ``meaning``."""
         from torch.distributed import Work
 
         tracer = self._tracer
@@ -231,7 +226,7 @@ class ProcessGroupCapture:
             state.take_back(seq)
 
     def _launching(self, operation: Operation) -> Callable[[Launch, Any], None]:
-        """Return what follows the launch of an operation that is over, or whose completion will call back."""
+        """Return the function to call after a launch, given the Work; None if the call was blocking."""
         tracer, pending, completions, completed = (
             self._tracer,
             self.pending,
@@ -296,7 +291,7 @@ class ProcessGroupCapture:
 
 
 def _collective_number(operation: Operation, state: GroupState, arguments: Arguments) -> tuple[int, int, bool]:
-    """Return sequence number, global rank of the root (or −1), and whether the caller gets the Work."""
+    """Return sequence number, global rank of the root (or −1), and True if the caller gets the Work."""
     position = len(operation.arguments) - 1
     options = arguments[position] if len(arguments) > position else None
     is_async = getattr(options, "asyncOp", None)
@@ -330,7 +325,7 @@ def _global_rank(state: GroupState, group_rank: int) -> int:
 
 
 def _p2p_number(operation: Operation, state: GroupState, arguments: Arguments) -> tuple[int, int, bool]:
-    """Return the number towards the peer, the peer's global rank, and whether the caller gets the Work."""
+    """Return the number towards the peer, the peer's global rank, and True if the caller gets the Work."""
     # The peer of a receive from anybody, and so its number, is not known when it is posted: see from_anybody.
     peer = _global_rank(state, arguments[1]) if len(arguments) > 2 else -1
     # Frame 0 is this function, 1 the replaced method, 2 its caller: isend, irecv, send or recv.
@@ -357,7 +352,7 @@ def _by_position(arguments: Arguments, keywords: dict[str, object], names: tuple
 
 
 def unknown_methods(owner: type) -> list[str]:
-    """Return the methods of ``ProcessGroup`` that may communicate, for all that is known."""
+    """Return the methods of ``ProcessGroup`` in no list of operations, which may communicate."""
     return [
         name
         for name, value in vars(owner).items()

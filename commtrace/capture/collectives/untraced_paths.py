@@ -1,7 +1,6 @@
-"""Detects communication of this process that bypasses torch.distributed and cannot be captured.
+"""Detect communication that bypasses torch.distributed, by the state of other libraries' modules, importing nothing.
 
-The harvester looks at what other libraries keep in their modules; nothing is imported, patched or called. A path is
-``active`` where the library's own state says that it was used, ``loaded`` where its use cannot be known.
+A path is ``active`` if the library's state says that it was used, ``loaded`` if its use cannot be known.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ Modules = Mapping[str, Any]
 
 
 class InvisiblePath(NamedTuple):
-    """A way of communicating that is not seen: its name, the traffic that it hides, and a function that finds its
-    state.
-    """
+    """A way of communicating that is not seen: its name, its traffic, and a function that finds its state."""
 
     name: str
     hides: str
@@ -32,7 +29,7 @@ class InvisiblePath(NamedTuple):
 
 
 def find_invisible(modules: Modules | None = None) -> dict[str, str]:
-    """Return the state of every known path that is there, by name."""
+    """Return the state of every known path in this process, by name."""
     loaded = sys.modules if modules is None else modules
     states = ((path.name, path.state(loaded)) for path in INVISIBLE_PATHS)
     return {name: state for name, state in states if state is not None}

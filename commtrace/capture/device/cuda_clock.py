@@ -1,10 +1,6 @@
-"""Reads device time from CUDA events, without ever waiting for the device.
+"""Read device time from CUDA events, without ever waiting for the device.
 
-A mark records a pooled event on the current stream. The harvester later asks by query whether the device has passed it,
-and reads its time relative to an *anchor*: an event whose host time is known within a bracket.
-
-Where no event can or may be recorded the mark is the host's time: before the job uses the device (an event would create
-a context on it) and while the stream is captured into a graph (the event would belong to the graph).
+A mark is a pooled event on the current stream; its time is relative to an *anchor*, an event with a known host time.
 """
 
 from __future__ import annotations
@@ -53,7 +49,7 @@ class Anchor(NamedTuple):
 
 
 class Driver(Protocol):
-    """:class:`CudaDriver`, or a simulated one."""
+    """A :class:`CudaDriver`, or a simulated one."""
 
     def has_context(self, device: int) -> bool: ...
 
@@ -63,13 +59,7 @@ class Driver(Protocol):
 class CudaClock:
     """A :class:`~commtrace.capture.device.clock.DeviceClock` of CUDA (and HIP) events.
 
-    Making one touches no device, so that it can be made before the job has forked or chosen its device.
-
-    Args:
-        cuda: the module that provides events and streams: ``torch.cuda``; tests pass a simulated one.
-
-    Attributes:
-        is_off: no more events are recorded or read.
+    Making one touches no device: the job may fork or choose its device later. ``cuda`` is ``torch.cuda`` by default.
     """
 
     timing = schema.CUDA_EVENT_TIMING
@@ -122,8 +112,7 @@ class CudaClock:
         return bool(self._cuda.is_initialized() and self._cuda.is_current_stream_capturing())
 
     def resolve(self, mark: Mark) -> int | None:
-        """Return the host time of a mark in ns, or None while the device has not passed it. Harvester only; never
-        waits.
+        """Return a mark's host time in ns; None while the device has not passed it. Harvester only; never waits.
 
         Raises:
             RuntimeError: the clock is off, or the device has failed.
@@ -159,7 +148,7 @@ class CudaClock:
                 self._anchors[device] = anchor
 
     def switch_off(self) -> None:
-        """Let marks be the host's time from now on; what has not been resolved cannot be."""
+        """Let marks be the host's time from now on; unresolved ones stay so."""
         self.is_off = True
 
     def current_stream(self) -> torch.cuda.Stream:

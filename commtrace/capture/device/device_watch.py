@@ -1,7 +1,6 @@
-"""Reads clocks, temperature, power and errors of this process's device through NVIDIA's management library.
+"""Read clocks, temperature, power and errors of this process's device through NVML.
 
-A thread of its own asks: the driver may not answer for a device in trouble, and neither training nor the harvester may
-wait for it. Nothing is asked of CUDA, and the device is not synchronised.
+A separate thread asks: the driver may not answer for a device in trouble. It neither calls CUDA nor synchronises.
 """
 
 from __future__ import annotations
@@ -32,12 +31,7 @@ _logger = logging.getLogger("commtrace")
 
 
 class DeviceWatch:
-    """Gathers readings of one device.
-
-    Args:
-        failed: gets, once, its own failure.
-        wait: waits between two readings for so many seconds; returns whether the watch is to end.
-    """
+    """Gather readings of one device; ``failed`` gets, once, its own failure, and ``wait`` returns True to end it."""
 
     def __init__(
         self,
@@ -54,9 +48,7 @@ class DeviceWatch:
         self._thread: threading.Thread | None = None
 
     def start(self, uuid: str) -> None:
-        """Begin to read the device with this UUID, where pynvml (``pip install nvidia-ml-py``) is installed and knows
-        it.
-        """
+        """Begin to read the device with this UUID, if pynvml (``pip install nvidia-ml-py``) is there and knows it."""
         if self._thread is not None or not uuid:
             return
         self._thread = threading.Thread(target=self._run, args=(uuid,), name="commtrace-device-watch", daemon=True)
@@ -67,7 +59,7 @@ class DeviceWatch:
                 self._failed(PART, error)
 
     def stop(self) -> None:
-        """Have the thread end. It is not waited for: it may never come back from the driver."""
+        """Have the thread end. It is not joined: it may never return from the driver."""
         self._stop.set()
 
     def take(self) -> list[DeviceState]:

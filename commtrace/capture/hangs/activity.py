@@ -1,9 +1,6 @@
-"""Reports the activity of a process that records nothing: a hang report starts from it.
+"""Report the activity of a quiet process: a rank that hangs ends no span, so a hang report starts from this.
 
-A rank that hangs ends no span, so its files would not say where it hangs. Whenever a rank has been quiet for two
-seconds, the harvester therefore writes which phases are open, in which communication the training thread is blocked,
-how many communications it has launched in every group, and where in the program it is. All of it is read from outside,
-on the harvester's thread: the training thread does nothing for it but set two attributes.
+All of it is read on the harvester's thread: the training thread only sets two attributes.
 """
 
 from __future__ import annotations
@@ -39,12 +36,10 @@ _MOST_PAIRS: Final = 512
 
 
 class ActivityWatch:
-    """Reads the activity of the training thread. Not for several threads at a time.
+    """Read the activity of the training thread. Not for several threads at a time.
 
-    Args:
-        frames: returns the frames of the training thread, innermost first, as ``file:line function``.
-        asks_device: whether communications that only the device has not finished are included: a device whose driver is
-            stuck may never answer.
+    ``frames`` returns the training thread's frames, innermost first, as ``file:line function``. Without ``asks_device``
+    the device is not queried: a device whose driver is stuck may never answer.
     """
 
     def __init__(
@@ -65,10 +60,7 @@ class ActivityWatch:
         self._seen: dict[int, tuple[Launch, int]] = {}
 
     def marks(self) -> Iterator[tuple[str, dict[str, object]]]:
-        """Yield the mark ``activity``, if it is time for one. Called once per pass, before the buffer is emptied.
-
-        The first pass writes it in any case: readers learn from it how often to expect the next one.
-        """
+        """Yield the mark ``activity`` if it is due. Called once per pass, before the buffer is emptied."""
         now = self._now()
         progress = self.progress()
         entries = list(self._tracer.recorder.buffer)
@@ -93,18 +85,17 @@ class ActivityWatch:
         return Activity(self._tracer.coordinates, phases, collectives, messages, self._frames())
 
     def open_kinds(self) -> set[str]:
-        """Return the kinds of the phases that are open. From any thread."""
+        """Return the kinds of the open phases. From any thread."""
         return {schema.KINDS[span.kind] for span in _outwards(self._tracer.innermost)}
 
     def progress(self) -> object:
-        """Return a value that changes as training goes on: its place, and the communication it has launched."""
+        """Return a value that changes with training's place and its launches."""
         return (self._tracer.coordinates, *self._launched())
 
     def in_flight(self, unfinished: Iterable[Launch]) -> list[InFlight]:
         """Return communications in flight since before the last pass, the one that blocks training first.
 
-        Args:
-            unfinished: launches whose end nobody has seen yet, oldest first.
+        ``unfinished`` holds launches whose end has not been seen yet, oldest first.
         """
         blocked = self._blocked_launch()
         device = {id(call.launch): call for call in self._on_device()}
@@ -123,7 +114,6 @@ class ActivityWatch:
         return blocked.launch if isinstance(blocked, DeviceCall) else blocked
 
     def _on_device(self) -> list[DeviceCall]:
-        """Return communications that the host has let go of and the device has not finished."""
         if not self._asks_device:
             return []
         entries = self._tracer.recorder.unresolved()

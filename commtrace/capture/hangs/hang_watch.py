@@ -1,8 +1,7 @@
-"""Notices that training has stopped, and writes a hang report.
+"""Notice that training has stopped, and write a hang report.
 
-A thread of its own, which depends on nothing that a stuck device or a full disk could hold up: not on the harvester,
-not on CUDA calls. It looks at the tracer once a second from outside; the training thread does nothing for it. It
-never ends, interrupts or signals the job.
+A separate thread looks at the tracer once a second, independently of the harvester, the disk and CUDA. It never ends,
+interrupts or signals the job.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ _WORK: Final = (
 
 
 class HangWatch:
-    """Watches one process.
+    """Watch one process.
 
     Args:
-        unfinished: returns launches whose end nobody has seen yet, oldest first.
+        unfinished: returns launches whose end has not been seen yet, oldest first.
         least_seconds: nothing shorter is a hang.
 
     Attributes:
-        report: since training stopped; None while it goes on. For other threads to read.
+        report: the state since training stopped; None while it goes on. Other threads read it.
     """
 
     def __init__(
@@ -114,9 +113,7 @@ class HangWatch:
         self._stop = threading.Event()  # the thread may have held the lock of the old one
 
     def slow_phase(self) -> str:
-        """Return ``checkpoint`` or ``evaluation`` while one is open: no step ends meanwhile. Else empty. From any
-        thread.
-        """
+        """Return ``checkpoint`` or ``evaluation`` while one is open and no step ends, else "". From any thread."""
         kinds = self._activity.open_kinds()
         return next((kind for kind in _SLOW_KINDS if kind in kinds), "")
 

@@ -1,11 +1,8 @@
-"""Finds the begin and end of a module's backward by hooks on its input and output tensors.
+"""Find the begin and end of a module's backward by hooks on its input and output tensors.
 
-It begins when a gradient of an output arrives at a hook on the output, which adds no node to the graph and changes no
-view. Autograd runs nodes from the youngest to the oldest, and every call of a module made a range of nodes. So the
-backward ends with the first of these: the gradient of its input is complete (a hook on the input); the backward of a
-module begins that was not called inside of it; the graph has come to its end (a first layer, whose input has no
-gradient). Where functional code stands between the module and what made its input, and uses that input as well, its
-backward counts for the module.
+It begins when a gradient of an output arrives. Autograd runs nodes from the youngest to the oldest, so it ends with the
+first of these: the gradient of its input is complete; the backward of a module begins that was not called inside of it;
+the graph ends. Functional code between modules may count for the module behind it.
 """
 
 from __future__ import annotations
@@ -50,9 +47,8 @@ class BackwardSpans:
     """The modules whose backward is going on, by pass through a graph; passes nest in reentrant checkpoints.
 
     Attributes:
-        begins: hook on an output, behind name, first and last node of the call: its backward begins.
-        completes: hook on an input, behind the number of the node that made it: ends the backward of later calls.
-        make_rows: first item of an entry of the recorder's for a module.
+        begins: hook on an output, after name, first and last node of the call: its backward begins.
+        completes: hook on an input, after the number of the node that made it: ends the backward of later calls.
         hook_type, key, attach: :class:`Hook`, :data:`KEY` and :func:`attach`, for code that may not import this module.
     """
 
@@ -61,11 +57,11 @@ class BackwardSpans:
         self._part = part
         self.make_rows = module_rows(tracer.clock)
         self._open: dict[int, list[_Open]] = {}
-        self.hook_type, self.key, self.attach = Hook, KEY, attach
+        self.hook_type, self.key, self.attach = Hook, KEY, attach  # for code that may not import this module
         self.begins, self.completes = _hooks(tracer, part, self.make_rows, self._open, self._new_pass)
 
     def forget(self) -> None:
-        """Drop what is open now; it never ends."""
+        """Drop the open backward spans, which never end."""
         self._open.clear()
 
     def watch_inputs(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

@@ -1,9 +1,6 @@
-"""Integrates FSDP, both generations: the forward of the root is a span, and groups have the roles that they shard for.
+"""Integrate both generations of FSDP: the root's forward is a span, groups get the roles that they shard for.
 
-Parameters are gathered by the all_gather of role ``dp`` (or the name of its mesh dimension), gradients reduced by its
-reduce_scatter. With hybrid sharding the group that shards has the role ``dp-shard``, the one across replicas
-``dp-replicate``. A prefetch is an all_gather that is launched before the layer that needs it, without a name of its
-own.
+A prefetch is an all_gather launched before its layer, without a name of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ _STATE_MODULES: Final = (
 
 
 class Forwards(Protocol):
-    """Makes forwards spans."""
+    """A maker of forward spans."""
 
     def wrap_forward(
         self, original: Callable[..., object], announce: Callable[[object], None]
@@ -74,10 +71,7 @@ class _Wrapped:
 
 
 class _States:
-    """``fully_shard``, the second generation: hooks of the model's own modules, which find the root themselves.
-
-    Dynamo is kept out of its methods, or traces them (``skip_fsdp_hooks``) as if the wrappers were not there.
-    """
+    """``fully_shard``, the second generation: hooks of the model's modules. Dynamo must not see the wrappers."""
 
     def __init__(self, hooks: Hooks, tracer: Tracer, loop: Forwards) -> None:
         self._hooks = hooks

@@ -1,4 +1,4 @@
-"""Integrate Megatron: a schedule's call is a step, numbered as in Megatron-LM's log; ``forward_only`` is an evaluation."""
+"""Integrate Megatron: a schedule's call is a step, numbered as in Megatron-LM's log; ``forward_only`` is evaluation."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class MegatronIntegration:
         iteration = _iteration()
         if iteration is None:
             self._tracer.begin_step()
-        elif iteration != self._tracer.coordinates.step:
+        elif iteration != self._tracer.coordinates.step:  # Megatron repeats an iteration whose result it suspects
             if not self._numbered:
                 self._numbered = True
                 self._tracer.set_topology({"step_numbers": "Megatron's iterations"})

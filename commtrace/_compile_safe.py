@@ -1,9 +1,7 @@
-"""Wrappers of functions that a compiled region may call: ``_call_impl`` of recorded modules, ``clip_grad_norm_`` and
-others.
+"""Wrappers of functions that a compiled region may call, such as ``_call_impl`` of recorded modules.
 
-A file outside of ``commtrace.capture``, because ``torch.compile`` must trace it: Dynamo skips the files of capture, and
-a skipped function in a traced one would end the graph, or raise where the script asked for ``fullgraph=True``. Here it
-reads the first line and goes on with the original; nothing of ours is in the graph.
+They live outside of ``commtrace.capture``, whose files Dynamo skips: a skipped function in a traced one would end the
+graph, or raise with ``fullgraph=True``. Here Dynamo reads the first line and goes on with the original.
 """
 
 from __future__ import annotations

@@ -263,11 +263,7 @@ class OtlpConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorboardConfig:
-    """Options of what goes to TensorBoard.
-
-    Raises:
-        ConfigurationError: an option has a value that cannot be used.
-    """
+    """Options of TensorBoard's file; the errors are those of :class:`Config`."""
 
     dir: FilePath = option(
         "",

@@ -1,4 +1,4 @@
-"""Checks that installed packages fit: pyarrow with numpy, and the versions that commtrace was tried with."""
+"""Check that installed packages fit: pyarrow with numpy, and the versions that commtrace was tried with."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _warned: set[str] = set()
 
 
 def import_pyarrow() -> None:
-    """Import pyarrow. pip's metadata cannot say which numpy it accepts: it refuses one when it is imported.
+    """Import pyarrow, which refuses an unfit numpy only then.
 
     Raises:
         InstallationError: it cannot be imported; the message has the command that mends it.

@@ -23,11 +23,12 @@ _LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
+# In the place of wrapt, whose import would cost each of these processes more than Python's own start.
 class _TorchFinder:
     """Find torch as the other finders do, and have commtrace started once torch has executed."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != "torch":
+        if name != "torch":  # not torch.distributed, which torch imports half-way through its own import
             return None
         specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
         spec = next(filter(None, specs), None)
@@ -41,6 +42,7 @@ class _TorchFinder:
         def exec_module(module: ModuleType) -> None:
             loader.exec_module = execute
             execute(module)
+            # Only now: libraries look a module up only to see if it is there.
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
                 _start()

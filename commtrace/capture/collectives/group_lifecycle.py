@@ -63,6 +63,8 @@ def watch_meshes(tracer: Tracer) -> Callable[[], None]:
         if mesh is not RAISED:
             _name_dimensions(tracer, mesh)
 
+    # torch describes a group that it makes for a mesh by the dimension's name. It makes none for a dimension of all
+    # ranks, which uses the default group, nor for a mesh of existing groups: these are named here.
     def hook(module: ModuleType) -> None:
         hooks.replace(module.DeviceMesh, "__init__", hooks.around(mesh_of, name_new))
         hooks.replace(module.DeviceMesh, "from_group", hooks.around(lambda args, kwargs: True, name_result))

@@ -87,9 +87,8 @@ class GroupRegistry:
     def __init__(self, skip_roles: Collection[str] = ()) -> None:
         self.skip_roles = frozenset(skip_roles)  # numbered, but not timed
         self._pipeline_peers: frozenset[int] = frozenset()
-        self.states: dict[
-            int, GroupState
-        ] = {}  # by id: hashing a group is slow; a weak reference drops it before the id is reused
+        # By id: hashing a group is slow. A weak reference drops it before the id is reused.
+        self.states: dict[int, GroupState] = {}
         self.version = 0  # changes with every group and role that becomes known
         self.place: Place | None = None  # in the largest world so far: a job may go on as a smaller one
         self._lock = threading.RLock()

@@ -23,6 +23,8 @@ class NcclBackend(NamedTuple):
         return self.returns_work and not operation.is_p2p and (not is_async or operation.name == "barrier")
 
 
+# Since torch 2.15 the name ``nccl`` builds nccl2, unless TORCH_DIST_USE_NCCL2=0; ``nccl-legacy`` is the old one. Read in
+# c10d/nccl2/ProcessGroupNCCL.hpp and ProcessGroupNCCLBackend.cpp of pytorch's repository.
 LEGACY: Final = NcclBackend("nccl", returns_work=False, has_stream_per_pair=True, launches_in_brackets=False)
 NCCL2: Final = NcclBackend("nccl2", returns_work=True, has_stream_per_pair=False, launches_in_brackets=True)
 LAZY: Final = NcclBackend("nccl-lazy", returns_work=True, has_stream_per_pair=True, launches_in_brackets=True)

@@ -42,9 +42,7 @@ class Operation(NamedTuple):
 
     name: str
     measure: Measure
-    arguments: tuple[
-        tuple[str, ...], ...
-    ]  # names, for calls by keyword; the last is the options, or an overload's root
+    arguments: tuple[tuple[str, ...], ...]  # names, for calls by keyword; the last: the options, or a root
     has_root: bool = False
     is_p2p: bool = False
     is_send: bool = False

@@ -71,6 +71,7 @@ class ActivityWatch:
         if progress != self._progress:  # Training goes on in steps, too, that are not recorded.
             self._progress, self._progress_at = progress, now
         idle = now - self._recorded_at
+        # The first pass writes it in any case: readers learn from it how often to expect the next one.
         if now < self._due_at or (self._due_at and idle < QUIET_NS):
             return
         interval = QUIET_NS if idle < LONG_QUIET_NS else SELDOM_NS

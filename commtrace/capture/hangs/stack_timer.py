@@ -62,9 +62,8 @@ class StackTimer:
         if not hasattr(self._c, "timer_create") or not hasattr(faulthandler, "register"):
             raise NoStackTimerError("no timers that send signals on this system")
         self._path = path
-        self._file = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666
-        )  # now: nothing can be opened when it is needed
+        # Now: nothing can be opened when it is needed.
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         self._made = os.fstat(self._file)
         self._timer: ctypes.c_void_p | None = None
         self._is_closed = False

@@ -79,9 +79,7 @@ class Label:
         self.forward = name
         self.backward = f"{name} backward"
         self.recompute = f"{name} recompute"
-        self.is_wrapped = (
-            is_wrapped  # calls go through several functions or modules with this label; only the outermost is recorded
-        )
+        self.is_wrapped = is_wrapped  # a call meets this label several times; only the outermost is recorded
         self.open_calls = 0
 
 

@@ -43,8 +43,6 @@ class Accumulation:
 
 
 class DeepSpeedIntegration:
-    """Hook DeepSpeed, and keep the state that calls of an engine share."""
-
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._hooks = Hooks(PART, tracer)
@@ -346,8 +344,6 @@ _REDUCE: Final = (
 
 
 class ZeroPhases:
-    """Hook ZeRO's optimizers and the coordinator of its parameters."""
-
     def __init__(self, tracer: Tracer, hooks: Hooks) -> None:
         self._tracer = tracer
         self._hooks = hooks
@@ -383,7 +379,6 @@ class ZeroPhases:
 
 
 def _is_parameter_of(module: Any, parameter: object) -> bool:
-    """Return whether this module, without its children, needs the parameter."""
     own = module.parameters(recurse=bool(getattr(module, "_z3_leaf", False)))
     external = getattr(module, "_external_params", {}).values()  # of other modules, which it uses all the same
     return any(one is parameter for one in (*own, *external))

@@ -1,7 +1,4 @@
-"""Read the roles of DeepSpeed's process groups, and the place of this rank in them.
-
-Groups are told apart by identity: the first place that holds one gives its role.
-"""
+"""Read the roles of DeepSpeed's process groups, by identity (the first holder counts), and this rank's place."""
 
 from __future__ import annotations
 

@@ -146,8 +146,6 @@ class EvaluationMode:
 
 
 class _Opened(NamedTuple):
-    """A model in evaluation mode, its span, and True if the current step was left for it."""
-
     reference: weakref.ref[Any]
     span: Span
     has_left: bool

@@ -1,7 +1,4 @@
-"""Integrate both generations of FSDP: the root's forward is a span, groups get the roles that they shard for.
-
-A prefetch is an all_gather launched before its layer, without a name of its own.
-"""
+"""Integrate both generations of FSDP: the root's forward is a span, groups get the roles that they shard for."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Capture training loops without a framework: the forward of a DDP or FSDP model, and every backward.
-
-``microbatch`` is the number of the forward or backward in its step. A forward without gradients, of a model in
-evaluation mode, is an ``evaluation``. Where an integration marks the steps, there are none of these spans.
-"""
+"""Capture training loops without a framework: the forward (evaluation) of a DDP or FSDP model, and every backward."""
 
 from __future__ import annotations
 
@@ -33,8 +29,6 @@ def install(tracer: Tracer) -> Callable[[], None]:
 
 
 class TrainingLoop:
-    """Record the spans of one training loop, whichever wrapper its model has."""
-
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._hooks = Hooks(PART, tracer)

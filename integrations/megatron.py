@@ -51,15 +51,11 @@ def install(tracer: Tracer) -> Callable[[], None]:
 
 
 class Place(NamedTuple):
-    """The place of a forward or backward in the iteration."""
-
     microbatch: int
     chunk: int
 
 
 class MegatronIntegration:
-    """Hook megatron-core, and give each backward the place of its forward."""
-
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._hooks = Hooks(PART, tracer)
@@ -411,8 +407,7 @@ class Combined(NamedTuple):
 class CombinedSteps:
     """Capture steps that interleave one microbatch's forward with another's backward.
 
-    The forward's span lies inside the backward's, and the time of both counts as forward. Communication gets the
-    microbatch and chunk of the node that issued it.
+    The forward's span lies inside the backward's. Communication gets the microbatch and chunk of its node.
     """
 
     def __init__(self, tracer: Tracer, hooks: Hooks, open_spans: Callable[[Callable[[str], Any]], Combined]) -> None:

@@ -39,8 +39,6 @@ def install(tracer: Tracer) -> Callable[[], None]:
 
 
 class PipeliningIntegration:
-    """Hook torch.distributed.pipelining, and number the stages of the rank as chunks."""
-
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._hooks = Hooks(PART, tracer)

@@ -1,8 +1,4 @@
-"""Capture activation checkpointing: the forward that a backward repeats is a ``recompute`` span.
-
-Each library keeps the function to repeat in an autograd node or a frame; it is wrapped there. A graph of
-``torch.compile`` repeats it inside: no call, no span.
-"""
+"""Capture activation checkpointing: the forward that a backward repeats outside of compiled graphs is ``recompute``."""
 
 from __future__ import annotations
 
@@ -42,8 +38,6 @@ def install(tracer: Tracer) -> Callable[[], None]:
 
 
 class Recomputation:
-    """Hook the libraries that checkpoint activations."""
-
     def __init__(self, tracer: Tracer) -> None:
         self._hooks = Hooks(PART, tracer)
         self._timed = self._hooks.timed(schema.RECOMPUTE, "recompute")
@@ -64,8 +58,6 @@ class Recomputation:
         self._hooks.replace(module, function, self._calling_again)
 
     def _repeating(self, original: Callable[..., object]) -> Callable[..., object]:
-        """Wrap a checkpoint's backward, which calls its forward, ``run_function``, again."""
-
         def begin(args: tuple[Any, ...], _kwargs: dict[str, object]) -> tuple[Any, Any, Any] | None:
             checkpoint = args[0]
             run_function = getattr(checkpoint, "run_function", None)

@@ -1,19 +1,13 @@
 """commtrace shows people who train large models where their time goes.
 
-One line in a training script is enough::
-
-    import commtrace.auto
-
-or, explicitly::
-
-    import commtrace
+One line in a training script is enough, ``import commtrace.auto``; or, explicitly::
 
     commtrace.start(commtrace.Config(dir="runs/a", steps="100:110"))
     with commtrace.step(i):
         ...
     commtrace.stop()
 
-and to read what was recorded::
+and to read a recording::
 
     run = commtrace.open("runs/a")
     run.steps().to_pandas()

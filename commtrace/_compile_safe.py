@@ -82,13 +82,7 @@ def wrap_call_impl(
     part: str,
     may_capture: bool,
 ) -> Callable[..., object]:
-    """Wrap ``_call_impl`` with a span around it when the module was chosen.
-
-    Args:
-        label_of: returns the label of the module with an id, or None.
-        backward: hooks inputs and outputs when gradients are recorded.
-        may_capture: the clock's device has graphs.
-    """
+    """Wrap ``_call_impl`` with a span around it if the module with its id has a label."""
     import torch
 
     is_compiling, is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled

@@ -1,7 +1,4 @@
-"""Let the ranks of a job agree on the name and attempt of their run, through the job's store: those of rank 0 hold.
-
-Each request is answered at once, because the training thread uses the same connection.
-"""
+"""Let the ranks of a job agree on the name and attempt of their run, those of rank 0, through the job's store."""
 
 from __future__ import annotations
 
@@ -55,7 +52,6 @@ class Agreement:
     """One rank's part in the agreement.
 
     Args:
-        run_id: this rank's name of the run. That of rank 0 holds for all.
         requeues: restarts of the whole job, with another store each time.
         restarts: restarts of this node's ranks by its launcher.
         now: clock, in seconds.

@@ -46,10 +46,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Identity:
-    """The run and rank of this process; constant once they are known.
-
-    The launcher's variables are read when this is made: a script may change them, and its launcher may end before it.
-    """
+    """The run and rank of this process; constant once they are known."""
 
     def __init__(self, config: Config, environment: Mapping[str, str] | None = None) -> None:
         self._config = config
@@ -64,10 +61,7 @@ class Identity:
         self._needs_no_others = False
 
     def found(self, place: Place | None = None) -> Found | None:
-        """Return the identity; None while rank 0 has not named the run. Never waits. Not for the training thread.
-
-        ``place`` is the process's as capture has seen it: its process groups may be gone by now, or smaller.
-        """
+        """Return the identity; None while rank 0 has not named the run. Never waits. Not for the training thread."""
         # It is held by another thread, whose request may take long, or by this one: a signal's handler may destroy the
         # process groups, and so ask, while its thread does.
         if not self._lock.acquire(blocking=False):

@@ -34,11 +34,7 @@ _warned: set[str] = set()
 
 
 def import_pyarrow() -> None:
-    """Import pyarrow, which refuses an unfit numpy only then.
-
-    Raises:
-        InstallationError: it cannot be imported; the message has the command that mends it.
-    """
+    """Import pyarrow; raise InstallationError, with the command that mends it, if it does not fit numpy."""
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:

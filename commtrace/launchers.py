@@ -29,7 +29,7 @@ class _Variables(NamedTuple):
 
 
 _LAUNCHERS: Final = (
-    # torchrun and ``accelerate launch``; DeepSpeed; a pod of a Kubeflow PyTorchJob, which counts pods
+    # torchrun and ``accelerate launch``; DeepSpeed; a pod of a Kubeflow PyTorchJob with one process
     _Variables("RANK", "WORLD_SIZE", ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")),
     # Open MPI
     _Variables(
@@ -51,10 +51,7 @@ _LAUNCHERS: Final = (
 
 
 def position(environment: Mapping[str, str]) -> Position | None:
-    """Return the place of this process by the innermost launcher; None if there is no launcher.
-
-    Missing numbers (a script may set RANK and WORLD_SIZE alone) come from a launcher with the same rank and size.
-    """
+    """Return the place of this process by the innermost launcher; None if there is no launcher."""
     found = [place for variables in _LAUNCHERS if (place := _place(variables, environment)) is not None]
     if not found:
         return None

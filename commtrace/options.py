@@ -51,13 +51,7 @@ _TRIGGER_SIGNALS: Final = ("SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGPWR", "SIGRTMIN
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The values that an option can have.
-
-    Attributes:
-        read: returns the value of a variable's text; raises ValueError or KeyError for others.
-        accepts: returns whether a value of these types can be used; may raise a ConfigurationError with the reason.
-        expected: what to write instead, for an error.
-    """
+    """The values that an option can have; ``expected`` is what to write instead, for an error."""
 
     types: tuple[type, ...]
     read: Callable[[str], Any]

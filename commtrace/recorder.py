@@ -1,7 +1,4 @@
-"""The recorder: a bounded buffer that training threads fill, and a harvester thread that empties it into sinks.
-
-Training threads never wait: an entry without room is dropped and counted. Rows reach the sinks twice a second.
-"""
+"""The recorder: a bounded buffer that training threads fill, and a harvester thread that empties it into sinks."""
 
 from __future__ import annotations
 
@@ -112,7 +109,6 @@ class Recorder:
             self.drop(entry)
 
     def drop(self, entry: Entry) -> None:
-        """Count an entry for which there was no room."""
         for kind in _kinds(entry):
             next(self._drops[kind])
 

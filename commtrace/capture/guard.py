@@ -24,7 +24,6 @@ class Guard:
         self._switches[part] = switch_off
 
     def failed(self, part: str, error: BaseException) -> None:
-        """Switch ``part`` off, with a warning the first time."""
         with self._lock:
             if part in self._failed:
                 return

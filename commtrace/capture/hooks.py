@@ -94,10 +94,7 @@ class Hooks:
         self.when_imported(module, lambda imported: self.replace_method(imported, owner, name, wrap))
 
     def replace_function(self, module: ModuleType, name: str, wrap: Wrap, *also_in: str) -> None:
-        """Replace a function of a module; one that a decorator made, also for callers that bound its name before.
-
-        ``also_in`` names modules that hold the same function by the same name; those not imported are skipped.
-        """
+        """Replace a function of a module and of ``also_in``; a decorated one also where its name is bound already."""
         function = vars(module).get(name)
         cell = None if function is None else _decorated(function)
         if cell is not None:
@@ -111,7 +108,6 @@ class Hooks:
                 self.replace(holder, name, wrap)
 
     def owners_of(self, name: str) -> list[object]:
-        """Return the classes and modules whose attribute ``name`` is replaced."""
         return [owner for owner, replaced, _, _ in self._attributes if replaced == name]
 
     def replace_item(self, table: dict[Any, Any], key: object, wrap: Wrap) -> None:
@@ -165,7 +161,6 @@ class Hooks:
             return None
 
     def enter(self, kind: int, name: str, microbatch: int = -1, chunk: int = -1, stage: int = -1) -> Span | None:
-        """Begin a phase; return None if that fails."""
         span: Span | None = self.guarded(self._tracer.enter, kind, name, microbatch, chunk, stage)
         return span
 
@@ -175,12 +170,9 @@ class Hooks:
             self.guarded(self._tracer.leave, span)
 
     def timed(self, kind: int, name: str) -> Wrap:
-        """Return a wrapper that makes a function a phase."""
-
         return self.around(lambda args, kwargs: self._tracer.enter(kind, name), self.end)
 
     def end(self, span: Span, _result: object) -> None:
-        """End the span that a ``begin`` has returned."""
         self._tracer.leave(span)
 
     def _on_import(self, hook: Callable[[ModuleType], None], module: ModuleType) -> None:

@@ -201,7 +201,6 @@ class Instrumentation:
 
     @property
     def awaits_callbacks(self) -> bool:
-        """Return whether communications in flight will still call back."""
         return self.tracer.completions.unsettled
 
     def await_callbacks(self) -> None:
@@ -365,7 +364,6 @@ def announce(directory: Path, metadata: RankMetadata) -> None:
 
 
 def _note(folder: Path) -> bool:
-    """Return whether ``commtrace run`` on this node got the folder."""
     notes = os.environ.get(NOTES_VARIABLE)
     if not notes:
         return False

@@ -1,7 +1,4 @@
-"""Note at once which other ranks of this host have ended, before the launcher kills this one a tenth of a second later.
-
-A thread waits for their processes (pidfd_open(2), Linux 5.3), without the training thread and the harvester.
-"""
+"""Note at once which other ranks of this host have ended, before the launcher kills this one (pidfd_open(2))."""
 
 from __future__ import annotations
 
@@ -51,11 +48,9 @@ class PeerWatch:
 
     @property
     def watched(self) -> frozenset[int]:
-        """Return the ranks whose end will be noted."""
         return frozenset(self._watched.values())
 
     def start(self, run_directory: Path, metadata: RankMetadata) -> None:
-        """Begin to watch, where the system can."""
         if metadata.world_size < 2 or not _can_watch():
             return
         self._own, self._run_directory = metadata, run_directory

@@ -1,7 +1,6 @@
-"""Entries of the recorder's buffer, and the functions with which the harvester turns them into rows.
+"""Entries of the recorder's buffer, plain tuples for speed, and the functions that turn them into rows.
 
-An entry is a plain tuple, at a fifth of an object's cost: ``(make_rows, kind if it is dropped, …)``. The docstrings of
-these functions show their entries, with ``…`` for the first two items.
+The docstrings of these functions show their entries, with ``…`` for ``make_rows`` and the kind if it is dropped.
 """
 
 from __future__ import annotations
@@ -71,26 +70,19 @@ class LaunchGroup(Protocol):
 
 
 class Launch(NamedTuple):
-    """The facts about a communication that are known when it starts.
-
-    Attributes:
-        seq: its number in the group or, for point-to-point, between the two ranks.
-        peer: global rank of the partner or the root; −1 if it has none.
-        members: bytes of each operation that it coalesces; None for a single one.
-        start: None while a coalescing bracket is open.
-    """
+    """The facts about a communication that are known when it starts."""
 
     operation: Operation
     state: LaunchGroup
-    seq: int
+    seq: int  # in the group or, for point-to-point, between the two ranks
     num_bytes: int
     self_bytes: int
     dtype: torch.dtype | None
-    peer: int
+    peer: int  # global rank of the partner or the root; −1 without one
     is_async: bool
     coordinates: Coordinates
-    members: tuple[int, ...] | None
-    start: Mark | None
+    members: tuple[int, ...] | None  # bytes of each operation that it coalesces
+    start: Mark | None  # None while a coalescing bracket is open
 
 
 _Members: TypeAlias = "tuple[int, ...] | None"
@@ -142,19 +134,7 @@ def forgotten_rows(entry: Entry) -> list[Row]:
 
 
 class DeviceCall:
-    """A communication of an accelerator's tensors: its marks are resolved after its launch.
-
-    Attributes:
-        device: index; None for the current device.
-        batch: equal for the members of a coalescing bracket; ``op_in_seq`` is the index in it.
-        queue: its own stream; None if it runs on the current stream.
-        waited_from: mark before the wait for it; None if it ran on the current stream.
-        end: mark after it, or after the wait for it; None without a wait.
-        is_joined: the compute stream has waited for the other stream on which it ran.
-        has_future: its future was taken, to be waited for instead.
-        holder: holds its row back until its true end is known.
-        launched_at, returned_at: system time, ns, around the backend's call; 0 without a holder.
-    """
+    """A communication of an accelerator's tensors: its marks are resolved after its launch."""
 
     __slots__ = (
         "batch", "clock", "device", "end", "has_future", "holder", "id", "is_joined", "launch", "launched_at",
@@ -164,15 +144,17 @@ class DeviceCall:
     def __init__(self, launch: Launch, clock: CudaClock, device: int | None, queue: Queue | None) -> None:
         self.launch = launch
         self.clock = clock
-        self.device = device
-        self.queue = queue
-        self.batch = self.id = next_id()
-        self.op_in_seq = 0
-        self.waited_from: Mark | None = None
-        self.end: Mark | None = None
+        self.device = device  # index; None for the current device
+        self.queue = queue  # its own stream; None if it runs on the current stream
+        self.batch = self.id = next_id()  # members of a coalescing bracket get the batch of the first
+        self.op_in_seq = 0  # index in the bracket
+        self.waited_from: Mark | None = None  # before the wait for it; None if it ran on the current stream
+        self.end: Mark | None = None  # after it, or after the wait for it; None without a wait
+        # The compute stream has waited for the other stream on which it ran; its future was taken, to be waited for.
         self.is_joined = self.has_future = False
         self.position = -1 if queue is None else queue.next_position()
-        self.holder: Holder | None = None
+        self.holder: Holder | None = None  # holds its row back until its true end is known
+        # System time, ns, before and after the backend's call; 0 without a holder.
         self.launched_at = self.returned_at = 0
 
 
@@ -216,7 +198,6 @@ class Queue:
 
     @property
     def known_end(self) -> int:
-        """Return the end of the latest operation with a known end."""
         return self._exact.end
 
     def before(self, call: DeviceCall) -> Placed | None:
@@ -247,11 +228,7 @@ class Queue:
 
 
 def device_call_rows(entry: Entry) -> list[Row] | None:
-    """Make the row of ``(…, call)``: a device-timed communication.
-
-    If it was over before the wait, its timing is unknown, and its row ends where that was seen, unless its holder finds
-    out more.
-    """
+    """Make the row of ``(…, call)``: a device-timed communication; without a stall its timing is unknown."""
     call: DeviceCall = entry[2]
     queue = call.queue
     if queue is not None and queue.unreached is not None and queue.unreached.id < call.id:
@@ -292,9 +269,7 @@ def device_stall_rows(entry: Entry) -> list[Row] | None:
 
 
 def marked_stall_rows(entry: Entry) -> list[Row] | None:
-    """Make the row of ``(…, launch, id, coordinates at the wait, clock, start mark, end mark)``: the device's stall
-    while the host waited for a host-timed communication.
-    """
+    """Make the row of ``(…, launch, id, coordinates at the wait, clock, start mark, end mark)``: a device's stall."""
     _, _, launch, number, coordinates, clock, start_mark, end_mark = entry
     start, end = clock.resolve(start_mark), clock.resolve(end_mark)
     if start is None or end is None:
@@ -410,5 +385,4 @@ def _stall_row(
 
 @functools.cache
 def dtype_name(dtype: object) -> str | None:
-    """Return ``bfloat16`` for ``torch.bfloat16``."""
     return None if dtype is None else str(dtype).removeprefix("torch.")

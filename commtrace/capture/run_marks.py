@@ -31,10 +31,7 @@ MOST_IN_FLIGHT: Final = 32
 
 
 class RunMarks:
-    """Find changes since the last pass, as pairs of a mark's name and detail.
-
-    ``unfinished`` returns communications whose end has not been seen, oldest first.
-    """
+    """Find changes since the last pass, as pairs of a mark's name and detail."""
 
     def __init__(
         self,

@@ -34,18 +34,13 @@ _PATIENCE_SECONDS = 0.1
 
 
 class CallingThread(threading.local):
-    """The call that a thread is passing to torch, for code below the call.
+    """The call that a thread is passing to torch, for code below the call."""
 
-    Attributes:
-        has_counted: the communication was counted; a kernel or hook of torch further down does not count it again.
-        issuing: operations between torch's pre-hook and post-hook, the innermost last.
-    """
-
-    has_counted = False
+    has_counted = False  # a kernel or hook of torch further down does not count the communication again
     waits_in_cpp = False  # it is in a function of C++ that communicates and waits
 
     def __init__(self, threads: set[int]) -> None:  # Called again, with the same set, by each thread that asks.
-        self.issuing: list[Any] = []
+        self.issuing: list[Any] = []  # operations between torch's pre-hook and post-hook, the innermost last
         self.threads = threads  # idents of all threads that have used this object
         threads.add(threading.get_ident())
 
@@ -109,7 +104,6 @@ class Tracer:
 
     @property
     def step_start(self) -> Mark | None:
-        """Return the start of the current step; None if it is not recorded."""
         return None if self._step is None else self._step.start
 
     @property
@@ -286,7 +280,6 @@ class Tracer:
             self.append((count_rows, schema.MARK, self.coordinates.step, now_ns(), counts))
 
     def set_role(self, process_group: ProcessGroup, role: str) -> None:
-        """Set the role of a process group: ``tp``, ``pp``, ``dp``, …"""
         self.groups.set_role(process_group, role)
 
     def set_topology(self, topology: dict[str, object]) -> None:
@@ -318,5 +311,4 @@ class Tracer:
             self.recorder.harvest_soon(_PATIENCE_SECONDS)
 
     def failed(self, part: str, error: BaseException) -> None:
-        """Switch ``part`` off after a failure in one of its hooks."""
         self.guard.failed(part, error)

@@ -49,15 +49,10 @@ class Triggers:
         self._handler: tuple[int, _Handler, _Handler] | None = None
 
     def open(self, directory: Path, metadata: RankMetadata) -> None:
-        """Look in this run directory from now on."""
         self._directory, self._metadata = directory, metadata
 
     def listen(self, name: str) -> None:
-        """Take the signal ``name`` for a request to all ranks, and call an earlier handler as well.
-
-        Raises:
-            ConfigurationError: this is not the main thread, where signals are handled.
-        """
+        """Take the signal ``name`` for a request to all ranks; raise ConfigurationError except on the main thread."""
         if threading.current_thread() is not threading.main_thread():
             raise ConfigurationError(f"COMMTRACE_TRIGGER_SIGNAL={name} needs commtrace.start() on the main thread")
         number = getattr(signal, name)

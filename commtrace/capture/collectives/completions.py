@@ -31,7 +31,6 @@ class CompletionCallbacks:
 
     @property
     def pending(self) -> bool:
-        """Return whether some callbacks have not been destroyed yet."""
         return sys.getrefcount(self.alive) > self._references
 
     def wait(self, timeout_seconds: float) -> bool:

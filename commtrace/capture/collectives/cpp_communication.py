@@ -1,7 +1,7 @@
 """Capture communication that C++ issues: functional collectives, compiled graphs, the reducer of DDP.
 
 Torch ≥ 2.14 has hooks of process groups for it (:class:`Hooked`); before, kernels in its dispatcher see it
-(:class:`Dispatched`). Hooks pass by calls that a method of ``ProcessGroup`` or a kernel has counted: methods know more.
+(:class:`Dispatched`). Hooks pass by calls that a method of ``ProcessGroup`` or a kernel has counted.
 """
 
 from __future__ import annotations
@@ -50,10 +50,7 @@ _hook_ids: Final = itertools.count(int.from_bytes(b"commtrac", "big") >> 1)
 
 
 class Issuing(NamedTuple):
-    """An operation between its pre-hook and its post-hook. ``issued`` is None if it is not recorded.
-
-    ``peer`` is a rank inside the group: the root, or the other side of a message; −1 without one.
-    """
+    """An operation between its pre-hook and its post-hook; ``issued`` is None if it is not recorded."""
 
     op_id: int
     operation: Operation
@@ -98,7 +95,6 @@ class ProcessGroupHooks:
         self._tracer.groups.follow(self._register)
 
     def uninstall(self) -> None:
-        """Have the hooks do nothing, and take them out where that is safe."""
         self._active = False
         self._tracer.groups.unfollow(self._register)
         # torch keeps hooks in a map without a lock: taking one out while a communication passes it, on this thread or
@@ -252,12 +248,10 @@ class CppCommunication(Part, Protocol):
 
 
 def capture_of_cpp(tracer: Tracer, devices: DeviceCalls | None = None) -> CppCommunication:
-    """Return the capture that this version of torch has."""
     return Hooked(tracer, devices) if torch_has_hooks() else Dispatched(tracer, devices)
 
 
 def torch_has_hooks() -> bool:
-    """Return whether process groups have pre- and post-hooks."""
     from torch.distributed import ProcessGroup
 
     return hasattr(ProcessGroup, "register_pre_hook") and hasattr(ProcessGroup, "register_post_hook")

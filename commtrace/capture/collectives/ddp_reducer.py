@@ -1,7 +1,6 @@
-"""Capture the gradient buckets and broadcasts that ``DistributedDataParallel`` sends from C++, and the stalls on them.
+"""Capture the communication that ``DistributedDataParallel`` issues from C++, and the stalls on it.
 
-On torch ≥ 2.14 hooks of process groups see them (:mod:`commtrace.capture.collectives.cpp_communication`), before that
-kernels in torch's dispatcher. Their ends come from completion callbacks, as Python never sees the ``Work.wait`` of C++.
+On torch ≥ 2.14 :mod:`commtrace.capture.collectives.cpp_communication` sees it, before that the kernels here do.
 """
 
 from __future__ import annotations
@@ -151,11 +150,7 @@ _COMMUNICATE_IN_CPP: Final = ("_broadcast_coalesced", "_verify_params_across_pro
 
 
 class ReducerCapture:
-    """Record the stalls of every ``DistributedDataParallel``.
-
-    Args:
-        by_kernels: kernels see its communications; else hooks of process groups do.
-    """
+    """Record the stalls of every DDP; ``by_kernels`` if kernels see its communications, not hooks of process groups."""
 
     def __init__(self, tracer: Tracer, issued: CppCalls, *, by_kernels: bool = True) -> None:
         self.has_seen_ddp = False
@@ -168,7 +163,6 @@ class ReducerCapture:
         self._sent_outside: CppCall | None = None
 
     def install(self) -> None:
-        """Wait for the first DDP, unless there is one already. Idempotent."""
         import torch.distributed
         from torch._C._distributed_c10d import Reducer
         from torch.nn.parallel import DistributedDataParallel
@@ -310,10 +304,7 @@ _OPERATIONS: Final = {"allreduce_": "allreduce", "broadcast_": "broadcast", "all
 
 
 class ReducerKernels:
-    """Kernels in torch's dispatcher for communication from C++, before torch 2.14.
-
-    Python methods and functional collectives reach these operators too: ``has_counted`` of the thread tells them apart.
-    """
+    """Kernels in torch's dispatcher for communication from C++, before torch 2.14."""
 
     def __init__(self, tracer: Tracer, issued: CppCalls, reducer: ReducerCapture) -> None:
         self._tracer = tracer

@@ -35,11 +35,9 @@ class Kernel:
         self._meta = DispatchKey.Meta
 
     def call(self, *arguments: object, **keywords: object) -> object:
-        """Handle a call from torch."""
         return (self.capture or self.original)(*arguments, **keywords)
 
     def original(self, *arguments: object, **keywords: object) -> object:
-        """Call the operator behind the kernel."""
         key: DispatchKey | None = None
         traced = False
         try:

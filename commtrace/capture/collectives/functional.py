@@ -1,7 +1,4 @@
-"""Capture functional collectives (of DTensor and compiled graphs) and the waits for them.
-
-C++ issues them, so only kernels in torch's dispatcher see them, at about 20 µs per call.
-"""
+"""Capture functional collectives and the waits for them, by kernels in torch's dispatcher, at about 20 µs per call."""
 
 from __future__ import annotations
 
@@ -336,11 +333,9 @@ def _process_group(group: str | ProcessGroup) -> ProcessGroup:
 
 
 class Awaited:
-    """A communication whose results may be waited for: one result, or several if it is coalesced.
+    """A communication whose results may be waited for.
 
-    Args:
-        call: times it on an accelerator; None on the host.
-        completion: see :mod:`commtrace.capture.records`; None if the return of the wait is its end.
+    ``call`` times it on an accelerator; a ``completion`` of None means that the return of its wait is its end.
     """
 
     __slots__ = ("call", "completion", "launch", "number", "waited")

@@ -44,10 +44,7 @@ class GroupState:
         self.queues: dict[int, Queue] = {}
 
     def next_p2p(self, is_send: bool, peer: int, tag: int = 0) -> int:
-        """Return the number of the next send to, or receive from, ``peer`` (a global rank).
-
-        Messages keep their order within a tag only, so each tag is numbered separately, from ``tag · 2³²`` on.
-        """
+        """Return the number of the next send to, or receive from, ``peer`` (a global rank), counted per tag."""
         key = (is_send, peer, tag)
         counter = self.p2p_seq.get(key)
         if counter is None:
@@ -81,7 +78,7 @@ class GroupRegistry:
     """Map ``ProcessGroup`` objects to their state.
 
     Groups of the same members are numbered in the order of their creation, which torch requires to be the same on all
-    members. So groups are registered when they are created; earlier ones are found in torch's table, which is ordered.
+    members. So groups are registered when they are created; earlier ones are found in torch's ordered table.
     """
 
     def __init__(self, skip_roles: Collection[str] = ()) -> None:
@@ -122,7 +119,6 @@ class GroupRegistry:
                     self._register(process_group)
 
     def follow(self, follower: Callable[[ProcessGroup, GroupState], None]) -> None:
-        """Call ``follower`` with every group that there is, and with each new one."""
         with self._lock:
             self.register_known_groups()
             self._followers.append(follower)

@@ -19,11 +19,10 @@ class NcclBackend(NamedTuple):
     launches_in_brackets: bool  # a collective in a bracket is launched where it is called, not at the end
 
     def runs_on_current_stream(self, operation: Operation, is_async: bool) -> bool:
-        """Return whether an operation with a Work runs on the stream that was current at the call."""
         return self.returns_work and not operation.is_p2p and (not is_async or operation.name == "barrier")
 
 
-# Since torch 2.15 the name ``nccl`` builds nccl2, unless TORCH_DIST_USE_NCCL2=0; ``nccl-legacy`` is the old one. Read in
+# Since torch 2.15 the name ``nccl`` builds nccl2, unless TORCH_DIST_USE_NCCL2=0; ``nccl-legacy`` is the old one. See
 # c10d/nccl2/ProcessGroupNCCL.hpp and ProcessGroupNCCLBackend.cpp of pytorch's repository.
 LEGACY: Final = NcclBackend("nccl", returns_work=False, has_stream_per_pair=True, launches_in_brackets=False)
 NCCL2: Final = NcclBackend("nccl2", returns_work=True, has_stream_per_pair=False, launches_in_brackets=True)

@@ -1,8 +1,4 @@
-"""The communication methods of ``torch.distributed.ProcessGroup``: payload and names of arguments.
-
-Names differ between torch versions: every method listed is patched if the class has it. Bytes are the full tensor's
-(docs/definitions.md).
-"""
+"""The communication methods of ``torch.distributed.ProcessGroup`` in any version of torch: payload and arguments."""
 
 from __future__ import annotations
 
@@ -210,17 +206,13 @@ _MOST_NESTING: Final = 3
 
 
 class Unmeasured:
-    """Replace the payload of a communication whose bytes cannot be read, as of a tensor of an unknown kind.
-
-    It is recorded with :data:`UNKNOWN_BYTES`, so that the ranks' numbers stay equal.
-    """
+    """Replace a payload that cannot be read by :data:`UNKNOWN_BYTES`, so that the ranks' numbers stay equal."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._reported: set[str] = set()
 
     def __call__(self, operation: Operation, arguments: Arguments, error: Exception) -> Payload:
-        """Return a payload with the dtype and a tensor of ``arguments``, if there are any."""
         if operation.name not in self._reported:
             self._reported.add(operation.name)
             self._guard.noticed(

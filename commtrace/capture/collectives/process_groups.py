@@ -1,9 +1,6 @@
-"""Capture every communication that Python code hands to a process group.
+"""Capture every communication that Python code hands to a process group, by methods of the class ``ProcessGroup``::
 
-Methods of the class ``torch.distributed.ProcessGroup`` are replaced, not functions of ``torch.distributed``, which
-frameworks bind when they are imported. The order of events around one operation::
-
-    launch mark → original method → (completion callback: end mark) → wait: mark → original wait → mark
+launch mark → original method → (completion callback: end mark) → wait: mark → original wait → mark
 """
 
 from __future__ import annotations
@@ -50,10 +47,7 @@ _SYNCHRONOUS_P2P: Final = frozenset({"send", "recv"})
 
 
 class ProcessGroupCapture:
-    """Turn calls of ``ProcessGroup`` and ``Work`` into entries of the recorder's buffer.
-
-    ``device_clock`` times tensors on an accelerator; None without one. ``pending`` holds communications without a wait.
-    """
+    """Turn calls of ``ProcessGroup`` and ``Work`` into entries; ``pending`` holds communications without a wait."""
 
     def __init__(self, tracer: Tracer, device_clock: CudaClock | None = None) -> None:
         self._tracer = tracer
@@ -116,7 +110,6 @@ class ProcessGroupCapture:
             self._devices.forget_all()
 
     def unfinished(self) -> list[Launch]:
-        """Return communications that were launched and whose end has not been seen, oldest first."""
         waiting = [
             launch for launch, completion in list(self.pending.values()) if completion is None or not completion[ENDED]
         ]
@@ -226,7 +219,6 @@ class ProcessGroupCapture:
             state.take_back(seq)
 
     def _launching(self, operation: Operation) -> Callable[[Launch, Any], None]:
-        """Return the function to call after a launch, given the Work; None if the call was blocking."""
         tracer, pending, completions, completed = (
             self._tracer,
             self.pending,

@@ -1,7 +1,4 @@
-"""Detect communication that bypasses torch.distributed, by the state of other libraries' modules, importing nothing.
-
-A path is ``active`` if the library's state says that it was used, ``loaded`` if its use cannot be known.
-"""
+"""Detect communication that bypasses torch.distributed, by the state of other libraries' modules, importing nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Capture waits for communication: ``Work.wait``, and the wait for a Work's future.
-
-The functions are closures over local names, and flat: they are the hot path.
-"""
+"""Capture ``Work.wait`` and waits for a Work's future. Closures over local names, and flat: they are the hot path."""
 
 from __future__ import annotations
 
@@ -181,10 +178,7 @@ class _OfWork(NamedTuple):
 
 
 class FutureWaits:
-    """Capture waits for a communication's future instead of its Work.
-
-    Futures made of such a future (``then``, ``futures.collect_all``) are not known: a wait for them shows as work.
-    """
+    """Capture waits for a Work's future; futures made of it (``then``, ``collect_all``) are not known."""
 
     def __init__(self, tracer: Tracer, pending: PendingWorks, devices: DeviceCalls | None) -> None:
         self._tracer = tracer

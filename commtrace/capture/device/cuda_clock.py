@@ -1,7 +1,4 @@
-"""Read device time from CUDA events, without ever waiting for the device.
-
-A mark is a pooled event on the current stream; its time is relative to an *anchor*, an event with a known host time.
-"""
+"""Read device time from CUDA events, relative to an anchor with a known host time; never wait for the device."""
 
 from __future__ import annotations
 
@@ -57,10 +54,7 @@ class Driver(Protocol):
 
 
 class CudaClock:
-    """A :class:`~commtrace.capture.device.clock.DeviceClock` of CUDA (and HIP) events.
-
-    Making one touches no device: the job may fork or choose its device later. ``cuda`` is ``torch.cuda`` by default.
-    """
+    """A DeviceClock of CUDA (and HIP) events. Making one touches no device: the job may fork or choose one later."""
 
     timing = schema.CUDA_EVENT_TIMING
 
@@ -136,7 +130,7 @@ class CudaClock:
         return time_ns
 
     def refresh(self) -> None:
-        """Take a new anchor on every device that has been marked. Harvester only.
+        """Take a new anchor on every marked device. Harvester only.
 
         Raises:
             OSError: the driver cannot be asked without endangering the job's graph captures.

@@ -1,9 +1,8 @@
 """Time communication of tensors on an accelerator by marks on streams (docs/gpu-validation.md).
 
-* synchronous: marks before and after it on the current stream, which it stalls.
-* asynchronous: marks around the wait. A stream that stalled between them did so until the operation ended; else the
-  operation ended earlier, at an unknown time. A wait of a stream that does not compute is no stall.
-* in C++ (DDP's reducer): marks around its wait, passed to :meth:`DeviceCalls.stalled`.
+* synchronous: marks around it on the current stream, which it stalls.
+* asynchronous: marks around the wait, in C++ by :meth:`DeviceCalls.stalled`. A stream that stalled did so until the
+  operation ended; else that ended earlier, at an unknown time.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ MOST_UNWAITED: Final = 1_000
 
 
 class DeviceCalls:
-    """The device-timed half of :class:`~commtrace.capture.collectives.process_groups.ProcessGroupCapture`.
-
-    ``hidden_ends`` finds the true ends of hidden communication; None where nothing measures durations.
-    """
+    """The device-timed half of :class:`~commtrace.capture.collectives.process_groups.ProcessGroupCapture`."""
 
     def __init__(self, tracer: Tracer, clock: CudaClock) -> None:
         self._tracer = tracer
@@ -85,7 +81,6 @@ class DeviceCalls:
         return call
 
     def launched(self, call: DeviceCall, work: object) -> None:
-        """Remember the Work that the backend has returned for ``call``."""
         self._launched((call,), work)
 
     def complete(self, call: DeviceCall, _work: object) -> None:
@@ -185,14 +180,12 @@ class DeviceCalls:
         self._returned((call,))
 
     def forgotten(self, call: DeviceCall) -> None:
-        """Give up ``call``, which will not be waited for."""
         self._ended(call)
 
     def mark(self) -> Mark:
         return self._clock.mark()
 
     def host_stalled(self, launch: Launch, number: int, start: Mark, end: Mark) -> None:
-        """Record the stall of the device while the host waited for a host-timed communication."""
         tracer = self._tracer
         tracer.last_mark = end
         tracer.append((marked_stall_rows, schema.STALL, launch, number, tracer.coordinates, self._clock, start, end))

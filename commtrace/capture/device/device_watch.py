@@ -1,7 +1,4 @@
-"""Read clocks, temperature, power and errors of this process's device through NVML.
-
-A separate thread asks: the driver may not answer for a device in trouble. It neither calls CUDA nor synchronises.
-"""
+"""Read clocks, temperature, power and errors of this process's device through NVML, on a thread that may block."""
 
 from __future__ import annotations
 
@@ -63,7 +60,6 @@ class DeviceWatch:
         self._stop.set()
 
     def take(self) -> list[DeviceState]:
-        """Return the readings since the last call. From any thread."""
         return [self._unread.popleft() for _ in range(len(self._unread))]
 
     def _run(self, uuid: str) -> None:
@@ -85,8 +81,6 @@ class DeviceWatch:
 
 
 def read_device(nvml: Any, device: Any, at_ns: int) -> DeviceState:
-    """Return one reading of a device, by its handle of the module pynvml."""
-
     def query(name: str, *arguments: object) -> Any:
         ask = getattr(nvml, name, None)  # older ones lack some
         try:

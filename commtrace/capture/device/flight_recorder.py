@@ -1,7 +1,6 @@
-"""Find the durations of NCCL operations in torch's flight recorder, measured with ``TORCH_NCCL_ENABLE_TIMING=1``.
+"""Find the durations of NCCL operations in torch's flight recorder (``TORCH_NCCL_ENABLE_TIMING=1``).
 
-It keeps the last operations (``TORCH_FR_BUFFER_SIZE``, 2,000 by default). A dump takes 32 µs per entry, with the GIL
-held, so it is for steps in detail.
+A dump takes 32 µs per entry, with the GIL held, so it is for steps in detail.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ class FlightRecorder:
         self._dump = dump or dump_of
 
     def durations_ns(self, calls: Sequence[DeviceCall]) -> dict[int, int]:
-        """Return the known durations of operations on the device, by the id of the call."""
         found: dict[int, int] = {}
         for backend in {call.launch.state.nccl.name for call in calls}:
             own = [call for call in calls if call.launch.state.nccl.name == backend]

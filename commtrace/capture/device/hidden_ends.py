@@ -1,7 +1,6 @@
-"""Find true ends of communication without a stall, in steps of detail.
+"""Find true ends of communication without a stall, in steps of detail, from measured durations.
 
-A wait gives an upper bound of the end. With a measured duration, the end is that much after the start: the launch, or
-the end of the one before it on its stream. Durations are read a few seconds later; until then rows are held back.
+An operation starts at its launch, or at the end of the one before it on its stream. Rows are held back until then.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ class Held(NamedTuple):
 
     @property
     def has_stalled(self) -> bool:
-        """Return whether its end is known from its own wait."""
         return self.end - self.waited_from >= SHORTEST_STALL_NS or self.end - self.launch < SHORTEST_STALL_NS
 
 
@@ -99,7 +97,6 @@ class HiddenEnds:
         self._is_off = True
 
     def _rows(self, _entry: Entry) -> list[Row] | None:
-        """Make the rows of all held calls, when it is time. Entry: ``(_rows, kind)``."""
         now, ask_at = self._host_ns(), self._ask_at or 0
         if not self._is_off and now < min(ask_at, self._stop_at or ask_at):
             return None
@@ -127,10 +124,10 @@ class HiddenEnds:
 
 
 def placed(held: Sequence[Held], durations: Mapping[int, int]) -> tuple[list[Row], dict[str, Any]]:
-    """Return the rows of calls of any queues, given the known durations (ns, by the id of the call), and a comparison.
+    """Return the rows of calls of any queues, by the known durations (ns, by the id of the call), and a comparison.
 
-    The comparison counts ``hidden`` ends, those ``known`` of them, and those ``refused`` as they lie behind their upper
-    bound; and compares durations with known ends, by the absolute difference in ns.
+    It counts ``hidden`` ends, those ``known``, and those ``refused`` because they lie behind their upper bound; and
+    has the absolute differences of durations from known ends, ns.
     """
     rows: list[Row] = []
     hidden = known = refused = 0

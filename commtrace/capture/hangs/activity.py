@@ -1,7 +1,4 @@
-"""Report the activity of a quiet process: a rank that hangs ends no span, so a hang report starts from this.
-
-All of it is read on the harvester's thread: the training thread only sets two attributes.
-"""
+"""Report the activity of a quiet process, read on the harvester's thread: a rank that hangs ends no span."""
 
 from __future__ import annotations
 
@@ -38,8 +35,7 @@ _MOST_PAIRS: Final = 512
 class ActivityWatch:
     """Read the activity of the training thread. Not for several threads at a time.
 
-    ``frames`` returns the training thread's frames, innermost first, as ``file:line function``. Without ``asks_device``
-    the device is not queried: a device whose driver is stuck may never answer.
+    ``asks_device`` is False where a stuck driver must not block.
     """
 
     def __init__(
@@ -53,7 +49,7 @@ class ActivityWatch:
         self._tracer = tracer
         self._now = now
         self._frames = frames or _frames_of_main_thread
-        self._asks_device = asks_device
+        self._asks_device = asks_device  # not where a device with a stuck driver may never answer
         self._recorded_at = self._progress_at = now()
         self._progress: object = None
         self._due_at = 0
@@ -86,7 +82,6 @@ class ActivityWatch:
         return Activity(self._tracer.coordinates, phases, collectives, messages, self._frames())
 
     def open_kinds(self) -> set[str]:
-        """Return the kinds of the open phases. From any thread."""
         return {schema.KINDS[span.kind] for span in _outwards(self._tracer.innermost)}
 
     def progress(self) -> object:
@@ -94,10 +89,7 @@ class ActivityWatch:
         return (self._tracer.coordinates, *self._launched())
 
     def in_flight(self, unfinished: Iterable[Launch]) -> list[InFlight]:
-        """Return communications in flight since before the last pass, the one that blocks training first.
-
-        ``unfinished`` holds launches whose end has not been seen yet, oldest first.
-        """
+        """Return communications in flight since before the last pass, the one that blocks training first."""
         blocked = self._blocked_launch()
         device = {id(call.launch): call for call in self._on_device()}
         launches = [*filter(None, [blocked]), *unfinished, *(call.launch for call in device.values())]
@@ -122,7 +114,6 @@ class ActivityWatch:
         return list({id(call): call for call in calls}.values())
 
     def _launched(self) -> tuple[dict[str, int], tuple[tuple[int, bool, int, int, int], ...]]:
-        """Return the number of collectives of each group, and of messages in each direction."""
         states = list(self._tracer.groups.states.values())
         messages = tuple(
             (state.group.id, is_send, peer, tag, next_number(counter) - ((tag & 0x7FFFFFFF) << 32))

@@ -1,8 +1,4 @@
-"""Notice that training has stopped, and write a hang report.
-
-A separate thread looks at the tracer once a second, independently of the harvester, the disk and CUDA. It never ends,
-interrupts or signals the job.
-"""
+"""Notice on a separate thread that training has stopped, and write a hang report; never interrupt the job."""
 
 from __future__ import annotations
 
@@ -52,14 +48,11 @@ _WORK: Final = (
 
 
 class HangWatch:
-    """Watch one process.
+    """Watch one process; ``report`` is the state since training stopped, None while it goes on.
 
     Args:
         unfinished: returns launches whose end has not been seen yet, oldest first.
         least_seconds: nothing shorter is a hang.
-
-    Attributes:
-        report: the state since training stopped; None while it goes on. Other threads read it.
     """
 
     def __init__(
@@ -118,7 +111,6 @@ class HangWatch:
         return next((kind for kind in _SLOW_KINDS if kind in kinds), "")
 
     def look(self) -> None:
-        """Look once, and update :attr:`report`."""
         now = self._now()
         self._learn_step(now)
         progress = (self._activity.progress(), self._work_recorded())

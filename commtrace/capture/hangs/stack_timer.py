@@ -1,8 +1,4 @@
-"""Write the main thread's stack while code in C keeps the GIL, so that no thread of Python can.
-
-A kernel timer fires unless it is set again in time; faulthandler then writes the frames in its signal handler. Its own
-``dump_traceback_later`` would replace the program's, of which a process has only one.
-"""
+"""Write the main thread's stack while code in C keeps the GIL, by a kernel timer whose signal faulthandler handles."""
 
 from __future__ import annotations
 
@@ -53,8 +49,7 @@ class StackTimer:
     """Write the main thread's frames to a file once it has not been set again in time.
 
     Raises:
-        NoStackTimerError: the system has no such timers, or all signals are in use.
-        OSError: the file or the timer cannot be made.
+        NoStackTimerError, OSError: no such timers or no free signal here; the file or timer cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
@@ -155,7 +150,6 @@ def _caught() -> Set[int]:
 
 
 def _signals(name: str) -> Set[int]:
-    """Return the signals in one of the masks of /proc/self/status, see proc(5)."""
     status = Path("/proc/self/status").read_text()
     mask = int(next(line for line in status.splitlines() if line.startswith(f"{name}:")).partition(":")[2], 16)
     return {number for number in range(1, signal.NSIG) if mask >> (number - 1) & 1}

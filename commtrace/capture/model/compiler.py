@@ -1,7 +1,4 @@
-"""Keep torch.compile out of capture's own functions: traced, they would keep the numbers and times of the trace.
-
-Wrappers of Python functions that compile (:mod:`commtrace._compile_safe`) are traced, without their own frames.
-"""
+"""Keep torch.compile out of capture's own functions: traced, they would keep the numbers and times of the trace."""
 
 from __future__ import annotations
 

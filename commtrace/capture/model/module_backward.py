@@ -1,8 +1,7 @@
 """Find the begin and end of a module's backward by hooks on its input and output tensors.
 
-It begins when a gradient of an output arrives. Autograd runs nodes from the youngest to the oldest, so it ends with the
-first of these: the gradient of its input is complete; the backward of a module begins that was not called inside of it;
-the graph ends. Functional code between modules may count for the module behind it.
+It ends with the first of these: its input's gradient is complete; the backward of a module begins that was not called
+inside of it (autograd runs nodes from the youngest to the oldest); the graph ends.
 """
 
 from __future__ import annotations
@@ -46,10 +45,7 @@ class Hook(functools.partial):  # type: ignore[type-arg]
 class BackwardSpans:
     """The modules whose backward is going on, by pass through a graph; passes nest in reentrant checkpoints.
 
-    Attributes:
-        begins: hook on an output, after name, first and last node of the call: its backward begins.
-        completes: hook on an input, after the number of the node that made it: ends the backward of later calls.
-        hook_type, key, attach: :class:`Hook`, :data:`KEY` and :func:`attach`, for code that may not import this module.
+    ``begins`` is the hook on an output, ``completes`` that on an input, which ends the backward of later calls.
     """
 
     def __init__(self, tracer: Tracer, part: str) -> None:
@@ -61,7 +57,6 @@ class BackwardSpans:
         self.begins, self.completes = _hooks(tracer, part, self.make_rows, self._open, self._new_pass)
 
     def forget(self) -> None:
-        """Drop the open backward spans, which never end."""
         self._open.clear()
 
     def watch_inputs(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

@@ -31,11 +31,7 @@ wrap.
 
 
 class ModuleSelection:
-    """Switch the capture of modules between steps: the configured ones, and others while a trigger asks for them.
-
-    Raises:
-        ConfigurationError: ``configured`` cannot be read.
-    """
+    """Switch the capture of modules between steps: the configured ones, and others while a trigger asks for them."""
 
     def __init__(self, tracer: Tracer, configured: str = "") -> None:
         if configured:
@@ -49,11 +45,7 @@ class ModuleSelection:
             self.select(self._configured)
 
     def select(self, spec: str) -> None:
-        """Record the modules that ``spec`` names, e.g. ``depth=2``, instead of the current ones.
-
-        Raises:
-            ConfigurationError: ``spec`` cannot be read.
-        """
+        """Record the modules of ``spec``, e.g. ``depth=2``, instead; raise ConfigurationError if it cannot be read."""
         if self._spans is None:
             self._spans = ModuleSpans(self._tracer)
         self._spans.select(spec)
@@ -117,7 +109,6 @@ class ModuleSpans:
         self._looks_left = 2
 
     def clear(self) -> None:
-        """Record no modules any more, and leave every class as it was before."""
         self._choice = None
         self._looks_left = 0
         self._stop_listening()
@@ -236,11 +227,7 @@ class ModuleSpans:
 
 
 class Placed(NamedTuple):
-    """A called module; ``modules`` are its wrappers, outermost first, and the module.
-
-    ``name`` is ``decoder.layers.3``, or the class for a whole model; in all but the largest model the model's class
-    precedes it. ``depth`` counts the modules around it.
-    """
+    """A called module, as ``decoder.layers.3`` or a model's class; ``modules`` has its wrappers, outermost first."""
 
     name: str
     depth: int

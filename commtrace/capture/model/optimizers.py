@@ -28,10 +28,7 @@ class StepListener(Protocol):
 
 
 class StepHooks:
-    """Our hooks on the steps of all optimizers, which pass calls to ``listener`` if it is not None.
-
-    They are never taken out: torch raises into ``optimizer.step()`` if a table of hooks changes meanwhile.
-    """
+    """Our hooks on the steps of all optimizers, never taken out: torch raises if a table of hooks changes in a step."""
 
     def __init__(self) -> None:
         self.listener: StepListener | None = None
@@ -160,7 +157,6 @@ class OptimizerPhase:
         stack.append((optimizer, self._tracer.enter(schema.OPTIMIZER, type(optimizer).__name__)))
 
     def after_step(self, optimizer: object) -> None:
-        """End the phase of :meth:`before_step`."""
         stack = self._stack()
         if not any(opened is optimizer for opened, _ in stack):
             return

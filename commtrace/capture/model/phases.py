@@ -1,8 +1,4 @@
-"""Capture phases beside the model: data loading, gradient clipping, checkpoints, garbage collection.
-
-Only the outermost of nested ``data`` and ``checkpoint`` calls of the training thread is a span: other threads do not
-stop training. Nothing is imported here that the job has not imported.
-"""
+"""Capture phases beside the model, on the training thread: data, gradient clipping, checkpoints, garbage collection."""
 
 from __future__ import annotations
 
@@ -75,8 +71,6 @@ _HOLDERS: Final = (
 
 
 class PhaseCapture:
-    """Hook data loading, clipping and checkpoints."""
-
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._hooks = Hooks(PART, tracer)
@@ -102,7 +96,6 @@ class PhaseCapture:
             self._hooks.replace_method_when_imported(module, owner, method, self._clipping("clip_grad_norm"))
 
     def uninstall(self) -> None:
-        """Put every original back; import hooks that are still waiting do nothing from now on."""
         self._hooks.restore()
 
     def _hook_function(self, function: str, wrap: Wrap, module: ModuleType) -> None:

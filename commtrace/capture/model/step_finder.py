@@ -1,11 +1,8 @@
-"""Find the steps of a training loop without marks: each ends with the optimizer that ends an iteration.
+"""Find the steps of a training loop without marks: each ends when every optimizer of the loop has stepped.
 
-* The first step begins with the first forward or backward. An optimizer that steps before that only fills its state, as
-  torch.distributed.checkpoint does; if it does so again, the loop's first step began there.
-* A further step begins at the end of the one before, and ends when every optimizer of the loop has stepped.
-* An evaluation before a step's first work is no part of it, unless the step before had one too: it belongs to the loop.
-* Work that no optimizer has ended is not recorded: the rest after the last update, a program without optimizers.
-* An integration or ``commtrace.step`` that begins a step takes over for good.
+* The first step begins with the first forward or backward; an optimizer that steps once before only fills its state.
+* An evaluation before a step's first work is no part of it, unless the step before had one too.
+* Work that no optimizer has ended is not recorded. An integration or ``commtrace.step`` takes over for good.
 """
 
 from __future__ import annotations
@@ -35,10 +32,7 @@ class StepMarker(Protocol):
 
 
 class StepFinder:
-    """Begin the tracer's steps, as long as ``finding``: until an integration or the script begins one.
-
-    ``is_marked_by_framework``: an integration that knows a framework's own loop begins the steps.
-    """
+    """Begin the tracer's steps, as long as ``finding``: until an integration or the script begins one."""
 
     def __init__(self, tracer: StepMarker) -> None:
         self.finding = True
@@ -66,7 +60,6 @@ class StepFinder:
                 self._tracer.discard_step(frees_number=True)
 
     def optimizer_begins(self, optimizer: object) -> None:
-        """Handle that the outermost optimizer is about to step."""
         if not self.finding or self._has_computed:
             self.work_begins()
         elif id(optimizer) not in self._stepped_alone:
@@ -88,7 +81,6 @@ class StepFinder:
         return True
 
     def work_begins(self) -> None:
-        """Handle that a forward or backward of the training is about to begin."""
         if not self.finding:
             return
         if not self._has_computed:

@@ -38,6 +38,7 @@ class Accumulation:
     def __init__(self) -> None:
         # There was a forward since the last boundary; the current micro-step has had its backward.
         self.begun = self.finished = False
+        # The micro-step; those of the pipeline's batch; micro-steps of the accumulation when it was announced.
         self.microbatch = self.forwards = self.backwards = self.announced = 0
         self.direct_backward: Span | None = None  # of a ``loss.backward()``, which DeepSpeed only notices
 

@@ -116,6 +116,7 @@ class EvaluationMode:
         if is_known and not was_training:
             return
         steps = tracer.steps
+        # Averaged weights are never put back into training: only the model that is trained leaves the step.
         has_left = was_training and not is_known and steps.trains(module) and steps.evaluation_begins()
         span = tracer.aside(schema.EVALUATION, "eval() to train()")
         if span is None:

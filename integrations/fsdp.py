@@ -77,6 +77,7 @@ class _States:
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._open: tuple[Any, Span] | None = None
 
+    # Dynamo is kept out of these methods, or traces them (``skip_fsdp_hooks``) as if the wrappers were not there.
     def hook(self, module: ModuleType) -> None:
         self._hooks.replace_required(module.FSDPState, "_root_pre_forward", self._wrap_begin)
         self._hooks.replace_required(module.FSDPState, "_register_pre_backward_hook", self._wrap_end)

@@ -1,4 +1,8 @@
-"""Capture training loops without a framework: the forward (evaluation) of a DDP or FSDP model, and every backward."""
+"""Capture training loops without a framework: the forward (evaluation) of a DDP or FSDP model, and every backward.
+
+``microbatch`` is the number of the forward or backward in its step. Where an integration marks the steps of a
+framework, there are none of these spans.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Integrate Megatron: a schedule's call is a step, numbered as in Megatron-LM's log; ``forward_only`` is evaluation."""
+"""Integrate Megatron: a schedule's call is a step, numbered as in Megatron-LM's log; ``forward_only`` is evaluation.
+
+Spans are the microbatches' forwards and backwards, the outermost optimizer, and phases of experts and gradients.
+"""
 
 from __future__ import annotations
 

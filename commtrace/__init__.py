@@ -2,6 +2,8 @@
 
 One line in a training script is enough, ``import commtrace.auto``; or, explicitly::
 
+    import commtrace
+
     commtrace.start(commtrace.Config(dir="runs/a", steps="100:110"))
     with commtrace.step(i):
         ...

@@ -50,6 +50,7 @@ class Identity:
 
     def __init__(self, config: Config, environment: Mapping[str, str] | None = None) -> None:
         self._config = config
+        # Now: a script may change the launcher's variables, and its launcher may end before it.
         self._environment = dict(os.environ if environment is None else environment)
         self._shared_name = run_id(config, self._environment)
         self._name = self._shared_name or _name_of_launcher(self._environment)
@@ -67,6 +68,7 @@ class Identity:
         if not self._lock.acquire(blocking=False):
             return self._found
         try:
+            # The place as capture has seen it: the process groups may be gone by now, or smaller.
             found = self._found or self._look(place)
             self._found = self._found or found
         finally:
@@ -351,7 +353,7 @@ def device(number: int | None = None) -> tuple[str, str]:
 
 
 def _device_in_use(torch: Any) -> int | None:
-    """Return the device with a context that has the process's local rank, else the first one with a context."""
+    """Return the process's local rank if that device has a context, else the first device with one."""
     in_use = [number for number in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(number)]
     local_rank = launchers.local_rank(os.environ)
     return local_rank if local_rank in in_use else next(iter(in_use), None)

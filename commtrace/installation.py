@@ -34,7 +34,7 @@ _warned: set[str] = set()
 
 
 def import_pyarrow() -> None:
-    """Import pyarrow; raise InstallationError, with the command that mends it, if it does not fit numpy."""
+    """Import pyarrow, which may not fit numpy; raise InstallationError, with the command to run, if that fails."""
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:

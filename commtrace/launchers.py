@@ -55,6 +55,7 @@ def position(environment: Mapping[str, str]) -> Position | None:
     found = [place for variables in _LAUNCHERS if (place := _place(variables, environment)) is not None]
     if not found:
         return None
+    # A script may set RANK and WORLD_SIZE without LOCAL_RANK: that is another launcher's with the same rank and size.
     same = [place for place in found if place[:2] == found[0][:2]]
     return Position(
         *found[0][:2],

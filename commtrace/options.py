@@ -54,8 +54,8 @@ class Kind:
     """The values that an option can have; ``expected`` is what to write instead, for an error."""
 
     types: tuple[type, ...]
-    read: Callable[[str], Any]
-    accepts: Callable[[Any], bool]
+    read: Callable[[str], Any]  # raises ValueError or KeyError for text without a value
+    accepts: Callable[[Any], bool]  # may raise a ConfigurationError with the reason
     expected: str
 
     def holds(self, value: object) -> bool:

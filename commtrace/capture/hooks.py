@@ -139,8 +139,8 @@ class Hooks:
     def around(self, begin: Begin, end: End) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return a wrapper that calls ``begin`` before a function and ``end`` after it; failures switch the part off.
 
-        ``begin`` gets positional and keyword arguments; unless it returns None, ``end`` gets its result, and the
-        function's result or ``RAISED``, also when the part is off. ``begin`` opens spans last, lest one stay open.
+        ``begin`` gets positional and keyword arguments; unless it returns None, ``end`` gets its result, and that of the
+        function or ``RAISED``, also when the part is off. ``begin`` opens spans last, so that none stays open.
         """
         import torch
 

@@ -81,7 +81,7 @@ class Launch(NamedTuple):
     peer: int  # global rank of the partner or the root; −1 without one
     is_async: bool
     coordinates: Coordinates
-    members: tuple[int, ...] | None  # bytes of each operation that it coalesces
+    members: tuple[int, ...] | None  # bytes of each operation that it coalesces; None for one
     start: Mark | None  # None while a coalescing bracket is open
 
 

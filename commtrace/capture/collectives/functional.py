@@ -374,7 +374,7 @@ class FunctionalWaits:
         self._pending.clear()
 
     def unfinished(self) -> list[Launch]:
-        """Return communications without a wait or a completion callback so far."""
+        """Return the communications that end with a wait, which has not come yet."""
         pending = list(self._pending.values())
         return [each.launch for each in pending if not each.waited and each.completion is None]
 
@@ -489,7 +489,7 @@ class FunctionalWaits:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Return the storage's address, torch's own key for the Work of a result."""
+    """Return the storage of a tensor, by which torch keeps the Work of a result."""
     storage: int = tensor.untyped_storage()._cdata
     return storage
 

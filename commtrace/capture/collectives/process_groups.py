@@ -1,6 +1,8 @@
-"""Capture every communication that Python code hands to a process group, by methods of the class ``ProcessGroup``::
+"""Capture every communication that Python code hands to a process group, by methods of the class ``ProcessGroup``.
 
-launch mark → original method → (completion callback: end mark) → wait: mark → original wait → mark
+The order of events around one operation::
+
+    launch mark → original method → (completion callback: end mark) → wait: mark → original wait → mark
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Find true ends of communication without a stall, in steps of detail, from measured durations.
 
-An operation starts at its launch, or at the end of the one before it on its stream. Rows are held back until then.
+An operation starts at its launch, or at the end of the one before it on its stream. Rows are held back until the
+durations are known.
 """
 
 from __future__ import annotations

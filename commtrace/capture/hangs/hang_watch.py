@@ -106,7 +106,7 @@ class HangWatch:
         self._stop = threading.Event()  # the thread may have held the lock of the old one
 
     def slow_phase(self) -> str:
-        """Return ``checkpoint`` or ``evaluation`` while one is open and no step ends, else "". From any thread."""
+        """Return ``checkpoint`` or ``evaluation`` while one is open, when no step ends; else "". From any thread."""
         kinds = self._activity.open_kinds()
         return next((kind for kind in _SLOW_KINDS if kind in kinds), "")
 

@@ -49,7 +49,8 @@ class StackTimer:
     """Write the main thread's frames to a file once it has not been set again in time.
 
     Raises:
-        NoStackTimerError, OSError: no such timers or no free signal here; the file or timer cannot be made.
+        NoStackTimerError: the system has no such timers, or all signals are in use.
+        OSError: the file or the timer cannot be made.
     """
 
     def __init__(self, path: Path) -> None:

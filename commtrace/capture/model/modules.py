@@ -1,4 +1,4 @@
-"""Capture forward and backward of chosen modules by their *classes*' ``_call_impl``, without a line in the script."""
+"""Capture forward and backward of chosen modules by ``_call_impl`` of their classes, without a line in the script."""
 
 from __future__ import annotations
 
@@ -204,6 +204,7 @@ class ModuleSpans:
             replacement = self._made[owner] = self._recorded(self._original(owner))
             leave_to_python(replacement)
         self._patched[owner] = (own, replacement)
+        # Of the class: modules stay as they were, so copies, pickles and replicas of them are right, and not recorded.
         owner._call_impl = replacement  # type: ignore[attr-defined]
         # Again: a signal's handler may have cleared everything in between.
         self._patched[owner] = (own, replacement)

@@ -159,6 +159,7 @@ class PhaseCapture:
         return self._hooks.around(begin, lambda span, _: self._tracer.leave(span))
 
     def _enter_wait(self, kind: int, name: str) -> Span | None:
+        # Only the outermost, and only of the training thread: a loader that reads ahead, say, stops no training.
         if self._tracer.open_waits or threading.get_ident() != self._training_thread:
             return None
         return self._tracer.enter(kind, name)

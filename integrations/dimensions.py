@@ -12,7 +12,7 @@ from commtrace.capture.tracer import Tracer
 from commtrace.trace.metadata import UNKNOWN_ROLE
 
 _SAYS_NOTHING: Final = re.compile(rf"{UNKNOWN_ROLE}|world|default|dim_\d+")
-"""Roles that a group has because nobody said what it is for: torch's own words, those of unnamed meshes among them."""
+"""Roles without a meaning: torch's own defaults, those of unnamed meshes among them."""
 
 
 def add_dimension(tracer: Tracer, dimension: str, rank: int, size: int) -> None:

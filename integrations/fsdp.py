@@ -101,7 +101,7 @@ class _States:
         return root_pre_forward
 
     def _begin(self, state: object, module: object) -> None:
-        self._end()  # of a forward that raised, nobody said that it ended
+        self._end()  # a forward that raised was not ended
         if state not in self._known:
             self._known.add(state)
             _announce(self._tracer, list(_groups_below(module)))

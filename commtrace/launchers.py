@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 _NO_NAMES: Final = frozenset({"", "none", "123456789"})
-"""Rendezvous ids of torchrun and DeepSpeed's elastic launcher where nobody has given one."""
+"""Rendezvous ids of torchrun and DeepSpeed's elastic launcher where none was given."""
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 

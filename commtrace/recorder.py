@@ -366,7 +366,7 @@ class Recorder:
             )
 
     def _close_sinks(self) -> None:
-        # The trace is the last sink and is closed first: the others may wait for somebody else when they close.
+        # The trace is the last sink and is closed first: the others may wait for another process when they close.
         for sink in reversed(self._sinks or ()):
             try:
                 sink.close()

@@ -163,7 +163,7 @@ def _start(config: Config | None) -> None:
 def _stop() -> None:
     global _current, _is_to_stop
     with _lock:
-        # Whoever gets here during a start interrupts it on its own thread: in a signal's handler.
+        # A stop during a start interrupts it on its own thread: in a signal's handler.
         _is_to_stop = _is_to_stop or _starting.locked()
         session, _current = _current, None
     if session is not None:

@@ -131,7 +131,7 @@ class Hooks:
         for table, key, original, replacement in reversed(self._items):
             if table.get(key) is replacement:
                 table[key] = original
-        # Forgotten last: who is interrupted here begins again.
+        # Forgotten last: an interrupted restore begins again.
         self._attributes.clear()
         self._cells.clear()
         self._items.clear()
@@ -139,8 +139,8 @@ class Hooks:
     def around(self, begin: Begin, end: End) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return a wrapper that calls ``begin`` before a function and ``end`` after it; failures switch the part off.
 
-        ``begin`` gets positional and keyword arguments; unless it returns None, ``end`` gets its result, and that of the
-        function or ``RAISED``, also when the part is off. ``begin`` opens spans last, so that none stays open.
+        ``begin`` gets positional and keyword arguments; unless it returns None, ``end`` gets its result, and that of
+        the function or ``RAISED``, also when the part is off. ``begin`` opens spans last, so that none stays open.
         """
         import torch
 

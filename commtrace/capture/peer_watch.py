@@ -116,7 +116,7 @@ class PeerWatch:
                 if peer is None:
                     continue
                 unknown.discard(rank)
-                # One that is gone already is not noted: in another container its number may be that of nobody here.
+                # One that is gone already is not noted: in another container its number may mean nothing here.
                 process = _opened(peer) if peer.node == self._own.node else None
                 if process is not None:
                     self._watched[process] = rank

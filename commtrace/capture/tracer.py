@@ -99,7 +99,7 @@ class Tracer:
 
     @property
     def has_begun_a_step(self) -> bool:
-        """Return whether this process trains for sure: steps that nobody marked do not count."""
+        """Return whether this process trains for sure: steps that were only found do not count."""
         return self._latest_step >= 0 and not self.steps.finding
 
     @property

@@ -110,7 +110,7 @@ class Triggers:
         if request.modules and self._modules is not None:
             tracer.at_step(request.first, partial(self._modules.select, request.modules))
             tracer.at_step(request.end, self._modules.clear)
-        # After the switch: whoever has not begun the first step by now will know it when it does.
+        # After the switch: a rank that has not begun the first step by now will see it then.
         seen_at = tracer.latest_step
         return {
             "id": request.id,

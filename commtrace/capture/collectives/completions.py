@@ -37,7 +37,7 @@ class CompletionCallbacks:
         """Wait until all callbacks have run; return False if that takes longer than the timeout."""
         # Before 3.14 Python ends a thread that asks for the GIL while it is finalised with pthread_exit, which unwinds
         # through C++ and aborts the process (https://github.com/python/cpython/issues/87135). A program that exits
-        # while a communication is under way would die of SIGABRT because somebody listens.
+        # while a communication is under way would die of SIGABRT because of a callback.
         return _wait_while(lambda: self.pending, timeout_seconds)
 
     def add_temporaries(self, tensors: Iterable[object]) -> None:

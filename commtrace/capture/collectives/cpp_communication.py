@@ -98,7 +98,7 @@ class ProcessGroupHooks:
         self._active = False
         self._tracer.groups.unfollow(self._register)
         # torch keeps hooks in a map without a lock: taking one out while a communication passes it, on this thread or
-        # another, ends the process with a segmentation fault. So it is done only where nobody can be in one. Elsewhere
+        # another, ends the process with a segmentation fault. So it is done only where no thread can be in one. Elsewhere
         # they stay, do nothing, and go with their group, or at exit: a group that outlives Python with a hook ends it
         # with a segmentation fault, too.
         thread = self._tracer.thread
@@ -134,7 +134,7 @@ class ProcessGroupHooks:
             self._groups.append(weakref.ref(process_group))
             process_group.register_pre_hook(self._id, self._pre_hook(state, OwnRank(process_group.rank())))
             process_group.register_post_hook(self._id, self._post_hook(state))
-        except Exception as error:  # A class of somebody's that is no group of C++.
+        except Exception as error:  # A foreign class that is no group of C++.
             self._tracer.guard.noticed(
                 f"group {state.group.name!r} takes no hooks ({error}): what C++ sends over it is not recorded"
             )

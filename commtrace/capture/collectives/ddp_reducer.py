@@ -132,7 +132,7 @@ class CppCalls:
             return
         issued.completion[WAITED] = end
         # What follows the end of the communication is the reducer copying gradients: work, not a stall. One that was
-        # over before somebody would have waited stalled nobody.
+        # over before the wait stalled no stream.
         end = min(end, issued.end) if issued.end else end
         if end > start:
             tracer.append((stall_rows, schema.STALL, issued.launch, issued.id, tracer.coordinates, start, end))

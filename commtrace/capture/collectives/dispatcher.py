@@ -93,7 +93,7 @@ class Captures:
 
 
 # torch looks a kernel up and runs it without a lock. Were it taken out meanwhile, the call would fail
-# ("fallthrough_kernel was executed") or run what was freed. Adding one disturbs nobody, so kernels stay.
+# ("fallthrough_kernel was executed") or run what was freed. Adding one is safe, so kernels stay.
 # Re-entrant: the handler of a signal may start a recording while another one starts.
 _lock: Final = threading.RLock()
 _libraries: Final[dict[str, torch.library.Library]] = {}

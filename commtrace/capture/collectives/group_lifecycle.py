@@ -71,7 +71,7 @@ def watch_meshes(tracer: Tracer) -> Callable[[], None]:
         for mesh in _existing_meshes(module.DeviceMesh):
             try:
                 _name_dimensions(tracer, mesh)
-            except RuntimeError as error:  # its groups were destroyed, and it is still held by somebody
+            except RuntimeError as error:  # its groups were destroyed, and it is still referenced
                 _logger.debug("a DeviceMesh without its groups is left alone: %s", error)
 
     restore = hooks.restore
@@ -144,7 +144,7 @@ def watch_destruction(tracer: Tracer, before: Callable[[], None] = lambda: None)
         # The destructor of ProcessGroupGloo joins the backend's threads. Where the last reference to the group is the
         # reducer's of a DistributedDataParallel that outlives destroy_process_group, torch runs it with the GIL held:
         # a thread that then wants the GIL, for a callback or to drop the last reference to a tensor, hangs the process.
-        # So does torch alone with tensors of the script's, of which nobody can know: the pause is for those.
+        # So does torch alone with tensors of the script's, which cannot be known: the pause is for those.
         if completions.saw_temporaries:
             time.sleep(PAUSE_SECONDS)
         is_inside = True

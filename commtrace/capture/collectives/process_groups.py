@@ -229,7 +229,7 @@ class ProcessGroupCapture:
         )
         append = tracer.append
         kinds = P2P_AND_STALL if operation.is_p2p else COLLECTIVE_AND_STALL
-        # Torch's own method: what FutureWaits puts in its place is for those who wait for the future.
+        # Torch's own method: what FutureWaits puts in its place is for waits for the future.
         get_future, forgotten = self._get_future, self._forgotten
 
         def launched(launch: Launch, work: Work | None) -> None:

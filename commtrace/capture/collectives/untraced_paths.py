@@ -44,7 +44,7 @@ def _user_buffers(modules: Modules) -> str | None:
 
 
 def _deep_ep(modules: Modules) -> str | None:
-    # Megatron keeps the buffers it has made; whoever else makes a deep_ep.Buffer keeps it to himself.
+    # Megatron keeps the buffers it has made; other users of deep_ep.Buffer keep theirs to themselves.
     fused = "megatron.core.transformer.moe.fused_a2a"
     if any(_held(modules, fused, name) is not None for name in ("_buffer", "_hybrid_ep_buffer")):
         return ACTIVE
@@ -52,7 +52,7 @@ def _deep_ep(modules: Modules) -> str | None:
 
 
 def _nccl_ep(modules: Modules) -> str | None:
-    # Megatron's _NCCLEPManager, and whoever else uses Transformer Engine's, begins with ep_bootstrap, which sets it.
+    # Megatron's _NCCLEPManager, and other users of Transformer Engine's, begin with ep_bootstrap, which sets it.
     return ACTIVE if _held(modules, "transformer_engine.pytorch.ep", "_BOOTSTRAPPED") else None
 
 

@@ -33,7 +33,7 @@ PendingWork: TypeAlias = "tuple[Launch, list[int] | None]"
 """``(launch, None)`` if its wait ends a communication, ``(launch, [id, end of the wait, end])`` if a callback does."""
 
 PendingWorks: TypeAlias = dict[int, PendingWork]
-"""Communications that nobody has waited for, by the id of their Work."""
+"""Communications without a wait so far, by the id of their Work."""
 
 
 def record_failure(tracer: Tracer, blocked: Launch | DeviceCall | None, raised: Exception, part: str) -> None:

@@ -175,7 +175,7 @@ class CudaClock:
             readings = [self._read_anchor(stream) for _ in range(ANCHOR_TRIES)]
         usable = [reading for reading in readings if reading is not None]
         if not usable:
-            # torch hands out the same 32 streams over and over: this one is somebody else's too. Try the next one.
+            # torch hands out the same 32 streams over and over: this one is shared. Try the next one.
             del self._streams[device]
         return min(usable, key=lambda anchor: anchor.bracket_ns, default=None)
 

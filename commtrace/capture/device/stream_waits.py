@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 _DEFAULT_STREAM: Final = 0
-"""torch's number of the stream on which everything runs that nobody has sent elsewhere."""
+"""torch's number of the stream on which work runs by default."""
 
 _STANDS_FOR: Final = "_commtrace_stands_for"
 """Attribute of an event: the communication behind which it was recorded."""

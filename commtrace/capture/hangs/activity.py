@@ -62,7 +62,7 @@ class ActivityWatch:
         entries = list(self._tracer.recorder.buffer)
         if entries:
             self._recorded_at = now
-        if any(entry[1] != schema.GC for entry in entries):  # Other threads make garbage while training stands still.
+        if any(entry[1] != schema.GC for entry in entries):  # Other threads make garbage while training is stalled.
             self._progress_at = now
         if progress != self._progress:  # Training goes on in steps, too, that are not recorded.
             self._progress, self._progress_at = progress, now

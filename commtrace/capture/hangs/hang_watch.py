@@ -192,7 +192,7 @@ class HangWatch:
         return -1 if self._metadata is None else self._metadata.rank
 
     @property
-    def _speaks(self) -> bool:  # a thousand ranks of a job that stands still have one thing to say
+    def _speaks(self) -> bool:  # else a thousand ranks of a hung job would say the same
         return self._rank <= 0
 
     def _dump(self, quiet_ns: int, in_flight: Sequence[InFlight]) -> None:

@@ -141,7 +141,7 @@ def _registered(file: int) -> int:
             continue
         # Other threads are not looked at: they may run by then, and change their frames meanwhile.
         faulthandler.register(number, file=file, all_threads=False)
-        if number in _caught():  # Else it was registered before, and somebody has put back what was there before that.
+        if number in _caught():  # Else it was registered before, and the handler before that was put back.
             return number
     raise NoStackTimerError("all real-time signals of this process are in use")
 

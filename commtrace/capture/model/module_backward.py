@@ -39,7 +39,7 @@ class Hook(functools.partial):  # type: ignore[type-arg]
 
     __slots__ = ()
 
-    __torch_unserializable__ = True  # torch warns of hooks that get lost with a tensor; this one is nobody's loss
+    __torch_unserializable__ = True  # torch warns of hooks that get lost with a tensor; this one may
 
 
 class BackwardSpans:

@@ -98,7 +98,7 @@ class ProcessGroupHooks:
         self._active = False
         self._tracer.groups.unfollow(self._register)
         # torch keeps hooks in a map without a lock: taking one out while a communication passes it, on this thread or
-        # another, ends the process with a segmentation fault. So it is done only where no thread can be in one. Elsewhere
+        # another, ends the process with a segmentation fault. So it is done only where none can be in one. Elsewhere
         # they stay, do nothing, and go with their group, or at exit: a group that outlives Python with a hook ends it
         # with a segmentation fault, too.
         thread = self._tracer.thread

@@ -1,10 +1,6 @@
 """commtrace shows people who train large models where their time goes.
 
-One line in a training script is enough::
-
-    import commtrace.auto
-
-or, explicitly::
+One line in a training script is enough, ``import commtrace.auto``; or, explicitly::
 
     import commtrace
 
@@ -13,7 +9,7 @@ or, explicitly::
         ...
     commtrace.stop()
 
-and to read what was recorded::
+and to read a recording::
 
     run = commtrace.open("runs/a")
     run.steps().to_pandas()

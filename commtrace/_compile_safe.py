@@ -1,9 +1,7 @@
-"""Wrappers of functions that a compiled region may call: ``_call_impl`` of recorded modules, ``clip_grad_norm_`` and
-others.
+"""Wrappers of functions that a compiled region may call, such as ``_call_impl`` of recorded modules.
 
-A file outside of ``commtrace.capture``, because ``torch.compile`` must trace it: Dynamo skips the files of capture, and
-a skipped function in a traced one would end the graph, or raise where the script asked for ``fullgraph=True``. Here it
-reads the first line and goes on with the original; nothing of ours is in the graph.
+They live outside of ``commtrace.capture``, whose files Dynamo skips: a skipped function in a traced one would end the
+graph, or raise with ``fullgraph=True``. Here Dynamo reads the first line and goes on with the original.
 """
 
 from __future__ import annotations
@@ -84,13 +82,7 @@ def wrap_call_impl(
     part: str,
     may_capture: bool,
 ) -> Callable[..., object]:
-    """Wrap ``_call_impl`` with a span around it when the module was chosen.
-
-    Args:
-        label_of: returns the label of the module with an id, or None.
-        backward: hooks inputs and outputs when gradients are recorded.
-        may_capture: the clock's device has graphs.
-    """
+    """Wrap ``_call_impl`` with a span around it if the module with its id has a label."""
     import torch
 
     is_compiling, is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled

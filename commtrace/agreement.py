@@ -1,9 +1,4 @@
-"""Lets the ranks of a job agree on the name and the attempt of their run, through the job's own store.
-
-Rank 0 gives them and the others take them over: also where a launcher gives no name, or hands its variables to some of
-the nodes only. Nobody waits in the store, because the training thread uses the same connection: each request is
-answered at once, and a rank that finds nothing yet asks again.
-"""
+"""Let the ranks of a job agree on the name and attempt of their run, those of rank 0, through the job's store."""
 
 from __future__ import annotations
 
@@ -57,9 +52,8 @@ class Agreement:
     """One rank's part in the agreement.
 
     Args:
-        run_id: this rank's name of the run. That of rank 0 holds for all.
-        requeues: how often the whole job was started again, with another store each time.
-        restarts: how often this node's launcher has started its ranks again.
+        requeues: restarts of the whole job, with another store each time.
+        restarts: restarts of this node's ranks by its launcher.
         now: clock, in seconds.
     """
 
@@ -81,7 +75,7 @@ class Agreement:
         """Return the agreement; None while rank 0 has not announced it yet.
 
         Raises:
-            RuntimeError, NotImplementedError: the store cannot be asked: it has ended, or is of a kind that cannot.
+            RuntimeError, NotImplementedError: the store has ended, or is of a kind that cannot be asked.
         """
         if self._round is None:
             self._arrive(store)
@@ -143,7 +137,7 @@ def _number(value: bytes) -> int:
 
 
 def _parsed(value: bytes) -> _Announcement | None:
-    """Return the announcement of rank 0; None for a value that somebody else must have set."""
+    """Return the announcement of rank 0; None for any other value."""
     if len(value) > _MOST_BYTES:
         return None
     try:

@@ -1,7 +1,4 @@
-"""The one line: ``import commtrace.auto`` starts recording as COMMTRACE_* variables say.
-
-It may stand before or after the imports of torch and of the training framework.
-"""
+"""Start recording on ``import commtrace.auto``, before or after torch, as COMMTRACE_* variables say."""
 
 from commtrace.session import start
 

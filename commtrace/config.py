@@ -263,11 +263,7 @@ class OtlpConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorboardConfig:
-    """Options of what goes to TensorBoard.
-
-    Raises:
-        ConfigurationError: an option has a value that cannot be used.
-    """
+    """Options of TensorBoard's file; the errors are those of :class:`Config`."""
 
     dir: FilePath = option(
         "",
@@ -291,7 +287,7 @@ _SECTIONS: Final[Mapping[str, type]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Options of the recorder; the sources and docs/environment-variables.md say what each of them means.
+    """Options of the recorder; docs/environment-variables.md has the meaning of each.
 
     >>> Config(dir="runs/a", export="monitor", monitor=MonitorConfig(store="login1:29555"))  # doctest: +SKIP
 
@@ -470,11 +466,7 @@ def forwardable(environment: Mapping[str, str]) -> str:
 
 
 def forwarded_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables in the value of :func:`forwardable`; none if it is not there.
-
-    Raises:
-        ConfigurationError: the value was made by nothing of commtrace.
-    """
+    """Return the variables in the value of :func:`forwardable`, if any; raise ConfigurationError for another value."""
     try:
         given = json.loads(base64.urlsafe_b64decode(environment.get(FORWARDED, "") or "e30="))
     except (ValueError, RecursionError):

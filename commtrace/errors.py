@@ -1,4 +1,4 @@
-"""The errors that commtrace raises, all under one root so that callers can catch them together."""
+"""The errors that commtrace raises, all under one root."""
 
 
 class CommtraceError(Exception):
@@ -6,7 +6,7 @@ class CommtraceError(Exception):
 
 
 class ConfigurationError(CommtraceError, ValueError):
-    """An option or environment variable has a value that cannot be used; the message says which and what to write."""
+    """An option or environment variable has an unusable value; the message says which and what to write."""
 
 
 class RunNotFoundError(CommtraceError, ValueError):
@@ -18,7 +18,7 @@ class TraceFormatError(CommtraceError, ValueError):
 
 
 class MissingExtraError(CommtraceError, ImportError):
-    """A package is needed that only an extra of commtrace brings; the message has the command that installs it."""
+    """A package of an extra of commtrace is missing; the message has the command that installs it."""
 
 
 class InstallationError(CommtraceError, ImportError):
@@ -26,4 +26,4 @@ class InstallationError(CommtraceError, ImportError):
 
 
 class ImportFileError(CommtraceError, ValueError):
-    """A file given to ``commtrace import`` is damaged or not what it was said to be; the message says what to do."""
+    """A file given to ``commtrace import`` is damaged or of another kind; the message says what to do."""

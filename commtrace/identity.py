@@ -1,8 +1,4 @@
-"""Finds the identity of this process: everything in :class:`~commtrace.trace.metadata.RankMetadata`.
-
-The only place that decides the name of a run, its attempt, and a process's rank and local rank. Variables of launchers
-are read by :mod:`commtrace.launchers`; ranks agree in :mod:`commtrace.agreement`.
-"""
+"""Find the identity of this process: name and attempt of the run, rank and local rank, and the rest of its metadata."""
 
 from __future__ import annotations
 
@@ -50,13 +46,11 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Identity:
-    """The run and rank of this process; constant once they are known.
-
-    The launcher's variables are read when this is made: a script may change them, and its launcher may end before it.
-    """
+    """The run and rank of this process; constant once they are known."""
 
     def __init__(self, config: Config, environment: Mapping[str, str] | None = None) -> None:
         self._config = config
+        # Now: a script may change the launcher's variables, and its launcher may end before it.
         self._environment = dict(os.environ if environment is None else environment)
         self._shared_name = run_id(config, self._environment)
         self._name = self._shared_name or _name_of_launcher(self._environment)
@@ -68,18 +62,13 @@ class Identity:
         self._needs_no_others = False
 
     def found(self, place: Place | None = None) -> Found | None:
-        """Return the identity; None while rank 0 of the job has not given the run a name.
-
-        Asks once and never waits. Not for the training thread.
-
-        Args:
-            place: of the process as capture has seen it; by now its process groups may be gone, or smaller.
-        """
+        """Return the identity; None while rank 0 has not named the run. Never waits. Not for the training thread."""
         # It is held by another thread, whose request may take long, or by this one: a signal's handler may destroy the
         # process groups, and so ask, while its thread does.
         if not self._lock.acquire(blocking=False):
             return self._found
         try:
+            # The place as capture has seen it: the process groups may be gone by now, or smaller.
             found = self._found or self._look(place)
             self._found = self._found or found
         finally:
@@ -87,7 +76,7 @@ class Identity:
         return self._found
 
     def settled(self, seconds: float, place: Place | None = None) -> Found:
-        """Return the identity, without rank 0 if that says nothing in so many seconds.
+        """Return the identity; after so many seconds without rank 0's name, one of its own.
 
         Rank 0 waits so long for the others to hear it, unless the store outlives its process.
         """
@@ -269,10 +258,10 @@ def attempt(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def run_id(config: Config, environment: Mapping[str, str] = os.environ) -> str:
-    """Return a name for the run that all its ranks find without talking to each other; empty if they cannot.
+    """Return a name for the run that all its ranks find without communication; empty if there is none.
 
-    It comes from COMMTRACE_RUN_ID, Megatron's own telemetry, torchrun's ``--rdzv-id`` or Slurm. Where all ranks are on
-    one node, it is made of the launcher's process. Anything else is for rank 0 to say: see :class:`Identity`.
+    It comes from COMMTRACE_RUN_ID, Megatron's own telemetry, torchrun's ``--rdzv-id`` or Slurm; if all ranks are on one
+    node, from the launcher's process. Otherwise rank 0 gives the name: see :class:`Identity`.
     """
     of_telemetry = environment.get("MEGATRON_OTEL_RUN_ID") or environment.get("NEMO_LENS_RUN_ID")
     named = config.run_id or of_telemetry or launchers.job_name(environment)
@@ -287,7 +276,7 @@ def directory(config: Config, run_id: str) -> Path:
 
 
 def is_one_of_many(config: Config) -> bool:
-    """Return whether the directory is named after the run, so that those of other runs are beside it."""
+    """Return whether the directory is named after the run, beside those of other runs."""
     return Path(config.dir or DEFAULT_DIRECTORY).name == RUN_ID_PLACE
 
 
@@ -312,7 +301,7 @@ def _name_of_process(pid: int) -> str:
 
 
 def process_start_ns() -> int | None:
-    """Return when this process began, on the host's monotonic clock, to 10 ms; None without /proc."""
+    """Return the start of this process on the host's monotonic clock, to 10 ms; None without /proc."""
     try:
         after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         since_boot_ns = int(after_name[_START_FIELD]) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -364,7 +353,7 @@ def device(number: int | None = None) -> tuple[str, str]:
 
 
 def _device_in_use(torch: Any) -> int | None:
-    """Return the device with a context that is the process's by its local rank, else the first one."""
+    """Return the process's local rank if that device has a context, else the first device with one."""
     in_use = [number for number in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(number)]
     local_rank = launchers.local_rank(os.environ)
     return local_rank if local_rank in in_use else next(iter(in_use), None)

@@ -1,4 +1,4 @@
-"""Checks that installed packages fit: pyarrow with numpy, and the versions that commtrace was tried with."""
+"""Check that installed packages fit: pyarrow with numpy, and the versions that commtrace was tried with."""
 
 from __future__ import annotations
 
@@ -34,11 +34,7 @@ _warned: set[str] = set()
 
 
 def import_pyarrow() -> None:
-    """Import pyarrow. pip's metadata cannot say which numpy it accepts: it refuses one when it is imported.
-
-    Raises:
-        InstallationError: it cannot be imported; the message has the command that mends it.
-    """
+    """Import pyarrow, which may not fit numpy; raise InstallationError, with the command to run, if that fails."""
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:

@@ -1,15 +1,4 @@
-"""Reads the variables of a job's launcher: rank, world size, and the name of the job.
-
-The variables are those that the launchers' own sources set:
-
-* torchrun, and what starts through it (``accelerate launch``): RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-  TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT
-* DeepSpeed's ``deepspeed.launcher.launch``: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_SIZE
-* a pod of a Kubeflow PyTorchJob: RANK, WORLD_SIZE, of processes where each pod has one, else of the pod
-* Open MPI's ``mpirun``: OMPI_COMM_WORLD_…; MVAPICH2: MV2_COMM_WORLD_…; MPICH and Intel MPI (Hydra): PMI_RANK,
-  PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS; Cray's PALS: PMI_RANK, PMI_SIZE, PALS_LOCAL_RANKID
-* a task of ``srun``: SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID; a batch script has no step
-"""
+"""Read the variables of a job's launcher, as its source sets them: rank, world size, and the name of the job."""
 
 from __future__ import annotations
 
@@ -18,13 +7,13 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 _NO_NAMES: Final = frozenset({"", "none", "123456789"})
-"""Rendezvous ids of torchrun and DeepSpeed's elastic launcher where nobody has given one."""
+"""Rendezvous ids of torchrun and DeepSpeed's elastic launcher where none was given."""
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class Position(NamedTuple):
-    """A process among those of its job. None where the launcher does not say."""
+    """A process among those of its job; None where the launcher gives no number."""
 
     rank: int
     world_size: int
@@ -40,31 +29,33 @@ class _Variables(NamedTuple):
 
 
 _LAUNCHERS: Final = (
+    # torchrun and ``accelerate launch``; DeepSpeed; a pod of a Kubeflow PyTorchJob with one process
     _Variables("RANK", "WORLD_SIZE", ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")),
+    # Open MPI
     _Variables(
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
         ("OMPI_COMM_WORLD_LOCAL_RANK",),
         ("OMPI_COMM_WORLD_LOCAL_SIZE",),
     ),
+    # MVAPICH2
     _Variables(
         "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", ("MV2_COMM_WORLD_LOCAL_RANK",), ("MV2_COMM_WORLD_LOCAL_SIZE",)
     ),
+    # MPICH and Intel MPI (Hydra); Cray's PALS
     _Variables("PMI_RANK", "PMI_SIZE", ("MPI_LOCALRANKID", "PALS_LOCAL_RANKID"), ("MPI_LOCALNRANKS",)),
+    # a task of ``srun``; a batch script has no step
     _Variables("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",), ()),
 )
 """The innermost first: torchrun may be started by mpirun, and that by srun."""
 
 
 def position(environment: Mapping[str, str]) -> Position | None:
-    """Return the place of this process by the innermost launcher; None if there is no launcher.
-
-    A script may set RANK and WORLD_SIZE itself from its launcher's variables, without LOCAL_RANK: what is missing is
-    taken from a launcher that says the same rank and size.
-    """
+    """Return the place of this process by the innermost launcher; None if there is no launcher."""
     found = [place for variables in _LAUNCHERS if (place := _place(variables, environment)) is not None]
     if not found:
         return None
+    # A script may set RANK and WORLD_SIZE without LOCAL_RANK: that is another launcher's with the same rank and size.
     same = [place for place in found if place[:2] == found[0][:2]]
     return Position(
         *found[0][:2],
@@ -80,12 +71,9 @@ def local_rank(environment: Mapping[str, str]) -> int | None:
 
 
 def job_name(environment: Mapping[str, str]) -> str:
-    """Return the launcher's name of the job on all nodes alike: a rendezvous id, or Slurm's job and step; else empty.
-
-    One ``srun`` is one run, ``slurm-4711.0``, as Slurm itself names its steps. torchrun invents an id on a single node,
-    which is left to :func:`commtrace.identity.run_id`.
-    """
+    """Return the launcher's name of the job on all nodes alike, a rendezvous id or ``slurm-JOB.STEP``; else ""."""
     rendezvous = environment.get("TORCHELASTIC_RUN_ID", "")
+    # torchrun invents an id on a single node, which is left to commtrace.identity.run_id.
     is_invented = bool(_UUID.fullmatch(rendezvous)) and is_on_one_node(environment)
     if rendezvous not in _NO_NAMES and not is_invented:
         return rendezvous
@@ -96,7 +84,7 @@ def job_name(environment: Mapping[str, str]) -> str:
 
 
 def is_on_one_node(environment: Mapping[str, str]) -> bool:
-    """Return whether the launcher says that all ranks are on this node. False also where it does not say."""
+    """Return whether the launcher puts all ranks on this node; False also if it does not say."""
     place = position(environment)
     if place is None:
         return False
@@ -117,10 +105,8 @@ def requeues(environment: Mapping[str, str]) -> int:
 
 
 def worker_restarts(environment: Mapping[str, str]) -> int:
-    """Return how often torchrun has started the ranks of this node again because one of them failed.
-
-    It counts no restart that came from a failure of another node, or because nodes came or went.
-    """
+    """Return how often torchrun has started this node's ranks again after a failure of one of them."""
+    # Not counted: restarts after a failure of another node, or because nodes came or went.
     return _number(environment.get("TORCHELASTIC_RESTART_COUNT")) or 0
 
 

@@ -51,18 +51,11 @@ _TRIGGER_SIGNALS: Final = ("SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGPWR", "SIGRTMIN
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The values that an option can have.
-
-    Attributes:
-        types: of a value in a script. A bool is no number here.
-        read: returns the value of a variable's text; raises ValueError or KeyError for others.
-        accepts: returns whether a value of these types can be used; may raise a ConfigurationError with the reason.
-        expected: what to write instead, for an error.
-    """
+    """The values that an option can have; ``expected`` is what to write instead, for an error."""
 
     types: tuple[type, ...]
-    read: Callable[[str], Any]
-    accepts: Callable[[Any], bool]
+    read: Callable[[str], Any]  # raises ValueError or KeyError for text without a value
+    accepts: Callable[[Any], bool]  # may raise a ConfigurationError with the reason
     expected: str
 
     def holds(self, value: object) -> bool:
@@ -72,16 +65,10 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The declaration of an option, without its name and default.
-
-    Attributes:
-        meaning: in Markdown, as docs/environment-variables.md has it.
-        example: of a variable's text.
-        is_secret: an error does not repeat its value, and it is not forwarded to other nodes.
-    """
+    """The declaration of an option, without its name and default; a secret is neither shown in errors nor forwarded."""
 
     kind: Kind
-    meaning: str
+    meaning: str  # Markdown of docs/environment-variables.md
     example: str
     is_secret: bool = False
 
@@ -130,7 +117,7 @@ def check_options(section: object, prefix: str = "") -> None:
 
 
 def shorten(value: object) -> str:
-    """Return a value as an error shows it: short, and without what a terminal would obey."""
+    """Return a value as an error shows it: short, and without control characters."""
     if isinstance(value, str) and len(value) > _LONGEST_SHOWN:
         return ascii(value[:_LONGEST_SHOWN]) + "…"
     return ascii(value)

@@ -1,9 +1,4 @@
-"""The recorder: a bounded buffer that training threads fill, and a thread that empties it into sinks.
-
-Training threads append *entries*, tuples that know how to become rows, and never wait: when the buffer is full an entry
-is dropped and counted. The harvester thread makes rows as soon as the device has reached their marks, and hands them to
-the sinks twice a second: a killed process loses less than a second.
-"""
+"""The recorder: a bounded buffer that training threads fill, and a harvester thread that empties it into sinks."""
 
 from __future__ import annotations
 
@@ -53,7 +48,7 @@ of ``schema.KINDS``, or a tuple of them, one for each row."""
 
 
 class Sink(Protocol):
-    """Receives finished rows on the harvester thread."""
+    """A receiver of finished rows on the harvester thread."""
 
     def write(self, rows: list[Row]) -> None:
         """Take the rows of a pass, perhaps none. If it raises, they count as dropped, and it is tried again later."""
@@ -62,17 +57,12 @@ class Sink(Protocol):
 
 
 class Recorder:
-    """Buffers entries, makes rows of them in a thread of its own, and feeds the sinks.
+    """Buffer entries, make rows of them on the harvester thread, and feed the sinks.
 
     Args:
-        open_sinks: called once on the harvester thread, as soon as ``ready`` returns True: the rank is known only after
-            the job has initialised torch.distributed.
+        open_sinks: called once on the harvester thread, as soon as ``ready`` returns True.
         before_pass: called at the beginning of each pass; returns marks (name, detail) to write.
         last_word: called at the end with the lost spans, by kind, that no sink could note.
-
-    Attributes:
-        recording: False once the recorder is stopping.
-        buffer: entries not yet harvested. Hot paths may append to it themselves, minding ``capacity`` and ``drop``.
     """
 
     def __init__(
@@ -91,7 +81,7 @@ class Recorder:
         self._before_pass = before_pass
         self._last_word = last_word
         self._is_end_written = False
-        self.buffer: deque[Entry] = deque()
+        self.buffer: deque[Entry] = deque()  # hot paths append to it, minding ``capacity`` and ``drop``
         self._unresolved: deque[Entry] = deque()
         self._drops = tuple(itertools.count() for _ in schema.KINDS)
         self._drop_reads = 0
@@ -119,7 +109,6 @@ class Recorder:
             self.drop(entry)
 
     def drop(self, entry: Entry) -> None:
-        """Count an entry for which there was no room."""
         for kind in _kinds(entry):
             next(self._drops[kind])
 
@@ -129,7 +118,7 @@ class Recorder:
         self._thread = thread  # Once it runs: a system out of threads leaves none that a stop would join.
 
     def stop(self, timeout_seconds: float = 5.0) -> bool:
-        """Harvest what is left and close the sinks; return False if that did not end in time."""
+        """Harvest the rest and close the sinks; return False if that did not end in time."""
         self.recording = False
         self._stopping = True
         self._wake.set()
@@ -174,10 +163,7 @@ class Recorder:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Return the spans dropped so far, by kind: for lack of room, and because no sink could take them.
-
-        To be read by one thread at a time.
-        """
+        """Return the spans dropped so far, by kind. To be read by one thread at a time."""
         counts = {}
         for kind, (drops, lost) in enumerate(zip(self._drops, self._lost_in_sink, strict=True)):
             # Advancing a counter is atomic under the GIL, reading it is advancing it: so subtract the earlier reads.
@@ -380,7 +366,7 @@ class Recorder:
             )
 
     def _close_sinks(self) -> None:
-        # The trace is the last sink and is closed first: the others may wait for somebody else when they close.
+        # The trace is the last sink and is closed first: the others may wait for another process when they close.
         for sink in reversed(self._sinks or ()):
             try:
                 sink.close()
@@ -394,7 +380,7 @@ def _kinds(entry: Entry) -> tuple[int, ...]:
 
 
 def uncaught_exception() -> BaseException | None:
-    """Return the exception for which Python ends, if nobody caught it; known before functions are called at exit."""
+    """Return the uncaught exception that ends Python, or None; known before functions are called at exit."""
     error: BaseException | None = getattr(sys, "last_value", None)
     # An interactive Python goes on after an exception.
     return None if hasattr(sys, "ps1") or threading.main_thread().is_alive() else error

@@ -1,7 +1,4 @@
-"""Starts and stops commtrace in a training process: puts capture, recorder and trace files together.
-
-A process has at most one session. Nothing here raises into a training loop: what cannot start is logged and left off.
-"""
+"""Start and stop commtrace in a training process, which has at most one session; nothing here raises into training."""
 
 from __future__ import annotations
 
@@ -36,8 +33,7 @@ _exit_pid = 0
 def start(config: Config | None = None) -> None:
     """Start recording in this process. Idempotent: a second call warns and changes nothing.
 
-    Variables that cannot be used and failures to start are logged, never raised. (A :class:`Config` that cannot be used
-    cannot be made: its construction raises ValueError.)
+    Failures are logged, never raised; a :class:`Config` that cannot be used raises ValueError when it is made.
 
     Args:
         config: options; read from COMMTRACE_* variables if None.
@@ -52,7 +48,7 @@ def start(config: Config | None = None) -> None:
 
 
 def stop() -> None:
-    """Stop recording, write what is left, and put every patched function back. Idempotent; never raises."""
+    """Stop recording, write the rest, and put every patched function back. Idempotent; never raises."""
     try:
         _stop()
     except Exception:
@@ -65,11 +61,7 @@ def stop() -> None:
 
 @contextmanager
 def step(number: int | None = None) -> Iterator[None]:
-    """Mark one training step, in a loop that no integration knows.
-
-    Args:
-        number: of the step; counted up from the previous one if None.
-    """
+    """Mark one training step, in a loop that no integration knows; ``number`` follows the previous one if None."""
     end: Callable[[], None] | None = None
     try:
         end = _begin_step(number)
@@ -89,8 +81,7 @@ def step(number: int | None = None) -> Iterator[None]:
 def span(name: str) -> Iterator[None]:
     """Mark a piece of work of your own, e.g. ``with commtrace.span("augment"):``.
 
-    Args:
-        name: low in cardinality: it becomes a label, so no step numbers in it.
+    ``name`` becomes a label, so keep step numbers and the like out of it.
     """
     end: Callable[[], None] | None = None
     try:
@@ -108,11 +99,11 @@ def span(name: str) -> Iterator[None]:
 
 
 def count(*, tokens: float = 0, samples: float = 0, model_flops: float = 0) -> None:
-    """Add to what this rank works on in the current step, for throughput and MFU.
+    """Add this rank's work to the current step, for throughput and MFU.
 
     Args:
-        tokens, samples: that this rank takes in.
-        model_flops: floating-point operations of the model that fall to this rank, recomputation not counted.
+        tokens, samples: input of this rank.
+        model_flops: floating-point operations of the model on this rank, recomputation not counted.
     """
     try:
         _count({"tokens": tokens, "samples": samples, "model_flops": model_flops})
@@ -172,7 +163,7 @@ def _start(config: Config | None) -> None:
 def _stop() -> None:
     global _current, _is_to_stop
     with _lock:
-        # Whoever gets here during a start interrupts it on its own thread: in a signal's handler.
+        # A stop during a start interrupts it on its own thread: in a signal's handler.
         _is_to_stop = _is_to_stop or _starting.locked()
         session, _current = _current, None
     if session is not None:
@@ -216,10 +207,8 @@ def _open_observers(config: Config) -> OpenObservers | None:
 
 
 def _end_before_others() -> None:
-    """Have :func:`_end` called at exit before what has been registered so far.
-
-    The earlier registration stays: where Python is ending already, it calls only what it knew before.
-    """
+    """Have :func:`_end` called at exit before the functions registered so far."""
+    # The earlier registration stays: where Python is ending already, it calls only what it knew before.
     atexit.register(_end, _exit_pid)
 
 

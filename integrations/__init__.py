@@ -1,4 +1,4 @@
-"""One module per training framework. Each installs itself when, and only when, its framework is imported."""
+"""One module per training framework, installed when, and only when, its framework is imported."""
 
 from __future__ import annotations
 

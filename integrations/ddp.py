@@ -1,7 +1,4 @@
-"""Integrates ``DistributedDataParallel``: its forward is a span, its process group has the role dp.
-
-:mod:`commtrace.capture.collectives.ddp_reducer` captures what its reducer sends.
-"""
+"""Integrate ``DistributedDataParallel``: its forward is a span, its process group has the role dp."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from commtrace.integrations.dimensions import add_dimension, add_framework, set_
 
 
 class ForwardWrapper(Protocol):
-    """Makes a forward a span."""
+    """A maker of forward spans."""
 
     def wrap_forward(
         self, original: Callable[..., object], announce: Callable[[object], None]

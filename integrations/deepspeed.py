@@ -1,15 +1,7 @@
-"""Integrates DeepSpeed: a step per gradient accumulation, a forward and a backward per micro-step, roles of groups.
+"""Integrate DeepSpeed: a step per gradient accumulation, a forward and a backward per micro-step, roles of groups.
 
-* The first ``engine(batch)`` after a boundary of the gradient accumulation begins a step, numbered as in DeepSpeed's
-  own log: as ``engine.global_steps`` is after it. With gradients disabled it is an ``evaluation`` span, and at a
-  boundary of the accumulation the step that trained ends before it.
-* ``engine(…)`` and ``engine.backward(…)`` (or ``loss.backward()``) are spans with the micro-step as microbatch, and an
-  ``engine.step()`` that updates the model is an ``optimizer`` span.
-* Of a ``PipelineModule``, a ``train_batch`` begins a step, and the instructions of its schedule are the spans, with
-  microbatch and stage; ``eval_batch`` is an ``evaluation`` span.
-
-Of several engines in one process, the one that trains first begins the steps. Where another framework has opened a
-microbatch already, as Megatron-DeepSpeed does around the engine's forward, its span stands and there is none of ours.
+Steps have the numbers of DeepSpeed's log. Of several engines, the first to train begins them. Of a ``PipelineModule``,
+the schedule's instructions are spans. Inside another framework's microbatch (Megatron-DeepSpeed) there are none.
 """
 
 from __future__ import annotations
@@ -39,28 +31,19 @@ def install(tracer: Tracer) -> Callable[[], None]:
 
 
 class Accumulation:
-    """The progress of one engine between two boundaries of its gradient accumulation.
-
-    Attributes:
-        begun: there was a forward since the last boundary.
-        microbatch: the micro-step that the engine is in.
-        finished: that micro-step has had its backward; the next forward begins another one.
-        forwards, backwards: of the pipeline's current batch.
-        direct_backward: the span of a ``loss.backward()``, which DeepSpeed only notices.
-        announced: micro-steps of the accumulation when the engine was announced to the tracer; 0 before that.
-    """
+    """The progress of one engine between two boundaries of its gradient accumulation."""
 
     __slots__ = ("announced", "backwards", "begun", "direct_backward", "finished", "forwards", "microbatch")
 
     def __init__(self) -> None:
+        # There was a forward since the last boundary; the current micro-step has had its backward.
         self.begun = self.finished = False
+        # The micro-step; those of the pipeline's batch; micro-steps of the accumulation when it was announced.
         self.microbatch = self.forwards = self.backwards = self.announced = 0
-        self.direct_backward: Span | None = None
+        self.direct_backward: Span | None = None  # of a ``loss.backward()``, which DeepSpeed only notices
 
 
 class DeepSpeedIntegration:
-    """Hooks DeepSpeed, and remembers what calls of an engine have in common."""
-
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._hooks = Hooks(PART, tracer)
@@ -121,7 +104,6 @@ class DeepSpeedIntegration:
         return self._hooks.around(begin, end)(original)
 
     def _read_groups(self, engine: Any) -> None:
-        """Set the roles of this engine's groups and, of the engine that begins the steps, the topology."""
         self._accumulation(engine).announced = engine.gradient_accumulation_steps()
         roles = group_roles(engine)
         for group, role in roles:
@@ -363,8 +345,6 @@ _REDUCE: Final = (
 
 
 class ZeroPhases:
-    """The hooks in ZeRO's optimizers and in the coordinator of its parameters."""
-
     def __init__(self, tracer: Tracer, hooks: Hooks) -> None:
         self._tracer = tracer
         self._hooks = hooks
@@ -400,7 +380,6 @@ class ZeroPhases:
 
 
 def _is_parameter_of(module: Any, parameter: object) -> bool:
-    """Return whether this module, without the ones in it, needs the parameter."""
     own = module.parameters(recurse=bool(getattr(module, "_z3_leaf", False)))
     external = getattr(module, "_external_params", {}).values()  # of other modules, which it uses all the same
     return any(one is parameter for one in (*own, *external))

@@ -1,9 +1,4 @@
-"""Reads the roles of DeepSpeed's process groups, and the place of this rank in them.
-
-DeepSpeed keeps groups in the globals of ``deepspeed.utils.groups``, the engine, and the object that knows the model's
-parallelism (``mpu``: the grid of a pipeline, or what the user passed). Groups are distinguished by identity; the first
-place that holds a group says what it is for.
-"""
+"""Read the roles of DeepSpeed's process groups, by identity (the first holder counts), and this rank's place."""
 
 from __future__ import annotations
 
@@ -47,10 +42,7 @@ _DIMENSIONS: Final = ("tp", "pp", "dp", "sp", "ep", "expert-dp")
 
 
 def group_roles(engine: object) -> list[tuple[ProcessGroup, str]]:
-    """Return every group that DeepSpeed holds for this engine, once, with its role.
-
-    Where Megatron's own ``parallel_state`` is the ``mpu``, its integration sets the roles.
-    """
+    """Return each of the engine's groups, once, with its role; none if Megatron's integration sets the roles."""
     mpu = getattr(engine, "mpu", None)
     if mpu is not None and mpu is sys.modules.get("megatron.core.parallel_state"):
         return []

@@ -1,4 +1,4 @@
-"""Sets facts about a job's dimensions to which several integrations contribute (DDP or FSDP inside a pipeline)."""
+"""Set facts about a job's dimensions to which several integrations contribute (DDP or FSDP inside a pipeline)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from commtrace.capture.tracer import Tracer
 from commtrace.trace.metadata import UNKNOWN_ROLE
 
 _SAYS_NOTHING: Final = re.compile(rf"{UNKNOWN_ROLE}|world|default|dim_\d+")
-"""Roles that a group has because nobody said what it is for: torch's own words, those of unnamed meshes among them."""
+"""Roles without a meaning: torch's own defaults, those of unnamed meshes among them."""
 
 
 def add_dimension(tracer: Tracer, dimension: str, rank: int, size: int) -> None:
@@ -35,7 +35,7 @@ def add_framework(tracer: Tracer, name: str) -> None:
 
 
 def set_role_if_unknown(tracer: Tracer, process_group: ProcessGroup, role: str) -> str:
-    """Set the role of a group, unless a framework or the name of its mesh dimension has done so; return its role."""
+    """Set the role of a group, unless a framework or the name of its mesh dimension has; return its role."""
     if _SAYS_NOTHING.fullmatch(tracer.groups.state(process_group).group.role):
         tracer.set_role(process_group, role)
     return tracer.groups.state(process_group).group.role

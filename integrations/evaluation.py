@@ -1,12 +1,6 @@
-"""Captures evaluation in loops without a wrapper around their model: from ``model.eval()`` to ``model.train()``.
+"""Capture evaluation of models without a wrapper: from ``model.eval()`` to ``model.train()``, without training between.
 
-The time from ``eval()`` (or ``train(False)``, which some classes make of it) until ``train()`` of the same module is an
-``evaluation`` span, if nothing was trained meanwhile. Else the mode says something else (a frozen teacher, frozen batch
-norms), and there is none; nor is there one of a model that is never put back into training.
-
-Between two found steps, what is communicated until ``train()`` belongs to neither, if the model is the one that the
-optimizer trains: averaged weights are never put back into training, and when a loop goes on without DDP or FSDP is
-seen in its backward only.
+Between two found steps its communication belongs to neither, if the model is the one that the optimizer trains.
 """
 
 from __future__ import annotations
@@ -29,7 +23,7 @@ _MOST: Final = 16
 
 
 class EvaluationMode:
-    """The models that are in evaluation mode, as long as nothing is trained."""
+    """Remember the models in evaluation mode, until a model trains."""
 
     def __init__(self, tracer: Tracer, hooks: Hooks) -> None:
         self._tracer = tracer
@@ -43,7 +37,7 @@ class EvaluationMode:
         self._hooks.replace(torch.nn.Module, "train", self._wrap_train)
 
     def training_goes_on(self) -> None:
-        """Forget the models in evaluation mode: a forward or backward that trains begins, so it is no evaluation."""
+        """Forget the models in evaluation mode: training in between means that this is no evaluation."""
         if self._open:
             for key in tuple(self._open):
                 self._is_none(key)
@@ -122,6 +116,7 @@ class EvaluationMode:
         if is_known and not was_training:
             return
         steps = tracer.steps
+        # Averaged weights are never put back into training: only the model that is trained leaves the step.
         has_left = was_training and not is_known and steps.trains(module) and steps.evaluation_begins()
         span = tracer.aside(schema.EVALUATION, "eval() to train()")
         if span is None:
@@ -152,8 +147,6 @@ class EvaluationMode:
 
 
 class _Opened(NamedTuple):
-    """A model in evaluation mode, its span, and whether the current step was left for it."""
-
     reference: weakref.ref[Any]
     span: Span
     has_left: bool

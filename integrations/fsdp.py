@@ -1,10 +1,4 @@
-"""Integrates FSDP, both generations: the forward of the root is a span, and groups have the roles that they shard for.
-
-Parameters are gathered by the all_gather of role ``dp`` (or the name of its mesh dimension), gradients reduced by its
-reduce_scatter. With hybrid sharding the group that shards has the role ``dp-shard``, the one across replicas
-``dp-replicate``. A prefetch is an all_gather that is launched before the layer that needs it, without a name of its
-own.
-"""
+"""Integrate both generations of FSDP: the root's forward is a span, groups get the roles that they shard for."""
 
 from __future__ import annotations
 
@@ -28,7 +22,7 @@ _STATE_MODULES: Final = (
 
 
 class Forwards(Protocol):
-    """Makes forwards spans."""
+    """A maker of forward spans."""
 
     def wrap_forward(
         self, original: Callable[..., object], announce: Callable[[object], None]
@@ -74,10 +68,7 @@ class _Wrapped:
 
 
 class _States:
-    """``fully_shard``, the second generation: hooks of the model's own modules, which find the root themselves.
-
-    Dynamo is kept out of its methods, or traces them (``skip_fsdp_hooks``) as if the wrappers were not there.
-    """
+    """``fully_shard``, the second generation: hooks of the model's modules. Dynamo must not see the wrappers."""
 
     def __init__(self, hooks: Hooks, tracer: Tracer, loop: Forwards) -> None:
         self._hooks = hooks
@@ -86,6 +77,7 @@ class _States:
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._open: tuple[Any, Span] | None = None
 
+    # Dynamo is kept out of these methods, or traces them (``skip_fsdp_hooks``) as if the wrappers were not there.
     def hook(self, module: ModuleType) -> None:
         self._hooks.replace_required(module.FSDPState, "_root_pre_forward", self._wrap_begin)
         self._hooks.replace_required(module.FSDPState, "_register_pre_backward_hook", self._wrap_end)
@@ -109,7 +101,7 @@ class _States:
         return root_pre_forward
 
     def _begin(self, state: object, module: object) -> None:
-        self._end()  # of a forward that raised, nobody said that it ended
+        self._end()  # a forward that raised was not ended
         if state not in self._known:
             self._known.add(state)
             _announce(self._tracer, list(_groups_below(module)))

@@ -1,14 +1,7 @@
-"""Captures training loops that no framework runs: the forward of their DDP or FSDP model, and every backward.
+"""Capture training loops without a framework: the forward (evaluation) of a DDP or FSDP model, and every backward.
 
-* The outermost forward of a ``DistributedDataParallel``, ``FullyShardedDataParallel`` or ``fully_shard`` model is a
-  forward; with gradients disabled and the model in evaluation mode it is an ``evaluation`` span. Evaluations of other
-  models: :mod:`commtrace.integrations.evaluation`.
-* ``loss.backward()`` (``torch.autograd.backward``) is a backward.
-* ``microbatch`` is the number of the forward, or backward, in its step: with gradient accumulation, the micro-step.
-* Steps end with the optimizer (:mod:`commtrace.capture.model.step_finder`), or are marked by ``commtrace.step``.
-
-Where an integration marks the steps of a framework, its own spans stand and there are none of these. While
-``torch.compile`` traces code, the wrappers are as good as not there.
+``microbatch`` is the number of the forward or backward in its step. Where an integration marks the steps of a
+framework, there are none of these spans.
 """
 
 from __future__ import annotations
@@ -35,13 +28,11 @@ _WORK: Final = frozenset({schema.FORWARD, schema.BACKWARD, schema.EVALUATION})
 
 
 def install(tracer: Tracer) -> Callable[[], None]:
-    """Instrument ``torch.autograd.backward``, DDP and FSDP, now or when imported; return what undoes it."""
+    """Instrument ``torch.autograd.backward``, DDP and FSDP; return the function that undoes it."""
     return installed(TrainingLoop(tracer))
 
 
 class TrainingLoop:
-    """The spans of one training loop, whichever wrapper its model has."""
-
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._hooks = Hooks(PART, tracer)
@@ -89,7 +80,7 @@ class TrainingLoop:
         return functools.wraps(original)(forward)
 
     def begin_forward(self, module: object) -> Span | None:
-        """Begin the outermost forward of a model; None inside another one, or inside a framework's."""
+        """Begin the outermost forward of a model; return None inside another one, or inside a framework's."""
         if not self._hooks.active or self._is_inside_work():
             return None
         span: Span | None = self._hooks.guarded(self._enter_forward, module)
@@ -179,7 +170,7 @@ class TrainingLoop:
         return False
 
     def _unseen_by_dynamo(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``function`` as one that dynamo neither compiles nor looks into once it has been imported."""
+        """Return ``function`` as one that dynamo neither compiles nor traces."""
         disabled: Callable[..., Any] | None = None
 
         def call(*args: object) -> Any:

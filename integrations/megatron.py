@@ -1,15 +1,6 @@
-"""Integrates Megatron: every iteration a step, every microbatch a forward and a backward, every process group its role.
+"""Integrate Megatron: a schedule's call is a step, numbered as in Megatron-LM's log; ``forward_only`` is evaluation.
 
-* A call of a schedule (``get_forward_backward_func()``) begins a step, numbered as the iteration that Megatron-LM's own
-  loop will log; where that repeats an iteration, whose result it suspects, the step goes on. With ``forward_only=True``
-  it is an ``evaluation`` span, before which the step that trained ends.
-* ``forward_step``, ``backward_step`` and, of pipelines of several modules, ``backward_step_multimodule``, which all
-  schedules look up late, are spans with microbatch, chunk and stage.
-* The step of the outermost Megatron optimizer is an ``optimizer`` span.
-* ``phase`` spans: ``dispatch`` and ``combine`` of tokens in mixtures of experts, ``gather`` of parameters and
-  ``reduce`` of gradients by the distributed optimizer and Megatron's DDP, ``finalize gradients`` after the last
-  backward.
-* The roles of all groups are read whenever ``megatron.core.parallel_state`` has set them up.
+Spans are the microbatches' forwards and backwards, the outermost optimizer, and phases of experts and gradients.
 """
 
 from __future__ import annotations
@@ -63,15 +54,11 @@ def install(tracer: Tracer) -> Callable[[], None]:
 
 
 class Place(NamedTuple):
-    """The place of a forward or backward in the iteration."""
-
     microbatch: int
     chunk: int
 
 
 class MegatronIntegration:
-    """Hooks megatron-core, and remembers the place of a forward for its backward."""
-
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._hooks = Hooks(PART, tracer)
@@ -125,7 +112,6 @@ class MegatronIntegration:
         return self._hooks.around(lambda args, kwargs: True, end)(original)
 
     def _read_groups(self) -> None:
-        """Set the roles of groups that the tracer does not know yet."""
         if self._parallel_state is None:
             return
         if not self._parallel_state.model_parallel_is_initialized():
@@ -181,14 +167,13 @@ class MegatronIntegration:
         iteration = _iteration()
         if iteration is None:
             self._tracer.begin_step()
-        elif iteration != self._tracer.coordinates.step:
+        elif iteration != self._tracer.coordinates.step:  # Megatron repeats an iteration whose result it suspects
             if not self._numbered:
                 self._numbered = True
                 self._tracer.set_topology({"step_numbers": "Megatron's iterations"})
             self._tracer.begin_step(iteration)
 
     def _read_arguments(self, arguments: Mapping[str, object]) -> None:
-        """Read groups and stage from the schedule's arguments, where scripts do without parallel_state."""
         collection, communicator = arguments.get("pg_collection"), arguments.get("p2p_communicator")
         for group, role in communicator_roles(communicator):
             self._tracer.set_role(group, role)
@@ -215,7 +200,7 @@ class MegatronIntegration:
             self._tracer.set_topology({**topology, "framework": framework()})
 
     def _time_finalization(self, model: object) -> Callable[[], None]:
-        """Make the schedule's call after the last backward a phase; return the function that undoes it."""
+        """Time the schedule's call after the last backward as a phase; return the function that undoes it."""
         # The schedule takes the function from the model's configuration: scripts bind it before commtrace is imported,
         # or have their own.
         config = _configuration(model)
@@ -274,7 +259,7 @@ class MegatronIntegration:
         self._combined.hook_steps(module, _argument_getter)
 
     def _open_combined(self, argument: Callable[[str], Any]) -> Combined:
-        """Open the spans of a combined step; either model is None in steps that only run the other direction."""
+        """Open the spans of a combined step; a model of None means that its direction does not run."""
         opened: list[Span] = []
         backward = None
         if argument("b_model") is not None:
@@ -370,14 +355,14 @@ class MegatronIntegration:
 
 
 def _iteration() -> int | None:
-    """Return the iteration that begins, as Megatron-LM will log it; None in a loop of somebody else's."""
+    """Return the iteration that begins, as Megatron-LM will log it; None outside of Megatron-LM's loop."""
     arguments = getattr(sys.modules.get("megatron.training.global_vars"), "_GLOBAL_ARGS", None)
     completed = getattr(arguments, "curr_iteration", None)
     return completed + 1 if isinstance(completed, int) else None
 
 
 def _argument_getter(function: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, Any], str], Any]:
-    """Return a function that reads an argument however it was passed; None where this version does not have it."""
+    """Return a function that reads an argument by name; it returns None where this version has no such argument."""
     positions = {name: position for position, name in enumerate(inspect.signature(function).parameters)}
 
     def argument(args: Sequence[object], kwargs: Mapping[str, object], name: str) -> Any:
@@ -416,24 +401,16 @@ _MESSAGES: Final = ("pre_forward", "pre_backward", "post_forward", "post_backwar
 
 
 class Combined(NamedTuple):
-    """The spans that a combined step opens, in this order, and the place of its backward; None without one."""
+    """The open spans of a combined step, outermost first, and the place of its backward; None without one."""
 
     spans: list[Span]
     backward: Coordinates | None
 
 
 class CombinedSteps:
-    """Captures Megatron's combined steps: one microbatch's forward and another one's backward, interleaved layer by
-    layer.
+    """Capture steps that interleave one microbatch's forward with another's backward.
 
-    With ``overlap_moe_expert_parallel_comm`` one function runs both. There is a span of each, from the begin of the two
-    to
-    their end: the forward lies inside the backward, and the time of both counts as forward. Communication has the place
-    of
-    the node that issued it: nodes that run backward have the backward's microbatch and chunk.
-
-    Args:
-        open_spans: opens the spans of a step, from its arguments.
+    The forward's span lies inside the backward's. Communication gets the microbatch and chunk of its node.
     """
 
     def __init__(self, tracer: Tracer, hooks: Hooks, open_spans: Callable[[Callable[[str], Any]], Combined]) -> None:
@@ -475,7 +452,7 @@ class CombinedSteps:
         return self._backward
 
     def _at(self, place: Callable[[], Coordinates | None], original: Callable[..., object]) -> Callable[..., Any]:
-        """Return ``original``, run at another place in the schedule, if there is one."""
+        """Return ``original``, run at another place in the schedule; a place of None changes nothing."""
         tracer = self._tracer
 
         def begin(_args: tuple[object, ...], _kwargs: dict[str, object]) -> Coordinates | None:

@@ -1,8 +1,4 @@
-"""Reads the roles of megatron-core's process groups, and the place of this rank in them.
-
-Groups are recognised by identity: with one tensor-parallel rank, the data-parallel group and the world have the same
-members.
-"""
+"""Read the roles of megatron-core's process groups, by identity: different groups may have the same members."""
 
 from __future__ import annotations
 
@@ -103,7 +99,7 @@ def group_roles(parallel_state: object) -> list[tuple[ProcessGroup, str]]:
 
 
 def collection_roles(collection: object) -> list[tuple[ProcessGroup, str]]:
-    """Return the same for a ``ProcessGroupCollection``, or one for each module of a pipeline of several."""
+    """Return the same for a ``ProcessGroupCollection``, or for those of a pipeline's modules."""
     modules = getattr(collection, "module_pgs", None)
     collections = [collection] if modules is None else list(modules.values())
     fields = _ROLE_OF_COLLECTION_FIELD.items()

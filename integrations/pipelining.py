@@ -1,13 +1,7 @@
-"""Integrates torch.distributed.pipelining: every action of a schedule is a span with microbatch, chunk and stage.
+"""Integrate torch.distributed.pipelining: every action of a schedule is a span with microbatch, chunk and stage.
 
-* ``schedule.step(…)`` is one iteration's forwards and backwards inside a step, which ends with the optimizer's;
-  ``schedule.eval(…)`` is an ``evaluation`` span.
-* ``F`` is a forward; a whole backward (``B``) is a backward, one of the inputs alone (``I``) is named
-  ``backward_input``, one of the weights alone (``W``) ``backward_weight``. ``REDUCE_GRAD`` is a ``phase``, ``reduce``.
-* ``stage`` is the rank's place in the pipeline's group, from 0 to p − 1, and ``chunk`` the place of torch's stage among
-  those of the rank. torch numbers stages through all chunks: ``stage_indices`` of the topology has them by chunk, and
-  with them whether the pipeline goes round in a loop or back in a V.
-* The group of the stages has the role ``pp``, unless its mesh dimension has a name.
+``stage`` is the rank's place in the pipeline's group, ``chunk`` that of torch's stage among the rank's; torch's own
+numbers of stages are in ``stage_indices`` of the topology, by chunk.
 """
 
 from __future__ import annotations
@@ -45,8 +39,6 @@ def install(tracer: Tracer) -> Callable[[], None]:
 
 
 class PipeliningIntegration:
-    """Hooks torch.distributed.pipelining, and knows which chunk of its rank each stage is."""
-
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._hooks = Hooks(PART, tracer)
@@ -155,7 +147,7 @@ class PipeliningIntegration:
 
 
 def schedule_name(class_name: str) -> str:
-    """``Schedule1F1B`` → ``1f1b``; of a class that commtrace does not know, its own words."""
+    """Return ``1f1b`` for ``Schedule1F1B``; for an unknown class, the parts of its name."""
     known = _SCHEDULES.get(class_name)
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", class_name.removeprefix("_").removeprefix("Schedule"))
     return known or words.lower()

@@ -1,10 +1,4 @@
-"""Captures activation checkpointing: the forward that a backward repeats is a ``recompute`` span.
-
-Found are ``torch.utils.checkpoint`` and what is made of it (``checkpoint_sequential``, FSDP's wrapper, the composable
-``checkpoint``), ``deepspeed.checkpointing``, and the checkpoints of Megatron and Transformer Engine. Each keeps the
-function that it is to repeat, in its autograd node or in a frame that saved tensors hold on to; that function gets a
-span around it. In a graph of ``torch.compile`` what is repeated is part of the graph: no call, no span.
-"""
+"""Capture activation checkpointing: the forward that a backward repeats outside of compiled graphs is ``recompute``."""
 
 from __future__ import annotations
 
@@ -39,13 +33,11 @@ _CALLS_AGAIN: Final = ("deepspeed.runtime.activation_checkpointing.checkpointing
 
 
 def install(tracer: Tracer) -> Callable[[], None]:
-    """Instrument whatever of these is imported, now or later; return the function that undoes it."""
+    """Instrument each of these libraries, now or when imported; return the function that undoes it."""
     return installed(Recomputation(tracer))
 
 
 class Recomputation:
-    """The hooks in the libraries that checkpoint activations."""
-
     def __init__(self, tracer: Tracer) -> None:
         self._hooks = Hooks(PART, tracer)
         self._timed = self._hooks.timed(schema.RECOMPUTE, "recompute")
@@ -59,15 +51,13 @@ class Recomputation:
         self._hooks.when_imported(module, functools.partial(self._hook_function, function))
 
     def uninstall(self) -> None:
-        """Put every original back; a backward that is still to come repeats its forward without a span."""
+        """Put every original back; a backward after that repeats its forward without a span."""
         self._hooks.restore()
 
     def _hook_function(self, function: str, module: ModuleType) -> None:
         self._hooks.replace(module, function, self._calling_again)
 
     def _repeating(self, original: Callable[..., object]) -> Callable[..., object]:
-        """Wrap a checkpoint's backward, which calls its forward, ``run_function``, again: the recompute."""
-
         def begin(args: tuple[Any, ...], _kwargs: dict[str, object]) -> tuple[Any, Any, Any] | None:
             checkpoint = args[0]
             run_function = getattr(checkpoint, "run_function", None)

@@ -1,9 +1,4 @@
-"""Numbers steps as Hugging Face's Trainer and Lightning do, also after a resume.
-
-Both train in loops of their own, whose steps :mod:`commtrace.capture.model.step_finder` finds. Here it gets the number
-with which training begins. transformers logs a step under the number of updates made by its end (the first one is
-``state.global_step + 1``), Lightning under the number made before it (``trainer.global_step``).
-"""
+"""Number steps as Hugging Face's Trainer and Lightning do, also after a resume; the step finder finds the steps."""
 
 from __future__ import annotations
 
@@ -44,6 +39,7 @@ class TrainerNumbers:
 
     def _transformers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         state = kwargs["state"] if "state" in kwargs else args[2]
+        # transformers logs a step under the number of updates made by its end, Lightning under that before it.
         self._begins_with(int(state.global_step) + 1, "the Trainer's global_step")
 
     def _lightning(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,13 +1,7 @@
-"""Starts commtrace in processes that import torch; ``commtrace run`` puts this folder first on PYTHONPATH.
+"""Start commtrace in processes that import torch; ``commtrace run`` puts this folder first on PYTHONPATH.
 
-``commtrace bench overhead`` does, too, and names a folder in ``_COMMTRACE_STAMPS``: then one of torch's own hooks reads
-two clocks after each step of an optimizer, with commtrace or, where ``_COMMTRACE_ONLY_STAMPS`` is set, without. The
-clock of a comparison must be the same on both sides and owe nothing to what is compared.
-
-Every Python below the command executes this file at start-up: launchers, compilers, data loaders, in whatever
-environment they live. So it imports next to nothing, never fails, and works where commtrace is not installed. A
-15-line finder stands in for wrapt here because importing wrapt would cost each of these processes more than Python's
-own start.
+Every Python below the command executes this file at start-up, so it imports next to nothing and never fails.
+``commtrace bench overhead`` sets ``_COMMTRACE_STAMPS``, to have the same clocks with and without commtrace.
 """
 
 from __future__ import annotations
@@ -29,15 +23,12 @@ _LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
+# In the place of wrapt, whose import would cost each of these processes more than Python's own start.
 class _TorchFinder:
-    """Finds torch as the other finders do, and has commtrace started once torch has executed.
-
-    At the end of torch rather than of torch.distributed: torch imports torch.distributed itself, half-way through its
-    own import. The finder stays until torch executes because libraries look a module up only to see if it is there.
-    """
+    """Find torch as the other finders do, and have commtrace started once torch has executed."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != "torch":
+        if name != "torch":  # not torch.distributed, which torch imports half-way through its own import
             return None
         specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
         spec = next(filter(None, specs), None)
@@ -51,6 +42,7 @@ class _TorchFinder:
         def exec_module(module: ModuleType) -> None:
             loader.exec_module = execute
             execute(module)
+            # Only now: libraries look a module up only to see if it is there.
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
                 _start()

@@ -1,8 +1,4 @@
-"""Keeps commtrace's own failures away from training.
-
-Hooks report what goes wrong inside commtrace here. The part that failed is switched off, with one warning and a mark in
-the files of the run.
-"""
+"""Keep commtrace's own failures away from training: a part that fails is switched off, with one warning."""
 
 from __future__ import annotations
 
@@ -14,15 +10,10 @@ _logger = logging.getLogger("commtrace")
 
 
 class Guard:
-    """Knows the parts that have failed in this process.
-
-    Attributes:
-        has_ended: everything has been taken out. A hook that still runs, because a signal's handler has stopped the
-            recording, fails without a warning then, and the part that it has put in since is taken out again.
-    """
+    """The parts that have failed in this process."""
 
     def __init__(self) -> None:
-        self.has_ended = False
+        self.has_ended = False  # hooks that still run, in a signal's handler, then fail without a warning
         self._lock = threading.RLock()
         self._failed: dict[str, str] = {}
         self._messages: list[str] = []
@@ -33,7 +24,6 @@ class Guard:
         self._switches[part] = switch_off
 
     def failed(self, part: str, error: BaseException) -> None:
-        """Switch ``part`` off, with a warning the first time."""
         with self._lock:
             if part in self._failed:
                 return

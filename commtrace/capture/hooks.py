@@ -1,4 +1,4 @@
-"""Installs hooks: replacements that can be restored, with failures that never reach training.
+"""Install hooks: replacements that can be restored, with failures that never reach training.
 
 >>> hooks = Hooks("deepspeed", tracer)                                    # doctest: +SKIP
 >>> hooks.when_imported("deepspeed.runtime.engine", hook_engine)          # doctest: +SKIP
@@ -46,11 +46,7 @@ def installed(part: Part) -> Callable[[], None]:
 
 
 class Hooks:
-    """The replacements of one part of commtrace.
-
-    Attributes:
-        active: False once the part was taken out or has failed: every wrapper then passes calls through.
-    """
+    """The replacements of one part of commtrace; once ``active`` is False, every wrapper passes calls through."""
 
     def __init__(self, part: str, tracer: Tracer) -> None:
         self.active = True
@@ -90,7 +86,6 @@ class Hooks:
         self.replace(owner, name, wrap)
 
     def replace_method(self, module: ModuleType, owner: str, name: str, wrap: Wrap) -> None:
-        """Replace a method of a class of a module, if this version has both."""
         found = getattr(module, owner, None)
         if found is not None:
             self.replace(found, name, wrap)
@@ -99,11 +94,7 @@ class Hooks:
         self.when_imported(module, lambda imported: self.replace_method(imported, owner, name, wrap))
 
     def replace_function(self, module: ModuleType, name: str, wrap: Wrap, *also_in: str) -> None:
-        """Replace a function of a module; one that a decorator made, also for callers that bound its name before.
-
-        Args:
-            also_in: modules that hold the same function by the same name, as far as they are imported.
-        """
+        """Replace a function of a module and of ``also_in``; a decorated one also where its name is bound already."""
         function = vars(module).get(name)
         cell = None if function is None else _decorated(function)
         if cell is not None:
@@ -117,7 +108,6 @@ class Hooks:
                 self.replace(holder, name, wrap)
 
     def owners_of(self, name: str) -> list[object]:
-        """Return the classes and modules whose attribute ``name`` is replaced."""
         return [owner for owner, replaced, _, _ in self._attributes if replaced == name]
 
     def replace_item(self, table: dict[Any, Any], key: object, wrap: Wrap) -> None:
@@ -127,7 +117,7 @@ class Hooks:
         table[key] = replacement
 
     def restore(self) -> None:
-        """Put every original back, except where somebody else has replaced ours."""
+        """Put every original back, except where other code has replaced ours."""
         self.active = False
         while self._waiting:
             _wait_no_more(*self._waiting[-1])
@@ -141,20 +131,16 @@ class Hooks:
         for table, key, original, replacement in reversed(self._items):
             if table.get(key) is replacement:
                 table[key] = original
-        # Forgotten last: who is interrupted here begins again.
+        # Forgotten last: an interrupted restore begins again.
         self._attributes.clear()
         self._cells.clear()
         self._items.clear()
 
     def around(self, begin: Begin, end: End) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return a wrapper that calls ``begin`` before a function and ``end`` after it. Their failures switch the part
-        off.
+        """Return a wrapper that calls ``begin`` before a function and ``end`` after it; failures switch the part off.
 
-        Args:
-            begin: gets the positional and the keyword arguments; returns the first argument of ``end``, or None if
-                there is
-                nothing to end. It opens spans last, so that none stays open when it fails.
-            end: gets that, and the function's result or ``RAISED``, also when the part is off by now.
+        ``begin`` gets positional and keyword arguments; unless it returns None, ``end`` gets its result, and that of
+        the function or ``RAISED``, also when the part is off. ``begin`` opens spans last, so that none stays open.
         """
         import torch
 
@@ -167,7 +153,7 @@ class Hooks:
         self._tracer.failed(self._part, error)
 
     def guarded(self, action: Callable[..., object], *arguments: object) -> Any:
-        """Return what ``action`` returns; None if it fails, after which the part is off."""
+        """Return the result of ``action``; None if it fails, which switches the part off."""
         try:
             return action(*arguments)
         except Exception as error:
@@ -175,7 +161,6 @@ class Hooks:
             return None
 
     def enter(self, kind: int, name: str, microbatch: int = -1, chunk: int = -1, stage: int = -1) -> Span | None:
-        """Begin a phase; return None if that fails."""
         span: Span | None = self.guarded(self._tracer.enter, kind, name, microbatch, chunk, stage)
         return span
 
@@ -185,12 +170,9 @@ class Hooks:
             self.guarded(self._tracer.leave, span)
 
     def timed(self, kind: int, name: str) -> Wrap:
-        """Return a wrapper that makes a function a phase."""
-
         return self.around(lambda args, kwargs: self._tracer.enter(kind, name), self.end)
 
     def end(self, span: Span, _result: object) -> None:
-        """End the span that a ``begin`` has returned."""
         self._tracer.leave(span)
 
     def _on_import(self, hook: Callable[[ModuleType], None], module: ModuleType) -> None:
@@ -214,10 +196,7 @@ def _holds(cell: CellType, value: object) -> bool:
 
 
 def _wait_no_more(module: str, hook: Callable[[ModuleType], None]) -> None:
-    """Take a hook of a module that was never imported out of wrapt's table: wrapt has no way to do it.
-
-    In a version of wrapt with another table the hook stays, and does nothing any more.
-    """
+    """Take a hook of a module that was never imported out of wrapt's table; in an unknown version it stays, inert."""
     importer: Any = sys.modules.get("wrapt.importer")
     table = getattr(importer, "_post_import_hooks", None)
     lock = getattr(importer, "_post_import_hooks_lock", None)

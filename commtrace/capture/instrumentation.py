@@ -1,4 +1,4 @@
-"""Installs and removes everything that commtrace hooks in one training process."""
+"""Install and remove everything that commtrace hooks in one training process."""
 
 from __future__ import annotations
 
@@ -74,9 +74,7 @@ Install = Callable[[Tracer], Callable[[], None]]
 
 
 class Instrumentation:
-    """The recorder, the tracer and the hooks of one process. ``open_observers`` opens what gets the rows beside the
-    trace.
-    """
+    """The recorder, the tracer and the hooks of one process; ``open_observers`` opens further sinks."""
 
     def __init__(
         self,
@@ -180,7 +178,7 @@ class Instrumentation:
             self._install(triggers.PART, listening, self._triggers.uninstall)
 
     def stop(self) -> None:
-        """Close the last step, put every original back, and write what is left."""
+        """Close the last step, put every original back, and write the rest."""
         try:
             self.tracer.finish()
             self.tracer.recording = False
@@ -203,11 +201,10 @@ class Instrumentation:
 
     @property
     def awaits_callbacks(self) -> bool:
-        """Return whether communications in flight will still call back."""
         return self.tracer.completions.unsettled
 
     def await_callbacks(self) -> None:
-        """Wait, before Python ends, for communications that nobody waited for, as torch does in any case."""
+        """Wait, before Python ends, for communications without a wait, as torch does in any case."""
         if not self.tracer.completions.wait(QUIET_SECONDS) and _is_initialized():
             _logger.warning("commtrace: waiting, as torch does, for communications that nobody has waited for")
             self.tracer.completions.wait(EXIT_SECONDS)
@@ -240,7 +237,6 @@ class Instrumentation:
         return group_lifecycle.watch_destruction(tracer, before=self._identify_before_the_end)
 
     def _identify_before_the_end(self) -> None:
-        """Agree on the run while the store is still there: it may end with the process groups."""
         # Not in a forked child: the connection to the store is its parent's.
         if self.recorder.recording and _is_initialized():
             self._identity.settled(LAST_WORD_SECONDS, self.tracer.groups.place)
@@ -343,17 +339,13 @@ def _torch_version() -> str:
 
 
 def _device_clock() -> CudaClock | None:
-    """Return the clock of CUDA or HIP if torch is built for them.
-
-    Whether there is a device is not asked: that starts the driver, which a forked process then cannot use.
-    """
     import torch
 
     return None if torch.version.cuda is None and torch.version.hip is None else CudaClock()
 
 
 def announce(directory: Path, metadata: RankMetadata) -> None:
-    """Write down for ``commtrace run`` on this node where the rank records; without one, print it on rank 0."""
+    """Note the rank's folder for ``commtrace run`` on this node; without one, print it on rank 0."""
     is_noted = _note(rank_directory(directory, metadata.rank))
     if metadata.rank == 0:
         if _logger.isEnabledFor(logging.INFO) and _logger.hasHandlers():
@@ -372,7 +364,6 @@ def announce(directory: Path, metadata: RankMetadata) -> None:
 
 
 def _note(folder: Path) -> bool:
-    """Return whether a ``commtrace run`` on this node now knows of the folder."""
     notes = os.environ.get(NOTES_VARIABLE)
     if not notes:
         return False

@@ -1,10 +1,4 @@
-"""Notes which other ranks of this host are gone, at the moment in which one of them ends.
-
-Launchers kill the other ranks a tenth of a second after one has died: then all files break off alike, and on a GPU the
-others have not even noticed by then. So a thread waits for their processes (pidfd_open(2), Linux 5.3). It notes at once
-which has ended, and a little later that this rank is still there, for which somebody who ends all ranks from outside
-leaves no time. It needs neither the training thread nor the harvester, and sleeps as long as nobody ends.
-"""
+"""Note at once which other ranks of this host have ended, before the launcher kills this one (pidfd_open(2))."""
 
 from __future__ import annotations
 
@@ -40,7 +34,7 @@ _JOIN_SECONDS: Final = 1.0
 
 
 class PeerWatch:
-    """Watches the other ranks of this launch on this host. ``failed`` gets, once, its own failure."""
+    """Watch the other ranks of this launch on this host. ``failed`` gets, once, its own failure."""
 
     def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
         self._failed = failed
@@ -54,11 +48,9 @@ class PeerWatch:
 
     @property
     def watched(self) -> frozenset[int]:
-        """Return the ranks whose end will be noted."""
         return frozenset(self._watched.values())
 
     def start(self, run_directory: Path, metadata: RankMetadata) -> None:
-        """Begin to watch, where the system can."""
         if metadata.world_size < 2 or not _can_watch():
             return
         self._own, self._run_directory = metadata, run_directory
@@ -76,7 +68,7 @@ class PeerWatch:
         self._thread = thread
 
     def stop(self, *, in_order: bool) -> None:
-        """End the thread. If nothing made the job end early (``in_order``), its notes say nothing and are removed."""
+        """End the thread. If the job did not end early (``in_order``), its notes mean nothing and are removed."""
         if self._thread is None or self._stop is None or self._own is None:
             return
         thread, self._thread = self._thread, None
@@ -111,7 +103,6 @@ class PeerWatch:
                 os.close(self._watched.popitem()[0])
 
     def _watch(self, stop: int) -> None:
-        """Watch until there is something to read from the descriptor ``stop``."""
         assert self._own is not None
         directory = rank_directory(self._run_directory, self._own.rank)
         poll = select.poll()
@@ -125,7 +116,7 @@ class PeerWatch:
                 if peer is None:
                     continue
                 unknown.discard(rank)
-                # One that is gone already is not noted: in another container its number may be that of nobody here.
+                # One that is gone already is not noted: in another container its number may mean nothing here.
                 process = _opened(peer) if peer.node == self._own.node else None
                 if process is not None:
                     self._watched[process] = rank
@@ -153,7 +144,6 @@ class PeerWatch:
 
 
 def _can_watch() -> bool:
-    """Return whether this system, and the container, let a process wait for others."""
     if not hasattr(os, "pidfd_open"):
         return False
     try:
@@ -169,7 +159,7 @@ def _ranks_nearby(own: RankMetadata) -> set[int]:
 
 
 def _opened(peer: RankMetadata) -> int | None:
-    """Return a descriptor that can be read once the process has ended; None where it has, or is not here."""
+    """Return a descriptor that can be read once the process has ended; None if it has ended or is elsewhere."""
     try:
         process = os.pidfd_open(peer.pid)
     except ProcessLookupError:
@@ -182,7 +172,7 @@ def _opened(peer: RankMetadata) -> int | None:
 
 
 def _of_rank(run_directory: Path, rank: int, own: RankMetadata) -> RankMetadata | None:
-    """Return what the files of a rank say of it; None as long as there are none of this launch."""
+    """Return the metadata in a rank's files; None while there are none of this launch."""
     directory = rank_directory(run_directory, rank)
     if not directory.is_dir():
         return None

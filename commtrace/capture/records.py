@@ -1,8 +1,6 @@
-"""Entries of the recorder's buffer, and the functions with which the harvester turns them into rows.
+"""Entries of the recorder's buffer, plain tuples for speed, and the functions that turn them into rows.
 
-An entry is a plain tuple, which costs a fifth of an object: the function that makes its rows, the kind as which it is
-counted if it is dropped, and the function's arguments. The docstrings of these functions show their entries, with ``…``
-for the first two.
+The docstrings of these functions show their entries, with ``…`` for ``make_rows`` and the kind if it is dropped.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ class Coordinates(NamedTuple):
 
 
 class LaunchGroup(Protocol):
-    """A process group as a launch knows it: :class:`commtrace.capture.collectives.groups.GroupState`."""
+    """The part of a :class:`commtrace.capture.collectives.groups.GroupState` that a launch needs."""
 
     group: Group
     nccl: NcclBackend
@@ -72,28 +70,19 @@ class LaunchGroup(Protocol):
 
 
 class Launch(NamedTuple):
-    """The facts about a communication that are known when it starts.
-
-    Attributes:
-        seq: its number in the group or, of point-to-point, between the two ranks.
-        num_bytes, self_bytes, dtype: of its tensors; see ``schema.SCHEMA``.
-        peer: global rank of the partner or the root; −1 if it has none.
-        is_async: the caller goes on before it has ended.
-        members: bytes of each operation that it coalesces; None if it is a single one.
-        start: None as long as a coalescing bracket is open.
-    """
+    """The facts about a communication that are known when it starts."""
 
     operation: Operation
     state: LaunchGroup
-    seq: int
+    seq: int  # in the group or, for point-to-point, between the two ranks
     num_bytes: int
     self_bytes: int
     dtype: torch.dtype | None
-    peer: int
+    peer: int  # global rank of the partner or the root; −1 without one
     is_async: bool
     coordinates: Coordinates
-    members: tuple[int, ...] | None
-    start: Mark | None
+    members: tuple[int, ...] | None  # bytes of each operation that it coalesces; None for one
+    start: Mark | None  # None while a coalescing bracket is open
 
 
 _Members: TypeAlias = "tuple[int, ...] | None"
@@ -110,9 +99,7 @@ def kind_of(launch: Launch) -> int:
 
 
 def waited_rows(entry: Entry) -> list[Row]:
-    """Host-timed, ended when the wait returned, with its stall: ``(…, launch, coordinates at the wait, wait start, wait
-    end[, id])``.
-    """
+    """Make rows of ``(…, launch, coordinates at the wait, wait start, wait end[, id])``: ended with its wait."""
     launch, coordinates, start, end = entry[2:6]
     if not launch.is_async:
         start = launch.start  # the caller of a synchronous operation does nothing between its launch and its wait
@@ -125,7 +112,7 @@ def waited_rows(entry: Entry) -> list[Row]:
 
 
 def completed_rows(entry: Entry) -> list[Row]:
-    """Host-timed, its completion called back: ``(…, launch, id, end, completion or ())``."""
+    """Make the row of ``(…, launch, id, end, completion or ())``: host-timed, with a completion callback."""
     _, _, launch, number, end, completion = entry
     if completion and completion[WAITED]:
         # The callback runs when it gets the GIL; a wait that returned earlier saw the end earlier.
@@ -134,36 +121,20 @@ def completed_rows(entry: Entry) -> list[Row]:
 
 
 def stall_rows(entry: Entry) -> list[Row]:
-    """The host's wait for a communication with a row of its own: ``(…, launch, id, coordinates at the wait, start,
-    end)``.
-    """
+    """Make the row of ``(…, launch, id, coordinates at the wait, start, end)``: the host's wait."""
     _, _, launch, number, coordinates, start, end = entry
     return [_stall_row(launch, coordinates, start, end, number, schema.HOST_TIMING)]
 
 
 def forgotten_rows(entry: Entry) -> list[Row]:
-    """A communication whose end nobody saw: ``(…, launch, id)``."""
+    """Make the row of ``(…, launch, id)``: a communication whose end was not seen."""
     _, _, launch, number = entry
     start = launch.start if isinstance(launch.start, int) else 0
     return [communication_row(launch, start, start, number, schema.HOST_TIMING, True)]
 
 
 class DeviceCall:
-    """A communication of an accelerator's tensors: its marks are resolved later than it is launched.
-
-    Attributes:
-        device: index of the device of its tensors; None for the current one.
-        op_in_seq: index in the coalescing bracket.
-        batch: equal for the members of a coalescing bracket.
-        queue: the stream of its own on which it runs; None if it runs on the current stream.
-        waited_from: mark before the wait for it; None if it ran on the current stream.
-        end: mark after it, or after the wait for it; None if nobody waited.
-        is_joined: it ran beside the stream that computes, which has waited for it since.
-        has_future: somebody has taken its future, to wait for that instead.
-        position: counts the operations of its queue.
-        holder: holds its row back until its true end is known.
-        launched_at, returned_at: system time, ns, before and after it was handed to the backend, if there is a holder.
-    """
+    """A communication of an accelerator's tensors: its marks are resolved after its launch."""
 
     __slots__ = (
         "batch", "clock", "device", "end", "has_future", "holder", "id", "is_joined", "launch", "launched_at",
@@ -173,27 +144,29 @@ class DeviceCall:
     def __init__(self, launch: Launch, clock: CudaClock, device: int | None, queue: Queue | None) -> None:
         self.launch = launch
         self.clock = clock
-        self.device = device
-        self.queue = queue
-        self.batch = self.id = next_id()
-        self.op_in_seq = 0
-        self.waited_from: Mark | None = None
-        self.end: Mark | None = None
+        self.device = device  # index; None for the current device
+        self.queue = queue  # its own stream; None if it runs on the current stream
+        self.batch = self.id = next_id()  # members of a coalescing bracket get the batch of the first
+        self.op_in_seq = 0  # index in the bracket
+        self.waited_from: Mark | None = None  # before the wait for it; None if it ran on the current stream
+        self.end: Mark | None = None  # after it, or after the wait for it; None without a wait
+        # The compute stream has waited for the other stream on which it ran; its future was taken, to be waited for.
         self.is_joined = self.has_future = False
         self.position = -1 if queue is None else queue.next_position()
-        self.holder: Holder | None = None
+        self.holder: Holder | None = None  # holds its row back until its true end is known
+        # System time, ns, before and after the backend's call; 0 without a holder.
         self.launched_at = self.returned_at = 0
 
 
 class Holder(Protocol):
-    """:class:`commtrace.capture.device.hidden_ends.HiddenEnds`."""
+    """See :class:`commtrace.capture.device.hidden_ends.HiddenEnds`."""
 
     def hold(self, call: DeviceCall, launch: int, waited_from: int, end: int) -> bool:
-        """Take a call whose marks have been passed; False if its row is to be made at once."""
+        """Take a call whose marks have been passed; return False if its row is to be made at once."""
 
 
 class Placed(NamedTuple):
-    """The start and end of an operation, ns. If it is not exact it may have ended before."""
+    """The start and end of an operation, ns; one that is not exact may have ended earlier."""
 
     start: int
     end: int
@@ -202,7 +175,7 @@ class Placed(NamedTuple):
 
 
 class Queue:
-    """The stream on which a group's operations run one after another, in the order of their launches."""
+    """The stream on which a group's operations run in the order of their launches."""
 
     __slots__ = ("_batch", "_exact", "_last", "_last_position", "_positions", "unreached")
 
@@ -225,15 +198,14 @@ class Queue:
 
     @property
     def known_end(self) -> int:
-        """Return when the latest operation ended whose end is known."""
         return self._exact.end
 
     def before(self, call: DeviceCall) -> Placed | None:
-        """Return when the operation right before ``call`` ran, if that is known."""
+        """Return the times of the operation right before ``call``, if known."""
         return self._last if self._last_position == call.position - 1 else None
 
     def of_batch(self, call: DeviceCall) -> Placed | None:
-        """Return when the other members of its coalescing bracket ran, if that is known."""
+        """Return the times of the other members of its coalescing bracket, if known."""
         return self._exact if call.batch == self._batch else None
 
     def passed(self, call: DeviceCall, placed: Placed) -> None:
@@ -243,9 +215,7 @@ class Queue:
             self._batch, self._exact = call.batch, placed
 
     def place(self, call: DeviceCall, start: int, end: int, exact: bool, timing: int) -> Placed:
-        """Return when an operation ran that was launched at ``start`` and seen to be over at ``end``, or ended there
-        (``exact``).
-        """
+        """Return the times of an operation launched at ``start`` and over by ``end``, or at ``end`` if ``exact``."""
         found = self.of_batch(call)
         if found is None and call.batch < self._batch:  # Somebody waited for a later one first.
             over = self._exact.end
@@ -258,11 +228,7 @@ class Queue:
 
 
 def device_call_rows(entry: Entry) -> list[Row] | None:
-    """A device-timed communication: ``(…, call)``.
-
-    One that was over before anybody waited for it ended somewhere between launch and wait: its timing is unknown, and
-    its row ends where it was seen to be over, unless its holder finds out more.
-    """
+    """Make the row of ``(…, call)``: a device-timed communication; without a stall its timing is unknown."""
     call: DeviceCall = entry[2]
     queue = call.queue
     if queue is not None and queue.unreached is not None and queue.unreached.id < call.id:
@@ -293,7 +259,7 @@ def device_call_rows(entry: Entry) -> list[Row] | None:
 
 
 def device_stall_rows(entry: Entry) -> list[Row] | None:
-    """A device-timed stall: ``(…, call, coordinates at the wait, start mark, end mark)``."""
+    """Make the row of ``(…, call, coordinates at the wait, start mark, end mark)``: a device-timed stall."""
     call, coordinates, start_mark, end_mark = entry[2:]
     start, end = call.clock.resolve(start_mark), call.clock.resolve(end_mark)
     if start is None or end is None:
@@ -303,9 +269,7 @@ def device_stall_rows(entry: Entry) -> list[Row] | None:
 
 
 def marked_stall_rows(entry: Entry) -> list[Row] | None:
-    """The stall of a device while the host waited for a host-timed communication: ``(…, launch, id, coordinates at the
-    wait, clock, start mark, end mark)``.
-    """
+    """Make the row of ``(…, launch, id, coordinates at the wait, clock, start mark, end mark)``: a device's stall."""
     _, _, launch, number, coordinates, clock, start_mark, end_mark = entry
     start, end = clock.resolve(start_mark), clock.resolve(end_mark)
     if start is None or end is None:
@@ -336,7 +300,7 @@ class Span:
 
 
 def span_rows(entry: Entry) -> list[Row] | None:
-    """A phase: ``(…, span)``."""
+    """Make the row of ``(…, span)``."""
     span: Span = entry[2]
     start, end = span.clock.resolve(span.start), span.clock.resolve(span.end)
     if start is None or end is None:
@@ -360,13 +324,13 @@ def span_rows(entry: Entry) -> list[Row] | None:
 
 
 def count_rows(entry: Entry) -> list[Row]:
-    """Counts of the script for a step: ``(…, step, instant, counts)``."""
+    """Make the row of ``(…, step, instant, counts)``: counts of the script for a step."""
     _, _, step, at_ns, counts = entry
     return [mark_row("count", counts, step, at_ns)]
 
 
 def failed_rows(entry: Entry) -> list[Row]:
-    """A communication that raised: ``(…, launch, type of the exception, instant)``."""
+    """Make the row of ``(…, launch, type of the exception, instant)``: a communication that raised."""
     _, _, launch, exception, at_ns = entry
     failure = {
         "operation": launch.operation.name, "group": launch.state.group.id, "seq": launch.seq, "peer": launch.peer,
@@ -376,9 +340,7 @@ def failed_rows(entry: Entry) -> list[Row]:
 
 
 def module_rows(clock: DeviceClock) -> MakeRows:
-    """Return the function that makes the row of a module's forward, backward or recompute: ``(…, name, coordinates,
-    start mark, end mark)``.
-    """
+    """Return the maker of a module's rows, of ``(…, name, coordinates, start mark, end mark)``."""
     resolve = clock.resolve
 
     def rows(entry: Entry) -> list[Row] | None:
@@ -423,5 +385,4 @@ def _stall_row(
 
 @functools.cache
 def dtype_name(dtype: object) -> str | None:
-    """``torch.bfloat16`` → ``bfloat16``."""
     return None if dtype is None else str(dtype).removeprefix("torch.")

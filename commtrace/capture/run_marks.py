@@ -1,7 +1,4 @@
-"""Writes the marks of a rank beside its spans, once per pass: groups, topology, clock anchors, problems, activity.
-
-Runs on the harvester thread. A part of it that fails leaves the others alone.
-"""
+"""Write the marks of a rank beside its spans, once per pass, on the harvester thread. A part that fails is left out."""
 
 from __future__ import annotations
 
@@ -34,16 +31,7 @@ MOST_IN_FLIGHT: Final = 32
 
 
 class RunMarks:
-    """Finds out what has changed since the last pass, as pairs of a mark's name and detail.
-
-    Args:
-        device_clock: refreshed in each pass; None where there is no accelerator.
-        unfinished: returns communications whose end nobody has seen, oldest first.
-        device_watch: started once the device is known.
-
-    Attributes:
-        has_ended: the recording is being stopped.
-    """
+    """Find changes since the last pass, as pairs of a mark's name and detail."""
 
     def __init__(
         self,

@@ -1,8 +1,4 @@
-"""Looks at the threads of this process.
-
->>> frames_by_thread()[threading.get_ident()].f_code.co_name  # doctest: +SKIP
-'<module>'
-"""
+"""Look at the threads of this process."""
 
 from __future__ import annotations
 

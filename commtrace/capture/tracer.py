@@ -1,8 +1,4 @@
-"""Follows training through its schedule and the phases of a step.
-
-Integrations report steps, microbatches and phases; communication capture reads ``coordinates``. Everything here runs on
-training threads: a mark, a tuple, an append.
-"""
+"""Follow training through its schedule and the phases of a step. All of it runs on training threads, so it is short."""
 
 from __future__ import annotations
 
@@ -38,43 +34,22 @@ _PATIENCE_SECONDS = 0.1
 
 
 class CallingThread(threading.local):
-    """The call that a thread is passing to torch, for code below the call.
+    """The call that a thread is passing to torch, for code below the call."""
 
-    Attributes:
-        has_counted: the communication was counted; a kernel or a hook of torch's further down does not count it again.
-        waits_in_cpp: it is in a function of C++ that communicates and waits for it there.
-        issuing: operations between torch's pre-hook and post-hook, the innermost last.
-        threads: idents of all threads that have asked, the same for each of them.
-    """
-
-    has_counted = False
-    waits_in_cpp = False
+    has_counted = False  # a kernel or hook of torch further down does not count the communication again
+    waits_in_cpp = False  # it is in a function of C++ that communicates and waits
 
     def __init__(self, threads: set[int]) -> None:  # Called again, with the same set, by each thread that asks.
-        self.issuing: list[Any] = []
-        self.threads = threads
+        self.issuing: list[Any] = []  # operations between torch's pre-hook and post-hook, the innermost last
+        self.threads = threads  # idents of all threads that have used this object
         threads.add(threading.get_ident())
 
 
 class Tracer:
     """The recorder as instrumentation sees it. One per process.
 
-    Attributes:
-        coordinates: step, microbatch, chunk and stage that training is in now.
-        recording: False outside the window of steps that the user asked for; sequence numbers are counted nevertheless,
-            so
-            that ranks stay joined.
-        clock: times the compute lane.
-        saw_graph_capture: a communication was captured into a CUDA graph, whose replays cannot be seen.
-        unknown_methods: methods of ``ProcessGroup`` that were called and are in no list of operations.
-        open_waits: number of open ``data`` and ``checkpoint`` phases; only the outermost is recorded.
-        detail: the steps that are recorded in detail, whatever the window.
-        step_listeners: called on the training thread when a step has begun; they must not raise.
-        optimizer_listeners: the same when an optimizer is about to step.
-        innermost: the phase that is open now; its ``outer`` is the one around it.
-        blocked: one item: launch of the communication that is being handed to its backend or waited for, or None.
-        last_mark: the latest end of a phase or a stall in the current step.
-        steps: finds the steps of a loop in which nobody marks them.
+    Outside the window of steps ``recording`` is False, but sequence numbers are counted, so that ranks stay joined.
+    Listeners run on the training thread and must not raise.
     """
 
     def __init__(
@@ -98,15 +73,15 @@ class Tracer:
         self._host_clock = HostClock()
         self.coordinates = Coordinates()
         self.recording = window is None
-        self.last_mark: Mark | None = None
-        self.saw_graph_capture = False
+        self.last_mark: Mark | None = None  # the latest end of a phase or stall in this step
+        self.saw_graph_capture = False  # replays of captured communication cannot be seen
         self.unknown_methods: set[str] = set()
         self.unmeasured = Unmeasured(self.guard)
         self.open_optimizers = 0
         self.innermost: Span | None = None
-        self.blocked: list[Launch | DeviceCall | None] = [None]
+        self.blocked: list[Launch | DeviceCall | None] = [None]  # one item: the launch being handed on or waited for
         self.thread = CallingThread(set())
-        self.open_waits = 0
+        self.open_waits = 0  # ``data`` and ``checkpoint`` phases; only the outermost is recorded
         self.steps = StepFinder(self)
         self.step_listeners: list[Callable[[], None]] = []
         self.optimizer_listeners: list[Callable[[], None]] = []
@@ -124,12 +99,11 @@ class Tracer:
 
     @property
     def has_begun_a_step(self) -> bool:
-        """Return whether this process trains for sure: steps that nobody marked do not count."""
+        """Return whether this process trains for sure: steps that were only found do not count."""
         return self._latest_step >= 0 and not self.steps.finding
 
     @property
     def step_start(self) -> Mark | None:
-        """Return where the current step began, if it is recorded."""
         return None if self._step is None else self._step.start
 
     @property
@@ -152,11 +126,9 @@ class Tracer:
         """Close the current step and open the next one.
 
         Args:
-            number: the previous one plus 1 if None. Numbers that a script begins again (a loop over batches inside of
-                one over
-                epochs) are counted on: one number is one step.
-            is_users: the script itself marks its steps. An integration that begins one inside it means the same step.
-            is_found: nobody marked it; :attr:`steps` found it.
+            number: the previous one plus 1 if None. Numbers that repeat (batches inside of epochs) are counted on.
+            is_users: the script itself marks its steps; a step that an integration begins inside one is ignored.
+            is_found: :attr:`steps` found it.
         """
         if not is_found:
             self.steps.give_way(is_users=is_users)
@@ -207,17 +179,14 @@ class Tracer:
                 self.failed("what was asked for at a step", error)
 
     def end_step(self) -> None:
-        """Close the current step; what follows belongs to none until the next one begins."""
+        """Close the current step; spans belong to none until the next one begins."""
         self._step_is_users = False
         self._close_step(self.clock.mark() if self.recording else None)
         self.coordinates = Coordinates()
         self.recording = self.window is None and not self._is_abandoned
 
     def end_iteration(self) -> None:
-        """Close the step of a framework that only begins steps, because what follows is no training.
-
-        A step that the script marks stays open, and so does one that has done no work yet.
-        """
+        """Close a framework's step before other work than training, unless the script marked it or it is empty."""
         if not self._step_is_users and self._work_end is not None:
             self.end_step()
 
@@ -227,23 +196,20 @@ class Tracer:
             self._step.start = self.clock.mark()
 
     def leave_step(self) -> None:
-        """Assign what follows to no step, though the current one goes on afterwards."""
+        """Assign spans to no step for now; the current one goes on at :meth:`return_to_step`."""
         self.coordinates = self.coordinates._replace(step=schema.NOT_APPLICABLE)
 
     def return_to_step(self) -> None:
         self.coordinates = self.coordinates._replace(step=self._latest_step)
 
     def discard_step(self, *, frees_number: bool = False) -> None:
-        """Drop the current step, which was none; the next one may have its number."""
+        """Drop the current step; the next one may have its number."""
         if frees_number and self._step is not None:
             self._latest_step -= 1
         self._step = None
 
     def finish(self) -> None:
-        """End the last step with its last forward, backward or optimizer, not at process exit.
-
-        A step that was to end with an optimizer, and did not, is dropped.
-        """
+        """End the last step with its last forward, backward or optimizer, not at process exit."""
         if self.steps.finding:
             self.discard_step()
         self._close_step(self.last_mark if self._work_end is None else self._work_end)
@@ -261,10 +227,7 @@ class Tracer:
             self.append((span_rows, schema.STEP, step))
 
     def enter(self, kind: int, name: str, microbatch: int = -1, chunk: int = -1, stage: int = -1) -> Span:
-        """Begin a phase. Hand the result to :meth:`leave`, in a ``finally``.
-
-        Microbatch, chunk and stage that are −1 are taken from the phase around this one.
-        """
+        """Begin a phase, to be ended by :meth:`leave` in a ``finally``; arguments of −1 are the surrounding phase's."""
         outer = self.coordinates
         lane = schema.HOST if kind in _HOST_LANE_KINDS else schema.COMPUTE
         span = Span(kind, name, lane, outer, self.clock, None)
@@ -301,7 +264,7 @@ class Tracer:
             self.append((span_rows, span.kind, span))
 
     def aside(self, kind: int, name: str) -> Span | None:
-        """Begin a span of a thread that does not train: on the host lane, and no part of the schedule."""
+        """Begin a span of another thread than training's, on the host lane."""
         if not self.recording:
             return None
         place = Coordinates(self.coordinates.step)
@@ -317,7 +280,6 @@ class Tracer:
             self.append((count_rows, schema.MARK, self.coordinates.step, now_ns(), counts))
 
     def set_role(self, process_group: ProcessGroup, role: str) -> None:
-        """Set the role of a process group: ``tp``, ``pp``, ``dp``, …"""
         self.groups.set_role(process_group, role)
 
     def set_topology(self, topology: dict[str, object]) -> None:
@@ -332,7 +294,7 @@ class Tracer:
             return self._topology_version, dict(self._topology)
 
     def abandon_after_fork(self) -> None:
-        """Record nothing any more, in a forked child, also where that trains."""
+        """Stop recording in a forked child, even if it trains."""
         self._is_abandoned = True
         self.recording = False
         # Another thread of the parent may have held the old locks.
@@ -349,5 +311,4 @@ class Tracer:
             self.recorder.harvest_soon(_PATIENCE_SECONDS)
 
     def failed(self, part: str, error: BaseException) -> None:
-        """Switch ``part`` off after a failure in one of its hooks."""
         self.guard.failed(part, error)

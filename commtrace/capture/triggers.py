@@ -1,7 +1,4 @@
-"""Records steps in detail that ``commtrace trigger`` or a signal asks for while the job trains.
-
-The harvester looks for requests. They take effect on the training thread, as the step that they name begins.
-"""
+"""Record steps in detail on request, by ``commtrace trigger`` or a signal, while the job trains."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ class ModuleSelection(Protocol):
 
 
 class Triggers:
-    """Looks for requests in the run directory, and follows them."""
+    """Look for requests in the run directory, on the harvester thread, and follow them as their steps begin."""
 
     def __init__(self, tracer: Tracer, modules: ModuleSelection | None = None) -> None:
         self._tracer = tracer
@@ -52,15 +49,10 @@ class Triggers:
         self._handler: tuple[int, _Handler, _Handler] | None = None
 
     def open(self, directory: Path, metadata: RankMetadata) -> None:
-        """Look in this run directory from now on."""
         self._directory, self._metadata = directory, metadata
 
     def listen(self, name: str) -> None:
-        """Take the signal ``name`` for a request to all ranks, and call an earlier handler as well.
-
-        Raises:
-            ConfigurationError: this is not the main thread, where signals are handled.
-        """
+        """Take the signal ``name`` for a request to all ranks; raise ConfigurationError except on the main thread."""
         if threading.current_thread() is not threading.main_thread():
             raise ConfigurationError(f"COMMTRACE_TRIGGER_SIGNAL={name} needs commtrace.start() on the main thread")
         number = getattr(signal, name)
@@ -79,7 +71,7 @@ class Triggers:
         self._handler = (number, previous, handle)
 
     def uninstall(self) -> None:
-        """Put the earlier handler back, unless somebody has set another one since."""
+        """Put the earlier handler back, unless other code has set another one since."""
         handler, self._handler = self._handler, None
         if handler is not None and signal.getsignal(handler[0]) is handler[2]:
             signal.signal(handler[0], signal.SIG_DFL if handler[1] is None else handler[1])
@@ -118,7 +110,7 @@ class Triggers:
         if request.modules and self._modules is not None:
             tracer.at_step(request.first, partial(self._modules.select, request.modules))
             tracer.at_step(request.end, self._modules.clear)
-        # After the switch: whoever has not begun the first step by now will know it when it does.
+        # After the switch: a rank that has not begun the first step by now will see it then.
         seen_at = tracer.latest_step
         return {
             "id": request.id,

@@ -1,8 +1,4 @@
-"""Counts what a backend's threads still need the GIL for because of commtrace, and waits for it.
-
-That is completion callbacks, which a backend runs on a thread of its own, and tensors of C++'s that passed one of our
-kernels: they have become Python objects, and the thread that drops the last reference to one needs the GIL.
-"""
+"""Count the callbacks and tensors for which a backend's threads still need the GIL because of commtrace."""
 
 from __future__ import annotations
 
@@ -18,11 +14,7 @@ if TYPE_CHECKING:
 
 
 class CompletionCallbacks:
-    """Registers callbacks with futures. A callback counts until torch destroys it, which takes the GIL once more.
-
-    Attributes:
-        alive: every callback holds a reference to it, so they are counted without a list of them.
-    """
+    """Register callbacks with futures. A callback counts until torch destroys it, which takes the GIL once more."""
 
     __slots__ = ("_references", "_tensors", "alive", "saw_temporaries")
 
@@ -30,31 +22,26 @@ class CompletionCallbacks:
         # Not a set: equal hashes of two references to one tensor would have its elements compared.
         self._tensors: dict[int, weakref.ref[object]] = {}
         self.saw_temporaries = False
-        self.alive = object()
+        self.alive = object()  # held by every callback, so that they are counted without a list
         self._references = sys.getrefcount(self.alive)
 
     def add(self, future: Future[object], completed: Callable[[object], None]) -> None:
-        """Have ``completed`` called when ``future`` is done.
-
-        It holds :attr:`alive` (``functools.partial(function, callbacks.alive)``); nobody else may keep a reference to
-        it.
-        """
+        """Have ``completed`` called when ``future`` is done; it alone may hold a reference to :attr:`alive`."""
         future.add_done_callback(completed)
 
     @property
     def pending(self) -> bool:
-        """Return whether some callbacks have not been destroyed yet."""
         return sys.getrefcount(self.alive) > self._references
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait until all callbacks have run; return False if that takes longer than the timeout."""
         # Before 3.14 Python ends a thread that asks for the GIL while it is finalised with pthread_exit, which unwinds
         # through C++ and aborts the process (https://github.com/python/cpython/issues/87135). A program that exits
-        # while a communication is under way would die of SIGABRT because somebody listens.
+        # while a communication is under way would die of SIGABRT because of a callback.
         return _wait_while(lambda: self.pending, timeout_seconds)
 
     def add_temporaries(self, tensors: Iterable[object]) -> None:
-        """Count tensors of C++'s, which are Python objects only because of us, until they are freed."""
+        """Count tensors of C++ until they are freed: a kernel of ours made them Python objects, freed with the GIL."""
         self.saw_temporaries = True
         for tensor in tensors:
             key = id(tensor)

@@ -1,10 +1,7 @@
-"""Captures communication that C++ issues: functional collectives, compiled graphs, the reducer of DDP.
+"""Capture communication that C++ issues: functional collectives, compiled graphs, the reducer of DDP.
 
-No method of ``ProcessGroup`` sees it. On torch ≥ 2.14 its hooks of process groups do (:class:`Hooked`), before that
-kernels in its dispatcher (:class:`Dispatched`). Both count alike; only ends of functional collectives differ.
-
-Every group gets a pair of hooks, which torch calls for each communication, whoever issued it. What a method of
-``ProcessGroup`` or a kernel has counted is passed by: methods know tags, splits, and the Work that is waited for.
+Torch ≥ 2.14 has hooks of process groups for it (:class:`Hooked`); before, kernels in its dispatcher see it
+(:class:`Dispatched`). Hooks pass by calls that a method of ``ProcessGroup`` or a kernel has counted.
 """
 
 from __future__ import annotations
@@ -53,12 +50,7 @@ _hook_ids: Final = itertools.count(int.from_bytes(b"commtrac", "big") >> 1)
 
 
 class Issuing(NamedTuple):
-    """An operation between its pre-hook and its post-hook. ``issued`` is None if it is not recorded.
-
-    Attributes:
-        peer: rank inside the group: the root, or the other side of a message; −1 if there is none.
-        results: tensors that somebody may wait for.
-    """
+    """An operation between its pre-hook and its post-hook; ``issued`` is None if it is not recorded."""
 
     op_id: int
     operation: Operation
@@ -77,7 +69,7 @@ class OwnRank(NamedTuple):
 
 
 class ProcessGroupHooks:
-    """Registers the hooks with every group, and turns what passes them into entries of the recorder's buffer."""
+    """Register hooks with every group, and turn their calls into entries of the recorder's buffer."""
 
     def __init__(self, tracer: Tracer, issued: CppCalls, waits: FunctionalWaits, reducer: ReducerCapture) -> None:
         self._tracer = tracer
@@ -103,11 +95,10 @@ class ProcessGroupHooks:
         self._tracer.groups.follow(self._register)
 
     def uninstall(self) -> None:
-        """Have the hooks do nothing, and take them out where that is safe."""
         self._active = False
         self._tracer.groups.unfollow(self._register)
         # torch keeps hooks in a map without a lock: taking one out while a communication passes it, on this thread or
-        # another, ends the process with a segmentation fault. So it is done only where nobody can be in one. Elsewhere
+        # another, ends the process with a segmentation fault. So it is done only where none can be in one. Elsewhere
         # they stay, do nothing, and go with their group, or at exit: a group that outlives Python with a hook ends it
         # with a segmentation fault, too.
         thread = self._tracer.thread
@@ -143,7 +134,7 @@ class ProcessGroupHooks:
             self._groups.append(weakref.ref(process_group))
             process_group.register_pre_hook(self._id, self._pre_hook(state, OwnRank(process_group.rank())))
             process_group.register_post_hook(self._id, self._post_hook(state))
-        except Exception as error:  # A class of somebody's that is no group of C++.
+        except Exception as error:  # A foreign class that is no group of C++.
             self._tracer.guard.noticed(
                 f"group {state.group.name!r} takes no hooks ({error}): what C++ sends over it is not recorded"
             )
@@ -250,19 +241,17 @@ def _is_of_the_reducer() -> bool:
 
 
 class CppCommunication(Part, Protocol):
-    """A way to see what C++ issues."""
+    """A way to see communication that C++ issues."""
 
     def unfinished(self) -> list[Launch]:
         """Return launches whose end has not been seen."""
 
 
 def capture_of_cpp(tracer: Tracer, devices: DeviceCalls | None = None) -> CppCommunication:
-    """Return the way that this version of torch has."""
     return Hooked(tracer, devices) if torch_has_hooks() else Dispatched(tracer, devices)
 
 
 def torch_has_hooks() -> bool:
-    """Return whether process groups have pre- and post-hooks."""
     from torch.distributed import ProcessGroup
 
     return hasattr(ProcessGroup, "register_pre_hook") and hasattr(ProcessGroup, "register_post_hook")
@@ -278,7 +267,7 @@ class _Timed:
 
 
 class Hooked(_Timed):
-    """Torch's hooks, and kernels for what hooks do not get: splits, tags and waits."""
+    """Capture by torch's hooks, and by kernels for splits, tags and waits, which hooks do not get."""
 
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
         super().__init__(tracer, devices)
@@ -298,7 +287,7 @@ class Hooked(_Timed):
 
 
 class Dispatched(_Timed):
-    """Kernels for all of it; those for the reducer from the first DDP on."""
+    """Capture all by kernels; those for the reducer from the first DDP on."""
 
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
         super().__init__(tracer, devices)

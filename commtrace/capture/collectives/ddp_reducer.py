@@ -1,8 +1,6 @@
-"""Captures what ``DistributedDataParallel`` sends from C++, gradient buckets and broadcasts, and the stalls on it.
+"""Capture the communication that ``DistributedDataParallel`` issues from C++, and the stalls on it.
 
-On torch ≥ 2.14 hooks of process groups see it (:mod:`commtrace.capture.collectives.cpp_communication`). Before, kernels
-in torch's dispatcher do, from the first DDP on. Python never sees the ``Work.wait`` of what C++ issues: its end comes
-from the completion callback (:class:`CppCalls`).
+On torch ≥ 2.14 :mod:`commtrace.capture.collectives.cpp_communication` sees it, before that the kernels here do.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ class HostCall:
 
     @property
     def end(self) -> int:
-        """Return when its completion called back; 0 before that."""
+        """Return the time of its completion callback; 0 before that."""
         return self.completion[ENDED]
 
 
@@ -65,7 +63,7 @@ CppCall: TypeAlias = "HostCall | DeviceCall"
 
 
 class CppCalls:
-    """Numbers and times what C++ issues. ``devices`` times tensors of an accelerator."""
+    """Number and time communications that C++ issues. ``devices`` times tensors of an accelerator."""
 
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
         self._tracer = tracer
@@ -73,7 +71,6 @@ class CppCalls:
         self._unfinished: dict[int, HostCall] = {}
 
     def state(self, boxed_group: torch.ScriptObject) -> GroupState:
-        """Return the state of a group as C++ hands it to a kernel."""
         from torch.distributed import ProcessGroup
 
         return self._tracer.groups.state(ProcessGroup.unbox(boxed_group))
@@ -96,7 +93,7 @@ class CppCalls:
         return HostCall(launch)
 
     def complete(self, issued: CppCall, work: Work, *, stalls_until_end: bool) -> None:
-        """Have the end marked when it comes. ``stalls_until_end``: the caller does nothing until then."""
+        """Have the end recorded. ``stalls_until_end``: the caller does nothing until then."""
         if isinstance(issued, DeviceCall):
             if self._devices is not None:
                 self._devices.complete(issued, work)
@@ -127,7 +124,6 @@ class CppCalls:
         return issued.clock.mark(issued.device) if isinstance(issued, DeviceCall) else now_ns()
 
     def stalled(self, issued: CppCall, start: Mark, end: Mark) -> None:
-        """Record a stall on the communication from ``start`` to ``end``."""
         tracer = self._tracer
         tracer.last_mark = end
         if isinstance(issued, DeviceCall):
@@ -136,7 +132,7 @@ class CppCalls:
             return
         issued.completion[WAITED] = end
         # What follows the end of the communication is the reducer copying gradients: work, not a stall. One that was
-        # over before somebody would have waited stalled nobody.
+        # over before the wait stalled no stream.
         end = min(end, issued.end) if issued.end else end
         if end > start:
             tracer.append((stall_rows, schema.STALL, issued.launch, issued.id, tracer.coordinates, start, end))
@@ -154,11 +150,7 @@ _COMMUNICATE_IN_CPP: Final = ("_broadcast_coalesced", "_verify_params_across_pro
 
 
 class ReducerCapture:
-    """Knows of every ``DistributedDataParallel`` and takes the times of its stalls.
-
-    Args:
-        by_kernels: kernels see what is sent; else hooks of process groups do.
-    """
+    """Record the stalls of every DDP; ``by_kernels`` if kernels see its communications, not hooks of process groups."""
 
     def __init__(self, tracer: Tracer, issued: CppCalls, *, by_kernels: bool = True) -> None:
         self.has_seen_ddp = False
@@ -171,7 +163,6 @@ class ReducerCapture:
         self._sent_outside: CppCall | None = None
 
     def install(self) -> None:
-        """Wait for the first DDP; there may be one already. Idempotent."""
         import torch.distributed
         from torch._C._distributed_c10d import Reducer
         from torch.nn.parallel import DistributedDataParallel
@@ -197,7 +188,7 @@ class ReducerCapture:
             self._kernels.uninstall()
 
     def sent(self, issued: CppCall, work: Work, *, in_backward: bool) -> None:
-        """Take what the reducer sent in a backward, or what a function of C++ sent and waits for."""
+        """Take a communication of the reducer in a backward, or of a function of C++ that waits for it."""
         self._issued.complete(issued, work, stalls_until_end=not in_backward)
         if in_backward:
             self._around_the_reducer().last_launch = issued
@@ -205,7 +196,7 @@ class ReducerCapture:
             self._sent_outside = issued
 
     def sent_by_python(self) -> None:
-        """Mark the reducer's wait: it waits for the future of what a communication hook has sent."""
+        """Mark the reducer's wait for the future of a communication hook."""
         if self._issued.devices is not None:
             self._around_the_reducer()
 
@@ -313,10 +304,7 @@ _OPERATIONS: Final = {"allreduce_": "allreduce", "broadcast_": "broadcast", "all
 
 
 class ReducerKernels:
-    """Kernels in torch's dispatcher for what C++ sends: before torch 2.14, which has hooks for it.
-
-    Python methods and functional collectives reach these operators too. The calling thread says that they were counted.
-    """
+    """Kernels in torch's dispatcher for communication from C++, before torch 2.14."""
 
     def __init__(self, tracer: Tracer, issued: CppCalls, reducer: ReducerCapture) -> None:
         self._tracer = tracer

@@ -1,8 +1,4 @@
-"""Registers kernels of ours in torch's dispatcher: once in a process, and never taken out.
-
-Every call of an operator passes a kernel at the dispatch key BackendSelect, which is included by default. The kernel
-calls on with the key that would have been reached without it.
-"""
+"""Register kernels of ours in torch's dispatcher, at the key BackendSelect: once in a process, and never taken out."""
 
 from __future__ import annotations
 
@@ -25,11 +21,7 @@ KeyOf: TypeAlias = "Callable[[Arguments], DispatchKey]"
 
 
 class Kernel:
-    """A kernel of ours; :func:`kernel_for` makes it.
-
-    Attributes:
-        capture: gets the calls, in place of the operator; None: they pass through.
-    """
+    """A kernel of ours, made by :func:`kernel_for`; ``capture`` gets the calls, unless it is None."""
 
     def __init__(self, overload: OpOverload, key_of: KeyOf, tensor_argument: int = 0) -> None:
         from torch._C import DispatchKey
@@ -43,11 +35,9 @@ class Kernel:
         self._meta = DispatchKey.Meta
 
     def call(self, *arguments: object, **keywords: object) -> object:
-        """Handle a call from torch."""
         return (self.capture or self.original)(*arguments, **keywords)
 
     def original(self, *arguments: object, **keywords: object) -> object:
-        """Call the operator behind the kernel."""
         key: DispatchKey | None = None
         traced = False
         try:
@@ -67,7 +57,6 @@ class Kernel:
         return self.overload._op_dk(key, *arguments, **keywords)
 
     def _dispatched_without(self, *arguments: object, **keywords: object) -> object:
-        """Have torch find the key, as if this kernel were not there."""
         from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
 
         with _ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.BackendSelect)):
@@ -104,7 +93,7 @@ class Captures:
 
 
 # torch looks a kernel up and runs it without a lock. Were it taken out meanwhile, the call would fail
-# ("fallthrough_kernel was executed") or run what was freed. Adding one disturbs nobody, so kernels stay.
+# ("fallthrough_kernel was executed") or run what was freed. Adding one is safe, so kernels stay.
 # Re-entrant: the handler of a signal may start a recording while another one starts.
 _lock: Final = threading.RLock()
 _libraries: Final[dict[str, torch.library.Library]] = {}
@@ -114,9 +103,7 @@ _kernels: Final[dict[str, Kernel]] = {}
 def kernel_for(namespace: str, name: str, key_of: KeyOf, tensor_argument: int = 0) -> Kernel | None:
     """Return the kernel of an operator's default overload; None where this version of torch does not have it.
 
-    Args:
-        key_of: finds the key to go on with; always the same for an operator.
-        tensor_argument: position of the tensor, or list of tensors, that shows whether a graph is traced.
+    ``key_of`` finds the key to go on with. ``tensor_argument`` is the position of the tensors that show a traced graph.
     """
     import torch
 

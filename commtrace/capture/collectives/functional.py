@@ -1,9 +1,4 @@
-"""Captures functional collectives (of DTensor, of compiled graphs, of code that calls them) and the waits for them.
-
-C++ issues them, so no method of Python sees them. Kernels in torch's dispatcher do; they cost about 20 µs per call, and
-are used only where nothing cheaper sees it. No hook sees ``wait_tensor``: its kernel takes the time, and the storage of
-the tensor says what was waited for, as it does to torch.
-"""
+"""Capture functional collectives and the waits for them, by kernels in torch's dispatcher, at about 20 µs per call."""
 
 from __future__ import annotations
 
@@ -38,14 +33,11 @@ if TYPE_CHECKING:
 PART: Final = "capture of functional collectives"
 
 FunctionalPayload: TypeAlias = "tuple[int, int, torch.dtype | None, tuple[int, ...] | None]"
-"""``(num_bytes, self_bytes, dtype, bytes of each member if several)``, as in
-:mod:`commtrace.capture.collectives.operations`."""
+"""``(num_bytes, self_bytes, dtype, bytes of each member if several)``."""
 
 
 class FunctionalOperation(NamedTuple):
-    """An operator of ``_c10d_functional``, with the positions of its group, of the tensors it sends, and of the root
-    (−1: none).
-    """
+    """An operator of ``_c10d_functional``, with the positions of its arguments; a root of −1 is none."""
 
     operation: Operation
     measure: Callable[[Arguments, ProcessGroup], FunctionalPayload]  # sizes come from inputs
@@ -107,7 +99,7 @@ FUNCTIONAL: Final[Mapping[str, FunctionalOperation]] = {
 
 
 class Message(NamedTuple):
-    """One point-to-point operation. ``peer`` is a rank inside the group."""
+    """A point-to-point operation; ``peer`` is a rank inside the group."""
 
     operation: Operation
     tensor: torch.Tensor
@@ -136,7 +128,7 @@ FUNCTIONAL_P2P: Final[Mapping[str, Callable[[Arguments], list[Message]]]] = {
     "irecv": _received,
     "batch_p2p_ops": _batch,
 }
-"""Operators of newer versions of torch → the messages in their arguments, of which the last is the group."""
+"""Operators of newer versions of torch → the messages in their arguments; the last argument is the group."""
 
 TENSOR_ARGUMENT: Final[Mapping[str, int]] = {"batch_p2p_ops": 3}
 """Position of the tensors where it is not the first one."""
@@ -145,7 +137,7 @@ EVERY_OPERATOR: Final = frozenset({*FUNCTIONAL, *FUNCTIONAL_P2P})
 
 
 class FunctionalCapture:
-    """Turns what passes the kernels of functional collectives, those named in ``operators``, into entries."""
+    """Record the functional collectives named in ``operators``."""
 
     def __init__(
         self,
@@ -341,11 +333,9 @@ def _process_group(group: str | ProcessGroup) -> ProcessGroup:
 
 
 class Awaited:
-    """A communication whose result somebody may wait for; a coalesced one has several results.
+    """A communication whose results may be waited for.
 
-    Args:
-        call: times it, if its tensors are on an accelerator.
-        completion: filled in by its callback, as in :mod:`commtrace.capture.records`; None if the wait is its end.
+    ``call`` times it on an accelerator; a ``completion`` of None means that the return of its wait is its end.
     """
 
     __slots__ = ("call", "completion", "launch", "number", "waited")
@@ -359,7 +349,7 @@ class Awaited:
 
 
 class FunctionalWaits:
-    """The results that are waited for, and the waits."""
+    """Find the communication that a wait belongs to, and record the stall."""
 
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
         self._tracer = tracer
@@ -384,12 +374,12 @@ class FunctionalWaits:
         self._pending.clear()
 
     def unfinished(self) -> list[Launch]:
-        """Return what nobody has waited for, and whose end nobody else reports."""
+        """Return the communications that end with a wait, which has not come yet."""
         pending = list(self._pending.values())
         return [each.launch for each in pending if not each.waited and each.completion is None]
 
     def remember(self, awaited: Awaited, storages: Iterable[int]) -> None:
-        """Take note that a wait for a tensor in one of these storages is a wait for this communication."""
+        """Treat a wait for a tensor in one of these storages as a wait for this communication."""
         if awaited.call is not None and self._devices is not None:
             self._devices.returned(awaited.call)
         for storage in storages:

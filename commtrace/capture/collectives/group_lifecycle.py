@@ -1,4 +1,4 @@
-"""Follows process groups from their creation to their end: registers them, names them, lets callbacks finish first."""
+"""Follow process groups from creation to destruction: register them, name them, let callbacks finish first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CREATORS: Final = ("_update_default_pg", "_new_group_with_tag", "_register_pg_i
 
 
 def watch_creation(tracer: Tracer) -> Callable[[], None]:
-    """Register groups as they are created, in the same order on every member; return what undoes it."""
+    """Register groups as they are created, in the same order on every member; return the function that undoes it."""
     from torch.distributed import distributed_c10d
 
     hooks = Hooks(CREATION, tracer)
@@ -49,12 +49,7 @@ MESH_NAMES: Final = "names of DeviceMesh dimensions"
 
 
 def watch_meshes(tracer: Tracer) -> Callable[[], None]:
-    """Name process groups after the ``DeviceMesh`` dimensions that they serve: ``dp``, ``tp``, …; return what undoes
-    it.
-
-    torch writes the name into the description of a group that it makes for a mesh. It makes none for a dimension of all
-    ranks, which uses the default group, nor for a mesh of existing groups: these are named here.
-    """
+    """Name groups after their ``DeviceMesh`` dimensions: ``dp``, ``tp``, …; return the function that undoes it."""
     hooks = Hooks(MESH_NAMES, tracer)
 
     def mesh_of(args: tuple[object, ...], _kwargs: dict[str, object]) -> object:
@@ -68,13 +63,15 @@ def watch_meshes(tracer: Tracer) -> Callable[[], None]:
         if mesh is not RAISED:
             _name_dimensions(tracer, mesh)
 
+    # torch describes a group that it makes for a mesh by the dimension's name. It makes none for a dimension of all
+    # ranks, which uses the default group, nor for a mesh of existing groups: these are named here.
     def hook(module: ModuleType) -> None:
         hooks.replace(module.DeviceMesh, "__init__", hooks.around(mesh_of, name_new))
         hooks.replace(module.DeviceMesh, "from_group", hooks.around(lambda args, kwargs: True, name_result))
         for mesh in _existing_meshes(module.DeviceMesh):
             try:
                 _name_dimensions(tracer, mesh)
-            except RuntimeError as error:  # its groups were destroyed, and it is still held by somebody
+            except RuntimeError as error:  # its groups were destroyed, and it is still referenced
                 _logger.debug("a DeviceMesh without its groups is left alone: %s", error)
 
     restore = hooks.restore
@@ -119,10 +116,9 @@ PAUSE_SECONDS: Final = 0.01
 
 
 def watch_destruction(tracer: Tracer, before: Callable[[], None] = lambda: None) -> Callable[[], None]:
-    """Let the threads of a backend finish their callbacks before a process group is destroyed; return what undoes it.
+    """Let a backend's threads finish their callbacks before a group is destroyed; return the function that undoes it.
 
-    Args:
-        before: called before the default group is destroyed, while its store is still there.
+    ``before`` is called before the default group is destroyed, while its store is still there.
     """
     import torch.distributed
     from torch.distributed import ProcessGroup, distributed_c10d
@@ -148,7 +144,7 @@ def watch_destruction(tracer: Tracer, before: Callable[[], None] = lambda: None)
         # The destructor of ProcessGroupGloo joins the backend's threads. Where the last reference to the group is the
         # reducer's of a DistributedDataParallel that outlives destroy_process_group, torch runs it with the GIL held:
         # a thread that then wants the GIL, for a callback or to drop the last reference to a tensor, hangs the process.
-        # So does torch alone with tensors of the script's, of which nobody can know: the pause is for those.
+        # So does torch alone with tensors of the script's, which cannot be known: the pause is for those.
         if completions.saw_temporaries:
             time.sleep(PAUSE_SECONDS)
         is_inside = True

@@ -22,8 +22,6 @@ _GENERIC_ROLES = frozenset({UNKNOWN_ROLE, "world", "default"})
 
 
 class GroupState:
-    """The state that capture keeps about one process group."""
-
     __slots__ = (
         "bracket",
         "bracket_is_collective",
@@ -46,10 +44,7 @@ class GroupState:
         self.queues: dict[int, Queue] = {}
 
     def next_p2p(self, is_send: bool, peer: int, tag: int = 0) -> int:
-        """Return the number of the next send to, or receive from, ``peer`` (a global rank).
-
-        Only messages of one tag keep their order, so each tag is numbered for itself, from ``tag · 2³²`` on.
-        """
+        """Return the number of the next send to, or receive from, ``peer`` (a global rank), counted per tag."""
         key = (is_send, peer, tag)
         counter = self.p2p_seq.get(key)
         if counter is None:
@@ -57,10 +52,7 @@ class GroupState:
         return next(counter)
 
     def take_back(self, seq: int) -> None:
-        """Free the number of a collective that its backend refused, as it is free on the other members.
-
-        It stays taken if another thread has taken the next number meanwhile.
-        """
+        """Free the number of a collective that its backend refused, unless another thread has taken the next one."""
         if next_number(self.collective_seq) == seq + 1:
             self.collective_seq = itertools.count(seq)
 
@@ -77,32 +69,25 @@ class GroupState:
 
 
 def next_number(counter: itertools.count[int]) -> int:
-    """Return what a counter will give next, without taking it."""
+    """Return the next number of a counter, without taking it."""
     # Its printed form is the only place that says so.
     return int(repr(counter)[len("count(") : -1])
 
 
 class GroupRegistry:
-    """Maps ``ProcessGroup`` objects to their state.
+    """Map ``ProcessGroup`` objects to their state.
 
     Groups of the same members are numbered in the order of their creation, which torch requires to be the same on all
-    members. So groups are registered when they are created; earlier ones are found in torch's table, which keeps the
-    order.
-
-    Attributes:
-        states: by ``id`` of the ``ProcessGroup``: hashing one is slower than the rest of the lookup. A weak reference
-            removes the entry before the id can be used again.
-        version: changes with every group and role that becomes known.
-        place: of this process in the largest world that it has been part of: a job may go on as a smaller one.
-        skip_roles: communication of groups with these roles is numbered and not timed.
+    members. So groups are registered when they are created; earlier ones are found in torch's ordered table.
     """
 
     def __init__(self, skip_roles: Collection[str] = ()) -> None:
-        self.skip_roles = frozenset(skip_roles)
+        self.skip_roles = frozenset(skip_roles)  # numbered, but not timed
         self._pipeline_peers: frozenset[int] = frozenset()
+        # By id: hashing a group is slow. A weak reference drops it before the id is reused.
         self.states: dict[int, GroupState] = {}
-        self.version = 0
-        self.place: Place | None = None
+        self.version = 0  # changes with every group and role that becomes known
+        self.place: Place | None = None  # in the largest world so far: a job may go on as a smaller one
         self._lock = threading.RLock()
         self._ordinals: dict[tuple[int, ...], itertools.count[int]] = {}
         self._references: dict[int, weakref.ref[ProcessGroup]] = {}
@@ -134,7 +119,6 @@ class GroupRegistry:
                     self._register(process_group)
 
     def follow(self, follower: Callable[[ProcessGroup, GroupState], None]) -> None:
-        """Call ``follower`` with every group that there is, and with each new one."""
         with self._lock:
             self.register_known_groups()
             self._followers.append(follower)
@@ -224,7 +208,7 @@ def _global_ranks(process_group: ProcessGroup) -> list[int]:
 
 
 def _role_from_description(process_group: ProcessGroup) -> str:
-    """Return torch's own word: ``default_pg`` → world, the ``mesh_dp`` of a DeviceMesh → dp."""
+    """Return torch's own role: ``default_pg`` → world, the ``mesh_dp`` of a DeviceMesh → dp."""
     description = str(process_group.group_desc)
     if description == "default_pg":
         return "world"

@@ -1,8 +1,4 @@
-"""The NCCL backends of torch and the streams on which they run operations.
-
-Since torch 2.15 the name ``nccl`` builds a new backend, unless ``TORCH_DIST_USE_NCCL2=0``; ``nccl-legacy`` is the old
-one. Read in ``c10d/nccl2/ProcessGroupNCCL.hpp`` and ``ProcessGroupNCCLBackend.cpp`` of pytorch's repository.
-"""
+"""The NCCL backends of torch and the streams on which they run operations."""
 
 from __future__ import annotations
 
@@ -15,27 +11,19 @@ if TYPE_CHECKING:
 
 
 class NcclBackend(NamedTuple):
-    """A backend's use of streams.
-
-    Attributes:
-        name: as the backend calls itself.
-        returns_work: a synchronous collective runs on the current stream and yet returns a Work. Barriers run there
-            even if they are asynchronous.
-        has_stream_per_pair: a point-to-point operation outside of a coalescing bracket runs on a stream of its pair of
-            ranks; else on that of the collectives.
-        launches_in_brackets: a collective in a coalescing bracket is launched where it is called, not at the end.
-    """
+    """A backend's use of streams."""
 
     name: str
-    returns_work: bool
-    has_stream_per_pair: bool
-    launches_in_brackets: bool
+    returns_work: bool  # a synchronous collective, and any barrier, runs on the current stream and yet returns a Work
+    has_stream_per_pair: bool  # a message outside of a bracket runs on its pair's stream, not the collectives'
+    launches_in_brackets: bool  # a collective in a bracket is launched where it is called, not at the end
 
     def runs_on_current_stream(self, operation: Operation, is_async: bool) -> bool:
-        """Return whether an operation with a Work runs on the stream that was current at the call."""
         return self.returns_work and not operation.is_p2p and (not is_async or operation.name == "barrier")
 
 
+# Since torch 2.15 the name ``nccl`` builds nccl2, unless TORCH_DIST_USE_NCCL2=0; ``nccl-legacy`` is the old one. See
+# c10d/nccl2/ProcessGroupNCCL.hpp and ProcessGroupNCCLBackend.cpp of pytorch's repository.
 LEGACY: Final = NcclBackend("nccl", returns_work=False, has_stream_per_pair=True, launches_in_brackets=False)
 NCCL2: Final = NcclBackend("nccl2", returns_work=True, has_stream_per_pair=False, launches_in_brackets=True)
 LAZY: Final = NcclBackend("nccl-lazy", returns_work=True, has_stream_per_pair=True, launches_in_brackets=True)

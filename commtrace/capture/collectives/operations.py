@@ -1,8 +1,4 @@
-"""The communication methods of ``torch.distributed.ProcessGroup``: payload and names of arguments.
-
-Names differ between torch versions (``_allgather_base`` became ``all_gather_single``): every method listed here is
-patched if the class has it. Bytes follow docs/definitions.md: the full tensor.
-"""
+"""The communication methods of ``torch.distributed.ProcessGroup`` in any version of torch: payload and arguments."""
 
 from __future__ import annotations
 
@@ -38,19 +34,11 @@ Measure: TypeAlias = Callable[[Arguments, Any], Payload]
 
 
 class Operation(NamedTuple):
-    """A method of ``ProcessGroup``.
-
-    Attributes:
-        name: canonical name of the operation.
-        measure: payload of a call.
-        arguments: names of the positional arguments, for calls that pass them by keyword; all names where overloads
-            differ. The last one is the options, or an overload's root.
-        has_root: one rank is special; the options say which one.
-    """
+    """A method of ``ProcessGroup``, with the canonical name of its operation."""
 
     name: str
     measure: Measure
-    arguments: tuple[tuple[str, ...], ...]
+    arguments: tuple[tuple[str, ...], ...]  # names, for calls by keyword; the last: the options, or a root
     has_root: bool = False
     is_p2p: bool = False
     is_send: bool = False
@@ -218,17 +206,13 @@ _MOST_NESTING: Final = 3
 
 
 class Unmeasured:
-    """Replaces the payload of a communication whose bytes cannot be read, as of a tensor of an unknown kind.
-
-    The communication is recorded all the same, with :data:`UNKNOWN_BYTES`, so that the ranks' numbers stay equal.
-    """
+    """Replace a payload that cannot be read by :data:`UNKNOWN_BYTES`, so that the ranks' numbers stay equal."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._reported: set[str] = set()
 
     def __call__(self, operation: Operation, arguments: Arguments, error: Exception) -> Payload:
-        """Return the payload for the ``arguments`` of a call: dtype and a tensor if they can be found."""
         if operation.name not in self._reported:
             self._reported.add(operation.name)
             self._guard.noticed(

@@ -1,8 +1,6 @@
-"""Captures every communication that Python code hands to a process group.
+"""Capture every communication that Python code hands to a process group, by methods of the class ``ProcessGroup``.
 
-The methods of the class ``torch.distributed.ProcessGroup`` are replaced, not the functions of ``torch.distributed``:
-frameworks bind those functions when they are imported, but all of them end in a method of the class. ``Work.wait`` is
-replaced for the stalls (:mod:`commtrace.capture.collectives.waits`). The order of events around one operation::
+The order of events around one operation::
 
     launch mark → original method → (completion callback: end mark) → wait: mark → original wait → mark
 """
@@ -51,14 +49,7 @@ _SYNCHRONOUS_P2P: Final = frozenset({"send", "recv"})
 
 
 class ProcessGroupCapture:
-    """Patches ``ProcessGroup`` and ``Work`` and turns their calls into entries of the recorder's buffer.
-
-    Args:
-        device_clock: times communication of tensors on an accelerator; None where there is no accelerator.
-
-    Attributes:
-        pending: communications that nobody has waited for.
-    """
+    """Turn calls of ``ProcessGroup`` and ``Work`` into entries; ``pending`` holds communications without a wait."""
 
     def __init__(self, tracer: Tracer, device_clock: CudaClock | None = None) -> None:
         self._tracer = tracer
@@ -105,7 +96,7 @@ class ProcessGroupCapture:
                 self._replace(work_type, "synchronize", synchronize)
 
     def uninstall(self) -> None:
-        """Put every original back, exactly. A method that somebody else has replaced since is left alone."""
+        """Put every original back, except a method that other code has replaced since."""
         for owner, name, original, replacement in reversed(self._originals):
             if owner.__dict__.get(name) is replacement:
                 setattr(owner, name, original)
@@ -121,7 +112,6 @@ class ProcessGroupCapture:
             self._devices.forget_all()
 
     def unfinished(self) -> list[Launch]:
-        """Return communications that were launched and whose end has not been seen, oldest first."""
         waiting = [
             launch for launch, completion in list(self.pending.values()) if completion is None or not completion[ENDED]
         ]
@@ -206,7 +196,7 @@ class ProcessGroupCapture:
         return method
 
     def _not_followed(self, original: Callable[..., object], name: str, meaning: str) -> Callable[..., object]:
-        """Wrap a method that may communicate: its first call is reported, with what it means."""
+        """Wrap a method that may communicate: its first call is reported, with its ``meaning``."""
         from torch.distributed import Work
 
         tracer = self._tracer
@@ -231,7 +221,6 @@ class ProcessGroupCapture:
             state.take_back(seq)
 
     def _launching(self, operation: Operation) -> Callable[[Launch, Any], None]:
-        """Return what follows the launch of an operation that is over, or whose completion will call back."""
         tracer, pending, completions, completed = (
             self._tracer,
             self.pending,
@@ -240,7 +229,7 @@ class ProcessGroupCapture:
         )
         append = tracer.append
         kinds = P2P_AND_STALL if operation.is_p2p else COLLECTIVE_AND_STALL
-        # Torch's own method: what FutureWaits puts in its place is for those who wait for the future.
+        # Torch's own method: what FutureWaits puts in its place is for waits for the future.
         get_future, forgotten = self._get_future, self._forgotten
 
         def launched(launch: Launch, work: Work | None) -> None:
@@ -296,7 +285,7 @@ class ProcessGroupCapture:
 
 
 def _collective_number(operation: Operation, state: GroupState, arguments: Arguments) -> tuple[int, int, bool]:
-    """Return sequence number, global rank of the root (or −1), and whether the caller gets the Work."""
+    """Return sequence number, global rank of the root (or −1), and True if the caller gets the Work."""
     position = len(operation.arguments) - 1
     options = arguments[position] if len(arguments) > position else None
     is_async = getattr(options, "asyncOp", None)
@@ -330,7 +319,7 @@ def _global_rank(state: GroupState, group_rank: int) -> int:
 
 
 def _p2p_number(operation: Operation, state: GroupState, arguments: Arguments) -> tuple[int, int, bool]:
-    """Return the number towards the peer, the peer's global rank, and whether the caller gets the Work."""
+    """Return the number towards the peer, the peer's global rank, and True if the caller gets the Work."""
     # The peer of a receive from anybody, and so its number, is not known when it is posted: see from_anybody.
     peer = _global_rank(state, arguments[1]) if len(arguments) > 2 else -1
     # Frame 0 is this function, 1 the replaced method, 2 its caller: isend, irecv, send or recv.
@@ -357,7 +346,7 @@ def _by_position(arguments: Arguments, keywords: dict[str, object], names: tuple
 
 
 def unknown_methods(owner: type) -> list[str]:
-    """Return the methods of ``ProcessGroup`` that may communicate, for all that is known."""
+    """Return the methods of ``ProcessGroup`` in no list of operations, which may communicate."""
     return [
         name
         for name, value in vars(owner).items()

@@ -1,8 +1,4 @@
-"""Detects communication of this process that bypasses torch.distributed and cannot be captured.
-
-The harvester looks at what other libraries keep in their modules; nothing is imported, patched or called. A path is
-``active`` where the library's own state says that it was used, ``loaded`` where its use cannot be known.
-"""
+"""Detect communication that bypasses torch.distributed, by the state of other libraries' modules, importing nothing."""
 
 from __future__ import annotations
 
@@ -22,9 +18,7 @@ Modules = Mapping[str, Any]
 
 
 class InvisiblePath(NamedTuple):
-    """A way of communicating that is not seen: its name, the traffic that it hides, and a function that finds its
-    state.
-    """
+    """A way of communicating that is not seen: its name, its traffic, and a function that finds its state."""
 
     name: str
     hides: str
@@ -32,7 +26,7 @@ class InvisiblePath(NamedTuple):
 
 
 def find_invisible(modules: Modules | None = None) -> dict[str, str]:
-    """Return the state of every known path that is there, by name."""
+    """Return the state of every known path in this process, by name."""
     loaded = sys.modules if modules is None else modules
     states = ((path.name, path.state(loaded)) for path in INVISIBLE_PATHS)
     return {name: state for name, state in states if state is not None}
@@ -50,7 +44,7 @@ def _user_buffers(modules: Modules) -> str | None:
 
 
 def _deep_ep(modules: Modules) -> str | None:
-    # Megatron keeps the buffers it has made; whoever else makes a deep_ep.Buffer keeps it to himself.
+    # Megatron keeps the buffers it has made; other users of deep_ep.Buffer keep theirs to themselves.
     fused = "megatron.core.transformer.moe.fused_a2a"
     if any(_held(modules, fused, name) is not None for name in ("_buffer", "_hybrid_ep_buffer")):
         return ACTIVE
@@ -58,7 +52,7 @@ def _deep_ep(modules: Modules) -> str | None:
 
 
 def _nccl_ep(modules: Modules) -> str | None:
-    # Megatron's _NCCLEPManager, and whoever else uses Transformer Engine's, begins with ep_bootstrap, which sets it.
+    # Megatron's _NCCLEPManager, and other users of Transformer Engine's, begin with ep_bootstrap, which sets it.
     return ACTIVE if _held(modules, "transformer_engine.pytorch.ep", "_BOOTSTRAPPED") else None
 
 

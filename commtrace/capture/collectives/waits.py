@@ -1,8 +1,4 @@
-"""Captures waits for communication: ``Work.wait``, and the wait for a Work's future.
-
-The replacement of ``Work.wait`` takes the stall, and the end of a communication that ends with its wait. The functions
-are closures over local names, and flat: they are the hot path.
-"""
+"""Capture ``Work.wait`` and waits for a Work's future. Closures over local names, and flat: they are the hot path."""
 
 from __future__ import annotations
 
@@ -37,11 +33,11 @@ PendingWork: TypeAlias = "tuple[Launch, list[int] | None]"
 """``(launch, None)`` if its wait ends a communication, ``(launch, [id, end of the wait, end])`` if a callback does."""
 
 PendingWorks: TypeAlias = dict[int, PendingWork]
-"""Communications that nobody has waited for, by the id of their Work."""
+"""Communications without a wait so far, by the id of their Work."""
 
 
 def record_failure(tracer: Tracer, blocked: Launch | DeviceCall | None, raised: Exception, part: str) -> None:
-    """Record that a communication failed: such a rank was cut off by another one that failed."""
+    """Record that a communication failed: another rank's failure has cut this rank off."""
     try:
         launch = blocked.launch if isinstance(blocked, DeviceCall) else blocked
         if launch is not None:
@@ -117,7 +113,7 @@ def waiting(original: Callable[..., object], tracer: Tracer, pending: PendingWor
 def waiting_beside(
     original: Callable[..., object], tracer: Tracer, pending: PendingWorks, part: str, devices: DeviceCalls
 ) -> Callable[..., object]:
-    """Wrap ``wait`` where there is an accelerator: while its stream is busy, it misses nothing when the host waits."""
+    """Wrap ``wait`` where there is an accelerator: a stream's stall counts, and it may be busy while the host waits."""
     blocked = tracer.blocked
 
     def wait(work: Work, /, *arguments: object, **keywords: object) -> object:
@@ -182,13 +178,7 @@ class _OfWork(NamedTuple):
 
 
 class FutureWaits:
-    """Captures waits for a communication's future instead of its Work: ``work.get_future().wait()``.
-
-    A future is C++'s and does not say whose it is, so each one that a captured Work hands out is remembered while it
-    lives. Futures that are made of such a future (``then``, ``torch.futures.collect_all``) are not known: a wait for
-    them
-    shows as work. With tensors on an accelerator a future's wait is no wait of the host, and no stall.
-    """
+    """Capture waits for a Work's future; futures made of it (``then``, ``collect_all``) are not known."""
 
     def __init__(self, tracer: Tracer, pending: PendingWorks, devices: DeviceCalls | None) -> None:
         self._tracer = tracer
@@ -294,6 +284,6 @@ class FutureWaits:
 
 
 def subclasses(owner: type) -> list[type]:
-    """Return the classes below this one, and those below them."""
+    """Return the direct and indirect subclasses."""
     children: list[type] = owner.__subclasses__()
     return [found for child in children for found in (child, *subclasses(child))]

@@ -1,8 +1,4 @@
-"""The clocks that time a device's work, behind one small protocol.
-
-Hot code calls ``mark`` and keeps what it returns; the harvester later asks ``resolve`` for nanoseconds on the host's
-monotonic clock. On a CPU the mark *is* the time; on CUDA it is an event (:mod:`commtrace.capture.device.cuda_clock`).
-"""
+"""The clocks that time a device's work: ``mark`` on the training thread, ``resolve`` to ns on the harvester thread."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ Mark = Any
 
 
 class DeviceClock(Protocol):
-    """Takes marks on the training thread, resolves them on the harvester thread."""
+    """Take marks on the training thread, resolve them on the harvester thread."""
 
     timing: int
     """The timing of spans between two marks: a code of ``schema.TIMINGS``."""
@@ -38,7 +34,7 @@ class DeviceClock(Protocol):
 
 
 class HostClock:
-    """For CPU work: a mark is the host's time in ns."""
+    """The clock of CPU work: a mark is the host's time in ns."""
 
     timing = schema.HOST_TIMING
     mark = staticmethod(now_ns)

@@ -1,11 +1,4 @@
-"""Reads device time from CUDA events, without ever waiting for the device.
-
-A mark records a pooled event on the current stream. The harvester later asks by query whether the device has passed it,
-and reads its time relative to an *anchor*: an event whose host time is known within a bracket.
-
-Where no event can or may be recorded the mark is the host's time: before the job uses the device (an event would create
-a context on it) and while the stream is captured into a graph (the event would belong to the graph).
-"""
+"""Read device time from CUDA events, relative to an anchor with a known host time; never wait for the device."""
 
 from __future__ import annotations
 
@@ -53,7 +46,7 @@ class Anchor(NamedTuple):
 
 
 class Driver(Protocol):
-    """:class:`CudaDriver`, or a simulated one."""
+    """A :class:`CudaDriver`, or a simulated one."""
 
     def has_context(self, device: int) -> bool: ...
 
@@ -61,16 +54,7 @@ class Driver(Protocol):
 
 
 class CudaClock:
-    """A :class:`~commtrace.capture.device.clock.DeviceClock` of CUDA (and HIP) events.
-
-    Making one touches no device, so that it can be made before the job has forked or chosen its device.
-
-    Args:
-        cuda: the module that provides events and streams: ``torch.cuda``; tests pass a simulated one.
-
-    Attributes:
-        is_off: no more events are recorded or read.
-    """
+    """A DeviceClock of CUDA (and HIP) events. Making one touches no device: the job may fork or choose one later."""
 
     timing = schema.CUDA_EVENT_TIMING
 
@@ -122,8 +106,7 @@ class CudaClock:
         return bool(self._cuda.is_initialized() and self._cuda.is_current_stream_capturing())
 
     def resolve(self, mark: Mark) -> int | None:
-        """Return the host time of a mark in ns, or None while the device has not passed it. Harvester only; never
-        waits.
+        """Return a mark's host time in ns; None while the device has not passed it. Harvester only; never waits.
 
         Raises:
             RuntimeError: the clock is off, or the device has failed.
@@ -147,7 +130,7 @@ class CudaClock:
         return time_ns
 
     def refresh(self) -> None:
-        """Take a new anchor on every device that has been marked. Harvester only.
+        """Take a new anchor on every marked device. Harvester only.
 
         Raises:
             OSError: the driver cannot be asked without endangering the job's graph captures.
@@ -159,7 +142,7 @@ class CudaClock:
                 self._anchors[device] = anchor
 
     def switch_off(self) -> None:
-        """Let marks be the host's time from now on; what has not been resolved cannot be."""
+        """Let marks be the host's time from now on; unresolved ones stay so."""
         self.is_off = True
 
     def current_stream(self) -> torch.cuda.Stream:
@@ -192,7 +175,7 @@ class CudaClock:
             readings = [self._read_anchor(stream) for _ in range(ANCHOR_TRIES)]
         usable = [reading for reading in readings if reading is not None]
         if not usable:
-            # torch hands out the same 32 streams over and over: this one is somebody else's too. Try the next one.
+            # torch hands out the same 32 streams over and over: this one is shared. Try the next one.
             del self._streams[device]
         return min(usable, key=lambda anchor: anchor.bracket_ns, default=None)
 

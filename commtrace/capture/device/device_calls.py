@@ -1,11 +1,8 @@
-"""Times communication of tensors on an accelerator by marks on streams (docs/gpu-validation.md).
+"""Time communication of tensors on an accelerator by marks on streams (docs/gpu-validation.md).
 
-* synchronous: it runs on the current stream; marks before and after bracket it, and it stalls that stream.
-* asynchronous: marks before and after the wait for it. A stream that stood still between them did so until the
-  operation ended. A stream that did not came later than the end, which is not known then.
-* on a stream that does not compute: the same, and no stall but where the stream that computes waits for that one
-  (:mod:`commtrace.capture.device.stream_waits`).
-* in C++ (the reducer of DDP): marks around its wait, handed to :meth:`DeviceCalls.stalled`.
+* synchronous: marks around it on the current stream, which it stalls.
+* asynchronous: marks around the wait, in C++ by :meth:`DeviceCalls.stalled`. A stream that stalled did so until the
+  operation ended; else that ended earlier, at an unknown time.
 """
 
 from __future__ import annotations
@@ -43,11 +40,7 @@ MOST_UNWAITED: Final = 1_000
 
 
 class DeviceCalls:
-    """The device-timed half of :class:`~commtrace.capture.collectives.process_groups.ProcessGroupCapture`.
-
-    Attributes:
-        hidden_ends: finds the true ends of hidden communication; None where nothing measures durations.
-    """
+    """The device-timed half of :class:`~commtrace.capture.collectives.process_groups.ProcessGroupCapture`."""
 
     def __init__(self, tracer: Tracer, clock: CudaClock) -> None:
         self._tracer = tracer
@@ -64,9 +57,7 @@ class DeviceCalls:
         return (events, "record", self._streams.recording), (events, "wait", self._streams.waiting)
 
     def launch(self, launch: Launch, device: int | None = None) -> DeviceCall | None:
-        """Take the launch mark; return None for an operation that is not launched now (in a bracket) or cannot be
-        timed.
-        """
+        """Take the launch mark; return None for an operation in a bracket, or one that cannot be timed."""
         operation, state = launch.operation, launch.state
         clock = self._clock
         if clock.is_off:
@@ -90,11 +81,10 @@ class DeviceCalls:
         return call
 
     def launched(self, call: DeviceCall, work: object) -> None:
-        """Take note of the Work that the backend has returned for ``call``."""
         self._launched((call,), work)
 
     def complete(self, call: DeviceCall, _work: object) -> None:
-        """Take note of an operation that C++ launched; :meth:`stalled` follows when C++ has waited for it."""
+        """Remember an operation that C++ launched, until :meth:`stalled` reports its wait."""
         # Neither waited for here nor called back, which would give its end. Work.wait releases tensors that are in use.
         # A callback on the future runs on one of torch's 32 pooled streams, behind the operation: communicators and
         # streams of the job that are among them would wait for it, which can deadlock pipelines, and the outputs would
@@ -121,7 +111,7 @@ class DeviceCalls:
         tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
 
     def future_taken(self, work: object) -> None:
-        """Take note that the future of a Work was taken: probably nobody will wait for the Work."""
+        """Note that the future of a Work was taken, probably to be waited for instead."""
         for call in self._pending.get(id(work), ()):
             call.has_future = True
 
@@ -179,25 +169,23 @@ class DeviceCalls:
         return synchronize
 
     def waited(self, call: DeviceCall, start: Mark, end: Mark) -> None:
-        """Record a wait for ``call`` without its Work; it may have several results, each with a wait."""
+        """Record a wait for ``call`` without its Work; each of several results has a wait."""
         if call.end is None:
             self._waited((call,), start, end)
         else:
             self._stood_still(call, start, end)
 
     def returned(self, call: DeviceCall) -> None:
-        """Take note that ``call``, for which no Work will be waited, has been handed to the backend."""
+        """Note that the backend has got ``call``, whose Work will not be waited for."""
         self._returned((call,))
 
     def forgotten(self, call: DeviceCall) -> None:
-        """Give up ``call``: nobody has waited for it, and nobody will."""
         self._ended(call)
 
     def mark(self) -> Mark:
         return self._clock.mark()
 
     def host_stalled(self, launch: Launch, number: int, start: Mark, end: Mark) -> None:
-        """Record the stall of the device while the host waited for a host-timed communication."""
         tracer = self._tracer
         tracer.last_mark = end
         tracer.append((marked_stall_rows, schema.STALL, launch, number, tracer.coordinates, self._clock, start, end))
@@ -208,7 +196,7 @@ class DeviceCalls:
             self._ended(call)
 
     def forget_all(self) -> None:
-        """Give up everything at the end of the recording: a call that nobody has waited for has no end."""
+        """Give up everything at the end of the recording: a call without a wait has no end."""
         for calls in (*self._pending.values(), *self._unwaited.values()):
             for call in calls:
                 self._ended(call)
@@ -219,12 +207,11 @@ class DeviceCalls:
             self.hidden_ends.stop()
 
     def unfinished(self) -> list[Launch]:
-        """Return operations that were launched and that nobody has waited for."""
         pending = [*list(self._pending.values()), *(tuple(calls) for calls in list(self._unwaited.values()))]
         return [call.launch for calls in pending for call in calls]
 
     def starting_bracket(self, original: Callable[..., object]) -> Callable[..., object]:
-        """Return a replacement of ``_start_coalescing``: what follows is launched by ``_end_coalescing``."""
+        """Return a replacement of ``_start_coalescing``, after which operations wait for ``_end_coalescing``."""
         tracer = self._tracer
 
         def start_coalescing(process_group: ProcessGroup, /, *arguments: object, **keywords: object) -> object:
@@ -238,7 +225,7 @@ class DeviceCalls:
         return start_coalescing
 
     def ending_bracket(self, original: Callable[..., object]) -> Callable[..., object]:
-        """Return a replacement of ``_end_coalescing``: the members are launched together, here."""
+        """Return a replacement of ``_end_coalescing``, which launches the members together."""
         tracer = self._tracer
 
         def end_coalescing(process_group: ProcessGroup, /, *arguments: object, **keywords: object) -> object:

@@ -1,8 +1,4 @@
-"""Reads clocks, temperature, power and errors of this process's device through NVIDIA's management library.
-
-A thread of its own asks: the driver may not answer for a device in trouble, and neither training nor the harvester may
-wait for it. Nothing is asked of CUDA, and the device is not synchronised.
-"""
+"""Read clocks, temperature, power and errors of this process's device through NVML, on a thread that may block."""
 
 from __future__ import annotations
 
@@ -32,12 +28,7 @@ _logger = logging.getLogger("commtrace")
 
 
 class DeviceWatch:
-    """Gathers readings of one device.
-
-    Args:
-        failed: gets, once, its own failure.
-        wait: waits between two readings for so many seconds; returns whether the watch is to end.
-    """
+    """Gather readings of one device; ``failed`` gets, once, its own failure, and ``wait`` returns True to end it."""
 
     def __init__(
         self,
@@ -54,9 +45,7 @@ class DeviceWatch:
         self._thread: threading.Thread | None = None
 
     def start(self, uuid: str) -> None:
-        """Begin to read the device with this UUID, where pynvml (``pip install nvidia-ml-py``) is installed and knows
-        it.
-        """
+        """Begin to read the device with this UUID, if pynvml (``pip install nvidia-ml-py``) is there and knows it."""
         if self._thread is not None or not uuid:
             return
         self._thread = threading.Thread(target=self._run, args=(uuid,), name="commtrace-device-watch", daemon=True)
@@ -67,11 +56,10 @@ class DeviceWatch:
                 self._failed(PART, error)
 
     def stop(self) -> None:
-        """Have the thread end. It is not waited for: it may never come back from the driver."""
+        """Have the thread end. It is not joined: it may never return from the driver."""
         self._stop.set()
 
     def take(self) -> list[DeviceState]:
-        """Return the readings since the last call. From any thread."""
         return [self._unread.popleft() for _ in range(len(self._unread))]
 
     def _run(self, uuid: str) -> None:
@@ -93,8 +81,6 @@ class DeviceWatch:
 
 
 def read_device(nvml: Any, device: Any, at_ns: int) -> DeviceState:
-    """Return one reading of a device, by its handle of the module pynvml."""
-
     def query(name: str, *arguments: object) -> Any:
         ask = getattr(nvml, name, None)  # older ones lack some
         try:

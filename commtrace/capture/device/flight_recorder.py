@@ -1,11 +1,6 @@
-"""Finds the durations of NCCL operations in torch's own flight recorder.
+"""Find the durations of NCCL operations in torch's flight recorder (``TORCH_NCCL_ENABLE_TIMING=1``).
 
-With ``TORCH_NCCL_ENABLE_TIMING=1`` the backends measure every operation by a pair of events on its stream, and the
-flight recorder keeps the durations of the last operations (``TORCH_FR_BUFFER_SIZE``, 2,000 by default). A dump takes
-32 µs per entry, with the GIL held: it is for steps in detail, a few seconds apart.
-
-An operation is found by its group and by the time of its launch, which both read from the system's clock, so it does
-not matter how either of the two counts operations.
+A dump takes 32 µs per entry, with the GIL held, so it is for steps in detail.
 """
 
 from __future__ import annotations
@@ -27,7 +22,7 @@ _NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 
 
 class Entry(NamedTuple):
-    """One operation in a dump; ``number`` counts the recorder's records. Its duration is None while it is not known."""
+    """One operation in a dump; ``number`` counts the recorder's records. An unknown duration is None."""
 
     number: int
     group: str
@@ -36,7 +31,7 @@ class Entry(NamedTuple):
 
 
 class FlightRecorder:
-    """Reads the flight recorders of torch's NCCL backends. ``dump`` returns that of a backend as JSON."""
+    """Read the flight recorders of torch's NCCL backends. ``dump`` returns that of a backend as JSON."""
 
     name: Final = "flight recorder"
 
@@ -44,7 +39,6 @@ class FlightRecorder:
         self._dump = dump or dump_of
 
     def durations_ns(self, calls: Sequence[DeviceCall]) -> dict[int, int]:
-        """Return the known durations of operations on the device, by the id of the call."""
         found: dict[int, int] = {}
         for backend in {call.launch.state.nccl.name for call in calls}:
             own = [call for call in calls if call.launch.state.nccl.name == backend]
@@ -64,11 +58,7 @@ def dump_of(backend: str) -> bytes:
 
 
 def entries_of(dump: bytes) -> Iterator[Entry]:
-    """Read a dump, oldest entry first.
-
-    Raises:
-        ValueError: it is not what a flight recorder writes.
-    """
+    """Yield the entries of a dump, oldest first. Raise ValueError for anything but a flight recorder's dump."""
     text = dump.decode()
     at = text.find(_ENTRIES)
     if at < 0:
@@ -95,8 +85,7 @@ def entries_of(dump: bytes) -> Iterator[Entry]:
 def match(calls: Sequence[DeviceCall], entries: Sequence[Entry]) -> dict[int, int]:
     """Return durations by the id of the call: of the one entry that was made while the call was handed on.
 
-    A coalescing bracket has one duration, which its members share. Where two entries could be meant, as of two threads
-    that use a group at once, neither is taken; nor one of which an older entry may have been overwritten.
+    Members of a coalescing bracket share a duration. Ambiguous entries are left out, and those that may be overwritten.
     """
     kept_since = entries[0].created_ns if entries and entries[0].number else 0
     groups: dict[str, list[Entry]] = {}

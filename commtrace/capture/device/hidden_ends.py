@@ -1,10 +1,7 @@
-"""Finds true ends of communication that nobody stood still for, in steps of detail.
+"""Find true ends of communication without a stall, in steps of detail, from measured durations.
 
-Events on a stream that waits for an operation that is over give an upper bound of its end. Where its duration was
-measured, it ends that much after its start: its launch, or the end of the one before it on its stream.
-
-Durations are asked for a few seconds later, all at once; until then the rows of such calls are held back. Where the end
-is known from a stall as well, the two are compared.
+An operation starts at its launch, or at the end of the one before it on its stream. Rows are held back until the
+durations are known.
 """
 
 from __future__ import annotations
@@ -34,18 +31,14 @@ class CompletionTimes(Protocol):
 
     @property
     def name(self) -> str:
-        """Return the name that messages give it."""
+        """Return the name for messages."""
 
     def durations_ns(self, calls: Sequence[DeviceCall]) -> Mapping[int, int]:
-        """Return the durations of operations that are known, by the id of the call. Harvester only."""
+        """Return the known durations of operations, ns, by the id of the call. Harvester only."""
 
 
 class Held(NamedTuple):
-    """A call whose marks have been passed.
-
-    Attributes:
-        launch, waited_from, end: ns: its launch, the beginning of the wait for it, and when it was seen to be over.
-    """
+    """A call whose marks have been passed; ``end`` (ns, like the others) is when it was seen to be over."""
 
     call: DeviceCall
     launch: int
@@ -54,12 +47,11 @@ class Held(NamedTuple):
 
     @property
     def has_stalled(self) -> bool:
-        """Return whether its end is known from its own wait."""
         return self.end - self.waited_from >= SHORTEST_STALL_NS or self.end - self.launch < SHORTEST_STALL_NS
 
 
 class HiddenEnds:
-    """Holds calls back until their durations are known; ``times`` knows them by the system's clock."""
+    """Hold calls back until their durations are known; ``times`` knows them by the system's clock."""
 
     def __init__(
         self,
@@ -80,14 +72,14 @@ class HiddenEnds:
         tracer.guard.on_failure(PART, self._switch_off)
 
     def follow(self, call: DeviceCall) -> None:
-        """Hold ``call``, which is about to be launched, back later. On the training thread."""
+        """Have ``call``, which is about to be launched, held back later. On the training thread."""
         step = call.launch.coordinates.step
         if not self._is_off and self._tracer.is_in_window(step):
             call.holder = self
             call.launched_at = self.system_ns()
 
     def hold(self, call: DeviceCall, launch: int, waited_from: int, end: int) -> bool:
-        """Take a call whose marks have been passed; False if its row is to be made at once. Harvester only."""
+        """Take a call whose marks have been passed; return False if its row is to be made at once. Harvester only."""
         now = self._host_ns()
         if self._is_off or len(self._held) >= MOST_HELD or (self._stop_at is not None and now >= self._stop_at):
             return False
@@ -106,7 +98,6 @@ class HiddenEnds:
         self._is_off = True
 
     def _rows(self, _entry: Entry) -> list[Row] | None:
-        """Make the rows of all calls that are held, when it is time. Entry: ``(_rows, kind)``."""
         now, ask_at = self._host_ns(), self._ask_at or 0
         if not self._is_off and now < min(ask_at, self._stop_at or ask_at):
             return None
@@ -134,12 +125,10 @@ class HiddenEnds:
 
 
 def placed(held: Sequence[Held], durations: Mapping[int, int]) -> tuple[list[Row], dict[str, Any]]:
-    """Make the rows of calls of any queues, with their durations (ns, by the id of the call) as far as known.
+    """Return the rows of calls of any queues, by the known durations (ns, by the id of the call), and a comparison.
 
-    Returns:
-        The rows, and for the mark ``hidden_ends``: how many ends were ``hidden``, ``known`` of these, and ``refused``
-        because they lie behind their upper bound; how many operations with a known end were ``compared`` with their
-        durations, with the median and the largest absolute difference, ns.
+    It counts ``hidden`` ends, those ``known``, and those ``refused`` because they lie behind their upper bound; and
+    has the absolute differences of durations from known ends, ns.
     """
     rows: list[Row] = []
     hidden = known = refused = 0
@@ -185,7 +174,7 @@ def placed(held: Sequence[Held], durations: Mapping[int, int]) -> tuple[list[Row
 
 
 def _start(launch: int, before: Placed) -> int | None:
-    """Return when an operation started; None if the one before it on its stream may have run until later."""
+    """Return the start of an operation; None if the one before it on its stream may have run until later."""
     if before.is_exact:
         return max(launch, before.end)
     return launch if before.end <= launch else None

@@ -1,8 +1,7 @@
-"""Finds stalls on communication that runs beside the stream that computes, as that of FSDP and ZeRO 3.
+"""Find stalls on communication beside the computing stream, as that of FSDP and ZeRO 3.
 
-The computing stream stands still where it waits for the other one, by an event that was recorded behind the
-communication. So events of the job are followed, and marks around that wait are the stall. It takes in what the other
-stream did between communication and event: a copy, a division of gradients.
+That stream waits for an event recorded behind the communication; marks around the wait are the stall. It includes the
+other stream's work between communication and event: a copy, a division of gradients.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 _DEFAULT_STREAM: Final = 0
-"""torch's number of the stream on which everything runs that nobody has sent elsewhere."""
+"""torch's number of the stream on which work runs by default."""
 
 _STANDS_FOR: Final = "_commtrace_stands_for"
 """Attribute of an event: the communication behind which it was recorded."""
@@ -29,7 +28,7 @@ _COMPUTES: Final = frozenset({schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE,
 
 
 class StreamWaits:
-    """Knows which stream computes, and when it waits for communication on another one."""
+    """Find the stream that computes, and its waits for communication on another stream."""
 
     def __init__(self, tracer: Tracer, clock: CudaClock, part: str) -> None:
         self._tracer = tracer
@@ -42,7 +41,7 @@ class StreamWaits:
         return not isinstance(mark, CudaMark) or self._is_computing(mark.device, mark.stream)
 
     def passes(self, mark: CudaMark, call: DeviceCall) -> None:
-        """Take note that the stream of ``mark`` has ``call`` behind it, by running it or by waiting for it."""
+        """Note that the stream of ``mark`` has run ``call`` or waited for it."""
         self._passes(mark.device, mark.stream, call)
 
     def forget(self) -> None:
@@ -111,7 +110,7 @@ class StreamWaits:
             self._latest[device, stream] = call
 
     def _about_to_wait(self, call: DeviceCall, stream: torch.cuda.Stream | None) -> CudaMark | None:
-        """Return a mark before the wait, if it is the computing stream that waits."""
+        """Return a mark before a wait of the computing stream; None for a wait of another one."""
         if call.is_joined or not self._tracer.recording or self._clock.is_off:
             return None
         if stream is None:

@@ -1,10 +1,4 @@
-"""Reports the activity of a process that records nothing: a hang report starts from it.
-
-A rank that hangs ends no span, so its files would not say where it hangs. Whenever a rank has been quiet for two
-seconds, the harvester therefore writes which phases are open, in which communication the training thread is blocked,
-how many communications it has launched in every group, and where in the program it is. All of it is read from outside,
-on the harvester's thread: the training thread does nothing for it but set two attributes.
-"""
+"""Report the activity of a quiet process, read on the harvester's thread: a rank that hangs ends no span."""
 
 from __future__ import annotations
 
@@ -39,12 +33,9 @@ _MOST_PAIRS: Final = 512
 
 
 class ActivityWatch:
-    """Reads the activity of the training thread. Not for several threads at a time.
+    """Read the activity of the training thread. Not for several threads at a time.
 
-    Args:
-        frames: returns the frames of the training thread, innermost first, as ``file:line function``.
-        asks_device: whether communications that only the device has not finished are included: a device whose driver is
-            stuck may never answer.
+    ``asks_device`` is False where a stuck driver must not block.
     """
 
     def __init__(
@@ -58,27 +49,25 @@ class ActivityWatch:
         self._tracer = tracer
         self._now = now
         self._frames = frames or _frames_of_main_thread
-        self._asks_device = asks_device
+        self._asks_device = asks_device  # not where a device with a stuck driver may never answer
         self._recorded_at = self._progress_at = now()
         self._progress: object = None
         self._due_at = 0
         self._seen: dict[int, tuple[Launch, int]] = {}
 
     def marks(self) -> Iterator[tuple[str, dict[str, object]]]:
-        """Yield the mark ``activity``, if it is time for one. Called once per pass, before the buffer is emptied.
-
-        The first pass writes it in any case: readers learn from it how often to expect the next one.
-        """
+        """Yield the mark ``activity`` if it is due. Called once per pass, before the buffer is emptied."""
         now = self._now()
         progress = self.progress()
         entries = list(self._tracer.recorder.buffer)
         if entries:
             self._recorded_at = now
-        if any(entry[1] != schema.GC for entry in entries):  # Other threads make garbage while training stands still.
+        if any(entry[1] != schema.GC for entry in entries):  # Other threads make garbage while training is stalled.
             self._progress_at = now
         if progress != self._progress:  # Training goes on in steps, too, that are not recorded.
             self._progress, self._progress_at = progress, now
         idle = now - self._recorded_at
+        # The first pass writes it in any case: readers learn from it how often to expect the next one.
         if now < self._due_at or (self._due_at and idle < QUIET_NS):
             return
         interval = QUIET_NS if idle < LONG_QUIET_NS else SELDOM_NS
@@ -93,19 +82,14 @@ class ActivityWatch:
         return Activity(self._tracer.coordinates, phases, collectives, messages, self._frames())
 
     def open_kinds(self) -> set[str]:
-        """Return the kinds of the phases that are open. From any thread."""
         return {schema.KINDS[span.kind] for span in _outwards(self._tracer.innermost)}
 
     def progress(self) -> object:
-        """Return a value that changes as training goes on: its place, and the communication it has launched."""
+        """Return a value that changes with training's place and its launches."""
         return (self._tracer.coordinates, *self._launched())
 
     def in_flight(self, unfinished: Iterable[Launch]) -> list[InFlight]:
-        """Return communications in flight since before the last pass, the one that blocks training first.
-
-        Args:
-            unfinished: launches whose end nobody has seen yet, oldest first.
-        """
+        """Return communications in flight since before the last pass, the one that blocks training first."""
         blocked = self._blocked_launch()
         device = {id(call.launch): call for call in self._on_device()}
         launches = [*filter(None, [blocked]), *unfinished, *(call.launch for call in device.values())]
@@ -123,7 +107,6 @@ class ActivityWatch:
         return blocked.launch if isinstance(blocked, DeviceCall) else blocked
 
     def _on_device(self) -> list[DeviceCall]:
-        """Return communications that the host has let go of and the device has not finished."""
         if not self._asks_device:
             return []
         entries = self._tracer.recorder.unresolved()
@@ -131,7 +114,6 @@ class ActivityWatch:
         return list({id(call): call for call in calls}.values())
 
     def _launched(self) -> tuple[dict[str, int], tuple[tuple[int, bool, int, int, int], ...]]:
-        """Return the number of collectives of each group, and of messages in each direction."""
         states = list(self._tracer.groups.states.values())
         messages = tuple(
             (state.group.id, is_send, peer, tag, next_number(counter) - ((tag & 0x7FFFFFFF) << 32))

@@ -1,9 +1,4 @@
-"""Notices that training has stopped, and writes a hang report.
-
-A thread of its own, which depends on nothing that a stuck device or a full disk could hold up: not on the harvester,
-not on CUDA calls. It looks at the tracer once a second from outside; the training thread does nothing for it. It
-never ends, interrupts or signals the job.
-"""
+"""Notice on a separate thread that training has stopped, and write a hang report; never interrupt the job."""
 
 from __future__ import annotations
 
@@ -53,14 +48,11 @@ _WORK: Final = (
 
 
 class HangWatch:
-    """Watches one process.
+    """Watch one process; ``report`` is the state since training stopped, None while it goes on.
 
     Args:
-        unfinished: returns launches whose end nobody has seen yet, oldest first.
+        unfinished: returns launches whose end has not been seen yet, oldest first.
         least_seconds: nothing shorter is a hang.
-
-    Attributes:
-        report: since training stopped; None while it goes on. For other threads to read.
     """
 
     def __init__(
@@ -114,14 +106,11 @@ class HangWatch:
         self._stop = threading.Event()  # the thread may have held the lock of the old one
 
     def slow_phase(self) -> str:
-        """Return ``checkpoint`` or ``evaluation`` while one is open: no step ends meanwhile. Else empty. From any
-        thread.
-        """
+        """Return ``checkpoint`` or ``evaluation`` while one is open, when no step ends; else "". From any thread."""
         kinds = self._activity.open_kinds()
         return next((kind for kind in _SLOW_KINDS if kind in kinds), "")
 
     def look(self) -> None:
-        """Look once, and update :attr:`report`."""
         now = self._now()
         self._learn_step(now)
         progress = (self._activity.progress(), self._work_recorded())
@@ -203,7 +192,7 @@ class HangWatch:
         return -1 if self._metadata is None else self._metadata.rank
 
     @property
-    def _speaks(self) -> bool:  # a thousand ranks of a job that stands still have one thing to say
+    def _speaks(self) -> bool:  # else a thousand ranks of a hung job would say the same
         return self._rank <= 0
 
     def _dump(self, quiet_ns: int, in_flight: Sequence[InFlight]) -> None:

@@ -1,13 +1,4 @@
-"""Writes where the main thread is when code in C keeps Python's lock, and no thread of Python can.
-
-A timer of the kernel that is set again and again, and so never fires in a process that lives. When it does,
-faulthandler writes the main thread's frames in its handler of a signal, without Python's lock and without looking at
-other threads.
-
-``faulthandler.dump_traceback_later`` would need no signal. But a process has one only, nobody knows whether it is in
-use, and the program's own would end without a word. Neither does this take a signal that somebody handles, and it gives
-way where that begins later.
-"""
+"""Write the main thread's stack while code in C keeps the GIL, by a kernel timer whose signal faulthandler handles."""
 
 from __future__ import annotations
 
@@ -55,14 +46,11 @@ _NOTIFY_THREAD: Final = 4
 
 
 class StackTimer:
-    """Writes the main thread's frames to a file once it has not been set again in time.
-
-    Args:
-        path: of the file, which is made at once: nothing can be opened when it is needed.
+    """Write the main thread's frames to a file once it has not been set again in time.
 
     Raises:
         NoStackTimerError: the system has no such timers, or all signals are in use.
-        OSError: the file cannot be made, or the timer.
+        OSError: the file or the timer cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,6 +58,7 @@ class StackTimer:
         if not hasattr(self._c, "timer_create") or not hasattr(faulthandler, "register"):
             raise NoStackTimerError("no timers that send signals on this system")
         self._path = path
+        # Now: nothing can be opened when it is needed.
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         self._made = os.fstat(self._file)
         self._timer: ctypes.c_void_p | None = None
@@ -83,7 +72,7 @@ class StackTimer:
             raise
 
     def set(self, seconds: float) -> None:
-        """Let it fire after so many seconds from now, if it is not set again before; 0: not at all."""
+        """Let it fire so many seconds from now, unless it is set again before; 0: not at all."""
         if self._timer is None:
             return
         if not (self._keeps_signal() and self._keeps_file()):
@@ -94,7 +83,7 @@ class StackTimer:
         self._set_timer(self._timer, seconds)
 
     def close(self) -> None:
-        """End it, and remove the file. A signal or descriptor that the program has taken since is left to it."""
+        """End it, and remove the file. A signal or descriptor that the program has taken since is left alone."""
         self._delete_timer()
         if self._is_closed:
             return
@@ -144,11 +133,7 @@ def _os_error() -> OSError:
 
 
 def _registered(file: int) -> int:
-    """Have faulthandler write to a file upon a signal that nobody uses, and return the signal.
-
-    Raises:
-        NoStackTimerError: all are in use.
-    """
+    """Have faulthandler write to a file upon a free signal, and return the signal."""
     blocked = _signals("SigBlk")
     for number in range(signal.SIGRTMAX, signal.SIGRTMIN, -1):
         # Python's own table knows what was there before Python, and what the program has set.
@@ -156,18 +141,16 @@ def _registered(file: int) -> int:
             continue
         # Other threads are not looked at: they may run by then, and change their frames meanwhile.
         faulthandler.register(number, file=file, all_threads=False)
-        if number in _caught():  # Else it was registered before, and somebody has put back what was there before that.
+        if number in _caught():  # Else it was registered before, and the handler before that was put back.
             return number
     raise NoStackTimerError("all real-time signals of this process are in use")
 
 
 def _caught() -> Set[int]:
-    """Return the signals of this process that have a handler, whoever set it."""
     return _signals("SigCgt")
 
 
 def _signals(name: str) -> Set[int]:
-    """Return the signals of one of the masks in /proc/self/status, see proc(5)."""
     status = Path("/proc/self/status").read_text()
     mask = int(next(line for line in status.splitlines() if line.startswith(f"{name}:")).partition(":")[2], 16)
     return {number for number in range(1, signal.NSIG) if mask >> (number - 1) & 1}

@@ -1,10 +1,4 @@
-"""Keeps torch.compile out of capture's own functions.
-
-Dynamo traces into what a compiled region calls. Methods that replace torch's own, which end a graph, would become part
-of it, with the numbers and times of the moment of the trace. Files on the list of what Dynamo skips end a graph, too.
-Wrappers of Python functions that compile (:mod:`commtrace._compile_safe`) are not on that list; only their own frames
-are not compiled.
-"""
+"""Keep torch.compile out of capture's own functions: traced, they would keep the numbers and times of the trace."""
 
 from __future__ import annotations
 
@@ -58,7 +52,7 @@ def _skip_own_files(rules: ModuleType) -> Callable[[], None]:
 
 
 def leave_to_python(*functions: object) -> None:
-    """Have ``torch.compile`` compile no frames of these: where a graph breaks it would take them for the model's."""
+    """Have ``torch.compile`` compile no frames of these: after a graph break it would take them for the model's."""
     codes = [function.__code__ for function in functions if hasattr(function, "__code__")]
 
     def skip(eval_frame: ModuleType) -> None:

@@ -1,11 +1,7 @@
-"""Finds the begin and end of a module's backward by hooks on its input and output tensors.
+"""Find the begin and end of a module's backward by hooks on its input and output tensors.
 
-It begins when a gradient of an output arrives at a hook on the output, which adds no node to the graph and changes no
-view. Autograd runs nodes from the youngest to the oldest, and every call of a module made a range of nodes. So the
-backward ends with the first of these: the gradient of its input is complete (a hook on the input); the backward of a
-module begins that was not called inside of it; the graph has come to its end (a first layer, whose input has no
-gradient). Where functional code stands between the module and what made its input, and uses that input as well, its
-backward counts for the module.
+It ends with the first of these: its input's gradient is complete; the backward of a module begins that was not called
+inside of it (autograd runs nodes from the youngest to the oldest); the graph ends.
 """
 
 from __future__ import annotations
@@ -43,17 +39,13 @@ class Hook(functools.partial):  # type: ignore[type-arg]
 
     __slots__ = ()
 
-    __torch_unserializable__ = True  # torch warns of hooks that get lost with a tensor; this one is nobody's loss
+    __torch_unserializable__ = True  # torch warns of hooks that get lost with a tensor; this one may
 
 
 class BackwardSpans:
     """The modules whose backward is going on, by pass through a graph; passes nest in reentrant checkpoints.
 
-    Attributes:
-        begins: hook on an output, behind name, first and last node of the call: its backward begins.
-        completes: hook on an input, behind the number of the node that made it: ends the backward of later calls.
-        make_rows: first item of an entry of the recorder's for a module.
-        hook_type, key, attach: :class:`Hook`, :data:`KEY` and :func:`attach`, for code that may not import this module.
+    ``begins`` is the hook on an output, ``completes`` that on an input, which ends the backward of later calls.
     """
 
     def __init__(self, tracer: Tracer, part: str) -> None:
@@ -61,11 +53,10 @@ class BackwardSpans:
         self._part = part
         self.make_rows = module_rows(tracer.clock)
         self._open: dict[int, list[_Open]] = {}
-        self.hook_type, self.key, self.attach = Hook, KEY, attach
+        self.hook_type, self.key, self.attach = Hook, KEY, attach  # for code that may not import this module
         self.begins, self.completes = _hooks(tracer, part, self.make_rows, self._open, self._new_pass)
 
     def forget(self) -> None:
-        """Drop what is open now; it never ends."""
         self._open.clear()
 
     def watch_inputs(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

@@ -1,11 +1,4 @@
-"""Captures forward and backward of chosen modules, without a line in the script.
-
-``_call_impl`` of the *classes* of the chosen modules is replaced. torch calls it for every call of a module, with the
-hooks of others inside (an FSDP all-gather belongs to its module). The modules themselves stay as they were, so copies,
-pickles and replicas of them are right, and are not recorded. A graph that ``torch.compile`` traces does not notice.
-
-A call within a backward is a repeated forward: activation checkpointing.
-"""
+"""Capture forward and backward of chosen modules by ``_call_impl`` of their classes, without a line in the script."""
 
 from __future__ import annotations
 
@@ -38,11 +31,7 @@ wrap.
 
 
 class ModuleSelection:
-    """Switches the capture of modules between steps: the configured ones, and others while a trigger asks for them.
-
-    Raises:
-        ConfigurationError: ``configured`` cannot be read.
-    """
+    """Switch the capture of modules between steps: the configured ones, and others while a trigger asks for them."""
 
     def __init__(self, tracer: Tracer, configured: str = "") -> None:
         if configured:
@@ -56,17 +45,13 @@ class ModuleSelection:
             self.select(self._configured)
 
     def select(self, spec: str) -> None:
-        """Record the modules that ``spec`` names, e.g. ``depth=2``, instead of those that are recorded now.
-
-        Raises:
-            ConfigurationError: the choice cannot be read.
-        """
+        """Record the modules of ``spec``, e.g. ``depth=2``, instead; raise ConfigurationError if it cannot be read."""
         if self._spans is None:
             self._spans = ModuleSpans(self._tracer)
         self._spans.select(spec)
 
     def clear(self) -> None:
-        """Record those that the configuration names, or none."""
+        """Record the configured modules again, or none."""
         if self._configured:
             self.select(self._configured)
         else:
@@ -78,12 +63,7 @@ class ModuleSelection:
 
 
 class Label:
-    """The names under which the calls of one module are recorded.
-
-    Attributes:
-        is_wrapped: a call goes through several functions or modules with this label; the outermost is recorded.
-        open_calls: 1 during a call of a wrapped module.
-    """
+    """The names under which the calls of one module are recorded."""
 
     __slots__ = ("backward", "forward", "is_wrapped", "open_calls", "recompute")
 
@@ -91,7 +71,7 @@ class Label:
         self.forward = name
         self.backward = f"{name} backward"
         self.recompute = f"{name} recompute"
-        self.is_wrapped = is_wrapped
+        self.is_wrapped = is_wrapped  # a call meets this label several times; only the outermost is recorded
         self.open_calls = 0
 
 
@@ -102,7 +82,7 @@ def _calls_twice(module: torch.nn.Module) -> bool:
 
 
 class ModuleSpans:
-    """Chooses modules and turns their calls into entries. To be called on the training thread, between steps."""
+    """Choose modules and turn their calls into entries. Call it on the training thread, between steps."""
 
     def __init__(self, tracer: Tracer) -> None:
         # Here: a job that records no modules does not import it.
@@ -129,7 +109,6 @@ class ModuleSpans:
         self._looks_left = 2
 
     def clear(self) -> None:
-        """Record no modules any more, and leave every class as it was before."""
         self._choice = None
         self._looks_left = 0
         self._stop_listening()
@@ -225,6 +204,7 @@ class ModuleSpans:
             replacement = self._made[owner] = self._recorded(self._original(owner))
             leave_to_python(replacement)
         self._patched[owner] = (own, replacement)
+        # Of the class: modules stay as they were, so copies, pickles and replicas of them are right, and not recorded.
         owner._call_impl = replacement  # type: ignore[attr-defined]
         # Again: a signal's handler may have cleared everything in between.
         self._patched[owner] = (own, replacement)
@@ -248,13 +228,7 @@ class ModuleSpans:
 
 
 class Placed(NamedTuple):
-    """A module in its model, with what wraps it, outermost first, before it.
-
-    Attributes:
-        name: ``decoder.layers.3``; the class for the outermost module of a model. In all models but the largest it
-            begins with the class of the model, if that is another one.
-        depth: inside how many other modules it is called.
-    """
+    """A called module, as ``decoder.layers.3`` or a model's class; ``modules`` has its wrappers, outermost first."""
 
     name: str
     depth: int

@@ -1,9 +1,4 @@
-"""Captures ``step`` of every ``torch.optim.Optimizer`` as the optimizer phase of a training loop.
-
-An optimizer that steps inside another one (Megatron's and DeepSpeed's wrap torch's) is part of the outer one's phase:
-only the outermost is recorded. :mod:`commtrace.capture.model.step_finder` learns of every optimizer that is made or
-steps, and of steps that ``GradScaler`` skips because gradients overflowed.
-"""
+"""Capture ``step`` of every ``torch.optim.Optimizer`` as the optimizer phase; of nested ones, only the outermost."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ from commtrace.trace import schema
 
 
 class StepListener(Protocol):
-    """Records the steps of optimizers."""
+    """Record the steps of optimizers."""
 
     def before_step(self, optimizer: object) -> None: ...
 
@@ -33,12 +28,7 @@ class StepListener(Protocol):
 
 
 class StepHooks:
-    """Our hooks on the steps of all optimizers, registered with torch once in a process, and never taken out.
-
-    torch raises into ``optimizer.step()`` when a table of hooks changes while it goes through it: a script that stops
-    the recording in a hook of its own would die of it. So the hooks stay, and pass calls to ``listener`` if it is not
-    None.
-    """
+    """Our hooks on the steps of all optimizers, never taken out: torch raises if a table of hooks changes in a step."""
 
     def __init__(self) -> None:
         self.listener: StepListener | None = None
@@ -53,7 +43,7 @@ class StepHooks:
             self.listener.failed(error)
 
     def register(self) -> bool:
-        """Register the hooks with torch, if they are not. Return False, and do nothing, within an optimizer's step."""
+        """Register the hooks with torch, once. Return False, and do nothing, within an optimizer's step."""
         if self._is_registered:
             return True
         from torch.compiler import is_dynamo_compiling
@@ -91,7 +81,7 @@ PART: Final = "capture of optimizer steps"
 
 
 class OptimizerPhase:
-    """Turns optimizer steps into ``optimizer`` spans."""
+    """Turn optimizer steps into ``optimizer`` spans."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -167,7 +157,6 @@ class OptimizerPhase:
         stack.append((optimizer, self._tracer.enter(schema.OPTIMIZER, type(optimizer).__name__)))
 
     def after_step(self, optimizer: object) -> None:
-        """End the phase that it began."""
         stack = self._stack()
         if not any(opened is optimizer for opened, _ in stack):
             return

@@ -1,17 +1,4 @@
-"""Captures phases of a training loop beside its model: data, gradient clipping, checkpoints, garbage collection.
-
-* ``data``: ``next`` of a ``DataLoader``'s iterator (of torchdata's stateful loaders too), and its start;
-* ``checkpoint``: ``torch.save`` and ``torch.load`` of files, ``torch.distributed.checkpoint``, Megatron's
-  ``dist_checkpointing`` and others;
-* ``optimizer`` named ``clip_grad_norm`` or ``clip_grad_value``: clipping outside of an optimizer; inside, a ``phase``.
-
-Only the outermost of nested ``data`` and ``checkpoint`` calls is a span, and only of the training thread: other threads
-(a loader that reads ahead, an asynchronous checkpoint) stop no training. Nothing is imported here that the job has not
-imported. Names that scripts bound early (``from torch import save``) are met where there is something underneath to
-replace (:meth:`commtrace.capture.hooks.Hooks.replace_function`).
-
-Python's collector of garbage stops the thread that launches the work: long collections are spans.
-"""
+"""Capture phases beside the model, on the training thread: data, gradient clipping, checkpoints, garbage collection."""
 
 from __future__ import annotations
 
@@ -84,8 +71,6 @@ _HOLDERS: Final = (
 
 
 class PhaseCapture:
-    """The hooks around data loading, clipping and checkpoints."""
-
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._hooks = Hooks(PART, tracer)
@@ -111,7 +96,6 @@ class PhaseCapture:
             self._hooks.replace_method_when_imported(module, owner, method, self._clipping("clip_grad_norm"))
 
     def uninstall(self) -> None:
-        """Put every original back; import hooks that are still waiting do nothing from now on."""
         self._hooks.restore()
 
     def _hook_function(self, function: str, wrap: Wrap, module: ModuleType) -> None:
@@ -163,7 +147,6 @@ class PhaseCapture:
         return opener
 
     def _waiting(self, kind: int, name: str) -> Wrap:
-        """Return a wrapper that makes a function a wait, unless it is called inside another one."""
         enter_wait, leave = self._enter_wait, self._tracer.leave
         return self._hooks.around(lambda args, kwargs: enter_wait(kind, name), lambda span, _: leave(span))
 
@@ -176,12 +159,13 @@ class PhaseCapture:
         return self._hooks.around(begin, lambda span, _: self._tracer.leave(span))
 
     def _enter_wait(self, kind: int, name: str) -> Span | None:
+        # Only the outermost, and only of the training thread: a loader that reads ahead, say, stops no training.
         if self._tracer.open_waits or threading.get_ident() != self._training_thread:
             return None
         return self._tracer.enter(kind, name)
 
     def _clipping(self, name: str) -> Wrap:
-        """Return a wrapper for clipping: the optimizer's work; inside an optimizer's step a part of that."""
+        """Return a wrapper for clipping: an ``optimizer`` span, or a ``phase`` inside an optimizer's step."""
 
         def begin(_args: tuple[object, ...], _kwargs: dict[str, object]) -> Span | None:
             if self._is_clipping:
@@ -198,7 +182,7 @@ class PhaseCapture:
 
 
 class _Opened:
-    """A file of torch's that is open: the phase ends when it has been closed."""
+    """A file that torch has open; its phase ends when it is closed."""
 
     def __init__(self, opened: Any, hooks: Hooks, span: Span) -> None:
         self._opened = opened
@@ -251,7 +235,7 @@ SHORTEST_GARBAGE_NS: Final = 200_000
 
 
 class GarbageCollections:
-    """Listens to ``gc.callbacks``."""
+    """Record long collections: Python's garbage collector stops the thread that launches the work."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer

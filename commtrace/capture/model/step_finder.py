@@ -1,16 +1,8 @@
-"""Finds the steps of a training loop that nobody marks: each ends with the optimizer that ends an iteration.
+"""Find the steps of a training loop without marks: each ends when every optimizer of the loop has stepped.
 
-* The first step begins with the first forward or backward: the set-up before it is no step. An optimizer that steps
-  before that only fills its state, as torch.distributed.checkpoint does to restore one. If it does so again and still
-  nothing computed, the loop has nothing else that is seen, and its first step began there.
-* Every further step begins where the one before it ended: loading data is part of a step.
-* A step ends when every optimizer of the loop has stepped: with gradient accumulation once per update, with two
-  optimizers (a GAN) once per pair, with one optimizer per parameter inside the backward once per backward. An optimizer
-  that is never stepped is waited for a few iterations.
-* An evaluation at the begin of a step, before its first work, is no part of it, nor is what it communicates, unless the
-  step before had one as well: then it belongs to the loop.
-* What no optimizer has ended is not recorded: the rest after the last update, a program without optimizers.
-* An integration or ``commtrace.step`` that begins a step takes over for good.
+* The first step begins with the first forward or backward; an optimizer that steps once before only fills its state.
+* An evaluation before a step's first work is no part of it, unless the step before had one too.
+* Work that no optimizer has ended is not recorded. An integration or ``commtrace.step`` takes over for good.
 """
 
 from __future__ import annotations
@@ -40,13 +32,7 @@ class StepMarker(Protocol):
 
 
 class StepFinder:
-    """Begins the tracer's steps, as long as nobody else does.
-
-    Attributes:
-        finding: nobody marks steps.
-        is_marked_by_framework: an integration that knows a framework's own loop begins the steps.
-        updates: optimizer steps seen, of any optimizer.
-    """
+    """Begin the tracer's steps, as long as ``finding``: until an integration or the script begins one."""
 
     def __init__(self, tracer: StepMarker) -> None:
         self.finding = True
@@ -65,7 +51,7 @@ class StepFinder:
         self._of_step = self._most_of_a_step = 0
 
     def give_way(self, *, is_users: bool) -> None:
-        """Find no steps from now on: somebody marks them."""
+        """Find no steps from now on: an integration or the script marks them."""
         self.is_marked_by_framework = self.is_marked_by_framework or not is_users
         if self.finding:
             self.finding = False
@@ -74,7 +60,6 @@ class StepFinder:
                 self._tracer.discard_step(frees_number=True)
 
     def optimizer_begins(self, optimizer: object) -> None:
-        """Take note that the outermost optimizer is about to step."""
         if not self.finding or self._has_computed:
             self.work_begins()
         elif id(optimizer) not in self._stepped_alone:
@@ -89,14 +74,13 @@ class StepFinder:
             self.work_begins()
 
     def begins_with(self, number: int) -> bool:
-        """Set the program's number of the first step; return False where one has begun, or somebody marks them."""
+        """Set the program's number of the first step; return False if it is too late or steps are marked."""
         if not self.finding or self._has_begun:
             return False
         self._first_number = number
         return True
 
     def work_begins(self) -> None:
-        """Take note that a forward or backward of the training is about to begin."""
         if not self.finding:
             return
         if not self._has_computed:
@@ -110,13 +94,12 @@ class StepFinder:
         self._worked = True
 
     def iteration_begins(self) -> None:
-        """Take note that a pipeline is about to run all its microbatches: an iteration, if there are no optimizers."""
+        """Handle that a pipeline is about to run all its microbatches: an iteration, if there are no optimizers."""
         if self.finding and self._worked and not self._references:
             self._cut()
         self.work_begins()
 
     def backward_ended(self) -> None:
-        """Take note that the outermost backward has returned."""
         if self._ends_with_backward and self.finding:
             self._cut()
 
@@ -131,7 +114,7 @@ class StepFinder:
         return False
 
     def evaluation_begins(self) -> bool:
-        """Take note that an evaluation is about to begin; return whether the current step has been left for it."""
+        """Handle the begin of an evaluation; return whether the current step has been left for it."""
         if self._has_left or not self._is_between_steps():
             return False
         self._has_left = True
@@ -139,7 +122,7 @@ class StepFinder:
         return True
 
     def evaluation_ended(self, *, has_left: bool = False) -> None:
-        """Take note that an evaluation has ended, for which the step was left or not, see :meth:`evaluation_begins`."""
+        """Handle the end of an evaluation; ``has_left`` is the result of :meth:`evaluation_begins`."""
         self._evaluated = True
         if self._is_between_steps():
             self._tracer.restart_step()
@@ -159,7 +142,7 @@ class StepFinder:
             self._forget(id(optimizer))
 
     def optimizer_ended(self, optimizer: object) -> None:
-        """Take note that the outermost optimizer has stepped, or was skipped because its gradients overflowed."""
+        """Handle that the outermost optimizer has stepped, or was skipped because its gradients overflowed."""
         self.updates += 1
         if not self.finding:
             return

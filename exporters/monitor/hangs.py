@@ -111,7 +111,7 @@ class _Groups:
         key = sent.regular or sent.members
         if key not in self._known:
             ranks = sent.ranks
-            if len(ranks) > self._left or (ranks and max(ranks[0], ranks[-1]) >= self._world_size):
+            if len(ranks) > self._left or max(ranks, default=-1) >= self._world_size:
                 raise MessageError("groups with ranks that the job does not have")
             self._left -= len(ranks)
             self._known[key] = tuple(ranks)

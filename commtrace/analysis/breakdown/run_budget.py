@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -100,7 +101,7 @@ class RunBudget:
 
 def run_budget(run: Run, earlier: Iterable[Run] = ()) -> RunBudget:
     """Divide the wall time of a run: its newest attempt, whole and as recorded, and its earlier ones, oldest first."""
-    attempts = [_of_attempt(one) for one in (*earlier, run)]
+    attempts = [_of_attempt(one) for one in chain(earlier, [run])]
     begin = min(own.begin for attempt in attempts for own in attempt.values())
     end = max(own.end for attempt in attempts for own in attempt.values())
     kept_below = _kept_below(attempts)

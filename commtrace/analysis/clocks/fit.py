@@ -128,7 +128,6 @@ class Residual:
 
     @classmethod
     def of(cls, observations: Observations, clocks: Sequence[Clock]) -> Residual:
-        differences = np.empty(len(observations), np.int64)
         times_a, times_b = _on_reference(observations, clocks)
         differences = np.sort(np.abs(times_a - times_b))
         last = len(differences) - 1

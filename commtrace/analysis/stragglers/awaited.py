@@ -161,12 +161,8 @@ class AwaitedTotals:
         ranks, which = np.unique(dues.last_rank, return_inverse=True)
         waited = np.zeros(len(ranks), np.int64)
         np.add.at(waited, which, dues.ns)
-        longest = np.argsort(-waited, kind="stable")[:_MOST_RANKS]
-        return [
-            self._awaited(int(ranks[at]), dues, np.flatnonzero(which == at), total)
-            for at in longest.tolist()
-            if int(ranks[at]) in self.ranks
-        ]
+        longest = [at for at in np.argsort(-waited, kind="stable").tolist() if int(ranks[at]) in self.ranks]
+        return [self._awaited(int(ranks[at]), dues, np.flatnonzero(which == at), total) for at in longest[:_MOST_RANKS]]
 
     def _awaited(self, rank: int, dues: _Dues, rows: Int64, total: int) -> Awaited:
         wait_ns = int(dues.ns[rows].sum())

@@ -235,7 +235,7 @@ class SampledSteps:
 
     def _group(self, sent: GroupMembers) -> Group:
         ranks = sent.ranks
-        if not ranks or min(ranks[0], ranks[-1]) < 0 or max(ranks[0], ranks[-1]) >= self._world_size:
+        if not ranks or min(ranks) < 0 or max(ranks) >= self._world_size:
             raise SampleError("it has a group with ranks that the job does not have")
         key = sent.regular or sent.members  # every member sends the group; its members are kept once
         if key not in self._members:

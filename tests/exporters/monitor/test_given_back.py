@@ -130,7 +130,8 @@ def test_rank_0_shows_what_a_monitor_outside_of_the_job_finds(exporter: MonitorE
             monitor.kill()
     assert live.joins
     assert [(one.rank, one.cause) for one in live.stragglers] == [(2, "compute")]
-    assert [(one.kind, one.rank) for one in live.events] == [("straggler", 2)]
+    # Ranks whose reports this process was too slow to send are silent meanwhile.
+    assert [one.rank for one in live.events if one.kind == "straggler"] == [2]
     exporter._failed(CommtraceError("gone"))
     assert live.stragglers == ()
 

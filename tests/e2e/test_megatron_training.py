@@ -51,7 +51,7 @@ def train(
 def test_losses_are_bitwise_equal_with_commtrace_with_all_that_it_can_do_and_without(tmp_path: Path) -> None:
     plain = train(tmp_path / "plain", "--pipeline", 2, "--overlap", variables=NOTHING, start=fork)
     recorded = train(tmp_path, "--pipeline", 2, "--overlap")
-    with_everything = train(tmp_path / "everything", "--pipeline", 2, "--overlap", variables=EVERYTHING, start=fork)
+    with_everything = train(tmp_path / "everything", "--pipeline", 2, "--overlap", variables=EVERYTHING)
 
     assert recorded == with_everything == plain
     assert len(set(plain.splitlines())) == ITERATIONS  # the loss changes: it does train

@@ -64,6 +64,10 @@ def _opened(name: str, config: Config, rank: LiveRank) -> StepListener | None:
         return opener(config, rank)
     except CommtraceError as error:
         _logger.warning("commtrace: no export to %s: %s", name, error)
-    except Exception:
-        _logger.warning("commtrace: no export to %s; training and the trace go on", name, exc_info=True)
+    except Exception as error:
+        # From Python 3.12 on no thread starts once the process ends: the job was shorter than the first write.
+        if isinstance(error, RuntimeError) and "interpreter shutdown" in str(error):
+            _logger.warning("commtrace: no export to %s: the job ended before it had begun", name)
+        else:
+            _logger.warning("commtrace: no export to %s; training and the trace go on", name, exc_info=True)
     return None

@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 from commtrace.analysis.stragglers.verdict import Verdict
+from commtrace.analysis.summary import Summary
 from commtrace.errors import CommtraceError
 from commtrace.history.runs import remember
 from commtrace.history.verdicts import RunVerdict, verdict_of_analysis
@@ -33,6 +34,18 @@ def keep_analysis(
         verdict_of_analysis(
             verdicts, abstentions, by=by, attempt=attempt, judged_ns=time.time_ns(), last_step=last_step
         ),
+    )
+
+
+def keep_summary(run: Path, summary: Summary, *, by: str) -> None:
+    """Keep the findings of a summary of a whole run."""
+    keep_analysis(
+        run,
+        summary.stragglers,
+        summary.abstentions,
+        by=by,
+        attempt=summary.run.attempt,
+        used_steps=summary.run.steps.used,
     )
 
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from commtrace.analysis.replay.step_statistics import StepStatistics, Traffic
 from commtrace.analysis.stragglers.limits import RECORDED, Thresholds
-from commtrace.analysis.stragglers.normal import BASELINE
+from commtrace.analysis.stragglers.normal import BASELINE, Usual
 from commtrace.analysis.stragglers.slow_links import typical_transfers
 from commtrace.analysis.stragglers.slow_ranks import typical_work_of_stages
 from commtrace.analysis.stragglers.uneven_stages import quickest_of_stages
-from commtrace.analysis.stragglers.usual import Usual
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.run import Run
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.rank_words import ranks_in_words
+from commtrace.analysis.replay.step_statistics import Traffic
 from commtrace.analysis.statistics import MAD_TO_SIGMA
 from commtrace.analysis.stragglers.limits import FEWEST_FOR_SCATTER, Limits
 from commtrace.trace.spans import Bool, Int64
@@ -24,6 +25,14 @@ PAST: Final = "past"
 BASELINE: Final = "baseline"
 FASTEST: Final = "fastest"
 UNKNOWN: Final = ""
+
+
+class Usual(NamedTuple):
+    """Usual durations, for when stages and links do not show what is normal."""
+
+    quickest_ns: Mapping[int, float] = {}  # by stage, work of its quickest rank per step in forward and backward
+    transfer_ns: Mapping[Traffic, float] = {}  # typical transfers
+    by: str = BASELINE  # or PAST
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,11 @@ from commtrace.analysis.stragglers.awaited import most_waited_for
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.limits import RECORDED, Limits, Thresholds
 from commtrace.analysis.stragglers.microbatches import uneven_sequences
+from commtrace.analysis.stragglers.normal import Usual
 from commtrace.analysis.stragglers.slow_links import slow_links
 from commtrace.analysis.stragglers.slow_sets import SlowSets, judge_sets
 from commtrace.analysis.stragglers.stretches import common_change, judge_stretches
 from commtrace.analysis.stragglers.uneven_stages import uneven_stages
-from commtrace.analysis.stragglers.usual import Usual
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.run import Run

@@ -19,10 +19,9 @@ from commtrace.analysis.statistics import MEDIAN_DISTANCE, Float64, grouped_medi
 from commtrace.analysis.stragglers.costs import TotalCost, cost_of, stands_out, total_cost
 from commtrace.analysis.stragglers.cusum import Series, error_of_steps, find_cuts, without_single_steps
 from commtrace.analysis.stragglers.limits import ALIKE, FAST_PERCENTILE, LINKS, MOST_OF_STEP, SHARE_OF_HOST
-from commtrace.analysis.stragglers.normal import BASELINE, MAJORITY, PAST, Judged, Work, judge
+from commtrace.analysis.stragglers.normal import BASELINE, MAJORITY, PAST, Judged, Usual, Work, judge
 from commtrace.analysis.stragglers.stretches import cut_at
 from commtrace.analysis.stragglers.transfers import LinkTransfers
-from commtrace.analysis.stragglers.usual import Usual
 from commtrace.analysis.stragglers.verdict import LINK, NETWORK, RANKS, Member, Verdict, next_step
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.run import Run

@@ -18,10 +18,20 @@ from commtrace.analysis.replay.segments import BACKWARD, FORWARD
 from commtrace.analysis.stragglers.costs import TotalCost, total_cost
 from commtrace.analysis.stragglers.cusum import Series, error_of_steps, find_cuts, without_single_steps
 from commtrace.analysis.stragglers.limits import ALIKE, LAST_OF_TWO, RECORDED, Limits
-from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, MAJORITY, PAST, Float64, Judged, Names, Work, judge
+from commtrace.analysis.stragglers.normal import (
+    BASELINE,
+    FASTEST,
+    MAJORITY,
+    PAST,
+    Float64,
+    Judged,
+    Names,
+    Usual,
+    Work,
+    judge,
+)
 from commtrace.analysis.stragglers.slow_ranks import error_of_typical_work
 from commtrace.analysis.stragglers.stretches import cut_at
-from commtrace.analysis.stragglers.usual import Usual
 from commtrace.analysis.stragglers.verdict import NEXT_STEP, STAGE, STAGE_THAT_CHANGED, Member, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.spans import Bool, Int64

@@ -26,7 +26,7 @@ from commtrace.cli.arguments import (
     chosen_workers,
     run_directory,
 )
-from commtrace.cli.verdicts import keep_analysis
+from commtrace.cli.verdicts import keep_summary
 from commtrace.viewer.report import MOST_STEPS, render, steps_to_draw
 
 
@@ -61,14 +61,7 @@ def report(
         )
         output.write_text(page.html, encoding="utf-8")
     if len(runs) == 1 and not steps:
-        keep_analysis(
-            path,
-            summary.stragglers,
-            summary.abstentions,
-            by="report",
-            attempt=summary.run.attempt,
-            used_steps=summary.run.steps.used,
-        )
+        keep_summary(path, summary, by="report")
     typer.echo(summary.verdict)
     typer.echo(f"{output}: {len(page.html.encode()) / 1e6:.1f} MB. {page.note}".rstrip())
     typer.echo(f"Next: open it in a browser, or see every event: commtrace export {shlex.join(map(str, runs))}")

@@ -18,7 +18,7 @@ from commtrace.cli.arguments import (
     run_directory,
 )
 from commtrace.cli.console import wide_console
-from commtrace.cli.verdicts import keep_analysis
+from commtrace.cli.verdicts import keep_summary
 from commtrace.cli.views.summary import print_summary
 
 
@@ -40,11 +40,12 @@ def summary(
 ) -> None:
     """Print where the time of a run went, and what to look at.
 
-    Without --steps, the first lines divide the wall time of the whole run (training steps, evaluation, checkpoints,
-    loading, start, restarts) and give the goodput. Then every rank's mean step is divided, exactly, into compute,
-    exposed communication, pipeline bubble, input, checkpoints, garbage collection and time in no span. Then come the
-    critical path of the job's step, lost time by cause, communication by role and operation, the pipeline, stragglers,
-    and one sentence that says what to look at. The first step is left out as warm-up unless --steps includes it.
+    The verdict stands first: one sentence that says what to look at, and the stragglers. Without --steps, the wall time
+    of the whole run follows (training steps, evaluation, checkpoints, loading, start, restarts) with the goodput. Then
+    every rank's mean step is divided, exactly, into compute, exposed communication, pipeline bubble, input,
+    checkpoints, garbage collection and time in no span. Then come the critical path of the job's step, lost time by
+    cause, communication by role and operation, and the pipeline. The first step is left out as warm-up unless --steps
+    includes it.
     """
     run = run_directory(runs)
     with chosen_workers(workers, cluster) as chosen:
@@ -54,11 +55,4 @@ def summary(
     else:
         print_summary(wide_console(), found, all_ranks=all_ranks)
     if len(runs) == 1 and not steps:
-        keep_analysis(
-            run,
-            found.stragglers,
-            found.abstentions,
-            by="summary",
-            attempt=found.run.attempt,
-            used_steps=found.run.steps.used,
-        )
+        keep_summary(run, found, by="summary")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from commtrace.analysis.replay.step_statistics import Link, Traffic
-from commtrace.analysis.stragglers.usual import Usual
+from commtrace.analysis.stragglers.normal import Usual
 from commtrace.live.monitoring.past import JobPast, PauseMemory, SlowPauses
 from commtrace.live.monitoring.window import WORK, Pause, WindowReport
 

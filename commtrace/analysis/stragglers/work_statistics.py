@@ -1,4 +1,6 @@
-"""Statistics of the work of a run by rank and step, which all searches for stragglers are based on.
+"""Statistics of the work of a run by rank and step, compared with the same work (stage, chunk, phase) of peers.
+
+All searches for stragglers are based on them.
 
 >>> WorkStatistics.of(run, StepStatistics.of(run, program), Thresholds())  # doctest: +SKIP
 """
@@ -7,15 +9,119 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from commtrace.analysis.keys import grouped, pack
+from commtrace.analysis.replay.segments import BETWEEN
 from commtrace.analysis.replay.step_statistics import Entries, StepStatistics, WorkTable
-from commtrace.analysis.statistics import Float64
+from commtrace.analysis.statistics import Float64, grouped_median, leave_one_out_median
 from commtrace.analysis.stragglers.limits import Thresholds
-from commtrace.analysis.stragglers.peers import PeerComparison, compare_with_peers
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
+
+_USUAL: Final = 0.5
+"""Work that a rank does less often per step is no part of every step."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerComparison:
+    """Typical durations of every kind of work on every rank, and of the same work on its peers.
+
+    The last entries are work that others of a stage do and a rank does not: it takes no time.
+    """
+
+    rank: Int64
+    kind: Int64
+    work: Int64  # equal for the same work on different ranks
+    own_ns: Float64  # median over steps of the mean over microbatches
+    peer_ns: Float64  # median of ``own_ns`` over other ranks, or the normal ones (see among); NaN without
+    per_step: Float64  # how often a step has this work, in the mean
+
+    def among(self, normal: Int64) -> PeerComparison:
+        """Return the comparison with these ranks only, where one of them does the same work."""
+        is_normal = np.isin(self.rank, normal) & np.isfinite(self.own_ns)
+        peer = np.full(len(self.own_ns), np.nan)
+        peer[is_normal] = leave_one_out_median(self.work[is_normal], self.own_ns[is_normal])
+        medians = grouped_median(self.work[is_normal], self.own_ns[is_normal], int(self.work.max(initial=-1)) + 1)
+        peer[~is_normal] = medians[self.work[~is_normal]]
+        return replace(self, peer_ns=np.where(np.isnan(peer), self.peer_ns, peer))
+
+    def from_typical_ns(self) -> dict[int, float]:
+        """Return, by rank, its excess per step over the median of all ranks, summed over kinds of work."""
+        several = np.isfinite(self.peer_ns) & np.isfinite(self.own_ns)
+        groups = int(self.work.max(initial=-1)) + 1
+        typical = grouped_median(self.work[several], self.own_ns[several], groups)
+        beyond = np.where(several, (self.own_ns - typical[self.work]) * self.per_step, 0.0)
+        totals = np.bincount(self.rank, beyond, minlength=int(self.rank.max(initial=-1)) + 1)
+        return {rank: float(totals[rank]) for rank in np.unique(self.rank).tolist()}
+
+    @property
+    def ratio(self) -> Float64:
+        """Return the share of its time that each entry would take at the speed of the peers."""
+        comparable = (self.own_ns > 0) & np.isfinite(self.peer_ns)
+        ratio = np.ones(len(self.own_ns))
+        ratio[comparable] = self.peer_ns[comparable] / self.own_ns[comparable]
+        return ratio
+
+    @property
+    def usual_ns(self) -> Float64:
+        """Return the time of the peers per step for each entry; 0 without peers."""
+        return np.nan_to_num(self.peer_ns * self.per_step)
+
+    @property
+    def excess_ns(self) -> Float64:
+        """Return the excess of each entry over the peers per step; 0 without peers."""
+        return np.asarray(np.nan_to_num(self.own_ns - self.peer_ns) * self.per_step)
+
+
+def compare_with_peers(table: WorkTable, steps: Bool) -> PeerComparison:
+    """Compare the work of every rank in some steps with the same work on the other ranks."""
+    entries, counted = table.entries, np.flatnonzero(steps[table.step])
+    entry, step = table.entry[counted], table.step[counted]
+    cells, cell = grouped(pack([entry, step]))
+    cell_entry = entry[cells]
+    size = np.bincount(cell, minlength=len(cells))
+    mean = np.bincount(cell, table.work_ns[counted], minlength=len(cells)) / np.maximum(size, 1)
+    own = grouped_median(cell_entry, mean, len(entries.rank))
+    per_step = np.bincount(cell_entry, size, minlength=len(entries.rank)) / max(len(np.unique(step)), 1)
+    rank, kind, stage = (column.astype(np.int64) for column in (entries.rank, entries.kind, entries.stage))
+    work = entries.work
+    pauses = _pauses_of_others(rank, stage, kind, work, per_step)
+    own = np.concatenate([own, np.zeros(len(pauses.rank))])
+    work = np.concatenate([work, pauses.work])
+    return PeerComparison(
+        rank=np.concatenate([rank, pauses.rank]),
+        kind=np.concatenate([kind, pauses.kind]),
+        work=work,
+        own_ns=own,
+        peer_ns=leave_one_out_median(work, own),
+        per_step=np.concatenate([per_step, pauses.per_step]),
+    )
+
+
+class _Pauses(NamedTuple):
+    """Work that takes no time on a rank; one row per rank and work."""
+
+    rank: Int64
+    kind: Int64
+    work: Int64
+    per_step: Float64
+
+
+def _pauses_of_others(rank: Int64, stage: Int64, kind: Int64, work: Int64, per_step: Float64) -> _Pauses:
+    """Return the work between two phases that only some ranks of a stage do, for its other ranks."""
+    # A pause of 0 ns is no segment: a rank whose host launches late would have nothing to compare its pause with.
+    usual = np.flatnonzero((kind >= BETWEEN) & (per_step > _USUAL))
+    usual = usual[np.unique(work[usual], return_index=True)[1]]
+    ranks, at = np.unique(rank, return_index=True)
+    which, other = np.nonzero(stage[usual][:, np.newaxis] == stage[at])
+    which, other = usual[which], ranks[other]
+    key = pack([np.concatenate([work[which], work]), np.concatenate([other, rank])])
+    missing = ~np.isin(key[: len(which)], key[len(which) :])
+    which = which[missing]
+    return _Pauses(other[missing], kind[which], work[which], per_step[which])
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from commtrace.analysis.chain import analyse
+from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.replay import step_statistics
 from commtrace.analysis.replay.program import Program, build_program, common_steps
 from commtrace.analysis.replay.scenarios import (
@@ -24,13 +25,51 @@ from commtrace.analysis.replay.scenarios import (
     Scenario,
     replay_of,
 )
-from commtrace.analysis.replay.step_statistics import DATA, GC, StepStatistics
+from commtrace.analysis.replay.segments import BETWEEN
+from commtrace.analysis.replay.step_statistics import DATA, GC, Entries, StepStatistics, WorkTable
 from commtrace.analysis.stragglers.limits import Thresholds
 from commtrace.analysis.stragglers.slow_links import typical_transfers
 from commtrace.analysis.stragglers.slow_ranks import MICROBATCHES, SELDOM, WORK, find_slow_ranks, normal_speed
-from commtrace.analysis.stragglers.work_statistics import WorkStatistics
+from commtrace.analysis.stragglers.work_statistics import PeerComparison, WorkStatistics, compare_with_peers
 from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace.run import Run
+
+
+def compared(*rows: dict[str, int]) -> PeerComparison:
+    """What is compared of these rows, in all steps."""
+    names = (*Entries._fields, "step", "microbatch", "begins_phase", "work_ns", "total_ns")
+    columns = {name: np.array([row.get(name, 0) for row in rows], np.int64) for name in names}
+    first, entry = grouped(pack([columns[name] for name in Entries._fields]))
+    entries = Entries(*(columns.pop(name)[first].astype(np.int32) for name in Entries._fields))
+    table = WorkTable(entries, entry.astype(np.int32), **columns)
+    return compare_with_peers(table, np.ones(table.step.max() + 1, np.bool_))
+
+
+def test_work_of_one_step_in_many_is_a_small_part_of_each() -> None:
+    """Ranks 0 and 1 do the same in every step; in the first one rank 1 does something else for 900 ns."""
+    every = [{"rank": rank, "step": step, "work_ns": 100} for rank in (0, 1) for step in range(9)]
+    once = [{"rank": rank, "ordinal": 1, "work_ns": 10 + 890 * rank} for rank in (0, 1)]
+
+    peers = compared(*every, *once)
+
+    assert peers.excess_ns[peers.rank == 1].sum() == pytest.approx(890 / 9)
+
+
+def test_a_pause_between_phases_that_only_one_rank_of_a_stage_makes_is_none_on_the_others() -> None:
+    """Ranks 0 and 1 do the same; rank 1 pauses for 30 ns before it. Rank 2 is another stage."""
+    rows = [
+        {"rank": rank, "step": step, "stage": rank == 2, "kind": 1, "work_ns": 100}
+        for rank in (0, 1, 2)
+        for step in range(4)
+    ]
+    rows += [{"rank": 1, "step": step, "kind": BETWEEN + 1, "work_ns": 30} for step in range(4)]
+
+    peers = compared(*rows)
+
+    assert peers.from_typical_ns() == {0: pytest.approx(-15), 1: pytest.approx(15), 2: 0.0}
+    assert peers.excess_ns[peers.rank == 1].sum() == pytest.approx(30)
+    assert peers.ratio[(peers.kind > BETWEEN) & (peers.rank == 1)].tolist() == [0.0]
+
 
 FAULTS = "slow-rank=3:1.4@4:12", "data=1:30@3:12:2", "gc=2:40", "slow-link=0-4:8", "sequence-imbalance=0.4"
 JOB = Job(dp=2, pp=2, tp=2, microbatches=4, steps=12, jitter=0.05, faults=(*map(Fault.parse, FAULTS),))

@@ -12,20 +12,85 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from commtrace.analysis.keys import grouped
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.replay.scenarios import MEASURED, NormalLinks, Replay, Scenario
-from commtrace.analysis.replay.step_statistics import Link, Traffic
+from commtrace.analysis.replay.step_statistics import Link, Traffic, TransferTable
 from commtrace.analysis.statistics import MEDIAN_DISTANCE, Float64, grouped_median
 from commtrace.analysis.stragglers.costs import TotalCost, cost_of, stands_out, total_cost
 from commtrace.analysis.stragglers.cusum import Series, error_of_steps, find_cuts, without_single_steps
-from commtrace.analysis.stragglers.limits import ALIKE, FAST_PERCENTILE, LINKS, MOST_OF_STEP, SHARE_OF_HOST
+from commtrace.analysis.stragglers.limits import (
+    ALIKE,
+    FAST_PERCENTILE,
+    FEWEST_TRANSFERS,
+    LINKS,
+    MOST_OF_STEP,
+    SHARE_OF_HOST,
+)
 from commtrace.analysis.stragglers.normal import BASELINE, MAJORITY, PAST, Judged, Usual, Work, judge
 from commtrace.analysis.stragglers.stretches import cut_at
-from commtrace.analysis.stragglers.transfers import LinkTransfers
 from commtrace.analysis.stragglers.verdict import LINK, NETWORK, RANKS, Member, Verdict, next_step
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTransfers:
+    """The transfers of the steps that count, one row for all similar transfers over a link."""
+
+    traffic: tuple[Traffic, ...]
+    like: Int64  # equal for rows of the same operation, size and number of members, within hosts or between them
+    is_between_hosts: Bool
+    row: Int64  # of each communication, as are step and ns
+    step: Int64
+    ns: Float64
+    each: TransferTable  # of every participant
+
+    @classmethod
+    def of(cls, table: TransferTable, counted: Bool, node: Mapping[int, str]) -> LinkTransfers | None:
+        """Return the transfers of the steps that count; None if these are too few. ``node`` is by rank."""
+        rows = np.flatnonzero(counted[table.step] & (table.row >= 0))
+        if len(rows) < FEWEST_TRANSFERS:
+            return None
+        first, join = grouped(table.join[rows])
+        ns = np.zeros(len(first))
+        np.maximum.at(ns, join, table.ns[rows].astype(np.float64))  # a sender may not see the end of what it sent
+        crosses = [len({node.get(rank) for rank in one.link.ranks}) > 1 for one in table.traffic]
+        number: dict[tuple[str, int, int, bool], int] = {}
+        like = [
+            number.setdefault((one.operation, one.num_bytes, one.participants, between), len(number))
+            for one, between in zip(table.traffic, crosses, strict=True)
+        ]
+        return cls(
+            traffic=table.traffic,
+            like=np.array(like, np.int64),
+            is_between_hosts=np.array(crosses),
+            row=table.row[rows][first].astype(np.int64),
+            step=table.step[rows][first].astype(np.int64),
+            ns=ns,
+            each=table,
+        )
+
+    def __len__(self) -> int:
+        return len(self.traffic)
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        return tuple(one.link for one in self.traffic)
+
+    def typical_ns(self, steps: Bool) -> Float64:
+        """Return the median of each row in these steps; NaN if there are too few transfers."""
+        chosen = steps[self.step]
+        enough = np.bincount(self.row[chosen], minlength=len(self)) >= FEWEST_TRANSFERS
+        return np.where(enough, grouped_median(self.row[chosen], self.ns[chosen], len(self)), np.nan)
+
+    def per_step_ns(self, steps: Bool) -> Float64:
+        """Return the median of each row in each of these steps, shape (rows, steps); NaN without any."""
+        count = len(steps)
+        medians = grouped_median(self.row * count + self.step, self.ns, len(self) * count)
+        return np.asarray(medians.reshape(-1, count)[:, steps])
+
 
 _CAUSE: Final = "communication"
 _NORMAL: Final = {

@@ -29,8 +29,8 @@ from commtrace.analysis.stragglers.limits import RECORDED, Limits, Thresholds
 from commtrace.analysis.stragglers.microbatches import uneven_sequences
 from commtrace.analysis.stragglers.normal import Usual
 from commtrace.analysis.stragglers.slow_links import slow_links
+from commtrace.analysis.stragglers.slow_ranks import common_change, judge_stretches
 from commtrace.analysis.stragglers.slow_sets import SlowSets, judge_sets
-from commtrace.analysis.stragglers.stretches import common_change, judge_stretches
 from commtrace.analysis.stragglers.uneven_stages import uneven_stages
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics

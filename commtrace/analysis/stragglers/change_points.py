@@ -1,4 +1,4 @@
-"""Find the steps at which the work of ranks, stages or links changes, by binary segmentation with CUSUM.
+"""Cut a run at the steps where the work of ranks, stages or links changes, by binary segmentation with CUSUM.
 
 Each cut lies at the row and step where the means on both sides differ most in standard errors (Page, Continuous
 Inspection Schemes, 1954; Vostrikova, Detecting "disorder" in multidimensional random processes, 1981).
@@ -6,6 +6,8 @@ Inspection Schemes, 1954; Vostrikova, Detecting "disorder" in multidimensional r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +23,7 @@ from commtrace.analysis.stragglers.limits import (
     SMOOTHED_STEPS,
     SPARE_STEPS,
 )
+from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 
 Float64 = npt.NDArray[np.float64]
 
@@ -36,6 +39,17 @@ class Series(NamedTuple):
 def find_cuts(series: Series, shortest: int) -> list[int]:
     """Return the places, ascending, that cut the steps into parts of at least ``shortest`` steps."""
     return _cut(series, shortest, MOST_CHANGES, SPARE_STEPS * series.values.shape[1])
+
+
+def cut_at(work: WorkStatistics, cuts: Sequence[int]) -> list[WorkStatistics]:
+    """Return the stretches between these places among the steps that count."""
+    return [_within(work, first, end) for first, end in pairwise([0, *cuts, work.num_steps])] if cuts else [work]
+
+
+def _within(work: WorkStatistics, first: int, end: int) -> WorkStatistics:
+    chosen = np.zeros(len(work.steady), np.bool_)
+    chosen[np.flatnonzero(work.steady)[first:end]] = True
+    return work.within(chosen)
 
 
 def without_single_steps(values: Float64) -> Float64:

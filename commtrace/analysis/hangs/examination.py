@@ -33,7 +33,7 @@ from commtrace.analysis.matching.arrivals import RankArrivals, describe_group, f
 from commtrace.analysis.matching.coverage import cover_groups, find_coverage
 from commtrace.analysis.matching.mismatches import find_mismatches
 from commtrace.analysis.matching.roles import find_roles
-from commtrace.analysis.stragglers.exclusion import keep_out
+from commtrace.analysis.stragglers.advice import keep_out
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.metadata import Group
 from commtrace.trace.processes import AskProcess, unknown_process

@@ -23,12 +23,13 @@ from commtrace.analysis.stragglers.common_place import (
 from commtrace.analysis.stragglers.limits import MOST_OF_PHASE, ONE_PHASE
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, evidence_of_longer_input
 from commtrace.analysis.stragglers.slow_ranks import MICROBATCHES, SELDOM, WORK, SlowRank, SlowRanks
-from commtrace.analysis.stragglers.verdict import ONLY_PHASE, PHASES, RANKS
+from commtrace.analysis.stragglers.verdict import PHASES, RANKS
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.metadata import DeviceState
 from commtrace.trace.run import RankTrace, Run
 
 THROTTLED: Final = "throttled_device"
+ONLY_PHASE: Final = "Only the {phase} takes longer; the other phases are as fast as elsewhere."
 
 _OUTSIDE: Final = {
     "late_launch": ", most of it before their phases, in no span",

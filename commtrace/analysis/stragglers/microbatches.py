@@ -18,6 +18,7 @@ from commtrace.analysis.replay.ideal import mean_work
 from commtrace.analysis.replay.scenarios import EqualMicrobatches, LongMicrobatches, Replay, Scenario
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.statistics import Float64, grouped_median
+from commtrace.analysis.stragglers.advice import NEXT_STEP
 from commtrace.analysis.stragglers.costs import cost_of, gpu_hours_per_day, stands_out
 from commtrace.analysis.stragglers.limits import (
     FAR_LONGER,
@@ -29,7 +30,7 @@ from commtrace.analysis.stragglers.limits import (
     MOST_OF_EXCESS,
     SCATTER_OF_MICROBATCHES,
 )
-from commtrace.analysis.stragglers.verdict import JOB, NEXT_STEP, Verdict
+from commtrace.analysis.stragglers.verdict import JOB, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64

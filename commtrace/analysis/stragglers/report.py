@@ -17,9 +17,9 @@ from commtrace.analysis.replay.scenarios import Replay
 from commtrace.analysis.replay.whatif import WhatIf, what_if
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
 from commtrace.analysis.steps.window import recorded_steps
+from commtrace.analysis.stragglers.advice import keep_out
 from commtrace.analysis.stragglers.awaited import Awaited, AwaitedTotals, awaited_totals
 from commtrace.analysis.stragglers.baseline import Baseline
-from commtrace.analysis.stragglers.exclusion import keep_out
 from commtrace.analysis.stragglers.search import Findings, MeasuredWork, judge_stragglers, measure_work
 from commtrace.analysis.stragglers.verdict import on_gpu
 from commtrace.analysis.whatif_traces.analysis import analyse_whatif_trace

@@ -17,6 +17,7 @@ from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.replay.scenarios import MEASURED, NormalLinks, Replay, Scenario
 from commtrace.analysis.replay.step_statistics import Link, Traffic, TransferTable
 from commtrace.analysis.statistics import MEDIAN_DISTANCE, Float64, grouped_median
+from commtrace.analysis.stragglers.advice import next_step
 from commtrace.analysis.stragglers.change_points import Series, cut_at, error_of_steps, find_cuts, without_single_steps
 from commtrace.analysis.stragglers.costs import TotalCost, cost_of, stands_out, total_cost
 from commtrace.analysis.stragglers.limits import (
@@ -28,7 +29,7 @@ from commtrace.analysis.stragglers.limits import (
     SHARE_OF_HOST,
 )
 from commtrace.analysis.stragglers.normal import BASELINE, MAJORITY, PAST, Judged, Usual, Work, judge
-from commtrace.analysis.stragglers.verdict import LINK, NETWORK, RANKS, Member, Verdict, next_step
+from commtrace.analysis.stragglers.verdict import LINK, NETWORK, RANKS, Member, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from commtrace.analysis.replay.scenarios import MEASURED, Replay, Scenario
+from commtrace.analysis.stragglers.advice import NOW_AND_THEN, next_step
 from commtrace.analysis.stragglers.common_place import by_common_place, places_of, who_in_words
 from commtrace.analysis.stragglers.costs import TotalCost, cost_of, mean_ms, total_cost
 from commtrace.analysis.stragglers.evidence import (
@@ -24,7 +25,7 @@ from commtrace.analysis.stragglers.evidence import (
 )
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, replica_of_ranks, replicas_in_words
 from commtrace.analysis.stragglers.slow_ranks import MEANT, SELDOM, SlowRank, SlowRanks, normal_speed
-from commtrace.analysis.stragglers.verdict import NOW_AND_THEN, RANKS, Member, Verdict, next_step
+from commtrace.analysis.stragglers.verdict import RANKS, Member, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace import schema
 from commtrace.trace.run import Run

@@ -15,6 +15,7 @@ import numpy as np
 from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words
 from commtrace.analysis.replay.scenarios import MEASURED, NormalStages, Replay, Scenario
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD
+from commtrace.analysis.stragglers.advice import NEXT_STEP, STAGE_THAT_CHANGED
 from commtrace.analysis.stragglers.change_points import Series, cut_at, error_of_steps, find_cuts, without_single_steps
 from commtrace.analysis.stragglers.costs import TotalCost, total_cost
 from commtrace.analysis.stragglers.limits import ALIKE, LAST_OF_TWO, RECORDED, Limits
@@ -31,7 +32,7 @@ from commtrace.analysis.stragglers.normal import (
     judge,
 )
 from commtrace.analysis.stragglers.slow_ranks import error_of_typical_work
-from commtrace.analysis.stragglers.verdict import NEXT_STEP, STAGE, STAGE_THAT_CHANGED, Member, Verdict
+from commtrace.analysis.stragglers.verdict import STAGE, Member, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.spans import Bool, Int64
 

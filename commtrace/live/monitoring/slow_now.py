@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from commtrace.analysis.replay.step_statistics import PAUSES
+from commtrace.analysis.stragglers.advice import next_step
 from commtrace.analysis.stragglers.common_place import (
     Place,
     by_common_place,
@@ -18,6 +19,7 @@ from commtrace.analysis.stragglers.common_place import (
     work_in_words,
 )
 from commtrace.analysis.stragglers.evidence import (
+    ONLY_PHASE,
     THROTTLED,
     DeviceEvidence,
     are_throttled,
@@ -30,7 +32,7 @@ from commtrace.analysis.stragglers.microbatches import (
     replicas_in_words,
 )
 from commtrace.analysis.stragglers.slow_ranks import WORK
-from commtrace.analysis.stragglers.verdict import ONLY_PHASE, PHASES, RANKS, Member, next_step
+from commtrace.analysis.stragglers.verdict import PHASES, RANKS, Member
 from commtrace.live.monitoring.findings import LiveStraggler
 from commtrace.live.monitoring.sampled_replay import Price
 from commtrace.live.monitoring.window import WORK as WORDS

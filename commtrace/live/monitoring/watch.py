@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from commtrace.analysis.stragglers.advice import next_step
 from commtrace.analysis.stragglers.common_place import Place, one_pauses_longer, several_pause_longer, who_in_words
 from commtrace.analysis.stragglers.evidence import DeviceEvidence, compare_devices
 from commtrace.analysis.stragglers.limits import (
@@ -28,7 +29,7 @@ from commtrace.analysis.stragglers.limits import (
 )
 from commtrace.analysis.stragglers.normal import MAJORITY, PAST, Judged, Work, judge
 from commtrace.analysis.stragglers.search import NO_PEERS
-from commtrace.analysis.stragglers.verdict import Member, Verdict, next_step
+from commtrace.analysis.stragglers.verdict import Member, Verdict
 from commtrace.live.monitoring.findings import BACK, SILENT, LiveEvent, LiveStraggler, StandingFindings
 from commtrace.live.monitoring.past import JobPast, PauseMemory, SlowPauses
 from commtrace.live.monitoring.sampled_replay import Price, Priced, SampledReplay, price

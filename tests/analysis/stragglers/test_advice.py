@@ -1,10 +1,10 @@
-"""Lines that keep a node out of the next job."""
+"""Advice: lines that keep a node out of the next job."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from commtrace.analysis.stragglers.exclusion import keep_out
+from commtrace.analysis.stragglers.advice import keep_out
 from commtrace.trace.metadata import RankMetadata
 from tests.factory import metadata
 

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.rank_words import ranks_in_words
+from commtrace.analysis.rank_words import range_in_words, ranks_in_words
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.replay.step_statistics import PAUSES
-from commtrace.analysis.stragglers.common_place import (
-    one_needs_longer,
-    one_pauses_longer,
-    places_of,
-    several_need_longer,
-    several_pause_longer,
-    work_in_words,
-)
 from commtrace.analysis.stragglers.limits import MOST_OF_PHASE, ONE_PHASE
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, evidence_of_longer_input
+from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST
+from commtrace.analysis.stragglers.places import Place, places_of
 from commtrace.analysis.stragglers.slow_ranks import MICROBATCHES, SELDOM, WORK, SlowRank, SlowRanks
-from commtrace.analysis.stragglers.verdict import PHASES, RANKS
+from commtrace.analysis.stragglers.verdict import ACTIVITY, HOST, PHASES, RANKS, cause_in_words
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.metadata import DeviceState
 from commtrace.trace.run import RankTrace, Run
@@ -258,3 +252,78 @@ def _typical(states: Sequence[DeviceState], field: str) -> float | None:
 def _typical_of_others(others: Sequence[Sequence[DeviceState]], field: str) -> float | None:
     values = [value for states in others if (value := _typical(states, field)) is not None]
     return float(median(values)) if values else None
+
+
+_COMPARED_WITH: Final = {
+    PAST: "the ranks that do the same work and are as fast as before",
+    BASELINE: "the ranks that do the same work and are as fast as in the baseline",
+    FASTEST: "the fastest ranks that do the same work",
+}
+
+
+def compared_with(told_by: str) -> str:
+    return _COMPARED_WITH.get(told_by, "the ranks that do the same work")
+
+
+def one_needs_longer(where: str, details: str, excess_ms: float, told_by: str, normal_ms: float, basis: str) -> str:
+    """Say, without a full stop, that a rank works longer than its peers; ``details`` are from :func:`work_in_words`."""
+    return (
+        f"{where} needs {details}: {excess_ms:.1f} ms per step more than {compared_with(told_by)}, which need "
+        f"{normal_ms:.1f} ms ({basis})"
+    )
+
+
+def work_in_words(cause: str, work_ms: float, phases: str = "") -> str:
+    """Return the work of a rank: ``phases``, as ``48.0 ms per forward (peers 40.0)``, if known, or all of its work."""
+    if cause == "late_launch":
+        return f"{work_ms:.1f} ms per step, more of it before its phases, in no span"
+    if cause == "unknown":
+        return f"{work_ms:.1f} ms per step, more of it outside of forward and backward"
+    return phases or f"{work_ms:.1f} ms of work per step"
+
+
+def one_pauses_longer(where: str, cause: str, mean_ms: float, excess_ms: float) -> str:
+    """Say, without a full stop, that a rank loses more per step to pauses that may be rare."""
+    return (
+        f"{where} needs {mean_ms:.1f} ms per step for {cause_in_words(cause)} (mean), {excess_ms:.1f} ms more than "
+        "other ranks of its stage"
+    )
+
+
+def several_need_longer(
+    places: Mapping[int, Place],
+    place: str,
+    ranks: Collection[int],
+    told_by: str,
+    percent: Sequence[float],
+    excess_ms: Sequence[float],
+) -> str:
+    """Say, without a full stop, that ranks, the slowest first, work longer than their peers."""
+    named, others = _subject(places, place, ranks), compared_with(told_by)
+    if place == HOST:
+        others = others.replace("ranks that", "ranks of other hosts that")
+    return f"{named} need {range_in_words(percent)} % longer per step than {others}, {range_in_words(excess_ms)} ms"
+
+
+def several_pause_longer(
+    places: Mapping[int, Place], place: str, cause: str, ranks: Collection[int], excess_ms: Iterable[float]
+) -> str:
+    """Say that ranks lose more to pauses than their peers."""
+    what = f" for {cause_in_words(cause)}" if cause in ACTIVITY else ""
+    return (
+        f"{_subject(places, place, ranks)} need {range_in_words(excess_ms)} ms per step more{what} than "
+        "other ranks of their stages (means)."
+    )
+
+
+def _subject(places: Mapping[int, Place], place: str, ranks: Collection[int]) -> str:
+    if place != HOST:
+        return ranks_in_words(ranks).capitalize()
+    host = places[next(iter(ranks))].host
+    return f"{_how_many(len(ranks), sum(one.host == host for one in places.values()))} ranks on {host}"
+
+
+def _how_many(some: int, all_of_them: int) -> str:
+    if some == all_of_them == 2:
+        return "Both"
+    return f"All {some}" if some == all_of_them else f"{some} of the {all_of_them}"

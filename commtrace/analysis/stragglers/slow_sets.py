@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 
 from commtrace.analysis.replay.scenarios import MEASURED, Replay, Scenario
 from commtrace.analysis.stragglers.advice import NOW_AND_THEN, next_step
-from commtrace.analysis.stragglers.common_place import by_common_place, places_of, who_in_words
 from commtrace.analysis.stragglers.costs import TotalCost, cost_of, mean_ms, total_cost
 from commtrace.analysis.stragglers.evidence import (
     THROTTLED,
@@ -24,6 +23,7 @@ from commtrace.analysis.stragglers.evidence import (
     slow_phase,
 )
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, replica_of_ranks, replicas_in_words
+from commtrace.analysis.stragglers.places import by_common_place, places_of, who_in_words
 from commtrace.analysis.stragglers.slow_ranks import MEANT, SELDOM, SlowRank, SlowRanks, normal_speed
 from commtrace.analysis.stragglers.verdict import RANKS, Member, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
@@ -36,7 +36,7 @@ MOST_SHARES: Final = 16
 
 
 class _Key(NamedTuple):
-    """The key of one verdict, in any steps; see :class:`.common_place.Together`."""
+    """The key of one verdict, in any steps; see :class:`.places.Together`."""
 
     place: str
     what: str

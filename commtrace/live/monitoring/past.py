@@ -18,10 +18,10 @@ import numpy as np
 
 from commtrace.analysis.breakdown.occurrence import Occurrence
 from commtrace.analysis.replay.step_statistics import Traffic
-from commtrace.analysis.stragglers.common_place import Place, by_common_place
 from commtrace.analysis.stragglers.limits import FAST_PERCENTILE, WINDOWS_TO_NAME, Thresholds
 from commtrace.analysis.stragglers.normal import PAST, Usual, Work
 from commtrace.analysis.stragglers.pauses import PausesOf, judge_pauses
+from commtrace.analysis.stragglers.places import Place, by_common_place
 from commtrace.analysis.stragglers.slow_ranks import MEANT
 from commtrace.live.monitoring.window import PAUSES, WORK, Pause, WindowReport
 

@@ -8,16 +8,6 @@ from typing import Final
 
 from commtrace.analysis.replay.step_statistics import PAUSES
 from commtrace.analysis.stragglers.advice import next_step
-from commtrace.analysis.stragglers.common_place import (
-    Place,
-    by_common_place,
-    one_needs_longer,
-    one_pauses_longer,
-    several_need_longer,
-    several_pause_longer,
-    who_in_words,
-    work_in_words,
-)
 from commtrace.analysis.stragglers.evidence import (
     ONLY_PHASE,
     THROTTLED,
@@ -25,12 +15,18 @@ from commtrace.analysis.stragglers.evidence import (
     are_throttled,
     device_in_words,
     is_of_device,
+    one_needs_longer,
+    one_pauses_longer,
+    several_need_longer,
+    several_pause_longer,
+    work_in_words,
 )
 from commtrace.analysis.stragglers.microbatches import (
     SEQUENCES,
     evidence_of_longer_input,
     replicas_in_words,
 )
+from commtrace.analysis.stragglers.places import Place, by_common_place, who_in_words
 from commtrace.analysis.stragglers.slow_ranks import WORK
 from commtrace.analysis.stragglers.verdict import PHASES, RANKS, Member
 from commtrace.live.monitoring.findings import LiveStraggler

@@ -16,8 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.stragglers.advice import next_step
-from commtrace.analysis.stragglers.common_place import Place, one_pauses_longer, several_pause_longer, who_in_words
-from commtrace.analysis.stragglers.evidence import DeviceEvidence, compare_devices
+from commtrace.analysis.stragglers.evidence import (
+    DeviceEvidence,
+    compare_devices,
+    one_pauses_longer,
+    several_pause_longer,
+)
 from commtrace.analysis.stragglers.limits import (
     CLEARED_BELOW,
     LIVE,
@@ -28,6 +32,7 @@ from commtrace.analysis.stragglers.limits import (
     Thresholds,
 )
 from commtrace.analysis.stragglers.normal import MAJORITY, PAST, Judged, Work, judge
+from commtrace.analysis.stragglers.places import Place, who_in_words
 from commtrace.analysis.stragglers.search import NO_PEERS
 from commtrace.analysis.stragglers.verdict import Member, Verdict
 from commtrace.live.monitoring.findings import BACK, SILENT, LiveEvent, LiveStraggler, StandingFindings

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from commtrace.analysis.breakdown.occurrence import occurrence
 from commtrace.analysis.statistics import MAD_TO_SIGMA
-from commtrace.analysis.stragglers.common_place import tensor_group_of
+from commtrace.analysis.stragglers.places import tensor_group_of
 from commtrace.live.monitoring.findings import MOST_MEANS, JobMeans
 from commtrace.live.monitoring.job_steps import MOST_REPORTED, Repetitions, StepTimes
 from commtrace.live.monitoring.sampled_steps import StepSample, StepSampler

@@ -33,7 +33,7 @@ from commtrace.exporters.monitor.rendezvous import Address, checked_token, new_t
 from commtrace.exporters.monitor.sinks import FileSink, FindingsSink, LiveSink, LogSink
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.exporters.monitor.webhook import WebhookSink, open_webhook
-from commtrace.exporters.otlp.span_filter import SpanFilter
+from commtrace.exporters.otlp.queue import SpanFilter
 from commtrace.live.monitoring.findings import JobView
 from commtrace.live.monitoring.window import Window, WindowReport
 from commtrace.live.rank import LiveRank

@@ -8,16 +8,16 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from commtrace.config import Config
 from commtrace.errors import ConfigurationError, MissingExtraError
 from commtrace.exporters.live import exporter_names
 from commtrace.exporters.otlp.process_sender import ProcessSender, WorkerError
-from commtrace.exporters.otlp.provider import installed_provider, processor_of
 from commtrace.exporters.otlp.queue import (
     MOST_SPANS,
     QUEUE_FULL,
@@ -25,67 +25,31 @@ from commtrace.exporters.otlp.queue import (
     SPANS_PER_REQUEST,
     UNANSWERED,
     Account,
+    HeldJobSteps,
     Job,
     JobQueue,
     MetricsSnapshot,
     Settle,
     SignalCounts,
+    SpanFilter,
 )  # fmt: skip
-from commtrace.exporters.otlp.span_filter import SpanFilter
-from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep, Repetitions
+from commtrace.live.monitoring.job_steps import JobStep, Repetitions
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepListener, StepSummary
 from commtrace.trace import schema
 from commtrace.trace.schema import Row
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+
     from commtrace.exporters.otlp.sender import MetricSink, SpanSink
     from commtrace.live.monitoring.findings import LiveEvent
+
+_logger = logging.getLogger("commtrace")
 
 WINDOWS: Final = 3
 """Windows of the monitor. The other ranks report a step in the next window at the latest, and this rank learns of it in
 the one after."""
-
-
-class HeldJobSteps:
-    """Holds each job step until the monitor has sent the times of all ranks, at most ``seconds``. Thread-safe."""
-
-    def __init__(self, rank: LiveRank, seconds: float, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._rank = rank
-        self._seconds = seconds if rank.metadata.world_size > 1 else 0.0
-        self._monotonic = monotonic
-        self._lock = threading.Lock()
-        self._held: dict[tuple[int, int], tuple[float, JobStep]] = {}
-
-    def hold(self, own: JobStep) -> None:
-        """Add a step with the times of this rank."""
-        with self._lock:
-            self._held[own.key] = (self._monotonic() + self._seconds, own)
-
-    def release(self, *, all_of_them: bool = False) -> tuple[JobStep, ...]:
-        """Return the steps whose wait is over, oldest first, with the times known so far."""
-        with self._lock:
-            now, known = self._monotonic(), self._rank.job_steps
-            too_many = len(self._held) - MOST_JOINED
-            released = [
-                key
-                for number, (key, (until, _)) in enumerate(self._held.items())
-                if all_of_them or number < too_many or until <= now or self._is_complete(known.get(key))
-            ]
-            return tuple(_joined(self._held.pop(key)[1], known.get(key)) for key in released)
-
-    def _is_complete(self, of_all: JobStep | None) -> bool:
-        return of_all is not None and of_all.ranks >= self._rank.metadata.world_size
-
-
-def _joined(own: JobStep, of_all: JobStep | None) -> JobStep:
-    # The own times may be missing in those of all ranks.
-    if of_all is None:
-        return own
-    return of_all._replace(begin_ns=min(own.begin_ns, of_all.begin_ns), end_ns=max(own.end_ns, of_all.end_ns))
-
-
-_logger = logging.getLogger("commtrace")
 
 START_SECONDS: Final = 3.0
 CLOSE_SECONDS: Final = 1.6
@@ -158,6 +122,29 @@ def _check_that_it_is_installed() -> None:
             found = None
         if found is None:
             raise MissingExtraError(f"OpenTelemetry is not installed ({name}): pip install 'commtrace[otlp]'")
+
+
+def installed_provider() -> TracerProvider | None:
+    """Return the SDK's TracerProvider that the script has installed; None without one."""
+    if "opentelemetry.sdk.trace" not in sys.modules:
+        return None
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+
+    provider = trace.get_tracer_provider()
+    return provider if isinstance(provider, TracerProvider) else None
+
+
+def processor_of(provider: TracerProvider | None) -> SpanProcessor | None:
+    """Return the span processor of a provider; None if it has none, or this version of the SDK hides it."""
+    if provider is None:
+        return None
+    from opentelemetry.sdk.trace import SpanProcessor
+
+    processor: Any = getattr(provider, "_active_span_processor", None)
+    if not isinstance(processor, SpanProcessor):
+        return None
+    return processor if getattr(processor, "_span_processors", ()) else None
 
 
 class _Seen(NamedTuple):

@@ -1,20 +1,88 @@
-"""The bounded queue of steps to export, and the exact account of their spans."""
+"""The steps to export: which of their spans, the bounded queue, and the exact account."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from commtrace.config import Config
 from commtrace.live.monitoring.findings import LiveEvent
-from commtrace.live.monitoring.job_steps import JobStep
+from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep
+from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
+from commtrace.options import OTLP_LEVELS
+from commtrace.trace import schema
 from commtrace.trace.schema import Row
+from commtrace.trace.selection.step_range import StepRange
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
+
+
+_ADDED_BY: Final[Mapping[str, frozenset[int]]] = {
+    "none": frozenset(),
+    "steps": frozenset({schema.STEP}),
+    "phases": frozenset(
+        {
+            schema.FORWARD,
+            schema.BACKWARD,
+            schema.RECOMPUTE,
+            schema.OPTIMIZER,
+            schema.DATA,
+            schema.CHECKPOINT,
+            schema.GC,
+            schema.EVALUATION,
+            schema.USER,
+            schema.PHASE,
+        }
+    ),
+    "communication": frozenset({schema.COLLECTIVE, schema.P2P, schema.STALL}),
+    "modules": frozenset({schema.MODULE}),
+}
+
+
+@dataclass(frozen=True)
+class SpanFilter:
+    """The rows that become spans: steps that are multiples of ``every``, of the ranks in ``ranges``, empty for all."""
+
+    level: str = "phases"
+    every: int = 1
+    ranges: tuple[StepRange, ...] = ()
+    world_size: int = 1
+
+    @classmethod
+    def from_config(cls, config: Config, world_size: int) -> SpanFilter:
+        ranges = tuple(StepRange.parse(part) for part in config.otlp.ranks.split(",") if part.strip())
+        return cls(config.otlp.level, config.otlp.sample, ranges, world_size)
+
+    @cached_property
+    def kinds(self) -> frozenset[int]:
+        levels = OTLP_LEVELS[: OTLP_LEVELS.index(self.level) + 1]
+        return frozenset[int]().union(*(_ADDED_BY[level] for level in levels))
+
+    @cached_property
+    def first_rank(self) -> int:
+        """Return the lowest rank that exports, which also exports the job steps; −1 without any."""
+        return next((rank for rank in range(self.world_size) if self.takes_rank(rank)), -1)
+
+    def takes_rank(self, rank: int) -> bool:
+        return not self.ranges or any(rank in ranks for ranks in self.ranges)
+
+    def takes_step(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def rows(self, rows: Sequence[Row], step: int) -> list[Row]:
+        """Return the rows of a closed step that become spans; ``step`` is also the step of rows without one."""
+        kinds = self.kinds
+        if self.every == 1:
+            return [row for row in rows if row.kind in kinds]
+        return [row for row in rows if row.kind in kinds and self.takes_step(step if row.step < 0 else row.step)]
+
 
 MOST_SPANS: Final = 50_000
 """Limit of spans that wait for the receiver; newer ones are dropped and counted."""
@@ -68,6 +136,44 @@ class Job(NamedTuple):
     def without_operations(self) -> Job:
         """Return the job without the parts of its summary that no span needs."""
         return self._replace(summary=replace(self.summary, operations=(), collectives=()))
+
+
+class HeldJobSteps:
+    """Holds each job step until the monitor has sent the times of all ranks, at most ``seconds``. Thread-safe."""
+
+    def __init__(self, rank: LiveRank, seconds: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._rank = rank
+        self._seconds = seconds if rank.metadata.world_size > 1 else 0.0
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._held: dict[tuple[int, int], tuple[float, JobStep]] = {}
+
+    def hold(self, own: JobStep) -> None:
+        """Add a step with the times of this rank."""
+        with self._lock:
+            self._held[own.key] = (self._monotonic() + self._seconds, own)
+
+    def release(self, *, all_of_them: bool = False) -> tuple[JobStep, ...]:
+        """Return the steps whose wait is over, oldest first, with the times known so far."""
+        with self._lock:
+            now, known = self._monotonic(), self._rank.job_steps
+            too_many = len(self._held) - MOST_JOINED
+            released = [
+                key
+                for number, (key, (until, _)) in enumerate(self._held.items())
+                if all_of_them or number < too_many or until <= now or self._is_complete(known.get(key))
+            ]
+            return tuple(_joined(self._held.pop(key)[1], known.get(key)) for key in released)
+
+    def _is_complete(self, of_all: JobStep | None) -> bool:
+        return of_all is not None and of_all.ranks >= self._rank.metadata.world_size
+
+
+def _joined(own: JobStep, of_all: JobStep | None) -> JobStep:
+    # The own times may be missing in those of all ranks.
+    if of_all is None:
+        return own
+    return of_all._replace(begin_ns=min(own.begin_ns, of_all.begin_ns), end_ns=max(own.end_ns, of_all.end_ns))
 
 
 class Account:

@@ -19,11 +19,8 @@ from opentelemetry.util.types import AttributeValue
 from commtrace.config import Config
 from commtrace.exporters.otlp.file import FileMetrics, FileSpans
 from commtrace.exporters.otlp.metrics import metrics_data
-from commtrace.exporters.otlp.provider import ProviderSpans
-from commtrace.exporters.otlp.queue import SPANS_PER_REQUEST, Job, MetricsSnapshot, Settle
-from commtrace.exporters.otlp.resource import NO_ATTRIBUTES, resource_of
-from commtrace.exporters.otlp.span_filter import SpanFilter
-from commtrace.exporters.otlp.spans import SpanMaker
+from commtrace.exporters.otlp.queue import SPANS_PER_REQUEST, Job, MetricsSnapshot, Settle, SpanFilter
+from commtrace.exporters.otlp.spans import NO_ATTRIBUTES, SpanMaker, resource_of
 from commtrace.live.gil import GilYield
 from commtrace.live.rank import LiveRank
 
@@ -46,6 +43,22 @@ class MetricSink(Protocol):
 
     def shutdown(self) -> None:
         """Close it."""
+
+
+class ProviderSpans:
+    """Sends spans through the processor of a provider, whose tracer cannot make spans with given ids."""
+
+    def __init__(self, processor: SpanProcessor) -> None:
+        self._processor = processor
+
+    def export(self, spans: Sequence[ReadableSpan]) -> bool:
+        for span in spans:
+            self._processor.on_end(span)
+        # A BatchSpanProcessor silently drops the oldest of more than 2,048 spans.
+        return bool(self._processor.force_flush())
+
+    def shutdown(self) -> None:
+        """Do nothing: the processor belongs to the script."""
 
 
 class Sender:

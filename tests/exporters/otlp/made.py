@@ -11,8 +11,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 
 from commtrace.exporters.otlp.exporter import OtlpExporter
-from commtrace.exporters.otlp.queue import Job
-from commtrace.exporters.otlp.span_filter import SpanFilter
+from commtrace.exporters.otlp.queue import Job, SpanFilter
 from commtrace.exporters.otlp.spans import SpanMaker
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.rank import LiveRank

@@ -1,15 +1,60 @@
-"""The bounded queue and its account."""
+"""Which rows are exported; the queue of steps, and the account of their spans."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtrace.exporters.otlp.queue import AT_THE_END, QUEUE_FULL, REFUSED, UNANSWERED, Account, Job, JobQueue
+from commtrace.config import Config, OtlpConfig
+from commtrace.exporters.otlp.queue import (
+    AT_THE_END,
+    QUEUE_FULL,
+    REFUSED,
+    UNANSWERED,
+    Account,
+    HeldJobSteps,
+    Job,
+    JobQueue,
+    SpanFilter,
+)
 from commtrace.live.monitoring.findings import LiveEvent
-from commtrace.live.monitoring.job_steps import JobStep
+from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep
+from commtrace.options import OTLP_LEVELS
+from commtrace.trace import schema
+from tests.exporters.otlp.made import WORLD_SIZE, live_rank
 from tests.exporters.prometheus.steps import summary
 from tests.trace.rows import row
+
+
+def test_every_level_holds_those_before_it() -> None:
+    sizes = [SpanFilter(level).kinds for level in OTLP_LEVELS]
+
+    assert sizes == sorted(sizes, key=len)
+    assert all(less < more for less, more in pairwise(sizes))
+    assert SpanFilter("modules").kinds == set(range(len(schema.KINDS))) - {schema.MARK, schema.KERNEL, schema.MEMORY}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "taken"),
+    [("", [0, 1, 2, 3, 4, 5]), ("0,4", [0, 4]), ("1:6:2", [1, 3, 5]), ("5, 0:2", [0, 1, 5]), ("7", [])],
+)
+def test_ranks(ranks: str, taken: list[int]) -> None:
+    span_filter = SpanFilter.from_config(Config(otlp=OtlpConfig(ranks=ranks)), world_size=6)
+
+    assert [rank for rank in range(6) if span_filter.takes_rank(rank)] == taken
+    assert span_filter.first_rank == (taken[0] if taken else -1)
+
+
+def test_rows_are_chosen_by_the_step_that_they_bear() -> None:
+    rows = [row(step=9, start=1), row(step=10, start=2), row(step=11, start=3), row(step=-1, start=4)]
+    span_filter = SpanFilter("phases", every=5)
+
+    assert [one[3] for one in span_filter.rows(rows, step=11)] == [2]
+    assert [one[3] for one in span_filter.rows(rows, step=10)] == [2, 4]
+    assert span_filter.rows([row(kind=schema.COLLECTIVE, step=10)], step=10) == []
 
 
 def job(rows: int, *, is_root: bool = False, findings: int = 0) -> Job:
@@ -82,3 +127,66 @@ def test_steps_that_wait_together_are_taken_together_as_long_as_they_fit() -> No
     assert taken == [[3, 4], [3, 1], [9]]
     queue.put(job(50_000))
     assert account.total_dropped == 0
+
+
+class Clock:
+    """Stands still unless it is moved, in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def own(step: int) -> JobStep:
+    return JobStep(step, 0, 1_000 * step, 1_000 * step + 900, 1)
+
+
+def test_without_a_monitor_nothing_waits() -> None:
+    held = HeldJobSteps(live_rank(0), 0.0, Clock())
+    held.hold(own(3))
+
+    assert held.release() == (own(3),)
+    assert held.release() == ()
+
+
+def test_a_step_waits_until_all_ranks_are_known_and_has_their_times() -> None:
+    live = live_rank(0)
+    held = HeldJobSteps(live, 12.0, Clock())
+    held.hold(own(3))
+    held.hold(own(4))
+    assert held.release() == ()
+
+    some = JobStep(4, 0, 4_000, 4_950, WORLD_SIZE - 1)
+    live.job_steps = {(3, 0): JobStep(3, 0, 2_990, 3_939, WORLD_SIZE), (4, 0): some}
+    assert held.release() == (JobStep(3, 0, 2_990, 3_939, WORLD_SIZE),)
+    assert held.release() == ()
+
+
+def test_after_a_bounded_time_it_has_the_times_of_those_that_are_known() -> None:
+    live, clock = live_rank(0), Clock()
+    held = HeldJobSteps(live, 12.0, clock)
+    held.hold(own(3))
+    held.hold(own(4))
+    live.job_steps = {(4, 0): JobStep(4, 0, 4_100, 4_950, 2)}  # of two others
+    clock.now += 11.9
+    assert held.release() == ()
+
+    clock.now += 0.1
+    assert held.release() == (own(3), JobStep(4, 0, 4_000, 4_950, 2))
+
+
+def test_no_more_are_held_than_the_monitor_keeps() -> None:
+    held = HeldJobSteps(live_rank(0), 12.0, Clock())
+    for step in range(MOST_JOINED + 3):
+        held.hold(own(step))
+
+    assert held.release() == (own(0), own(1), own(2))
+
+
+def test_at_the_end_all_are_released() -> None:
+    held = HeldJobSteps(live_rank(0), 12.0, Clock())
+    held.hold(own(3))
+
+    assert held.release(all_of_them=True) == (own(3),)

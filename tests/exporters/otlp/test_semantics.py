@@ -10,7 +10,7 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from commtrace.config import Config, OtlpConfig
-from commtrace.exporters.otlp.span_filter import SpanFilter
+from commtrace.exporters.otlp.queue import SpanFilter
 from tests.exporters.otlp.made import WORLD_SIZE, job_spans
 from tests.exporters.otlp.semantics import violations
 

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from commtrace.exporters.monitor.hangs import HangAggregator, no_stack
 from commtrace.exporters.monitor.messages import Job
+from commtrace.exporters.monitor.sinks import AlertSink
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.findings import LiveEvent, MonitorStatus
 from commtrace.live.monitoring.waits import LeastTimes
@@ -19,13 +19,6 @@ from commtrace.trace.files.side_files import read_stack, stack_path
 from commtrace.trace.files.writer import rank_directory
 
 _logger = logging.getLogger("commtrace")
-
-
-class AlertSink(Protocol):
-    """A destination of findings."""
-
-    def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
-        """Take the new events, possibly none, and the present state."""
 
 
 class Aggregator:

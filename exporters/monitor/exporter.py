@@ -15,7 +15,7 @@ from commtrace.config import Config
 from commtrace.errors import CommtraceError
 from commtrace.exporters.live import exporter_names
 from commtrace.exporters.monitor import rendezvous
-from commtrace.exporters.monitor.aggregator import Aggregator, AlertSink
+from commtrace.exporters.monitor.aggregator import Aggregator
 from commtrace.exporters.monitor.exchange import MonitorClient, MonitorError, MonitorServer
 from commtrace.exporters.monitor.hangs import hang_report
 from commtrace.exporters.monitor.messages import (
@@ -30,9 +30,16 @@ from commtrace.exporters.monitor.messages import (
     Request,
 )
 from commtrace.exporters.monitor.rendezvous import Address, checked_token, new_token, read_token, token_path
-from commtrace.exporters.monitor.sinks import FileSink, FindingsSink, LiveSink, LogSink
+from commtrace.exporters.monitor.sinks import (
+    AlertSink,
+    FileSink,
+    FindingsSink,
+    LiveSink,
+    LogSink,
+    WebhookSink,
+    open_webhook,
+)
 from commtrace.exporters.monitor.store import MonitorStore
-from commtrace.exporters.monitor.webhook import WebhookSink, open_webhook
 from commtrace.exporters.otlp.queue import SpanFilter
 from commtrace.live.monitoring.findings import JobView
 from commtrace.live.monitoring.window import Window, WindowReport

@@ -1,25 +1,47 @@
-"""Sinks of the monitor's findings: the log, files of the run, and other exporters."""
+"""Sinks of the monitor's findings: the log, files of the run, other exporters, and a webhook."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import http.client
 import json
 import logging
+import queue
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple, Protocol
 
+from commtrace.config import MonitorConfig
+from commtrace.exporters.monitor.hangs import HUNG, RESUMED
 from commtrace.exporters.monitor.messages import MOST_EVENTS, Findings
 from commtrace.exporters.monitor.store import MonitorStore
-from commtrace.live.monitoring.findings import JobView, LiveEvent, LiveStraggler, MonitorStatus
+from commtrace.live.monitoring.findings import BACK, CLEARED, SILENT, JobView, LiveEvent, LiveStraggler, MonitorStatus
 from commtrace.live.rank import LiveRank
+from commtrace.options import PAGERDUTY, SLACK
+from commtrace.redaction import http_reason, redacted_url
 from commtrace.trace.inputs import printable
+from commtrace.trace.json_values import JsonObject
 
 _logger = logging.getLogger("commtrace")
 
 _MOST_SENTENCE: Final = 4_096
 _MOST_RANKS: Final = 256
+
+
+class AlertSink(Protocol):
+    """A destination of findings."""
+
+    def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
+        """Take the new events, possibly none, and the present state."""
 
 
 class LogSink:
@@ -91,3 +113,174 @@ class FindingsSink:
 def _with_fewer_ranks(straggler: LiveStraggler) -> LiveStraggler:
     # Half of a large job may be slow, and a message is bounded.
     return replace(straggler, ranks=straggler.ranks[:_MOST_RANKS])
+
+
+TRIES: Final = 7
+MOST_WAIT_SECONDS: Final = 120.0
+_FIRST_WAIT_SECONDS: Final = 1.0
+_POST_SECONDS: Final = 5.0
+_LAST_SECONDS: Final = 1.0
+_MOST_WAITING: Final = 100
+
+_ENDS: Final = (CLEARED, BACK, RESUMED)
+_SEVERITIES: Final = {HUNG: "critical", SILENT: "error"}
+_MOST_SLACK_TEXT: Final = 3_000
+_MOST_PAGERDUTY_SUMMARY: Final = 1_024
+
+
+def json_payload(event: LiveEvent, run_id: str) -> JsonObject:
+    """Return an event and its run (docs/json/monitor-event.schema.json)."""
+    return {**event.to_json(), "run_id": run_id}
+
+
+def slack_payload(event: LiveEvent, run_id: str) -> JsonObject:
+    """Return a message for an incoming webhook of Slack, or of a compatible chat."""
+    symbol = ":white_check_mark:" if event.kind in _ENDS else ":warning:"
+    text = f"{symbol} commtrace, run {run_id}: {event.sentence}"
+    if len(text) > _MOST_SLACK_TEXT:
+        text = f"{text[: _MOST_SLACK_TEXT - 1]}…"
+    return {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
+
+
+def pagerduty_payload(event: LiveEvent, run_id: str, routing_key: str) -> JsonObject:
+    """Return an event of PagerDuty's Events API v2, which opens, adds to or resolves an incident."""
+    about: JsonObject = {"routing_key": routing_key, "dedup_key": _incident(event, run_id)}
+    if event.kind in _ENDS:
+        return {**about, "event_action": "resolve"}
+    payload = {
+        "summary": event.sentence[:_MOST_PAGERDUTY_SUMMARY],
+        "source": event.host or run_id,
+        "severity": _SEVERITIES.get(event.kind, "warning"),
+        "timestamp": event.to_json()["time_utc"],
+        "component": run_id,
+        "class": event.straggler.cause if event.straggler else event.kind,
+        "custom_details": json_payload(event, run_id),
+    }
+    return {**about, "event_action": "trigger", "client": "commtrace", "payload": payload}
+
+
+def _incident(event: LiveEvent, run_id: str) -> str:
+    """Return the same key for the begin, the changes and the end of a finding, also after a restart of the job."""
+    if event.straggler is not None:
+        subject = event.straggler.id
+    else:
+        subject = HUNG if event.kind in (HUNG, RESUMED) else f"silent/{event.rank}"
+    return f"commtrace-{hashlib.sha256(f'{run_id}/{subject}'.encode()).hexdigest()[:32]}"
+
+
+def open_webhook(config: MonitorConfig, run_id: str) -> WebhookSink | None:
+    """Return the webhook of a configuration; None if it has none."""
+    if not config.webhook:
+        return None
+    payload: Callable[[LiveEvent, str], JsonObject] = json_payload
+    if config.webhook_receiver == SLACK:
+        payload = slack_payload
+    elif config.webhook_receiver == PAGERDUTY:
+
+        def payload(event: LiveEvent, run_id: str) -> JsonObject:
+            return pagerduty_payload(event, run_id, config.webhook_key)
+
+    return WebhookSink(config.webhook, run_id, payload)
+
+
+class _Failure(NamedTuple):
+    """A failed attempt: the reason without the address, True if another try is worth it, the wait that is asked for."""
+
+    reason: str
+    may_pass: bool
+    wait_seconds: float = 0.0
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Makes a redirect an error: urllib would follow it by a GET without the event, to any address."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+class WebhookSink:
+    """POSTs every event from a thread, in order, and retries for some minutes; ``wait`` returns early at the end."""
+
+    def __init__(
+        self,
+        url: str,
+        run_id: str,
+        payload: Callable[[LiveEvent, str], JsonObject] = json_payload,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
+        self.run_id = run_id
+        self._url = url
+        self._payload = payload
+        self._ends = threading.Event()
+        self._wait = wait or self._ends.wait
+        self._opener = urllib.request.build_opener(_NoRedirects)
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(_MOST_WAITING)
+        self._has_failed = False
+        self._thread = threading.Thread(target=self._run, name="commtrace-webhook", daemon=True)
+        self._thread.start()
+
+    def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
+        for event in events:
+            body = json.dumps(self._payload(event, self.run_id)).encode()
+            try:
+                self._waiting.put_nowait(body)
+            except queue.Full:
+                sentence = printable(event.sentence)
+                _logger.warning("commtrace: the webhook is too slow; an event is only in the log: %s", sentence)
+
+    def close(self) -> None:
+        """Send the waiting events once more, with a short timeout."""
+        self._ends.set()
+        with contextlib.suppress(queue.Full):  # then the thread is not waiting for one
+            self._waiting.put_nowait(None)
+        self._thread.join(_LAST_SECONDS)
+
+    def _run(self) -> None:
+        while not (self._ends.is_set() and self._waiting.empty()):
+            body = self._waiting.get()
+            if body is None:
+                return
+            failure, tries = self._deliver(body)
+            if failure is not None and not self._has_failed:
+                _logger.warning(
+                    "commtrace: the webhook %s did not accept an event (%s): %s",
+                    redacted_url(self._url),
+                    "1 try" if tries == 1 else f"{tries} tries",
+                    failure.reason,
+                )
+            self._has_failed = failure is not None
+
+    def _deliver(self, body: bytes) -> tuple[_Failure | None, int]:
+        """Return the last failure, None after a success, and the number of tries."""
+        for number in range(TRIES):
+            failure = self._post(body)
+            is_last = number == TRIES - 1 or self._ends.is_set()
+            if failure is None or not failure.may_pass or is_last:
+                break
+            self._wait(min(max(_FIRST_WAIT_SECONDS * 2**number, failure.wait_seconds), MOST_WAIT_SECONDS))
+        return failure, number + 1
+
+    def _post(self, body: bytes) -> _Failure | None:
+        try:
+            request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"}, method="POST")
+            with self._opener.open(request, timeout=_POST_SECONDS):
+                return None
+        except urllib.error.HTTPError as error:
+            with error:
+                what = ", a redirect, which is not followed" if 300 <= error.code < 400 else ""
+                may_pass = error.code == http.HTTPStatus.TOO_MANY_REQUESTS or error.code >= 500
+                return _Failure(f"{http_reason(error)}{what}", may_pass, _retry_after(error.headers.get("Retry-After")))
+        except (OSError, ValueError, http.client.HTTPException) as error:  # a bad URL is a ValueError
+            cause = error.reason if isinstance(error, urllib.error.URLError) else error
+            is_final = isinstance(cause, (ValueError, ssl.SSLCertVerificationError))
+            return _Failure(http_reason(error), not is_final)
+
+
+def _retry_after(header: str | None) -> float:
+    """Return the seconds in a ``Retry-After`` header, a number or a date; 0 without."""
+    try:
+        text = (header or "").strip()
+        seconds = float(text) if text.isdecimal() else parsedate_to_datetime(text).timestamp() - time.time()
+    except (TypeError, ValueError):
+        return 0.0
+    return max(seconds, 0.0)

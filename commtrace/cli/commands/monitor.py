@@ -37,12 +37,11 @@ def monitor(
     """
     from commtrace.cli.verdicts import keep
     from commtrace.config import Config
-    from commtrace.exporters.monitor.aggregator import Aggregator, AlertSink
+    from commtrace.exporters.monitor.aggregator import Aggregator
     from commtrace.exporters.monitor.exchange import MonitorServer
     from commtrace.exporters.monitor.rendezvous import Address, checked_token, make_token, token_path
-    from commtrace.exporters.monitor.sinks import FileSink, FindingsSink
+    from commtrace.exporters.monitor.sinks import AlertSink, FileSink, FindingsSink, open_webhook
     from commtrace.exporters.monitor.store import MonitorStore
-    from commtrace.exporters.monitor.webhook import open_webhook
     from commtrace.trace.files.locate import rank_directories
 
     address, store = Address.parse(serve), MonitorStore()

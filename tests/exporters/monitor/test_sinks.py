@@ -1,19 +1,41 @@
-"""The sinks of the monitor: the log and the files of the run."""
+"""The sinks of the monitor: the log, the files of the run, and the webhook with receivers that refuse, hang or move."""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from commtrace.config import Config, MonitorConfig
+from commtrace.errors import ConfigurationError
+from commtrace.exporters.monitor import sinks
 from commtrace.exporters.monitor.aggregator import Aggregator
 from commtrace.exporters.monitor.messages import Job, Report
-from commtrace.exporters.monitor.sinks import FileSink, LogSink
+from commtrace.exporters.monitor.sinks import (
+    FileSink,
+    LogSink,
+    WebhookSink,
+    json_payload,
+    open_webhook,
+    pagerduty_payload,
+    slack_payload,
+)
 from commtrace.exporters.monitor.store import MonitorStore
+from commtrace.live.monitoring.findings import LiveEvent, StandingFindings, cleared, found
 from tests.json_schemas import errors
-from tests.live.findings import status
+from tests.live.findings import live_straggler, status
 from tests.live.monitoring.test_watch import SECONDS, report
 
 
@@ -47,3 +69,310 @@ def test_the_files_of_a_run_are_what_their_schemas_say(tmp_path: Path) -> None:
     assert [len(state["stragglers"]) for state in states] == [0, 1, 1, 1, 0, 0, 0, 0]
     assert [found for state in states for found in errors("monitor", state)] == []
     assert [found for event in events for found in errors("monitor-event", event)] == []
+
+
+SILENT = LiveEvent("silent", 1.0, 3, "node0", "Rank 3 on node0 has not reported for 12 s: dead, stuck or cut off.")
+BACK = LiveEvent("back", 2.0, 3, "node0", "Rank 3 on node0 reports again.")
+HANG = LiveEvent("hang", 3.0, 2, "node1", "Training has stopped: 4 of 4 ranks say so.")
+RESUMED = LiveEvent("resumed", 4.0, -1, "", "Training goes on; no rank hangs any more.")
+SLOW = found(live_straggler(id="slow/compute/rank 1 on node0"), 8.0, "GPU")
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "monitor.md"
+LIMIT_SECONDS = 60.0
+SECRET = "s3cret"
+
+
+@dataclass
+class Receiver:
+    """A server that answers with these statuses, one after the other, then with 200.
+
+    Attributes:
+        received: bodies, by path.
+    """
+
+    answers: list[tuple[int, dict[str, str]]] = field(default_factory=list)
+    received: list[tuple[str, str, Any]] = field(default_factory=list)
+    url: str = ""
+
+    @property
+    def bodies(self) -> list[Any]:
+        return [body for _, _, body in self.received]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    served = Receiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            served.received.append((self.command, self.path, body))
+            code, headers = served.answers.pop(0) if served.answers else (200, {})
+            self.send_response(code)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            served.received.append((self.command, self.path, None))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            """Not on the test's output."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    served.url = f"http://127.0.0.1:{server.server_port}/services/{SECRET}"
+    yield served
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def sent(url: str, events: Sequence[LiveEvent], payload: Callable[..., Any] = json_payload) -> list[float]:
+    """Send events and return how long was waited between tries."""
+    waits: list[float] = []
+    sink = WebhookSink(url, "llm-7b", payload, wait=waits.append)
+    sink.alert(events, status())
+    sink._waiting.put(None)
+    sink._thread.join(LIMIT_SECONDS)
+    assert not sink._thread.is_alive()
+    return waits
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_plain_json_is_the_event_with_its_run() -> None:
+    payload = json_payload(SLOW, "llm-7b")
+    assert payload == {**SLOW.to_json(), "run_id": "llm-7b"}
+    for event in (SLOW, SILENT, BACK, HANG, RESUMED, cleared(SLOW.straggler, 9.0)):  # type: ignore[arg-type]
+        assert list(errors("monitor-event", json.loads(json.dumps(json_payload(event, "llm-7b"))))) == []
+
+
+def test_slack_gets_one_line_of_text() -> None:
+    assert slack_payload(SILENT, "llm-7b") == {
+        "text": ":warning: commtrace, run llm-7b: Rank 3 on node0 has not reported for 12 s: dead, stuck or cut off."
+    }
+    assert slack_payload(BACK, "llm-7b") == {
+        "text": ":white_check_mark: commtrace, run llm-7b: Rank 3 on node0 reports again."
+    }
+
+
+def test_slack_gets_no_markup_from_a_sentence_and_no_endless_one() -> None:
+    event = replace(HANG, sentence="<!channel> & " + 5_000 * "x")
+    text = slack_payload(event, "llm-7b")["text"]
+    assert text.startswith(":warning: commtrace, run llm-7b: &lt;!channel&gt; &amp; xxx")
+    assert text.endswith("x…")
+    assert len(text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")) == 3_000
+
+
+def test_pagerduty_gets_an_incident_that_is_resolved_when_the_finding_is_over() -> None:
+    incident = pagerduty_payload(SLOW, "llm-7b", "key")
+    assert incident == {
+        "routing_key": "key",
+        "event_action": "trigger",
+        "dedup_key": incident["dedup_key"],
+        "client": "commtrace",
+        "payload": {
+            "summary": SLOW.sentence,
+            "source": "node0",
+            "severity": "warning",
+            "timestamp": "1970-01-01T00:00:08.000+00:00",
+            "component": "llm-7b",
+            "class": "compute",
+            "custom_details": json_payload(SLOW, "llm-7b"),
+        },
+    }
+    assert pagerduty_payload(cleared(SLOW.straggler, 9.0), "llm-7b", "key") == {  # type: ignore[arg-type]
+        "routing_key": "key",
+        "event_action": "resolve",
+        "dedup_key": incident["dedup_key"],
+    }
+
+
+@pytest.mark.parametrize(("begin", "end", "severity"), [(SILENT, BACK, "error"), (HANG, RESUMED, "critical")])
+def test_hangs_and_silent_ranks_are_incidents_as_well(begin: LiveEvent, end: LiveEvent, severity: str) -> None:
+    opened, resolved = (pagerduty_payload(event, "llm-7b", "key") for event in (begin, end))
+    assert opened["payload"]["severity"] == severity
+    assert (opened["event_action"], resolved["event_action"]) == ("trigger", "resolve")
+    assert opened["dedup_key"] == resolved["dedup_key"]
+
+
+def test_incidents_of_other_findings_and_runs_have_other_keys() -> None:
+    other_rank, other_finding = replace(SILENT, rank=4), found(live_straggler(id="slow/data/rank 1"), 8.0, "GPU")
+    keys = {
+        pagerduty_payload(event, "llm-7b", "")["dedup_key"] for event in (SILENT, other_rank, HANG, SLOW, other_finding)
+    }
+    keys.add(pagerduty_payload(SLOW, "llm-8b", "")["dedup_key"])
+    assert len(keys) == 6
+    assert max(map(len, keys)) <= 255
+
+
+def test_a_finding_that_changes_stays_the_same_incident() -> None:
+    standing = StandingFindings(windows_to_name=1)
+    rank_1, both = live_straggler(1), replace(live_straggler(1), ranks=(1, 2), who="ranks 1 and 2", cause="data")
+    events = [event for seen in ([rank_1], [both], []) for event in standing.join(seen, 9.0, "GPU")]
+    assert [event.kind for event in events] == ["straggler", "changed", "recovered"]
+    payloads = [pagerduty_payload(event, "llm-7b", "key") for event in events]
+    assert [payload["event_action"] for payload in payloads] == ["trigger", "trigger", "resolve"]
+    assert len({payload["dedup_key"] for payload in payloads}) == 1
+
+
+def test_the_examples_of_the_documentation_are_what_is_sent() -> None:
+    _, _, section = PAGE.read_text("utf-8").partition("\n## Webhook\n")
+    shown = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)]
+    event = replace(SILENT, time=1795425247.0)
+    incident = pagerduty_payload(event, "llm-7b", "0f3c6b0a4d6e4f5a9d7c1b2e8a7f6c5d")
+    incident["payload"]["custom_details"] = {}
+    assert shown == [slack_payload(event, "llm-7b"), incident, json_payload(event, "llm-7b")]
+
+
+@pytest.mark.parametrize(
+    ("url", "given", "receiver"),
+    [
+        ("https://hooks.slack.com/services/T0/B0/abc", "", "slack"),
+        ("https://events.pagerduty.com/v2/enqueue", "", "pagerduty"),
+        ("https://events.eu.pagerduty.com/v2/enqueue", "", "pagerduty"),
+        ("https://hooks.example.com/hooks.slack.com", "", "json"),
+        ("https://chat.example.com/hooks/abc", "slack", "slack"),
+        ("https://hooks.slack.com/services/T0/B0/abc", "json", "json"),
+        ("http://[/", "", "json"),
+    ],
+)
+def test_the_form_is_as_given_or_that_of_the_host(url: str, given: str, receiver: str) -> None:
+    assert MonitorConfig(webhook=url, webhook_format=given, webhook_key="key").webhook_receiver == receiver
+
+
+def test_pagerduty_without_a_key_is_a_wrong_configuration() -> None:
+    with pytest.raises(ConfigurationError, match="COMMTRACE_MONITOR_WEBHOOK_KEY"):
+        Config.from_env({"COMMTRACE_MONITOR_WEBHOOK": "https://events.pagerduty.com/v2/enqueue"})
+
+
+@pytest.mark.parametrize(
+    ("form", "body"),
+    [
+        ("json", json_payload(SILENT, "llm-7b")),
+        ("slack", slack_payload(SILENT, "llm-7b")),
+        ("pagerduty", pagerduty_payload(SILENT, "llm-7b", SECRET)),
+    ],
+)
+def test_the_configured_form_arrives(receiver: Receiver, form: str, body: Any) -> None:
+    sink = open_webhook(MonitorConfig(webhook=receiver.url, webhook_format=form, webhook_key=SECRET), "llm-7b")
+    assert sink is not None
+    sink.alert([SILENT], status())
+    sink.close()
+    sink._thread.join(LIMIT_SECONDS)
+    assert receiver.received == [("POST", f"/services/{SECRET}", body)]
+
+
+def test_without_a_url_there_is_no_webhook() -> None:
+    assert open_webhook(MonitorConfig(webhook_format="slack"), "llm-7b") is None
+
+
+def test_what_fails_for_a_moment_is_sent_again_in_order(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+    receiver.answers = [(500, {}), (503, {}), (502, {})]
+    assert sent(receiver.url, [SILENT, BACK]) == [1, 2, 4]
+    assert [body["kind"] for body in receiver.bodies] == [*["silent"] * 4, "back"]
+    assert caplog.records == []
+
+
+def test_a_receiver_says_when_to_try_again(receiver: Receiver) -> None:
+    later = format_datetime(datetime.now(timezone.utc) + timedelta(hours=1), usegmt=True)
+    receiver.answers = [(429, {"Retry-After": wait}) for wait in ("30", later, "0", "soon", "-5")]
+    assert sent(receiver.url, [SILENT]) == [30, 120, 4, 8, 16]
+    assert len(receiver.received) == 6
+
+
+def test_a_receiver_that_goes_on_failing_is_given_up_and_reported_once_without_what_is_secret(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.answers = [(500, {})] * 14
+    assert sent(receiver.url, [SILENT, BACK]) == [1, 2, 4, 8, 16, 32] * 2
+    address = receiver.url.partition("/services")[0]
+    assert messages(caplog) == [
+        f"commtrace: the webhook {address}/… did not accept an event (7 tries): HTTP status 500"
+    ]
+
+
+@pytest.mark.parametrize("code", [400, 403, 404, 410])
+def test_what_a_receiver_will_never_take_is_not_sent_again(
+    receiver: Receiver, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.answers = [(code, {})]
+    assert sent(receiver.url, [SILENT, BACK]) == []
+    assert [body["kind"] for body in receiver.bodies] == ["silent", "back"]
+    assert messages(caplog)[0].endswith(f"did not accept an event (1 try): HTTP status {code}")
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_a_redirect_is_not_followed(receiver: Receiver, code: int, caplog: pytest.LogCaptureFixture) -> None:
+    receiver.answers = [(code, {"Location": receiver.url.replace("services", "elsewhere")})]
+    assert sent(receiver.url, [SILENT]) == []
+    assert [path for _, path, _ in receiver.received] == [f"/services/{SECRET}"]
+    assert f"HTTP status {code}, a redirect, which is not followed" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_a_receiver_that_is_not_there_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    assert sent(f"http://127.0.0.1:{port}/{SECRET}", [SILENT]) == [1, 2, 4, 8, 16, 32]
+    assert messages(caplog) == [
+        f"commtrace: the webhook http://127.0.0.1:{port}/… did not accept an event (7 tries): Connection refused"
+    ]
+
+
+def test_a_receiver_that_answers_too_late_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sinks, "_POST_SECONDS", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert len(sent(f"http://127.0.0.1:{silent.getsockname()[1]}/", [SILENT])) == 6
+    assert "(7 tries): TimeoutError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "url", [f"http://me:{SECRET}@127.0.0.1:1/", f"http://127.0.0.1:{SECRET}/", f"http://127.0.0.1\x00/{SECRET}"]
+)
+def test_an_address_that_cannot_be_used_does_not_show_its_secret(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    sent(url, [SILENT])
+    assert "did not accept an event" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_a_receiver_that_hangs_holds_up_neither_the_monitor_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sinks, "_POST_SECONDS", 2 * LIMIT_SECONDS)
+    with socket.create_server(("127.0.0.1", 0)) as silent, caplog.at_level(logging.WARNING):
+        sink = WebhookSink(f"http://127.0.0.1:{silent.getsockname()[1]}/", "llm-7b")
+        begin = time.monotonic()
+        sink.alert([SILENT] * 300, status())
+        sink.close()
+        assert time.monotonic() - begin < LIMIT_SECONDS
+    assert caplog.text.count("the webhook is too slow") >= 190
+
+
+def test_the_end_of_the_job_waits_for_no_second_try(receiver: Receiver) -> None:
+    receiver.answers = [(500, {})] * 10
+    sink = WebhookSink(receiver.url, "llm-7b")
+    sink._ends.set()
+    sink.alert([SILENT, BACK], status())
+    sink.close()
+    sink._thread.join(LIMIT_SECONDS)
+    assert not sink._thread.is_alive()
+    assert len(receiver.received) <= 2
+
+
+def test_an_event_that_the_webhook_does_not_get_is_logged_without_control_characters(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WebhookSink, "_run", lambda _: None)
+    sink = WebhookSink("http://127.0.0.1:1/", "llm-7b")
+    sink.alert([replace(SILENT, sentence="node\x1b[2J")] * 101, status())
+    assert "\x1b" not in caplog.text
+    assert caplog.text.count("the webhook is too slow") == 1

@@ -6,9 +6,14 @@ None.
 
 from __future__ import annotations
 
+import base64
+import http.client
 import json
 import math
 import time
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,12 +27,51 @@ from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
 from commtrace.analysis.stragglers.limits import SUMS
 from commtrace.analysis.stragglers.normal import Work, judge
 from commtrace.analysis.stragglers.verdict import HOST, RANKS
-from commtrace.errors import RunNotFoundError
-from commtrace.redaction import redacted_url
+from commtrace.errors import CommtraceError, RunNotFoundError
+from commtrace.redaction import http_reason, redacted_url
 from commtrace.top.frame import Exposed, Frame, RankRow, Slow
-from commtrace.top.http import MetricsError, fetch
 from commtrace.trace.inputs import all_printable, decode_json
 from commtrace.trace.spans import Int64
+
+_SECONDS: Final = 10.0
+_MOST_BYTES: Final = 64 << 20
+"""A Prometheus that watches ten thousand ranks answers some megabytes."""
+
+
+class MetricsError(CommtraceError):
+    """No metrics at this address."""
+
+
+def fetch(url: str, **parameters: str) -> str:
+    """Return the answer to a GET, with ``user:password@`` of the URL as credentials; raise MetricsError."""
+    try:
+        with urllib.request.urlopen(_request(url, parameters), timeout=_SECONDS) as answer:
+            content: bytes = answer.read(_MOST_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        error.close()  # its body, that is
+        why = " (credentials: http://USER:PASSWORD@HOST:PORT/…)" if error.code == 401 else ""
+        raise MetricsError(f"{redacted_url(url)} answers {http_reason(error)}{why}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise MetricsError(
+            f"{redacted_url(url)} does not answer: {http_reason(error)}. Check that the job runs, and the address."
+        ) from error
+    if len(content) > _MOST_BYTES:
+        raise MetricsError(
+            f"{redacted_url(url)} answers more than {_MOST_BYTES:,} bytes, too much for the metrics of a job."
+        )
+    return content.decode("utf-8", errors="replace")
+
+
+def _request(url: str, parameters: Mapping[str, str]) -> urllib.request.Request:
+    """Return the request with the credentials in a header, as urllib does not accept them in the address."""
+    parts = urllib.parse.urlsplit(url)
+    asked = urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    request = urllib.request.Request(asked + (f"?{urllib.parse.urlencode(parameters)}" if parameters else ""))
+    if parts.username is not None:
+        secret = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
+        request.add_header("Authorization", "Basic " + base64.b64encode(secret.encode()).decode())
+    return request
+
 
 ALERT: Final = "alert"
 METRICS: Final = "metrics"

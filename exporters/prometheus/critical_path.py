@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from commtrace.analysis.path_totals import PathTotals
-from commtrace.exporters.prometheus.endpoint import Endpoint, file_name, reachable, replace_file
+from commtrace.exporters.prometheus.exporter import Endpoint, file_name, reachable, replace_file
 
 
 class PathCollector(Collector):

@@ -1,25 +1,198 @@
-"""Adds up the steps of a rank and exports the sums at an endpoint, or in a file for node-exporter."""
+"""Exports the sums of a rank's steps at an endpoint for Prometheus, or in a file for node-exporter."""
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import hmac
+import json
 import logging
 import os
+import re
+import socket
+import ssl
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 
-from prometheus_client import CollectorRegistry, write_to_textfile
+from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
 from prometheus_client.registry import Collector
 
-from commtrace.config import Config
-from commtrace.exporters.prometheus.endpoint import Endpoint, TargetFile, file_name, reachable
+from commtrace.config import Config, FilePath
+from commtrace.errors import ConfigurationError
 from commtrace.exporters.prometheus.metrics import RankCollector, StepTotals
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepListener, StepSummary
 from commtrace.trace.schema import Row
 
 _logger = logging.getLogger("commtrace")
+
+WsgiApp: TypeAlias = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+_CLIENT_SECONDS: Final = 10.0
+"""A client that is silent for so long is disconnected."""
+
+
+class Endpoint:
+    """Serves the samples of a collector from a thread, at the configured port plus the local rank, or a free one.
+
+    Raises:
+        ConfigurationError: it cannot listen, or a file that it needs cannot be used.
+    """
+
+    def __init__(self, config: Config, local_rank: int, collector: Collector) -> None:
+        _check_tls(config)
+        authorization = _authorization(config)
+        registry = CollectorRegistry(auto_describe=False)
+        wanted = config.prometheus.port + local_rank if config.prometheus.port else 0
+        try:
+            self._server, self._thread = start_http_server(
+                wanted,
+                config.prometheus.address,
+                registry,
+                _path_or_none(config.prometheus.certfile),
+                _path_or_none(config.prometheus.keyfile),
+                _path_or_none(config.prometheus.client_cafile),
+                client_auth_required=bool(config.prometheus.client_cafile),
+            )
+        except (OSError, OverflowError) as error:
+            raise ConfigurationError(
+                f"cannot listen on {config.prometheus.address}:{wanted} for Prometheus ({error}). Leave "
+                "COMMTRACE_PROMETHEUS_PORT away for a free port, or choose one that is free together with as many "
+                "behind it as the node has ranks"
+            ) from error
+        self._server.RequestHandlerClass = _impatient(self._server.RequestHandlerClass)
+        if config.prometheus.certfile:
+            listening: Any = self._server.socket
+            # TLS handshakes happen on the request's thread. A silent client, such as a port scanner, would otherwise
+            # block the thread that accepts all others, and with it the end of the job.
+            listening.do_handshake_on_connect = False
+        if authorization:
+            self._server.set_app(_with_authorization(self._server.get_app(), authorization))
+        # Only now, when clients must authenticate.
+        registry.register(collector)
+        self.address = config.prometheus.address
+        self.port = int(self._server.server_port)
+        self.scheme = "https" if config.prometheus.certfile else "http"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(1.0)
+
+    def abandon_after_fork(self) -> None:
+        """Close the copy of the listening socket, which would keep the parent's port in use after its end."""
+        self._server.socket.close()
+
+
+def _impatient(handler: Any) -> Any:
+    """Return a handler that drops silent clients and leaves no tracebacks in the rank's log."""
+
+    class Handler(handler):  # type: ignore[misc]
+        timeout = _CLIENT_SECONDS
+
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):  # it timed out, has gone, or does not speak TLS
+                super().handle()
+
+    return Handler
+
+
+def _path_or_none(option: FilePath) -> str | None:
+    return os.fspath(option) or None
+
+
+def _check_tls(config: Config) -> None:
+    # Before a port is taken: prometheus-client leaves it open if the files cannot be used.
+    if not config.prometheus.certfile:
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(config.prometheus.certfile, config.prometheus.keyfile)
+        if config.prometheus.client_cafile:
+            context.load_verify_locations(config.prometheus.client_cafile)
+    except OSError as error:
+        files = [config.prometheus.certfile, config.prometheus.keyfile, config.prometheus.client_cafile]
+        raise ConfigurationError(
+            f"{', '.join(str(path) for path in files if path)}: cannot be used for TLS ({error})"
+        ) from error
+
+
+def _authorization(config: Config) -> str:
+    """Return the header that clients must send; empty if anybody may read."""
+    if not config.prometheus.auth_file:
+        return ""
+    try:
+        secret = Path(config.prometheus.auth_file).read_text().strip()
+    except OSError as error:
+        raise ConfigurationError(f"COMMTRACE_PROMETHEUS_AUTH_FILE cannot be read: {error}") from error
+    if ":" not in secret or "\n" in secret:
+        raise ConfigurationError(f"{config.prometheus.auth_file}: write one line, USER:PASSWORD")
+    return "Basic " + base64.b64encode(secret.encode()).decode()
+
+
+def _with_authorization(app: Any, authorization: str) -> WsgiApp:
+    def guarded(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        given = environ.get("HTTP_AUTHORIZATION", "")
+        if hmac.compare_digest(given.encode(), authorization.encode()):
+            answer: Iterable[bytes] = app(environ, start_response)
+            return answer
+        start_response("401 Unauthorized", [("WWW-Authenticate", 'Basic realm="commtrace"')])
+        return [b"credentials are needed\n"]
+
+    return guarded
+
+
+_EVERYWHERE: Final = ("", "0.0.0.0", "::")
+_OF_RANK: Final = re.compile(r"rank-(\d{5,})\.json$")
+
+
+class TargetFile:
+    """The target file of one rank, in ``chosen``, perhaps shared by several runs, or in the run's directory."""
+
+    def __init__(self, chosen: str, rank: LiveRank) -> None:
+        self.directory = Path(chosen) if chosen else rank.directory / "prometheus"
+        self._prefix = f"{file_name(rank.run_id)}-" if chosen else ""
+        self.path = self.directory / f"{self._prefix}rank-{rank.rank:05d}.json"
+        self._written: Mapping[str, str] | None = None
+        if rank.rank == 0:
+            self._remove_files_of_more_ranks(rank.metadata.world_size)
+
+    def write(self, target: str, labels: Mapping[str, str]) -> None:
+        """Write the file if the labels changed; ``target`` is ``host:port``."""
+        if labels == self._written:
+            return
+        self._written = labels
+        self.directory.mkdir(parents=True, exist_ok=True)
+        replace_file(self.path, json.dumps([{"targets": [target], "labels": labels}], indent=1) + "\n")
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def _remove_files_of_more_ranks(self, world_size: int) -> None:
+        for path in self.directory.glob(f"{self._prefix}rank-*.json"):
+            match = _OF_RANK.fullmatch(path.name.removeprefix(self._prefix))
+            if match and int(match[1]) >= world_size:
+                path.unlink(missing_ok=True)
+
+
+def reachable(address: str, port: int) -> str:
+    """Return the ``host:port`` at which others reach this address."""
+    host = socket.gethostname() if address in _EVERYWHERE else address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def file_name(run_id: str) -> str:
+    """Return a run's name as part of a file's name."""
+    return re.sub(r"[^\w.-]", "_", run_id)
+
+
+def replace_file(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)
+
 
 SECONDS_BETWEEN: Final = 1.0
 """Shortest time between two versions of the file."""

@@ -87,7 +87,7 @@ def _as_text(collector: PathCollector) -> str:
 
 
 def _write(path: Path, collector: PathCollector) -> None:
-    from commtrace.exporters.prometheus.endpoint import replace_file
+    from commtrace.exporters.prometheus.exporter import replace_file
 
     replace_file(path, _as_text(collector))
 
@@ -98,7 +98,7 @@ def _served(address: str, collector: PathCollector, run: Path) -> Iterator[None]
     from commtrace.config import Config
     from commtrace.exporters.monitor.rendezvous import Address
     from commtrace.exporters.prometheus.critical_path import path_target
-    from commtrace.exporters.prometheus.endpoint import Endpoint
+    from commtrace.exporters.prometheus.exporter import Endpoint
 
     host, port = Address.parse(address)
     of_ranks = Config.from_env()

@@ -20,10 +20,14 @@ import pytest
 from commtrace.config import Config, PrometheusConfig
 from commtrace.errors import ConfigurationError
 from commtrace.exporters.live import live_view
-from commtrace.exporters.prometheus import endpoint
 from commtrace.exporters.prometheus import exporter as exporter_module
-from commtrace.exporters.prometheus.endpoint import TargetFile, reachable
-from commtrace.exporters.prometheus.exporter import EndpointExporter, TextfileExporter, open_prometheus
+from commtrace.exporters.prometheus.exporter import (
+    EndpointExporter,
+    TargetFile,
+    TextfileExporter,
+    open_prometheus,
+    reachable,
+)
 from commtrace.recorder import Recorder
 from tests.exporters.prometheus.steps import rank, summary
 from tests.trace.rows import mark, metadata
@@ -206,7 +210,7 @@ def test_who_connects_and_says_nothing_holds_up_neither_prometheus_nor_the_end(
 ) -> None:
     cert, key = str(certificate / "cert.pem"), str(certificate / "key.pem")
     files = PrometheusConfig(certfile=cert, keyfile=key) if tls else PrometheusConfig()
-    monkeypatch.setattr(endpoint, "_CLIENT_SECONDS", 2.0)
+    monkeypatch.setattr(exporter_module, "_CLIENT_SECONDS", 2.0)
     exporter = EndpointExporter(Config(prometheus=files), rank(tmp_path))
     with socket.create_connection(("localhost", exporter.endpoint.port), timeout=60) as silent:
         told = scrape(exporter, ssl.create_default_context(cafile=cert) if tls else None)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from commtrace.cli.views.top import draw
+from commtrace.cli.commands.top import draw
 from commtrace.synth import Job, synthesize
 from commtrace.synth.synthesis import _marks
 from commtrace.top.from_files import FileSource

@@ -1,4 +1,4 @@
-"""The ``commtrace`` command: one module of cli/commands per command, imported only when it is called."""
+"""The ``commtrace`` command: a module of cli/commands for each, imported only when it is called."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ _HELP: Final = {"help_option_names": ["-h", "--help"]}
 
 
 class _Command(NamedTuple):
-    """A command NAME, the function NAME of ``commtrace.cli.commands.NAME``, or ``NAME_`` where Python has the name."""
+    """A command: the function of its name in its module of ``commtrace.cli.commands``, by default that of its name.
+
+    Where Python has a name, ``_`` is appended to it.
+    """
 
     summary: str  # here, so that commtrace --help imports no command
     settings: Mapping[str, Any] = {}
     analyses: bool = False  # reads whole runs and starts no program of the user's
+    module: str = ""
 
 
 COMMANDS: Final[Mapping[str, _Command]] = {
@@ -44,8 +48,8 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "pipeline": _Command("Print the pipeline schedule of a run, and why each stage waits.", analyses=True),
     "bandwidth": _Command("Print how fast each kind of communication was.", analyses=True),
     "sql": _Command("Query a run with SQL.", analyses=True),
-    "list": _Command("List the runs of a directory with their verdicts.", analyses=True),
-    "hosts": _Command("Print which hosts were named how often over all runs.", analyses=True),
+    "list": _Command("List the runs of a directory with their verdicts.", analyses=True, module="history"),
+    "hosts": _Command("Print which hosts were named how often over all runs.", analyses=True, module="history"),
     "compare": _Command("Print what changed between two runs; fail if slower.", analyses=True),
     "bench": _Command("Measure what recording costs a training command."),
     "trigger": _Command("Record coming steps of a running job in detail, on all ranks."),
@@ -98,7 +102,8 @@ def _message(error: CommtraceError | OSError) -> str:
 def command_function(name: str) -> Callable[..., None]:
     """Return the function of a command; its docstring is the help."""
     identifier = f"{name}_" if iskeyword(name) or hasattr(builtins, name) else name
-    function: Callable[..., None] = getattr(import_module(f"commtrace.cli.commands.{identifier}"), identifier)
+    module = import_module(f"commtrace.cli.commands.{COMMANDS[name].module or identifier}")
+    function: Callable[..., None] = getattr(module, identifier)
     return function
 
 

@@ -29,10 +29,9 @@ from commtrace.cli.arguments import (
     chosen_workers,
     run_directory,
 )
-from commtrace.cli.console import wide_console
-from commtrace.cli.units import NODES, UNKNOWN, duration, num_bytes, power_of_two, share
-from commtrace.cli.units import bandwidth as gigabytes_per_second
-from commtrace.cli.views.basis import print_basis
+from commtrace.cli.output import NODES, UNKNOWN, duration, num_bytes, power_of_two, share, wide_console
+from commtrace.cli.output import bandwidth as gigabytes_per_second
+from commtrace.cli.views import print_basis
 from commtrace.trace.json_values import fields_to_json
 
 _MOST_ROWS: Final = 60

@@ -22,7 +22,7 @@ from rich.table import Table
 import commtrace._inject
 from commtrace.analysis.comparison.overhead import OPTIMIZER, Measured, Overhead, RankStamps, Ratio, summarise_overhead
 from commtrace.cli.commands.run import injected_environment
-from commtrace.cli.units import duration, num_bytes
+from commtrace.cli.output import duration, num_bytes
 from commtrace.errors import CommtraceError, RunNotFoundError
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run

@@ -20,9 +20,8 @@ from commtrace.analysis.comparison.compare import compare as compare_runs
 from commtrace.analysis.comparison.noise import FEWEST_SAMPLES, Change
 from commtrace.analysis.windows.run import MeasuredRun, Workers, measure_run
 from commtrace.cli.arguments import ClusterOption, WorkersOption, chosen_workers
-from commtrace.cli.console import wide_console
-from commtrace.cli.units import UNKNOWN, bandwidth, milliseconds
-from commtrace.cli.views.basis import clock_line
+from commtrace.cli.output import UNKNOWN, bandwidth, milliseconds, wide_console
+from commtrace.cli.views import clock_line
 from commtrace.errors import ConfigurationError
 from commtrace.trace.files.locate import find_run_directory
 from commtrace.trace.json_values import JsonObject

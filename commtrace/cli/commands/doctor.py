@@ -7,21 +7,31 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
+from commtrace.analysis.hangs.diagnosis import Diagnosis, Drops
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.flight_recorder import FlightCall
+from commtrace.analysis.hangs.rank_state import SILENT, STOPPED
+from commtrace.analysis.hangs.story import activity_words
+from commtrace.analysis.matching.arrivals import GroupLabel
+from commtrace.analysis.matching.coverage import Seen
+from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words, seconds_in_words
 from commtrace.cli.arguments import run_directory
-from commtrace.cli.console import wide_console
-from commtrace.cli.self_check import check_installation
-from commtrace.cli.views.doctor import print_checks, print_doctor
+from commtrace.cli.output import wide_console
+from commtrace.cli.self_check import Check, check_installation
+from commtrace.cli.views import clock_line
 from commtrace.errors import ConfigurationError, ImportFileError
 from commtrace.importers.flight_recorder import read_flight_record
-from commtrace.trace.processes import process_state
+from commtrace.trace.metadata import UNKNOWN_ROLE
+from commtrace.trace.processes import SUSPENDED, process_state
 
 _FINDINGS: Final = 1
 _ENDS_WITH_RANK: Final = re.compile(r"\d+(\.(pkl|pickle|bin|json))?$")
@@ -120,3 +130,183 @@ def _dumps(given: Path) -> list[Path]:
             "what their names begin with, or their directory; the names end with the rank."
         )
     return found
+
+
+_MOST_GROUPS: Final = 24
+_MOST_DOING: Final = 16
+_MOST_FRAMES: Final = 4
+
+
+def print_doctor(console: Console, diagnosis: Diagnosis, *, now_ns: int) -> None:
+    for line in _header(diagnosis, now_ns):
+        console.print(line)
+    console.print()
+    for finding in diagnosis.findings:
+        console.print(f"[yellow]![/] {escape(finding)}", soft_wrap=True)
+    if not diagnosis.findings:
+        console.print("[bold green]Nothing was found.[/]")
+    for note in diagnosis.notes:
+        console.print(f"note: {escape(note)}", style="dim", soft_wrap=True)
+    console.print()
+    for sentence in diagnosis.hang.sentences:
+        style = "bold red" if not sentence.startswith(" ") else ""
+        console.print(escape(sentence), style=style, soft_wrap=True)
+    if diagnosis.hang.sentences:
+        console.print()
+    _print_activity(console, diagnosis)
+    _print_groups(console, diagnosis)
+    _print_invisible(console, diagnosis)
+
+
+_MARKS: Final = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[bold red]problem[/]"}
+
+
+def print_checks(console: Console, checks: Sequence[Check]) -> None:
+    """Print the result for a job that is started here, then the checks behind it."""
+    problems = sum(check.state == "problem" for check in checks)
+    if problems:
+        console.print(f"[bold red]A job that is started here is not recorded as configured: {problems} to mend.[/]\n")
+    else:
+        console.print("[bold green]A job that is started here is recorded.[/]\n")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for check in checks:
+        text = escape(check.text) + (f"\n→ {escape(check.advice)}" if check.advice else "")
+        table.add_row(_MARKS[check.state], escape(check.subject), text)
+    console.print(table)
+    console.print("\nOf a run: commtrace doctor commtrace-runs/latest", style="dim")
+
+
+def _header(diagnosis: Diagnosis, now_ns: int) -> Iterable[str]:
+    run = diagnosis.run
+    hosts = ", ".join(run.hosts[:4]) + (" …" if len(run.hosts) > 4 else "")
+    recorded = run.world_size - len(run.missing_ranks)
+    attempt = f", attempt {run.attempt + 1}" if run.attempt else ""
+    yield (
+        f"[bold]Run {escape(run.id)}[/]{attempt} · {recorded} of {run.world_size} ranks have readable files · "
+        f"{escape(run.backend or 'no backend')} · {escape(hosts)}"
+    )
+    states = run.states
+    last = run.last_written_ns
+    if states.get("running") and last is not None:
+        yield f"Still running: last write {seconds_in_words(max(0, now_ns - last))} ago."
+    elif last is not None:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last / 1e9))
+        yield f"Not running: last write {when}, {seconds_in_words(max(0, now_ns - last))} ago."
+    words = {"ended": "ended in order", "stopped": "stopped without ending", "silent": "went silent before others"}
+    by_state = {words.get(state, state): _ranges_of(diagnosis, state) for state in states}
+    suspended = [one.rank for one in diagnosis.ranks if one.process == SUSPENDED]
+    if suspended:
+        by_state["suspended"] = ranges(suspended)
+    raised = ranges(one.rank for one in diagnosis.ranks if one.exception)
+    if raised:
+        by_state["ended with an uncaught exception"] = raised
+    yield "Ranks: " + "; ".join(f"{state}: {ranges_in_words(own)}" for state, own in by_state.items() if own)
+    if run.missing_ranks:
+        yield f"[yellow]No readable files of {ranks_in_words(run.missing_ranks)}.[/]"
+    yield clock_line(diagnosis.alignment)
+
+
+def _ranges_of(diagnosis: Diagnosis, state: str) -> list[tuple[int, int]]:
+    return ranges(
+        one.rank for one in diagnosis.ranks if one.state == state and not one.exception and one.process != SUSPENDED
+    )
+
+
+def _name(group: GroupLabel) -> str:
+    return ranks_in_words(group.ranks) if group.role == UNKNOWN_ROLE and group.ranks else group.role
+
+
+def _print_groups(console: Console, diagnosis: Diagnosis) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("group", "members", "ranks", "what", "seen", "numbers", "in flight", "missing", "not written"):
+        table.add_column(heading, justify="right" if heading in ("seen", "in flight") else "left", overflow="fold")
+    groups = [group for group in diagnosis.groups if group.collectives or group.messages]
+    broken_off = {one.rank for one in diagnosis.ranks if one.state in (STOPPED, SILENT)}
+    for group in groups[:_MOST_GROUPS]:
+        members = ranges_in_words(ranges(group.group.ranks)) or "not known"
+        for what, seen in (("collectives", group.collectives), ("messages", group.messages)):
+            for ranks, example in _alike(seen, broken_off):
+                numbers = "" if example.first is None else f"{example.first}–{example.last}"
+                table.add_row(
+                    escape(group.group.role),
+                    members,
+                    ranges_in_words(ranges(ranks)),
+                    what,
+                    str(example.recorded),
+                    numbers,
+                    str(example.in_flight or ""),
+                    _missing(example),
+                    _not_written(example) if ranks[0] in broken_off else "",
+                )
+    console.print("[bold]Coverage: communications of every group by their sequence numbers[/]")
+    console.print(table)
+    if len(groups) > _MOST_GROUPS:
+        console.print(f"({len(groups) - _MOST_GROUPS} more groups: --json)", style="dim")
+    silent = [group.group for group in diagnosis.groups if not group.collectives and not group.messages]
+    if silent:
+        named = ", ".join(dict.fromkeys(_name(group) for group in silent))
+        console.print(
+            f"{len(silent)} group{'s' * (len(silent) != 1)} without any communication: {escape(named)}", style="dim"
+        )
+    for drop in diagnosis.drops:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in drop.dropped.items())
+        console.print(f"[yellow]Dropped on rank {drop.rank}:[/] {escape(kinds)}{_between(drop)}")
+    for one in diagnosis.recording:
+        where = "every rank" if len(one.ranks) == len(diagnosis.ranks) else ranks_in_words(one.ranks)
+        console.print(f"Left out on purpose: {escape(one.option)}: {escape(one.value)} on {where}", style="dim")
+    console.print()
+
+
+def _between(drop: Drops) -> str:
+    if drop.first_ns is None or drop.last_ns is None:
+        return ""
+    first, last = (time.strftime("%H:%M:%S", time.localtime(at_ns / 1e9)) for at_ns in (drop.first_ns, drop.last_ns))
+    return f", between {first} and {last}"
+
+
+def _alike(seen: Sequence[Seen], broken_off: Collection[int]) -> Iterable[tuple[list[int], Seen]]:
+    # With one rank of each set, which have the same coverage and the same end.
+    by_sight: dict[tuple[Seen, bool], list[Seen]] = {}
+    for one in seen:
+        by_sight.setdefault((one._replace(rank=0), one.rank in broken_off), []).append(one)
+    return [([one.rank for one in alike], alike[0]) for alike in by_sight.values()]
+
+
+def _missing(seen: Seen) -> str:
+    if not seen.missing:
+        return "none"
+    which = ranges_in_words(list(seen.ranges))
+    return f"{seen.missing}" + (f": {which}" if which else "")
+
+
+def _not_written(seen: Seen) -> str:
+    # The least number of communications that a broken-off file lacks, by those that other ranks completed.
+    if seen.unwritten is None:
+        return ""
+    return f"at least {seen.unwritten}" if seen.unwritten else "unknown"
+
+
+def _print_invisible(console: Console, diagnosis: Diagnosis) -> None:
+    for path in diagnosis.coverage.not_visible:
+        console.print(f"[yellow]Not visible:[/] {escape(path)}", soft_wrap=True)
+    if diagnosis.coverage.not_visible:
+        console.print()
+
+
+def _print_activity(console: Console, diagnosis: Diagnosis) -> None:
+    doing = diagnosis.hang.doing
+    if not doing:
+        return
+    console.print("[bold]Last activity of each rank[/]")
+    for rank, own in list(doing.items())[:_MOST_DOING]:
+        console.print(f"rank {rank}: {escape(activity_words(own))}", soft_wrap=True)
+    if len(doing) > _MOST_DOING:
+        console.print(f"({len(doing) - _MOST_DOING} more: --json)", style="dim")
+    for root in diagnosis.hang.chains.roots[:2]:
+        examined, last = diagnosis.rank(root.rank), doing.get(root.rank)
+        frames = (examined.stack if examined else ()) or (last.frames if last else ())
+        if frames:
+            console.print(f"rank {root.rank} is at, innermost first:", style="dim")
+            for frame in frames[:_MOST_FRAMES]:
+                console.print(f"    {escape(frame)}", style="dim", soft_wrap=True)
+    console.print()

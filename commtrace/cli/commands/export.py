@@ -12,8 +12,7 @@ import typer
 from commtrace.analysis.steps.window import load_window
 from commtrace.analysis.timeline import Timeline
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
-from commtrace.cli.console import PlainConsole
-from commtrace.cli.units import duration
+from commtrace.cli.output import PlainConsole, duration
 from commtrace.exporters import chrome_trace, perfetto
 
 _MANY_SLICES = 2_000_000

@@ -1,20 +1,35 @@
-"""``commtrace list [DIR]``: the runs of a directory, with their verdicts."""
+"""``commtrace list [DIR]`` and ``commtrace hosts [DIR]``: runs, and the hosts named in them."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from typing import Annotated
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
+from commtrace.analysis.rank_words import seconds_in_words
+from commtrace.analysis.stragglers.verdict import Verdict, cause_in_words
+from commtrace.analysis.summary import Summary
 from commtrace.cli.arguments import RunsDirectoryArgument
-from commtrace.cli.console import wide_console
-from commtrace.cli.views.history import print_runs
-from commtrace.history.runs import list_runs
+from commtrace.cli.output import UNKNOWN, duration, share, wide_console
+from commtrace.errors import CommtraceError
+from commtrace.history.facts import CUT_OFF, RunFacts
+from commtrace.history.hosts import HostReport, HostTally, tally_hosts
+from commtrace.history.runs import ListedRun, RunList, list_runs, remember
+from commtrace.history.verdicts import Named, RunVerdict, verdict_of_analysis
 from commtrace.trace.files.locate import RUNS
+from commtrace.trace.inputs import printable_lines
+from commtrace.trace.json_values import fields_to_json
 from commtrace.trace.processes import process_state
+from commtrace.trace.run import Run
 
 
 def list_(
@@ -32,3 +47,185 @@ def list_(
         sys.stdout.write(json.dumps(runs.to_json(), allow_nan=False) + "\n")
     else:
         print_runs(wide_console(), runs)
+
+
+def hosts(
+    directory: RunsDirectoryArgument = RUNS,
+    all_hosts: Annotated[bool, typer.Option("--all", help="Print also the hosts that were never named.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Print which hosts were named in how many runs, why, and what they cost, because a bad node comes back.
+
+    The rate is the share of the judged runs in which a host was named. A run is judged when summary, straggler or
+    report has read all of it, or when the monitor watched it; a host that both name counts once. Runs that were
+    deleted still count if they had been listed or judged before.
+    """
+    runs = list_runs(directory, now_ns=time.time_ns(), ask=process_state)
+    report = tally_hosts(runs.entries)
+    if json_output:
+        printed = {"path": str(runs.path), **fields_to_json(report), "problems": runs.problems}
+        sys.stdout.write(json.dumps(printed, allow_nan=False) + "\n")
+    else:
+        print_hosts(wide_console(), report, runs.problems, all_hosts=all_hosts)
+
+
+def keep_analysis(
+    run: Path | Run,
+    verdicts: Iterable[Verdict],
+    abstentions: Sequence[str],
+    *,
+    by: str,
+    attempt: int,
+    used_steps: Iterable[int],
+) -> None:
+    """Keep the findings in all steps of a run, for ``commtrace list`` and ``commtrace hosts``."""
+    last_step = max(used_steps, default=None)
+    keep(
+        run,
+        verdict_of_analysis(
+            verdicts, abstentions, by=by, attempt=attempt, judged_ns=time.time_ns(), last_step=last_step
+        ),
+    )
+
+
+def keep_summary(run: Path, summary: Summary, *, by: str) -> None:
+    """Keep the findings of a summary of a whole run."""
+    keep_analysis(
+        run,
+        summary.stragglers,
+        summary.abstentions,
+        by=by,
+        attempt=summary.run.attempt,
+        used_steps=summary.run.steps.used,
+    )
+
+
+def keep(run: Path | Run, verdict: RunVerdict | None) -> None:
+    """Keep a verdict, None for that of the monitor's files in the run; warn on stderr if that fails."""
+    try:
+        remember(run, verdict, now_ns=time.time_ns(), ask=process_state)
+    except (CommtraceError, OSError) as error:
+        typer.echo(printable_lines(f"commtrace: the verdict was not kept for `commtrace list`: {error}"), err=True)
+
+
+_WIDTH: Final = 140
+"""Width of tables that go into a file or a pager."""
+
+
+def print_runs(console: Console, runs: RunList) -> None:
+    """Print one row per run, then the problems of folders and runs."""
+    _widen(console)
+    table = _table(["run", "started (UTC)"], ["lasted", "ranks", "hosts", "steps", "step"], ["ended", "verdict"])
+    for run in runs.runs:
+        if run.facts is not None:
+            table.add_row(*map(escape, _row(run, run.facts)))
+    console.print(table)
+    for run in runs.runs:
+        for problem in run.problems:
+            console.print(f"[yellow]![/] {escape(run.directory)}: {escape(problem)}")
+    _print_problems(console, runs.problems)
+
+
+def print_hosts(console: Console, report: HostReport, problems: Sequence[str], *, all_hosts: bool) -> None:
+    """Print one row per host that was named."""
+    _widen(console)
+    shown = [one for one in report.hosts if one.named or all_hosts]
+    known = f"Known: {report.runs} runs, {report.judged} of them judged, {len(report.hosts)} hosts."
+    if shown:
+        table = _table(["host"], ["named", "judged", "rate", "runs", "cost per step"], ["causes (runs)", "last"])
+        for one in shown:
+            table.add_row(*map(escape, _host_row(one)))
+        console.print(table)
+        console.print(f"{known} rate: share of the judged runs in which the host was named.", style="dim")
+    else:
+        console.print(f"No host was named. {known}")
+    if report.judged < report.runs:
+        console.print("A run is judged by commtrace summary RUN, or by the monitor.", style="dim")
+    _print_problems(console, problems)
+
+
+def _widen(console: Console) -> None:
+    if not console.is_terminal:
+        console.width = max(console.width, _WIDTH)
+
+
+def _print_problems(console: Console, problems: Sequence[str]) -> None:
+    for problem in problems:
+        console.print(f"[yellow]![/] Verdicts were not kept or not read: {escape(problem)}")
+
+
+def _table(words: Sequence[str], numbers: Sequence[str], sentences: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in words:
+        table.add_column(heading, overflow="fold")
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in sentences:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def _row(run: ListedRun, facts: RunFacts) -> list[str]:
+    ranks = str(facts.world_size)
+    if facts.ranks_recorded != facts.world_size:
+        ranks = f"{facts.ranks_recorded} of {facts.world_size}"
+    return [
+        run.directory,
+        _date(facts.started_ns),
+        UNKNOWN if facts.duration_ns is None else seconds_in_words(facts.duration_ns),
+        ranks,
+        str(len(facts.hosts)),
+        UNKNOWN if facts.steps is None else str(facts.steps),
+        duration(facts.step_ns),
+        _ended(facts),
+        _verdict(run.verdict, facts),
+    ]
+
+
+def _ended(facts: RunFacts) -> str:
+    state = "cut off" if facts.state == CUT_OFF else facts.state
+    text = f"{state}: {facts.ending}" if facts.ending else state
+    return f"{text} (attempt {facts.attempt + 1})" if facts.attempt else text
+
+
+def _verdict(verdict: RunVerdict | None, facts: RunFacts) -> str:
+    if verdict is None:
+        return UNKNOWN
+    if verdict.named:
+        more = f"; {len(verdict.named) - 1} more" if len(verdict.named) > 1 else ""
+        text = _named(verdict.named[0], facts) + more
+    else:
+        text = "nobody named" if verdict.is_judged else "nobody named, not all judged"
+    if verdict.last_step is not None and facts.last_step is not None and verdict.last_step < facts.last_step:
+        text += f" (up to step {verdict.last_step})"
+    return text
+
+
+def _named(named: Named, facts: RunFacts) -> str:
+    text = f"{named.who}, {cause_in_words(named.cause)}"
+    if named.cost_ms_per_step is None:
+        return text
+    cost_ns = named.cost_ms_per_step * 1e6
+    of_step = f", {share(cost_ns, facts.step_ns)}" if facts.step_ns else ""
+    return f"{text}: {duration(cost_ns)} per step{of_step}"
+
+
+def _host_row(one: HostTally) -> list[str]:
+    cost = one.largest_cost_ms_per_step
+    last = one.namings[0] if one.namings else None
+    return [
+        one.host,
+        str(one.named),
+        str(one.judged),
+        share(one.rate),
+        str(one.runs),
+        duration(None if cost is None else cost * 1e6),
+        ", ".join(f"{cause_in_words(cause)} ({count})" for cause, count in one.causes.items()) or UNKNOWN,
+        UNKNOWN if last is None else f"{_date(last.ended_ns)} UTC, {last.directory}",
+    ]
+
+
+def _date(epoch_ns: int | None) -> str:
+    if epoch_ns is None:
+        return UNKNOWN
+    return f"{datetime.fromtimestamp(epoch_ns // 10**9, timezone.utc):%Y-%m-%d %H:%M}"

@@ -35,7 +35,7 @@ def monitor(
     process: without it the job trains and records as before, and it reports again when the process is back. Both share
     a token: COMMTRACE_MONITOR_TOKEN, else ~/.config/commtrace/monitor-token, which is created if it is missing.
     """
-    from commtrace.cli.verdicts import keep
+    from commtrace.cli.commands.history import keep
     from commtrace.config import Config
     from commtrace.exporters.monitor.aggregator import Aggregator
     from commtrace.exporters.monitor.exchange import MonitorServer

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Final
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 
-from commtrace.analysis.pipeline.observed import find_pipeline
+from commtrace.analysis.pipeline.bubble import StageBubble
+from commtrace.analysis.pipeline.observed import Pipeline, find_pipeline
+from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
@@ -19,9 +23,8 @@ from commtrace.cli.arguments import (
     chosen_workers,
     run_directory,
 )
-from commtrace.cli.console import wide_console
-from commtrace.cli.views.basis import print_basis
-from commtrace.cli.views.summary import print_pipeline
+from commtrace.cli.output import UNKNOWN, milliseconds, share, wide_console
+from commtrace.cli.views import print_basis, print_table, text_table
 
 
 def pipeline(
@@ -56,3 +59,70 @@ def pipeline(
         print_basis(console, alignment, problems)
         print_pipeline(console, found)
         console.print(f"Whether one slow rank is behind it: commtrace straggler {escape(str(run))}", style="dim")
+
+
+_FEW: Final = 0.05
+_PHASES: Final = {"warm_up_ns": "warm-up", "steady_ns": "steady", "cool_down_ns": "cool-down"}
+_CAUSES: Final = {"schedule_ns": "schedule", "imbalance_ns": "imbalance", "variation_ns": "variation", "p2p_ns": "P2P"}
+
+
+def print_pipeline(console: Console, pipeline: Pipeline | None) -> None:
+    """Print the schedule, the stages, and the causes of their bubbles; nothing without a pipeline."""
+    if pipeline is None:
+        return
+    stages = pipeline.per_stage
+    unsure = [stage for stage in stages if not _is_known(stage)]
+    at_least = "at least " if unsure else ""
+    chunks = f" × {pipeline.chunks} chunks" if pipeline.chunks > 1 else ""
+    title = (
+        f"Pipeline: {pipeline.schedule}, {pipeline.stages} stages{chunks}, {pipeline.microbatches} "
+        f"microbatches; idle {at_least}{share(pipeline.idle_fraction_of_phase)} of its phase"
+    )
+    if pipeline.theoretical_fraction_of_phase is not None:
+        title += f" (theoretical {pipeline.schedule} bubble {share(pipeline.theoretical_fraction_of_phase)})"
+    table = text_table([])
+    columns = {"forward_ns": "forward", "backward_ns": "backward", "bubble_ns": "bubble", **_PHASES}
+    for heading in ("stage", *columns.values()):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for stage in stages:
+        table.add_row(str(stage.stage), *(_stage_cell(stage, name) for name in columns))
+    note = (
+        "Mean ms of a forward and a backward; bubble: waiting for neighbours, ms per step. The pipeline's phase, from "
+        f"its first forward to its last backward, is {share(pipeline.phase_fraction_of_step)} of the step; idle "
+        "in it: bubble, transfers, and waiting for the last backward of others."
+    )
+    left_out = [rank for stage in stages for rank in stage.left_out]
+    if left_out:
+        note += f"\nLeft out, because the other side of their messages is not known: {ranks_in_words(left_out)}."
+    if unsure:
+        note += "\n–: unknown, because the other side of these stages' messages is not known."
+    print_table(console, title, table, note)
+    if not unsure:
+        _print_bubble_causes(console, stages)
+
+
+def _is_known(stage: StageBubble) -> bool:
+    # Both sides of the stage's messages were seen, with few exceptions: its wait can be separated from transfers.
+    return stage.unmatched_ns <= _FEW * (stage.bubble_ns + stage.transfer_ns)
+
+
+def _stage_cell(stage: StageBubble, name: str) -> str:
+    if name in ("forward_ns", "backward_ns") or _is_known(stage):
+        return milliseconds(getattr(stage, name))
+    return UNKNOWN
+
+
+def _print_bubble_causes(console: Console, stages: Sequence[StageBubble]) -> None:
+    # A cause that shortens the bubble is negative.
+    if any(getattr(stage, name) is None for stage in stages for name in _CAUSES):
+        return
+    table = text_table([])
+    for heading in ("stage", *_CAUSES.values(), "bubble"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for stage in stages:
+        table.add_row(str(stage.stage), *(milliseconds(getattr(stage, name)) for name in (*_CAUSES, "bubble_ns")))
+    note = (
+        "schedule: the wait of equal stages. imbalance: stages differ in the mean, also if one rank is slow (see "
+        "commtrace straggler). variation: microbatches and ranks differ. P2P: transfer."
+    )
+    print_table(console, "Causes of the bubble, ms per step", table, note)

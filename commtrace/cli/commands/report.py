@@ -26,7 +26,7 @@ from commtrace.cli.arguments import (
     chosen_workers,
     run_directory,
 )
-from commtrace.cli.verdicts import keep_summary
+from commtrace.cli.commands.history import keep_summary
 from commtrace.viewer.report import MOST_STEPS, render, steps_to_draw
 
 

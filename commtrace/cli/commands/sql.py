@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from commtrace.cli.arguments import RunArgument
-from commtrace.cli.console import wide_console
+from commtrace.cli.output import wide_console
 from commtrace.errors import ConfigurationError
 from commtrace.trace.inputs import printable
 

@@ -25,12 +25,9 @@ from commtrace.cli.arguments import (
     chosen_workers,
     run_directory,
 )
-from commtrace.cli.console import wide_console
-from commtrace.cli.units import milliseconds
-from commtrace.cli.verdicts import keep_analysis
-from commtrace.cli.views.basis import print_basis
-from commtrace.cli.views.run_time import step_attempts_lines
-from commtrace.cli.views.straggler import print_awaited, print_stragglers
+from commtrace.cli.commands.history import keep_analysis
+from commtrace.cli.output import milliseconds, wide_console
+from commtrace.cli.views import print_awaited, print_basis, print_stragglers, step_attempts_lines
 
 _MOST_PARTS: Final = 8
 _WORTH_SHOWING: Final = 1.005

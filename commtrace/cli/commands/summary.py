@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Final
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from commtrace.analysis.summary import summarise
+from commtrace.analysis.breakdown.modules import ModuleTime
+from commtrace.analysis.breakdown.rank_means import PARTS, ExposedTime, RankMean
+from commtrace.analysis.communication.table import Communication
+from commtrace.analysis.steps.choice import StepChoice
+from commtrace.analysis.summary import Summary, summarise
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
     ClusterOption,
@@ -17,9 +25,22 @@ from commtrace.cli.arguments import (
     chosen_workers,
     run_directory,
 )
-from commtrace.cli.console import wide_console
-from commtrace.cli.verdicts import keep_summary
-from commtrace.cli.views.summary import print_summary
+from commtrace.cli.commands.history import keep_summary
+from commtrace.cli.commands.pipeline import print_pipeline
+from commtrace.cli.output import NODES, UNKNOWN, bandwidth, duration, milliseconds, num_bytes, share, wide_console
+from commtrace.cli.views import (
+    clock_line,
+    critical_path_lines,
+    detail_lines,
+    lost_time_lines,
+    print_awaited,
+    print_stragglers,
+    print_sums,
+    print_table,
+    run_budget_lines,
+    step_attempts_lines,
+    text_table,
+)
 
 
 def summary(
@@ -56,3 +77,309 @@ def summary(
         print_summary(wide_console(), found, all_ranks=all_ranks)
     if len(runs) == 1 and not steps:
         keep_summary(run, found, by="summary")
+
+
+_IDENTITY_VERSIONS: Final = ("commtrace", "torch", "cuda", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+
+
+def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False) -> None:
+    for line in _header(summary):
+        console.print(line)
+    console.print(f"\n[bold]{escape(summary.verdict)}[/]\n")
+    print_stragglers(console, summary.stragglers)
+    print_awaited(console, summary.awaited, summary.stragglers)
+    for abstention in summary.abstentions:
+        console.print(f"[yellow]Not judged:[/] {escape(abstention)}")
+    for line in (
+        *run_budget_lines(summary.run_budget),
+        *step_attempts_lines(summary.repeated_steps, summary.run.attempt),
+    ):
+        console.print(escape(line))
+    console.print()
+    if summary.ranks:
+        table, note = rank_table(summary, all_ranks=all_ranks)
+        print_table(console, "Mean step of each rank, ms and share", table, note)
+    for line in (*critical_path_lines(summary.critical_path), *lost_time_lines(summary.lost_time)):
+        console.print(f"{escape(line)}\n")
+    _print_exposed(console, summary)
+    _print_communication(console, summary.communication)
+    print_sums(console, summary.detail)
+    modules = module_table(summary)
+    if modules is not None:
+        print_table(console, "Modules, ms per step, mean of ranks", modules, NOTE)
+    print_pipeline(console, summary.pipeline)
+    _print_coverage(console, summary)
+    for problem in summary.problems:
+        console.print(f"[yellow]![/] {escape(problem)}")
+    console.print(f"\nNext: commtrace report {escape(summary.run.path)} -o report.html", style="dim")
+
+
+def _header(summary: Summary) -> Iterable[str]:
+    run = summary.run
+    num_ranks = f"{run.world_size} rank{'s' * (run.world_size != 1)}"
+    recorded = "" if run.ranks_recorded == run.world_size else f" ({run.ranks_recorded} recorded)"
+    hosts = run.hosts
+    where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+    attempt = f", attempt {run.attempt + 1}" if run.attempt else ""
+    yield (
+        f"[bold]Run {escape(run.id)}[/]{attempt} · {num_ranks}{recorded} on {escape(where)} · "
+        f"{escape(run.backend or 'no backend')} · {escape(run.device)}"
+    )
+    parallel = " × ".join(f"{name} {size}" for name, size in run.parallel.items() if size > 1)
+    versions = [f"{name} {run.versions[name]}" for name in _IDENTITY_VERSIONS if name in run.versions]
+    framework = " ".join((run.framework or {}).values())
+    yield escape(" · ".join(filter(None, [parallel, framework, *versions])))
+    numbers = f" ({escape(run.step_numbers)})" if run.step_numbers else ""
+    yield _steps_line(run.steps, numbers) + (
+        ", inferred from the period of communication" if run.steps_inferred else ""
+    )
+    yield from detail_lines(summary.detail)
+    yield clock_line(summary.alignment)
+
+
+def _steps_line(steps: StepChoice, numbers: str) -> str:
+    if not steps.used:
+        return "Steps: none recorded in full"
+    left_out = [
+        f"step{'s' * (part.count > 1)} {_range(part.first, part.last)} ({part.reason})"
+        for part in steps.ranges_left_out()
+    ]
+    used = f"Steps {_range(steps.used[0], steps.used[-1])}{numbers}: {len(steps.used)} used"
+    return used + (f"; left out: {', '.join(left_out)}" if left_out else "")
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}–{last}"
+
+
+def _waits_are_bubble(summary: Summary, role: str) -> bool:
+    return role == "pp" and any(rank.part("bubble") for rank in summary.ranks)
+
+
+def _mean_wait(summary: Summary, role: str, wait_ns: float) -> str:
+    if wait_ns == 0 and _waits_are_bubble(summary, role):
+        return "bubble"
+    calls = [row for row in summary.communication if row.role == role and row.group_size != 1]
+    matched = not calls or any(row.wait_ns is not None for row in calls)
+    return milliseconds(wait_ns) if wait_ns or matched else UNKNOWN
+
+
+def _print_exposed(console: Console, summary: Summary) -> None:
+    # The mean over ranks, and the rank that lost most.
+    ranks = summary.ranks
+    roles = sorted({role for rank in ranks for role in rank.exposed})
+    if not roles:
+        return
+    table = text_table(["role"])
+    for heading in ("mean wait", "mean transfer", "mean share", "most", "on rank"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    wall = sum(rank.wall_ns for rank in ranks)
+    alone = _roles_of_one_rank(summary.communication)
+    for role in roles:
+        parts = [rank.exposed.get(role, ExposedTime()) for rank in ranks]
+        wait, transfer = sum(part.wait_ns for part in parts), sum(part.transfer_ns for part in parts)
+        most, on_rank = max((part.total_ns, -rank.rank) for part, rank in zip(parts, ranks, strict=True))
+        table.add_row(
+            escape(role) + "*" * (role in alone),
+            _mean_wait(summary, role, wait / len(ranks)),
+            milliseconds(transfer / len(ranks)),
+            share(wait + transfer, wall),
+            milliseconds(most),
+            str(-on_rank),
+        )
+    notes = ["* calls on groups of one rank, which send nothing."] if alone.intersection(roles) else []
+    if any(_waits_are_bubble(summary, role) for role in roles):
+        notes.append("bubble: waiting for pipeline messages counts as bubble, above.")
+    note = "\n".join(notes)
+    print_table(console, "Stalls for communication, ms per step", table, note)
+
+
+def _roles_of_one_rank(communication: Sequence[Communication]) -> set[str]:
+    sizes: dict[str, set[int | None]] = {}
+    for row in communication:
+        sizes.setdefault(row.role, set()).add(row.group_size)
+    return {role for role, found in sizes.items() if found == {1}}
+
+
+def _print_communication(console: Console, rows: Sequence[Communication]) -> None:
+    if not any(row.count for row in rows):
+        return
+    reaches = len({row.inter_node for row in rows if row.group_size != 1}) > 1
+    table = text_table(["role", "operation", *(["nodes"] if reaches else [])])
+    if reaches:
+        table.padding = (0, 1, 0, 0)  # else the names of operations would be folded in 100 columns
+    for heading in ("n", "calls", "bytes", "p50", "p99", "algbw", "busbw", "exposed", "wait"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    alone = sum(row.count for row in rows if row.group_size == 1)
+    for row in rows:
+        if row.group_size == 1:
+            continue
+        during = "*" if row.bandwidth_time == "duration" else ""
+        total = row.duration_sum_ns
+        table.add_row(
+            escape(row.role),
+            escape(row.operation),
+            *([NODES[row.inter_node]] if reaches else []),
+            str(row.group_size or "?"),
+            str(row.count),
+            num_bytes(row.num_bytes),
+            duration(row.duration_p50_ns),
+            duration(row.duration_p99_ns),
+            bandwidth(row.algbw_gbps) + during,
+            bandwidth(row.busbw_gbps) + during,
+            share(row.exposed_ratio),
+            share(row.wait_ns, total),
+        )
+    note = "Bandwidth of transfer, GB/s without a unit. exposed: stalls. wait: for the last rank."
+    if reaches:
+        note += "\nnodes: 1 if all members are on one, >1 if they are on several."
+    if any(row.bandwidth_time == "duration" for row in rows):
+        note += "\n* not matched on all members: bytes per duration, waiting included."
+    bounds = sum(row.upper_bounds for row in rows)
+    if bounds:
+        note += (
+            f"\nThe end of {bounds} calls, for which no rank stalled, is known only as an upper bound, and so is "
+            "their hidden time (docs/gpu-validation.md)."
+        )
+    if alone:
+        note += f"\nLeft out: {alone} calls on groups of one rank, which send nothing."
+    print_table(console, "Communication, all ranks and steps", table, note)
+
+
+def _print_coverage(console: Console, summary: Summary) -> None:
+    # Paths that are not visible never count as 0.
+    coverage = summary.coverage
+    captured = ", ".join(f"{count} {kind}" for kind, count in coverage.captured.items())
+    dropped = sum(coverage.dropped.values())
+    missing, hidden = summary.missing, len(coverage.not_visible)
+    parts = [
+        f"Captured: {captured or 'nothing'}",
+        "" if missing is None else f"missing: {missing} collectives" if missing else "missing: none",
+        f"dropped: {dropped} spans" if dropped else "",
+        f"not visible: {hidden} path{'s' * (hidden != 1)}, below" if hidden else "not visible: nothing known",
+    ]
+    console.print(escape("; ".join(filter(None, parts))), style="dim")
+    if missing or dropped or coverage.not_visible:
+        console.print(f"Details: commtrace doctor {escape(summary.run.path)}", style="dim")
+    for path in coverage.not_visible:
+        console.print(f"[yellow]Not visible:[/] {escape(path)}")
+
+
+_MOST_RANKS: Final = 16
+_ALWAYS_SHOWN: Final = ("compute", "exposed", "bubble", "other")
+_WORTH_A_COLUMN: Final = 0.001
+_WORTH_A_MARK: Final = 0.005
+"""Least share of the step, stalled on communications without all of their members, that is marked."""
+
+_PARTS_THAT_FIT_ON_ONE_LINE: Final = 4
+
+
+def rank_table(summary: Summary, *, all_ranks: bool) -> tuple[Table, str]:
+    """Return the table, and a note on how to read it."""
+    ranks = summary.ranks
+    shown = ranks if all_ranks else _extremes(ranks, {one.rank for one in summary.stragglers})
+    parts = [part for part in PARTS if part in _ALWAYS_SHOWN or _largest_share(ranks, part) >= _WORTH_A_COLUMN]
+    gap = " " if len(parts) <= _PARTS_THAT_FIT_ON_ONE_LINE else "\n"
+    communicates = any(row.count for row in summary.communication)
+    several_hosts = len(summary.run.hosts) > 1
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("rank", justify="right", no_wrap=True)
+    if several_hosts:
+        table.add_column("host", overflow="fold")
+    table.add_column("where", overflow="fold")
+    for heading in ("step", *parts, "hidden"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for rank in shown:
+        host = [escape(rank.host)] if several_hosts else []
+        cells = [_cell(rank, part, gap, communicates=communicates) for part in parts]
+        table.add_row(
+            str(rank.rank),
+            *host,
+            _where(rank, summary.run.parallel),
+            milliseconds(rank.wall_ns),
+            *cells,
+            milliseconds(rank.hidden_ns) if communicates else UNKNOWN,
+        )
+    return table, _note(ranks, parts, len(ranks) - len(shown))
+
+
+def _largest_share(ranks: Sequence[RankMean], part: str) -> float:
+    return max(rank.part(part) / max(rank.wall_ns, 1) for rank in ranks)
+
+
+def _extremes(ranks: Sequence[RankMean], named: set[int]) -> Sequence[RankMean]:
+    # At most 16 ranks: those that compute most and least, and those that are named elsewhere.
+    if len(ranks) <= _MOST_RANKS:
+        return ranks
+    by_compute = sorted(ranks, key=lambda rank: (rank.part("compute"), rank.rank))
+    half = _MOST_RANKS // 2
+    chosen = {rank.rank for rank in (*by_compute[:half], *by_compute[-half:])} | named
+    return [rank for rank in ranks if rank.rank in chosen]
+
+
+def _cell(rank: RankMean, part: str, gap: str, *, communicates: bool) -> str:
+    part_ns, wall_ns = rank.part(part), rank.wall_ns
+    of_communication = part in ("exposed", "bubble")
+    unsure = of_communication and rank.unmatched_ns > _WORTH_A_MARK * wall_ns
+    if not part_ns and ((unsure and part == "bubble") or (of_communication and not communicates)):
+        return f"{UNKNOWN}{gap}    "  # none was recorded: that does not mean there was none
+    mark = "*" if unsure else ""
+    return f"{milliseconds(part_ns)}{mark}{gap}{share(part_ns, wall_ns):>4}"
+
+
+def _where(rank: RankMean, parallel: Mapping[str, int]) -> str:
+    coordinates = rank.coordinates.items()
+    return escape(" ".join(f"{name}{position}" for name, position in coordinates if parallel.get(name, 2) > 1))
+
+
+def _note(ranks: Sequence[RankMean], shown_parts: Sequence[str], hidden_ranks: int) -> str:
+    note = "The parts add up to the step; other is in no span. hidden: communication in parallel, not a part."
+    unsure = max(rank.unmatched_ns for rank in ranks)
+    if any(rank.unmatched_ns > _WORTH_A_MARK * rank.wall_ns for rank in ranks):
+        note += (
+            f"\n* up to {milliseconds(unsure)} ms of exposed is on communications whose other members are not known: "
+            "wait,\ntransfer and bubble cannot be separated there."
+        )
+    small = {part: max(rank.part(part) for rank in ranks) for part in PARTS if part not in shown_parts}
+    listed = [f"{part} at most {milliseconds(most)} ms" for part, most in small.items() if most]
+    if listed:
+        note += f"\nBelow 0.1 % of every step: {', '.join(listed)}."
+    if hidden_ranks:
+        note += f"\n{hidden_ranks} ranks between the extremes of compute are not shown: --all-ranks shows them."
+    return note
+
+
+MOST_ROWS: Final = 25
+_LEAST_SHARE: Final = 0.01
+NOTE: Final = (
+    "Nested modules are included. exposed: stalls for communication in that time. median, p95: forward "
+    "and backward of a step. slowest: the rank whose median is largest, and how much it exceeds that of ranks."
+)
+
+
+def module_table(summary: Summary) -> Table | None:
+    """Return times per rank and step; None if no module was recorded."""
+    rows = summary.modules
+    divisor = max(len(summary.ranks), 1) * max(len(summary.run.steps.used), 1)
+    if not rows:
+        return None
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("module", overflow="fold")
+    for heading in ("modules", "calls", "forward", "backward", "recompute", "exposed", "median", "p95", "slowest"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows[:MOST_ROWS]:
+        table.add_row(
+            escape(row.name),
+            str(len(row.members)),
+            f"{row.calls / divisor:.3g}",
+            *(milliseconds(part / divisor) for part in (*row.ns.values(), row.exposed_ns)),
+            *(milliseconds(row.step_quantile(percent)) for percent in (50, 95)),
+            _slowest(row),
+        )
+    return table
+
+
+def _slowest(row: ModuleTime) -> str:
+    # Empty if no rank is slower than the others by a visible share.
+    rank, slower = row.slowest()
+    return "" if slower is None or slower < _LEAST_SHARE else f"rank {rank} +{slower:.0%}"

@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import textwrap
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final, NamedTuple, Protocol
 
 import typer
 from rich.live import Live
 from rich.text import Text
 
+from commtrace.analysis.rank_words import seconds_in_words
+from commtrace.analysis.stragglers.verdict import cause_in_words
 from commtrace.cli.arguments import run_directory
-from commtrace.cli.console import PlainConsole
-from commtrace.cli.views.top import NARROWEST, WIDEST, draw
+from commtrace.cli.output import UNKNOWN, PlainConsole, milliseconds, share
 from commtrace.errors import CommtraceError, RunNotFoundError
-from commtrace.top.frame import MOST_STEPS, Frame
+from commtrace.top.frame import MOST_STEPS, URGENT, Frame, RankRow, Slow, choose_ranks
 from commtrace.trace.files.locate import NEWEST_RUN, RUNS
 from commtrace.trace.inputs import printable, printable_lines
 
@@ -138,3 +141,310 @@ def _drawn(source: Source, run: str, console: PlainConsole, ranks: int, refresh:
             Text(f"Looks again every {refresh:g} s. Ctrl-C ends.", style="dim"),
         ]
     return Text("\n").join(lines)
+
+
+NARROWEST: Final = 80
+WIDEST: Final = 200
+
+_ROWS_WITHOUT_TERMINAL: Final = 16
+_FEWEST_ROWS: Final = 4
+_MOST_STRAGGLERS: Final = 3
+_MOST_NOTES: Final = 4
+_MOST_ROLES: Final = 4
+_MOST_ROLE_COLUMNS: Final = 3
+_ROLE_COLUMNS_GO: Final = 6
+_WORTH_A_COLUMN: Final = 0.001
+_NARROWEST_BAR: Final = 10
+_WIDEST_BAR: Final = 40
+_TREND_WORTH_A_COLOUR: Final = 0.05
+
+_LETTERS: Final = {
+    "compute": ("█", "green"),
+    "exposed": ("x", "red"),
+    "bubble": ("b", "yellow"),
+    "data": ("d", "magenta"),
+    "checkpoint": ("c", "blue"),
+    "gc": ("g", "magenta"),
+    "memory": ("m", "cyan"),
+    "idle": ("i", "yellow"),
+    "other": ("·", "dim"),
+}
+
+
+class _Column(NamedTuple):
+    """A column of the table of ranks; in a narrow terminal, the highest ``rank_to_go`` is left out first."""
+
+    heading: str
+    cell: Callable[[RankRow], str]
+    rank_to_go: int = 0
+    is_left: bool = False
+
+
+def draw(
+    frame: Frame,
+    width: int,
+    *,
+    height: int | None = None,
+    most_ranks: int | None = None,
+    refresh: float | None = None,
+) -> list[Text]:
+    """Return the lines of a frame.
+
+    Without a terminal, ``height`` is None and nothing is left out. ``most_ranks`` limits the rows; None: as many as
+    fit, or 16 without a terminal. ``refresh`` is the time to the next look in seconds, if there is one.
+    """
+    above = [*_header(frame), *_verdict(frame, width), *_roles(frame)]
+    below = list(_footer(frame, width, refresh))
+    room = height - len(above) - len(below) - 4 if height is not None else _ROWS_WITHOUT_TERMINAL
+    most = min(most_ranks, room) if most_ranks and height is not None else most_ranks or room
+    table = _table(frame, max(most, _FEWEST_ROWS), min(width, WIDEST))
+    lines = [*above, Text(), *table, *below]
+    return [_cut(line, width) for line in (lines if height is None else lines[:height])]
+
+
+def _header(frame: Frame) -> Iterator[Text]:
+    name = frame.run_id or frame.source
+    size = f"{frame.world_size} ranks" if frame.world_size else f"{len(frame.ranks)} ranks seen"
+    hosts = f" on {frame.hosts} host{'s' * (frame.hosts != 1)}" if frame.hosts else ""
+    when = time.strftime("%H:%M:%S", time.localtime(frame.time_ns / 1e9))
+    yield Text.assemble((name, "bold"), f" · {size}{hosts} · {when}")
+    line = Text(f"Step {_last_step(frame)} · takes {_ms(frame.step_ns)}")
+    if frame.before_ns and frame.step_ns:
+        change = frame.step_ns / frame.before_ns - 1
+        style = "bold red" if change > _TREND_WORTH_A_COLOUR else ""
+        line.append(f", {_ms(frame.before_ns)} over the run: ")
+        line.append(f"{change:+.1%}", style)
+    yield line
+    yield Text(f"Shown: mean of {_steps_shown(frame)}", "dim")
+
+
+def _last_step(frame: Frame) -> str:
+    last = max((row.last_step for row in frame.ranks), default=-1)
+    return str(last) if last >= 0 else UNKNOWN
+
+
+def _ms(time_ns: int | None) -> str:
+    return UNKNOWN if time_ns is None else f"{milliseconds(time_ns)} ms"
+
+
+def _steps_shown(frame: Frame) -> str:
+    if frame.first_step is None or frame.last_step is None:
+        return f"{frame.num_steps} steps" if frame.num_steps else "no step"
+    if frame.num_steps == 0:
+        return "nothing but the length of a step"
+    return f"{frame.num_steps} step{'s' * (frame.num_steps != 1)}, {frame.first_step}–{frame.last_step}"
+
+
+def _verdict(frame: Frame, width: int) -> Iterator[Text]:
+    for note in frame.notes[:_MOST_NOTES]:
+        yield from _wrapped(note, width, "bold red" if note.startswith(URGENT) else "yellow", "  ")
+    if len(frame.notes) > _MOST_NOTES:
+        yield Text(f"({len(frame.notes) - _MOST_NOTES} more notes: --json)", "dim")
+    for one in frame.stragglers[:_MOST_STRAGGLERS]:
+        yield _slow_line(one)
+        yield from _wrapped(f"  {one.evidence}", width, "", "  ")
+    if len(frame.stragglers) > _MOST_STRAGGLERS:
+        yield Text(f"({len(frame.stragglers) - _MOST_STRAGGLERS} more that cost less: --json)", "dim")
+    if not frame.stragglers:
+        if frame.abstentions:
+            yield from _wrapped(f"Not judged: {frame.abstentions[0]}", width, "yellow", "  ")
+        elif frame.num_steps:
+            yield Text("No straggler in these steps.", "green")
+    yield from _most_waited_for(frame)
+
+
+def _slow_line(one: Slow) -> Text:
+    cost = f", costs {milliseconds(one.cost_ms_per_step * 1e6)} ms per step" if one.cost_ms_per_step is not None else ""
+    since = time.strftime(" since %H:%M:%S UTC", time.gmtime(one.since)) if one.since is not None else ""
+    return Text.assemble(
+        (f"STRAGGLER {one.who}: {cause_in_words(one.cause)}{cost}", "bold red"), f" (by the {one.told_by}{since})"
+    )
+
+
+def _most_waited_for(frame: Frame) -> Iterator[Text]:
+    blamed = sorted((row for row in frame.ranks if row.blame_ns), key=lambda row: -(row.blame_ns or 0))
+    total = sum(row.blame_ns or 0 for row in blamed)
+    if not blamed:
+        return
+    named = ", ".join(f"rank {row.rank} {share(row.blame_ns, total)}" for row in blamed[:3])
+    yield Text(f"Waited for, of all waiting: {named}")
+
+
+def _roles(frame: Frame) -> Iterator[Text]:
+    # One line per role: the mean over the known ranks, and the rank that loses most.
+    roles = _roles_by_size(frame)
+    if not roles:
+        return
+    known = [row for row in frame.ranks if row.parts]
+    wall = sum(row.step_ns or 0 for row in known)
+    yield Text()
+    yield Text(
+        f"{'exposed by role':<17}{'mean ms':>9}{'share':>7}{'wait':>9}{'transfer':>10}{'most':>9}  on rank", "bold"
+    )
+    for role in roles[:_MOST_ROLES]:
+        own = [(row, row.exposed[role]) for row in known if role in row.exposed]
+        total = sum(one.total_ns for _, one in own)
+        most_row, most = max(own, key=lambda pair: pair[1].total_ns)
+        waits = [one.wait_ns for _, one in own]
+        transfers = [one.transfer_ns for _, one in own]
+        wait, transfer = (
+            None if None in parts else sum(part or 0 for part in parts) / len(known) for parts in (waits, transfers)
+        )
+        yield Text(
+            f"{role:<17}{milliseconds(total / len(known)):>9}{share(total, wall):>7}{milliseconds(wait):>9}"
+            f"{milliseconds(transfer):>10}{milliseconds(most.total_ns):>9}  {_rank(most_row)}"
+        )
+    if len(roles) > _MOST_ROLES:
+        yield Text(f"({', '.join(roles[_MOST_ROLES:])}: less)", "dim")
+
+
+def _roles_by_size(frame: Frame) -> list[str]:
+    totals: dict[str, int] = {}
+    for row in frame.ranks:
+        for role, one in row.exposed.items():
+            totals[role] = totals.get(role, 0) + one.total_ns
+    return sorted(totals, key=lambda role: -totals[role])
+
+
+def _table(frame: Frame, most: int, width: int) -> Iterator[Text]:
+    if not frame.ranks:
+        return
+    rows = choose_ranks(frame, most)
+    columns = _fitting(_columns(frame), rows, width)
+    widths = [max(len(column.heading), *(len(column.cell(row)) for row in rows)) for column in columns]
+    bar = min(_WIDEST_BAR, width - sum(widths) - 2 * len(widths))
+    has_bar = bar >= _NARROWEST_BAR and any(row.parts for row in rows)
+    yield Text(_line([column.heading for column in columns], columns, widths), "bold")
+    slow = {rank for one in frame.stragglers for rank in (one.rank, *one.others)}
+    for row in rows:
+        style = "bold red" if row.rank in slow or row.state == "silent" else ""
+        line = Text(_line([column.cell(row) for column in columns], columns, widths), style)
+        yield line.append_text(_bar(row, bar)) if has_bar else line
+    if has_bar:
+        shown = [part for part in _LETTERS if any(row.parts.get(part) for row in rows)]
+        legend = "  ".join(f"{_LETTERS[part][0]} {part}" for part in shown)
+        yield Text(f"ms per step; {legend}", "dim")
+    else:
+        yield Text("ms per step", "dim")
+    yield from _hidden(frame, rows)
+
+
+def _columns(frame: Frame) -> list[_Column]:
+    parts = [part for part in _LETTERS if _is_worth_it(frame, part) or part in ("compute", "exposed", "other")]
+    ages = [row.age_ns for row in frame.ranks if row.age_ns is not None]
+    lasts = {row.last_step for row in frame.ranks}
+    columns = [_Column("rank", _rank)]
+    if any(row.where for row in frame.ranks):
+        columns.append(_Column("where", lambda row: row.where, 3, is_left=True))
+    if frame.hosts and frame.hosts > 1:
+        columns.append(_Column("host", lambda row: row.host, 7, is_left=True))
+    columns.append(_Column("step", lambda row: milliseconds(row.step_ns)))
+    for part in parts:
+        columns.append(_Column(part, _cell_of(part), 0 if part in ("compute", "exposed") else 2))
+        if part == "exposed":
+            roles = _roles_by_size(frame)[:_MOST_ROLE_COLUMNS]
+            columns += [_Column(f"x {role}", _cell_of_role(role), _ROLE_COLUMNS_GO) for role in roles]
+    if any(row.blame_ns is not None for row in frame.ranks):
+        columns.append(_Column("waits for", _waits_for, 1))
+        columns.append(_Column("blamed", lambda row: milliseconds(row.blame_ns), 4))
+    if len(lasts) > 1:
+        columns.append(_Column("last", lambda row: str(row.last_step) if row.last_step >= 0 else UNKNOWN, 5))
+    if ages:
+        columns.append(_Column("heard", _age, 1))
+    if any(row.dropped for row in frame.ranks):
+        columns.append(_Column("dropped", lambda row: UNKNOWN if row.dropped is None else str(row.dropped), 5))
+    return columns
+
+
+def _is_worth_it(frame: Frame, part: str) -> bool:
+    return any(row.parts.get(part, 0) > _WORTH_A_COLUMN * (row.step_ns or 0) for row in frame.ranks)
+
+
+def _cell_of(part: str) -> Callable[[RankRow], str]:
+    return lambda row: milliseconds(row.parts.get(part))
+
+
+def _cell_of_role(role: str) -> Callable[[RankRow], str]:
+    # 0 for a role without exposed time, if the rank's step is known.
+    return lambda row: milliseconds(row.exposed[role].total_ns if role in row.exposed else 0 if row.parts else None)
+
+
+def _rank(row: RankRow) -> str:
+    return str(row.rank) if row.rank >= 0 else UNKNOWN
+
+
+def _waits_for(row: RankRow) -> str:
+    if row.waits_ns is None:
+        return UNKNOWN
+    return "nobody" if row.waits_for is None or not row.waits_ns else f"{row.waits_for}: {milliseconds(row.waits_ns)}"
+
+
+def _age(row: RankRow) -> str:
+    if row.state in ("ended", "stopped"):
+        return row.state
+    if row.age_ns is None:
+        return UNKNOWN
+    return f"{row.state.upper()} {seconds_in_words(row.age_ns)}" if row.state == "silent" else _ago(row.age_ns)
+
+
+def _ago(age_ns: int) -> str:
+    return "now" if age_ns < 1_000_000_000 else f"{seconds_in_words(age_ns)} ago"
+
+
+def _fitting(columns: list[_Column], rows: Sequence[RankRow], width: int) -> list[_Column]:
+    kept = list(columns)
+    while (
+        len(kept) > 1 and sum(max(len(one.heading), *(len(one.cell(row)) for row in rows)) + 2 for one in kept) > width
+    ):
+        worst = max(one.rank_to_go for one in kept)
+        if worst == 0:
+            break
+        kept.remove(next(one for one in reversed(kept) if one.rank_to_go == worst))
+    return kept
+
+
+def _line(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int]) -> str:
+    aligned = [
+        f"{cell:<{width}}" if column.is_left else f"{cell:>{width}}"
+        for cell, column, width in zip(cells, columns, widths, strict=True)
+    ]
+    return "  ".join(aligned) + "  "
+
+
+def _bar(row: RankRow, width: int) -> Text:
+    # Every part is as long as its share, to one letter.
+    bar, total, done, at = Text(), row.step_ns or 0, 0, 0
+    for part, (letter, style) in _LETTERS.items():
+        done += row.parts.get(part, 0)
+        end = round(width * done / total) if total else 0
+        bar.append(letter * max(0, end - at), style)
+        at = max(at, end)
+    return bar
+
+
+def _hidden(frame: Frame, rows: Sequence[RankRow]) -> Iterator[Text]:
+    shown = {row.rank for row in rows}
+    hidden = [row for row in frame.ranks if row.rank not in shown]
+    if not hidden:
+        return
+    line = f"{len(hidden)} of {len(frame.ranks)} ranks hidden"
+    compute = [row.parts["compute"] for row in hidden if row.parts]
+    if compute:
+        line += f": compute {milliseconds(min(compute))}–{milliseconds(max(compute))} ms"
+    silent = sum(row.state == "silent" for row in hidden)
+    yield Text(line + (f", {silent} of them silent" if silent else "") + "; --ranks N shows more", "dim")
+
+
+def _footer(frame: Frame, width: int, refresh: float | None) -> Iterator[Text]:
+    if refresh is not None:
+        yield Text(f"A look takes {seconds_in_words(frame.took_ns)}, then {refresh:g} s. Ctrl-C ends.", "dim")
+
+
+def _wrapped(text: str, width: int, style: str, indent: str) -> Iterator[Text]:
+    for line in textwrap.wrap(text, width, subsequent_indent=indent) or [""]:
+        yield Text(line, style)
+
+
+def _cut(line: Text, width: int) -> Text:
+    line.truncate(width, overflow="ellipsis")
+    return line

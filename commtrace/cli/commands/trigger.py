@@ -12,7 +12,7 @@ import typer
 
 from commtrace.analysis.steps.progress import Progress, find_progress
 from commtrace.cli.arguments import RunArgument
-from commtrace.cli.units import duration
+from commtrace.cli.output import duration
 from commtrace.errors import ConfigurationError
 from commtrace.trace.files.locate import NEWEST_RUN
 from commtrace.trace.files.reader import load_newest

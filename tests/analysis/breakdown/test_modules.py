@@ -8,7 +8,7 @@ from rich.console import Console
 from commtrace.analysis.breakdown import modules
 from commtrace.analysis.breakdown.modules import add_modules
 from commtrace.analysis.summary import summarise
-from commtrace.cli.views.summary import print_summary
+from commtrace.cli.commands.summary import print_summary
 from tests.factory import Row, collective, group, make_run, span, stall
 
 TP = group("tp", 0, 1)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from commtrace.analysis.breakdown.run_budget import Parts, run_budget
 from commtrace.analysis.steps.attempts import Attempt, LaunchSteps, RepeatedStep, repeated_steps, told_apart
 from commtrace.analysis.summary import summarise
-from commtrace.cli.views.run_time import step_attempts_lines
+from commtrace.cli.views import step_attempts_lines
 from commtrace.trace.run import Run
 from tests.factory import EPOCH_NS, Row, make_run, span
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from commtrace.analysis.steps.choice import choose_steps
 from commtrace.analysis.steps.detail import SpanSum, StepTimes, find_detail
 from commtrace.analysis.summary import summarise
-from commtrace.cli.views.summary import print_summary
+from commtrace.cli.commands.summary import print_summary
 from commtrace.trace.run import DiscardedSegments, Run, TriggeredDetail
 from tests.factory import collective, group, make_run, span, stall
 

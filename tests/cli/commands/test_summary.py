@@ -16,8 +16,8 @@ from commtrace.analysis.matching.coverage import Coverage
 from commtrace.analysis.pipeline.bubble import StageBubble
 from commtrace.analysis.pipeline.observed import Pipeline
 from commtrace.analysis.summary import summarise
+from commtrace.cli.commands.summary import print_summary
 from commtrace.cli.main import app
-from commtrace.cli.views.summary import print_summary
 from commtrace.synth import Job, synthesize
 from commtrace.trace import schema
 from commtrace.trace.run import Run

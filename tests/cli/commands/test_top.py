@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from commtrace.cli.commands.top import pause_seconds
+from commtrace.cli.commands.top import draw, pause_seconds
 from commtrace.cli.main import app
-from commtrace.cli.views.top import draw
 from commtrace.top.frame import Frame, RankRow, Slow, choose_ranks
 from commtrace.top.from_files import make_frame
 from tests.cli.commands.test_summary import write_run

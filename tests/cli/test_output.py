@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from commtrace.cli import units
+from commtrace.cli import output
 
 
 @pytest.mark.parametrize(
@@ -10,35 +10,39 @@ from commtrace.cli import units
     [(0, "0 ns"), (812, "812 ns"), (24_300, "24.3 µs"), (1_200_000, "1.20 ms"), (3e9, "3.00 s"), (None, "–")],
 )
 def test_durations_carry_their_unit(time_ns: float | None, text: str) -> None:
-    assert units.duration(time_ns) == text
+    assert output.duration(time_ns) == text
 
 
 @pytest.mark.parametrize(("time_ns", "text"), [(33_000_000, "33.0"), (123_456_789, "123"), (0, "0"), (4_000, "0.0040")])
 def test_milliseconds_have_three_digits(time_ns: float, text: str) -> None:
-    assert units.milliseconds(time_ns) == text
+    assert output.milliseconds(time_ns) == text
 
 
 @pytest.mark.parametrize(
     ("part", "whole", "text"), [(1, 3, "33%"), (1, 1000, "<1%"), (0, 5, "0%"), (3, 0, "–"), (None, 1, "–")]
 )
 def test_what_is_not_nothing_is_not_zero_per_cent(part: float | None, whole: float, text: str) -> None:
-    assert units.share(part, whole) == text
+    assert output.share(part, whole) == text
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (999, "999 B"), (4_096, "4.10 kB"), (3_500_000_000, "3.50 GB")]
 )
 def test_bytes_are_powers_of_ten(count: int, text: str) -> None:
-    assert units.num_bytes(count) == text
+    assert output.num_bytes(count) == text
 
 
 def test_an_unknown_bandwidth_is_not_zero() -> None:
-    assert (units.bandwidth(None), units.bandwidth(12.34)) == ("–", "12.3")
-    assert (units.bandwidth(0.0255), units.bandwidth(0.25), units.bandwidth(1.0)) == ("25.5 MB/s", "250 MB/s", "1.00")
-    assert (units.bandwidth(0.00004), units.bandwidth(9.6e-7), units.bandwidth(0.0)) == ("40.0 kB/s", "960 B/s", "0")
+    assert (output.bandwidth(None), output.bandwidth(12.34)) == ("–", "12.3")
+    assert (output.bandwidth(0.0255), output.bandwidth(0.25), output.bandwidth(1.0)) == (
+        "25.5 MB/s",
+        "250 MB/s",
+        "1.00",
+    )
+    assert (output.bandwidth(0.00004), output.bandwidth(9.6e-7), output.bandwidth(0.0)) == ("40.0 kB/s", "960 B/s", "0")
 
 
 def test_sizes_by_powers_of_two() -> None:
-    sizes = [units.power_of_two(1 << exponent) for exponent in (0, 8, 9, 10, 19, 20, 35)]
+    sizes = [output.power_of_two(1 << exponent) for exponent in (0, 8, 9, 10, 19, 20, 35)]
     assert sizes == ["1–2 B", "256–512 B", "0.5–1 KiB", "1–2 KiB", "0.5–1 MiB", "1–2 MiB", "32–64 GiB"]
-    assert units.power_of_two(0) == "0 B"
+    assert output.power_of_two(0) == "0 B"

@@ -1,0 +1,399 @@
+"""Tables and lines that several commands print: the basis of numbers, the time of a whole run, stragglers."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timezone
+from itertools import groupby
+from typing import Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
+from commtrace.analysis.breakdown.run_budget import RunBudget
+from commtrace.analysis.clocks.align import Alignment
+from commtrace.analysis.clocks.time_of_day import date_and_time
+from commtrace.analysis.rank_words import seconds_in_words
+from commtrace.analysis.steps.attempts import Attempt, RepeatedStep
+from commtrace.analysis.steps.detail import RecordedDetail, TriggeredSteps
+from commtrace.analysis.stragglers.awaited import Awaited
+from commtrace.analysis.stragglers.lost_time import LostTime
+from commtrace.analysis.stragglers.report import NodesOfVerdict
+from commtrace.analysis.stragglers.verdict import HOST, LINK, Stretch, Verdict, cause_in_words
+from commtrace.cli.output import duration, milliseconds, num_bytes, share
+
+
+def text_table(words: Sequence[str]) -> Table:
+    """Return a table with these left-aligned columns."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for word in words:
+        table.add_column(word, overflow="fold")
+    return table
+
+
+def print_table(console: Console, title: str, table: Table, note: str = "") -> None:
+    """Print a table below its title, and a note on it."""
+    # Not the table's own title: that is folded to the width of the table.
+    console.print(f"[bold]{escape(title)}[/]")
+    console.print(table)
+    if note:
+        console.print(escape(note), style="dim")
+    console.print()
+
+
+def print_basis(console: Console, alignment: Alignment, problems: Iterable[str]) -> None:
+    """Print the alignment of the hosts' clocks, and the problems of the run's files."""
+    console.print(clock_line(alignment), style="dim")
+    if alignment.refused:
+        console.print(f"[yellow]! Clocks are not aligned:[/] {escape(alignment.refused)}")
+    for problem in problems:
+        console.print(f"[yellow]![/] {escape(problem)}")
+
+
+def clock_line(alignment: Alignment) -> str:
+    """Return the method of the alignment, with its residual."""
+    residual = alignment.residual_ns
+    if alignment.refused is not None:
+        return f"Clocks: [yellow]{escape(alignment.method)}[/]"
+    if not alignment.observations:
+        return f"Clocks: {escape(alignment.method)}"
+    return (
+        f"Clocks: {escape(alignment.method)}, {alignment.observations} observations, residual "
+        f"{duration(residual['p50'])} (p50), {duration(residual['p99'])} (p99), {duration(residual['max'])} (max)"
+    )
+
+
+_MOST_SUMS: Final = 12
+
+
+def detail_lines(detail: RecordedDetail) -> Iterable[str]:
+    """Yield the detail and triggers of a run; nothing for a run that is in detail as a whole."""
+    times = detail.step_time_ns
+    if times and (detail.steps_in_detail < detail.steps or detail.every != 1):
+        every = detail.every
+        rule = f"1 step in {every}" if every else "only steps that were asked for"
+        yield (
+            f"Detail: {rule} ({detail.steps_in_detail} of {detail.steps} steps). Step times of all steps: "
+            f"{duration(times.p50)} (p50), {duration(times.p99)} (p99), {duration(times.max)} (max)"
+        )
+    for trigger in detail.triggers:
+        yield _trigger_line(trigger)
+    discarded = detail.discarded
+    if discarded:
+        at = datetime.fromtimestamp(discarded.at_ns / 1e9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+        upto = f"up to step {discarded.last_step}, " if discarded.last_step >= 0 else ""
+        yield (
+            f"Discarded to keep to the budget: {upto}{discarded.segments} files, {num_bytes(discarded.num_bytes)} "
+            f"on {discarded.ranks} rank{'s' * (discarded.ranks != 1)}, last at {at}"
+        )
+
+
+def _trigger_line(trigger: TriggeredSteps) -> str:
+    line = f"Triggered: steps {trigger.first}–{trigger.end - 1} in detail"
+    if not trigger.late:
+        return line
+    late = ", ".join(f"rank {rank} (at step {step})" for rank, step in trigger.late.items())
+    return f"{line}; [yellow]seen too late by {escape(late)}[/]: these begin later"
+
+
+def print_sums(console: Console, detail: RecordedDetail) -> None:
+    """Print the means of the steps that are not in detail."""
+    sums = detail.sums
+    if not sums:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("span", "role", "operation"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("count", "time", "bytes", "longest"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in sums[:_MOST_SUMS]:
+        table.add_row(
+            one.kind,
+            escape(one.role),
+            escape(one.name),
+            f"{one.count:.4g}",
+            milliseconds(one.time_ns),
+            num_bytes(one.num_bytes) if one.num_bytes else "",
+            milliseconds(one.longest_ns),
+        )
+    console.print("[bold]Steps not in detail, mean per rank and step, ms[/]")
+    console.print(table)
+    if len(sums) > _MOST_SUMS:
+        console.print(f"{len(sums) - _MOST_SUMS} more with --json.", style="dim")
+    console.print()
+
+
+_WALL_PARTS: Final = {
+    "training": "training steps",
+    "repeated": "steps that were done again",
+    "evaluation": "evaluation",
+    "checkpoint": "checkpoints",
+    "loading": "loading data between steps",
+    "start": "start",
+    "restart": "restarts",
+    "unknown": "not known",
+}
+_LEAST_SHARE_OF_WALL: Final = 0.001
+_UNEVEN: Final = 1.2
+"""Least multiple of the mean over ranks for which the rank with most of a part is named."""
+
+
+def run_budget_lines(budget: RunBudget | None) -> Iterator[str]:
+    """Yield the parts of the wall time; nothing if only some steps were asked for."""
+    if budget is None or not budget.job.wall_ns:
+        return
+    wall, parts = budget.job.wall_ns, budget.job.by_name()
+    attempts = f" in {budget.attempts} attempts" if budget.attempts > 1 else ""
+    yield (
+        f"Whole run: {seconds_in_words(wall)}{attempts}, goodput {share(budget.goodput)} "
+        "(training steps that were kept)"
+    )
+    for part, words in _WALL_PARTS.items():
+        time_ns = parts[part]
+        if time_ns >= _LEAST_SHARE_OF_WALL * wall:
+            line = f"{share(time_ns, wall):>4}  {seconds_in_words(time_ns):>8}  {words}"
+            yield f"  {line}{_most(budget, part)}"
+    if budget.repeated_steps:
+        yield f"  {budget.repeated_steps} steps were lost by a restart or rollback and done again."
+    elif budget.repeated_steps is None:
+        yield "  Steps that were done again are not known: the program's own step numbers were not recorded."
+
+
+def _most(budget: RunBudget, part: str) -> str:
+    of_rank = {rank: parts.by_name()[part] for rank, parts in budget.ranks.items()}
+    most = max(of_rank, key=lambda rank: of_rank[rank])
+    if part not in ("evaluation", "checkpoint", "loading") or of_rank[most] < _UNEVEN * budget.job.by_name()[part]:
+        return ""
+    return f" (rank {most}: {seconds_in_words(of_rank[most])})"
+
+
+_NAMED: Final = 0.05
+"""Least share of the path for which a rank is named."""
+
+_MOST_RANKS: Final = 3
+_LEAST_SHARE_OF_PATH: Final = 0.01
+_NOT_OF_A_RANK: Final = ("transfer", "unknown")
+
+
+def critical_path_lines(path: CriticalPath | None) -> Iterator[str]:
+    if path is None or not path.ns:
+        return
+    whole = path.ns
+    parts = [part for part in _parts(path.shares, whole) if part[0] >= _LEAST_SHARE_OF_PATH * whole]
+    listed = ", ".join(words for _, words in sorted(parts, key=lambda part: -part[0]))
+    unsure = path.uncertain_ns
+    note = f"; {share(unsure, whole)} not resolved by these clocks" if unsure >= _LEAST_SHARE_OF_PATH * whole else ""
+    yield f"Critical path ({duration(whole / path.num_steps)} a step): {listed}{note}"
+
+
+def _parts(shares: Sequence[Share], whole: int) -> Iterator[tuple[int, str]]:
+    """Yield time and text of ranks with a large share, of the other ranks together, and of transfers by role."""
+    by_rank: dict[int, list[Share]] = {}
+    by_communication: dict[str, int] = {}
+    for one in shares:
+        if one.kind in _NOT_OF_A_RANK:
+            words = " ".join(filter(None, (one.role, one.kind)))
+            by_communication[words] = by_communication.get(words, 0) + one.ns
+        else:
+            by_rank.setdefault(one.rank, []).append(one)
+    ordered = sorted(by_rank, key=lambda rank: -_ns(by_rank[rank]))
+    named = [rank for rank in ordered[:_MOST_RANKS] if _ns(by_rank[rank]) >= _NAMED * whole]
+    for rank in named:
+        yield _of_ranks(f"rank {rank}", by_rank.pop(rank), whole)
+    if by_rank:
+        other = "other " if named else ""
+        who = f"{len(by_rank)} {other}rank{'s' * (len(by_rank) != 1)}"
+        yield _of_ranks(who, [one for own in by_rank.values() for one in own], whole)
+    for words, ns in by_communication.items():
+        yield ns, f"{words} {share(ns, whole)}"
+
+
+def _of_ranks(who: str, shares: Sequence[Share], whole: int) -> tuple[int, str]:
+    by_kind: dict[str, int] = {}
+    for one in shares:
+        by_kind[one.kind] = by_kind.get(one.kind, 0) + one.ns
+    kinds = sorted(
+        (kind for kind in by_kind if by_kind[kind] >= _LEAST_SHARE_OF_PATH * whole), key=lambda kind: -by_kind[kind]
+    )
+    listed = ", ".join(f"{kind} {share(by_kind[kind], whole)}" for kind in kinds)
+    return _ns(shares), f"{who} {share(_ns(shares), whole)}" + (f" ({listed})" if listed else "")
+
+
+def _ns(shares: Sequence[Share]) -> int:
+    return sum(one.ns for one in shares)
+
+
+_LOST_PARTS: Final = {
+    "stragglers_ns": "stragglers",
+    "imbalance_ns": "imbalance",
+    "exposed_communication_ns": "exposed communication",
+    "bubble_ns": "bubble",
+    "input_ns": "input",
+    "rest_ns": "the rest",
+}
+_LEAST_SHARE_OF_LOSS: Final = 0.001
+_WORTH_A_TIME: Final = 0.01
+_NS_PER_HOUR: Final = 3.6e12
+
+
+def lost_time_lines(lost: LostTime | None) -> Iterator[str]:
+    """Yield the loss by cause; nothing if steps were not replayed."""
+    if lost is None or not lost.steps_ns:
+        return
+    whole, gpus, costs_ns = lost.steps_ns, lost.gpus, lost.costs_ns()
+    parts = [
+        f"{words} {share(costs_ns[name], whole)}"
+        + (f" ({_time(costs_ns[name], gpus)})" if costs_ns[name] >= _WORTH_A_TIME * whole else "")
+        for name, words in _LOST_PARTS.items()
+        if costs_ns[name] >= _LEAST_SHARE_OF_LOSS * whole or costs_ns[name] <= -_WORTH_A_TIME * whole
+    ]
+    beyond = whole - lost.ideal_ns
+    yield (
+        f"Lost: {share(beyond, whole)} of {_time(whole, gpus)} in steps"
+        + (f": {', '.join(parts)}" if parts else "")
+        + f"; ideal {share(lost.ideal_ns, whole)}"
+    )
+
+
+def _time(time_ns: int, gpus: int | None) -> str:
+    if gpus is None:
+        return seconds_in_words(time_ns)
+    return f"{time_ns * gpus / _NS_PER_HOUR:.3g} GPU-hours"
+
+
+_MOST_RANGES: Final = 4
+
+
+def step_attempts_lines(repeated: Sequence[RepeatedStep], launch: int) -> Iterator[str]:
+    """Yield ``Steps 5–8 were done twice: attempt 1 from …`` for each range; ``launch`` is the one that is shown."""
+    ranges = list(_ranges(repeated))
+    for steps in ranges[:_MOST_RANGES]:
+        first, last = steps[0], steps[-1]
+        count = len(first.attempts)
+        often = "twice" if count == 2 else f"{count} times"
+        which = f"Step {first.step} was" if first is last else f"Steps {first.step}–{last.step} were"
+        attempts = "; ".join(
+            _attempt([step.attempts[number] for step in steps], number + 1 == count, launch) for number in range(count)
+        )
+        yield f"{which} done {often}: {attempts}"
+    if len(ranges) > _MOST_RANGES:
+        yield f"{sum(map(len, ranges[_MOST_RANGES:]))} more steps were done more than once (--json)."
+
+
+def _ranges(repeated: Sequence[RepeatedStep]) -> Iterator[Sequence[RepeatedStep]]:
+    # Consecutive steps that were done in the same launches.
+
+    def key(item: tuple[int, RepeatedStep]) -> tuple[int, tuple[int, ...]]:
+        position, step = item
+        return step.step - position, tuple(attempt.launch for attempt in step.attempts)
+
+    for _, alike in groupby(enumerate(repeated), key):
+        yield [step for _, step in alike]
+
+
+def _attempt(attempts: Sequence[Attempt], is_last: bool, launch: int) -> str:
+    first = attempts[0]
+    began = time.strftime("%H:%M:%S", time.localtime(first.start_ns / 1e9))
+    mean_ns = sum(attempt.duration_ns for attempt in attempts) / len(attempts)
+    shown = ", shown here" if is_last and first.launch == launch else ""
+    return f"attempt {first.attempt} from {began}, {duration(mean_ns)} a step{shown}"
+
+
+_MOST_STRETCHES = 4
+_MOST_MEMBERS = 4
+_OF_A_NODE = frozenset({"compute", "throttled_device", "communication"})
+"""Causes that another node may remove."""
+
+
+def print_stragglers(
+    console: Console,
+    stragglers: Sequence[Verdict],
+    *,
+    on_gpu: bool = False,
+    nodes: Sequence[NodesOfVerdict] | None = None,
+) -> None:
+    """Print the verdicts, the costliest first, with GPU-hours if ``on_gpu``.
+
+    ``nodes`` has the devices of each verdict and how to keep them out of the next job; with it, print the next step.
+    """
+    for position, straggler in enumerate(stragglers):
+        hours = f", {straggler.gpu_hours_per_day:.3g} GPU-hours per day" if on_gpu else ""
+        rare = straggler.cause in ("data", "gc", "checkpoint", "evaluation") or straggler.persistence < 0.5
+        typical = "mean" if rare or straggler.stretches else "median"
+        cost = f"costs {milliseconds(straggler.cost_ms_per_step * 1e6)} ms per step ({typical}){hours}"
+        if straggler.occurrence:
+            cost = f"{straggler.occurrence}; spread over all steps, it {cost}"
+        console.print(f"[bold red]Straggler: {escape(straggler.who)}[/], {cause_in_words(straggler.cause)}: {cost}")
+        for text in filter(None, (_when(straggler), straggler.evidence)):
+            _print_indented(console, text)
+        if nodes is not None:
+            for text in filter(None, (_members(straggler), *_nodes(straggler, nodes[position]))):
+                _print_indented(console, text)
+            _print_indented(console, straggler.next_step, style="bold")
+        console.print()
+
+
+def _print_indented(console: Console, text: str, style: str | None = None) -> None:
+    # Not rich's padding, which fills every line with blanks up to the width.
+    indented = textwrap.fill(text, console.width - 2, initial_indent="  ", subsequent_indent="  ")
+    console.print(escape(indented), style=style)
+
+
+def _nodes(straggler: Verdict, nodes: NodesOfVerdict) -> tuple[str, ...]:
+    if straggler.cause not in _OF_A_NODE and straggler.place != HOST:
+        return ()
+    end = "one of its ends" if straggler.place == LINK else "it"
+    return ", ".join(nodes.devices), f"To keep the next job off {end}: {nodes.keep_out}"
+
+
+def _when(straggler: Verdict) -> str:
+    """Return the first step with its time of day, or the stretches."""
+    if straggler.stretches:
+        return _stretches(straggler)
+    step, since = straggler.since_step, None if straggler.since_ns is None else date_and_time(straggler.since_ns)
+    if straggler.occurrence:
+        return f"First in step {step}, which began at {since}." if since else ""
+    return f"Since step {step}, the first one compared" + (f": {since}." if since else ".")
+
+
+def _stretches(straggler: Verdict) -> str:
+    """Return ``Slow in steps 30–49, 2026-11-23 14:03:22–14:05:09 UTC (49.3 ms per step).``; of many, the costliest."""
+    costliest = sorted(straggler.stretches, key=lambda one: -one.cost_ms_per_step)[:_MOST_STRETCHES]
+    listed = [
+        f"{one.first}–{one.last}{_at(one)} ({milliseconds(one.cost_ms_per_step * 1e6)} ms per step)"
+        for one in sorted(costliest, key=lambda one: one.first)
+    ]
+    more = len(straggler.stretches) - len(costliest)
+    return f"Slow in steps {', '.join(listed)}" + (f" and {more} more stretches" if more else "") + "."
+
+
+def _at(stretch: Stretch) -> str:
+    if stretch.since_ns is None or stretch.until_ns is None:
+        return ""
+    return f", {date_and_time(stretch.since_ns, stretch.until_ns)}"
+
+
+def _members(straggler: Verdict) -> str:
+    members = straggler.members
+    if not 2 <= len(members) <= _MOST_MEMBERS or members[0].share_ms_per_step is None:
+        return ""
+    shares = (f"rank {one.rank} {_ms(one.share_ms_per_step)} ({_ms(one.alone_ms_per_step)})" for one in members)
+    return f"Cost of each rank in ms per step if the others are fixed (saved if only it is): {', '.join(shares)}."
+
+
+def _ms(milliseconds_per_step: float | None) -> str:
+    return milliseconds(None if milliseconds_per_step is None else milliseconds_per_step * 1e6)
+
+
+def print_awaited(console: Console, awaited: Sequence[Awaited], stragglers: Sequence[Verdict]) -> None:
+    """Print the rank that the others waited for most, if one stands out, and its activity unless a verdict names it."""
+    if not awaited or not awaited[0].stands_out:
+        return
+    first = awaited[0]
+    is_named = any(first.rank in (one.rank, *one.ranks) for one in stragglers)
+    who = f"rank {first.rank} ({first.share:.0%} of all waiting), named above" if is_named else first.in_words()
+    console.print(escape(f"Waited for most: {who}."))

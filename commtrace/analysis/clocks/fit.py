@@ -43,12 +43,18 @@ _FEW_READINGS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """Pairs of readings of one instant, as columns: the numbers of two clocks and their readings, ns."""
+    """Pairs of readings of one instant, as columns: the numbers of two clocks and their readings, ns.
+
+    No member leaves a synchronising collective before all have arrived. However late an end was seen, the true
+    difference a − b lies between ``least`` and ``most``.
+    """
 
     clock_a: Int64
     clock_b: Int64
     time_a: Int64
     time_b: Int64
+    least: Int64  # last start on a less first end on b
+    most: Int64  # first end on a less last start on b
     step: Int32 | None = None
 
     def __len__(self) -> int:
@@ -57,15 +63,19 @@ class Observations:
 
 def observe(run: Run, keys: Sequence[tuple[str, str]]) -> Observations:
     """Compare the median readings of neighbouring hosts of each collective; clock i is ``keys[i]``."""
-    group, seq, clock, end, step = _ends(run, keys)
+    group, seq, clock, start, end, step = _collectives(run, keys)
     bucket = pack((numbered(group), seq))
     order = np.lexsort((end, clock, bucket))
-    bucket, clock, end, step = bucket[order], clock[order], end[order], step[order]
+    bucket, clock, start, end, step = bucket[order], clock[order], start[order], end[order], step[order]
     begins = np.flatnonzero(_changes(bucket) | _changes(clock))
+    last_start = np.maximum.reduceat(start, begins) if len(begins) else start
+    first_end = end[begins]
     middle = (begins + np.append(begins[1:], len(end)) - 1) // 2  # lower median: ends are seen late, never early
     bucket, clock, end, step = bucket[middle], clock[middle], end[middle], step[middle]
-    pair = np.flatnonzero(bucket[1:] == bucket[:-1])
-    return Observations(clock[pair], clock[pair + 1], end[pair], end[pair + 1], step[pair])
+    a = np.flatnonzero(bucket[1:] == bucket[:-1])
+    b = a + 1
+    least, most = last_start[a] - first_end[b], first_end[a] - last_start[b]
+    return Observations(clock[a], clock[b], end[a], end[b], least, most, step[a])
 
 
 def _changes(values: Int64) -> npt.NDArray[np.bool_]:
@@ -74,8 +84,8 @@ def _changes(values: Int64) -> npt.NDArray[np.bool_]:
     return changes
 
 
-def _ends(run: Run, keys: Sequence[tuple[str, str]]) -> tuple[Any, ...]:
-    """Return group, seq, clock, end and step of the synchronising collectives of all ranks."""
+def _collectives(run: Run, keys: Sequence[tuple[str, str]]) -> tuple[Any, ...]:
+    """Return group, seq, clock, start, end and step of the synchronising collectives of all ranks."""
     number = {key: position for position, key in enumerate(keys)}
     rows = [_synchronising(run, block) for block in run.blocks]
     seqs = [block.spans.seq[own] for block, own in zip(run.blocks, rows, strict=True)]
@@ -87,7 +97,14 @@ def _ends(run: Run, keys: Sequence[tuple[str, str]]) -> tuple[Any, ...]:
         clock = np.array([number[run.ranks[rank].clock_key] for rank in block.ranks])
         spans = block.spans
         parts.append(
-            (spans.group[kept], spans.seq[kept], block.per_row(clock)[kept], spans.end[kept], spans.step[kept])
+            (
+                spans.group[kept],
+                spans.seq[kept],
+                block.per_row(clock)[kept],
+                spans.start[kept],
+                spans.end[kept],
+                spans.step[kept],
+            )
         )
     return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
 

@@ -1,7 +1,12 @@
 """Find jumps of clocks: a machine that was suspended or migrated, a wall clock that was set.
 
-The difference of two hosts' readings is a straight line with noise. A lasting jump is a step of one clock; its
-differences with other hosts show which. Of two hosts alone, it is the one that is not the reference.
+The difference of two hosts' readings is a straight line with noise. A lasting jump is a step of one clock, or a delay:
+where cores are scarce, the ends on one host may be seen late for a while. A delay scatters, and never makes an end
+earlier than a start of another member. A jump is taken for a step of a clock if it does not scatter, or if starts and
+ends before and after it contradict each other without one.
+
+A clock's differences with other hosts show which one was stepped. Of two hosts alone, it is the one that is not the
+reference.
 """
 
 from __future__ import annotations
@@ -40,6 +45,15 @@ _PERSISTENCE: Final = 0.8
 _NEIGHBOURHOOD: Final = 4 * WINDOW
 """Readings near a step that :data:`_PERSISTENCE` is about: late ends that alternate are no steps."""
 _MOST_CHANGES: Final = 8
+
+_MOST_READINGS: Final = 0.9
+_SCATTERS: Final = 10.0
+"""A change by so many times the scatter of nine readings in ten is no delay: delays by scarce cores scatter widely."""
+
+_SHARE_OF_A_JUMP: Final = 0.25
+_MOST_DRIFT: Final = 1e-3
+"""Of two clocks that are slewed by 500 ppm each; two crystals differ by less."""
+_HALVINGS: Final = 40
 
 
 class ClockStep(NamedTuple):
@@ -101,6 +115,8 @@ class _Series(NamedTuple):
     axis: Int64
     step: Int32
     level: Float64
+    least: Float64  # bounds of the difference by causality, from its first reading
+    most: Float64
 
     def of(self, clock: int) -> Int64:
         return self.times[self.clocks.index(clock)]
@@ -148,7 +164,11 @@ def _series(observations: Observations) -> list[_Series]:
         step = np.full(len(rows), -1, np.int32) if observations.step is None else observations.step[rows]
         difference = time_a - time_b
         level = without_drift(_since_first(axis), _since_first(difference))
-        found.append(_Series((a, b), (time_a, time_b), axis, step, level))
+        least, most = (
+            np.asarray((bound[rows] - difference[0]).astype(np.float64))
+            for bound in (observations.least, observations.most)
+        )
+        found.append(_Series((a, b), (time_a, time_b), axis, step, level, least, most))
     return found
 
 
@@ -169,12 +189,54 @@ def _since_first(times: Int64) -> Float64:
 
 
 def _jumps(pair: _Series) -> Iterator[_Jump]:
-    for change in change_points(_since_first(pair.axis), _since_first(pair.times[0] - pair.times[1])):
+    changes = change_points(_since_first(pair.axis), _since_first(pair.times[0] - pair.times[1]))
+    for change in _no_delays(changes, pair):
         at = change.position
         before, after = ((int(pair.times[0][place]), int(pair.times[1][place])) for place in (at - 1, at))
         first, last = sorted((int(pair.step[at - 1]), int(pair.step[at])))
         steps = (first, last) if first >= 0 else (-1, -1)
         yield _Jump(pair.clocks, before, after, round(change.size), steps, _length(pair, first, last))
+
+
+def _no_delays(changes: Sequence[Change], pair: _Series) -> list[Change]:
+    """Return the changes that are no delays, ascending; the largest is judged first, and parts the others."""
+    found: list[Change] = []
+    for change in sorted(changes, key=lambda change: -abs(change.size)):
+        at = change.position
+        others = [other.position for other in found]
+        first = max([at - _NEIGHBOURHOOD, 0, *(other for other in others if other < at)])
+        last = min([at + _NEIGHBOURHOOD, len(pair.axis), *(other for other in others if other > at)])
+        if _is_steady(change, pair.level[first:at], pair.level[at:last]) or _is_forced(change, pair, first, last):
+            found.append(change)
+    return sorted(found)
+
+
+def _is_steady(change: Change, before: Float64, after: Float64) -> bool:
+    """Return whether the readings on both sides scatter so little beside the change that delays do not make it."""
+    scatter = max(np.quantile(np.abs(side - np.median(side)), _MOST_READINGS) for side in (before, after))
+    return bool(abs(change.size) >= _SCATTERS * scatter)
+
+
+def _is_forced(change: Change, pair: _Series, first: int, last: int) -> bool:
+    """Return whether the bounds of these readings contradict each other unless a clock jumped here."""
+    time = _since_first(pair.axis)
+    whole, before, after = (
+        contradiction(time[rows], pair.least[rows], pair.most[rows])
+        for rows in (slice(first, last), slice(first, change.position), slice(change.position, last))
+    )
+    return whole - max(before, after) >= max(_SHARE_OF_A_JUMP * abs(change.size), _SMALLEST_STEP_NS)
+
+
+def contradiction(time: Float64, least: Float64, most: Float64) -> float:
+    """Return by how much the bounds contradict each other under the drift that suits them best, ns; 0 if they agree."""
+    low, high = -_MOST_DRIFT, _MOST_DRIFT
+    for _ in range(_HALVINGS):
+        drift = (low + high) / 2
+        lowest, highest = least - drift * time, most - drift * time
+        above, below = int(np.argmax(lowest)), int(np.argmin(highest))
+        # The larger the drift, the less the later of the two bounds.
+        low, high = (drift, high) if time[above] > time[below] else (low, drift)
+    return max(0.0, float(lowest[above] - highest[below]))
 
 
 def _length(pair: _Series, first: int, last: int) -> int:
@@ -252,12 +314,21 @@ def without_drift(time: Float64, difference: Float64) -> Float64:
     if not len(time) or time[-1] <= time[0]:
         return difference
     # The median over pairs a tenth of the time apart, few of which hold a jump. By time, not by number: of readings
-    # that come in bursts, as those of a step do, neighbours show only noise.
-    later = np.searchsorted(time, time + (time[-1] - time[0]) / 10)
-    earlier = np.flatnonzero(later < len(time))
+    # that come in bursts, as those of a step do, neighbours show only noise. Of medians, as all readings of a burst
+    # have the same partner, which may be late.
+    window = max(1, min(WINDOW, len(time) // _WINDOWS))
+    time_of, middle = (np.median(_windows(values, window), axis=1) for values in (time, difference))
+    later = np.searchsorted(time_of, time_of + (time[-1] - time[0]) / 10)
+    earlier = np.flatnonzero(later < len(time_of))
     later = later[earlier]
-    slope = np.median((difference[later] - difference[earlier]) / (time[later] - time[earlier]))
+    slope = np.median((middle[later] - middle[earlier]) / (time_of[later] - time_of[earlier]))
+    # A jump by more than the run took is in the time as well, and in most pairs.
+    slope = np.clip(slope, -_MOST_DRIFT, _MOST_DRIFT)
     return np.asarray(difference - slope * time)
+
+
+def _windows(values: Float64, window: int) -> Float64:
+    return np.lib.stride_tricks.sliding_window_view(values, window)
 
 
 def noise_of(level: Float64) -> float:
@@ -275,7 +346,7 @@ def _largest_jump(time: Float64, difference: Float64) -> Change | None:
     if window < _SMALLEST_WINDOW:
         return None
     level = without_drift(time, difference)
-    medians = np.median(np.lib.stride_tricks.sliding_window_view(level, window), axis=1)
+    medians = np.median(_windows(level, window), axis=1)
     jumps = medians[window:] - medians[:-window]  # jumps[i]: between readings i + window − 1 and i + window
     largest = int(np.argmax(np.abs(jumps)))
     error_of_jump = error_of_median(noise_of(level), window) * float(np.sqrt(2))

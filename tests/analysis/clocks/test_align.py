@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from commtrace.analysis.clocks.align import COLLECTIVE_ENDS, NOT_ALIGNED, SHARED_CLOCK, align, apply
+from commtrace.analysis.clocks.fit import observe
 from commtrace.trace.run import Run
 from tests.factory import Row, collective, group, make_run, p2p, span
 from tests.pipeline_factory import Clock, PipelineJob
@@ -176,3 +177,18 @@ def test_aligned_spans_keep_their_order_and_their_metadata() -> None:
         assert trace.metadata == run.ranks[rank].metadata
         assert (trace.spans.end >= trace.spans.start).all()
         np.testing.assert_allclose(trace.spans.start, truth.ranks[rank].spans.start, atol=2_000)
+
+
+def test_an_observation_has_the_bounds_that_no_member_leaves_before_all_have_arrived() -> None:
+    """Of three ranks on one host and one on another, whose clock is 1,000 ahead."""
+    world = group("dp", 0, 1, 2, 3)
+    times = {0: (10, 95), 1: (50, 91), 2: (20, 99), 3: (1_070, 1_093)}
+    run = make_run(
+        {rank: [collective("all_reduce", world, 0, *both)] for rank, both in times.items()},
+        [world],
+        nodes={0: "node0", 1: "node0", 2: "node0", 3: "node1"},
+    )
+    keys = sorted({trace.clock_key for trace in run.ranks.values()})
+    seen = observe(run, keys)
+    assert (seen.time_a.tolist(), seen.time_b.tolist()) == ([95], [1_093])
+    assert (seen.least.tolist(), seen.most.tolist()) == ([50 - 1_093], [91 - 1_070])

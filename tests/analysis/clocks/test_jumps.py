@@ -9,7 +9,7 @@ import pytest
 
 from commtrace.analysis.clocks.align import COLLECTIVE_ENDS, align, apply
 from commtrace.analysis.clocks.fit import Observations, observe
-from commtrace.analysis.clocks.jumps import Change, ClockStep, change_points, find_steps, split_at
+from commtrace.analysis.clocks.jumps import Change, ClockStep, change_points, contradiction, find_steps, split_at
 from commtrace.synth import Job, synthesize
 from commtrace.synth import random_clocks as synthetic_clocks
 from commtrace.trace.run import Run
@@ -153,14 +153,82 @@ def test_clocks_that_were_not_stepped_are_left_whole(seed: int) -> None:
     assert find_steps(observe(run, sorted({trace.clock_key for trace in run.ranks.values()}))) == []
 
 
+def seen_at(time_a: np.ndarray, time_b: np.ndarray, took_ns: int = 10 * MILLISECOND) -> Observations:
+    """Ends of collectives of two hosts, each of which took as long on both."""
+    zeros, difference = np.zeros(len(time_a), np.int64), time_a - time_b
+    return Observations(zeros, zeros + 1, time_a, time_b, difference - took_ns, difference + took_ns)
+
+
 def test_ends_that_are_seen_late_by_every_other_operation_are_no_steps() -> None:
     """Operations of one kind leave host b 300 µs later, and take turns with others."""
     count = 400
     true = np.arange(count) * SECOND
-    zeros = np.zeros(count, np.int64)
     for turn in (2, 5, 11):
         seen = true + 300 * MICROSECOND * (np.arange(count) // turn % 2)
-        assert find_steps(Observations(zeros, zeros + 1, true, seen)) == []
+        assert find_steps(seen_at(true, seen)) == []
+
+
+def barriers(late: np.ndarray, step_ns: int = 0) -> Observations:
+    """Barriers of two hosts in four steps, six of them single and fifty in a burst; ends are seen late.
+
+    A member that is late begins the next barrier late. The clock of host b may be stepped before the third step.
+    """
+    gaps = np.tile(np.r_[np.full(6, 350 * MILLISECOND), np.zeros(50, np.int64)], 4)
+    starts, ends, free = np.empty_like(late), np.empty_like(late), np.zeros(2, np.int64)
+    for number, gap in enumerate(gaps):
+        starts[number] = free + gap
+        ends[number] = free = starts[number].max() + 300 * MICROSECOND + late[number]
+    stepped = np.where(np.arange(BARRIERS) >= BARRIERS // 2, step_ns, 0)
+    starts[:, 1] += stepped
+    ends[:, 1] += stepped
+    zeros = np.zeros(BARRIERS, np.int64)
+    least, most = starts[:, 0] - ends[:, 1], ends[:, 0] - starts[:, 1]
+    return Observations(zeros, zeros + 1, ends[:, 0], ends[:, 1], least, most)
+
+
+BARRIERS = 224
+
+
+def waits_for_cores(seed: int) -> np.ndarray:
+    """Half of the ends are late, by milliseconds to hundreds of them; who leaves first changes from burst to burst."""
+    random = np.random.default_rng(seed)
+    order = np.repeat(random.uniform(0, 0.7 * MILLISECOND, (8, 2)), [6, 50] * 4, axis=0)
+    waits = np.where(random.random((BARRIERS, 2)) < 0.5, random.pareto(1.0, (BARRIERS, 2)) * 2 * MILLISECOND, 0)
+    return np.asarray(np.rint(order + np.minimum(waits, 300 * MILLISECOND)).astype(np.int64))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_ends_that_are_seen_late_because_cores_are_scarce_are_no_steps(seed: int) -> None:
+    assert find_steps(barriers(waits_for_cores(seed))) == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_host_whose_cores_become_scarce_for_good_is_not_stepped(seed: int) -> None:
+    """Every end there is late by 5 to 8 ms from then on, but never earlier than a start elsewhere."""
+    late = np.random.default_rng(seed).uniform(5, 8, (BARRIERS, 2)) * MILLISECOND
+    late[:, 0] = 0
+    late[: BARRIERS // 2] = 0
+    readings = barriers(np.rint(late).astype(np.int64))
+    since = readings.time_a - readings.time_a[0]
+    assert change_points(since.astype(float), (readings.time_a - readings.time_b).astype(float)) != []
+    assert find_steps(readings) == []
+
+
+@pytest.mark.parametrize("size_ns", [50 * MILLISECOND, -50 * MILLISECOND, -SECOND, 3_600 * SECOND, -3_600 * SECOND])
+def test_a_step_is_found_where_cores_are_scarce_too(size_ns: int) -> None:
+    for seed in range(5):
+        (step,) = find_steps(barriers(waits_for_cores(seed), size_ns))
+        assert step.clock == 1
+        assert step.size_ns == pytest.approx(size_ns, abs=5 * MILLISECOND + abs(size_ns) * 1e-3)
+
+
+def test_what_no_drift_brings_together_contradicts_itself() -> None:
+    """Bounds of ±10 around a line of 100 ppm do not; around a line with a jump by 50 they do, by 30."""
+    time = np.arange(0.0, 1e6, 1e4)
+    line = time * 1e-4
+    assert contradiction(time, line - 10, line + 10) == 0
+    jumped = line + np.where(time < 5e5, 0, 50)
+    assert contradiction(time, jumped - 10, jumped + 10) == pytest.approx(30, abs=10)
 
 
 def test_a_clock_that_wanders_is_not_cut() -> None:
@@ -168,16 +236,14 @@ def test_a_clock_that_wanders_is_not_cut() -> None:
     true = np.arange(1200) * SECOND // 2
     wandering = true + np.rint(50 * MICROSECOND * np.sin(true / (600 * SECOND) * np.pi)).astype(np.int64)
     noise = np.random.default_rng(0).normal(0, 5 * MICROSECOND, (2, 1200)).astype(np.int64)
-    zeros = np.zeros(1200, np.int64)
-    assert find_steps(Observations(zeros, zeros + 1, true + noise[0], wandering + noise[1])) == []
+    assert find_steps(seen_at(true + noise[0], wandering + noise[1])) == []
 
 
 @pytest.mark.parametrize(("count", "found"), [(19, 0), (20, 1)])
 def test_too_few_readings_show_no_step(count: int, found: int) -> None:
     times = np.arange(count) * SECOND
     stepped = times + np.where(times > 10 * SECOND, SECOND, 0)
-    zeros = np.zeros(count, np.int64)
-    assert len(find_steps(Observations(zeros, zeros + 1, times, stepped))) == found
+    assert len(find_steps(seen_at(times, stepped))) == found
 
 
 def test_a_step_that_several_hosts_saw_lies_where_all_of_them_saw_it() -> None:
@@ -196,8 +262,7 @@ def test_readings_of_which_nobody_knows_on_which_side_of_a_step_they_are() -> No
 
 def test_a_split_gives_later_readings_a_number_of_their_own() -> None:
     times = np.array([0, 10, 20, 30])
-    zeros = np.zeros(4, np.int64)
-    observations = Observations(zeros, zeros + 1, times, times + 5)
+    observations = seen_at(times, times + 5)
     parts, owner = split_at(observations, [ClockStep(1, 10, 24), ClockStep(1, 25, 35)], 2)
     assert (parts.clock_a.tolist(), parts.clock_b.tolist(), owner) == ([0, 0, 0, 0], [1, 1, 2, 3], [0, 1, 1, 1])
 

@@ -20,10 +20,6 @@ GBPS = MEGABITS_PER_SECOND / 8e3 * 1448 / 1514
 TOLERANCE = 0.1
 NUM_BYTES = 16 << 20
 """0.35 s over the limited link, so that an error of the clocks of some ms does not count."""
-STEPS_THAT_COUNT, RANKS = 3, 3
-RECORDINGS = 3
-"""Where cores are so scarce that ends of collectives lie tens of ms apart, the nodes seem to have had their clocks set,
-and steps are left out: nothing is to be learned of the links then, and the job is recorded again."""
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +30,12 @@ def directory(three_nodes: list[Node], tmp_path_factory: pytest.TempPathFactory)
         f"tests/e2e/launchers/programs/large_messages.py {NUM_BYTES}"
     )
     three_nodes[2].limit(MEGABITS_PER_SECOND)
+    made = tmp_path_factory.mktemp("slow") / "run"
     try:
-        for _ in range(RECORDINGS):
-            made = tmp_path_factory.mktemp("slow") / "run"
-            execute_on_all(three_nodes, script, Path.cwd(), {"COMMTRACE_DIR": str(made)})
-            counts = {row["operation"]: row["count"] for row in _told(made)["communication"]}
-            if counts["all_reduce"] == STEPS_THAT_COUNT * RANKS:
-                return made
+        execute_on_all(three_nodes, script, Path.cwd(), {"COMMTRACE_DIR": str(made)})
     finally:
         three_nodes[2].unlimit()
-    pytest.fail(f"in {RECORDINGS} recordings, clocks seemed to be set: {counts}")
+    return made
 
 
 def test_the_slow_link_is_named_with_its_bandwidth(directory: Path) -> None:
@@ -72,6 +64,7 @@ def test_clocks_agree_within_what_is_said_of_them(directory: Path) -> None:
     residual = alignment["residual_ns"]["p99"]
     offsets = [host["offset_ns"] for host in alignment["hosts"]]
     assert len(offsets) == 3
+    assert [host["steps"] for host in alignment["hosts"]] == [[], [], []]
     assert max(map(abs, offsets)) <= residual
 
 

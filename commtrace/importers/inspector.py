@@ -36,7 +36,8 @@ from commtrace.trace.inputs import printable
 from commtrace.trace.metadata import Group, group_id
 from commtrace.trace.schema import Row
 
-_SUFFIXES: Final = (".log", ".jsonl", ".log.gz", ".jsonl.gz")
+_FILE: Final = re.compile(r"\.(log|jsonl)(\.[0-9]+)?(\.gz)?$")
+"""Also of a file that logrotate has numbered."""
 _MOST_SAMPLES: Final = 1_000_000
 _MOST_BYTES: Final = 2**47
 _NS_PER_US: Final = 1_000
@@ -52,7 +53,7 @@ _OPERATIONS: Final = {
     "Send": "send",
     "Recv": "recv",
 }
-"""The plugin computes no bandwidth of others: they keep their names, with unknown bytes."""
+"""Others keep their names, with unknown bytes: one buffer of All2All or AllGatherV does not say how much was moved."""
 
 _SHARDS: Final = frozenset({"all_gather", "reduce_scatter"})
 """The file has the bytes of one rank's shard."""
@@ -110,6 +111,7 @@ class _Survey:
     # by file: number of damaged lines, and the first reason
     unreadable: dict[Path, tuple[int, str]] = field(default_factory=dict)
     foreign: list[Path] = field(default_factory=list)  # files in given folders without a line of the plugin
+    copies: dict[Path, Path] = field(default_factory=dict)  # files that begin as another one does, which is read
     timed: int = 0  # operations with times
     untimed: int = 0
     by_cpu: int = 0  # operations with durations measured on the host
@@ -153,7 +155,7 @@ def import_inspector(
     survey = _survey(_in_folders(files), on_file)
     ranks = _ranks(survey)
     groups = _groups(survey, ranks)
-    notes = tuple(_notes(survey, ranks, groups))
+    limits, gaps = tuple(_limits(survey, ranks)), tuple(_gaps(survey, groups))
     places = {
         name: {key: at for at, key in enumerate(sorted(one.numbers))} for name, one in survey.communicators.items()
     }
@@ -180,9 +182,10 @@ def import_inspector(
         if not survey.has_times:
             marks.append(mark_row("topology", {"without_times": True}))
         if rank == min(ranks.of.values()):
-            marks += [mark_row("problem", {"message": note}) for note in notes]
+            marks += [mark_row("problem", {"message": limit, "is_limit": True}) for limit in limits]
+            marks += [mark_row("problem", {"message": gap}) for gap in gaps]
         num_spans += write_rank(output, metadata, spans, marks)
-    return Imported(len(ranks.of), num_spans, notes)
+    return Imported(len(ranks.of), num_spans, (*limits, *gaps))
 
 
 def _in_folders(files: Sequence[Path]) -> dict[Path, bool]:
@@ -192,10 +195,11 @@ def _in_folders(files: Sequence[Path]) -> dict[Path, bool]:
         if not path.is_dir():
             found[path] = True
             continue
-        inside = sorted(one for one in path.rglob("*") if one.name.endswith(_SUFFIXES) and one.is_file())
+        inside = sorted(one for one in path.rglob("*") if _FILE.search(one.name) and one.is_file())
         if not inside:
             raise ImportFileError(
-                f"{path} holds no .log or .jsonl; give the folder that NCCL_INSPECTOR_DUMP_DIR names."
+                f"{path} holds no .log or .jsonl; give the folder that NCCL_INSPECTOR_DUMP_DIR names. With "
+                "NCCL_INSPECTOR_PROM_DUMP=1 the plugin writes metrics instead, which cannot be imported."
             )
         for one in inside:
             found.setdefault(one, False)
@@ -204,9 +208,10 @@ def _in_folders(files: Sequence[Path]) -> dict[Path, bool]:
 
 def _survey(files: Mapping[Path, bool], on_file: Callable[[Path], None]) -> _Survey:
     survey = _Survey()
+    seen = Counter[tuple[str, int, str, int]]()
+    beginnings: dict[Record, Path] = {}
     for path, is_given in files.items():
         on_file(path)
-        seen = Counter[tuple[str, int, str, int]]()
         before = survey.timed + survey.untimed
         for one in read_records(path):
             if isinstance(one, DamagedLine):
@@ -214,8 +219,12 @@ def _survey(files: Mapping[Path, bool], on_file: Callable[[Path], None]) -> _Sur
             elif isinstance(one, DumpStatistics):
                 _add_drops(survey, one.header, one.dropped)
             else:
+                is_first = survey.timed + survey.untimed == before
+                if is_first and beginnings.setdefault(one, path) != path:
+                    survey.copies[path] = beginnings[one]
+                    break
                 _add(survey, one, path, seen)
-        if survey.timed + survey.untimed > before:
+        if path in survey.copies or survey.timed + survey.untimed > before:
             continue
         lines, why = survey.unreadable.pop(path, (0, ""))
         if is_given:
@@ -427,7 +436,8 @@ class _Rows:
         return peer if is_world else -1
 
 
-def _notes(survey: _Survey, ranks: _Ranks, groups: Mapping[str, Group]) -> Iterator[str]:
+def _limits(survey: _Survey, ranks: _Ranks) -> Iterator[str]:
+    """Yield what files of this kind, written without a fault, do not say."""
     yield (
         "NCCL Inspector records NCCL's kernels alone, neither compute nor steps: exposed communication, bubbles and "
         "stragglers cannot be found."
@@ -450,6 +460,10 @@ def _notes(survey: _Survey, ranks: _Ranks, groups: Mapping[str, Group]) -> Itera
             "No communicator holds all processes, so their ranks in the job are unknown: they are numbered by host and "
             "process."
         )
+
+
+def _gaps(survey: _Survey, groups: Mapping[str, Group]) -> Iterator[str]:
+    """Yield what is missing or damaged in these files."""
     unknown = [one for name, one in survey.communicators.items() if name not in groups and one.members]
     if unknown:
         yield (
@@ -474,5 +488,7 @@ def _notes(survey: _Survey, ranks: _Ranks, groups: Mapping[str, Group]) -> Itera
         )
     for path, (count, why) in survey.unreadable.items():
         yield f"{path.name}: {count} damaged line{'s' * (count != 1)} left out; {printable(why)}."
+    for path, other in survey.copies.items():
+        yield f"{path.name}: left out, it begins as {other.name} does."
     if survey.foreign:
         yield f"{len(survey.foreign)} files hold no line of the plugin, such as {survey.foreign[0].name}."

@@ -166,8 +166,9 @@ class _Trigger(Struct):
 
 
 # A part of commtrace was disabled, and the reason.
-class _Problem(Struct):
+class _Problem(Struct, omit_defaults=True):
     message: Word
+    is_limit: bool = False  # of the source of an imported run: nothing failed
 
 
 # The recorder was closed. exception: type of an uncaught one; frames: its origin, innermost first.
@@ -283,6 +284,7 @@ class Marks:
         self.discarded: DiscardedSegments | None = None
         self.triggers: dict[str, TriggeredDetail] = {}
         self.problems: tuple[str, ...] = ()
+        self.limits: tuple[str, ...] = ()
         self.closed = False
         self.exception = ""
         self.exception_frames: tuple[str, ...] = ()
@@ -339,7 +341,10 @@ class Marks:
         elif name == "trigger":
             self.triggers[detail["id"]] = TriggeredDetail(**detail)
         elif name == "problem":
-            self.add_problem(detail["message"])
+            if detail.get("is_limit", False):
+                self.limits = (*self.limits, detail["message"])
+            else:
+                self.add_problem(detail["message"])
         elif name == "end":
             self.closed, self.exception = True, detail.get("exception", "")
             self.exception_frames = tuple(detail.get("frames", ()))

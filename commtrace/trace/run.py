@@ -79,6 +79,7 @@ class RankTrace:
     activity_ns: int | None = None  # of that report
     quiet_ns: int = 0  # before that report
     again_within_ns: int | None = None  # until the next report was due
+    limits: tuple[str, ...] = ()  # of the source of an imported run, in sentences
     drops: tuple[Drop, ...] = ()
     device_states: tuple[DeviceState, ...] = ()
     last_written_ns: int | None = None  # the latest instant in the files

@@ -384,9 +384,51 @@ def test_a_gzip_file_that_breaks_off_keeps_its_lines(tmp_path: Path) -> None:
     assert any("the gzip stream breaks off after line" in note for note in result.notes)
 
 
+def test_rotated_files_are_read_and_copies_are_not(tmp_path: Path) -> None:
+    folder = tmp_path / "dump"
+    folder.mkdir()
+    write(folder / "host-pid100.log", *(line(0, number, stop=number * 1_000) for number in range(4, 6)))
+    write(folder / "host-pid100.log.1", *(line(0, number, stop=number * 1_000) for number in range(2, 4)))
+    older = "".join(json.dumps(line(0, number, stop=number * 1_000)) + "\n" for number in range(2))
+    (folder / "host-pid100.log.2.gz").write_bytes(gzip.compress(older.encode()))
+    write(folder / "host-pid101.log", *(line(1, number, stop=number * 1_000) for number in range(6)))
+    (folder / "host-pid101.log.gz").write_bytes(gzip.compress((folder / "host-pid101.log").read_bytes()[:-40]))
+
+    result = import_inspector([folder], tmp_path / "run")
+
+    assert result.num_spans == 12
+    assert result.notes[2:] == ("host-pid101.log.gz: left out, it begins as host-pid101.log does.",)
+    run = load_run(tmp_path / "run")
+    assert [trace.spans.seq.tolist() for trace in run.ranks.values()] == [[*range(6)]] * 2
+
+
+def test_operations_of_one_number_in_two_files_of_a_process_are_two(tmp_path: Path) -> None:
+    """A captured graph repeats its numbers."""
+    run, result = imported(tmp_path, [line(0, 7, stop=1_000)], [line(0, 7, stop=2_000)])
+    assert result.num_spans == 2
+    assert run.ranks[0].spans.end.tolist() == [(EPOCH_US + stop) * 1_000 for stop in (1_000, 2_000)]
+
+
+def test_doctor_notes_the_limits_of_the_plugin_and_finds_the_gaps_of_the_files(tmp_path: Path) -> None:
+    whole, gaps = tmp_path / "whole", tmp_path / "gaps"
+    whole.mkdir()
+    gaps.mkdir()
+    imported(whole, *([line(rank, number, stop=number * 1_000) for number in range(3)] for rank in (0, 1)))
+    imported(gaps, *([line(rank, number, stop=number * 1_000) for number in (0, 2)] for rank in (0, 1)))
+
+    healthy = CliRunner().invoke(app, ["doctor", str(whole / "run")])
+    assert healthy.exit_code == 0, healthy.output
+    assert "Nothing was found." in healthy.stdout
+    assert "note: NCCL Inspector records NCCL's kernels alone, neither compute nor steps" in healthy.stdout
+
+    found = CliRunner().invoke(app, ["doctor", str(gaps / "run")])
+    assert found.exit_code == 1
+    assert "! rank 0: 1 collectives, by the numbers of the others, are in no file" in found.stdout
+
+
 def test_an_empty_folder_and_a_missing_file_are_errors(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ImportFileError, match=r"holds no \.log or \.jsonl"):
+    with pytest.raises(ImportFileError, match=r"holds no \.log or \.jsonl.* NCCL_INSPECTOR_PROM_DUMP=1"):
         import_inspector([tmp_path / "empty"], tmp_path / "run")
     with pytest.raises(ImportFileError, match="cannot be read: No such file or directory"):
         import_inspector([tmp_path / "gone.log"], tmp_path / "run")

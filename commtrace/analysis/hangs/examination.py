@@ -107,7 +107,8 @@ def examine(
         flight_recorder=evidence,
     )
     hang = diagnosis.hang._replace(sentences=tuple(hang_sentences(diagnosis)))
-    findings, notes = find_findings(diagnosis)
+    limits = frozenset(limit for trace in run.ranks.values() for limit in trace.limits)
+    findings, notes = find_findings(diagnosis, limits)
     return replace(diagnosis, hang=hang, findings=tuple(findings), notes=tuple(notes))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from commtrace.analysis.hangs.diagnosis import Diagnosis, ExaminedRank
@@ -227,8 +227,12 @@ def activity_words(doing: LastActivity | None) -> str:
     return "; ".join(words) or "it recorded nothing"
 
 
-def find_findings(diagnosis: Diagnosis) -> tuple[list[str], list[str]]:
-    """Return the findings, which need attention, and the notes, which do not."""
+def find_findings(diagnosis: Diagnosis, limits: Collection[str] = ()) -> tuple[list[str], list[str]]:
+    """Return the findings, which need attention, and the notes, which do not.
+
+    Args:
+        limits: problems that are limits of the source of an imported run.
+    """
     findings = [
         *_first_failure(diagnosis),
         *hang_findings(diagnosis),
@@ -240,7 +244,8 @@ def find_findings(diagnosis: Diagnosis) -> tuple[list[str], list[str]]:
     notes = [*_notes(diagnosis)]
     # The reader reports missing ranks and torn files; earlier runs in the directory are no fault.
     for problem in diagnosis.problems:
-        (notes if "were left out; shown is run" in problem else findings).append(problem)
+        is_note = problem in limits or "were left out; shown is run" in problem
+        (notes if is_note else findings).append(problem)
     return findings, notes
 
 

@@ -107,6 +107,7 @@ def decode(
         for rank, of_rank in zip(block.ranks, rank_marks, strict=True)
         for message in dict.fromkeys(of_rank.marks.problems)
     ]
+    problems += [message for of_rank in rank_marks for message in dict.fromkeys(of_rank.marks.limits)]
     problems += _impossible(block, possible)
     return DecodedBlock(Block(block.ranks, bounds, kept), ranks, names, problems)
 
@@ -231,6 +232,7 @@ def _trace(
         activity_ns=marks.activity_ns,
         quiet_ns=marks.quiet_ns,
         again_within_ns=marks.again_within_ns,
+        limits=marks.limits,
         drops=tuple(marks.drops),
         device_states=tuple(marks.device_states),
         last_written_ns=last_written_ns,

@@ -124,8 +124,20 @@ class MlflowRuns:
 
 
 def _open_mlflow_run() -> Any:
-    """Return the newest run that any thread has open; None if there is none."""
+    """Return the newest run that any thread has open, None if there is none.
+
+    Raises:
+        RuntimeError: this version of MLflow does not show the runs of other threads.
+    """
     fluent = sys.modules.get("mlflow.tracking.fluent")
-    # active_run() is public, but knows only runs of the calling thread.
-    newest = getattr(fluent, "_get_latest_active_run", None)
-    return None if newest is None else newest()
+    if fluent is None:
+        return None
+    # The public active_run() knows only runs of the calling thread, but before MLflow 2.14, those of all threads.
+    of_any_thread = getattr(fluent, "_get_latest_active_run", None)
+    if of_any_thread is not None:
+        return of_any_thread()
+    run = fluent.active_run()
+    if run is None:
+        version = getattr(sys.modules.get("mlflow"), "__version__", "?")
+        raise RuntimeError(f"no run is open, or MLflow {version} does not show other threads that one is")
+    return run

@@ -159,6 +159,18 @@ def test_mlflow_has_the_steps_of_the_job_and_all_findings(monkeypatch: pytest.Mo
     ]
 
 
+def test_an_mlflow_that_shows_no_runs_of_other_threads_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exporter reports the error once. Old versions show all runs to every thread."""
+    runs: list[Any] = [None]
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(__version__="9.1"))  # type: ignore[arg-type]
+    fluent = SimpleNamespace(active_run=lambda: runs[-1])
+    monkeypatch.setitem(sys.modules, "mlflow.tracking.fluent", fluent)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=r"^no run is open, or MLflow 9\.1 does not show other threads that one is$"):
+        MlflowRuns().is_open()
+    runs.append(SimpleNamespace(info=SimpleNamespace(run_id="a")))
+    assert MlflowRuns().is_open()
+
+
 def logged_by(tracker: str, directory: Path) -> Any:
     """What a program has in its run at the end."""
     if importlib.util.find_spec(tracker) is None:

@@ -56,9 +56,9 @@ def hosts(
 ) -> None:
     """Print which hosts were named in how many runs, why, and what they cost, because a bad node comes back.
 
-    The rate is the share of the judged runs in which a host was named. A run is judged when summary, straggler or
-    report has read all of it, or when the monitor watched it; a host that both name counts once. Runs that were
-    deleted still count if they had been listed or judged before.
+    The rate is the share of the judged runs in which a host was named. A run is judged if summary, straggler or report
+    read all of it, or the monitor watched it, and either named somebody or could compare everything. A host that both
+    name counts once. Runs that were deleted still count if they had been listed or judged before.
     """
     runs = list_runs(directory, now_ns=time.time_ns(), ask=process_state)
     report = tally_hosts(runs.entries)
@@ -140,7 +140,9 @@ def print_hosts(console: Console, report: HostReport, problems: Sequence[str], *
     else:
         console.print(f"No host was named. {known}")
     if report.judged < report.runs:
-        console.print("A run is judged by commtrace summary RUN, or by the monitor.", style="dim")
+        console.print(
+            "Judged: commtrace summary RUN or the monitor named somebody, or could compare everything.", style="dim"
+        )
     _print_problems(console, problems)
 
 

@@ -126,7 +126,7 @@ def test_a_deleted_run_still_counts_for_its_hosts(runs: Path) -> None:
 def test_nobody_named_is_said(runs: Path) -> None:
     assert invoke("hosts", runs).stdout.splitlines() == [
         "No host was named. Known: 2 runs, 0 of them judged, 2 hosts.",
-        "A run is judged by commtrace summary RUN, or by the monitor.",
+        "Judged: commtrace summary RUN or the monitor named somebody, or could compare everything.",
     ]
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import stragglers as bench
 
-from commtrace.analysis.stragglers.verdict import cause_in_words
+from commtrace.analysis.stragglers.verdict import format_cause
 from commtrace.synth import synthesize
 
 
@@ -85,7 +85,7 @@ def test_the_monitor_names_what_a_recording_names(title: str, who: str, cause: s
     assert judged.same_name
     assert answer.names == {(who, cause)}
     assert (answer.hit, answer.cause, answer.cost_is_right, answer.false_alarms) == (True, cause, True, 0)
-    assert f"Straggler: {who}, {cause_in_words(cause)}: " in answer.sentences[0]
+    assert f"Straggler: {who}, {format_cause(cause)}: " in answer.sentences[0]
 
 
 def test_what_happened_once_is_told_as_such() -> None:

@@ -137,7 +137,7 @@ RANKS: Final = pa.schema(
         _column("local_rank", pa.int32(), "on its node"),
         _column("host", pa.string(), "name of its node"),
         _column("device", pa.string(), "name of its device"),
-        _column("closed", pa.bool_(), "its recording ended in order: false if it was killed or still runs"),
+        _column("closed", pa.bool_(), "its recording ended cleanly: false if it was killed or still runs"),
         _column("dropped_spans", pa.int64(), "spans that the recorder had to drop"),
         _column("steps", pa.int32(), "steps that count; the columns behind are means over them, per step"),
         _column("wall_ns", pa.int64(), "of a step"),

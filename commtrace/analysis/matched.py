@@ -12,7 +12,7 @@ from pathlib import Path
 from commtrace.analysis.clocks.align import Alignment, align, apply
 from commtrace.analysis.matching.match import Matches, match
 from commtrace.analysis.matching.roles import Roles, find_roles, select_roles
-from commtrace.analysis.steps.attempts import told_apart
+from commtrace.analysis.steps.attempts import separate_attempts
 from commtrace.analysis.steps.choice import (
     WHOLE_RECORDING,
     StepChoice,
@@ -76,8 +76,8 @@ def match_run(source: str | Path | Run | Window, steps: str | None = None) -> Ma
 
 
 def _with_last_attempts(window: Window) -> Window:
-    context = told_apart(window.context)
-    recorded = context if window.recorded is window.context else told_apart(window.recorded)
+    context = separate_attempts(window.context)
+    recorded = context if window.recorded is window.context else separate_attempts(window.recorded)
     return replace(window, context=context, recorded=recorded)
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath, critical_path
+from commtrace.analysis.formatting import ranges
 from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.matching.operations import is_kernel_trace
-from commtrace.analysis.rank_words import ranges
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.replay.scenarios import replay_of

@@ -11,9 +11,9 @@ import numpy as np
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH
 from commtrace.analysis.communication.table import Communication
+from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.matched import Context
 from commtrace.analysis.matching.coverage import RowCounts
-from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.steps.attempts import is_earlier
 from commtrace.analysis.steps.choice import DURATION_ONLY, WARM_UP, StepChoice
 from commtrace.analysis.steps.progress import unreached_steps
@@ -135,12 +135,12 @@ def _choice(recorded: Run, choice: StepChoice) -> Iterable[str]:
     again = [rank for rank, trace in recorded.ranks.items() if is_earlier(trace.spans.step).any()]
     if again:
         yield (
-            f"Step numbers occur more than once on {ranks_in_words(again)}: what is said of a step is of its last "
+            f"Step numbers occur more than once on {format_ranks(again)}: what is said of a step is of its last "
             "attempt. If that was no rollback, give every step a number of its own, also in later epochs."
         )
     silent = sorted(set(recorded.ranks) - set(choice.ranks))
     if silent:
-        yield f"Left out, because they recorded no complete step: {ranks_in_words(silent)}."
+        yield f"Left out, because they recorded no complete step: {format_ranks(silent)}."
     incomplete = sum(reason not in (WARM_UP, DURATION_ONLY) for reason in choice.left_out.values())
     if choice.used and incomplete:
         were = "step was" if incomplete == 1 else "steps were"
@@ -151,7 +151,7 @@ def _backwards(counts: Mapping[int, RowCounts]) -> Iterable[str]:
     backwards = {rank: own.backwards for rank, own in counts.items() if own.backwards}
     if backwards:
         yield (
-            f"{sum(backwards.values())} spans of {ranks_in_words(backwards)} end before they start, and count as 0 ns: "
+            f"{sum(backwards.values())} spans of {format_ranks(backwards)} end before they start, and count as 0 ns: "
             "the clock they were taken with is not to be trusted."
         )
 
@@ -159,7 +159,7 @@ def _backwards(counts: Mapping[int, RowCounts]) -> Iterable[str]:
 def _endings(traces: Iterable[RankTrace]) -> Iterable[str]:
     unclosed = [trace for trace in traces if not trace.closed]
     if unclosed:
-        yield f"Not ended in order (killed, or still running): {ranks_in_words([trace.rank for trace in unclosed])}."
+        yield f"Not ended cleanly (killed, or still running): {format_ranks([trace.rank for trace in unclosed])}."
     for trace in unclosed:
         if trace.in_flight:
             words = [f"{one.operation} number {one.seq if one.seq >= 0 else '?'}" for one in trace.in_flight]
@@ -170,7 +170,7 @@ def _drops(traces: Iterable[RankTrace]) -> Iterable[str]:
     dropped = {trace.rank: sum(trace.dropped.values()) for trace in traces if trace.dropped}
     if dropped:
         yield (
-            f"{sum(dropped.values())} spans were dropped on {ranks_in_words(dropped)}; the numbers of these ranks are "
+            f"{sum(dropped.values())} spans were dropped on {format_ranks(dropped)}; the numbers of these ranks are "
             "too small. Raise COMMTRACE_BUFFER_SPANS or record fewer steps; where the disk was full, the log says so."
         )
 

@@ -213,7 +213,7 @@ def _replay(run: WholeRun | LargeRun, measured: _Measured) -> _Replayed:
     causes, lost = None, None
     if pipeline.is_pipeline:
         causes = run.measure(partial(replay_bubbles, ideal=Ideal.of(work.steps))).result
-    if work.clocks_agree:  # else a replay would tell nothing of transfers
+    if work.clocks_agree:  # else a replay would show nothing of transfers
         gpus = run.recorded.world_size if on_gpu(run.recorded) else None
         lost = lost_time(work.steps, replay, findings.verdicts, gpus)
     return _Replayed(pipeline.pipeline(causes), findings, lost)

@@ -13,7 +13,7 @@ from commtrace.analysis.breakdown.rank_means import ExposedTime, RankMean
 from commtrace.analysis.breakdown.states import BUBBLE, CHECKPOINT, DATA, GC, IDLE, MEMORY, OTHER, TRANSFER, WAIT
 from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.stragglers.awaited import Awaited
-from commtrace.analysis.stragglers.verdict import ACTIVITY, Stretch, Verdict, cause_in_words
+from commtrace.analysis.stragglers.verdict import ACTIVITY, Stretch, Verdict, format_cause
 
 _WORTH_A_LOOK: Final = 0.05
 """Smallest share of the step that is singled out."""
@@ -52,7 +52,7 @@ def verdict(
         return f"The ranks compute; the largest loss is {worst.what} with {share:.1%} of the step. Nothing stands out."
     when = None if partition is None else _occurrence(partition, worst)
     if when is not None and when.is_rare:
-        return f"Largest loss: {worst.what}, {when.in_words()}, {share:.1%} of the time of all steps. {worst.look_at}"
+        return f"Largest loss: {worst.what}, {when.describe()}, {share:.1%} of the time of all steps. {worst.look_at}"
     return f"Largest loss: {worst.what}, {share:.1%} of the step ({_ms(worst.time_ns / len(ranks))}). {worst.look_at}"
 
 
@@ -64,7 +64,7 @@ def _occurrence(partition: Partition, loss: _Loss) -> Occurrence:
 
 
 def _straggler_sentence(straggler: Verdict, mean_wall_ns: float) -> str:
-    cost_ns, cause = straggler.cost_ms_per_step * 1e6, cause_in_words(straggler.cause)
+    cost_ns, cause = straggler.cost_ms_per_step * 1e6, format_cause(straggler.cause)
     named = straggler.who[:1].upper() + straggler.who[1:]
     if straggler.occurrence:
         were = "were" if straggler.who.startswith("ranks") else "was"
@@ -141,19 +141,19 @@ def _exposed(ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: S
             look_at = unmatched[role]
         elif wait > transfer:
             waiting = f"{wait / (wait + transfer):.0%} of it is waiting for the last rank to arrive"
-            look_at = waiting + _for_whom(awaited)
+            look_at = waiting + _most_awaited(awaited)
         else:
             look_at = "Most of it is transfer: overlap it with compute, or send less."
-        what = f"standing still for {role} communication"
+        what = f"exposed {role} communication"
         losses.append(_Loss(wait + transfer, what, look_at, (WAIT, TRANSFER), role))
     return losses
 
 
-def _for_whom(awaited: Sequence[Awaited]) -> str:
+def _most_awaited(awaited: Sequence[Awaited]) -> str:
     """Return the rank that stands out among those waited for, and its activity meanwhile."""
     if not awaited or not awaited[0].stands_out:
         return ": balance the ranks."
-    return f", most of all {awaited[0].in_words()}. {awaited[0].next_step}"
+    return f", most of all {awaited[0].describe()}. {awaited[0].next_step}"
 
 
 def _ms(time_ns: float) -> str:

@@ -17,13 +17,13 @@ from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
 from commtrace.analysis.breakdown.run_budget import RunBudget
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.clocks.time_of_day import date_and_time
-from commtrace.analysis.rank_words import seconds_in_words
+from commtrace.analysis.formatting import format_duration
 from commtrace.analysis.steps.attempts import Attempt, RepeatedStep
 from commtrace.analysis.steps.detail import RecordedDetail, TriggeredSteps
 from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.analysis.stragglers.report import NodesOfVerdict
-from commtrace.analysis.stragglers.verdict import HOST, LINK, Stretch, Verdict, cause_in_words
+from commtrace.analysis.stragglers.verdict import HOST, LINK, Stretch, Verdict, format_cause
 from commtrace.cli.output import duration, milliseconds, num_bytes, share
 
 
@@ -149,13 +149,12 @@ def run_budget_lines(budget: RunBudget | None) -> Iterator[str]:
     wall, parts = budget.job.wall_ns, budget.job.by_name()
     attempts = f" in {budget.attempts} attempts" if budget.attempts > 1 else ""
     yield (
-        f"Whole run: {seconds_in_words(wall)}{attempts}, goodput {share(budget.goodput)} "
-        "(training steps that were kept)"
+        f"Whole run: {format_duration(wall)}{attempts}, goodput {share(budget.goodput)} (training steps that were kept)"
     )
     for part, words in _WALL_PARTS.items():
         time_ns = parts[part]
         if time_ns >= _LEAST_SHARE_OF_WALL * wall:
-            line = f"{share(time_ns, wall):>4}  {seconds_in_words(time_ns):>8}  {words}"
+            line = f"{share(time_ns, wall):>4}  {format_duration(time_ns):>8}  {words}"
             yield f"  {line}{_most(budget, part)}"
     if budget.repeated_steps:
         yield f"  {budget.repeated_steps} steps were lost by a restart or rollback and done again."
@@ -168,7 +167,7 @@ def _most(budget: RunBudget, part: str) -> str:
     most = max(of_rank, key=lambda rank: of_rank[rank])
     if part not in ("evaluation", "checkpoint", "loading") or of_rank[most] < _UNEVEN * budget.job.by_name()[part]:
         return ""
-    return f" (rank {most}: {seconds_in_words(of_rank[most])})"
+    return f" (rank {most}: {format_duration(of_rank[most])})"
 
 
 _NAMED: Final = 0.05
@@ -261,7 +260,7 @@ def lost_time_lines(lost: LostTime | None) -> Iterator[str]:
 
 def _time(time_ns: int, gpus: int | None) -> str:
     if gpus is None:
-        return seconds_in_words(time_ns)
+        return format_duration(time_ns)
     return f"{time_ns * gpus / _NS_PER_HOUR:.3g} GPU-hours"
 
 
@@ -327,7 +326,7 @@ def print_stragglers(
         cost = f"costs {milliseconds(straggler.cost_ms_per_step * 1e6)} ms per step ({typical}){hours}"
         if straggler.occurrence:
             cost = f"{straggler.occurrence}; spread over all steps, it {cost}"
-        console.print(f"[bold red]Straggler: {escape(straggler.who)}[/], {cause_in_words(straggler.cause)}: {cost}")
+        console.print(f"[bold red]Straggler: {escape(straggler.who)}[/], {format_cause(straggler.cause)}: {cost}")
         for text in filter(None, (_when(straggler), straggler.evidence)):
             _print_indented(console, text)
         if nodes is not None:
@@ -395,5 +394,5 @@ def print_awaited(console: Console, awaited: Sequence[Awaited], stragglers: Sequ
         return
     first = awaited[0]
     is_named = any(first.rank in (one.rank, *one.ranks) for one in stragglers)
-    who = f"rank {first.rank} ({first.share:.0%} of all waiting), named above" if is_named else first.in_words()
+    who = f"rank {first.rank} ({first.share:.0%} of all waiting), named above" if is_named else first.describe()
     console.print(escape(f"Waited for most: {who}."))

@@ -18,10 +18,10 @@ import msgspec
 import pyarrow as pa
 
 from commtrace.analysis.clocks.time_of_day import wall_clock_ns
+from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.hangs.rank_state import ENDED as RANK_ENDED
 from commtrace.analysis.hangs.rank_state import RUNNING as RANK_RUNNING
 from commtrace.analysis.hangs.rank_state import SILENT, Ending, find_endings
-from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.trace import schema
 from commtrace.trace.files.locate import rank_directories
 from commtrace.trace.files.segment_index import SegmentIndex
@@ -186,14 +186,14 @@ def _end_of(endings: Mapping[int, Ending]) -> tuple[str, str]:
         endings[rank].process not in (None, GONE) for rank in silent
     )
     if goes_on:
-        return RUNNING, f"{ranks_in_words(silent)} silent" if silent else ""
+        return RUNNING, f"{format_ranks(silent)} silent" if silent else ""
     raised: dict[str, list[int]] = {}
     for rank, one in endings.items():
         if one.exception:
             raised.setdefault(one.exception, []).append(rank)
     cut_off = [rank for rank, one in endings.items() if one.state != RANK_ENDED]
-    parts = [f"{ranks_in_words(cut_off)} cut off"] if cut_off else []
-    parts += [f"{exception} on {ranks_in_words(ranks)}" for exception, ranks in raised.items()]
+    parts = [f"{format_ranks(cut_off)} cut off"] if cut_off else []
+    parts += [f"{exception} on {format_ranks(ranks)}" for exception, ranks in raised.items()]
     return FAILED if raised else CUT_OFF if cut_off else ENDED, "; ".join(parts)
 
 

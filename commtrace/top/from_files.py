@@ -14,12 +14,12 @@ import numpy as np
 from commtrace.analysis.breakdown.rank_means import RankMean, rank_means
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.time_of_day import wall_clock_ns
+from commtrace.analysis.formatting import format_duration, format_ranks
 from commtrace.analysis.hangs.rank_state import ENDED, SILENT, STOPPED, Ending, find_endings
-from commtrace.analysis.matching.arrivals import says_now
+from commtrace.analysis.matching.arrivals import reports_activity
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.operations import is_kernel_trace
-from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
-from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, told_apart
+from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, separate_attempts
 from commtrace.analysis.steps.inference import infer_steps
 from commtrace.analysis.stragglers.limits import Thresholds
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
@@ -144,7 +144,7 @@ def make_frame(
 ) -> Frame:
     """Return the frame of the rows that were read; ``before`` are durations of steps of the run so far, ns."""
     run, steps = _run_and_steps(newest, last)
-    run = told_apart(run)
+    run = separate_attempts(run)
     endings = find_endings(run, now_ns, ask)
     analysis = _analysed(run, steps)
     means = rank_means(analysis.run, analysis.partition, analysis.matches) if analysis else []
@@ -192,9 +192,7 @@ def _attempts(run: Run, steps: StepRange | None) -> Iterator[str]:
         )
     again = [one for one in repeated_steps([LaunchSteps.of(run)]) if steps is not None and one.step in steps]
     for step in again[-_MOST_REPEATED:]:
-        durations = ", ".join(
-            f"attempt {one.attempt} took {seconds_in_words(one.duration_ns)}" for one in step.attempts
-        )
+        durations = ", ".join(f"attempt {one.attempt} took {format_duration(one.duration_ns)}" for one in step.attempts)
         yield f"Step {step.step} was done {len(step.attempts)} times: {durations}. The last one is shown."
 
 
@@ -374,24 +372,24 @@ def _notes(
     if silent:
         quiet = max(endings[rank].behind_ns or 0 for rank in silent)
         dead = [rank for rank in silent if endings[rank].process == GONE]
-        why = f"; the process of {ranks_in_words(dead)} is gone" if dead else ""
+        why = f"; the process of {format_ranks(dead)} is gone" if dead else ""
         suspended = [rank for rank in silent if endings[rank].process == SUSPENDED]
-        why += f"; that of {ranks_in_words(suspended)} is suspended (SIGSTOP or a debugger)" if suspended else ""
-        yield f"SILENT: {ranks_in_words(silent)} wrote nothing for {seconds_in_words(quiet)}{why}."
+        why += f"; that of {format_ranks(suspended)} is suspended (SIGSTOP or a debugger)" if suspended else ""
+        yield f"SILENT: {format_ranks(silent)} wrote nothing for {format_duration(quiet)}{why}."
     if all(ending.state == ENDED for ending in endings.values()):
         yield "The run has ended: these are its last steps."
     elif stopped := [rank for rank, ending in endings.items() if ending.state == STOPPED]:
         yield (
-            f"STOPPED: no rank writes any more, and {ranks_in_words(stopped)} did not end in order: killed or crashed. "
+            f"STOPPED: no rank writes any more, and {format_ranks(stopped)} did not end in order: killed or crashed. "
             f"See commtrace doctor {run.path}"
         )
     else:
         stalled = _stalled_ns(run, rows, endings, step_ns, now_ns)
         if stalled is not None:
-            usual = f" (a step takes {seconds_in_words(step_ns)})" if step_ns else ""
+            usual = f" (a step takes {format_duration(step_ns)})" if step_ns else ""
             pauses = _pauses(run)
             words, why = ("No step", pauses) if pauses else ("NO STEP", f"commtrace doctor {run.path}")
-            yield f"{words} has ended for {seconds_in_words(stalled)}{usual}: {why}"
+            yield f"{words} has ended for {format_duration(stalled)}{usual}: {why}"
     yield from _attempts(run, steps)
     if steps is None:
         yield "No step has ended on all ranks yet, or nothing marks steps: with commtrace.step(i): …"
@@ -399,25 +397,27 @@ def _notes(
         yield f"None of the steps {steps} was recorded in detail by all ranks: only their lengths are known."
     behind = [row.rank for row in rows if steps and 0 <= row.last_step < steps.first]
     if behind:
-        yield f"{ranks_in_words(behind).capitalize()} ended none of the steps shown."
+        yield f"{format_ranks(behind).capitalize()} ended none of the steps shown."
     dropped = sum(row.dropped or 0 for row in rows)
     if dropped:
         yield f"{dropped} spans of the steps shown were dropped: the parts of these ranks are too small."
     if analysis is not None and analysis.alignment.refused is not None:
         yield "The hosts' clocks could not be aligned: waiting between hosts cannot be separated from transfer."
     if monitor is not None and now_ns / 1e9 - monitor.time > _OLD_MONITOR_SECONDS:
-        yield f"The monitor last reported {seconds_in_words(int(now_ns - 1e9 * monitor.time))} ago."
+        yield f"The monitor last reported {format_duration(int(now_ns - 1e9 * monitor.time))} ago."
     yield from run.problems
 
 
 def _pauses(run: Run) -> str:
     ranks: dict[str, list[int]] = {}
     for rank, trace in run.ranks.items():
-        open_kinds = {phase.kind for phase in trace.activity.open} if trace.activity and says_now(trace) else set()
+        open_kinds = (
+            {phase.kind for phase in trace.activity.open} if trace.activity and reports_activity(trace) else set()
+        )
         for kind, words in _PAUSES.items():
             if kind in open_kinds:
                 ranks.setdefault(words, []).append(rank)
-    return ", ".join(f"{words} on {ranks_in_words(own)}" for words, own in ranks.items())
+    return ", ".join(f"{words} on {format_ranks(own)}" for words, own in ranks.items())
 
 
 def _stalled_ns(

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
+from commtrace.analysis.formatting import format_duration, format_ranks
 from commtrace.analysis.stragglers.limits import SUMS
 from commtrace.analysis.stragglers.normal import Work, judge
 from commtrace.analysis.stragglers.verdict import HOST, RANKS
@@ -473,10 +473,10 @@ def _notes(rows: Sequence[RankRow]) -> Iterator[str]:
     silent = [row for row in rows if row.state == "silent"]
     if silent and len(silent) == len(rows):
         youngest = min(row.age_ns or 0 for row in silent)
-        yield f"NO STEP has ended on any rank for {seconds_in_words(youngest)}: see commtrace doctor RUN."
+        yield f"NO STEP has ended on any rank for {format_duration(youngest)}: see commtrace doctor RUN."
     elif silent:
         oldest = max(row.age_ns or 0 for row in silent)
-        yield f"SILENT: {ranks_in_words(row.rank for row in silent)} ended no step for {seconds_in_words(oldest)}."
+        yield f"SILENT: {format_ranks(row.rank for row in silent)} ended no step for {format_duration(oldest)}."
     dropped = sum(row.dropped or 0 for row in rows)
     if dropped:
         yield f"{dropped} spans were dropped so far."

@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.rank_state import own_frame
 from commtrace.analysis.hangs.story import FROM_REPORTS, MOST_ROOTS, hang_findings, hang_sentences, silence_findings
-from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.exporters.monitor.messages import (
     MOST_BYTES,
     MOST_GROUPS,
@@ -238,15 +238,15 @@ def hang_event(
         f"Training has stopped: {len(run.ranks)} of {world_size} ranks report it.",
         *hang_findings(diagnosis),
         *silence_findings(diagnosis, besides=roots[:MOST_ROOTS]),
-        *([f"{ranks_in_words(unheard).capitalize()} never reported: not started, or cut off."] if unheard else []),
-        *([f"{ranks_in_words(in_order).capitalize()} ended in order."] if in_order else []),
+        *([f"{format_ranks(unheard).capitalize()} never reported: not started, or cut off."] if unheard else []),
+        *([f"{format_ranks(in_order).capitalize()} ended cleanly."] if in_order else []),
         *_exceptions(others.raised),
         *(
-            [f"{ranks_in_words(going_on).capitalize()} still {'makes' if len(going_on) == 1 else 'make'} progress."]
+            [f"{format_ranks(going_on).capitalize()} still {'makes' if len(going_on) == 1 else 'make'} progress."]
             if going_on
             else []
         ),
-        *([f"Left out, because it cannot be read: the report of {ranks_in_words(unreadable)}."] if unreadable else []),
+        *([f"Left out, because it cannot be read: the report of {format_ranks(unreadable)}."] if unreadable else []),
         *(hang_sentences(diagnosis, FROM_REPORTS) or _places(traces)),
     ]
     roots = [rank for rank in roots if rank not in unreadable] or roots
@@ -261,7 +261,7 @@ def _exceptions(raised: Mapping[int, str]) -> list[str]:
     for rank in sorted(raised):
         ranks.setdefault(raised[rank], []).append(rank)
     return [
-        f"{ranks_in_words(own).capitalize()} ended with an uncaught exception, {exception}."
+        f"{format_ranks(own).capitalize()} ended with an uncaught exception, {exception}."
         for exception, own in ranks.items()
     ]
 
@@ -273,7 +273,7 @@ def _places(traces: Sequence[RankTrace]) -> list[str]:
         place = own_frame(frames) or next(iter(frames), "an unknown place")
         ranks.setdefault(place, []).append(trace.rank)
     return [
-        f"{ranks_in_words(own).capitalize()} in no communication, at {place}."
+        f"{format_ranks(own).capitalize()} in no communication, at {place}."
         for place, own in sorted(ranks.items(), key=lambda item: -len(item[1]))[:_MOST_PLACES]
     ]
 

@@ -151,7 +151,7 @@ def test_a_rank_killed_in_its_last_step_does_not_spoil_the_others() -> None:
         replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], spans=cut, closed=False, in_flight=in_flight)})
     )
     assert told.run.steps.used == (1, 2)
-    assert "Not ended in order (killed, or still running): rank 1." in told.problems
+    assert "Not ended cleanly (killed, or still running): rank 1." in told.problems
     assert "Rank 1 was last seen in recv number 9." in told.problems
     assert "1 step was left out because not every rank recorded them in full." in told.problems
 
@@ -195,7 +195,7 @@ def test_calls_that_send_nothing_are_not_to_be_overlapped() -> None:
     alone = group("tp", 0)
     call = collective("all_reduce", alone, 0, 1, 8, step=0, id=1)
     told = summarised(make_run({0: [span("step", 0, 10, step=0), call, stall(call, 1, 8)]}, [alone]))
-    assert "standing still for tp communication" in told.verdict
+    assert "exposed tp communication" in told.verdict
     assert "Its groups have one rank and send nothing" in told.verdict
 
 
@@ -265,7 +265,7 @@ def test_waiting_for_missing_ranks_is_not_called_transfer(stages: int, missing: 
 
     told = summarised(partial).verdict
 
-    assert told.endswith(f"How much of it is waiting cannot be told, {why}")
+    assert told.endswith(f"How much of it is waiting is unknown, {why}")
     assert "transfer" not in told
 
 

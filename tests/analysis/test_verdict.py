@@ -6,7 +6,7 @@ from typing import Any
 
 from commtrace.analysis.breakdown.rank_means import RankMean
 from commtrace.analysis.breakdown.states import State
-from commtrace.analysis.stragglers.verdict import RANKS, Stretch, Verdict, cause_in_words
+from commtrace.analysis.stragglers.verdict import RANKS, Stretch, Verdict, format_cause
 from commtrace.analysis.verdict import verdict
 
 MS = 1_000_000
@@ -87,7 +87,7 @@ def test_communication_is_told_with_its_role_and_whether_it_is_waiting() -> None
 
 
 def test_what_is_waiting_is_not_told_where_it_is_not_known() -> None:
-    why = {"tp": "How much of it is waiting cannot be told, because rank 3 is missing."}
+    why = {"tp": "How much of it is waiting is unknown, because rank 3 is missing."}
     assert verdict([exposed("tp", 10, 30)], [], why).endswith(f"(40 ms). {why['tp']}")
     assert "Most of it is transfer" in verdict([exposed("dp", 10, 30)], [], why)
 
@@ -107,7 +107,7 @@ def test_steps_without_length_are_not_said_to_be_missing() -> None:
 
 
 def test_a_cause_that_is_not_known_is_called_so() -> None:
-    assert [cause_in_words(cause) for cause in ("unknown", "stage_imbalance", "gc")] == [
+    assert [format_cause(cause) for cause in ("unknown", "stage_imbalance", "gc")] == [
         "cause unknown",
         "stage imbalance",
         "garbage collection",

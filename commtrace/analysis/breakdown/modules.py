@@ -148,10 +148,10 @@ def _exposed_inside(trace: RankTrace, rows: Int64, stalled_ns: Int64) -> Int64:
     spans = trace.spans
     if not len(rows):
         return np.zeros(0, np.int64)
-    stood_ns = stalled_ns[:, 0] + stalled_ns[:, 1]
-    stalls = np.flatnonzero(stood_ns)
+    stall_ns = stalled_ns[:, 0] + stalled_ns[:, 1]
+    stalls = np.flatnonzero(stall_ns)
     stalls = stalls[np.argsort(spans.start[stalls], kind="stable")]
-    total = np.concatenate([[0], np.cumsum(stood_ns[stalls])])
+    total = np.concatenate([[0], np.cumsum(stall_ns[stalls])])
     edges = np.searchsorted(spans.start[stalls], np.stack([spans.start[rows], spans.end[rows]]))
     return np.asarray(total[edges[1]] - total[edges[0]])
 

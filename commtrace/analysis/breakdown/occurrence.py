@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.rank_words import ranges, ranges_in_words, seconds_in_words
+from commtrace.analysis.formatting import format_duration, format_ranges, ranges
 from commtrace.trace.json_values import JsonObject
 
 _MOST_OF_IT: Final = 0.8
@@ -32,12 +32,12 @@ class Occurrence(NamedTuple):
         enough = self.num_steps >= _FEWEST_STEPS and bool(self.steps)
         return enough and len(self.steps) <= max(1, int(_RARE * self.num_steps))
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Return ``once, in step 7: 2.2 s`` or ``in 2 of 25 steps (10, 20): 11 s in all``."""
-        total = seconds_in_words(self.total_ns)
+        total = format_duration(self.total_ns)
         if len(self.steps) == 1:
             return f"once, in step {self.steps[0]}: {total}"
-        named = ranges_in_words(ranges(self.steps), _MOST_NAMED)
+        named = format_ranges(ranges(self.steps), _MOST_NAMED)
         return f"in {len(self.steps)} of {self.num_steps} steps ({named}): {total} in all"
 
     def to_json(self) -> JsonObject:

@@ -102,8 +102,8 @@ def calls_of_rows(known: CallRows) -> Calls:
 
 def _stalls(known: CallRows, among: Bool, with_sizes: bool) -> Calls:
     spans, roles, stalled_ns = known.block.spans, known.roles, known.stalled_ns
-    stood = (stalled_ns[:, 0] | stalled_ns[:, 1]).astype(np.bool_)
-    stalls = np.flatnonzero(stood & among)
+    stalled = (stalled_ns[:, 0] | stalled_ns[:, 1]).astype(np.bool_)
+    stalls = np.flatnonzero(stalled & among)
     return Calls.empty(
         len(stalls),
         step=spans.step[stalls],
@@ -273,8 +273,8 @@ def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> lis
     made = (calls.calls > 0)[order]
     finished = made & calls.finished[order]
     complete = made & calls.complete[order]
-    told, duration = calls.num_bytes[order], calls.duration[order]
-    sized, num_bytes = made & (told >= 0), np.maximum(told, 0)
+    recorded, duration = calls.num_bytes[order], calls.duration[order]
+    sized, num_bytes = made & (recorded >= 0), np.maximum(recorded, 0)
     uneven = ((calls.self_bytes >= 0) & (calls.name == all_to_all))[order]
     to_others = num_bytes - calls.self_bytes[order] if uneven.any() else num_bytes
 

@@ -45,7 +45,7 @@ class UnmatchedSums:
 
     def find(self, recorded: Run) -> Unmatched:
         """Return the significant part; ``recorded`` shows which ranks are missing."""
-        sentence = f"How much of it is waiting cannot be told, because {_reason(recorded)}."
+        sentence = f"How much of it is waiting is unknown, because {_reason(recorded)}."
         return Unmatched(
             {role: sentence for role, (total, unmatched) in self.roles.items() if unmatched > _FEW * total},
             {rank: time for rank, time in self.ranks.items() if time},
@@ -54,7 +54,7 @@ class UnmatchedSums:
 
 def sum_unmatched(context: Context, partition: Partition) -> UnmatchedSums:
     """Add up the stalls of a run that was analysed."""
-    parts = [_stood(context, partition, block) for block in context.run.blocks]
+    parts = [_stalled_time(context, partition, block) for block in context.run.blocks]
     words = context.roles.words
     total, unmatched = sum((part.roles for part in parts), np.zeros((2, len(words)))).astype(np.int64).tolist()
     return UnmatchedSums(
@@ -72,26 +72,26 @@ def roles_of_one_rank(communication: Iterable[Communication]) -> dict[str, str]:
     return {role: sentence for role, found in sizes.items() if found == {1}}
 
 
-class _Stood(NamedTuple):
+class _StalledTime(NamedTuple):
     roles: npt.NDArray[np.float64]
     ranks: dict[int, int]
 
 
-def _stood(context: Context, partition: Partition, block: Block) -> _Stood:
+def _stalled_time(context: Context, partition: Partition, block: Block) -> _StalledTime:
     stalled_ns = block.together({rank: partition.stalled_ns[rank] for rank in block.ranks})
     complete, stall_complete = (
         block.together({rank: getattr(context.matches.ranks[rank], column) for rank in block.ranks})
         for column in ("complete", "stall_complete")
     )
     role = block.together({rank: context.roles.ranks[rank].role for rank in block.ranks})
-    stood_ns = stalled_ns[:, 0] + stalled_ns[:, 1]
-    stood = np.flatnonzero(stood_ns)
-    lacking = ~np.where(block.spans.kind[stood] == schema.STALL, stall_complete[stood], complete[stood])
-    role, time, count = role[stood], stood_ns[stood], len(context.roles.words)
+    stall_ns = stalled_ns[:, 0] + stalled_ns[:, 1]
+    stalled = np.flatnonzero(stall_ns)
+    lacking = ~np.where(block.spans.kind[stalled] == schema.STALL, stall_complete[stalled], complete[stalled])
+    role, time, count = role[stalled], stall_ns[stalled], len(context.roles.words)
     roles = np.stack([np.bincount(role, time, count), np.bincount(role[lacking], time[lacking], count)])
-    of_rank = np.searchsorted(block.bounds, stood[lacking], side="right") - 1
+    of_rank = np.searchsorted(block.bounds, stalled[lacking], side="right") - 1
     ranks = np.bincount(of_rank, time[lacking], len(block.ranks)).astype(np.int64)
-    return _Stood(roles.astype(np.float64), dict(zip(block.ranks, ranks.tolist(), strict=True)))
+    return _StalledTime(roles.astype(np.float64), dict(zip(block.ranks, ranks.tolist(), strict=True)))
 
 
 def _reason(recorded: Run) -> str:

@@ -67,8 +67,8 @@ def find_first_failure(
     victims = tuple(rank for rank in raised if _may_be_cut_off(run.ranks[rank]))
     lost = tuple(sorted((*cut_off, *victims)))
     left = _left_early(run, arrivals, endings, cut_off)
-    in_order = {rank for rank, ending in endings.items() if ending.state == ENDED and not ending.exception}
-    earliest = _surely_first(broken, endings, in_order - {*left})
+    ended_cleanly = {rank for rank, ending in endings.items() if ending.state == ENDED and not ending.exception}
+    earliest = _surely_first(broken, endings, ended_cleanly - {*left})
     gone, agreed = _gone_at_first(run, earliest or broken, lost)
     if not lost and not raised and _hung_before(gone or earliest, stops, endings):
         return None  # The end of a job that hung does not show why it hung.
@@ -197,13 +197,15 @@ def _are_whole_hosts(run: Run, ranks: Collection[int]) -> bool:
     return all(rank in ranks for rank, trace in run.ranks.items() if trace.metadata.node in nodes)
 
 
-def _surely_first(broken: Collection[int], endings: Mapping[int, Ending], in_order: Collection[int]) -> tuple[int, ...]:
+def _surely_first(
+    broken: Collection[int], endings: Mapping[int, Ending], ended_cleanly: Collection[int]
+) -> tuple[int, ...]:
     """Return the ranks whose last writes came so long before all others that it cannot be chance."""
     if not broken or any(ending.last_ns is None for ending in endings.values()):
         return ()
     ascending = sorted(endings, key=lambda rank: endings[rank].last_ns or 0)
     # A rank that had nothing more to do and ended cleanly, long before, is no failure.
-    ranks = list(itertools.dropwhile(lambda rank: rank in in_order, ascending))
+    ranks = list(itertools.dropwhile(lambda rank: rank in ended_cleanly, ascending))
     for number, (rank, later) in enumerate(itertools.pairwise(ranks), start=1):
         if rank not in broken:
             return ()

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.clocks.time_of_day import wall_clock_ns
-from commtrace.analysis.matching.arrivals import GroupLabel, RankArrivals, describe_group, says_now
+from commtrace.analysis.matching.arrivals import GroupLabel, RankArrivals, describe_group, reports_activity
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.processes import GONE, SUSPENDED, AskProcess, unknown_process
@@ -76,7 +76,7 @@ def find_endings(
 
     ``ask`` returns the state of a rank's process; ``goes_on`` is None to find out if the job still runs.
     """
-    last = {rank: last_word_ns(trace) for rank, trace in run.ranks.items()}
+    last = {rank: last_write_ns(trace) for rank, trace in run.ranks.items()}
     processes = {rank: None if trace.closed else ask(trace.metadata) for rank, trace in run.ranks.items()}
     fresh = {
         rank: time is not None and now_ns - time <= _allowed_ns(run.ranks[rank]) + _SLACK_NS
@@ -121,7 +121,7 @@ def _allowed_ns(trace: RankTrace) -> int:
     return _OLDER_RECORDER_NS if trace.again_within_ns is None else trace.again_within_ns
 
 
-def last_word_ns(trace: RankTrace) -> int | None:
+def last_write_ns(trace: RankTrace) -> int | None:
     """Return the latest instant in the rank's files, epoch ns; None if they hold none."""
     return None if trace.last_written_ns is None else wall_clock_ns(trace, trace.last_written_ns)
 
@@ -177,7 +177,7 @@ class LastActivity(NamedTuple):
 
 def last_activity(run: Run, trace: RankTrace, arrivals: RankArrivals, groups: Mapping[int, Group]) -> LastActivity:
     """Return the activity of a rank at its last write."""
-    now = trace.activity if says_now(trace) and not trace.closed else None
+    now = trace.activity if reports_activity(trace) and not trace.closed else None
     frames = now.frames if now else ()
     step, microbatch, chunk, stage = now.at if now else (-1, -1, -1, -1)
     return LastActivity(
@@ -185,7 +185,7 @@ def last_activity(run: Run, trace: RankTrace, arrivals: RankArrivals, groups: Ma
         microbatch=microbatch if microbatch >= 0 else None,
         chunk=chunk if chunk >= 0 else None,
         stage=stage if stage >= 0 else None,
-        stood_still_ns=arrivals.stood_still_ns if now else None,
+        stood_still_ns=arrivals.stalled_ns if now else None,
         open=tuple(OpenPhase(phase.kind, phase.name, _age(trace, phase.since)) for phase in (now.open if now else ())),
         at=own_frame(frames),
         frames=frames,

@@ -115,7 +115,7 @@ def _collective(
     there = tuple(rank for rank, count in arrived.items() if count > behind)
     here = {rank: one for rank, one in waits.items() if one.seq == behind and rank in there}
     # Unrecorded steps show nothing in flight, but their numbers have stopped.
-    unrecorded = [arrivals[rank].stood_still_ns for rank in there if run.ranks[rank].recording]
+    unrecorded = [arrivals[rank].stalled_ns for rank in there if run.ranks[rank].recording]
     waited = max((one.age_ns for one in here.values()), default=max(unrecorded, default=0) or None)
     longest = max((arrivals[rank].longest_ns.get(number, -1) for rank in there), default=-1)
     kind = _kind(run, there, absent, waited, longest, endings)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
+from commtrace.analysis.formatting import format_duration, format_ranks
 from commtrace.analysis.hangs.diagnosis import Diagnosis, ExaminedRank
 from commtrace.analysis.hangs.first_failure import FirstFailure
 from commtrace.analysis.hangs.rank_state import ENDED, SILENT, STOPPED, LastActivity
 from commtrace.analysis.hangs.stops import HUNG, UNEQUAL, WAITING, Link, Stop
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.mismatches import Mismatch
-from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
 from commtrace.trace.metadata import UNKNOWN_ROLE
 from commtrace.trace.processes import GONE, IN_KERNEL, RUNS, SUSPENDED
 
@@ -24,7 +24,7 @@ _MOST_SILENT: Final = 4
 
 def group_words(group: GroupLabel) -> str:
     """Return ``tp group of ranks 0–3``; ``group of ranks 0–3`` where its role is unknown."""
-    ranks = ranks_in_words(group.ranks) if group.ranks else f"id {group.id}"
+    ranks = format_ranks(group.ranks) if group.ranks else f"id {group.id}"
     return f"group of {ranks}" if group.role == UNKNOWN_ROLE else f"{group.role} group of {ranks}"
 
 
@@ -65,7 +65,7 @@ def hang_sentences(diagnosis: Diagnosis, heard: Heard = _FROM_FILES) -> list[str
             f"end. {_last_seen(diagnosis, root.rank, heard)}"
         )
     if len(roots) > MOST_ROOTS:
-        sentences.append(f"Ranks that wait for nobody, besides: {ranks_in_words(r.rank for r in roots[MOST_ROOTS:])}.")
+        sentences.append(f"Ranks that wait for nobody, besides: {format_ranks(r.rank for r in roots[MOST_ROOTS:])}.")
     return sentences
 
 
@@ -81,19 +81,19 @@ def place_words(stop: Stop) -> str:
 
 def _stop_sentences(diagnosis: Diagnosis, stop: Stop, links: Sequence[Link], heard: Heard) -> Iterable[str]:
     verb = {HUNG: "Hung at", WAITING: "Not ended:", UNEQUAL: "Called by some only:"}[stop.kind]
-    called = ", ".join(f"{operation} by {ranks_in_words(ranks)}" for operation, ranks in stop.operations.items())
+    called = ", ".join(f"{operation} by {format_ranks(ranks)}" for operation, ranks in stop.operations.items())
     there = f" ({called})" if len(stop.operations) > 1 else ""
     operation = f" in {next(iter(stop.operations))}" if len(stop.operations) == 1 else ""
     waited = stop.waited_ns
-    since = f", waiting for {seconds_in_words(waited)}" if waited else ""
+    since = f", waiting for {format_duration(waited)}" if waited else ""
     longest = stop.longest_before_ns
-    usual = f" (the longest before took {seconds_in_words(longest)})" if waited and longest is not None else ""
-    yield f"{verb} {place_words(stop)}. Arrived: {ranks_in_words(stop.arrived)}{operation}{there}{since}{usual}."
+    usual = f" (the longest before took {format_duration(longest)})" if waited and longest is not None else ""
+    yield f"{verb} {place_words(stop)}. Arrived: {format_ranks(stop.arrived)}{operation}{there}{since}{usual}."
     if not stop.missing and not stop.unknown:
         inside = sorted(rank for ranks in stop.operations.values() for rank in ranks)
         advice = "Compare what they called" if len(stop.operations) > 1 else "Look at the network"
         yield (
-            f"  Nobody is missing: all have called it; not come out of it: {ranks_in_words(inside)}. {advice}."
+            f"  Nobody is missing: all have called it; not come out of it: {format_ranks(inside)}. {advice}."
             f"{_places(diagnosis, inside)}"
         )
         return
@@ -107,7 +107,7 @@ def _places(diagnosis: Diagnosis, ranks: Iterable[int]) -> str:
         doing = diagnosis.hang.doing.get(rank)
         if doing is not None and doing.at:
             at.setdefault(doing.at, []).append(rank)
-    places = [f"{ranks_in_words(own)} at {place}" for place, own in at.items()]
+    places = [f"{format_ranks(own)} at {place}" for place, own in at.items()]
     return f" They are: {'; '.join(places[:_MOST_PLACES])}." if places else ""
 
 
@@ -121,16 +121,16 @@ def _flight_sentences(diagnosis: Diagnosis, stop: Stop, position: int) -> Iterab
     for (arrived, seq, operation, state, place), ranks in alike.items():
         what = f"{operation} {state} (collective_seq_id {seq})" + (f" from {place}" if place else "")
         when = "" if arrived else "not there; last "
-        yield f"  Flight recorder: {ranks_in_words(ranks)}: {when}{what}."
+        yield f"  Flight recorder: {format_ranks(ranks)}: {when}{what}."
 
 
 def _link_sentence(diagnosis: Diagnosis, stop: Stop, link: Link, heard: Heard) -> str:
     ranks = link.ranks
     unknown = [rank for rank in ranks if rank in stop.unknown]
     if unknown:
-        told_of = {one.rank for one in diagnosis.ranks}
-        why = "see below" if told_of.issuperset(unknown) else heard.nothing
-        return f"Not known to have arrived: {ranks_in_words(unknown)}, {why}."
+        listed = {one.rank for one in diagnosis.ranks}
+        why = "see below" if listed.issuperset(unknown) else heard.nothing
+        return f"Not known to have arrived: {format_ranks(unknown)}, {why}."
     last = {one.rank: one.last_seq for one in stop.missing}
     numbers = sorted({-1 if (seq := last[rank]) is None else seq for rank in ranks})
     reached = (
@@ -140,10 +140,10 @@ def _link_sentence(diagnosis: Diagnosis, stop: Stop, link: Link, heard: Heard) -
         if len(numbers) == 1
         else (f"last there: seq {numbers[0]} to {numbers[-1]}")
     )
-    missing = f"Missing: {ranks_in_words(ranks)} ({reached})"
+    missing = f"Missing: {format_ranks(ranks)} ({reached})"
     if link.stuck_in_stop is None:
-        told_below = {root.rank for root in diagnosis.hang.chains.roots[:MOST_ROOTS]}
-        if set(ranks) <= told_below:
+        listed_roots = {root.rank for root in diagnosis.hang.chains.roots[:MOST_ROOTS]}
+        if set(ranks) <= listed_roots:
             return f"{missing}, in no communication that is stuck: see the root below."
         return f"{missing}. {_last_seen(diagnosis, ranks[0], heard)}"
     other = diagnosis.hang.stops[link.stuck_in_stop]
@@ -159,7 +159,7 @@ def _last_seen(diagnosis: Diagnosis, rank: int, heard: Heard) -> str:
     doing = diagnosis.hang.doing.get(rank)
     activity = activity_words(doing)
     if own.state == ENDED:
-        how = f"with {exception_words(own)}" if own.exception else "in order"
+        how = f"with {exception_words(own)}" if own.exception else "cleanly"
         return f"Rank {rank} ended {how} and will not come any more{f'; {activity}' if doing else ''}."
     if own.state == SILENT:
         return f"{silence_words(own)} {heard.last}: {activity}."
@@ -194,7 +194,7 @@ def silence_words(rank: ExaminedRank) -> str:
         if place
         else f"dead, suspended, or in code that lets no thread run; look for {process}",
     )
-    since = "" if rank.behind_ns is None else f" {seconds_in_words(rank.behind_ns)} before the others"
+    since = "" if rank.behind_ns is None else f" {format_duration(rank.behind_ns)} before the others"
     return f"Rank {rank.rank} gave its last sign of life{since}: {why}."
 
 
@@ -216,13 +216,13 @@ def activity_words(doing: LastActivity | None) -> str:
     if doing.at:
         words.append(f"at {doing.at}")
     if doing.stood_still_ns:
-        words.append(f"nothing new for {seconds_in_words(doing.stood_still_ns)}")
+        words.append(f"nothing new for {format_duration(doing.stood_still_ns)}")
     last = doing.last
     if last is not None and not (spans and blocking):
         number = f" {last.seq}" if last.seq is not None else ""
         role = f" ({last.role})" if last.role else ""
         name = last.name if last.kind in ("collective", "p2p") else " ".join(dict.fromkeys((last.kind, last.name)))
-        ago = "" if last.ago_ns is None else f", ended {seconds_in_words(last.ago_ns)} before its last word"
+        ago = "" if last.ago_ns is None else f", ended {format_duration(last.ago_ns)} before its last word"
         words.append(f"the last it recorded is {name}{number}{role}{ago}")
     return "; ".join(words) or "it recorded nothing"
 
@@ -259,16 +259,16 @@ def hang_findings(diagnosis: Diagnosis) -> Iterable[str]:
         yield f"Deadlock: {len(cycles[0])} communications wait for each other: {places}."
     elif hung and roots:
         waits = "communication waits" if len(hung) == 1 else "communications wait"
-        yield f"The job hangs: {len(hung)} {waits} in the end for {ranks_in_words(roots)}."
+        yield f"The job hangs: {len(hung)} {waits} in the end for {format_ranks(roots)}."
     elif hung and len(hung[0].operations) > 1:
-        called = "; ".join(f"{operation} by {ranks_in_words(own)}" for operation, own in hung[0].operations.items())
+        called = "; ".join(f"{operation} by {format_ranks(own)}" for operation, own in hung[0].operations.items())
         yield f"The job hangs at {place_words(hung[0])}, as which its members called different operations: {called}."
     elif hung:
         yield f"The job hangs in a communication at which all members have arrived: {place_words(hung[0])}."
     for stop in stops:
         if stop.kind == UNEQUAL:
-            missing = ranks_in_words(one.rank for one in stop.missing)
-            callers = ranks_in_words(stop.arrived).capitalize()
+            missing = format_ranks(one.rank for one in stop.missing)
+            callers = format_ranks(stop.arrived).capitalize()
             yield f"{callers} called {place_words(stop)}; {missing} never did."
 
 
@@ -279,7 +279,7 @@ def silence_findings(diagnosis: Diagnosis, besides: Sequence[int] = ()) -> Itera
     for one in silent[:_MOST_SILENT]:
         yield silence_words(one)
     if len(silent) > _MOST_SILENT:
-        yield f"So did {ranks_in_words(one.rank for one in silent[_MOST_SILENT:])}."
+        yield f"So did {format_ranks(one.rank for one in silent[_MOST_SILENT:])}."
 
 
 def _first_failure(diagnosis: Diagnosis) -> Iterable[str]:
@@ -316,10 +316,10 @@ def _first_failure(diagnosis: Diagnosis) -> Iterable[str]:
 def _left_early(diagnosis: Diagnosis, first: FirstFailure) -> str:
     failed = next(one for one in diagnosis.ranks if one.rank in first.cut_off and one.failures)
     last = failed.failures[-1]
-    ranks, them = ranks_in_words(first.ranks), "it" if len(first.ranks) == 1 else "they"
+    ranks, them = format_ranks(first.ranks), "it" if len(first.ranks) == 1 else "they"
     return (
-        f"Left first: {ranks} ended in order, and {them} never came to {last.operation} {last.seq} of the "
-        f"{group_words(last.group)}, in which {ranks_in_words(first.cut_off)} failed. See why the script ended "
+        f"Left first: {ranks} ended cleanly, and {them} never came to {last.operation} {last.seq} of the "
+        f"{group_words(last.group)}, in which {format_ranks(first.cut_off)} failed. See why the script ended "
         "earlier there: fewer batches, a return, sys.exit."
     )
 
@@ -330,7 +330,7 @@ def _ended_first(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
     hosts = ", ".join(dict.fromkeys(one.host for one in own))
     one_of = "one of " if len(own) > 1 else ""
     return (
-        f"Ended first: {one_of}{ranks_in_words(first.ranks)} on {hosts}, {how_long}: all were ended "
+        f"Ended first: {one_of}{format_ranks(first.ranks)} on {hosts}, {how_long}: all were ended "
         "from outside (scancel, kill, the end of the allocation), or the launcher ended the rest at once: its log says "
         "which."
     )
@@ -340,18 +340,18 @@ def _unheard(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
     """Return that others' communication failed: nothing else is known of ranks without files."""
     unheard = set(first.ranks) - {one.rank for one in own}
     one_of = "one of " if len(first.ranks) > 1 else ""
-    failed = ranks_in_words(first.cut_off or [one.rank for one in own if one.exception])
+    failed = format_ranks(first.cut_off or [one.rank for one in own if one.exception])
     broken = [one.rank for one in own if not one.exception]
-    besides = f", and the files of {ranks_in_words(broken)} break off" if broken else ""
+    besides = f", and the files of {format_ranks(broken)} break off" if broken else ""
     return (
-        f"Failed first: {one_of}{ranks_in_words(first.ranks)}: communication of {failed} failed, there are no "
-        f"files of {ranks_in_words(unheard)}{besides}. Killed in its first seconds, or not recorded: the launcher's "
+        f"Failed first: {one_of}{format_ranks(first.ranks)}: communication of {failed} failed, there are no "
+        f"files of {format_ranks(unheard)}{besides}. Killed in its first seconds, or not recorded: the launcher's "
         "log says."
     )
 
 
 def _several_first(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
-    ranks = ranks_in_words(first.ranks)
+    ranks = format_ranks(first.ranks)
     which = 'the launcher\'s log says (torchrun: "first observed failure")'
     if first.together:
         hosts = ", ".join(dict.fromkeys(one.host for one in own))
@@ -362,7 +362,7 @@ def _several_first(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
             f"{_cut_off(first, 'they were')} Until it is known why, keep their nodes out of the next job: {commands}."
         )
     raised = [f"rank {one.rank} ended with {exception_words(one)}" for one in own if one.exception]
-    broken = ranks_in_words(one.rank for one in own if not one.exception)
+    broken = format_ranks(one.rank for one in own if not one.exception)
     if raised:
         return (
             f"Failed first: one of {ranks}: {'; '.join(raised)}, which may be because another rank was gone; the files "
@@ -374,7 +374,7 @@ def _several_first(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
 def _cut_off(first: FirstFailure, gone: str) -> str:
     if not first.cut_off:
         return ""
-    return f" {ranks_in_words(first.cut_off).capitalize()} failed because {gone} gone."
+    return f" {format_ranks(first.cut_off).capitalize()} failed because {gone} gone."
 
 
 def _keep_out(rank: ExaminedRank) -> str:
@@ -388,19 +388,19 @@ def _endings(diagnosis: Diagnosis) -> Iterable[str]:
         if one.exception and one.rank not in first:
             raised.setdefault(exception_words(one), []).append(one.rank)
     for exception, own in raised.items():
-        yield f"{ranks_in_words(own).capitalize()} ended with {exception}: its message is in the log."
+        yield f"{format_ranks(own).capitalize()} ended with {exception}: its message is in the log."
     stopped = [one.rank for one in diagnosis.ranks if one.state == STOPPED and one.rank not in first]
     is_failure = diagnosis.first_failure is not None and diagnosis.first_failure.ahead_ns is None
     if stopped and first and not is_failure:
-        yield f"The files of {ranks_in_words(stopped)} break off as well."
+        yield f"The files of {format_ranks(stopped)} break off as well."
     elif stopped and first:
         yield (
-            f"The files of {ranks_in_words(stopped)} break off as well: launchers kill the other ranks once one has "
+            f"The files of {format_ranks(stopped)} break off as well: launchers kill the other ranks once one has "
             "failed."
         )
     elif stopped:
         yield (
-            f"The files of {ranks_in_words(stopped)} break off: killed, a crash below Python, or a directory that "
+            f"The files of {format_ranks(stopped)} break off: killed, a crash below Python, or a directory that "
             "could not be written any more (the log says so)."
         )
 
@@ -409,12 +409,12 @@ def _gaps(diagnosis: Diagnosis) -> Iterable[str]:
     dropped = {one.rank: sum(one.dropped.values()) for one in diagnosis.drops}
     if dropped:
         yield (
-            f"{sum(dropped.values())} spans were dropped on {ranks_in_words(dropped)}: numbers of these ranks are too "
+            f"{sum(dropped.values())} spans were dropped on {format_ranks(dropped)}: numbers of these ranks are too "
             "small. Raise COMMTRACE_BUFFER_SPANS or record fewer steps; where the disk was full, the log says so."
         )
     differing = diagnosis.run.differing_versions
     for package, versions in differing.items():
-        listed = "; ".join(f"{version} on {ranks_in_words(ranks)}" for version, ranks in versions.items())
+        listed = "; ".join(f"{version} on {format_ranks(ranks)}" for version, ranks in versions.items())
         yield f"Ranks run different versions of {package}: {listed}."
     if not dropped and not diagnosis.recording and not any(one.state in (STOPPED, SILENT) for one in diagnosis.ranks):
         missing = sum(seen.missing for group in diagnosis.groups for seen in group.collectives)
@@ -441,7 +441,7 @@ def mismatch_words(one: Mismatch) -> str:
                 [call.operation, f"{call.bytes} B" if call.bytes is not None else "", call.dtype or ""],
             )
         )
-        + f" by {ranks_in_words(call.ranks)}"
+        + f" by {format_ranks(call.ranks)}"
         for call in one.calls
     )
     return f"seq {one.seq} of the {group_words(one.group)}: {calls}"
@@ -451,8 +451,8 @@ def _notes(diagnosis: Diagnosis) -> Iterable[str]:
     in_deadlock = {position for cycle in diagnosis.hang.chains.cycles for position in cycle}
     for position, stop in enumerate(diagnosis.hang.stops):
         if stop.kind == WAITING and stop.waited_ns and position not in in_deadlock:
-            waiters = ranks_in_words(stop.arrived).capitalize()
-            yield f"{waiters}: {seconds_in_words(stop.waited_ns)} at {place_words(stop)}, which may be usual."
+            waiters = format_ranks(stop.arrived).capitalize()
+            yield f"{waiters}: {format_duration(stop.waited_ns)} at {place_words(stop)}, which may be usual."
     harmless = [one for one in diagnosis.mismatches.first if one.may_be_right]
     if harmless:
         first = mismatch_words(harmless[0])

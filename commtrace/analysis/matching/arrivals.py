@@ -72,15 +72,15 @@ class RankArrivals:
     messages: Mapping[Message, int] = field(default_factory=dict)  # number launched, by its own report
     sent: Mapping[Message, int] = field(default_factory=dict)  # number received; empty if it ended cleanly
     in_flight: tuple[InFlight, ...] = ()  # the one that blocks training first
-    stood_still_ns: int = 0  # time without a record or launch before its last write; 0 if unknown
+    stalled_ns: int = 0  # time without a record or launch before its last write; 0 if unknown
 
 
 def find_arrivals(run: Run) -> dict[int, RankArrivals]:
     """Return the arrivals of each rank."""
     send = run.name_code("send")
-    told = {rank: _of_rank(trace, send) for rank, trace in run.ranks.items()}
+    reports = {rank: _of_rank(trace, send) for rank, trace in run.ranks.items()}
     least: dict[int, int] = {}
-    for rank, own in told.items():
+    for rank, own in reports.items():
         for group, count in _joined_by_all(run, run.ranks[rank], own).items():
             least[group] = max(least.get(group, 0), count)
     groups = known_groups(run)
@@ -94,7 +94,7 @@ def find_arrivals(run: Run) -> dict[int, RankArrivals]:
             arrived=_at_least(own.arrived, rank, least, groups),
             sent=sent.get(rank, {}),
         )
-        for rank, own in told.items()
+        for rank, own in reports.items()
     }
 
 
@@ -159,18 +159,18 @@ def _of_rank(trace: RankTrace, send: int) -> RankArrivals:
         longest_message_ns=_longest_messages(trace),
         messages=messages,
         in_flight=in_flight,
-        stood_still_ns=_stood_still_ns(trace),
+        stalled_ns=_stalled_ns(trace),
     )
 
 
-def _stood_still_ns(trace: RankTrace) -> int:
-    if trace.closed or not says_now(trace):
+def _stalled_ns(trace: RankTrace) -> int:
+    if trace.closed or not reports_activity(trace):
         return 0
     since = (trace.last_written_ns or 0) - (trace.activity_ns or 0)
     return trace.quiet_ns + max(0, since)
 
 
-def says_now(trace: RankTrace) -> bool:
+def reports_activity(trace: RankTrace) -> bool:
     """Return whether the rank recorded nothing since it last reported its activity, so that the report still holds."""
     if trace.activity_ns is None or trace.activity is None:
         return False

@@ -9,11 +9,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.keys import pack
 from commtrace.analysis.matching.arrivals import GroupLabel, RankArrivals, describe_group, known_groups
 from commtrace.analysis.matching.operations import communication_rows
 from commtrace.analysis.matching.roles import Roles
-from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.trace import schema
 from commtrace.trace.metadata import IMPORTED
 from commtrace.trace.run import RankTrace, Run
@@ -57,9 +57,9 @@ class Captured:
         for trace in run.ranks.values():
             dropped.update(trace.dropped)
         skipped = {str(role) for trace in run.ranks.values() for role in trace.recording.get("skip_roles", ())}
-        told = {str(path) for trace in run.ranks.values() for path in trace.topology.get("not_visible", ())}
+        reported = {str(path) for trace in run.ranks.values() for path in trace.topology.get("not_visible", ())}
         silent = _silent_dimensions(run, self.roles, skipped) if self.rows else ()
-        paths = (*sorted(told), *_invisible_paths(run), *_skipped(skipped), *silent)
+        paths = (*sorted(reported), *_invisible_paths(run), *_skipped(skipped), *silent)
         return Coverage(dict(self.rows), dict(dropped), paths)
 
 
@@ -84,11 +84,11 @@ def _invisible_paths(run: Run) -> Iterable[str]:
         for path, state in trace.topology.get("invisible_paths", {}).items():
             found.setdefault((path, state), []).append(rank)
     for (path, state), ranks in found.items():
-        where = "every rank" if len(ranks) == len(run.ranks) else ranks_in_words(ranks)
+        where = "every rank" if len(ranks) == len(run.ranks) else format_ranks(ranks)
         if state == "active":
             yield f"{path}: in use on {where}. Its communication was not seen: unknown, not zero."
         else:
-            yield f"{path}: loaded on {where}; whether it is used cannot be told. What goes that way is not seen."
+            yield f"{path}: loaded on {where}; whether it is used is unknown. Communication through it is not seen."
 
 
 def _skipped(roles: Iterable[str]) -> Iterable[str]:
@@ -245,8 +245,8 @@ def _collectives(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
 
 
 def _unwritten(trace: RankTrace, arrivals: RankArrivals, by_others: int) -> int | None:
-    told_all = trace.closed or arrivals.stood_still_ns > 0
-    return None if told_all and by_others <= 0 else max(0, by_others)
+    is_complete = trace.closed or arrivals.stalled_ns > 0
+    return None if is_complete and by_others <= 0 else max(0, by_others)
 
 
 def _gaps(known: Any, end: int) -> list[tuple[int, int]]:

@@ -22,8 +22,8 @@ BYTES_DIFFER: Final = ("all_to_all", "gather", "scatter", "barrier")
 """Collectives whose members may record different numbers of bytes."""
 
 ONLY_KERNELS: Final = (
-    "Stragglers were not looked for: kernels tell when a rank computes, not which microbatch or phase. How long each "
-    "rank waited, and how long others waited for it, is in the summary (wait_ns and blame_ns with --json)."
+    "Stragglers were not looked for: kernels show when a rank computes, not for which microbatch or phase. How long "
+    "each rank waited, and how long others waited for it, is in the summary (wait_ns and blame_ns with --json)."
 )
 """The reason that a trace of kernels has no stragglers."""
 

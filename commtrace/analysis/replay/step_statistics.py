@@ -305,9 +305,9 @@ def _links_of(run: Run, transfers: Transfers, rows: Int64) -> tuple[list[Link], 
         if is_message[row]:
             links.append(Link((int(source[row]), int(target[row])), is_directed=True))
             continue
-        told = run.ranks[int(rank[row])].groups.get(int(group[row]))
+        known_group = run.ranks[int(rank[row])].groups.get(int(group[row]))
         # If the members are not recorded, take the ranks found in one of the group's communications.
-        members = np.unique(rank[join == join[row]]).tolist() if told is None else told.ranks
+        members = np.unique(rank[join == join[row]]).tolist() if known_group is None else known_group.ranks
         links.append(Link(tuple(one for one in members if one in run.ranks), is_directed=False))
     return links, link
 

@@ -98,7 +98,7 @@ def _in_order(times: Sequence[StepTime]) -> Iterator[Attempt]:
         yield Attempt(attempt, time.launch, time.start_ns, time.end_ns - time.start_ns)
 
 
-def told_apart(run: Run) -> Run:
+def separate_attempts(run: Run) -> Run:
     """Return the run with other numbers for the rows of all attempts of a step but its last one."""
     ranks = {rank: _with_last_attempts(trace) for rank, trace in run.ranks.items()}
     if all(ranks[rank] is trace for rank, trace in run.ranks.items()):
@@ -111,7 +111,7 @@ def without_last_attempts(run: Run) -> Run | None:
 
     Of three attempts the first two are left, so that a second call returns the first one alone.
     """
-    run = told_apart(run)
+    run = separate_attempts(run)
     kept = {rank: is_earlier(trace.spans.step) for rank, trace in run.ranks.items()}
     if not any(rows.any() for rows in kept.values()):
         return None

@@ -54,7 +54,7 @@ _ACTIVITIES: Final = (*dict.fromkeys(_ACTIVITY_OF_KIND.values()), NOTHING)
 _UNKNOWN: Final = -1
 """The activity of a rank whose clock cannot be compared with that of the waiting rank."""
 
-_IN_WORDS: Final = {
+_ACTIVITY_TEXT: Final = {
     EVALUATION: "evaluating",
     CHECKPOINT: "saving or loading a checkpoint",
     GC: "collecting garbage",
@@ -105,16 +105,16 @@ class Awaited:
     stands_out: bool  # waited for clearly more than if all ranks were waited for equally
     doing: tuple[Doing, ...]  # what it did for longer than the waiting ranks, longest first; adds up to ``wait_ns``
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Return ``rank 0 (92 % of all waiting), which was evaluating (88 %, once, in step 9: 11 s, …)``."""
-        told = [
-            f"{_IN_WORDS[one.activity]} ({one.wait_ns / self.wait_ns:.0%}"
-            + (f", {one.when.in_words()}, summed over ranks)" if one.when.is_rare else ")")
+        activities = [
+            f"{_ACTIVITY_TEXT[one.activity]} ({one.wait_ns / self.wait_ns:.0%}"
+            + (f", {one.when.describe()}, summed over ranks)" if one.when.is_rare else ")")
             for one in self.doing
             if one.wait_ns >= _WORTH_A_WORD * self.wait_ns
         ]
-        doing = " and ".join([", ".join(told[:-1]), told[-1]] if len(told) > 1 else told)
-        which = f", which was {doing}" if told else ""
+        doing = " and ".join([", ".join(activities[:-1]), activities[-1]] if len(activities) > 1 else activities)
+        which = f", which was {doing}" if activities else ""
         return f"rank {self.rank} ({self.share:.0%} of all waiting){which}"
 
     @property
@@ -124,7 +124,7 @@ class Awaited:
     def to_json(self) -> JsonObject:
         return {
             "rank": self.rank,
-            "in_words": self.in_words(),
+            "in_words": self.describe(),
             "stands_out": self.stands_out,
             "next_step": self.next_step,
             "wait_ns": self.wait_ns,
@@ -349,7 +349,7 @@ def _why_not(found: SlowRanks, rank: int, replay: Replay) -> str:
     compared = (others.rank == rank) & np.isfinite(others.peer_ns) & np.isfinite(others.own_ns)
     own, peers = (float((times * others.per_step)[compared].sum()) for times in (others.own_ns, others.peer_ns))
     if not peers:
-        return "Whether it is slow cannot be told: no other rank does the same work."
+        return "Whether it is slow is unknown: no other rank does the same work."
     longer, least = own / peers - 1, least_share_of_work(found, rank)
     mean = _longer_in_the_mean(work, rank)
     both = f"{own / 1e6:.1f} against {peers / 1e6:.1f} ms per step, medians over {work.num_steps} steps"

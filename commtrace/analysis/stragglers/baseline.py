@@ -42,7 +42,7 @@ class Baseline:
         own, other = typical_work_of_stages(work), self.work_ns
         if own.keys() != other.keys():
             stages = (f"{len(one)} pipeline stage{'s' * (len(one) != 1)}" for one in (other, own))
-            return f"The baseline tells nothing of this run: it has {next(stages)}, and this run {next(stages)}."
+            return f"The baseline does not fit this run: it has {next(stages)}, and this run {next(stages)}."
         if not any(own.values()):  # no two ranks do the same work
             own, other = _quickest(work), self.quickest_ns
         works, usual = sum(own.values()), sum(other.values())
@@ -57,7 +57,7 @@ class Baseline:
             )
         return (
             f"All ranks work less than in the baseline, by {1 - works / usual:.0%} ({both}): it has more to do, or was "
-            "not well, and tells nothing of this run."
+            "slow itself, and cannot serve as a baseline."
         )
 
 

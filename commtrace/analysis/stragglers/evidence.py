@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.rank_words import range_in_words, ranks_in_words
+from commtrace.analysis.formatting import format_ranks, format_spread
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.replay.step_statistics import PAUSES
 from commtrace.analysis.stragglers.limits import MOST_OF_PHASE, ONE_PHASE
@@ -17,7 +17,7 @@ from commtrace.analysis.stragglers.microbatches import SEQUENCES, evidence_of_lo
 from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST
 from commtrace.analysis.stragglers.places import Place, places_of
 from commtrace.analysis.stragglers.slow_ranks import MICROBATCHES, SELDOM, WORK, SlowRank, SlowRanks
-from commtrace.analysis.stragglers.verdict import ACTIVITY, HOST, PHASES, RANKS, cause_in_words
+from commtrace.analysis.stragglers.verdict import ACTIVITY, HOST, PHASES, RANKS, format_cause
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.metadata import DeviceState
 from commtrace.trace.run import RankTrace, Run
@@ -83,7 +83,7 @@ def _sentences(
     if cause in PHASES:
         yield ONLY_PHASE.format(phase=PHASES[cause])
     if device is not None and is_of_device(place, cause):
-        yield device_in_words(device, members[0].rank, len(members))
+        yield device_sentence(device, members[0].rank, len(members))
 
 
 def _in_phases_of_their_own(work: WorkStatistics, members: Sequence[SlowRank]) -> Iterator[str]:
@@ -92,7 +92,7 @@ def _in_phases_of_their_own(work: WorkStatistics, members: Sequence[SlowRank]) -
     for rank in sorted(member.rank for member in members):
         ranks.setdefault(slow_phase(work, {rank}), []).append(rank)
     if len(ranks) > 1 and "" not in ranks:
-        of_phases = ", ".join(f"on {ranks_in_words(own)} only the {PHASES[phase]}" for phase, own in ranks.items())
+        of_phases = ", ".join(f"on {format_ranks(own)} only the {PHASES[phase]}" for phase, own in ranks.items())
         yield f"Not all of them in the same phase: {of_phases}."
 
 
@@ -101,7 +101,7 @@ def _in_numbers(found: SlowRanks, place: str, cause: str, members: Sequence[Slow
     if cause == SEQUENCES:
         ranks = [member.rank for member in members]
         more = [100 * member.total_ns / max(member.normal_ns, 1.0) for member in members]
-        long = found.microbatches.in_words(ranks) if first.beyond == MICROBATCHES else ""
+        long = found.microbatches.describe(ranks) if first.beyond == MICROBATCHES else ""
         return evidence_of_longer_input(ranks, more, long)
     if len(members) > 1:
         ranks, excess_ms = [member.rank for member in members], [member.total_ns / 1e6 for member in members]
@@ -109,7 +109,7 @@ def _in_numbers(found: SlowRanks, place: str, cause: str, members: Sequence[Slow
         if first.is_rare:
             return several_pause_longer(places, place, cause, ranks, excess_ms)
         percent = [100 * member.total_ns / max(member.normal_ns, 1.0) for member in members]
-        longer = several_need_longer(places, place, ranks, first.told_by, percent, excess_ms)
+        longer = several_need_longer(places, place, ranks, first.norm_source, percent, excess_ms)
         return f"{longer}{_OUTSIDE.get(cause, '')} (medians over steps)."
     where, own_ms = _place(work.run, first.rank), first.excess_ns[first.cause] / 1e6
     if first.cause in PAUSES:
@@ -117,10 +117,10 @@ def _in_numbers(found: SlowRanks, place: str, cause: str, members: Sequence[Slow
         mean_ns = float(work.pauses_ns(first.cause)[row].sum()) / max(work.num_steps, 1)
         return f"{one_pauses_longer(where, first.cause, mean_ns / 1e6, own_ms)}; {how_often}."
     now_and_then = first.beyond == SELDOM
-    phases = "" if now_and_then else phases_in_words(work, first.rank)
-    details = work_in_words(first.cause, (first.normal_ns + first.total_ns) / 1e6, phases)
+    phases = "" if now_and_then else format_phases(work, first.rank)
+    details = format_work(first.cause, (first.normal_ns + first.total_ns) / 1e6, phases)
     basis = "means over steps" if now_and_then else "medians over steps"
-    sentence = one_needs_longer(where, details, own_ms, first.told_by, first.normal_ns / 1e6, basis)
+    sentence = one_needs_longer(where, details, own_ms, first.norm_source, first.normal_ns / 1e6, basis)
     return f"{sentence}; {how_often}."
 
 
@@ -130,7 +130,7 @@ def _place(run: Run, rank: int) -> str:
     return f"Rank {rank} ({place}, {trace.metadata.node})" if place else f"Rank {rank} ({trace.metadata.node})"
 
 
-def phases_in_words(work: WorkStatistics, rank: int) -> str:
+def format_phases(work: WorkStatistics, rank: int) -> str:
     """Return the phases that take longer: ``48.0 ms per forward (peers 40.0)``; empty without."""
     return ", ".join(
         f"{own / 1e6:.1f} ms per {name} (peers {peers / 1e6:.1f})"
@@ -204,7 +204,7 @@ def is_of_device(place: str, cause: str) -> bool:
     return cause in ("compute", THROTTLED, *PHASES) or place != RANKS
 
 
-def device_in_words(device: DeviceEvidence, rank: int, num_ranks: int) -> str:
+def device_sentence(device: DeviceEvidence, rank: int, num_ranks: int) -> str:
     """Return the sentence; of several ranks, with the rank of the device."""
     return device.sentence if num_ranks == 1 else f"Rank {rank}: {device.sentence}"
 
@@ -261,19 +261,19 @@ _COMPARED_WITH: Final = {
 }
 
 
-def compared_with(told_by: str) -> str:
-    return _COMPARED_WITH.get(told_by, "the ranks that do the same work")
+def compared_with(norm_source: str) -> str:
+    return _COMPARED_WITH.get(norm_source, "the ranks that do the same work")
 
 
-def one_needs_longer(where: str, details: str, excess_ms: float, told_by: str, normal_ms: float, basis: str) -> str:
-    """Say, without a full stop, that a rank works longer than its peers; ``details`` are from :func:`work_in_words`."""
+def one_needs_longer(where: str, details: str, excess_ms: float, norm_source: str, normal_ms: float, basis: str) -> str:
+    """Say, without a full stop, that a rank works longer than its peers; ``details`` are from :func:`format_work`."""
     return (
-        f"{where} needs {details}: {excess_ms:.1f} ms per step more than {compared_with(told_by)}, which need "
+        f"{where} needs {details}: {excess_ms:.1f} ms per step more than {compared_with(norm_source)}, which need "
         f"{normal_ms:.1f} ms ({basis})"
     )
 
 
-def work_in_words(cause: str, work_ms: float, phases: str = "") -> str:
+def format_work(cause: str, work_ms: float, phases: str = "") -> str:
     """Return the work of a rank: ``phases``, as ``48.0 ms per forward (peers 40.0)``, if known, or all of its work."""
     if cause == "late_launch":
         return f"{work_ms:.1f} ms per step, more of it before its phases, in no span"
@@ -285,7 +285,7 @@ def work_in_words(cause: str, work_ms: float, phases: str = "") -> str:
 def one_pauses_longer(where: str, cause: str, mean_ms: float, excess_ms: float) -> str:
     """Say, without a full stop, that a rank loses more per step to pauses that may be rare."""
     return (
-        f"{where} needs {mean_ms:.1f} ms per step for {cause_in_words(cause)} (mean), {excess_ms:.1f} ms more than "
+        f"{where} needs {mean_ms:.1f} ms per step for {format_cause(cause)} (mean), {excess_ms:.1f} ms more than "
         "other ranks of its stage"
     )
 
@@ -294,31 +294,31 @@ def several_need_longer(
     places: Mapping[int, Place],
     place: str,
     ranks: Collection[int],
-    told_by: str,
+    norm_source: str,
     percent: Sequence[float],
     excess_ms: Sequence[float],
 ) -> str:
     """Say, without a full stop, that ranks, the slowest first, work longer than their peers."""
-    named, others = _subject(places, place, ranks), compared_with(told_by)
+    named, others = _subject(places, place, ranks), compared_with(norm_source)
     if place == HOST:
         others = others.replace("ranks that", "ranks of other hosts that")
-    return f"{named} need {range_in_words(percent)} % longer per step than {others}, {range_in_words(excess_ms)} ms"
+    return f"{named} need {format_spread(percent)} % longer per step than {others}, {format_spread(excess_ms)} ms"
 
 
 def several_pause_longer(
     places: Mapping[int, Place], place: str, cause: str, ranks: Collection[int], excess_ms: Iterable[float]
 ) -> str:
     """Say that ranks lose more to pauses than their peers."""
-    what = f" for {cause_in_words(cause)}" if cause in ACTIVITY else ""
+    what = f" for {format_cause(cause)}" if cause in ACTIVITY else ""
     return (
-        f"{_subject(places, place, ranks)} need {range_in_words(excess_ms)} ms per step more{what} than "
+        f"{_subject(places, place, ranks)} need {format_spread(excess_ms)} ms per step more{what} than "
         "other ranks of their stages (means)."
     )
 
 
 def _subject(places: Mapping[int, Place], place: str, ranks: Collection[int]) -> str:
     if place != HOST:
-        return ranks_in_words(ranks).capitalize()
+        return format_ranks(ranks).capitalize()
     host = places[next(iter(ranks))].host
     return f"{_how_many(len(ranks), sum(one.host == host for one in places.values()))} ranks on {host}"
 

@@ -31,7 +31,7 @@ OF_PAUSES: Final = Limits(share=0.02, least_ns=500_000.0, sigmas=2.5, clearly=0.
 
 CHANCE: Final = 1e-3
 """Pauses that may hit any rank are named if chance gives so many to one of them less often than this. Of a few, which
-are counts, a standard error tells too little."""
+are counts, a standard error says too little."""
 
 SUMS: Final = Limits(share=0.1, least_ns=1_000_000.0, sigmas=5.0, clearly=0.1)
 """Limits of sums over steps that do not show the scatter between them (metrics), as a share of the step."""
@@ -84,8 +84,8 @@ SIGMAS_OF_CHANGE: Final = 6.0
 there are ranks times steps: 5 is what a million of them reach by chance."""
 
 LAST_OF_TWO: Final = 0.5
-"""The last stage holds the output layer and the loss. Of two stages none is left to tell how much these take: only from
-this excess on the last one is called uneven, unless its past or another run tells."""
+"""The last stage holds the output layer and the loss. Of two stages none is left to show how much these take: only from
+this excess on the last one is called uneven, unless its past or another run shows it."""
 
 SMOOTHED_STEPS: Final = 5
 """Steps that count as their median when a run is cut: one or two that the machine held up are no change."""

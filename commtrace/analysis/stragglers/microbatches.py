@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from commtrace.analysis.formatting import format_ranks, format_spread
 from commtrace.analysis.keys import grouped, pack
-from commtrace.analysis.rank_words import range_in_words, ranks_in_words
 from commtrace.analysis.replay.ideal import mean_work
 from commtrace.analysis.replay.scenarios import EqualMicrobatches, LongMicrobatches, Replay, Scenario
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
@@ -77,7 +77,7 @@ class MicrobatchComparison:
     def excess_of_ns(self, rank: int) -> float:
         return float(self.longer_ns[self.rank == rank].sum()) / self.work.num_steps
 
-    def in_words(self, ranks: Collection[int]) -> str:
+    def describe(self, ranks: Collection[int]) -> str:
         """Return ``microbatch 3 takes 3.0 times as long``, or ``2 microbatches per step take``."""
         own = self.is_long & np.isin(self.rank, list(ranks))
         times = float(self.excess_ns[own].sum() / self.normal_ns[own].sum()) + 1
@@ -132,21 +132,21 @@ def longer_inputs(compared: MicrobatchComparison, slow: Collection[int]) -> Iter
             continue
         # Of a single rank, only few long microbatches separate its input from its device.
         if all(compared.holds(rank) for rank in ranks):
-            yield LongerInput(ranks, compared.in_words(ranks))
+            yield LongerInput(ranks, compared.describe(ranks))
         elif len(ranks) > 1 and is_input_longer(compared.work, ranks):
             yield LongerInput(ranks, "")
 
 
 def evidence_of_longer_input(ranks: Collection[int], percent: Iterable[float], microbatches: str) -> str:
     """Say that the input of these ranks is longer; ``percent`` is each one's excess, ``microbatches`` the long ones."""
-    where = f"on {ranks_in_words(sorted(ranks))}" + (" alike" if len(ranks) > 1 else "")
+    where = f"on {format_ranks(sorted(ranks))}" + (" alike" if len(ranks) > 1 else "")
     if microbatches:
         return (
             f"{microbatches.capitalize()} as on other ranks, in forward and in backward, {where}; the other "
             "microbatches take no longer than elsewhere. So its input is longer, and its devices are not slow."
         )
     return (
-        f"Forward and backward take {range_in_words(percent)} % longer than on the ranks that do the same work, "
+        f"Forward and backward take {format_spread(percent)} % longer than on the ranks that do the same work, "
         f"{where}, and the optimizer step takes no longer. So its input is longer, and its devices are not slow."
     )
 
@@ -180,13 +180,13 @@ def replica_of_ranks(run: Run) -> dict[int, int]:
     return {rank: trace.coordinates["dp"] for rank, trace in run.ranks.items() if "dp" in trace.coordinates}
 
 
-def replicas_in_words(replica_of: Mapping[int, int], ranks: Sequence[int]) -> str:
+def format_replicas(replica_of: Mapping[int, int], ranks: Sequence[int]) -> str:
     """Return ``data-parallel replica 1 (ranks 1, 3)``; only the ranks if one has no place in data parallelism."""
     places = {replica_of.get(rank) for rank in ranks}
     if None in places:
-        return ranks_in_words(ranks)
+        return format_ranks(ranks)
     numbers = ", ".join(map(str, sorted(one for one in places if one is not None)))
-    return f"data-parallel replica{'s' * (len(places) > 1)} {numbers} ({ranks_in_words(ranks)})"
+    return f"data-parallel replica{'s' * (len(places) > 1)} {numbers} ({format_ranks(ranks)})"
 
 
 def uneven_sequences(work: WorkStatistics, replay: Replay) -> Verdict | None:

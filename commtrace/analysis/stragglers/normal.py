@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.rank_words import ranks_in_words
+from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.replay.step_statistics import Traffic
 from commtrace.analysis.statistics import MAD_TO_SIGMA
 from commtrace.analysis.stragglers.limits import FEWEST_FOR_SCATTER, Limits
@@ -58,7 +58,7 @@ class Judged:
     excess_ns: Float64
     limit_ns: Float64  # excess beyond which a rank is slow
     is_normal: Bool  # its work makes the norm
-    told_by: tuple[str, ...]  # the source of normal: MAJORITY, PAST, BASELINE, FASTEST or UNKNOWN
+    norm_source: tuple[str, ...]  # the source of normal: MAJORITY, PAST, BASELINE, FASTEST or UNKNOWN
     undecided: tuple[str, ...]  # sentences on classes without a norm, with what would help
 
     @property
@@ -77,11 +77,11 @@ class Judged:
 class Names(NamedTuple):
     """The names of the compared things in sentences."""
 
-    in_words: Callable[[Sequence[int]], str]  # ``ranks 0–2``
+    describe: Callable[[Sequence[int]], str]  # ``ranks 0–2``
     alike: str  # those of a class
 
 
-RANKS: Final = Names(ranks_in_words, "ranks that do the same work")
+RANKS: Final = Names(format_ranks, "ranks that do the same work")
 
 
 def judge(work: Work, limits: Limits, names: Names = RANKS) -> Judged:
@@ -89,7 +89,7 @@ def judge(work: Work, limits: Limits, names: Names = RANKS) -> Judged:
     normal = np.full(len(work.rank), np.nan)
     limit = np.full(len(work.rank), np.inf)
     is_normal = np.zeros(len(work.rank), np.bool_)
-    told_by = np.full(len(work.rank), UNKNOWN, dtype=object)
+    norm_source = np.full(len(work.rank), UNKNOWN, dtype=object)
     undecided: list[str] = []
     for own in _rows_by(work.peers):
         if len(own) < 2:
@@ -97,12 +97,12 @@ def judge(work: Work, limits: Limits, names: Names = RANKS) -> Judged:
         clusters = _clusters(work, own, limits)
         chosen = _normal_cluster(work, clusters, limits)
         if chosen is None:
-            undecided.append(_what_would_tell(work, clusters, names))
+            undecided.append(_no_majority(work, clusters, names))
             continue
         number, by = chosen
         members = clusters[number]
         if by == MAJORITY and _is_far_behind(work, clusters[0], members, limits):
-            undecided.append(_faster_ones(work, clusters[0], members, names))
+            undecided.append(_faster_minority(work, clusters[0], members, names))
         middle = float(np.median(work.total_ns[members]))
         deviation = float(np.median(np.abs(work.total_ns[members] - middle)))
         scatter = MAD_TO_SIGMA * deviation if len(members) >= FEWEST_FOR_SCATTER else 0.0
@@ -112,14 +112,14 @@ def judge(work: Work, limits: Limits, names: Names = RANKS) -> Judged:
         if by == FASTEST:
             limit[own] = np.maximum(limit[own], limits.clearly * work.scale_ns[own])
         is_normal[members] = True
-        told_by[own] = by
+        norm_source[own] = by
     return Judged(
         rank=work.rank,
         normal_ns=normal,
         excess_ns=work.total_ns - normal,
         limit_ns=limit,
         is_normal=is_normal,
-        told_by=tuple(told_by.tolist()),
+        norm_source=tuple(norm_source.tolist()),
         undecided=tuple(undecided),
     )
 
@@ -182,27 +182,26 @@ def _is_far_behind(work: Work, fastest: Int64, members: Int64, limits: Limits) -
     return behind > limits.clearly * float(np.median(work.scale_ns[members]))
 
 
-def _faster_ones(work: Work, fastest: Int64, members: Int64, names: Names) -> str:
+def _faster_minority(work: Work, fastest: Int64, members: Int64, names: Names) -> str:
     few, many = (float(np.median(work.total_ns[own])) / 1e6 for own in (fastest, members))
     return (
         f"{_works(names, work.rank[fastest].tolist()).capitalize()} {few:.1f} ms per step, and most {names.alike} "
-        f"{many:.1f} ms: whether these are slow, or the former have less to do, cannot be told. A run in which "
-        "the job was well tells it (--baseline RUN)."
+        f"{many:.1f} ms: either these are slow, or the former have less to do. A healthy run (--baseline "
+        "RUN) decides."
     )
 
 
-def _what_would_tell(work: Work, clusters: Sequence[Int64], names: Names) -> str:
+def _no_majority(work: Work, clusters: Sequence[Int64], names: Names) -> str:
     groups = [
         f"{_works(names, work.rank[own].tolist())} {float(np.median(work.total_ns[own])) / 1e6:.1f} ms per step"
         for own in clusters[:3]
     ]
     more = ", and others more" if len(clusters) > 3 else ""
     return (
-        f"Which of the {names.alike} are slow cannot be told: {', '.join(groups)}{more}, and no group of "
-        "them is the larger half. A run in which the job was well tells it (--baseline RUN), or the steps before the "
-        "job changed."
+        f"Which of the {names.alike} are slow is unknown: {', '.join(groups)}{more}, and no group of "
+        "them is a majority. A healthy run (--baseline RUN) or steps from before the change would show it."
     )
 
 
 def _works(names: Names, numbers: Sequence[int]) -> str:
-    return f"{names.in_words(numbers)} work{'s' * (len(numbers) == 1)}"
+    return f"{names.describe(numbers)} work{'s' * (len(numbers) == 1)}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
-from commtrace.analysis.rank_words import ranks_in_words
+from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.stragglers.limits import SHARE_OF_HOST
 from commtrace.analysis.stragglers.microbatches import SEQUENCES
 from commtrace.analysis.stragglers.verdict import HOST, RANKS, TENSOR_GROUP
@@ -106,10 +106,10 @@ def _whole_places(
     return found, left
 
 
-def who_in_words(places: Mapping[int, Place], place: str, ranks: Sequence[int]) -> str:
+def format_place(places: Mapping[int, Place], place: str, ranks: Sequence[int]) -> str:
     """Return the name of a set of slow ranks: ``ranks 1, 3 on node0``, ``host node1 (ranks 4–7)``."""
     if place == HOST:
-        return f"host {places[ranks[0]].host} ({ranks_in_words(ranks)})"
+        return f"host {places[ranks[0]].host} ({format_ranks(ranks)})"
     on_hosts = _on_hosts(places, ranks)
     return f"tensor-parallel group of {on_hosts}" if place == TENSOR_GROUP else on_hosts
 
@@ -119,5 +119,5 @@ def _on_hosts(places: Mapping[int, Place], ranks: Sequence[int]) -> str:
     for rank in ranks:
         hosts.setdefault(places[rank].host, []).append(rank)
     if len(hosts) > _MOST_HOSTS:
-        return f"{ranks_in_words(ranks)} on {len(hosts)} hosts"
-    return ", ".join(f"{ranks_in_words(own)} on {host}" for host, own in hosts.items())
+        return f"{format_ranks(ranks)} on {len(hosts)} hosts"
+    return ", ".join(f"{format_ranks(own)} on {host}" for host, own in hosts.items())

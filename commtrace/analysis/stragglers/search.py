@@ -39,7 +39,7 @@ from commtrace.trace.spans import Int64
 
 NO_PEERS = (
     "Ranks were not compared: no two ranks do the same work (data- and tensor-parallel size are 1), so a slow rank "
-    "cannot be told from a larger share of the model. Run with at least two data-parallel replicas to compare."
+    "looks the same as a larger share of the model. Run with at least two data-parallel replicas to compare."
 )
 
 
@@ -227,7 +227,7 @@ def of_no_single_rank(
 def _too_few_steps(work: WorkStatistics) -> str:
     return (
         f"Slow ranks were not looked for: too few steps: {work.num_steps}, at least {work.thresholds.fewest_steps} "
-        "are needed to tell a slow rank from noise"
+        "are needed to separate a slow rank from noise"
         + ("" if work.steady.all() else "; the first step, in which everything warms up, does not count")
         + "."
     )
@@ -236,8 +236,8 @@ def _too_few_steps(work: WorkStatistics) -> str:
 def _reasons(measured: MeasuredWork, work: WorkStatistics) -> Iterator[str]:
     if not measured.clocks_agree:
         yield (
-            "Stragglers were not looked for: the clocks of the hosts could not be brought together, so who waited for "
-            "whom across hosts is not known."
+            "Stragglers were not looked for: the clocks of the hosts could not be aligned, so waiting between hosts is "
+            "unknown."
         )
     elif work.replay_error > work.thresholds.replay_error:
         yield (

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.keys import grouped
-from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.replay.scenarios import MEASURED, NormalLinks, Replay, Scenario
 from commtrace.analysis.replay.step_statistics import Link, Traffic, TransferTable
 from commtrace.analysis.statistics import MEDIAN_DISTANCE, Float64, grouped_median
@@ -119,7 +119,7 @@ class _Links:
     normal_ns: Float64  # NaN if unknown
     is_slow: Bool
     is_known: Bool  # ``is_slow`` is certain; not for a link without a past if other links are judged by theirs
-    told_by: tuple[str, ...]
+    norm_source: tuple[str, ...]
 
 
 class _Part(NamedTuple):
@@ -167,9 +167,9 @@ def slow_links(
             verdicts.append(_verdict(transfers, found[costliest.stretch], costliest.suspicion, cost))
             named += own
     if not named:
-        untold = np.isnan(usual_ns) | (usual.by == PAST)
-        said = _most_links(replay, others, transfers, found[0], untold)
-        said = said or _most_of_step(replay, others, transfers, found[0], untold)
+        unknown = np.isnan(usual_ns) | (usual.by == PAST)
+        said = _most_links(replay, others, transfers, found[0], unknown)
+        said = said or _most_of_step(replay, others, transfers, found[0], unknown)
         return SlowLinks([], undecided=(said,) if said else (), well_ns=well_ns)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
     return SlowLinks(ordered, _normal_links(found, named), well_ns=well_ns)
@@ -248,10 +248,10 @@ def _judge(
     least = np.maximum(LINKS.share * usual, LINKS.sigmas * scatter)
     by_usual = is_judged & ~judged.is_slow & (np.nan_to_num(ns - usual, nan=-1.0) > np.nan_to_num(least))
     normal = np.where(by_usual | np.isnan(judged.normal_ns), usual, judged.normal_ns)
-    told_by = tuple(usual_by if own else by for own, by in zip(by_usual.tolist(), judged.told_by, strict=True))
+    norm_source = tuple(usual_by if own else by for own, by in zip(by_usual.tolist(), judged.norm_source, strict=True))
     normal = np.where(is_judged, normal, np.nan)
     is_known = np.isfinite(normal) & (np.isfinite(usual) | (not by_usual.any()))
-    return _Links(work, typical, is_judged, normal, judged.is_slow | by_usual, is_known, told_by)
+    return _Links(work, typical, is_judged, normal, judged.is_slow | by_usual, is_known, norm_source)
 
 
 def _judge_by_host(work: WorkStatistics, of_links: Work, transfers: LinkTransfers) -> Judged:
@@ -291,8 +291,8 @@ def _typical_scatter(work: WorkStatistics, transfers: LinkTransfers, typical: Fl
     above = transfers.ns - typical[transfers.row]
     upper = (above >= 0) & work.steady[transfers.step]
     spread = grouped_median(transfers.row[upper], above[upper], len(transfers)) / MEDIAN_DISTANCE
-    told = np.isfinite(spread)
-    of_like = grouped_median(transfers.like[told], spread[told], int(transfers.like.max()) + 1)
+    known = np.isfinite(spread)
+    of_like = grouped_median(transfers.like[known], spread[known], int(transfers.like.max()) + 1)
     return np.asarray(of_like[transfers.like])
 
 
@@ -327,7 +327,7 @@ def _evidence(one: Suspicion, found: _Links) -> str:
     ns, normal_ns = found.ns[slowest], found.normal_ns[slowest]
     return (
         f"Its communications take up to {ns / normal_ns:.1f} times as long, after all participants have arrived, "
-        f"{_NORMAL.get(found.told_by[slowest], _ELSEWHERE)} ({ns / 1e6:.2f} against {normal_ns / 1e6:.2f} ms, "
+        f"{_NORMAL.get(found.norm_source[slowest], _ELSEWHERE)} ({ns / 1e6:.2f} against {normal_ns / 1e6:.2f} ms, "
         "medians); none of its ranks works for longer than is normal."
     )
 
@@ -355,10 +355,10 @@ def _normal_links(found: Sequence[_Links], parts: Sequence[_Part]) -> Scenario:
     return Scenario(transfers=tuple(rules))
 
 
-def _most_links(replay: Replay, others: Scenario, transfers: LinkTransfers, found: _Links, untold: Bool) -> str:
+def _most_links(replay: Replay, others: Scenario, transfers: LinkTransfers, found: _Links, unknown: Bool) -> str:
     """Say that most links are far slower than a few that carry the same, if that costs enough."""
     level = _level_of_fast_ones(transfers.like, np.nan_to_num(found.ns))
-    judged = untold & np.isfinite(found.normal_ns) & np.array([by == MAJORITY for by in found.told_by])
+    judged = unknown & np.isfinite(found.normal_ns) & np.array([by == MAJORITY for by in found.norm_source])
     slower = judged & (np.nan_to_num(found.ns) > (1 + LINKS.clearly) * level)
     if not slower.any():
         return ""
@@ -373,15 +373,15 @@ def _most_links(replay: Replay, others: Scenario, transfers: LinkTransfers, foun
     ns, fast_ns = found.ns[slowest], level[slowest]
     return (
         f"{int((slower & alike).sum())} of {int(alike.sum())} links take {ns / fast_ns:.1f} times as long as the "
-        f"fastest that carry the same ({ns / 1e6:.2f} against {fast_ns / 1e6:.2f} ms): whether most links are slow, or "
-        f"the fastest have a shorter way, cannot be told. With all as fast as these a step would be {cost.ms:.1f} ms "
-        "shorter. A run in which the job was well tells it (--baseline RUN), or a bandwidth test between the hosts."
+        f"fastest that carry the same ({ns / 1e6:.2f} against {fast_ns / 1e6:.2f} ms): either most links are slow, or "
+        f"the fastest have a shorter path. With all as fast as these, a step would be {cost.ms:.1f} ms shorter. A "
+        "healthy run (--baseline RUN) or a bandwidth test between the hosts decides."
     )
 
 
-def _most_of_step(replay: Replay, others: Scenario, transfers: LinkTransfers, found: _Links, untold: Bool) -> str:
+def _most_of_step(replay: Replay, others: Scenario, transfers: LinkTransfers, found: _Links, unknown: Bool) -> str:
     """Say that transfers between hosts take most of the step."""
-    between = transfers.is_between_hosts & untold
+    between = transfers.is_between_hosts & unknown
     if not between.any() or not found.work.noise_is_known:
         return ""
     at_once = NormalLinks(np.ones_like(found.work.steady), np.where(between, 0.0, 1.0), np.zeros(len(between)))
@@ -396,9 +396,8 @@ def _most_of_step(replay: Replay, others: Scenario, transfers: LinkTransfers, fo
     return (
         f"Transfers between hosts take {cost.share:.0%} of a step, {cost.ms:.1f} ms; most of it {traffic.operation} of "
         f"{traffic.num_bytes / 1e6:.1f} MB in {ns / 1e6:.2f} ms ({traffic.num_bytes / max(ns, 1.0):.2g} GB/s). All "
-        "that are alike take about as long, so that it cannot be told whether the network is slow or the job sends too "
-        "much. A run in which the network was well tells it (--baseline RUN), or a bandwidth test between pairs of "
-        "hosts."
+        "similar transfers take about as long: either the network is slow, or the job sends too much. A run on a "
+        "healthy network (--baseline RUN) or a bandwidth test between pairs of hosts decides."
     )
 
 
@@ -439,7 +438,7 @@ def suspicions_of(run: Run, links: Sequence[Link], is_known: Bool, is_slow: Bool
         pairs.setdefault(frozenset(links[row].ranks), []).append(row)
     for rows in pairs.values():
         own = [links[row] for row in rows]
-        yield Suspicion(LINK, _link_in_words(run, own), own[0].ranks, frozenset(rows))
+        yield Suspicion(LINK, _format_link(run, own), own[0].ranks, frozenset(rows))
 
 
 def _places(run: Run, links: Sequence[Link], slow: frozenset[int]) -> Iterator[_Place]:
@@ -451,7 +450,7 @@ def _places(run: Run, links: Sequence[Link], slow: frozenset[int]) -> Iterator[_
     # With all of the network slow, one host is to blame only if it is at an end of all slow links, and no other is.
     if sum(slow.intersection(network) <= set(one.rows) for one in of_hosts.values()) != 1:
         used = sorted({rank for row in network for rank in links[row].ranks})
-        yield _Place(NETWORK, f"network between {_hosts_in_words(run, used)}", tuple(used), network)
+        yield _Place(NETWORK, f"network between {_format_hosts(run, used)}", tuple(used), network)
     yield from (one for one in of_hosts.values() if len(one.ranks) > 1)
     for rank, trace in run.ranks.items():
         where = f"rank {rank} on {trace.metadata.node}"
@@ -463,20 +462,20 @@ def _places(run: Run, links: Sequence[Link], slow: frozenset[int]) -> Iterator[_
 def _of_host(links: Sequence[Link], host: str, own: Sequence[int]) -> _Place:
     crossing = [row for row, link in enumerate(links) if 0 < len(set(own).intersection(link.ranks)) < len(link.ranks)]
     used = {rank for row in crossing for rank in links[row].ranks}.intersection(own)
-    return _Place(NETWORK, f"network of host {host} ({ranks_in_words(own)})", tuple(sorted(used)), crossing)
+    return _Place(NETWORK, f"network of host {host} ({format_ranks(own)})", tuple(sorted(used)), crossing)
 
 
-def _hosts_in_words(run: Run, ranks: Sequence[int]) -> str:
+def _format_hosts(run: Run, ranks: Sequence[int]) -> str:
     hosts = sorted({run.ranks[rank].metadata.node for rank in ranks})
     words = f"hosts {', '.join(hosts)}" if len(hosts) <= _MOST_HOSTS else f"{len(hosts)} hosts"
-    return f"{words} ({ranks_in_words(ranks)})"
+    return f"{words} ({format_ranks(ranks)})"
 
 
-def _link_in_words(run: Run, links: Sequence[Link]) -> str:
+def _format_link(run: Run, links: Sequence[Link]) -> str:
     """Return ``link from rank 2 on a to rank 4 on b``; ``between`` in both directions."""
     first = links[0].ranks
     ends = [f"rank {rank} on {run.ranks[rank].metadata.node}" for rank in first]
     if len(first) > 2:
-        return f"group of {ranks_in_words(first)}"
+        return f"group of {format_ranks(first)}"
     one_way = all(link.is_directed and link.ranks == first for link in links)
     return f"link from {ends[0]} to {ends[1]}" if one_way else f"link between {' and '.join(ends)}"

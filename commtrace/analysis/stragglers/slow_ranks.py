@@ -65,7 +65,7 @@ class SlowRank:
     excess_ns: Mapping[str, float]  # by cause; WORK and SELDOM: ``compute`` or SEQUENCES, ``late_launch``, ``unknown``
     beyond: str  # WORK, SELDOM, MICROBATCHES or one of PAUSES
     normal_ns: float
-    told_by: str  # the source of ``normal_ns``
+    norm_source: str  # the source of ``normal_ns``
     persistence: float  # share of the steps in which its excess is at least half as large as usual
 
     @property
@@ -110,7 +110,7 @@ def find_slow_ranks(work: WorkStatistics, before_ns: Mapping[int, float], before
     pauses = {cause: _judge_pauses(work, typical, cause) for cause in PAUSES}
     pause_excess = {cause: _by_rank(one.rank, np.nan_to_num(one.excess_ns)) for cause, one in pauses.items()}
     slow = [
-        SlowRank(rank, {cause: pause_excess[cause][rank]}, cause, float(one.normal_ns[row]), one.told_by[row], 1.0)
+        SlowRank(rank, {cause: pause_excess[cause][rank]}, cause, float(one.normal_ns[row]), one.norm_source[row], 1.0)
         for cause, one in pauses.items()
         for row, rank in enumerate(one.rank.tolist())
         if one.is_slow[row]
@@ -163,7 +163,7 @@ def _slow_in_work(work: WorkStatistics, judged: Judged) -> Iterator[SlowRank]:
         excess = _by_cause(peers.kind[own], all_excess[own])
         persistence = share_of_longer_steps(work, rank)
         if persistence >= work.thresholds.persistence:
-            yield SlowRank(rank, excess, WORK, float(judged.normal_ns[row]), judged.told_by[row], persistence)
+            yield SlowRank(rank, excess, WORK, float(judged.normal_ns[row]), judged.norm_source[row], persistence)
 
 
 def _by_cause(kind: Int32 | Int64, excess_ns: Float64) -> dict[str, float]:
@@ -210,7 +210,7 @@ def _slow_seldom(work: WorkStatistics, typical: Work, seldom: Float64, but: Coll
             own = (table.rank == rank) & work.counted
             excess = _by_cause(table.kind[own], longer_ns[own] / work.num_steps)
             persistence = float((steps[row] > 0).mean())
-            yield SlowRank(rank, excess, SELDOM, float(typical.total_ns[row]), judged.told_by[row], persistence)
+            yield SlowRank(rank, excess, SELDOM, float(typical.total_ns[row]), judged.norm_source[row], persistence)
 
 
 def share_of_longer_steps(work: WorkStatistics, rank: int) -> float:

@@ -22,8 +22,8 @@ from commtrace.analysis.stragglers.evidence import (
     main_cause,
     slow_phase,
 )
-from commtrace.analysis.stragglers.microbatches import SEQUENCES, replica_of_ranks, replicas_in_words
-from commtrace.analysis.stragglers.places import by_common_place, places_of, who_in_words
+from commtrace.analysis.stragglers.microbatches import SEQUENCES, format_replicas, replica_of_ranks
+from commtrace.analysis.stragglers.places import by_common_place, format_place, places_of
 from commtrace.analysis.stragglers.slow_ranks import MEANT, SELDOM, SlowRank, SlowRanks, normal_speed
 from commtrace.analysis.stragglers.verdict import RANKS, Member, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
@@ -59,11 +59,11 @@ class SlowSets(NamedTuple):
     normal: Scenario  # all of them work normally
 
 
-_WhoAndWhat = tuple[int, str]
-_Names = tuple[tuple[_WhoAndWhat, ...], ...]
+_RankAspect = tuple[int, str]
+_Names = tuple[tuple[_RankAspect, ...], ...]
 
 
-def _who_and_what(one: SlowRank) -> _WhoAndWhat:
+def _rank_aspect(one: SlowRank) -> _RankAspect:
     return one.rank, one.beyond
 
 
@@ -78,7 +78,7 @@ def judge_sets(
     costs.replay([slow, *_each(slow), *(_less(slow, own) for own in parts.values())])
     all_of_them = costs.saved_ns(slow)
     verdicts: list[Verdict] = []
-    named: set[_WhoAndWhat] = set()
+    named: set[_RankAspect] = set()
     for key, own in parts.items():
         saved = all_of_them if len(parts) == 1 else all_of_them - costs.saved_ns(_less(slow, own))
         cost = total_cost(
@@ -94,9 +94,9 @@ def judge_sets(
             members = tuple(sorted(part.members, key=lambda member: -member.total_ns))
             shares = _shares(costs, part.stretch, members, slow)
             verdicts.append(_verdict(stretches, key, part.stretch, members, cost, shares))
-            named.update(_who_and_what(member) for part in own for member in part.members)
+            named.update(_rank_aspect(member) for part in own for member in part.members)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
-    left = [tuple(one for one in own if _who_and_what(one) in named) for own in slow]
+    left = [tuple(one for one in own if _rank_aspect(one) in named) for own in slow]
     seldom = len(stretches) > 1 or any(one.is_rare for one in left[0])
     together = cost_of(whole, costs.saved_ns(left), rare=seldom).ms if named else 0.0
     return SlowSets(ordered, together, costs.normal(left))
@@ -104,7 +104,7 @@ def judge_sets(
 
 def _names(slow: Sequence[Sequence[SlowRank]]) -> _Names:
     """Return the slow ranks of each stretch, with what each stands out in."""
-    return tuple(tuple(sorted(map(_who_and_what, own))) for own in slow)
+    return tuple(tuple(sorted(map(_rank_aspect, own))) for own in slow)
 
 
 class _Costs:
@@ -128,7 +128,7 @@ class _Costs:
         self.replay([slow])
         return self._known[_names(slow)]
 
-    def saved_ms(self, stretch: int, slow: Sequence[Sequence[SlowRank]], which: frozenset[_WhoAndWhat]) -> float:
+    def saved_ms(self, stretch: int, slow: Sequence[Sequence[SlowRank]], which: frozenset[_RankAspect]) -> float:
         return mean_ms(self.stretches[stretch].work.steady, self.saved_ns(_only(slow, which)))
 
     def normal(self, slow: Sequence[Sequence[SlowRank]]) -> Scenario:
@@ -142,19 +142,19 @@ class _Costs:
         return Scenario(work=tuple(rules))
 
 
-def _only(slow: Sequence[Sequence[SlowRank]], which: Collection[_WhoAndWhat]) -> list[tuple[SlowRank, ...]]:
-    return [tuple(one for one in own if _who_and_what(one) in which) for own in slow]
+def _only(slow: Sequence[Sequence[SlowRank]], which: Collection[_RankAspect]) -> list[tuple[SlowRank, ...]]:
+    return [tuple(one for one in own if _rank_aspect(one) in which) for own in slow]
 
 
 def _less(slow: Sequence[Sequence[SlowRank]], parts: Sequence[_Part]) -> list[tuple[SlowRank, ...]]:
-    gone = {(part.stretch, _who_and_what(member)) for part in parts for member in part.members}
-    return [tuple(one for one in own if (number, _who_and_what(one)) not in gone) for number, own in enumerate(slow)]
+    gone = {(part.stretch, _rank_aspect(member)) for part in parts for member in part.members}
+    return [tuple(one for one in own if (number, _rank_aspect(one)) not in gone) for number, own in enumerate(slow)]
 
 
 def _each(slow: Sequence[tuple[SlowRank, ...]]) -> Iterator[Sequence[tuple[SlowRank, ...]]]:
     """Yield all slow ranks, all but each, and each alone, unless these are too many to try."""
     yield slow
-    everybody = {_who_and_what(one) for own in slow for one in own}
+    everybody = {_rank_aspect(one) for own in slow for one in own}
     if len(everybody) <= MOST_SHARES:
         for one in sorted(everybody):
             yield _only(slow, everybody - {one})
@@ -164,13 +164,13 @@ def _each(slow: Sequence[tuple[SlowRank, ...]]) -> Iterator[Sequence[tuple[SlowR
 def _without_idle_members(costs: _Costs, slow: Sequence[tuple[SlowRank, ...]]) -> list[tuple[SlowRank, ...]]:
     """Drop the ranks without which a set costs as much, smallest excess first."""
     left = list(slow)
-    excess: dict[_WhoAndWhat, float] = {}
+    excess: dict[_RankAspect, float] = {}
     for one in (one for own in slow for one in own):
-        excess[_who_and_what(one)] = excess.get(_who_and_what(one), 0.0) + one.total_ns
+        excess[_rank_aspect(one)] = excess.get(_rank_aspect(one), 0.0) + one.total_ns
     if len(excess) > MOST_SHARES:
         return left
     for smallest in sorted(excess, key=lambda one: excess[one]):
-        without = [tuple(one for one in own if _who_and_what(one) != smallest) for own in left]
+        without = [tuple(one for one in own if _rank_aspect(one) != smallest) for own in left]
         lost = costs.saved_ns(left) - costs.saved_ns(without)
         for number, own in enumerate(left):
             work = costs.stretches[number].work
@@ -211,13 +211,13 @@ class _Share(NamedTuple):
 def _shares(
     costs: _Costs, stretch: int, members: Iterable[SlowRank], slow: Sequence[Sequence[SlowRank]]
 ) -> list[_Share]:
-    everybody = frozenset(_who_and_what(one) for own in slow for one in own)
+    everybody = frozenset(_rank_aspect(one) for own in slow for one in own)
     if len(everybody) > MOST_SHARES:
         return [_Share() for _ in members]
     all_ms = costs.saved_ms(stretch, slow, everybody)
     shares = []
     for one in members:
-        own = frozenset([_who_and_what(one)])
+        own = frozenset([_rank_aspect(one)])
         shares.append(
             _Share(all_ms - costs.saved_ms(stretch, slow, everybody - own), costs.saved_ms(stretch, slow, own))
         )
@@ -253,7 +253,7 @@ def _verdict(
             found, key.place, cause, members, _how_often(found.work, persistence, cost), devices[0] if devices else None
         ),
         next_step=NOW_AND_THEN if first.beyond == SELDOM else next_step(cause, len(members), key.place),
-        occurrence=cost.cost.when.in_words() if in_few_steps else "",
+        occurrence=cost.cost.when.describe() if in_few_steps else "",
         members=tuple(
             Member(
                 one.rank,
@@ -290,8 +290,8 @@ def _time_of(work: WorkStatistics) -> tuple[int, int] | None:
 
 def _who(run: Run, key: _Key) -> str:
     if key.what == SEQUENCES:
-        return replicas_in_words(replica_of_ranks(run), key.ranks)
-    return who_in_words(places_of(run), key.place, key.ranks)
+        return format_replicas(replica_of_ranks(run), key.ranks)
+    return format_place(places_of(run), key.place, key.ranks)
 
 
 def _how_often(work: WorkStatistics, persistence: float, cost: TotalCost) -> str:

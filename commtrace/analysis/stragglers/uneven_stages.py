@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words
+from commtrace.analysis.formatting import format_ranges, format_ranks, ranges
 from commtrace.analysis.replay.scenarios import MEASURED, NormalStages, Replay, Scenario
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD
 from commtrace.analysis.stragglers.advice import NEXT_STEP, STAGE_THAT_CHANGED
@@ -183,10 +183,10 @@ def _judge_growth(own: _Stages, before: Float64, before_by: str, limits: Limits)
     own = replace(own, before_ns=before, is_well=grown.is_normal)
     if not grown.is_slow.any():
         # A baseline in which stages differ alike shows that this is no fault; the job's own past does not.
-        is_told = before_by == BASELINE and not grown.undecided
-        return replace(own, judged=replace(own.judged, undecided=())) if is_told else own
-    normal, told_by = own.quickest_ns - grown.excess_ns, (before_by,) * len(growth)
-    return replace(own, judged=replace(grown, normal_ns=normal, told_by=told_by, undecided=()))
+        is_by_design = before_by == BASELINE and not grown.undecided
+        return replace(own, judged=replace(own.judged, undecided=())) if is_by_design else own
+    normal, norm_source = own.quickest_ns - grown.excess_ns, (before_by,) * len(growth)
+    return replace(own, judged=replace(grown, normal_ns=normal, norm_source=norm_source, undecided=()))
 
 
 def _judge(
@@ -197,7 +197,7 @@ def _judge(
     if judged.undecided and not judged.is_slow.any():
         own = _Stages(work, stages, quickest, before, judged, np.ones(len(stages), np.bool_))
         return _judge_growth(own, before, before_by, limits) if np.isfinite(before).all() else own
-    is_well = judged.is_normal & np.isin(judged.told_by, (MAJORITY, PAST, BASELINE))
+    is_well = judged.is_normal & np.isin(judged.norm_source, (MAJORITY, PAST, BASELINE))
     return _Stages(work, stages, quickest, before, judged, is_well)
 
 
@@ -214,8 +214,8 @@ def _compare(
         before_ns=before,
         before_by=before_by,
     )
-    judged = judge(of_stages, limits, Names(_stages_in_words, "stages"))
-    if len(stages) == 2 and judged.is_slow[1] and judged.told_by[1] == FASTEST:
+    judged = judge(of_stages, limits, Names(_format_stages, "stages"))
+    if len(stages) == 2 and judged.is_slow[1] and judged.norm_source[1] == FASTEST:
         return _only_if_far_longer(judged, quickest)
     return judged
 
@@ -226,8 +226,8 @@ def _only_if_far_longer(judged: Judged, quickest: Float64) -> Judged:
         return judged
     said = (
         f"The last of two stages works {100 * excess / normal:.0f} % longer than the first ({quickest[1] / 1e6:.1f} "
-        f"against {quickest[0] / 1e6:.1f} ms per step): whether its output layer and loss take that, or it has too "
-        "many layers, cannot be told. A run in which the job was well tells it (--baseline RUN)."
+        f"against {quickest[0] / 1e6:.1f} ms per step): either its output layer and loss take that, or it has too "
+        "many layers. A healthy run (--baseline RUN) decides."
     )
     limit = judged.limit_ns.copy()
     limit[1] = LAST_OF_TWO * normal
@@ -268,14 +268,14 @@ def _verdict(work: WorkStatistics, found: _Stages, own: Sequence[int], cost: Tot
     ranks = [rank for rank, stage in work.stage_of_rank.items() if stage in own]
     slowest = max(own, key=lambda stage: found.judged.excess_ns[found.row(stage)])
     first = min(rank for rank in ranks if work.stage_of_rank[rank] == slowest)
-    is_told_by_past = found.judged.told_by[found.row(slowest)] in (PAST, BASELINE)
-    changed = is_told_by_past or found.has_grown(slowest) or _lasts_for_a_part(work, cost)
+    has_changed = found.judged.norm_source[found.row(slowest)] in (PAST, BASELINE)
+    changed = has_changed or found.has_grown(slowest) or _lasts_for_a_part(work, cost)
     return Verdict(
         rank=first,
         host=work.run.ranks[first].metadata.node,
         place=STAGE,
         cause=_CAUSE,
-        who=f"{_stages_in_words(own)} ({ranks_in_words(ranks)})",
+        who=f"{_format_stages(own)} ({format_ranks(ranks)})",
         cost_ms_per_step=cost.ms,
         gpu_hours_per_day=cost.gpu_hours_per_day,
         persistence=cost.cost.persistence,
@@ -305,7 +305,7 @@ def _evidence(found: _Stages, stage: int) -> str:
         PAST: "before, compared with the other stages",
         BASELINE: "in the baseline, compared with the other stages",
         FASTEST: "the fastest other stages" if len(stages) > 2 else "the other stage",
-    }.get(found.judged.told_by[row], "the other stages")
+    }.get(found.judged.norm_source[row], "the other stages")
     end = ""
     if stage == stages[-1]:
         end = " It is the last one: the output layer and the loss are part of that."
@@ -325,11 +325,11 @@ def _or_slow_instead(work: WorkStatistics, ranks: Sequence[int]) -> str:
     nodes = {rank: trace.metadata.node for rank, trace in work.run.ranks.items()}
     host = nodes[ranks[0]]
     if len(ranks) == 1:
-        return f" Rank {ranks[0]} is all of it: it may be slow instead, which a run with its work elsewhere tells."
+        return f" Rank {ranks[0]} is all of it and may be slow instead: run its work on another device to check."
     if {rank for rank, node in nodes.items() if node == host} != set(ranks):
         return ""
-    return f" Its ranks are all that run on {host}: the host may be slow instead, which a run on other hosts tells."
+    return f" Its ranks are all that run on {host}, which may be slow instead: run them on other hosts to check."
 
 
-def _stages_in_words(stages: Sequence[int]) -> str:
-    return f"stage{'s' * (len(stages) > 1)} {ranges_in_words(ranges(stages))}"
+def _format_stages(stages: Sequence[int]) -> str:
+    return f"stage{'s' * (len(stages) > 1)} {format_ranges(ranges(stages))}"

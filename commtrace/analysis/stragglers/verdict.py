@@ -101,17 +101,17 @@ class Verdict:
         return tuple(member.rank for member in self.members) or ((self.rank,) if self.rank >= 0 else ())
 
     def to_json(self) -> JsonObject:
-        told = asdict(self)
-        del told["since_ns"]
+        fields = asdict(self)
+        del fields["since_ns"]
         stretches = [stretch.to_json() for stretch in self.stretches]
-        return {**told, "stretches": stretches, "since_utc": _iso(self.since_ns)}
+        return {**fields, "stretches": stretches, "since_utc": _iso(self.since_ns)}
 
 
 def _iso(epoch_ns: int | None) -> str | None:
     return None if epoch_ns is None else iso_utc(epoch_ns)
 
 
-def cause_in_words(cause: str) -> str:
+def format_cause(cause: str) -> str:
     """Return ``stage imbalance``, ``slow backward``; ``cause unknown`` without evidence."""
     if cause in PHASES:
         return f"slow {PHASES[cause]}"

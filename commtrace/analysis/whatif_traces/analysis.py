@@ -257,7 +257,7 @@ def _pairs(stages: Sequence[_Stage]) -> Iterator[list[_Operation]]:
             if len(own) != len(peers):
                 raise TraceFormatError(
                     f"stage {stage.number} has {len(own)} {optype} and stage {peer} {len(peers)} {peer_type}, so the "
-                    "study's rules cannot tell which belong together: rows of the trace are missing or doubled."
+                    "study's rules cannot pair them: rows of the trace are missing or doubled."
                 )
             if optype.endswith("-send"):
                 yield from ([send, receive] for send, receive in zip(own, peers, strict=True))
@@ -332,7 +332,7 @@ class _Stage:
         if len(launched) > len(computes):
             raise TraceFormatError(
                 f"stage {self.number} has {len(launched)} {optype} and {len(computes)} {direction}-compute, so the "
-                "study's rules cannot tell which belong together: rows of the trace are missing or doubled."
+                "study's rules cannot pair them: rows of the trace are missing or doubled."
             )
         skipped = 1 if side == "recv" and len(launched) + 1 == len(computes) else 0
         toward = 1 if optype in ("forward-send", "backward-recv") else -1

@@ -157,7 +157,7 @@ def _types(run: Run, trace: RankTrace, types: list[str], columns: Int64) -> Int6
     for kind, group, name in columns[:, example].T.tolist():
         word = run.names[name]
         if kind in (schema.P2P, schema.COLLECTIVE) and group not in trace.groups:
-            raise TraceFormatError(f"{run.path}: rank {trace.rank} does not tell the group of some communications.")
+            raise TraceFormatError(f"{run.path}: rank {trace.rank} has communications without a group.")
         if kind == schema.P2P:
             word = f"{trace.groups[int(group)].name}-{word}"
         elif kind == schema.COLLECTIVE:

@@ -19,7 +19,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.links import Link, LinkSpeeds, SlowLinks, find_slow_links, measure_links
 from commtrace.analysis.communication.table import Communication, CommunicationSums, Detail, communication_sums
-from commtrace.analysis.rank_words import ranges, ranges_in_words
+from commtrace.analysis.formatting import format_ranges, ranges
 from commtrace.analysis.windows.run import measure_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
@@ -184,7 +184,7 @@ def _words(row: Communication, by: By) -> list[str]:
     if by is By.SIZE:
         words.append("unknown" if row.size is None else power_of_two(row.size[0]))
     if by is By.GROUP and row.ranks is not None:
-        words.append(ranges_in_words(ranges(row.ranks)) or UNKNOWN)
+        words.append(format_ranges(ranges(row.ranks)) or UNKNOWN)
     return [escape(word) for word in words]
 
 

@@ -153,7 +153,7 @@ def _print_overhead(console: Console, command: Sequence[str], overhead: Overhead
     console.print(f"Dropped: {dropped or 'nothing'}")
     console.print(
         f"Medians over {overhead.pairs} pairs of runs that took turns. "
-        + ("" if by_steps else "No process stepped a torch optimizer twice and ended in order: whole runs were timed. ")
+        + ("" if by_steps else "No process stepped a torch optimizer twice and ended cleanly: whole runs were timed. ")
         + "The job's CPU time includes the start of its processes.",
         style="dim",
     )

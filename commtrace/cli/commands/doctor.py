@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from commtrace.analysis.formatting import format_duration, format_ranges, format_ranks, ranges
 from commtrace.analysis.hangs.diagnosis import Diagnosis, Drops
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.flight_recorder import FlightCall
@@ -23,7 +24,6 @@ from commtrace.analysis.hangs.rank_state import SILENT, STOPPED
 from commtrace.analysis.hangs.story import activity_words
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.coverage import Seen
-from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words, seconds_in_words
 from commtrace.cli.arguments import run_directory
 from commtrace.cli.output import wide_console
 from commtrace.cli.self_check import Check, check_installation
@@ -188,11 +188,11 @@ def _header(diagnosis: Diagnosis, now_ns: int) -> Iterable[str]:
     states = run.states
     last = run.last_written_ns
     if states.get("running") and last is not None:
-        yield f"Still running: last write {seconds_in_words(max(0, now_ns - last))} ago."
+        yield f"Still running: last write {format_duration(max(0, now_ns - last))} ago."
     elif last is not None:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last / 1e9))
-        yield f"Not running: last write {when}, {seconds_in_words(max(0, now_ns - last))} ago."
-    words = {"ended": "ended in order", "stopped": "stopped without ending", "silent": "went silent before others"}
+        yield f"Not running: last write {when}, {format_duration(max(0, now_ns - last))} ago."
+    words = {"ended": "ended cleanly", "stopped": "stopped without ending", "silent": "went silent before others"}
     by_state = {words.get(state, state): _ranges_of(diagnosis, state) for state in states}
     suspended = [one.rank for one in diagnosis.ranks if one.process == SUSPENDED]
     if suspended:
@@ -200,9 +200,9 @@ def _header(diagnosis: Diagnosis, now_ns: int) -> Iterable[str]:
     raised = ranges(one.rank for one in diagnosis.ranks if one.exception)
     if raised:
         by_state["ended with an uncaught exception"] = raised
-    yield "Ranks: " + "; ".join(f"{state}: {ranges_in_words(own)}" for state, own in by_state.items() if own)
+    yield "Ranks: " + "; ".join(f"{state}: {format_ranges(own)}" for state, own in by_state.items() if own)
     if run.missing_ranks:
-        yield f"[yellow]No readable files of {ranks_in_words(run.missing_ranks)}.[/]"
+        yield f"[yellow]No readable files of {format_ranks(run.missing_ranks)}.[/]"
     yield clock_line(diagnosis.alignment)
 
 
@@ -213,7 +213,7 @@ def _ranges_of(diagnosis: Diagnosis, state: str) -> list[tuple[int, int]]:
 
 
 def _name(group: GroupLabel) -> str:
-    return ranks_in_words(group.ranks) if group.role == UNKNOWN_ROLE and group.ranks else group.role
+    return format_ranks(group.ranks) if group.role == UNKNOWN_ROLE and group.ranks else group.role
 
 
 def _print_groups(console: Console, diagnosis: Diagnosis) -> None:
@@ -223,14 +223,14 @@ def _print_groups(console: Console, diagnosis: Diagnosis) -> None:
     groups = [group for group in diagnosis.groups if group.collectives or group.messages]
     broken_off = {one.rank for one in diagnosis.ranks if one.state in (STOPPED, SILENT)}
     for group in groups[:_MOST_GROUPS]:
-        members = ranges_in_words(ranges(group.group.ranks)) or "not known"
+        members = format_ranges(ranges(group.group.ranks)) or "not known"
         for what, seen in (("collectives", group.collectives), ("messages", group.messages)):
             for ranks, example in _alike(seen, broken_off):
                 numbers = "" if example.first is None else f"{example.first}–{example.last}"
                 table.add_row(
                     escape(group.group.role),
                     members,
-                    ranges_in_words(ranges(ranks)),
+                    format_ranges(ranges(ranks)),
                     what,
                     str(example.recorded),
                     numbers,
@@ -252,7 +252,7 @@ def _print_groups(console: Console, diagnosis: Diagnosis) -> None:
         kinds = ", ".join(f"{count} {kind}" for kind, count in drop.dropped.items())
         console.print(f"[yellow]Dropped on rank {drop.rank}:[/] {escape(kinds)}{_between(drop)}")
     for one in diagnosis.recording:
-        where = "every rank" if len(one.ranks) == len(diagnosis.ranks) else ranks_in_words(one.ranks)
+        where = "every rank" if len(one.ranks) == len(diagnosis.ranks) else format_ranks(one.ranks)
         console.print(f"Left out on purpose: {escape(one.option)}: {escape(one.value)} on {where}", style="dim")
     console.print()
 
@@ -275,7 +275,7 @@ def _alike(seen: Sequence[Seen], broken_off: Collection[int]) -> Iterable[tuple[
 def _missing(seen: Seen) -> str:
     if not seen.missing:
         return "none"
-    which = ranges_in_words(list(seen.ranges))
+    which = format_ranges(list(seen.ranges))
     return f"{seen.missing}" + (f": {which}" if which else "")
 
 

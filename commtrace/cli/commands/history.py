@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from commtrace.analysis.rank_words import seconds_in_words
-from commtrace.analysis.stragglers.verdict import Verdict, cause_in_words
+from commtrace.analysis.formatting import format_duration
+from commtrace.analysis.stragglers.verdict import Verdict, format_cause
 from commtrace.analysis.summary import Summary
 from commtrace.cli.arguments import RunsDirectoryArgument
 from commtrace.cli.output import UNKNOWN, duration, share, wide_console
@@ -174,7 +174,7 @@ def _row(run: ListedRun, facts: RunFacts) -> list[str]:
     return [
         run.directory,
         _date(facts.started_ns),
-        UNKNOWN if facts.duration_ns is None else seconds_in_words(facts.duration_ns),
+        UNKNOWN if facts.duration_ns is None else format_duration(facts.duration_ns),
         ranks,
         str(len(facts.hosts)),
         UNKNOWN if facts.steps is None else str(facts.steps),
@@ -204,7 +204,7 @@ def _verdict(verdict: RunVerdict | None, facts: RunFacts) -> str:
 
 
 def _named(named: Named, facts: RunFacts) -> str:
-    text = f"{named.who}, {cause_in_words(named.cause)}"
+    text = f"{named.who}, {format_cause(named.cause)}"
     if named.cost_ms_per_step is None:
         return text
     cost_ns = named.cost_ms_per_step * 1e6
@@ -222,7 +222,7 @@ def _host_row(one: HostTally) -> list[str]:
         share(one.rate),
         str(one.runs),
         duration(None if cost is None else cost * 1e6),
-        ", ".join(f"{cause_in_words(cause)} ({count})" for cause, count in one.causes.items()) or UNKNOWN,
+        ", ".join(f"{format_cause(cause)} ({count})" for cause, count in one.causes.items()) or UNKNOWN,
         UNKNOWN if last is None else f"{_date(last.ended_ns)} UTC, {last.directory}",
     ]
 

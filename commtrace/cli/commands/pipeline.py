@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.pipeline.bubble import StageBubble
 from commtrace.analysis.pipeline.observed import Pipeline, find_pipeline
-from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
@@ -93,7 +93,7 @@ def print_pipeline(console: Console, pipeline: Pipeline | None) -> None:
     )
     left_out = [rank for stage in stages for rank in stage.left_out]
     if left_out:
-        note += f"\nLeft out, because the other side of their messages is not known: {ranks_in_words(left_out)}."
+        note += f"\nLeft out, because the other side of their messages is not known: {format_ranks(left_out)}."
     if unsure:
         note += "\n–: unknown, because the other side of these stages' messages is not known."
     print_table(console, title, table, note)

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words
+from commtrace.analysis.formatting import format_ranges, format_ranks, ranges
 from commtrace.analysis.replay.whatif import SLOWEST_PERCENT, WhatIf
 from commtrace.analysis.stragglers.report import StragglerReport, baseline_of, report_stragglers
 from commtrace.cli.arguments import (
@@ -146,7 +146,7 @@ def _slowest(what_if: WhatIf) -> str:
     # In percent only where the job is large enough for that.
     is_large = len(what_if.by_worker) * SLOWEST_PERCENT >= 100
     share = f"the slowest {SLOWEST_PERCENT} % of workers, " if is_large else "the slowest, "
-    return f"{share}{ranks_in_words(what_if.slowest_workers)},"
+    return f"{share}{format_ranks(what_if.slowest_workers)},"
 
 
 def _recovered(share: float) -> str:
@@ -172,7 +172,7 @@ def _by_range(by_rank: Mapping[int, float]) -> list[tuple[str, float]]:
     ranks: dict[float, list[int]] = {}
     for rank, slowdown in by_rank.items():
         ranks.setdefault(slowdown, []).append(rank)
-    return [(ranges_in_words(ranges(own)), slowdown) for slowdown, own in ranks.items()]
+    return [(format_ranges(ranges(own)), slowdown) for slowdown, own in ranks.items()]
 
 
 def _steps(count: int) -> str:

@@ -15,8 +15,8 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from commtrace.analysis.rank_words import seconds_in_words
-from commtrace.analysis.stragglers.verdict import cause_in_words
+from commtrace.analysis.formatting import format_duration
+from commtrace.analysis.stragglers.verdict import format_cause
 from commtrace.cli.arguments import run_directory
 from commtrace.cli.output import UNKNOWN, PlainConsole, milliseconds, share
 from commtrace.errors import CommtraceError, RunNotFoundError
@@ -257,7 +257,7 @@ def _slow_line(one: Slow) -> Text:
     cost = f", costs {milliseconds(one.cost_ms_per_step * 1e6)} ms per step" if one.cost_ms_per_step is not None else ""
     since = time.strftime(" since %H:%M:%S UTC", time.gmtime(one.since)) if one.since is not None else ""
     return Text.assemble(
-        (f"STRAGGLER {one.who}: {cause_in_words(one.cause)}{cost}", "bold red"), f" (by the {one.told_by}{since})"
+        (f"STRAGGLER {one.who}: {format_cause(one.cause)}{cost}", "bold red"), f" (by the {one.told_by}{since})"
     )
 
 
@@ -384,11 +384,11 @@ def _age(row: RankRow) -> str:
         return row.state
     if row.age_ns is None:
         return UNKNOWN
-    return f"{row.state.upper()} {seconds_in_words(row.age_ns)}" if row.state == "silent" else _ago(row.age_ns)
+    return f"{row.state.upper()} {format_duration(row.age_ns)}" if row.state == "silent" else _ago(row.age_ns)
 
 
 def _ago(age_ns: int) -> str:
-    return "now" if age_ns < 1_000_000_000 else f"{seconds_in_words(age_ns)} ago"
+    return "now" if age_ns < 1_000_000_000 else f"{format_duration(age_ns)} ago"
 
 
 def _fitting(columns: list[_Column], rows: Sequence[RankRow], width: int) -> list[_Column]:
@@ -437,7 +437,7 @@ def _hidden(frame: Frame, rows: Sequence[RankRow]) -> Iterator[Text]:
 
 def _footer(frame: Frame, width: int, refresh: float | None) -> Iterator[Text]:
     if refresh is not None:
-        yield Text(f"A look takes {seconds_in_words(frame.took_ns)}, then {refresh:g} s. Ctrl-C ends.", "dim")
+        yield Text(f"A look takes {format_duration(frame.took_ns)}, then {refresh:g} s. Ctrl-C ends.", "dim")
 
 
 def _wrapped(text: str, width: int, style: str, indent: str) -> Iterator[Text]:

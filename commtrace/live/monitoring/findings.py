@@ -9,9 +9,9 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from commtrace.analysis.clocks.time_of_day import clock_time, iso_utc
-from commtrace.analysis.rank_words import seconds_in_words
+from commtrace.analysis.formatting import format_duration
 from commtrace.analysis.stragglers.microbatches import SEQUENCES
-from commtrace.analysis.stragglers.verdict import RANKS, Member, cause_in_words
+from commtrace.analysis.stragglers.verdict import RANKS, Member, format_cause
 from commtrace.live.monitoring.wire_types import Count, Duration, Number, Text
 from commtrace.trace.json_values import JsonObject, fields_to_json
 
@@ -122,7 +122,7 @@ def found(straggler: LiveStraggler, now: float, device: str) -> LiveEvent:
 
 def changed(straggler: LiveStraggler, before: LiveStraggler, now: float, device: str) -> LiveEvent:
     """Return the event that a reported straggler holds other ranks, or is at another place, than ``before``."""
-    sentence = f"No longer {before.who}, {cause_in_words(before.cause)}, but {_text(straggler, now, device)}"
+    sentence = f"No longer {before.who}, {format_cause(before.cause)}, but {_text(straggler, now, device)}"
     return LiveEvent(CHANGED, now, straggler.rank, straggler.host, sentence, straggler)
 
 
@@ -134,12 +134,12 @@ def _text(straggler: LiveStraggler, now: float, device: str) -> str:
     else:
         hours = f"{straggler.gpu_hours_per_day:.3g} {device}-hours per day"
         cost = f"costs {cost}, {hours}, for {_lasted(straggler, now)}, {_since(straggler)}"
-    return f"{straggler.who}, {cause_in_words(straggler.cause)}: {cost}. {straggler.evidence} {straggler.next_step}"
+    return f"{straggler.who}, {format_cause(straggler.cause)}: {cost}. {straggler.evidence} {straggler.next_step}"
 
 
 def cleared(straggler: LiveStraggler, now: float) -> LiveEvent:
     """Return the event that something no longer slows the job."""
-    who, cause = straggler.who[:1].upper() + straggler.who[1:], cause_in_words(straggler.cause)
+    who, cause = straggler.who[:1].upper() + straggler.who[1:], format_cause(straggler.cause)
     several = len(straggler.members) > 1 and straggler.place == RANKS
     if straggler.occurrence:
         goes_on = "go on as their peers do" if several else "goes on as its peers do"
@@ -161,7 +161,7 @@ def _ns(epoch_seconds: float) -> int:
 
 
 def _lasted(straggler: LiveStraggler, now: float) -> str:
-    return seconds_in_words(round(1e9 * (now - straggler.since)))
+    return format_duration(round(1e9 * (now - straggler.since)))
 
 
 @dataclass(slots=True, eq=False)

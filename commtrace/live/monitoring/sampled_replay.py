@@ -22,7 +22,7 @@ from commtrace.analysis.replay.scenarios import MEASURED, Replay, Scenario, repl
 from commtrace.analysis.replay.step_statistics import CHECKPOINT, PAUSES, StepStatistics
 from commtrace.analysis.steps.window import Window
 from commtrace.analysis.stragglers.costs import cost_of
-from commtrace.analysis.stragglers.evidence import phases_in_words, slow_phase
+from commtrace.analysis.stragglers.evidence import format_phases, slow_phase
 from commtrace.analysis.stragglers.limits import LIVE, Thresholds
 from commtrace.analysis.stragglers.microbatches import (
     LongerInput,
@@ -217,7 +217,7 @@ def price(steps: ReplayedSteps, slow: Sequence[frozenset[int]], normal: Int64, p
         sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step),
         _explained_ns(found),
         {rank: slow_phase(found.work, one) for one in slow for rank in one},
-        {rank: phases_in_words(found.work, rank) for rank in everybody if len(everybody) <= MOST_SHARES},
+        {rank: format_phases(found.work, rank) for rank in everybody if len(everybody) <= MOST_SHARES},
         frozenset(rank for rank in everybody if launches_late(found.work, rank)),
         inputs,
         replica_of_ranks(work.run),

@@ -13,20 +13,20 @@ from commtrace.analysis.stragglers.evidence import (
     THROTTLED,
     DeviceEvidence,
     are_throttled,
-    device_in_words,
+    device_sentence,
+    format_work,
     is_of_device,
     one_needs_longer,
     one_pauses_longer,
     several_need_longer,
     several_pause_longer,
-    work_in_words,
 )
 from commtrace.analysis.stragglers.microbatches import (
     SEQUENCES,
     evidence_of_longer_input,
-    replicas_in_words,
+    format_replicas,
 )
-from commtrace.analysis.stragglers.places import Place, by_common_place, who_in_words
+from commtrace.analysis.stragglers.places import Place, by_common_place, format_place
 from commtrace.analysis.stragglers.slow_ranks import WORK
 from commtrace.analysis.stragglers.verdict import PHASES, RANKS, Member
 from commtrace.live.monitoring.findings import LiveStraggler
@@ -48,7 +48,7 @@ class SlowNow:
     excess_ns_of: tuple[float, ...]  # over normal, likewise
     excess_ns: float
     normal_ns: float
-    told_by: str  # the source of normal
+    norm_source: str  # the source of normal
     waited_ns: float  # stall of a rank that is not slow
     duration_ns: float  # of a step
     long_input: str | None = None  # the long microbatches, empty if all are; None if input is no cause
@@ -132,11 +132,11 @@ def straggler_of(
     if cause in PHASES:
         evidence += f" {ONLY_PHASE.format(phase=PHASES[cause])}"
     if is_of_device(place, cause) and devices and devices[0] is not None:
-        evidence += f" {device_in_words(devices[0], first.rank, len(members))}"
+        evidence += f" {device_sentence(devices[0], first.rank, len(members))}"
     return LiveStraggler(
         rank=first.rank,
         host=places[first.rank].host,
-        who=replicas_in_words(replica_of, ranks) if cause == SEQUENCES else who_in_words(places, place, sorted(ranks)),
+        who=format_replicas(replica_of, ranks) if cause == SEQUENCES else format_place(places, place, sorted(ranks)),
         place=place,
         cause=cause,
         since=earliest.since,
@@ -171,12 +171,14 @@ def _evidence(places: Mapping[int, Place], place: str, cause: str, members: Sequ
         if cause in PAUSES:
             at = WORDS.index(cause)
             return one_pauses_longer(where, cause, first.work_ns_of[at] / 1e6, first.excess_ns_of[at] / 1e6) + "."
-        details = work_in_words(cause, normal_ms + excess_ms, first.phases)
-        return one_needs_longer(where, details, excess_ms, first.told_by, normal_ms, "means of a window") + "."
+        details = format_work(cause, normal_ms + excess_ms, first.phases)
+        return one_needs_longer(where, details, excess_ms, first.norm_source, normal_ms, "means of a window") + "."
     all_excess_ms = [one.excess_ns / 1e6 for one in members]
     if cause in PAUSES:
         return several_pause_longer(places, place, cause, ranks, all_excess_ms)
-    return several_need_longer(places, place, ranks, first.told_by, percent, all_excess_ms) + " (means of a window)."
+    return (
+        several_need_longer(places, place, ranks, first.norm_source, percent, all_excess_ms) + " (means of a window)."
+    )
 
 
 def rank_and_host(places: Mapping[int, Place], rank: int) -> str:

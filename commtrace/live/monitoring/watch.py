@@ -32,7 +32,7 @@ from commtrace.analysis.stragglers.limits import (
     Thresholds,
 )
 from commtrace.analysis.stragglers.normal import MAJORITY, PAST, Judged, Work, judge
-from commtrace.analysis.stragglers.places import Place, who_in_words
+from commtrace.analysis.stragglers.places import Place, format_place
 from commtrace.analysis.stragglers.search import NO_PEERS
 from commtrace.analysis.stragglers.verdict import Member, Verdict
 from commtrace.live.monitoring.findings import BACK, SILENT, LiveEvent, LiveStraggler, StandingFindings
@@ -282,7 +282,7 @@ class Watch:
         return LiveStraggler(
             rank=first.rank,
             host=self._places[first.rank].host,
-            who=who_in_words(self._places, one.place, ranks),
+            who=format_place(self._places, one.place, ranks),
             place=one.place,
             cause=one.cause,
             since=now - one.windows * self._seconds,
@@ -290,7 +290,7 @@ class Watch:
             gpu_hours_per_day=one.cost_ns / max(self.step_ns, 1) * 24 * self._world_size,
             evidence=self._why_paused(one),
             next_step=next_step(one.cause, len(ranks), one.place),
-            occurrence=one.when.in_words(),
+            occurrence=one.when.describe(),
             steps=one.steps,
             ranks=tuple(ranks),
             since_step=one.when.steps[0],
@@ -383,7 +383,7 @@ class _Table:
     @property
     def is_normal(self) -> npt.NDArray[np.bool_]:
         # The work of the fastest is not remembered as normal: it may be faulty.
-        return np.asarray(self.judged.is_normal & np.isin(self.judged.told_by, (MAJORITY, PAST)))
+        return np.asarray(self.judged.is_normal & np.isin(self.judged.norm_source, (MAJORITY, PAST)))
 
     @property
     def has_peers(self) -> bool:
@@ -419,7 +419,7 @@ class _Table:
             excess_ns_of=self._excess_by_work(index),
             excess_ns=float(self.judged.excess_ns[index]),
             normal_ns=float(self.judged.normal_ns[index]),
-            told_by=self.judged.told_by[index],
+            norm_source=self.judged.norm_source[index],
             waited_ns=float(np.median(self.waiting[self._waits(index)])),
             duration_ns=float(self.duration[index]),
         )
@@ -452,9 +452,9 @@ def _either(window: Judged, lasting: Judged) -> Judged:
         excess_ns=np.where(only_lasting, lasting.excess_ns, window.excess_ns),
         limit_ns=np.where(lasting.is_slow, np.minimum(lasting.limit_ns, window.limit_ns), window.limit_ns),
         is_normal=window.is_normal & ~only_lasting,
-        told_by=tuple(
+        norm_source=tuple(
             other if is_other else own
-            for own, other, is_other in zip(window.told_by, lasting.told_by, only_lasting.tolist(), strict=True)
+            for own, other, is_other in zip(window.norm_source, lasting.norm_source, only_lasting.tolist(), strict=True)
         ),
     )
 

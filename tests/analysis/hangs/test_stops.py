@@ -307,7 +307,7 @@ def test_who_ended_in_order_and_left_the_others_alone_is_told() -> None:
     told = examine(run, now_ns=NOW_NS)
     assert told.first_failure == FirstFailure((2,), raised=False, cut_off=(1,), ended=True)  # fmt: skip
     assert [*told.findings] == [
-        "Left first: rank 2 ended in order, and it never came to all_reduce 5 of the world group of ranks 0–2, in "
+        "Left first: rank 2 ended cleanly, and it never came to all_reduce 5 of the world group of ranks 0–2, in "
         "which rank 1 failed. See why the script ended earlier there: fewer batches, a return, sys.exit.",
         "Rank 1 ended with an uncaught RuntimeError in all_reduce 5 of the world group of ranks 0–2: its message is in "
         "the log.",
@@ -662,7 +662,7 @@ def test_a_dead_rank_is_named_by_its_silence() -> None:
 
 def test_a_rank_that_ended_will_not_come() -> None:
     run = stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]}, closed=[1])
-    assert any("ended in order and will not come" in one for one in examine(run, now_ns=NOW_NS).hang.sentences)
+    assert any("ended cleanly and will not come" in one for one in examine(run, now_ns=NOW_NS).hang.sentences)
 
 
 def test_a_member_without_files_is_not_known() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from commtrace.analysis.breakdown.run_budget import Parts, run_budget
-from commtrace.analysis.steps.attempts import Attempt, LaunchSteps, RepeatedStep, repeated_steps, told_apart
+from commtrace.analysis.steps.attempts import Attempt, LaunchSteps, RepeatedStep, repeated_steps, separate_attempts
 from commtrace.analysis.summary import summarise
 from commtrace.cli.views import step_attempts_lines
 from commtrace.trace.run import Run
@@ -69,7 +69,7 @@ def test_the_numbers_of_a_summary_are_of_the_last_attempt() -> None:
 
 
 def test_time_before_a_rollback_is_no_goodput() -> None:
-    budget = run_budget(told_apart(launch([(1, 100), (2, 50), (1, 100), (2, 50)])))
+    budget = run_budget(separate_attempts(launch([(1, 100), (2, 50), (1, 100), (2, 50)])))
 
     assert budget.job == Parts(training_ns=150 * MS, repeated_ns=150 * MS)
     assert budget.repeated_steps == 2
@@ -78,8 +78,8 @@ def test_time_before_a_rollback_is_no_goodput() -> None:
 def test_a_run_that_repeats_nothing_is_left_as_it_is() -> None:
     run = launch([(0, 100), (1, 100)])
 
-    assert told_apart(run) is run
-    assert told_apart(told_apart(launch([(0, 1), (0, 1)]))).ranks[0].spans.step.tolist() == [-2, -2, 0, 0]
+    assert separate_attempts(run) is run
+    assert separate_attempts(separate_attempts(launch([(0, 1), (0, 1)]))).ranks[0].spans.step.tolist() == [-2, -2, 0, 0]
 
 
 def test_ranges_of_steps_are_a_line_each() -> None:

@@ -48,7 +48,7 @@ def test_what_the_awaited_rank_did_between_its_steps_is_named() -> None:
         ("evaluation", 300 * MS, (3,)),
         ("checkpoint", 100 * MS, (6,)),
     ]
-    assert rank_0.in_words() == (
+    assert rank_0.describe() == (
         "rank 0 (100% of all waiting), which was evaluating (75%, once, in step 3: 0.3 s, summed over ranks) and "
         "saving or loading a checkpoint (25%, once, in step 6: 0.1 s, summed over ranks)"
     )
@@ -100,5 +100,5 @@ def test_what_a_rank_did_whose_clock_is_another_one_is_not_known() -> None:
     (rank_1,) = awaited_totals(analyse(make_run(rows, [DP], nodes={0: "a", 1: "b", 2: "c"})).context).longest()
 
     assert (rank_1.rank, rank_1.wait_ns, rank_1.doing) == (1, 3 * 30 * MS, ())
-    assert rank_1.in_words() == "rank 1 (100% of all waiting)"
+    assert rank_1.describe() == "rank 1 (100% of all waiting)"
     assert "clock" in rank_1.next_step

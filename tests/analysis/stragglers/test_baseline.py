@@ -64,7 +64,7 @@ def test_a_baseline_of_another_job_is_said_to_tell_nothing(well: Baseline) -> No
 
     (stages,) = find_stragglers(other.run, other.matches, baseline=well).abstentions
     (work,) = find_stragglers(same.run, same.matches, baseline=slower).abstentions
-    assert stages == "The baseline tells nothing of this run: it has 1 pipeline stage, and this run 2 pipeline stages."
+    assert stages == "The baseline does not fit this run: it has 1 pipeline stage, and this run 2 pipeline stages."
     assert work.startswith("All ranks work less than in the baseline, by 4")
 
 

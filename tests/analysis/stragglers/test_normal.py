@@ -38,7 +38,7 @@ def judged(
 
 
 @pytest.mark.parametrize(
-    ("work_ms", "slow", "told_by"),
+    ("work_ms", "slow", "norm_source"),
     [
         ((100, 101, 100, 99), [], MAJORITY),
         ((100, 101, 100, 150), [3], MAJORITY),
@@ -49,21 +49,21 @@ def judged(
         ((100, 100, 130, 150, 170), [2, 3, 4], FASTEST),
     ],
 )
-def test_who_is_slow_and_what_tells(work_ms: Sequence[float], slow: Sequence[int], told_by: str) -> None:
+def test_who_is_slow_and_what_tells(work_ms: Sequence[float], slow: Sequence[int], norm_source: str) -> None:
     found = judged(work_ms)
 
     assert found.slow_ranks == slow
-    assert set(found.told_by) == {told_by}
+    assert set(found.norm_source) == {norm_source}
     assert found.undecided == ()
 
 
 def test_one_fast_rank_of_four_is_not_the_norm_and_it_is_told_what_would_tell() -> None:
     found = judged((100, 150, 150, 150))
 
-    assert (found.slow_ranks, set(found.told_by)) == ([], {MAJORITY})
+    assert (found.slow_ranks, set(found.norm_source)) == ([], {MAJORITY})
     assert found.undecided == (
-        "Rank 0 works 100.0 ms per step, and most ranks that do the same work 150.0 ms: whether these are slow, or the "
-        "former have less to do, cannot be told. A run in which the job was well tells it (--baseline RUN).",
+        "Rank 0 works 100.0 ms per step, and most ranks that do the same work 150.0 ms: either these are slow, or the "
+        "former have less to do. A healthy run (--baseline RUN) decides.",
     )
 
 
@@ -78,7 +78,7 @@ def test_excess_is_counted_from_the_median_of_the_normal_cluster() -> None:
 def test_three_ranks_that_all_differ_tell_nothing() -> None:
     found = judged((60, 80, 90))
 
-    assert (found.slow_ranks, set(found.told_by)) == ([], {UNKNOWN})
+    assert (found.slow_ranks, set(found.norm_source)) == ([], {UNKNOWN})
     (sentence,) = found.undecided
     assert "rank 0 works 60.0 ms per step, rank 1 works 80.0 ms per step" in sentence
     assert "(--baseline RUN)" in sentence
@@ -87,7 +87,7 @@ def test_three_ranks_that_all_differ_tell_nothing() -> None:
 def test_the_past_tells_what_the_present_cannot() -> None:
     assert judged((60, 80, 90), before_ms=(60, 60, 60)).slow_ranks == [1, 2]
     most = judged((100, 150, 150, 150), before_ms=(100,) * 4)
-    assert (most.slow_ranks, set(most.told_by)) == ([1, 2, 3], {PAST})
+    assert (most.slow_ranks, set(most.norm_source)) == ([1, 2, 3], {PAST})
     # Two ranks have become faster, and nobody slow.
     assert judged((100, 100, 150, 150, 150), before_ms=(150,) * 5).slow_ranks == []
 
@@ -123,7 +123,7 @@ WELL = [100.0] * 8
 
 
 @pytest.mark.parametrize(
-    ("work_ms", "others", "slow", "told_by", "abstains"),
+    ("work_ms", "others", "slow", "norm_source", "abstains"),
     [
         ([100] * 7 + [130], {}, [7], MAJORITY, False),
         ([100] * 3 + [120] * 5, {"before_ms": WELL}, [3, 4, 5, 6, 7], PAST, False),
@@ -135,8 +135,8 @@ WELL = [100.0] * 8
     ],
 )
 def test_the_cases_that_the_documentation_draws(
-    work_ms: Sequence[float], others: dict[str, Sequence[float]], slow: list[int], told_by: str, abstains: bool
+    work_ms: Sequence[float], others: dict[str, Sequence[float]], slow: list[int], norm_source: str, abstains: bool
 ) -> None:
     found = judged(work_ms, **others)  # type: ignore[arg-type]
 
-    assert (found.slow_ranks, found.told_by[0], bool(found.undecided)) == (slow, told_by, abstains)
+    assert (found.slow_ranks, found.norm_source[0], bool(found.undecided)) == (slow, norm_source, abstains)

@@ -56,7 +56,7 @@ def test_without_peers_stages_are_compared_and_no_ranks() -> None:
 
     (verdict,) = findings.verdicts
     assert (verdict.who, verdict.cause) == ("stage 2 (rank 2)", "stage_imbalance")
-    assert "Rank 2 is all of it: it may be slow instead" in verdict.evidence
+    assert "Rank 2 is all of it and may be slow instead" in verdict.evidence
     assert findings.abstentions == ()
 
 
@@ -112,7 +112,7 @@ def test_a_slow_rank_is_not_told_from_noise_by_few_steps(steps: int, named: int)
 
     assert len(findings.verdicts) == named
     counted = max(steps - 1, 1)
-    too_few = f"too few steps: {counted}, at least 8 are needed to tell a slow rank from noise"
+    too_few = f"too few steps: {counted}, at least 8 are needed to separate a slow rank from noise"
     assert [too_few in sentence for sentence in findings.abstentions] == [True] * (1 - named)
 
 

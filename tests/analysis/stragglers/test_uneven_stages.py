@@ -52,7 +52,7 @@ def test_a_stage_that_is_a_host_of_its_own_may_be_a_slow_host() -> None:
     (verdict,) = findings.verdicts
     assert (verdict.who, verdict.cause) == ("stage 1 (ranks 4–7)", "stage_imbalance")
     assert verdict.evidence.endswith(
-        "Its ranks are all that run on node1: the host may be slow instead, which a run on other hosts tells."
+        "Its ranks are all that run on node1, which may be slow instead: run them on other hosts to check."
     )
 
 
@@ -100,11 +100,11 @@ def test_stages_that_differ_by_design_are_compared_with_their_own_past() -> None
     [
         (
             ("uneven-stage=0,1,3:1.25",),
-            "Stage 2 works 96.0 ms per step, and most stages 119.8 ms: whether these are slow",
+            "Stage 2 works 96.0 ms per step, and most stages 119.8 ms: either these are slow",
         ),
         (
             ("uneven-stage=1:1.1", "uneven-stage=2:1.2", "uneven-stage=3:1.4"),
-            "Which of the stages are slow cannot be told: stage 0 works 96.2 ms per step, stage 1 works 105.4 ms",
+            "Which of the stages are slow is unknown: stage 0 works 96.2 ms per step, stage 1 works 105.4 ms",
         ),
     ],
 )

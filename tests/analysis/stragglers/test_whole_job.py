@@ -38,9 +38,8 @@ def test_of_two_stages_the_last_one_may_do_more() -> None:
 
     assert findings.verdicts == ()
     assert findings.abstentions == (
-        "The last of two stages works 33 % longer than the first (32.0 against 24.0 ms per step): whether its output "
-        "layer and loss take that, or it has too many layers, cannot be told. A run in which the job was well tells it "
-        "(--baseline RUN).",
+        "The last of two stages works 33 % longer than the first (32.0 against 24.0 ms per step): either its output "
+        "layer and loss take that, or it has too many layers. A healthy run (--baseline RUN) decides.",
     )
 
 

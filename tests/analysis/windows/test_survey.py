@@ -12,7 +12,7 @@ from commtrace.analysis.breakdown.run_budget import run_budget
 from commtrace.analysis.clocks import causality
 from commtrace.analysis.clocks import fit as clock_fit
 from commtrace.analysis.clocks.align import align
-from commtrace.analysis.steps.attempts import told_apart
+from commtrace.analysis.steps.attempts import separate_attempts
 from commtrace.analysis.steps.choice import choose_steps
 from commtrace.analysis.windows import survey as survey_module
 from commtrace.analysis.windows.survey import Survey
@@ -44,7 +44,7 @@ def without_rows(run: Run) -> Run:
 @pytest.mark.parametrize("name", MADE)
 def test_all_but_the_rows_is_what_the_reader_reads(name: str, tmp_path: Path) -> None:
     directory = record(MADE[name], tmp_path / "run")
-    survey, run = survey_run(directory), told_apart(load_run(directory))
+    survey, run = survey_run(directory), separate_attempts(load_run(directory))
 
     assert repr(without_rows(survey.outline)) == repr(without_rows(run))
     assert run_budget(survey.outline) == run_budget(run)

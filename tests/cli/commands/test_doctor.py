@@ -25,7 +25,7 @@ def test_a_healthy_run_is_exit_0_and_said_so(tmp_path: Path) -> None:
     result = runner.invoke(app, ["doctor", str(healthy(tmp_path / "run"))])
     assert result.exit_code == 0, result.output
     assert "Nothing was found." in result.output
-    assert "Ranks: ended in order: 0" in result.output
+    assert "Ranks: ended cleanly: 0" in result.output
 
 
 def test_findings_are_exit_1(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_paths_that_are_not_visible_are_named_and_never_zero(tmp_path: Path) -> 
     output = " ".join(runner.invoke(app, ["doctor", str(tmp_path / "run")]).output.split())
 
     assert "Not visible: DeepEP: in use on every rank. Its communication was not seen: unknown, not zero." in output
-    assert "Not visible: NVSHMEM: loaded on every rank; whether it is used cannot be told." in output
+    assert "Not visible: NVSHMEM: loaded on every rank; whether it is used is unknown." in output
 
 
 def test_dumps_are_found_by_their_directory_or_by_how_their_names_begin(tmp_path: Path) -> None:

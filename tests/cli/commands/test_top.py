@@ -58,7 +58,7 @@ def test_a_whole_frame() -> None:
         "Step 2 · takes 10.0 ms, 8.00 ms over the run: +25.0%",
         "Shown: mean of 2 steps, 1–2",
         "Not judged: Slow ranks were not looked for: too few steps: 2, at least 8 are",
-        "  needed to tell a slow rank from noise.",
+        "  needed to separate a slow rank from noise.",
         "Waited for, of all waiting: rank 1 100%",
         "",
         "exposed by role    mean ms  share     wait  transfer     most  on rank",

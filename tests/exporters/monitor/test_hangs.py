@@ -315,7 +315,7 @@ def test_a_rank_that_works_on_when_the_others_have_ended_does_not_hang_unless_it
     ranks.say([report(0, waits_at=5, launched=6)])
     (event,) = ranks.look(160)
     assert "1 of 4 ranks report it. " in event.sentence
-    assert "Ranks 1–3 ended in order. Hung at seq 5 of the dp group" in event.sentence
+    assert "Ranks 1–3 ended cleanly. Hung at seq 5 of the dp group" in event.sentence
     assert "No word" not in event.sentence
 
 
@@ -327,7 +327,7 @@ def test_ranks_that_ended_with_an_exception_did_not_end_in_order() -> None:
     ranks.say([report(0, waits_at=5, launched=6)])
     assert ranks.look(60) == []
     (event,) = ranks.look(70)
-    assert "Rank 1 ended in order. Ranks 2–3 ended with an uncaught exception, ValueError. Hung at" in event.sentence
+    assert "Rank 1 ended cleanly. Ranks 2–3 ended with an uncaught exception, ValueError. Hung at" in event.sentence
     assert "Rank 2 ended with an uncaught ValueError and will not come any more. " in event.sentence
     assert "Nothing is known" not in event.sentence
 
@@ -339,7 +339,7 @@ def test_a_rank_that_stands_still_after_another_one_has_raised_is_told_even_outs
     ranks.say([report(0, waits_at=None, launched=6)])
     assert ranks.look(60) == []
     (event,) = ranks.look(70)
-    assert "Ranks 1–2 ended in order. Rank 3 ended with an uncaught exception, OutOfMemoryError." in event.sentence
+    assert "Ranks 1–2 ended cleanly. Rank 3 ended with an uncaught exception, OutOfMemoryError." in event.sentence
     assert event.rank == 3
 
 

@@ -64,7 +64,7 @@ def test_one_that_saves_once_is_named_at_once_and_no_longer() -> None:
     (one,) = second
     assert (one.cause, [member.rank for member in one.members], one.steps) == ("checkpoint", [2], 16)
     assert one.cost_ns == pytest.approx(8_000 * MS / 16)
-    assert one.when.in_words() == "once, in step 12: 8.0 s"
+    assert one.when.describe() == "once, in step 12: 8.0 s"
 
 
 def test_pauses_that_come_back_cost_what_they_take_from_one_to_the_next() -> None:
@@ -72,7 +72,7 @@ def test_pauses_that_come_back_cost_what_they_take_from_one_to_the_next() -> Non
     told = joined({1: [(step, 500) for step in range(5, 80, 10)]}, "gc", 9)
     costs = [[round(one.cost_ns / MS, 1) for one in found] for found in told]
     assert costs == [[], [], [], [], [], [], [50.0], [50.0], [50.0]]
-    assert told[6][0].when.in_words() == "in 6 of 56 steps (5, 15, 25, 35, 45, 55): 3.0 s in all"
+    assert told[6][0].when.describe() == "in 6 of 56 steps (5, 15, 25, 35, 45, 55): 3.0 s in all"
 
 
 def test_pauses_are_over_when_the_next_one_is_late() -> None:
@@ -98,7 +98,7 @@ def test_ranks_that_pause_in_the_same_steps_are_one_and_cost_what_one_of_them_do
     _, (one,), _ = joined({1: [(12, 4_000)], 2: [(12, 8_000)]}, "checkpoint", 3)
     assert [(member.rank, member.excess_ns * 16 / MS) for member in one.members] == [(2, 8_000), (1, 4_000)]
     assert one.cost_ns == pytest.approx(8_000 * MS / 16)
-    assert one.when.in_words() == "once, in step 12: 12 s"
+    assert one.when.describe() == "once, in step 12: 12 s"
 
 
 @pytest.mark.parametrize(("others", "is_named"), [((), True), ((20,), False)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
+from commtrace.analysis.formatting import format_duration, format_ranks
 
 SECOND = 1_000_000_000
 
@@ -23,9 +23,9 @@ SECOND = 1_000_000_000
     ],
 )
 def test_times_have_the_unit_that_people_think_in(time_ns: int, words: str) -> None:
-    assert seconds_in_words(time_ns) == words
+    assert format_duration(time_ns) == words
 
 
 def test_ranks_are_told_in_ranges() -> None:
-    assert ranks_in_words([3]) == "rank 3"
-    assert ranks_in_words([7, 0, 1, 2, 3, 7]) == "ranks 0–3, 7"
+    assert format_ranks([3]) == "rank 3"
+    assert format_ranks([7, 0, 1, 2, 3, 7]) == "ranks 0–3, 7"

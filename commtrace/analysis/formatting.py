@@ -16,27 +16,27 @@ def ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return [(run[0][1], run[-1][1]) for run in runs]
 
 
-def ranges_in_words(found: Iterable[tuple[int, int]], most: int = _MOST_RANGES) -> str:
+def format_ranges(found: Iterable[tuple[int, int]], most: int = _MOST_RANGES) -> str:
     """Return ``0–3, 7``; with `` …`` where there are more than ``most`` ranges."""
     listed = list(found)
     words = [str(first) if first == last else f"{first}–{last}" for first, last in listed[:most]]
     return ", ".join(words) + (" …" if len(listed) > most else "")
 
 
-def ranks_in_words(ranks: Iterable[int]) -> str:
+def format_ranks(ranks: Iterable[int]) -> str:
     """Return ``rank 3`` or ``ranks 0–3, 7``."""
     listed = sorted(set(ranks))
-    return f"rank{'s' * (len(listed) != 1)} {ranges_in_words(ranges(listed))}"
+    return f"rank{'s' * (len(listed) != 1)} {format_ranges(ranges(listed))}"
 
 
-def range_in_words(values: Iterable[float]) -> str:
+def format_spread(values: Iterable[float]) -> str:
     """Return ``98 to 99``, or one number where both ends are alike."""
     ascending = sorted(values)
     low, high = f"{ascending[0]:.0f}", f"{ascending[-1]:.0f}"
     return low if low == high else f"{low} to {high}"
 
 
-def seconds_in_words(time_ns: int) -> str:
+def format_duration(time_ns: int) -> str:
     """Return ``3 ms``, ``0.4 s``, ``42 s``, ``7 min``, ``3.2 h``, ``12 days``."""
     seconds = time_ns / 1e9
     if seconds < 0.1:

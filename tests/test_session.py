@@ -19,7 +19,7 @@ import commtrace
 from commtrace import identity, session
 from commtrace.capture import instrumentation
 from commtrace.capture.device import device_watch
-from commtrace.capture.device.cuda_clock import CudaClock
+from commtrace.capture.device.clock import CudaClock
 from commtrace.config import forwardable
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run

@@ -17,7 +17,7 @@ from commtrace.capture import triggers
 from commtrace.capture.collectives.cpp_communication import capture_of_cpp
 from commtrace.capture.collectives.groups import GroupRegistry
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture
-from commtrace.capture.device.cuda_clock import CudaClock
+from commtrace.capture.device.clock import CudaClock
 from commtrace.capture.device.device_watch import DeviceWatch
 from commtrace.capture.hangs.hang_watch import HangWatch
 from commtrace.capture.hooks import installed

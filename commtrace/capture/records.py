@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from commtrace.capture.collectives.nccl import NcclBackend
 from commtrace.capture.collectives.operations import Operation
-from commtrace.capture.device.clock import DeviceClock, Mark
-from commtrace.capture.device.cuda_clock import CudaClock
+from commtrace.capture.device.clock import CudaClock, DeviceClock, Mark
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.schema import Row, mark_row, row_of

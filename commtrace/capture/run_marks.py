@@ -10,7 +10,7 @@ from commtrace import identity
 from commtrace.capture import triggers
 from commtrace.capture.collectives.untraced_paths import ACTIVE, CAPTURED_COMMUNICATION, find_invisible
 from commtrace.capture.collectives.untraced_paths import PART as INVISIBLE
-from commtrace.capture.device.cuda_clock import CudaClock
+from commtrace.capture.device.clock import CudaClock
 from commtrace.capture.device.device_watch import DeviceWatch
 from commtrace.capture.hangs.activity import PART as ACTIVITY
 from commtrace.capture.hangs.activity import ActivityWatch

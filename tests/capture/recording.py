@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture
-from commtrace.capture.device.clock import DeviceClock
-from commtrace.capture.device.cuda_clock import CudaClock
+from commtrace.capture.device.clock import CudaClock, DeviceClock
 from commtrace.capture.tracer import Tracer
 from commtrace.recorder import Recorder
 from commtrace.trace import schema

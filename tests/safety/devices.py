@@ -13,8 +13,8 @@ from torch.distributed import distributed_c10d
 
 import commtrace
 from commtrace.capture import instrumentation
-from commtrace.capture.device import flight_recorder
-from commtrace.capture.device.cuda_clock import CudaClock
+from commtrace.capture.device import hidden_ends
+from commtrace.capture.device.clock import CudaClock
 from commtrace.capture.tracer import Tracer
 from tests.capture.simulated_cuda import MILLISECOND, ForbiddenError, SimulatedCuda
 from tests.capture.simulated_nccl import SimulatedNccl, options, tensor
@@ -30,7 +30,7 @@ class SimulatedGpu:
         self.nccl.take_the_place_of(dist.ProcessGroup, monkeypatch)
         monkeypatch.setattr(instrumentation, "_device_clock", self._clock)
         monkeypatch.setenv("TORCH_NCCL_ENABLE_TIMING", "1")
-        monkeypatch.setattr(flight_recorder, "dump_of", self.nccl.dump)
+        monkeypatch.setattr(hidden_ends, "dump_of", self.nccl.dump)
         # Whatever the steps of the test's recording are: the ends of these are looked for.
         monkeypatch.setattr(Tracer, "is_in_window", lambda _tracer, _step: True)
 

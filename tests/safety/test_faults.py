@@ -367,7 +367,6 @@ def test_under_deepspeed(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 NOT_REACHED = {
-    "capture/device/clock.py": "its clocks are functions of C's",
     "capture/collectives/untraced_paths.py": "the harvester asks it",
     "capture/hangs/stack_timer.py": "the thread of the watch for hangs sets it",
 }

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import NOT_COMMUNICATION, ONE_SIDED, OPERATIONS, Arguments, Operation
 from commtrace.capture.collectives.waits import PendingWork, PendingWorks, subclasses, waiting, waiting_beside
-from commtrace.capture.device.clock import now_ns
-from commtrace.capture.device.cuda_clock import CudaClock
+from commtrace.capture.device.clock import CudaClock, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.records import (
     COLLECTIVE_AND_STALL,

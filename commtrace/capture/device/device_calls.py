@@ -12,10 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from commtrace.capture.device.clock import Mark
-from commtrace.capture.device.cuda_clock import CudaClock
-from commtrace.capture.device.flight_recorder import FlightRecorder
-from commtrace.capture.device.hidden_ends import HiddenEnds
+from commtrace.capture.device.clock import CudaClock, Mark
+from commtrace.capture.device.hidden_ends import FlightRecorder, HiddenEnds
 from commtrace.capture.device.stream_waits import StreamWaits
 from commtrace.capture.records import (
     DeviceCall,

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from commtrace.capture.device.clock import Mark
-from commtrace.capture.device.cuda_clock import CudaClock, CudaMark
+from commtrace.capture.device.clock import CudaClock, CudaMark, Mark
 from commtrace.capture.records import DeviceCall, device_stall_rows
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema

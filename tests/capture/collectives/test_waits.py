@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 from commtrace.capture.collectives.waits import FutureWaits
-from commtrace.capture.device.clock import now_ns
-from commtrace.capture.device.cuda_clock import CudaClock
+from commtrace.capture.device.clock import CudaClock, now_ns
 from commtrace.capture.hooks import installed
 from tests.capture.recording import Recording
 from tests.capture.simulated_cuda import SimulatedCuda

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from commtrace.capture.device.cuda_clock import CudaClock, CudaDriver, CudaMark
+from commtrace.capture.device.clock import CudaClock, CudaDriver, CudaMark
 from commtrace.trace import schema
 from tests.capture.recording import Recording
 from tests.capture.simulated_cuda import MICROSECOND, MILLISECOND, SimulatedCuda

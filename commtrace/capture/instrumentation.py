@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from commtrace import identity
-from commtrace.capture import triggers
+from commtrace.capture import hooks, triggers
 from commtrace.capture.collectives.cpp_communication import capture_of_cpp
 from commtrace.capture.collectives.groups import GroupRegistry
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture
 from commtrace.capture.device.clock import CudaClock
 from commtrace.capture.device.device_watch import DeviceWatch
 from commtrace.capture.hangs.hang_watch import HangWatch
-from commtrace.capture.hooks import installed
 from commtrace.capture.model import modules
 from commtrace.capture.model.modules import ModuleSelection
 from commtrace.capture.model.optimizers import OptimizerPhase
@@ -129,7 +128,7 @@ class Instrumentation:
             waits,
         )
         from commtrace.capture.device import device_calls
-        from commtrace.capture.model import compiler, optimizers, phases
+        from commtrace.capture.model import optimizers, phases
 
         for part, switch_off in (
             # Together: if one of them stopped alone, this rank would number its communications otherwise than others.
@@ -152,7 +151,7 @@ class Instrumentation:
         self._install(phases.PART, self._phases.install, self._phases.uninstall)
         self._install(modules.PART, self._modules.install, self._modules.uninstall)
         for name, install in (
-            (compiler.PART, compiler.install),
+            (hooks.COMPILER, hooks.keep_compiler_out),
             (group_lifecycle.CREATION, group_lifecycle.watch_creation),
             (group_lifecycle.MESH_NAMES, group_lifecycle.watch_meshes),
             (group_lifecycle.DESTRUCTION, self._install_destruction),
@@ -244,7 +243,7 @@ class Instrumentation:
     def _install_futures(self, tracer: Tracer) -> Callable[[], None]:
         from commtrace.capture.collectives.waits import FutureWaits
 
-        return installed(FutureWaits(tracer, self._process_groups.pending, self._process_groups.devices))
+        return hooks.installed(FutureWaits(tracer, self._process_groups.pending, self._process_groups.devices))
 
     def _open_sinks(self) -> list[Sink]:
         found = self._identity.settled(LAST_WORD_SECONDS, self.tracer.groups.place)

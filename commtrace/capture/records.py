@@ -11,8 +11,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
-from commtrace.capture.collectives.nccl import NcclBackend
-from commtrace.capture.collectives.operations import Operation
+from commtrace.capture.collectives.operations import NcclBackend, Operation
 from commtrace.capture.device.clock import CudaClock, DeviceClock, Mark
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group

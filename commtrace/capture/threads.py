@@ -1,4 +1,4 @@
-"""Look at the threads of this process."""
+"""The threads of this process: their frames, the calls that they pass to torch, and callbacks that need the GIL."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import gc
 import os
 import sys
 import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
 from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch._C import Future
+
 
 _lock = threading.RLock()  # re-entrant: a signal's handler may stop the recording while its thread is in here
 _is_paused = False
@@ -41,3 +50,71 @@ def _after_fork() -> None:  # does what the thread would have done that a child 
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+class CallingThread(threading.local):
+    """The call that a thread is passing to torch, for code below the call."""
+
+    has_counted = False  # a kernel or hook of torch further down does not count the communication again
+    waits_in_cpp = False  # it is in a function of C++ that communicates and waits
+
+    def __init__(self, threads: set[int]) -> None:  # Called again, with the same set, by each thread that asks.
+        self.issuing: list[Any] = []  # operations between torch's pre-hook and post-hook, the innermost last
+        self.threads = threads  # idents of all threads that have used this object
+        threads.add(threading.get_ident())
+
+
+class CompletionCallbacks:
+    """Register callbacks with futures. A callback counts until torch destroys it, which takes the GIL once more."""
+
+    __slots__ = ("_references", "_tensors", "alive", "saw_temporaries")
+
+    def __init__(self) -> None:
+        # Not a set: equal hashes of two references to one tensor would have its elements compared.
+        self._tensors: dict[int, weakref.ref[object]] = {}
+        self.saw_temporaries = False
+        self.alive = object()  # held by every callback, so that they are counted without a list
+        self._references = sys.getrefcount(self.alive)
+
+    def add(self, future: Future[object], completed: Callable[[object], None]) -> None:
+        """Have ``completed`` called when ``future`` is done; it alone may hold a reference to :attr:`alive`."""
+        future.add_done_callback(completed)
+
+    @property
+    def pending(self) -> bool:
+        return sys.getrefcount(self.alive) > self._references
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Wait until all callbacks have run; return False if that takes longer than the timeout."""
+        # Before 3.14 Python ends a thread that asks for the GIL while it is finalised with pthread_exit, which unwinds
+        # through C++ and aborts the process (https://github.com/python/cpython/issues/87135). A program that exits
+        # while a communication is under way would die of SIGABRT because of a callback.
+        return _wait_while(lambda: self.pending, timeout_seconds)
+
+    def add_temporaries(self, tensors: Iterable[object]) -> None:
+        """Count tensors of C++ until they are freed: a kernel of ours made them Python objects, freed with the GIL."""
+        self.saw_temporaries = True
+        for tensor in tensors:
+            key = id(tensor)
+            self._tensors[key] = weakref.ref(tensor, partial(self._forget, key))
+
+    def _forget(self, key: int, _gone: weakref.ref[object]) -> None:
+        self._tensors.pop(key, None)
+
+    @property
+    def unsettled(self) -> bool:
+        """Return whether threads of a backend will still want the GIL because of us."""
+        return self.pending or bool(self._tensors)
+
+    def settle(self, timeout_seconds: float) -> bool:
+        """Wait until they will not; return False if that takes longer than the timeout."""
+        return _wait_while(lambda: self.unsettled, timeout_seconds)
+
+
+def _wait_while(condition: Callable[[], bool], timeout_seconds: float) -> bool:
+    deadline = time.monotonic() + timeout_seconds
+    while condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True

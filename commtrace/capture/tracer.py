@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from commtrace.capture.collectives.completions import CompletionCallbacks
 from commtrace.capture.collectives.groups import GroupRegistry
 from commtrace.capture.collectives.operations import Unmeasured
 from commtrace.capture.device.clock import DeviceClock, HostClock, Mark, now_ns
 from commtrace.capture.guard import Guard
 from commtrace.capture.model.step_finder import StepFinder
 from commtrace.capture.records import Coordinates, DeviceCall, Launch, Span, count_rows, failed_rows, span_rows
+from commtrace.capture.threads import CallingThread, CompletionCallbacks
 from commtrace.recorder import Recorder
 from commtrace.trace import schema
 from commtrace.trace.selection.step_range import DetailPlan, StepRange
@@ -31,18 +31,6 @@ _WORK_KINDS = frozenset({schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE, sche
 _MOST_FAILURES = 8
 _PATIENCE_SECONDS = 0.1
 """The longest wait of a failed communication for its record to be written."""
-
-
-class CallingThread(threading.local):
-    """The call that a thread is passing to torch, for code below the call."""
-
-    has_counted = False  # a kernel or hook of torch further down does not count the communication again
-    waits_in_cpp = False  # it is in a function of C++ that communicates and waits
-
-    def __init__(self, threads: set[int]) -> None:  # Called again, with the same set, by each thread that asks.
-        self.issuing: list[Any] = []  # operations between torch's pre-hook and post-hook, the innermost last
-        self.threads = threads  # idents of all threads that have used this object
-        threads.add(threading.get_ident())
 
 
 class Tracer:

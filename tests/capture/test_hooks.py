@@ -1,8 +1,10 @@
-"""Hooks of what this version of a framework has, and a word about what it should have."""
+"""Hooks of what this version of a framework has, with a warning where something is missing; torch.compile passes by."""
 
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -61,3 +63,34 @@ def test_what_is_there_is_replaced_and_put_back(hooks: Hooks, guard: Guard) -> N
 
     assert Engine().step() == "stepped"
     assert guard.take_messages() == []
+
+
+PROGRAM = """
+import sys
+import torch
+from commtrace.capture.hooks import keep_compiler_out
+from commtrace.capture.tracer import Tracer
+from commtrace.recorder import Recorder
+
+early = sys.argv[1] == "early"
+if not early:
+    import torch._dynamo
+tracer = Tracer(Recorder(lambda: []))
+uninstall = keep_compiler_out(tracer)
+if early:
+    assert "torch._dynamo" not in sys.modules, "capture must not import the compiler"
+    import torch._dynamo
+from torch._dynamo import trace_rules
+
+assert trace_rules.check(Tracer.enter)
+assert not trace_rules.check(Recorder.flush), "only capture is passed by"
+uninstall()
+assert not trace_rules.check(Tracer.enter)
+assert tracer.guard.take_messages() == []
+"""
+
+
+def test_its_files_are_skipped_whoever_is_imported_first() -> None:
+    for order in ("early", "late"):
+        completed = subprocess.run([sys.executable, "-c", PROGRAM, order], capture_output=True, text=True, timeout=120)
+        assert completed.returncode == 0, completed.stderr

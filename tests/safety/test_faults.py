@@ -31,10 +31,11 @@ from torch.optim import optimizer
 
 import commtrace
 from commtrace import session
+from commtrace.capture import hooks
 from commtrace.capture.collectives import dispatcher
 from commtrace.capture.collectives.cpp_communication import torch_has_hooks
 from commtrace.capture.instrumentation import Instrumentation
-from commtrace.capture.model import compiler, phases
+from commtrace.capture.model import phases
 from commtrace.capture.model.optimizers import STEP_HOOKS
 from commtrace.capture.triggers import Triggers
 from commtrace.recorder import Recorder
@@ -118,7 +119,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
     monkeypatch.setattr(phases, "SHORTEST_GARBAGE_NS", 0)
     monkeypatch.setattr(atexit, "register", lambda *_: None)
     # What takes most of the time of a start: Dynamo's list of what it skips is compiled anew.
-    monkeypatch.setattr(compiler, "_skip_own_files", lambda rules: lambda: None)
+    monkeypatch.setattr(hooks, "_skip_own_files", lambda rules: lambda: None)
     models.alive.clear()
     # Looking for models among all objects takes most of the time.
     monkeypatch.setattr(gc, "get_objects", lambda: list(models.alive))

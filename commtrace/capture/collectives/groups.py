@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
-from commtrace.capture.collectives.nccl import LEGACY, NcclBackend, nccl_backend
+from commtrace.capture.collectives.operations import LEGACY, NcclBackend, nccl_backend
 from commtrace.capture.records import DeviceCall, Queue
 from commtrace.identity import Place, current_place
 from commtrace.trace.metadata import UNKNOWN_ROLE, Group, group_id

@@ -115,7 +115,7 @@ class CudaClock:
         self._anchors: dict[int, Anchor] = {}
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._thread = threading.local()
-        # torch's own method: its replacement (stream_waits) is for the events of the job.
+        # torch's own method: its replacement (device_calls) is for the events of the job.
         self._record: Callable[[torch.cuda.Event, torch.cuda.Stream], None] = cuda.Event.record
         self.is_off = False
 

@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from commtrace.capture.collectives.nccl import LEGACY
+from commtrace.capture.collectives.operations import LEGACY
 from commtrace.capture.device.clock import now_ns
 from commtrace.capture.records import SHORTEST_STALL_NS, DeviceCall, Entry, Placed, communication_row
 from commtrace.capture.tracer import Tracer

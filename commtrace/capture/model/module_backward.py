@@ -16,7 +16,7 @@ import torch
 from torch.autograd.graph import Node
 
 from commtrace.capture.device.clock import Mark
-from commtrace.capture.model.compiler import leave_to_python
+from commtrace.capture.hooks import leave_to_python
 from commtrace.capture.records import Coordinates, MakeRows, module_rows
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from commtrace._compile_safe import wrap_call_impl
-from commtrace.capture.model.compiler import leave_to_python
+from commtrace.capture.hooks import leave_to_python
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 from commtrace.trace.selection.module_choice import ModuleChoice

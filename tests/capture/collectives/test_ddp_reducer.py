@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from commtrace.capture.collectives.completions import CompletionCallbacks
 from commtrace.capture.collectives.ddp_reducer import CppCalls, HostCall, ReducerCapture
 from commtrace.capture.collectives.operations import OPERATIONS
 from commtrace.capture.records import ENDED
+from commtrace.capture.threads import CompletionCallbacks
 from tests.capture.recording import Recording, of_all_reduce
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from commtrace.capture.collectives.nccl import LEGACY, NCCL2, NcclBackend
+from commtrace.capture.collectives.operations import LEGACY, NCCL2, NcclBackend
 from commtrace.capture.device.clock import CudaClock
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.device.hidden_ends import (
@@ -31,7 +31,6 @@ from tests.capture.recording import Recording
 from tests.capture.simulated_cuda import MILLISECOND, SimulatedCuda
 from tests.capture.simulated_nccl import SimulatedNccl, options, tensor
 
-pytestmark = pytest.mark.usefixtures("world")
 CUDA, NCCL, UNKNOWN = schema.CUDA_EVENT_TIMING, schema.NCCL_TIMING, schema.UNKNOWN_TIMING
 MEASURED_STEPS = "1:9"
 
@@ -88,7 +87,7 @@ class Job:
 
 
 @pytest.fixture(params=["nccl", "nccl2"])
-def job(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Job]:
+def job(world: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Job]:
     job = Job(monkeypatch, request.param)
     with job.recording.capturing(job.clock) as capture:
         assert capture.devices is not None
@@ -239,6 +238,7 @@ def test_at_the_end_of_the_recording_nothing_is_left_behind(job: Job) -> None:
     assert len(job.times()) == 3  # nobody will ask any more
 
 
+@pytest.mark.usefixtures("world")
 def test_other_steps_are_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch, "nccl2", steps="1:2")
     with job.recording.capturing(job.clock) as capture:
@@ -252,7 +252,7 @@ def test_other_steps_are_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [timing for _, _, timing in job.times()] == [UNKNOWN]
 
 
-def test_a_recorder_without_durations_is_told_once(job: Job) -> None:
+def test_a_recorder_without_durations_is_reported_once(job: Job) -> None:
     for _ in range(2):
         job.hidden()
         job.nccl.recorded.clear()
@@ -282,6 +282,7 @@ def test_a_source_that_fails_costs_no_row(job: Job) -> None:
     assert len(job.recording.warnings()) == 1
 
 
+@pytest.mark.usefixtures("world")
 @pytest.mark.parametrize("value", ["", "1"])
 def test_only_where_nccl_measures_is_anything_held_back(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("TORCH_NCCL_ENABLE_TIMING", value)
@@ -315,7 +316,7 @@ def test_an_entry_belongs_to_the_call_during_which_it_was_made() -> None:
     assert match_durations(calls, entries) == {1: 7, 3: 9, 4: 11}
 
 
-def test_an_entry_of_torchs_hook_comes_right_before_the_call_as_ours_tells_it() -> None:
+def test_an_entry_of_torchs_hook_comes_right_before_the_call_by_our_clock() -> None:
     entries = [DumpEntry(0, "0", 90, 1), DumpEntry(1, "0", 98, 2), DumpEntry(2, "0", 118, 3)]
     calls = [call(1, 100, 110), call(2, 120, 130), call(3, 140, 150)]
 
@@ -323,7 +324,7 @@ def test_an_entry_of_torchs_hook_comes_right_before_the_call_as_ours_tells_it() 
     assert match_durations([call(4, 10_000_000, 10_000_010)], entries) == {}
 
 
-def test_a_call_of_which_nobody_told_that_it_was_handed_on_has_none() -> None:
+def test_a_call_without_the_time_of_its_return_has_none() -> None:
     assert match_durations([call(1, 100, 0)], [DumpEntry(0, "0", 90, 1), DumpEntry(1, "0", 200, 2)]) == {}
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from torch.distributed import distributed_c10d
 
-from commtrace.capture.collectives.nccl import LAZY, LEGACY, NCCL2, NcclBackend, nccl_backend
-from commtrace.capture.collectives.operations import OPERATIONS
+from commtrace.capture.collectives.operations import LAZY, LEGACY, NCCL2, OPERATIONS, NcclBackend, nccl_backend
 
 
 def group(name: str) -> Any:

@@ -163,7 +163,7 @@ def _is_time(seconds: float) -> bool:
 
 def _is_steps(text: str) -> bool:
     # Imported here: the package must import without numpy's start-up time in processes that never record.
-    from commtrace.trace.selection.step_range import StepRange
+    from commtrace.trace.selection import StepRange
 
     if text:
         StepRange.parse(text)
@@ -171,7 +171,7 @@ def _is_steps(text: str) -> bool:
 
 
 def _is_module_choice(text: str) -> bool:
-    from commtrace.trace.selection.module_choice import ModuleChoice
+    from commtrace.trace.selection import ModuleChoice
 
     if text:
         ModuleChoice.parse(text)
@@ -179,7 +179,7 @@ def _is_module_choice(text: str) -> bool:
 
 
 def _is_ranks(text: str) -> bool:
-    from commtrace.trace.selection.step_range import StepRange
+    from commtrace.trace.selection import StepRange
 
     try:
         for part in _read_words(text):

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.trace.order import stable_order
-from commtrace.trace.spans import Int64
+from commtrace.trace.spans import Int64, stable_order
 
 _LARGEST = 2**62
 

@@ -21,7 +21,7 @@ from commtrace.analysis.stragglers.verdict import on_gpu
 from commtrace.trace.files.reader import load_earlier_attempts, load_run
 from commtrace.trace.files.tail import RunTail
 from commtrace.trace.run import Run
-from commtrace.trace.selection.step_range import StepRange
+from commtrace.trace.selection import StepRange
 
 
 class _Launch(NamedTuple):

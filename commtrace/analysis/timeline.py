@@ -38,7 +38,7 @@ from commtrace.analysis.steps.inference import infer_steps
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.selection.step_range import StepRange
+from commtrace.trace.selection import StepRange
 from commtrace.trace.spans import Int64, Spans
 
 STATES: Final = ("wait", "transfer", "bubble")

@@ -33,13 +33,13 @@ from commtrace.config import FORWARDED, NOTES_VARIABLE, Config, has_variables
 from commtrace.identity import Identity
 from commtrace.installation import warn_if_untried
 from commtrace.recorder import Recorder, Sink, uncaught_exception
+from commtrace.trace.aggregates import AggregatingSink
 from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.writer import SegmentWriter, link_as_latest, rank_directory, segment_paths
 from commtrace.trace.hang_report import HangReport
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.schema import mark_row
-from commtrace.trace.selection.aggregates import AggregatingSink
-from commtrace.trace.selection.step_range import DetailPlan, StepRange
+from commtrace.trace.selection import DetailPlan, StepRange
 
 _logger = logging.getLogger("commtrace")
 

@@ -15,7 +15,7 @@ from commtrace.capture.records import Coordinates, DeviceCall, Launch, Span, cou
 from commtrace.capture.threads import CallingThread, CompletionCallbacks
 from commtrace.recorder import Recorder
 from commtrace.trace import schema
-from commtrace.trace.selection.step_range import DetailPlan, StepRange
+from commtrace.trace.selection import DetailPlan, StepRange
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

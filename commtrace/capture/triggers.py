@@ -15,7 +15,7 @@ from typing import Final, Protocol, TypeAlias
 from commtrace.capture.tracer import Tracer
 from commtrace.errors import ConfigurationError
 from commtrace.trace.metadata import RankMetadata
-from commtrace.trace.selection.trigger import Request, first_step_after, make_request, read_requests, write_request
+from commtrace.trace.selection import Request, first_step_after, make_request, read_requests, write_request
 
 PART: Final = "detail on request"
 SIGNALLED_STEPS: Final = 10

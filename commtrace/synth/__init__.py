@@ -10,9 +10,8 @@ directory with ``truth.json``.
 33
 """
 
-from commtrace.synth.clocks import Clock, random_clocks
 from commtrace.synth.faults import Fault
-from commtrace.synth.job import FREE, Job, Network
+from commtrace.synth.job import FREE, Clock, Job, Network, random_clocks
 from commtrace.synth.synthesis import Synthetic, synthesize, write
 
 __all__ = ["FREE", "Clock", "Fault", "Job", "Network", "Synthetic", "random_clocks", "synthesize", "write"]

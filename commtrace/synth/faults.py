@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from commtrace.errors import ConfigurationError
-from commtrace.trace.selection.step_range import StepRange
+from commtrace.trace.selection import StepRange
 
 SLOW_RANK: Final = "slow-rank"
 SLOW_FORWARD: Final = "slow-forward"

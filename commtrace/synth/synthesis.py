@@ -13,7 +13,6 @@ from typing import Any, Final
 import numpy as np
 
 from commtrace.errors import ConfigurationError
-from commtrace.synth.clocks import PERFECT, Clock
 from commtrace.synth.faults import (
     CAUSES,
     LONG_MICROBATCH,
@@ -25,11 +24,9 @@ from commtrace.synth.faults import (
     UNEVEN_STAGE,
     Fault,
 )
-from commtrace.synth.job import FREE, Job
-from commtrace.synth.layout import Layout
+from commtrace.synth.job import FREE, PERFECT, Clock, Job, Layout
 from commtrace.synth.rows import NAMES, ROLES, StageColumns
-from commtrace.synth.schedules import ideal_step_ns
-from commtrace.synth.simulation import Simulated, simulate
+from commtrace.synth.simulation import Simulated, ideal_step_ns, simulate
 from commtrace.trace import schema
 from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, SegmentWriter
 from commtrace.trace.metadata import Group, RankMetadata

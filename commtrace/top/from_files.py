@@ -32,7 +32,7 @@ from commtrace.trace.files.tail import Newest, RunTail
 from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json, read_file
 from commtrace.trace.processes import GONE, SUSPENDED, AskProcess, unknown_process
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.selection.step_range import StepRange
+from commtrace.trace.selection import StepRange
 
 MONITOR_FILE: Final = "monitor.json"
 STEPS_SHOWN: Final = "steps shown"

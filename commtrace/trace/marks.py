@@ -154,7 +154,7 @@ class _Discarded(Struct):
     at_ns: Time
 
 
-# A request for steps in detail: selection/trigger.py.
+# A request for steps in detail: trace/selection.py.
 class _Trigger(Struct):
     id: Word
     first: Step
@@ -251,7 +251,7 @@ def _check_topology(detail: dict[str, Any]) -> None:
         raise ValueError("the place of the rank in the what-if trace is missing")
 
 
-# Kind, name, group, peer, count, ns, bytes, longest ns: sums over a step (selection/aggregates.py).
+# Kind, name, group, peer, count, ns, bytes, longest ns: sums over a step (trace/aggregates.py).
 _Aggregates = list[tuple[Word, Word, Identity, Number, Count, Count, Count, Count]]
 
 

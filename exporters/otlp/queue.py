@@ -18,7 +18,7 @@ from commtrace.live.summary import StepSummary
 from commtrace.options import OTLP_LEVELS
 from commtrace.trace import schema
 from commtrace.trace.schema import Row
-from commtrace.trace.selection.step_range import StepRange
+from commtrace.trace.selection import StepRange
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commtrace.analysis.keys import find_rows, grouped, pack, sort_groups
-from commtrace.trace.order import stable_order
+from commtrace.trace.spans import stable_order
 
 anything = st.integers(-(2**63), 2**63 - 1)
 small = st.integers(-3, 3)

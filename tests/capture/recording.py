@@ -16,7 +16,7 @@ from commtrace.capture.tracer import Tracer
 from commtrace.recorder import Recorder
 from commtrace.trace import schema
 from commtrace.trace.schema import Row
-from commtrace.trace.selection.step_range import StepRange
+from commtrace.trace.selection import StepRange
 
 
 class MemorySink:

@@ -9,7 +9,7 @@ import pytest
 from commtrace.capture.records import Coordinates
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
-from commtrace.trace.selection.step_range import StepRange
+from commtrace.trace.selection import StepRange
 from tests.capture.recording import Recording
 
 

@@ -10,8 +10,7 @@ from typing import Any
 from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
 from commtrace.recorder import Recorder
-from commtrace.trace.selection.step_range import StepRange
-from commtrace.trace.selection.trigger import make_request, write_request
+from commtrace.trace.selection import StepRange, make_request, write_request
 from tests.trace.rows import metadata
 
 SESSION = metadata().session

@@ -19,9 +19,9 @@ from commtrace.analysis.summary import summarise
 from commtrace.cli.main import app
 from commtrace.errors import RunNotFoundError
 from commtrace.trace import schema
+from commtrace.trace.aggregates import read_aggregates
 from commtrace.trace.files.reader import load_newest, load_run
 from commtrace.trace.run import Run
-from commtrace.trace.selection.aggregates import read_aggregates
 from tests.e2e.launch import REPOSITORY, Completed, fork
 from tests.e2e.traces import rows
 

@@ -38,7 +38,7 @@ from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.schema import mark_row
-from commtrace.trace.selection.trigger import make_request, read_requests, write_request
+from commtrace.trace.selection import make_request, read_requests, write_request
 from tests.exporters.monitor.conftest import JOB
 from tests.exporters.monitor.test_store import report, stopped
 from tests.fuzz.mutators import (

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import commtrace
 from commtrace import session
-from commtrace.trace.selection.trigger import make_request, write_request
+from commtrace.trace.selection import make_request, write_request
 from tests.factory import metadata as rank_metadata
 from tests.safety.jobs import digest, values
 

@@ -39,7 +39,7 @@ from commtrace.capture.model import phases
 from commtrace.capture.model.optimizers import STEP_HOOKS
 from commtrace.capture.triggers import Triggers
 from commtrace.recorder import Recorder
-from commtrace.trace.selection import trigger
+from commtrace.trace import selection
 from tests.capture.recording import MemorySink
 from tests.safety import devices, engines, faults, jobs, models
 from tests.safety.faults import Place, Sort
@@ -51,7 +51,7 @@ pytestmark = [
 
 TRIES = 5
 EVERY_INTERRUPTED = 5
-NO_HOOKS = frozenset(function.__code__ for function in (Triggers.open, trigger.make_request, trigger.write_request))
+NO_HOOKS = frozenset(function.__code__ for function in (Triggers.open, selection.make_request, selection.write_request))
 """What jobs call themselves, in place of the harvester's thread or of a command."""
 ALONE = {**jobs.ALONE, **models.ALONE}
 ELSEWHERE: Final = {

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from commtrace.analysis.keys import concatenated_ranges
-from commtrace.trace.order import stable_order
-from commtrace.trace.spans import Int64
+from commtrace.trace.spans import Int64, stable_order
 
 _NOBODY = -1
 

@@ -26,9 +26,8 @@ from commtrace.analysis.matching.operations import (
 )
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block, bounds_of
-from commtrace.trace.order import stable_order
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Bool, Int32, Int64, Spans
+from commtrace.trace.spans import Bool, Int32, Int64, Spans, stable_order
 
 _UNKNOWN_SIZE = -1
 _LARGEST = np.iinfo(np.int64).max

@@ -20,8 +20,7 @@ import numpy as np
 from commtrace.analysis.keys import concatenated_ranges, pack
 from commtrace.errors import CommtraceError
 from commtrace.trace.blocks import bounds_of
-from commtrace.trace.order import stable_order
-from commtrace.trace.spans import Int64
+from commtrace.trace.spans import Int64, stable_order
 
 
 class ReplayError(CommtraceError):

@@ -16,8 +16,7 @@ from commtrace.analysis.replay.segments import LaneRows, Phases, Pieces, Segment
 from commtrace.analysis.replay.step_bounds import StepBounds
 from commtrace.trace import schema
 from commtrace.trace.blocks import bounds_of
-from commtrace.trace.order import stable_order
-from commtrace.trace.spans import Bool, Int8, Int32, Int64
+from commtrace.trace.spans import Bool, Int8, Int32, Int64, stable_order
 
 _Columns = TypeVar("_Columns", "Segments", "Starts", "Waits", "Launches")
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from commtrace.analysis.matching.roles import role_of
 from commtrace.trace import schema
+from commtrace.trace.aggregates import read_aggregates
 from commtrace.trace.json_values import JsonObject, fields_to_json
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.selection.aggregates import read_aggregates
 
 _EVERY_STEP: Final = 1
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.selection.step_range import StepRange
+from commtrace.trace.selection import StepRange
 
 _LATEST_REPORT_NS: Final = 10_000_000_000
 

@@ -13,7 +13,7 @@ from commtrace.errors import ConfigurationError
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
-from commtrace.trace.selection.step_range import StepRange
+from commtrace.trace.selection import StepRange
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from commtrace._compile_safe import wrap_call_impl
 from commtrace.capture.hooks import leave_to_python
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
-from commtrace.trace.selection.module_choice import ModuleChoice
+from commtrace.trace.selection import ModuleChoice
 
 if TYPE_CHECKING:
     import torch

@@ -17,8 +17,7 @@ from commtrace.errors import ConfigurationError
 from commtrace.trace.files.locate import NEWEST_RUN
 from commtrace.trace.files.reader import load_newest
 from commtrace.trace.run import Run, TriggeredDetail
-from commtrace.trace.selection.module_choice import ModuleChoice
-from commtrace.trace.selection.trigger import Request, first_step_after, make_request, write_request
+from commtrace.trace.selection import ModuleChoice, Request, first_step_after, make_request, write_request
 
 _LOOK_AGAIN_SECONDS: Final = 0.5
 _LONG_SILENCE_NS: Final = 60_000_000_000

@@ -11,15 +11,14 @@ import pyarrow as pa
 
 from commtrace.errors import TraceFormatError
 from commtrace.trace import schema
+from commtrace.trace.aggregates import AGGREGATE
 from commtrace.trace.blocks import Block, bounds_of, end_to_end
 from commtrace.trace.inputs import printable
 from commtrace.trace.marks import Marks, check_aggregates, read_mark
 from commtrace.trace.metadata import RankMetadata
-from commtrace.trace.order import stable_order
 from commtrace.trace.run import RankTrace
-from commtrace.trace.selection.aggregates import AGGREGATE
-from commtrace.trace.selection.step_range import StepRange
-from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans
+from commtrace.trace.selection import StepRange
+from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans, stable_order
 
 _LATEST_NS: Final = 2**61
 """The year 2043 of an imported trace; differences of such times fit into 64 bits."""

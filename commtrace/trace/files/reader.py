@@ -37,7 +37,7 @@ from commtrace.trace.files.writer import segment_paths, segment_step_ranges
 from commtrace.trace.inputs import printable
 from commtrace.trace.metadata import RankMetadata, measures_durations
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.selection.step_range import StepRange
+from commtrace.trace.selection import StepRange
 
 _NUMBER: Final = re.compile("[0-9]{1,9}")
 

@@ -29,7 +29,7 @@ from commtrace.trace.inputs import MOST_RANKS, printable
 from commtrace.trace.marks import read_mark
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.run import Run
-from commtrace.trace.selection.step_range import StepRange
+from commtrace.trace.selection import StepRange
 
 _NEWEST: Final = 3
 """Segments of each rank whose headers are read: the last steps may lie in more than one."""

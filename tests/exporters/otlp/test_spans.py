@@ -15,7 +15,7 @@ from commtrace.live.monitoring.findings import FOUND, LiveEvent
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.summary import trace_id
 from commtrace.trace import schema
-from commtrace.trace.selection.step_range import StepRange
+from commtrace.trace.selection import StepRange
 from tests.exporters.otlp.made import EPOCH_NS, RESOURCE, RUN, job_spans, live_rank, spans_of, step_rows, summary
 from tests.factory import group
 from tests.live.findings import live_straggler

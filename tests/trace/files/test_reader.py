@@ -19,7 +19,7 @@ from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.metadata import ClockAnchor, DeviceState, Group
 from commtrace.trace.run import Drop
-from commtrace.trace.selection.step_range import StepRange
+from commtrace.trace.selection import StepRange
 from tests.trace.rows import Row, mark, metadata, row, steps, write_rank
 
 

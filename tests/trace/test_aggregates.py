@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from commtrace.trace import schema
+from commtrace.trace.aggregates import Aggregate, AggregatingSink, read_aggregates
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.schema import Row
-from commtrace.trace.selection.aggregates import Aggregate, AggregatingSink, read_aggregates
-from commtrace.trace.selection.step_range import DetailPlan, StepRange
+from commtrace.trace.selection import DetailPlan, StepRange
 from tests.trace.rows import mark, metadata, row, steps
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from commtrace.synth import FREE, Job, synthesize
-from commtrace.synth.schedules import stage_order
+from commtrace.synth.simulation import stage_order
 
 
 def _exact(**settings: object) -> Job:

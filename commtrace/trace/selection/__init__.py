@@ -1,1 +1,0 @@
-"""Select steps and modules for detail, and sum up the others."""

@@ -39,9 +39,9 @@ def _loop(tracer: Tracer) -> Callable[[], None]:
 
 
 def _trainers(tracer: Tracer) -> Callable[[], None]:
-    from commtrace.integrations import trainers
+    from commtrace.integrations import loop
 
-    return trainers.install(tracer)
+    return loop.install_numbers(tracer)
 
 
 INTEGRATIONS: Final = (

@@ -11,18 +11,21 @@ import weakref
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 import torch
 
-from commtrace.capture.hooks import RAISED, Hooks, Wrap, installed
+from commtrace.capture.hooks import RAISED, Arguments, Hooks, Keywords, Wrap, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.installation import warn_if_untried
-from commtrace.integrations.deepspeed_topology import group_roles, topology
+from commtrace.integrations.topology import Engine, deepspeed_roles, deepspeed_topology
 from commtrace.trace import schema
 
 PART: Final = "deepspeed"
+
+DEEPCOMPILE: Final = "graphs compiled by DeepCompile"
+"""Their communication is issued in C++."""
 
 
 def install(tracer: Tracer) -> Callable[[], None]:
@@ -47,8 +50,8 @@ class DeepSpeedIntegration:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._hooks = Hooks(PART, tracer)
-        self._engines: weakref.WeakKeyDictionary[Any, Accumulation] = weakref.WeakKeyDictionary()
-        self._leader: Callable[[], Any] = lambda: None
+        self._engines: weakref.WeakKeyDictionary[Engine, Accumulation] = weakref.WeakKeyDictionary()
+        self._leader: Callable[[], Engine | None] = lambda: None
         self._latest_step = -1
         self._evaluations = 0
 
@@ -92,27 +95,31 @@ class DeepSpeedIntegration:
             self._hooks.replace_required(module.DeepSpeedEngine, name, wrap)
 
     def _then_read_groups(self, original: Callable[..., object]) -> Callable[..., object]:
-        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> Any:
+        def begin(args: Arguments, _kwargs: Keywords) -> Engine:
             # While it initialises, DeepSpeed makes its optimizer step once: that is the end of no step.
             self._tracer.steps.give_way(is_users=False)
-            return args[0]
+            engine: Engine = args[0]
+            return engine
 
-        def end(engine: object, result: object) -> None:
+        def end(engine: Engine, result: object) -> None:
             if result is not RAISED and self._hooks.active:
                 self._read_groups(engine)
 
         return self._hooks.around(begin, end)(original)
 
-    def _read_groups(self, engine: Any) -> None:
+    def _read_groups(self, engine: Engine) -> None:
         self._accumulation(engine).announced = engine.gradient_accumulation_steps()
-        roles = group_roles(engine)
+        roles = deepspeed_roles(engine)
         for group, role in roles:
             self._tracer.set_role(group, role)
         if self._leader() in (None, engine):
-            self._tracer.set_topology(topology(engine, roles))
+            self._tracer.set_topology(deepspeed_topology(engine, roles))
+        is_compiled = getattr(engine, "is_deepcompile_enabled", None)
+        if is_compiled is not None and is_compiled():
+            self._tracer.untraced_paths.add(DEEPCOMPILE)
 
     def _wrap_forward(self, original: Callable[..., object]) -> Callable[..., object]:
-        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> tuple[Span, bool] | None:
+        def begin(args: Arguments, _kwargs: Keywords) -> tuple[Span, bool] | None:
             engine = args[0]
             self._close_direct_backward(engine)
             if self._is_inside_a_microbatch() or self._evaluations:
@@ -128,7 +135,7 @@ class DeepSpeedIntegration:
         return self._hooks.around(begin, end)(original)
 
     def _wrap_backward(self, original: Callable[..., object]) -> Callable[..., object]:
-        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> Span | None:
+        def begin(args: Arguments, _kwargs: Keywords) -> Span | None:
             if self._is_inside_a_microbatch():
                 return None
             return self._enter(schema.BACKWARD, "backward", self._microbatch_of_backward(args[0]), 0)
@@ -137,24 +144,25 @@ class DeepSpeedIntegration:
 
     def _wrap_backward_prologue(self, original: Callable[..., object]) -> Callable[..., object]:
         # Called when gradients reach the model's output: in any backward, also in a direct one.
-        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> None:
+        def begin(args: Arguments, _kwargs: Keywords) -> None:
             if not self._is_inside_a_microbatch():
                 self._open_direct_backward(args[0])
 
         return self._hooks.around(begin, self._hooks.end)(original)
 
     def _wrap_backward_epilogue(self, original: Callable[..., object]) -> Callable[..., object]:
-        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> Any:
-            return args[0]
+        def begin(args: Arguments, _kwargs: Keywords) -> Engine:
+            engine: Engine = args[0]
+            return engine
 
-        def end(engine: object, _result: object) -> None:
+        def end(engine: Engine, _result: object) -> None:
             if self._hooks.active:
                 self._close_direct_backward(engine)
 
         return self._hooks.around(begin, end)(original)
 
     def _wrap_step(self, original: Callable[..., object]) -> Callable[..., object]:
-        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> tuple[Any, bool, Span | None]:
+        def begin(args: Arguments, _kwargs: Keywords) -> tuple[Engine, bool, Span | None]:
             engine = args[0]
             self._close_direct_backward(engine)
             is_boundary = _is_boundary(engine)
@@ -162,7 +170,7 @@ class DeepSpeedIntegration:
                 return engine, is_boundary, None
             return engine, is_boundary, self._tracer.enter(schema.OPTIMIZER, _name_of_optimizer(engine))
 
-        def end(begun: tuple[Any, bool, Span | None], result: object) -> None:
+        def end(begun: tuple[Engine, bool, Span | None], result: object) -> None:
             engine, is_boundary, span = begun
             if span is not None:
                 self._tracer.leave(span)
@@ -174,13 +182,13 @@ class DeepSpeedIntegration:
     def _is_inside_a_microbatch(self) -> bool:  # of the schedule's instruction, or of another framework
         return self._tracer.coordinates.microbatch >= 0
 
-    def _accumulation(self, engine: object) -> Accumulation:
+    def _accumulation(self, engine: Engine) -> Accumulation:
         accumulation = self._engines.get(engine)
         if accumulation is None:
             accumulation = self._engines[engine] = Accumulation()
         return accumulation
 
-    def _microbatch_of_forward(self, engine: object) -> int:
+    def _microbatch_of_forward(self, engine: Engine) -> int:
         accumulation = self._accumulation(engine)
         if not accumulation.begun:
             self._begin_step(engine)
@@ -190,29 +198,29 @@ class DeepSpeedIntegration:
         accumulation.finished = False
         return accumulation.microbatch
 
-    def _microbatch_of_backward(self, engine: object) -> int:
+    def _microbatch_of_backward(self, engine: Engine) -> int:
         accumulation = self._accumulation(engine)
         accumulation.finished = True
         return accumulation.microbatch if accumulation.begun else schema.NOT_APPLICABLE
 
-    def _end_micro_step(self, engine: object, is_boundary: bool) -> None:
+    def _end_micro_step(self, engine: Engine, is_boundary: bool) -> None:
         accumulation = self._accumulation(engine)
         accumulation.finished = True
         if is_boundary:
             accumulation.begun = False
 
-    def _open_direct_backward(self, engine: object) -> None:
+    def _open_direct_backward(self, engine: Engine) -> None:
         microbatch = self._microbatch_of_backward(engine)
         if microbatch >= 0:
             self._accumulation(engine).direct_backward = self._enter(schema.BACKWARD, "backward", microbatch, 0)
 
-    def _close_direct_backward(self, engine: object) -> None:
+    def _close_direct_backward(self, engine: Engine) -> None:
         accumulation = self._accumulation(engine)
         span, accumulation.direct_backward = accumulation.direct_backward, None
         if span is not None:
             self._tracer.leave(span)
 
-    def _begin_step(self, engine: Any) -> None:
+    def _begin_step(self, engine: Engine) -> None:
         leader = self._leader()
         if leader is None:
             self._leader = weakref.ref(engine)
@@ -273,12 +281,12 @@ class DeepSpeedIntegration:
                 self._hooks.replace_item(instructions, instruction, wrap)
 
     def _wrap_train_batch(self, original: Callable[..., object]) -> Callable[..., object]:
-        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> None:
+        def begin(args: Arguments, _kwargs: Keywords) -> None:
             self._begin_batch(args[0])
 
         return self._hooks.around(begin, self._hooks.end)(original)
 
-    def _begin_batch(self, engine: object) -> None:
+    def _begin_batch(self, engine: Engine) -> None:
         accumulation = self._accumulation(engine)
         accumulation.forwards = accumulation.backwards = 0
         self._begin_step(engine)
@@ -289,7 +297,7 @@ class DeepSpeedIntegration:
     def _wrap_instruction(
         self, kind: int, name: str, number: Callable[[Accumulation], int], original: Callable[..., object]
     ) -> Callable[..., object]:
-        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> Span | None:
+        def begin(args: Arguments, _kwargs: Keywords) -> Span | None:
             if self._evaluations:
                 return None
             engine = args[0]
@@ -298,7 +306,7 @@ class DeepSpeedIntegration:
         return self._hooks.around(begin, self._hooks.end)(original)
 
     def _wrap_optimizer_instruction(self, original: Callable[..., object]) -> Callable[..., object]:
-        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> Span | None:
+        def begin(args: Arguments, _kwargs: Keywords) -> Span | None:
             if self._tracer.open_optimizers:
                 return None
             return self._tracer.enter(schema.OPTIMIZER, _name_of_optimizer(args[0]))
@@ -306,11 +314,11 @@ class DeepSpeedIntegration:
         return self._hooks.around(begin, self._hooks.end)(original)
 
 
-def _name_of_optimizer(engine: object) -> str:
+def _name_of_optimizer(engine: Engine) -> str:
     return type(getattr(engine, "optimizer", None)).__name__
 
 
-def _is_boundary(engine: Any) -> bool:
+def _is_boundary(engine: Engine) -> bool:
     # Where the user owns the boundary, engine.step() always updates the model.
     managed = getattr(engine, "managed_gradient_accumulation", None)
     return bool(engine.is_gradient_accumulation_boundary()) or (managed is not None and not managed())
@@ -348,7 +356,7 @@ class ZeroPhases:
     def __init__(self, tracer: Tracer, hooks: Hooks) -> None:
         self._tracer = tracer
         self._hooks = hooks
-        self._fetched_for: Any = None
+        self._fetched_for: torch.nn.Module | None = None
 
     def install(self) -> None:
         replace = self._hooks.replace_method_when_imported
@@ -359,18 +367,18 @@ class ZeroPhases:
 
     def _fetching(self, original: Callable[..., object]) -> Callable[..., object]:
         # It fetches first the module's own parameters, then those of modules to come.
-        def begin(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Any]:
+        def begin(args: Arguments, kwargs: Keywords) -> tuple[torch.nn.Module | None]:
             outer = self._fetched_for
             self._fetched_for = args[1] if len(args) > 1 else kwargs.get("current_submodule")
             return (outer,)
 
-        def end(begun: tuple[Any], _result: object) -> None:
+        def end(begun: tuple[torch.nn.Module | None], _result: object) -> None:
             (self._fetched_for,) = begun
 
         return self._hooks.around(begin, end)(original)
 
     def _gathering(self, original: Callable[..., object]) -> Callable[..., object]:
-        def begin(args: tuple[Any, ...], _kwargs: dict[str, object]) -> Span:
+        def begin(args: Arguments, _kwargs: Keywords) -> Span:
             module, parameters = self._fetched_for, args[1] if len(args) > 1 else ()
             one = next(iter(parameters), None)
             is_prefetch = not (module is None or one is None or _is_parameter_of(module, one))
@@ -379,7 +387,7 @@ class ZeroPhases:
         return self._hooks.around(begin, self._hooks.end)(original)
 
 
-def _is_parameter_of(module: Any, parameter: object) -> bool:
+def _is_parameter_of(module: torch.nn.Module, parameter: object) -> bool:
     own = module.parameters(recurse=bool(getattr(module, "_z3_leaf", False)))
     external = getattr(module, "_external_params", {}).values()  # of other modules, which it uses all the same
     return any(one is parameter for one in (*own, *external))

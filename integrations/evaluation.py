@@ -9,7 +9,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
@@ -30,7 +30,7 @@ class EvaluationMode:
         self._hooks = hooks
         self._training_thread = threading.main_thread().ident
         self._open: dict[int, _Opened] = {}
-        self._says_something_else: dict[int, weakref.ref[Any]] = {}
+        self._not_evaluated: dict[int, weakref.ref[torch.nn.Module]] = {}
 
     def install(self) -> None:
         self._hooks.replace(torch.nn.Module, "eval", self._wrap_eval)
@@ -40,13 +40,13 @@ class EvaluationMode:
         """Forget the models in evaluation mode: training in between means that this is no evaluation."""
         if self._open:
             for key in tuple(self._open):
-                self._is_none(key)
+                self._dismiss(key)
 
     def _wrap_eval(self, original: Callable[..., object]) -> Callable[..., object]:
         failed, begins = self._hooks.failed, self._begins
 
         @functools.wraps(original)
-        def eval(module: Any) -> object:
+        def eval(module: torch.nn.Module) -> object:
             if torch.compiler.is_compiling():
                 return original(module)
             was_training = False
@@ -70,7 +70,7 @@ class EvaluationMode:
         thread = threading.get_ident
 
         @functools.wraps(original)
-        def train(module: Any, mode: bool = True) -> object:
+        def train(module: torch.nn.Module, mode: bool = True) -> object:
             if torch.compiler.is_compiling():
                 return original(module, mode)
             if mode:
@@ -112,7 +112,7 @@ class EvaluationMode:
             return
         if threading.get_ident() != self._training_thread or not tracer.recording:
             return
-        is_known = key in self._says_something_else
+        is_known = key in self._not_evaluated
         if is_known and not was_training:
             return
         steps = tracer.steps
@@ -123,7 +123,7 @@ class EvaluationMode:
             return
         self._open[key] = _Opened(self._until_gone(module), span, has_left)
         if len(self._open) > _MOST:  # They are parts of one model.
-            self._is_none(next(iter(self._open)))
+            self._dismiss(next(iter(self._open)))
 
     def _ends(self, module: torch.nn.Module) -> None:
         known = self._open.pop(id(module), None)
@@ -131,13 +131,13 @@ class EvaluationMode:
             self._tracer.leave_aside(known.span)
             self._tracer.steps.evaluation_ended(has_left=known.has_left)
 
-    def _is_none(self, key: int) -> None:
+    def _dismiss(self, key: int) -> None:
         opened = self._open.pop(key, None)
         if opened is not None and opened.reference() is not None:
-            self._says_something_else[key] = opened.reference
+            self._not_evaluated[key] = opened.reference
 
-    def _until_gone(self, module: torch.nn.Module) -> weakref.ref[Any]:
-        key, opened, others = id(module), self._open, self._says_something_else
+    def _until_gone(self, module: torch.nn.Module) -> weakref.ref[torch.nn.Module]:
+        key, opened, others = id(module), self._open, self._not_evaluated
 
         def gone(_reference: object) -> None:  # before another object can have its id
             opened.pop(key, None)
@@ -147,6 +147,6 @@ class EvaluationMode:
 
 
 class _Opened(NamedTuple):
-    reference: weakref.ref[Any]
+    reference: weakref.ref[torch.nn.Module]
     span: Span
     has_left: bool

@@ -1,7 +1,7 @@
-"""Capture training loops without a framework: the forward (evaluation) of a DDP or FSDP model, and every backward.
+"""Capture training loops that no integration marks: forwards or evaluations of DDP and FSDP models, every backward.
 
 ``microbatch`` is the number of the forward or backward in its step. Where an integration marks the steps of a
-framework, there are none of these spans.
+framework, there are none of these spans. The loops of Hugging Face's Trainer and of Lightning give steps their numbers.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import functools
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from commtrace.capture.collectives.waits import record_failure
-from commtrace.capture.hooks import Hooks, installed
+from commtrace.capture.hooks import Arguments, Function, Hooks, Keywords, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
-from commtrace.integrations import ddp, fsdp
+from commtrace.integrations import data_parallel
 from commtrace.integrations.evaluation import EvaluationMode
 from commtrace.trace import schema
 
@@ -44,23 +44,22 @@ class TrainingLoop:
     def install(self) -> None:
         self._hooks.replace(torch.autograd, "backward", self._wrap_backward)
         self._evaluation.install()
-        ddp.hook(self._hooks, self._tracer, self)
-        fsdp.hook(self._hooks, self._tracer, self)
+        data_parallel.hook(self._hooks, self._tracer, self)
 
     def uninstall(self) -> None:
         self._hooks.restore()
 
-    def wrap_forward(self, original: Callable[..., Any], announce: Callable[[Any], None]) -> Callable[..., Any]:
+    def wrap_forward(self, original: Function, announce: Callable[[torch.nn.Module], None]) -> Function:
         """Wrap the forward of the class of a wrapped model; ``announce`` is called with each model before it."""
 
-        def begin_of(module: object) -> Span | None:
+        def begin_of(module: torch.nn.Module) -> Span | None:
             self._hooks.guarded(announce, module)
             return self.begin_forward(module)
 
         begin, end = self._unseen_by_dynamo(begin_of), self._unseen_by_dynamo(self.end_forward)
         failed = self._hooks.failed
 
-        def forward(module: object, /, *args: object, **kwargs: object) -> Any:
+        def forward(module: torch.nn.Module, /, *args: object, **kwargs: object) -> object:
             if torch.compiler.is_compiling():
                 return original(module, *args, **kwargs)
             span: Span | None = None
@@ -79,14 +78,14 @@ class TrainingLoop:
         self._run_as_it_is(forward)
         return functools.wraps(original)(forward)
 
-    def begin_forward(self, module: object) -> Span | None:
+    def begin_forward(self, module: torch.nn.Module) -> Span | None:
         """Begin the outermost forward of a model; return None inside another one, or inside a framework's."""
         if not self._hooks.active or self._is_inside_work():
             return None
         span: Span | None = self._hooks.guarded(self._enter_forward, module)
         return span
 
-    def _enter_forward(self, module: Any) -> Span:
+    def _enter_forward(self, module: torch.nn.Module) -> Span:
         if not torch.is_grad_enabled() and not module.training:
             self._has_left_step = self._tracer.steps.evaluation_begins()
             return self._tracer.enter(schema.EVALUATION, "evaluation")
@@ -104,11 +103,11 @@ class TrainingLoop:
         has_left, self._has_left_step = self._has_left_step, False
         self._tracer.steps.evaluation_ended(has_left=has_left)
 
-    def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_backward(self, original: Function) -> Function:
         begin, end = self._unseen_by_dynamo(self._begin_backward), self._unseen_by_dynamo(self._end_backward)
         failed, tracer, steps = self._hooks.failed, self._tracer, self._tracer.steps
 
-        def backward(*args: object, **kwargs: object) -> Any:
+        def backward(*args: object, **kwargs: object) -> object:
             # A backward inside a backward (activation checkpointing, double differentiation) is part of that one.
             if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
                 return original(*args, **kwargs)
@@ -169,11 +168,11 @@ class TrainingLoop:
             span = span.outer
         return False
 
-    def _unseen_by_dynamo(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _unseen_by_dynamo(self, function: Function) -> Function:
         """Return ``function`` as one that dynamo neither compiles nor traces."""
-        disabled: Callable[..., Any] | None = None
+        disabled: Function | None = None
 
-        def call(*args: object) -> Any:
+        def call(*args: object) -> object:
             nonlocal disabled
             if disabled is None:
                 # Looked up anew until it is there: importing it takes seconds, and most jobs never do.
@@ -186,7 +185,7 @@ class TrainingLoop:
         self._run_as_it_is(call)
         return call
 
-    def _run_as_it_is(self, wrapper: Callable[..., Any]) -> None:
+    def _run_as_it_is(self, wrapper: Function) -> None:
         """Keep dynamo from the wrapper's own frame; what it calls is compiled as ever."""
 
         def skip(dynamo: ModuleType) -> None:
@@ -195,3 +194,53 @@ class TrainingLoop:
                 skip_code(wrapper.__code__)
 
         self._hooks.when_imported("torch._dynamo", skip)
+
+
+NUMBERS: Final = "step numbers of trainers"
+
+_LIGHTNING: Final = ("lightning.pytorch.trainer.call", "pytorch_lightning.trainer.call")
+
+
+def install_numbers(tracer: Tracer) -> Callable[[], None]:
+    """Hook Hugging Face's Trainer and Lightning now or when imported; return the function that undoes it."""
+    return installed(TrainerNumbers(tracer))
+
+
+class TrainerNumbers:
+    """Number steps as these trainers do, also after a resume; the step finder finds the steps."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._hooks = Hooks(NUMBERS, tracer)
+
+    def install(self) -> None:
+        wrap = self._hooks.around(self._transformers, _nothing)
+        module, owner = "transformers.trainer_callback", "CallbackHandler"
+        self._hooks.replace_method_when_imported(module, owner, "on_train_begin", wrap)
+        for module in _LIGHTNING:
+            self._hooks.when_imported(module, self._hook_lightning)
+
+    def uninstall(self) -> None:
+        self._hooks.restore()
+
+    def _hook_lightning(self, module: ModuleType) -> None:
+        self._hooks.replace(module, "_call_callback_hooks", self._hooks.around(self._lightning, _nothing))
+
+    def _transformers(self, args: Arguments, kwargs: Keywords) -> None:
+        state = kwargs["state"] if "state" in kwargs else args[2]
+        # transformers logs a step under the number of updates made by its end, Lightning under that before it.
+        self._begins_with(int(state.global_step) + 1, "the Trainer's global_step")
+
+    def _lightning(self, args: Arguments, kwargs: Keywords) -> None:
+        hook = kwargs["hook_name"] if "hook_name" in kwargs else args[1]
+        if hook == "on_train_start":
+            trainer = kwargs["trainer"] if "trainer" in kwargs else args[0]
+            self._begins_with(int(trainer.global_step), "Lightning's global_step")
+
+    def _begins_with(self, number: int, whose: str) -> None:
+        if self._tracer.steps.begins_with(number):
+            self._tracer.set_topology({"step_numbers": whose})
+
+
+def _nothing(_begun: object, _result: object) -> None:
+    """Do nothing when training begins."""

@@ -5,23 +5,25 @@ Spans are the microbatches' forwards and backwards, the outermost optimizer, and
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from commtrace.capture.hooks import RAISED, Hooks, installed
+from commtrace.capture.hooks import RAISED, Arguments, Function, Hooks, Keywords, installed
 from commtrace.capture.records import Coordinates, Span
 from commtrace.capture.tracer import Tracer
 from commtrace.installation import warn_if_untried
-from commtrace.integrations.megatron_topology import (
+from commtrace.integrations.topology import (
+    Topology,
     collection_roles,
     communicator_roles,
-    framework,
-    group_roles,
-    topology,
+    megatron_framework,
+    megatron_roles,
+    megatron_topology,
 )
 from commtrace.trace import schema
 
@@ -53,6 +55,10 @@ def install(tracer: Tracer) -> Callable[[], None]:
     return installed(MegatronIntegration(tracer))
 
 
+ReadArgument: TypeAlias = Callable[[str], Any]
+"""Returns an argument of a call by its name."""
+
+
 class Place(NamedTuple):
     microbatch: int
     chunk: int
@@ -66,7 +72,7 @@ class MegatronIntegration:
         self._optimizer_module: ModuleType | None = None
         self._known_groups: tuple[int, ...] = ()
         self._stage = 0
-        self._schedule: dict[str, Any] = {}
+        self._schedule: Topology = {}
         self._evaluations = 0
         self._numbered = False
         self._open_optimizers = 0
@@ -86,7 +92,7 @@ class MegatronIntegration:
         for name, hook in hooks.items():
             self._hooks.when_imported(name, hook)
         self._hooks.when_imported(
-            "megatron.core", lambda core: warn_if_untried("megatron-core", framework()["version"])
+            "megatron.core", lambda core: warn_if_untried("megatron-core", megatron_framework()["version"])
         )
         for module, owner, method, phase in _PHASES:
             wrap = self._hooks.timed(schema.PHASE, phase)
@@ -104,7 +110,7 @@ class MegatronIntegration:
             self._hooks.replace(module, name, self._then_read_groups)
         self._read_groups()
 
-    def _then_read_groups(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _then_read_groups(self, original: Function) -> Function:
         def end(_begun: bool, result: object) -> None:
             if result is not RAISED and self._hooks.active:
                 self._read_groups()
@@ -118,16 +124,15 @@ class MegatronIntegration:
             # destroy_model_parallel forgets most groups, not all: what is left would be given another role.
             self._known_groups = ()
             return
-        roles = group_roles(self._parallel_state)
+        roles = megatron_roles(self._parallel_state)
         groups = tuple(id(group) for group, _ in roles)
         if groups == self._known_groups:
             return
         self._known_groups = groups
         for group, role in roles:
             self._tracer.set_role(group, role)
-        found = topology(self._parallel_state)
-        self._stage = found["coordinates"]["pp"]
-        self._tracer.set_topology(found)
+        self._stage = self._parallel_state.get_pipeline_model_parallel_rank()
+        self._tracer.set_topology(megatron_topology(self._parallel_state))
 
     # Iterations
 
@@ -138,10 +143,10 @@ class MegatronIntegration:
         for name in _SCHEDULES:
             self._hooks.replace_required(module, name, self._wrap_schedule)
 
-    def _wrap_schedule(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_schedule(self, original: Function) -> Function:
         schedule = original.__name__
 
-        def begin(_args: tuple[object, ...], kwargs: Mapping[str, object]) -> Callable[[], None]:
+        def begin(_args: Arguments, kwargs: Keywords) -> Callable[[], None]:
             if kwargs.get("forward_only"):
                 return self._begin_evaluation()
             self._begin_iteration(schedule, kwargs)
@@ -197,7 +202,7 @@ class MegatronIntegration:
         }
         if topology != self._schedule:
             self._schedule = topology
-            self._tracer.set_topology({**topology, "framework": framework()})
+            self._tracer.set_topology({**topology, "framework": megatron_framework()})
 
     def _time_finalization(self, model: object) -> Callable[[], None]:
         """Time the schedule's call after the last backward as a phase; return the function that undoes it."""
@@ -230,13 +235,13 @@ class MegatronIntegration:
 
     # Microbatches
 
-    def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        argument = _argument_getter(original)
+    def _wrap_forward(self, original: Function) -> Function:
+        parameters = Parameters(original)
 
-        def begin(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[Span, Place] | None:
+        def begin(args: Arguments, kwargs: Keywords) -> tuple[Span, Place] | None:
             if self._evaluations:
                 return None
-            place = self._place_of_forward(argument, args, kwargs)
+            place = self._place_of_forward(parameters, args, kwargs)
             return self._enter(schema.FORWARD, "forward", place), place
 
         def end(begun: tuple[Span, Place], result: object) -> None:
@@ -247,18 +252,18 @@ class MegatronIntegration:
 
         return self._hooks.around(begin, end)(original)
 
-    def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        argument = _argument_getter(original)
+    def _wrap_backward(self, original: Function) -> Function:
+        parameters = Parameters(original)
 
-        def begin(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Span:
-            return self._enter(schema.BACKWARD, "backward", self._place_of_backward(argument, args, kwargs))
+        def begin(args: Arguments, kwargs: Keywords) -> Span:
+            return self._enter(schema.BACKWARD, "backward", self._place_of_backward(parameters, args, kwargs))
 
         return self._hooks.around(begin, self._hooks.end)(original)
 
     def _hook_combined(self, module: ModuleType) -> None:
-        self._combined.hook_steps(module, _argument_getter)
+        self._combined.hook_steps(module)
 
-    def _open_combined(self, argument: Callable[[str], Any]) -> Combined:
+    def _open_combined(self, argument: ReadArgument) -> Combined:
         """Open the spans of a combined step; a model of None means that its direction does not run."""
         opened: list[Span] = []
         backward = None
@@ -270,7 +275,7 @@ class MegatronIntegration:
             opened.append(self._enter(schema.FORWARD, "forward", self._place_of_combined_forward(argument)))
         return Combined(opened, backward)
 
-    def _place_of_combined_forward(self, argument: Callable[[str], Any]) -> Place:
+    def _place_of_combined_forward(self, argument: ReadArgument) -> Place:
         chunk = argument("f_model_chunk_id")
         if chunk is None:
             chunk = self._chunk_of_model(argument("f_model"))
@@ -285,11 +290,11 @@ class MegatronIntegration:
         self._backwards[chunk] += 1  # backwards of each chunk come in the order of their microbatches
         return Place(self._backwards[chunk] - 1, chunk)
 
-    def _place_of_forward(self, argument: Callable[..., Any], args: object, kwargs: object) -> Place:
-        chunk = argument(args, kwargs, "vp_stage")
+    def _place_of_forward(self, parameters: Parameters, args: Arguments, kwargs: Keywords) -> Place:
+        chunk = parameters.read(args, kwargs, "vp_stage")
         if chunk is None:
-            chunk = self._chunk_of_model(argument(args, kwargs, "model"))
-        microbatch = argument(args, kwargs, "current_microbatch")
+            chunk = self._chunk_of_model(parameters.read(args, kwargs, "model"))
+        microbatch = parameters.read(args, kwargs, "current_microbatch")
         if microbatch is None:
             microbatch = self._forwards[chunk]
         self._forwards[chunk] += 1
@@ -310,8 +315,8 @@ class MegatronIntegration:
         if output is not None:
             self._awaiting_backward[id(output)] = place
 
-    def _place_of_backward(self, argument: Callable[..., Any], args: object, kwargs: object) -> Place | None:
-        output = _first_tensor(argument(args, kwargs, "output_tensor"))
+    def _place_of_backward(self, parameters: Parameters, args: Arguments, kwargs: Keywords) -> Place | None:
+        output = _first_tensor(parameters.read(args, kwargs, "output_tensor"))
         place = self._awaiting_backward.pop(id(output), None)
         if place is None and self._awaiting_backward:
             # Another tensor than the forward returned: schedules run backwards in the order of the forwards.
@@ -339,8 +344,8 @@ class MegatronIntegration:
             if "step" in vars(optimizer) and optimizer not in wrapped:
                 self._hooks.replace(optimizer, "step", self._wrap_optimizer_step)
 
-    def _wrap_optimizer_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> Span | None:
+    def _wrap_optimizer_step(self, original: Function) -> Function:
+        def begin(args: Arguments, _kwargs: Keywords) -> Span | None:
             if self._open_optimizers:
                 return None
             span = self._tracer.enter(schema.OPTIMIZER, type(args[0]).__name__)
@@ -361,20 +366,21 @@ def _iteration() -> int | None:
     return completed + 1 if isinstance(completed, int) else None
 
 
-def _argument_getter(function: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, Any], str], Any]:
-    """Return a function that reads an argument by name; it returns None where this version has no such argument."""
-    positions = {name: position for position, name in enumerate(inspect.signature(function).parameters)}
+class Parameters:
+    """The parameters of a function of Megatron's, to read the arguments of a call by name."""
 
-    def argument(args: Sequence[object], kwargs: Mapping[str, object], name: str) -> Any:
+    def __init__(self, function: Function) -> None:
+        self._positions = {name: position for position, name in enumerate(inspect.signature(function).parameters)}
+
+    def read(self, args: Arguments, kwargs: Keywords, name: str) -> Any:
+        """Return an argument; None where it is not given, or this version has no such parameter."""
         if name in kwargs:
             return kwargs[name]
-        position = positions.get(name, len(args))
+        position = self._positions.get(name, len(args))
         return args[position] if position < len(args) else None
 
-    return argument
 
-
-def _first_tensor(value: object) -> Any:
+def _first_tensor(value: object) -> object:
     # forward_step returns one, a list, or one for each module, perhaps with the number of tokens.
     while isinstance(value, (list, tuple, dict)):
         value = next(iter(value.values() if isinstance(value, dict) else value), None)
@@ -413,25 +419,25 @@ class CombinedSteps:
     The forward's span lies inside the backward's. Communication gets the microbatch and chunk of its node.
     """
 
-    def __init__(self, tracer: Tracer, hooks: Hooks, open_spans: Callable[[Callable[[str], Any]], Combined]) -> None:
+    def __init__(self, tracer: Tracer, hooks: Hooks, open_spans: Callable[[ReadArgument], Combined]) -> None:
         self._tracer = tracer
         self._hooks = hooks
         self._open_spans = open_spans
         self._backward: Coordinates | None = None
 
-    def hook_steps(self, module: ModuleType, argument_getter: Callable[[Callable[..., Any]], Any]) -> None:
+    def hook_steps(self, module: ModuleType) -> None:
         """Hook ``megatron.core.pipeline_parallel.combined_1f1b``."""
 
-        def wrap(original: Callable[..., object]) -> Callable[..., object]:
-            argument = argument_getter(original)
+        def wrap(original: Function) -> Function:
+            parameters = Parameters(original)
 
-            def begin(args: tuple[object, ...], kwargs: dict[str, Any]) -> Combined:
+            def begin(args: Arguments, kwargs: Keywords) -> Combined:
                 around = self._tracer.coordinates
                 # These are the arguments that the step will get: it passes the functions by keyword.
                 for name in _MESSAGES:
                     if kwargs.get(name) is not None:
                         kwargs[name] = self._at(lambda: around, kwargs[name])
-                combined = self._open_spans(lambda name: argument(args, kwargs, name))
+                combined = self._open_spans(functools.partial(parameters.read, args, kwargs))
                 self._backward = combined.backward
                 return combined
 
@@ -451,11 +457,11 @@ class CombinedSteps:
     def _place(self) -> Coordinates | None:
         return self._backward
 
-    def _at(self, place: Callable[[], Coordinates | None], original: Callable[..., object]) -> Callable[..., Any]:
+    def _at(self, place: Callable[[], Coordinates | None], original: Function) -> Function:
         """Return ``original``, run at another place in the schedule; a place of None changes nothing."""
         tracer = self._tracer
 
-        def begin(_args: tuple[object, ...], _kwargs: dict[str, object]) -> Coordinates | None:
+        def begin(_args: Arguments, _kwargs: Keywords) -> Coordinates | None:
             there = place()
             return None if there is None else tracer.be_at(there)
 

@@ -10,14 +10,14 @@ import re
 import weakref
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any, Final
+from typing import Final, Protocol
 
 from torch.distributed import ProcessGroup
 
-from commtrace.capture.hooks import Hooks, installed
+from commtrace.capture.hooks import Arguments, Hooks, Keywords, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
-from commtrace.integrations.dimensions import add_dimension, add_framework, set_role_if_unknown
+from commtrace.integrations.topology import add_dimension, add_framework, set_role_if_unknown
 from commtrace.trace import schema
 
 PART: Final = "pipelining"
@@ -38,12 +38,28 @@ def install(tracer: Tracer) -> Callable[[], None]:
     return installed(PipeliningIntegration(tracer))
 
 
+class Stage(Protocol):
+    """The part of a ``_PipelineStageBase`` that is read; ``group`` is None for the default group."""
+
+    group: ProcessGroup | None
+    group_rank: int
+    group_size: int
+    stage_index: int
+
+
+class Schedule(Protocol):
+    """The part of a ``_PipelineSchedule`` that is read; of several stages per rank, ``_stages`` holds them."""
+
+    _n_microbatches: int
+    _stage: Stage
+
+
 class PipeliningIntegration:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._hooks = Hooks(PART, tracer)
-        self._chunks: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._announced: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._chunks: weakref.WeakKeyDictionary[Stage, int] = weakref.WeakKeyDictionary()
+        self._announced: weakref.WeakSet[Schedule] = weakref.WeakSet()
         self._evaluations = 0
 
     def install(self) -> None:
@@ -63,22 +79,22 @@ class PipeliningIntegration:
             self._hooks.replace(base, "eval", self._wrap_eval)
 
     def _wrap_step(self, original: Callable[..., object]) -> Callable[..., object]:
-        def begin(args: tuple[object, ...], _kwargs: Mapping[str, object]) -> None:
+        def begin(args: Arguments, _kwargs: Keywords) -> None:
             if not self._evaluations:
                 self._begin_iteration(args[0])
 
         return self._hooks.around(begin, lambda begun, result: None)(original)
 
-    def _begin_iteration(self, schedule: object) -> None:
+    def _begin_iteration(self, schedule: Schedule) -> None:
         if schedule not in self._announced:
             self._announced.add(schedule)
             self._announce(schedule)
         if getattr(schedule, "_has_backward", True):
             self._tracer.steps.iteration_begins()
 
-    def _announce(self, schedule: Any) -> None:
+    def _announce(self, schedule: Schedule) -> None:
         # A schedule of one stage per rank holds it as _stage, the others hold theirs in a list.
-        stages = getattr(schedule, "_stages", None) or [schedule._stage]
+        stages: list[Stage] = getattr(schedule, "_stages", None) or [schedule._stage]
         for chunk, stage in enumerate(stages):
             self._chunks[stage] = chunk
         first = stages[0]
@@ -97,7 +113,7 @@ class PipeliningIntegration:
         )
 
     def _wrap_eval(self, original: Callable[..., object]) -> Callable[..., object]:
-        def begin(_args: tuple[object, ...], _kwargs: Mapping[str, object]) -> tuple[Span, bool]:
+        def begin(_args: Arguments, _kwargs: Keywords) -> tuple[Span, bool]:
             has_left = self._tracer.steps.evaluation_begins()
             span = self._tracer.enter(schema.EVALUATION, "evaluation")
             self._evaluations += 1
@@ -125,7 +141,7 @@ class PipeliningIntegration:
         return self._action(original, schema.FORWARD, lambda _: "forward")
 
     def _wrap_backward(self, original: Callable[..., object]) -> Callable[..., object]:
-        def name(arguments: Mapping[str, object]) -> str:
+        def name(arguments: Keywords) -> str:
             return "backward" if arguments.get("full_backward", True) else "backward_input"
 
         return self._action(original, schema.BACKWARD, name)
@@ -134,9 +150,9 @@ class PipeliningIntegration:
         return self._action(original, schema.BACKWARD, lambda _: "backward_weight")
 
     def _action(
-        self, original: Callable[..., object], kind: int, name: Callable[[Mapping[str, Any]], str]
+        self, original: Callable[..., object], kind: int, name: Callable[[Keywords], str]
     ) -> Callable[..., object]:
-        def begin(args: tuple[Any, ...], kwargs: dict[str, object]) -> Span | None:
+        def begin(args: Arguments, kwargs: Keywords) -> Span | None:
             stage, microbatch = args[:2]  # every version passes these first and the rest by name
             trains = kind == schema.FORWARD or getattr(stage, "has_backward", True)
             if self._evaluations or not trains:

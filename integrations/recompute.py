@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Final
+from typing import Final, Protocol
 
-from commtrace.capture.hooks import RAISED, Hooks, installed
+from commtrace.capture.hooks import RAISED, Arguments, Function, Hooks, Keywords, installed
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
@@ -37,6 +37,18 @@ def install(tracer: Tracer) -> Callable[[], None]:
     return installed(Recomputation(tracer))
 
 
+class Checkpoint(Protocol):
+    """A node of a graph whose backward repeats a forward, or what a node keeps for that."""
+
+    run_function: Function
+
+
+class Frame(Protocol):
+    """An object that repeats a forward for its saved tensors."""
+
+    recompute_fn: Function
+
+
 class Recomputation:
     def __init__(self, tracer: Tracer) -> None:
         self._hooks = Hooks(PART, tracer)
@@ -58,8 +70,8 @@ class Recomputation:
         self._hooks.replace(module, function, self._calling_again)
 
     def _repeating(self, original: Callable[..., object]) -> Callable[..., object]:
-        def begin(args: tuple[Any, ...], _kwargs: dict[str, object]) -> tuple[Any, Any, Any] | None:
-            checkpoint = args[0]
+        def begin(args: Arguments, _kwargs: Keywords) -> tuple[Checkpoint, Function, Function] | None:
+            checkpoint: Checkpoint = args[0]
             run_function = getattr(checkpoint, "run_function", None)
             if run_function is None:
                 return None
@@ -67,7 +79,7 @@ class Recomputation:
             checkpoint.run_function = recompute
             return checkpoint, run_function, recompute
 
-        def end(begun: tuple[Any, Any, Any], _result: object) -> None:
+        def end(begun: tuple[Checkpoint, Function, Function], _result: object) -> None:
             checkpoint, run_function, recompute = begun
             if checkpoint.run_function is recompute:
                 checkpoint.run_function = run_function
@@ -75,7 +87,7 @@ class Recomputation:
         return self._hooks.around(begin, end)(original)
 
     def _keeping(self, original: Callable[..., None]) -> Callable[..., None]:
-        def end(frame: Any, result: object) -> None:
+        def end(frame: Frame, result: object) -> None:
             recompute = getattr(frame, "recompute_fn", None)
             if result is not RAISED and recompute is not None:
                 frame.recompute_fn = self._timed(recompute)
@@ -96,7 +108,7 @@ class Recomputation:
         timed = self._timed(function)
 
         @functools.wraps(function)
-        def call(*args: object, **kwargs: object) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             return next(calls, timed)(*args, **kwargs)
 
         return call

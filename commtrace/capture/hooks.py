@@ -10,7 +10,7 @@ import functools
 import sys
 from collections.abc import Callable
 from types import CellType, ModuleType
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import wrapt
 
@@ -21,11 +21,17 @@ from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.installation import PAGE
 
-Wrap = Callable[[Any], Any]
-"""Turns an original into what stands in for it."""
+Function: TypeAlias = Callable[..., Any]
+"""A function of torch, of a framework or of the script."""
 
-Begin = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-End = Callable[[Any, Any], None]
+Arguments: TypeAlias = tuple[Any, ...]
+Keywords: TypeAlias = dict[str, Any]
+"""What such a function is called with."""
+
+Wrap: TypeAlias = Callable[[Any], Any]
+"""Turns an original into its replacement."""
+
+_Begun = TypeVar("_Begun")
 
 
 class Part(Protocol):
@@ -137,7 +143,9 @@ class Hooks:
         self._cells.clear()
         self._items.clear()
 
-    def around(self, begin: Begin, end: End) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def around(
+        self, begin: Callable[[Arguments, Keywords], _Begun | None], end: Callable[[_Begun, Any], None]
+    ) -> Callable[[Function], Function]:
         """Return a wrapper that calls ``begin`` before a function and ``end`` after it; failures switch the part off.
 
         ``begin`` gets positional and keyword arguments; unless it returns None, ``end`` gets its result, and that of

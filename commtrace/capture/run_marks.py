@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 from commtrace import identity
 from commtrace.capture import triggers
-from commtrace.capture.collectives.untraced_paths import ACTIVE, CAPTURED_COMMUNICATION, find_invisible
+from commtrace.capture.collectives.untraced_paths import ACTIVE, find_invisible
 from commtrace.capture.collectives.untraced_paths import PART as INVISIBLE
 from commtrace.capture.device.clock import CudaClock
 from commtrace.capture.device.device_watch import DeviceWatch
@@ -118,9 +118,7 @@ class RunMarks:
             return
         try:
             found = find_invisible()
-            if self._tracer.saw_graph_capture:
-                found[CAPTURED_COMMUNICATION] = ACTIVE
-            found.update({f"ProcessGroup.{name}": ACTIVE for name in sorted(self._tracer.unknown_methods)})
+            found.update(dict.fromkeys(sorted(self._tracer.untraced_paths), ACTIVE))
             # What was active once stays: what it communicated is missing from the recording.
             found = {**known, **{name: ACTIVE if known.get(name) == ACTIVE else state for name, state in found.items()}}
             if found != known:

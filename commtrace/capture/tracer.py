@@ -62,8 +62,7 @@ class Tracer:
         self.coordinates = Coordinates()
         self.recording = window is None
         self.last_mark: Mark | None = None  # the latest end of a phase or stall in this step
-        self.saw_graph_capture = False  # replays of captured communication cannot be seen
-        self.unknown_methods: set[str] = set()
+        self.untraced_paths: set[str] = set()  # ways of communicating that are in use here and not recorded
         self.unmeasured = Unmeasured(self.guard)
         self.open_optimizers = 0
         self.innermost: Span | None = None

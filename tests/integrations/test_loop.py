@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commtrace.capture.collectives.ddp_reducer import CppCalls, ReducerCapture
 from commtrace.capture.model.optimizers import OptimizerPhase
-from commtrace.integrations import fsdp, loop
+from commtrace.integrations import data_parallel, loop
 from commtrace.trace import schema
 from tests.capture.recording import Recording, fake_backend
 
@@ -127,7 +127,7 @@ def test_groups_of_hybrid_sharding_say_which_of_the_two_they_are(looping: Record
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     fully_shard(trained, mesh=mesh)
 
-    fsdp._announce(looping.tracer, list(fsdp._groups_below(trained)))
+    data_parallel.announce(looping.tracer, "FSDP", data_parallel.groups_below(trained))
 
     assert roles(looping) == {(0, 1, 2, 3): "world", (0, 1): "shard", (1, 3): "replicate"}
     _, topology = looping.tracer.topology()

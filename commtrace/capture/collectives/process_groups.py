@@ -198,15 +198,15 @@ class ProcessGroupCapture:
         """Wrap a method that may communicate: its first call is reported, with its ``meaning``."""
         from torch.distributed import Work
 
-        tracer = self._tracer
+        tracer, path = self._tracer, f"ProcessGroup.{name}"
         is_private = name.startswith("_")
 
         def method(process_group: ProcessGroup, /, *arguments: object, **keywords: object) -> object:
             result = original(process_group, *arguments, **keywords)
             try:
-                if name not in tracer.unknown_methods and (not is_private or isinstance(result, Work)):
-                    tracer.unknown_methods.add(name)
-                    tracer.guard.noticed(f"ProcessGroup.{name} was called: {meaning}.")
+                if path not in tracer.untraced_paths and (not is_private or isinstance(result, Work)):
+                    tracer.untraced_paths.add(path)
+                    tracer.guard.noticed(f"{path} was called: {meaning}.")
             except Exception as error:
                 tracer.failed(PART, error)
             return result

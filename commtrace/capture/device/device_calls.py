@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from commtrace.capture.collectives.untraced_paths import CAPTURED_COMMUNICATION
 from commtrace.capture.device.clock import CudaClock, CudaMark, Mark
 from commtrace.capture.device.hidden_ends import FlightRecorder, HiddenEnds
 from commtrace.capture.records import (
@@ -62,7 +63,7 @@ class DeviceCalls:
         if clock.is_off:
             return None
         if clock.is_capturing():
-            self._tracer.saw_graph_capture = True
+            self._tracer.untraced_paths.add(CAPTURED_COMMUNICATION)  # its replays cannot be seen
             return None
         if state.bracket is not None:
             is_first_to_run = not state.bracket and state.nccl.launches_in_brackets and not operation.is_p2p

@@ -16,6 +16,7 @@ from commtrace.capture.collectives.ddp_reducer import CppCalls, ReducerCapture
 from commtrace.capture.collectives.functional import FUNCTIONAL, FunctionalCapture, FunctionalWaits, storage_of
 from commtrace.capture.collectives.operations import OPERATIONS
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture
+from commtrace.capture.collectives.untraced_paths import CAPTURED_COMMUNICATION
 from commtrace.capture.device.clock import CudaClock
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.records import Launch, next_id
@@ -423,7 +424,7 @@ def test_a_graph_capture_is_stepped_around_and_noted(job: Job) -> None:
     with job.cuda.graph():
         job.all_reduce(asynchronous=False)
         job.all_reduce(asynchronous=True).wait()
-    assert job.recording.tracer.saw_graph_capture
+    assert job.recording.tracer.untraced_paths == {CAPTURED_COMMUNICATION}
     work.wait()
     job.all_reduce(asynchronous=False)
     job.finish()

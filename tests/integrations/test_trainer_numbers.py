@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from commtrace.integrations import trainers
+from commtrace.integrations.loop import install_numbers
 from commtrace.trace import schema
 from tests.capture.recording import Recording
 
@@ -27,7 +27,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
     for module in (transformers, lightning):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     recording = Recording()
-    uninstall = trainers.install(recording.tracer)
+    uninstall = install_numbers(recording.tracer)
     yield recording
     uninstall()
     assert "_surrounded" not in repr(handler.on_train_begin)

@@ -91,7 +91,7 @@ class Agreement:
         store.add(f"{_PREFIX}/heard/{announced.round}", 1)
         return Agreed(announced.run_id, announced.attempt)
 
-    def not_heard_of(self, store: Store) -> int:
+    def unreported(self, store: Store) -> int:
         """Return the number of ranks that have not read the announcement of rank 0; 0 on other ranks."""
         if self._rank != 0:
             return 0

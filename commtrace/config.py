@@ -312,7 +312,7 @@ class Config:
     run_id: str = option(
         "",
         RUN_ID,
-        "Name of the run, at most 200 printable characters. What rank 0 has holds for all. Empty: taken from "
+        "Name of the run, at most 200 printable characters. Rank 0's name is used by all. Empty: taken from "
         "torchrun's `--rdzv-id` or from Slurm, else from the launcher's process on rank 0 "
         "([how](recording.md#one-job-is-one-run)).",
         example="gpt-7b-lr3e-4",
@@ -333,8 +333,8 @@ class Config:
     buffer_spans: int = option(
         200_000,
         whole_number(1, 10_000_000),
-        "Capacity of the buffer between the training thread and the thread that writes. What exceeds it is "
-        "dropped and counted.",
+        "Capacity of the buffer between the training thread and the thread that writes. Further "
+        "spans are dropped and counted.",
         example="50000",
     )
     steps_per_segment: int = option(
@@ -367,13 +367,13 @@ class Config:
     keep_steps: int = option(
         0,
         whole_number(0),
-        "Of each rank keep the last so many steps; older files are deleted. `0`: all.",
+        "Keep the last so many steps of each rank; older files are deleted. `0`: all.",
         example="10000",
     )
     keep_bytes: int = option(
         0,
         BYTES,
-        "Of each rank keep at most so many bytes of files, the newest; older ones are deleted. `K`, `M`, `G` "
+        "Keep at most so many bytes of files of each rank, the newest; older ones are deleted. `K`, `M`, `G` "
         "and `T` are powers of 1000; at least `1M`. `0`: no limit.",
         example="2G",
     )
@@ -394,8 +394,8 @@ class Config:
     hang_seconds: float = option(
         60.0,
         SECONDS_OR_NEVER,
-        "When nothing has moved for so many seconds, and for ten typical steps, every rank writes down what "
-        "it is in ([doctor.md](doctor.md#while-it-hangs)). `0`: never.",
+        "After so many seconds without progress, and ten typical steps, every rank writes its state to a "
+        "file ([doctor.md](doctor.md#while-it-hangs)). `0`: never.",
         example="300",
     )
     monitor: MonitorConfig = field(default_factory=MonitorConfig)

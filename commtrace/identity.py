@@ -84,9 +84,9 @@ class Identity:
         while (found := self.found(place)) is None and time.monotonic() < deadline:
             time.sleep(_ASK_AGAIN_SECONDS)
         if found is None:
-            alone = self._not_agreed("rank 0 has not said one", place or current_place())
+            alone = self._not_agreed("rank 0 has not announced one", place or current_place())
             found = self._found = self._found or alone
-        while self._not_heard_of() and not self._store_outlives_us() and time.monotonic() < deadline:
+        while self._unreported() and not self._store_outlives_us() and time.monotonic() < deadline:
             time.sleep(_ASK_AGAIN_SECONDS)
         return found
 
@@ -94,7 +94,7 @@ class Identity:
         try:
             store = _default_store()
         except (RuntimeError, ValueError) as error:  # the training thread has just destroyed the group
-            _logger.debug("commtrace: whose the store of the job is is not known: %s", error)
+            _logger.debug("commtrace: the owner of the job's store is not known: %s", error)
             return False
         while hasattr(store, "underlying_store"):
             store = store.underlying_store
@@ -103,28 +103,28 @@ class Identity:
 
     def look_for_others(self) -> None:
         """Warn, on rank 0, of ranks that have not been heard of for long: they are not recorded. Never waits."""
-        missing = self._not_heard_of()
+        missing = self._unreported()
         if missing and self._asked_at is not None and time.monotonic() - self._asked_at > _LONGEST_SECONDS:
             self._needs_no_others = True
             _logger.warning(
-                "commtrace: nothing has been heard of %d of the ranks for %g s: they are not recorded, or under other "
-                "names. Is commtrace installed and imported on their nodes? A launcher that starts processes over ssh "
-                "has to forward PYTHONPATH and %s, which `commtrace run` sets.",
+                "commtrace: %d of the ranks have not reported for %g s: they are not recorded, or under other names. "
+                "Is commtrace installed and imported on their nodes? A launcher that starts processes over ssh has to "
+                "forward PYTHONPATH and %s, which `commtrace run` sets.",
                 missing,
                 _LONGEST_SECONDS,
                 FORWARDED,
             )
 
-    def _not_heard_of(self) -> int:
+    def _unreported(self) -> int:
         """Return the number of ranks that rank 0 has not heard of; 0 on others, and once all were there."""
         if self._needs_no_others or self._agreement is None:
             return 0
         try:
             store = _default_store()
-            missing = 0 if store is None else self._agreement.not_heard_of(store)
+            missing = 0 if store is None else self._agreement.unreported(store)
         # KeyError, ValueError: the training thread has just destroyed the group.
         except (KeyError, RuntimeError, NotImplementedError, ValueError) as error:
-            _logger.debug("commtrace: whether the other ranks know what the run is called is not known: %s", error)
+            _logger.debug("commtrace: it is not known which ranks have read the name of the run: %s", error)
             missing = 0
         self._needs_no_others = missing == 0
         return missing
@@ -156,7 +156,7 @@ class Identity:
             self._warn_of_other_name(agreed)
             return self._of(agreed, place, store)
         if time.monotonic() - self._asked_at > _LONGEST_SECONDS:
-            return self._not_agreed(f"rank 0 has not said one for {_LONGEST_SECONDS:g} s", place)
+            return self._not_agreed(f"rank 0 has not announced one for {_LONGEST_SECONDS:g} s", place)
         return None
 
     def _not_agreed(self, why: str, place: Place | None) -> Found:
@@ -185,7 +185,7 @@ class Identity:
             return 0
 
     def _warn_of_other_name(self, agreed: Agreed) -> None:
-        if self._shared_name and agreed.run_id != self._shared_name and self._speaks_for_its_node():
+        if self._shared_name and agreed.run_id != self._shared_name and self._is_first_of_its_node():
             _logger.warning(
                 "commtrace: the run is called %s on this node and %s on rank 0, and is recorded as %s. The launcher "
                 "has not given all nodes the same variables; COMMTRACE_RUN_ID is best set for all of them.",
@@ -195,7 +195,7 @@ class Identity:
             )
 
     def _warn_of_no_agreement(self, why: str) -> None:
-        if not self._speaks_for_its_node():
+        if not self._is_first_of_its_node():
             return
         _logger.warning(
             "commtrace: the ranks could not agree on a name for this run (%s). This node's are recorded as %s; is "
@@ -205,7 +205,7 @@ class Identity:
             self._name,
         )
 
-    def _speaks_for_its_node(self) -> bool:
+    def _is_first_of_its_node(self) -> bool:
         return not launchers.local_rank(self._environment)
 
 

@@ -55,7 +55,7 @@ def warn_if_untried(package: str, version: str) -> None:
     _warned.add(package)
     oldest, newest = (".".join(map(str, end)) for end in tried)
     _logger.warning(
-        "commtrace was tried with %s %s to %s and records %s as well as it can: see %s and commtrace doctor",
+        "commtrace was tested with %s %s to %s; %s is recorded as far as possible: see %s and commtrace doctor",
         package, oldest, newest, version, PAGE,
     )  # fmt: skip
 

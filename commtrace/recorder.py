@@ -62,7 +62,7 @@ class Recorder:
     Args:
         open_sinks: called once on the harvester thread, as soon as ``ready`` returns True.
         before_pass: called at the beginning of each pass; returns marks (name, detail) to write.
-        last_word: called at the end with the lost spans, by kind, that no sink could note.
+        note_losses: called at the end with the lost spans, by kind, that no sink could note.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class Recorder:
         ready: Callable[[], bool] = lambda: True,
         capacity: int = 200_000,
         before_pass: Callable[[], Iterable[tuple[str, Any]]] = lambda: (),
-        last_word: Callable[[Mapping[str, int]], None] = lambda lost: None,
+        note_losses: Callable[[Mapping[str, int]], None] = lambda lost: None,
     ) -> None:
         self.recording = True
         self._open_sinks = open_sinks
         self._ready = ready
         self.capacity = capacity
         self._before_pass = before_pass
-        self._last_word = last_word
+        self._note_losses = note_losses
         self._is_end_written = False
         self.buffer: deque[Entry] = deque()  # hot paths append to it, minding ``capacity`` and ``drop``
         self._unresolved: deque[Entry] = deque()
@@ -230,7 +230,7 @@ class Recorder:
             except Exception:
                 if not self._marks_retry_at:
                     _logger.warning(
-                        "commtrace: what describes the run could not be found out; tried again every %s s",
+                        "commtrace: the metadata of the run could not be collected; trying again every %s s",
                         _RETRY_SECONDS,
                         exc_info=True,
                     )
@@ -292,13 +292,13 @@ class Recorder:
             return  # there was nothing to record
         dropped = self.dropped
         unwritten = {kind: count - self._recorded_drops.get(kind, 0) for kind, count in dropped.items()}
-        where = "Its files say so."
+        where = "Its files have the counts."
         if not self._is_end_written:
             where = f"Its files end before the job did: {self._failure or 'they could not be written'}."
             try:
-                self._last_word({kind: count for kind, count in unwritten.items() if count})
+                self._note_losses({kind: count for kind, count in unwritten.items() if count})
             except OSError as error:
-                where += f" Not even that could be written beside them: {error.strerror}."
+                where += f" The counts could not be written either: {error.strerror}."
         if dropped:
             _logger.warning(
                 "commtrace: %d spans of this process were lost (%s). %s",
@@ -351,7 +351,9 @@ class Recorder:
     def _warn_of_entry(self) -> None:
         if not self._has_warned_of_entry:
             self._has_warned_of_entry = True
-            _logger.warning("commtrace: a span could not be made; it and others like it are counted", exc_info=True)
+            _logger.warning(
+                "commtrace: an entry could not be turned into a span; such spans are counted as dropped", exc_info=True
+            )
 
     def _warn_of_sink(self, error: Exception) -> None:
         self._failure = str(error)

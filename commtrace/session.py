@@ -182,14 +182,14 @@ def _started(config: Config) -> Instrumentation:
     session = Instrumentation(config, INTEGRATIONS, _open_observers(config))
     try:
         session.start()
-        _end_in_order(session)
+        _end_at_exit(session)
     except BaseException:
         session.stop()
         raise
     return session
 
 
-def _end_in_order(session: Instrumentation) -> None:
+def _end_at_exit(session: Instrumentation) -> None:
     """Wait, at exit, for the callbacks of this session and of earlier ones that still have some to come."""
     global _sessions, _exit_pid
     _sessions = [*(earlier for earlier in _sessions if earlier.awaits_callbacks), session]

@@ -59,9 +59,9 @@ def test_rank_0_knows_when_all_others_have_heard_it(job: Job) -> None:
     first, second, third = job.starts(3)
     for rank in (first, second, third, first, second):
         job.asks(rank)
-    assert [rank.not_heard_of(job.store) for rank in (first, second)] == [1, 0]
+    assert [rank.unreported(job.store) for rank in (first, second)] == [1, 0]
     job.asks(third)
-    assert first.not_heard_of(job.store) == 0
+    assert first.unreported(job.store) == 0
 
 
 def test_rank_0_waits_a_second_for_ranks_that_may_not_be_recorded(job: Job) -> None:

@@ -236,7 +236,7 @@ def test_rank_0_says_once_that_ranks_are_not_recorded(
     for _ in range(3):
         first.look_for_others()
     assert len(caplog.records) == 1
-    assert "nothing has been heard of 3 of the ranks" in caplog.text
+    assert "3 of the ranks have not reported" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_a_rank_does_not_wait_for_ever_for_a_rank_0_that_is_not_recorded(
 
     assert process.found() is None
     assert process.settled(0.05).rank == 2
-    assert "rank 0 has not said one" in caplog.text
+    assert "rank 0 has not announced one" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,11 @@ def test_another_version_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> 
     warn_if_untried("megatron-core", "0.11.0")
 
     assert [(record.levelno, record.getMessage().split(": see")[0]) for record in caplog.records] == [
-        (logging.WARNING, "commtrace was tried with torch 2.4 to 2.15 and records 2.16.0 as well as it can"),
-        (logging.WARNING, "commtrace was tried with megatron-core 0.12 to 0.19 and records 0.11.0 as well as it can"),
+        (logging.WARNING, "commtrace was tested with torch 2.4 to 2.15; 2.16.0 is recorded as far as possible"),
+        (
+            logging.WARNING,
+            "commtrace was tested with megatron-core 0.12 to 0.19; 0.11.0 is recorded as far as possible",
+        ),
     ]
     assert all(PAGE in record.getMessage() for record in caplog.records)
 

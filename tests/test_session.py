@@ -236,4 +236,4 @@ def test_a_forked_child_asks_nothing_of_its_parents_store(tmp_path: Path, monkey
     recording.abandon_after_fork()
     recording._identify_before_the_end()
 
-    assert asked == [instrumentation.LAST_WORD_SECONDS]
+    assert asked == [instrumentation.NAME_SECONDS]

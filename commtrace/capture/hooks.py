@@ -86,8 +86,8 @@ class Hooks:
         if vars(owner).get(name) is None:
             where = getattr(owner, "__qualname__", owner.__name__)
             self._tracer.guard.noticed(
-                f"{self._part}: {where} has no {name} in this version, which commtrace would hook: what it records "
-                f"there is missing. The versions that were tried are in {PAGE}."
+                f"{self._part}: {where} has no {name} in this version: what commtrace records there is missing. "
+                f"The tested versions are in {PAGE}."
             )
             return
         self.replace(owner, name, wrap)

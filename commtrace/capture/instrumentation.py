@@ -58,7 +58,7 @@ class Observer(Sink, Protocol):
         """Give up everything, in a forked child: it belongs to the parent."""
 
 
-LAST_WORD_SECONDS: Final = 2.0
+NAME_SECONDS: Final = 2.0
 """The longest wait of the end of the recording, or of its process groups, for the name of the run from rank 0."""
 
 
@@ -92,7 +92,7 @@ class Instrumentation:
             ready=self._is_identified,
             capacity=config.buffer_spans,
             before_pass=self._since_last_pass,
-            last_word=self._leave_word,
+            note_losses=self._note_losses,
         )
         self._writer: SegmentWriter | None = None
         self._device_clock = _device_clock()
@@ -193,7 +193,7 @@ class Instrumentation:
             self._uninstallers.pop()
         self.tracer.guard.has_ended = True
         self._hang_watch.stop()
-        self._peer_watch.stop(in_order=not self.tracer.failures_recorded and not uncaught_exception())
+        self._peer_watch.stop(ended_cleanly=not self.tracer.failures_recorded and not uncaught_exception())
         self._device_watch.stop()
         self._marks.has_ended = True
         self.recorder.stop()
@@ -238,7 +238,7 @@ class Instrumentation:
     def _identify_before_the_end(self) -> None:
         # Not in a forked child: the connection to the store is its parent's.
         if self.recorder.recording and _is_initialized():
-            self._identity.settled(LAST_WORD_SECONDS, self.tracer.groups.place)
+            self._identity.settled(NAME_SECONDS, self.tracer.groups.place)
 
     def _install_futures(self, tracer: Tracer) -> Callable[[], None]:
         from commtrace.capture.collectives.waits import FutureWaits
@@ -246,7 +246,7 @@ class Instrumentation:
         return hooks.installed(FutureWaits(tracer, self._process_groups.pending, self._process_groups.devices))
 
     def _open_sinks(self) -> list[Sink]:
-        found = self._identity.settled(LAST_WORD_SECONDS, self.tracer.groups.place)
+        found = self._identity.settled(NAME_SECONDS, self.tracer.groups.place)
         directory = identity.directory(self._config, found.run_id)
         metadata = identity.collect(self._config, found)
         if metadata.rank == 0 and metadata.attempt == 0 and _holds_a_recording(directory):
@@ -279,7 +279,7 @@ class Instrumentation:
         thinned = writer if detail.every == 1 else AggregatingSink(writer, detail.details)
         return [*self._observers, thinned]
 
-    def _leave_word(self, lost: Mapping[str, int]) -> None:
+    def _note_losses(self, lost: Mapping[str, int]) -> None:
         if self._writer is not None:
             self._writer.write_losses(lost)
 
@@ -378,7 +378,7 @@ def _print(line: str) -> None:
     try:
         print(line, file=sys.stderr)
     except (OSError, ValueError) as error:  # The job has closed its stderr: recording must not depend on it.
-        _logger.debug("commtrace could not say where it records: %s", error)
+        _logger.debug("commtrace could not print where it records: %s", error)
 
 
 def _lacks_variables() -> bool:

@@ -67,8 +67,8 @@ class PeerWatch:
             return
         self._thread = thread
 
-    def stop(self, *, in_order: bool) -> None:
-        """End the thread. If the job did not end early (``in_order``), its notes mean nothing and are removed."""
+    def stop(self, *, ended_cleanly: bool) -> None:
+        """End the thread. If the job ended cleanly, its notes mean nothing and are removed."""
         if self._thread is None or self._stop is None or self._own is None:
             return
         thread, self._thread = self._thread, None
@@ -78,7 +78,7 @@ class PeerWatch:
         if not thread.is_alive():
             for end in self._stop:
                 os.close(end)
-        if in_order and self._has_noted:
+        if ended_cleanly and self._has_noted:
             try:
                 forget_gone_peers(rank_directory(self._run_directory, self._own.rank), self._own.session)
             except OSError as error:

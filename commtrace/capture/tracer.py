@@ -149,8 +149,8 @@ class Tracer:
             return step
         if not self._counted_on and (self.groups.place is None or self.groups.place.rank == 0):
             self.guard.noticed(
-                f"steps are numbered again from {number} after {self._latest_step}; each needs a number of its own, so "
-                f"they are counted on, from {step + behind}"
+                f"steps are numbered again from {number} after {self._latest_step}; numbers must be unique, so the "
+                f"count goes on with {step + behind}"
             )
         self._counted_on += behind
         return step + behind
@@ -163,7 +163,7 @@ class Tracer:
             try:
                 action()
             except Exception as error:
-                self.failed("what was asked for at a step", error)
+                self.failed("a request for detail", error)
 
     def end_step(self) -> None:
         """Close the current step; spans belong to none until the next one begins."""

@@ -96,7 +96,7 @@ def import_workerlog(
     """
     run_id, session = new_run(output)
     logs = []
-    for path in _in_order(files):
+    for path in _sorted_logs(files):
         on_file(path)
         logs.append(_read(path))
     group = Group(group_id(range(len(logs)), 0), tuple(range(len(logs))), 0, "pp", "pipeline")
@@ -129,7 +129,7 @@ def import_workerlog(
     return Imported(len(logs), num_spans)
 
 
-def _in_order(files: Sequence[Path]) -> list[Path]:
+def _sorted_logs(files: Sequence[Path]) -> list[Path]:
     logs: list[Path] = []
     for path in files:
         found = [log for log in path.rglob("workerlog.*") if _NAME.search(log.name)] if path.is_dir() else [path]

@@ -46,7 +46,7 @@ def test_what_every_tried_version_has_is_missed_aloud(
 
     [told] = guard.take_messages()
     assert told == (
-        "engines: Engine has no forward in this version, which commtrace would hook: what it records there is missing. "
+        "engines: Engine has no forward in this version, what commtrace records there is missing. "
         "The versions that were tried are in docs/support.md."
     )
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [

@@ -82,7 +82,7 @@ def test_ranks_of_this_host_are_noted_as_they_end(tmp_path: Path, processes: lis
         second.communicate()
         wait_until(lambda: looks(tmp_path) == ((1,), (), (4,), ()))
     finally:
-        watch.stop(in_order=False)
+        watch.stop(ended_cleanly=False)
         for process in processes:
             process.kill()
             process.wait()
@@ -98,9 +98,9 @@ def test_who_ends_in_order_leaves_no_word(tmp_path: Path, processes: list[subpro
     for process in processes:
         process.communicate()
     wait_until(lambda: looks(tmp_path)[:1] == ((1,),))
-    watch.stop(in_order=True)
+    watch.stop(ended_cleanly=True)
     assert looks(tmp_path) == ()
-    watch.stop(in_order=True)
+    watch.stop(ended_cleanly=True)
 
 
 def test_a_rank_that_cannot_be_found_is_not_said_to_have_ended(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_rank_that_cannot_be_found_is_not_said_to_have_ended(tmp_path: Path) -
     write_rank(tmp_path, [mark("end", {})], rank=1, **here(nobody.pid))
     watch = PeerWatch(fail)
     watch.start(tmp_path, metadata(rank=0, local_rank=0, **here(os.getpid())))
-    watch.stop(in_order=False)
+    watch.stop(ended_cleanly=False)
     assert (watch.watched, looks(tmp_path)) == (frozenset(), ())
 
 
@@ -135,7 +135,7 @@ def test_nothing_stays_open_after_the_end_nor_in_a_forked_child(
         finally:
             os._exit(leaks)
     status = os.waitpid(child, 0)[1]
-    watch.stop(in_order=False)
+    watch.stop(ended_cleanly=False)
     assert open_descriptors() == before
     for process in processes:
         process.communicate()

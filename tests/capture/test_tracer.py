@@ -68,9 +68,9 @@ def test_numbers_that_begin_again_are_counted_on(ticking: Recording) -> None:
     tracer.end_step()
 
     assert [step for _, step, _, _ in phases(ticking)] == [5, 6, 7, 8, 9]
-    (told,) = tracer.guard.take_messages()
-    assert told.startswith("steps are numbered again from 5 after 6;")
-    assert told.endswith("from 7")
+    (message,) = tracer.guard.take_messages()
+    assert message.startswith("steps are numbered again from 5 after 6;")
+    assert message.endswith("goes on with 7")
 
 
 def test_what_comes_between_two_steps_belongs_to_neither(ticking: Recording) -> None:

@@ -136,7 +136,7 @@ class ProcessGroupHooks:
             process_group.register_post_hook(self._id, self._post_hook(state))
         except Exception as error:  # A foreign class that is no group of C++.
             self._tracer.guard.noticed(
-                f"group {state.group.name!r} takes no hooks ({error}): what C++ sends over it is not recorded"
+                f"group {state.group.name!r} takes no hooks ({error}): its communication from C++ is not recorded"
             )
 
     def _pre_hook(self, state: GroupState, own_rank: OwnRank) -> Callable[[Any], None]:

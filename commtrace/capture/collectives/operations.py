@@ -179,8 +179,8 @@ HOOKED_OPERATIONS: Final[Mapping[str, Operation]] = {
 """Name in torch's ``HookOpName`` → operation. What it lacks (``SPLIT``, ``NEW_WINDOW``) sends nothing that is timed."""
 
 ONE_SIDED: Final[Mapping[str, str]] = {
-    "new_window": "what goes through the window, which is one-sided, is not recorded",
-    "reconfigure": "the group is made anew; its members and its numbers are those of before",
+    "new_window": "one-sided communication through the window is not recorded",
+    "reconfigure": "the group is rebuilt, but recorded with its members and numbers of before",
 }
 """Methods that lead to communication, or change it, in a way that is not followed → what that means."""
 
@@ -218,8 +218,8 @@ class Unmeasured:
         if operation.name not in self._reported:
             self._reported.add(operation.name)
             self._guard.noticed(
-                f"the bytes of {operation.name} cannot be read ({type(error).__name__}: {error}): where that is so "
-                "they are unknown. Its time, its group and its number are recorded."
+                f"the bytes of {operation.name} cannot be read ({type(error).__name__}: {error}) and are "
+                "recorded as unknown. Its time, group and sequence number are recorded."
             )
         tensor = _tensor(arguments, _MOST_NESTING)
         return UNKNOWN_BYTES, NO_SELF_BYTES, getattr(tensor, "dtype", None), tensor, None

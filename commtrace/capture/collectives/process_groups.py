@@ -71,7 +71,7 @@ class ProcessGroupCapture:
             if name in ProcessGroup.__dict__:
                 self._replace(ProcessGroup, name, self._captured(ProcessGroup.__dict__[name], operation))
         for name in unknown_methods(ProcessGroup):
-            unknown = "this version of commtrace does not know it: what it communicates is not recorded"
+            unknown = "it is unknown to this version of commtrace, and its communication is not recorded"
             self._replace(ProcessGroup, name, self._not_followed(ProcessGroup.__dict__[name], name, unknown))
         for name, meaning in ONE_SIDED.items():
             if name in ProcessGroup.__dict__:

@@ -22,7 +22,7 @@ QUIET_NS: Final = 2_000_000_000
 
 LONG_QUIET_NS: Final = 60_000_000_000
 SELDOM_NS: Final = 10_000_000_000
-"""From a minute of quiet on, it says so every ten seconds only: the files of a job that hangs overnight stay small."""
+"""After a minute, such a rank writes every ten seconds only: the files of a job that hangs overnight stay small."""
 
 _LATENESS_NS: Final = 1_000_000_000
 """Added to the announced time of the next mark, for the interval between passes."""

@@ -29,7 +29,7 @@ _logger = logging.getLogger("commtrace")
 PART: Final = "watching for hangs"
 
 TIMES_MEDIAN: Final = 10.0
-"""Training hangs when nothing has moved for this many typical steps, and for the configured time at least."""
+"""Training hangs after this many typical steps without progress, and after the configured time at least."""
 
 BEFORE_STEPS: Final = 10.0
 """Factor of the limit before the third step, and while the rank saves, loads or evaluates."""
@@ -118,7 +118,7 @@ class HangWatch:
             self._progress, self._moved_at = progress, now
             if self.report is not None:
                 self.report = None
-                if self._speaks:
+                if self._logs:
                     _logger.warning("commtrace: training goes on again on rank %d", self._rank)
             return
         in_flight = self._activity.in_flight(self._unfinished())
@@ -192,7 +192,7 @@ class HangWatch:
         return -1 if self._metadata is None else self._metadata.rank
 
     @property
-    def _speaks(self) -> bool:  # else a thousand ranks of a hung job would say the same
+    def _logs(self) -> bool:  # else a thousand ranks of a hung job would say the same
         return self._rank <= 0
 
     def _dump(self, quiet_ns: int, in_flight: Sequence[InFlight]) -> None:
@@ -212,10 +212,10 @@ class HangWatch:
         )
         self._dumps += 1
         where = self._written(self.report)
-        if self._speaks:
+        if self._logs:
             _logger.warning(
-                "commtrace: nothing has moved for %.0f s on rank %d: training hangs, or waits for another rank. %s Ask "
-                "for all ranks: commtrace doctor RUN",
+                "commtrace: no progress for %.0f s on rank %d: training hangs, or waits for another rank. %s For all "
+                "ranks: commtrace doctor RUN",
                 quiet_ns / 1e9,
                 self._rank,
                 where,
@@ -229,8 +229,8 @@ class HangWatch:
             self._directory.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
         except OSError as error:
-            return f"What it is in could not be written: {error}."
-        return f"What it is in, with the stacks of its threads: {path}."
+            return f"Its state could not be written: {error}."
+        return f"Its state, with the stacks of its threads: {path}."
 
 
 def stacks_of_threads() -> list[ThreadStack]:

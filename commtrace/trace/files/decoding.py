@@ -92,7 +92,7 @@ def decode(
     _read_marks(rank_marks, block, table["detail"], np.flatnonzero(marks), names, most_ranks)
     selected = possible & ~marks if steps is None else possible & ~marks & steps.mask(spans.step)
     selected &= _whole(block, [of_rank.marks for of_rank in rank_marks])
-    rows, bounds = _in_order(block, selected)
+    rows, bounds = _sorted_rows(block, selected)
     details = _details(block, table["detail"], selected)
     ranks = {
         part.metadata.rank: _trace(part.metadata, of_rank, of_details, last, steps)
@@ -164,7 +164,7 @@ def _last_discarded(marks: Marks) -> int:
     return schema.NOT_APPLICABLE if marks.discarded is None else marks.discarded.last_step
 
 
-def _in_order(block: Block, selected: Bool) -> tuple[Int64, Int64]:
+def _sorted_rows(block: Block, selected: Bool) -> tuple[Int64, Int64]:
     """Return the selected rows, per rank by start, longer ones first; and the ranks' bounds."""
     rows = np.flatnonzero(selected)
     bounds = np.searchsorted(rows, block.bounds)
@@ -201,7 +201,7 @@ def _impossible(block: Block, possible: Bool) -> list[str]:
         return []
     counts = np.add.reduceat(~possible, block.bounds[:-1]) * (np.diff(block.bounds) > 0)
     return [
-        f"rank {rank}: {count} rows say what cannot be (an end before its start, a missing or impossible number) and "
+        f"rank {rank}: {count} rows are impossible (an end before its start, a missing or impossible number) and "
         "were left out: its numbers are lower bounds."
         for rank, count in zip(block.ranks, counts.tolist(), strict=True)
         if count
@@ -274,7 +274,7 @@ def _codes(column: str, words: Iterable[str], names: list[str]) -> list[int]:
     if vocabulary is not None:
         known = list(words)
         if None in known:
-            raise TraceFormatError(f"column {column} of the trace holds a word that is missing: the file is damaged.")
+            raise TraceFormatError(f"column {column} of the trace holds a null: the file is damaged.")
         unknown = [word for word in known if word not in vocabulary]
         if unknown:
             raise TraceFormatError(

@@ -164,7 +164,7 @@ def newest_session(segments: list[Segment], problems: list[str], described: Desc
     if len(joined) > 1:
         problems.append(
             "One job was recorded under several names, and is shown as one: "
-            + "; ".join(f"{launch.name} holds {_ranks_in_words(launch.ranks)}" for launch in joined)
+            + "; ".join(f"{launch.name} holds {_format_ranks(launch.ranks)}" for launch in joined)
             + ". Give all nodes the same COMMTRACE_RUN_ID."
         )
     others = len(segments) - read - sum(len(own) for launch in joined[1:] for own in launch.ranks.values())
@@ -211,7 +211,7 @@ def why_not_one_job(first: Launch, second: Launch, described: Described) -> str:
         return f"one is of {first.world_size} ranks and the other of {second.world_size}"
     both = first.ranks.keys() & second.ranks.keys()
     if both:
-        return f"both hold {_ranks_in_words(both)}"
+        return f"both hold {_format_ranks(both)}"
     traces = [
         [trace for own in launch.ranks.values() if (trace := described([own[0], *own[1:][-1:]])) is not None]
         for launch in (first, second)
@@ -277,7 +277,7 @@ def _report_folders_of_another_write(chosen: Mapping[int, list[Segment]], proble
     if count > 1 and len(ranks_of) > 1:
         others = [rank for rank, own in chosen.items() if own[-1].metadata.session != session]
         problems.append(
-            f"{_ranks_in_words(others)}: not written together with the others, though under the same name. Is what is "
+            f"{_format_ranks(others)}: not written together with the others, though under the same name. Is what is "
             "shown of two runs? Copy the folders of one run again."
         )
 
@@ -436,7 +436,7 @@ def missing_ranks(ranks: Mapping[int, RankTrace], directory: Path) -> list[str]:
     return sentences
 
 
-def _ranks_in_words(ranks: Iterable[int]) -> str:
+def _format_ranks(ranks: Iterable[int]) -> str:
     listed = sorted(ranks)
     if len(listed) > 2 and listed == list(range(listed[0], listed[-1] + 1)):
         return f"ranks {listed[0]}–{listed[-1]}"

@@ -279,7 +279,7 @@ def _read_segment(path: Path) -> tuple[pa.Table | None, list[str]]:
         return None, [f"{path}: was deleted while the run was read, to keep to its budget."]
     except (pa.ArrowException, OSError) as error:
         return None, [f"{path}: not readable ({first_line(error)})."]
-    index.tell_torn_end()
+    index.report_torn_end()
     return table, index.problems
 
 

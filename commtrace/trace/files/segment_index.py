@@ -219,7 +219,7 @@ class SegmentIndex:
             whole = self.batches.index(message)
             self.problems.append(f"{self.path}: torn after {whole} batches, read up to there ({why}).")
 
-    def tell_torn_end(self) -> None:
+    def report_torn_end(self) -> None:
         """Report a torn end of a file that is no longer written to."""
         if not self.ends_whole:
             why = "what follows is no whole message, or not the checksums of those before it"
@@ -279,7 +279,7 @@ def read_forward(
                 continue
             decoded = decode([RankTable(segments[0].metadata, known_columns(table))], None, [marks])
             yield Extent.of(number, index, (first, end), decoded.block.spans), decoded
-        index.tell_torn_end()
+        index.report_torn_end()
         problems += index.problems
 
 

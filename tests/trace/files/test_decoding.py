@@ -36,7 +36,7 @@ def test_an_impossible_row_is_left_out_and_told(tmp_path: Path, columns: dict[st
     assert run.ranks[0].spans.step.tolist() == [0, 1, 2]
     assert run.ranks[0].last_written_ns == 300
     (problem,) = run.problems
-    assert problem.startswith("rank 0: 1 rows say what cannot be (an end before its start")
+    assert problem.startswith("rank 0: 1 rows are impossible (an end before its start")
 
 
 def test_rows_that_lack_something_are_left_out_and_the_others_keep_every_digit(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_rows_that_lack_something_are_left_out_and_the_others_keep_every_digit(t
         run = load_run(tmp_path)
         assert run.ranks[0].spans.step.tolist() == [0, 2], name
         np.testing.assert_array_equal(run.ranks[0].spans.start, [2**60 + 1] * 2)
-        assert "rank 0: 1 rows say what cannot be" in run.problems[0]
+        assert "rank 0: 1 rows are impossible" in run.problems[0]
 
 
 def test_the_largest_numbers_that_can_be_are_read(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def wrap_with_callbacks(
     is_compiling: Callable[[], bool],
     part: Part,
     begin: Callable[[tuple[Any, ...], dict[str, Any]], Any],
-    end: Callable[[object, object], None],
+    end: Callable[[Any, Any], None],
 ) -> Callable[..., Any]:
     """Wrap a function with ``begin`` before and ``end`` after it: see :meth:`commtrace.capture.hooks.Hooks.around`."""
     failed, raised = part.failed, RAISED

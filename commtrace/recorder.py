@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 from commtrace.trace import schema
-from commtrace.trace.schema import Row, mark_row
+from commtrace.trace.schema import MarkDetail, Row, mark_row
 from commtrace.trace.spans import RowBatch
 
 _logger = logging.getLogger("commtrace")
@@ -71,7 +71,7 @@ class Recorder:
         *,
         ready: Callable[[], bool] = lambda: True,
         capacity: int = 200_000,
-        before_pass: Callable[[], Iterable[tuple[str, Any]]] = lambda: (),
+        before_pass: Callable[[], Iterable[tuple[str, MarkDetail]]] = lambda: (),
         note_losses: Callable[[Mapping[str, int]], None] = lambda lost: None,
     ) -> None:
         self.recording = True

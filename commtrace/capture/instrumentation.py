@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from commtrace import identity
 from commtrace.capture import hooks, triggers
@@ -38,7 +38,7 @@ from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.writer import SegmentWriter, link_as_latest, rank_directory, segment_paths
 from commtrace.trace.hang_report import HangReport
 from commtrace.trace.metadata import RankMetadata
-from commtrace.trace.schema import mark_row
+from commtrace.trace.schema import MarkDetail, mark_row
 from commtrace.trace.selection import DetailPlan, StepRange
 
 _logger = logging.getLogger("commtrace")
@@ -305,7 +305,7 @@ class Instrumentation:
         # worker) is no rank.
         return self.tracer.has_begun_a_step and multiprocessing.parent_process() is None
 
-    def _since_last_pass(self) -> Iterator[tuple[str, Any]]:
+    def _since_last_pass(self) -> Iterator[tuple[str, MarkDetail]]:
         self._identity.look_for_others()
         return self._marks.since_last_pass()
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import Final, TypeAlias
+from typing import Final
 
 from commtrace import identity
 from commtrace.capture import triggers
@@ -19,9 +19,7 @@ from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
 from commtrace.trace.hang_report import InFlight
 from commtrace.trace.metadata import Group
-
-Detail: TypeAlias = Mapping[str, object] | Sequence[object]
-"""The JSON of a mark: see commtrace/trace/marks.py."""
+from commtrace.trace.schema import MarkDetail
 
 ANCHOR_SECONDS: Final = 10.0
 """Interval of comparisons of the monotonic clock with the wall clock."""
@@ -56,7 +54,7 @@ class RunMarks:
         self._activity: ActivityWatch | None = ActivityWatch(tracer)
         self._untraced_paths: dict[str, str] | None = {}
 
-    def since_last_pass(self) -> Iterator[tuple[str, Detail]]:
+    def since_last_pass(self) -> Iterator[tuple[str, MarkDetail]]:
         self._refresh_device_clock()
         self._record_device()
         yield from self._group_marks()
@@ -83,11 +81,11 @@ class RunMarks:
         yield from self._requests()
         yield from self._activity_marks()
 
-    def _progress(self) -> Iterator[tuple[str, Detail]]:
+    def _progress(self) -> Iterator[tuple[str, MarkDetail]]:
         if self._tracer.latest_step >= 0:
             yield "progress", {"step": self._tracer.latest_step}
 
-    def _requests(self) -> list[tuple[str, Detail]]:
+    def _requests(self) -> list[tuple[str, MarkDetail]]:
         if self._triggers is None:
             return []
         try:
@@ -97,10 +95,10 @@ class RunMarks:
             self._tracer.failed(triggers.PART, error)
             return []
 
-    def _activity_marks(self) -> list[tuple[str, Detail]]:
+    def _activity_marks(self) -> list[tuple[str, MarkDetail]]:
         if self._activity is None:
             return []
-        marks: list[tuple[str, Detail]] = []
+        marks: list[tuple[str, MarkDetail]] = []
         try:
             in_flight = self._in_flight(self._activity)
             if in_flight != self._recorded_in_flight:
@@ -151,7 +149,7 @@ class RunMarks:
         except Exception as error:
             self._tracer.failed("the name of the device", error)
 
-    def _group_marks(self) -> Iterator[tuple[str, Detail]]:
+    def _group_marks(self) -> Iterator[tuple[str, MarkDetail]]:
         groups = self._tracer.groups
         version = groups.version
         if version == self._groups_version:

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -58,7 +58,7 @@ class CommunicationKernel:
     end: int
     name: str
     stream: str
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
 
     @property
     def is_described(self) -> bool:
@@ -127,7 +127,7 @@ class _Reader:
         patterns = [COMMUNICATION_PATTERN, *([communication_pattern] if communication_pattern else [])]
         self._communicates = [re.compile(pattern) for pattern in patterns]
         self._names: dict[bytes, tuple[int, bool]] = {}
-        self._calls: dict[int, dict[str, Any]] = {}  # by External id
+        self._calls: dict[int, dict[str, object]] = {}  # by External id
 
     def read(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -211,18 +211,20 @@ class _Reader:
         return trace
 
 
-def integer(value: Any, default: int = -1) -> int:
+def integer(value: object, default: int = -1) -> int:
     """Return an argument of an event, which some writers quote, as a number; else the default."""
+    if not isinstance(value, (int, float, str)):
+        return default
     try:
         number = int(value)
-    except (TypeError, ValueError, OverflowError):
+    except (ValueError, OverflowError):
         return default
     return number if abs(number) < _LARGEST_NUMBER else default
 
 
 def _arguments(event: Event) -> dict[str, object]:
     text = bytes(event.args)
-    decoded: Any = decode_json(text) if text else {}
+    decoded: object = decode_json(text) if text else {}
     return decoded if isinstance(decoded, dict) else {}
 
 
@@ -234,7 +236,7 @@ def _link(arguments: dict[str, object]) -> int | None:
 def _text(raw: msgspec.Raw) -> str:
     if not bytes(raw):
         return ""
-    decoded: Any = decode_json(bytes(raw))
+    decoded: object = decode_json(bytes(raw))
     return printable(str(decoded))
 
 

@@ -129,7 +129,7 @@ def _rows(record: FlightRecord) -> Iterator[Row]:
 
 
 def _detail(entry: Entry) -> str:
-    detail: dict[str, Any] = {"state": entry.state}
+    detail: dict[str, object] = {"state": entry.state}
     if entry.state != "completed" or entry.completed_ns is None:
         detail["unfinished"] = True
     if entry.frames:
@@ -216,7 +216,7 @@ def _check_unpacked(loaded: object) -> None:
     waiting = [loaded]
     while waiting:
         value = waiting.pop()
-        inner: Sequence[Any] = ()
+        inner: Sequence[object] = ()
         if isinstance(value, dict):
             inner = [*value, *value.values()]
         elif isinstance(value, (list, tuple)):
@@ -309,7 +309,7 @@ def _load(path: Path) -> object:
         if content[:1] in (b"{", b"["):  # a pickle begins with the number of its protocol
             if sum(map(content.count, (b",", b"[", b"{"))) > _MOST_VALUES:
                 raise ValueError(f"it has more than {_MOST_VALUES:,} values")
-            loaded: Any = decode_json(content)
+            loaded: object = decode_json(content)
         else:
             _check_pickle(content)
             loaded = _PlainUnpickler(io.BytesIO(content)).load()

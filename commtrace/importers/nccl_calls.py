@@ -10,7 +10,7 @@ import re
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from commtrace.importers.device_events import CommunicationKernel, integer
 from commtrace.importers.trace_events import Distributed
@@ -146,7 +146,7 @@ def plain_name(kernel: str) -> str:
 def _self_bytes(arguments: Mapping[str, object], num_bytes: int, group: Group | None, rank: int) -> int:
     """Return the bytes that a rank sends to itself in an uneven all_to_all; −1 for even or unknown splits."""
     try:
-        splits: Any = decode_json(str(arguments.get("In split size", "[]")))
+        splits: object = decode_json(str(arguments.get("In split size", "[]")))
     except ValueError:  # torch cuts long lists off
         return -1
     if (
@@ -167,7 +167,7 @@ class _Groups:
         self._world = tuple(world)
         self._backend = distributed.backend or ""
         self._configured = {str(one.pg_name): one.ranks for one in distributed.pg_config or ()}
-        self._known: dict[tuple[Any, ...], Group] = {}
+        self._known: dict[tuple[object, ...], Group] = {}
 
     @property
     def used(self) -> list[Group]:
@@ -223,7 +223,7 @@ class _Numbers:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._next: dict[tuple[Any, ...], int] = defaultdict(int)
+        self._next: dict[tuple[object, ...], int] = defaultdict(int)
 
     def number(self, call: Call) -> Call:
         if call.group < 0:

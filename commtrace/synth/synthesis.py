@@ -29,7 +29,7 @@ from commtrace.synth.rows import NAMES, ROLES, StageColumns
 from commtrace.synth.simulation import Simulated, ideal_step_ns, simulate
 from commtrace.trace import schema
 from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, SegmentWriter
-from commtrace.trace.metadata import Group, RankMetadata
+from commtrace.trace.metadata import ClockAnchor, Group, RankMetadata
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans
@@ -86,7 +86,7 @@ class Synthetic:
             anchors=self._anchors(rank),
         )
 
-    def topology(self, rank: int) -> dict[str, Any]:
+    def topology(self, rank: int) -> dict[str, object]:
         """Return the topology that the integration of Megatron would record."""
         return {
             "coordinates": self._layout.coordinates(rank),
@@ -121,7 +121,7 @@ class Synthetic:
     def _clock(self, rank: int) -> Clock:
         return self.job.clocks.get(self._layout.host(rank), PERFECT)
 
-    def _anchors(self, rank: int) -> tuple[Any, ...]:
+    def _anchors(self, rank: int) -> tuple[ClockAnchor, ...]:
         steps = self.truth["steps"]
         return self._clock(rank).anchors(self.job.start_ns, max(steps[-1]["end_ns"], self.job.start_ns))
 

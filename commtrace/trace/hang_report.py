@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from commtrace.trace.json_values import JsonObject, fields_to_json
 from commtrace.trace.metadata import Group, RankMetadata
 
 
@@ -42,11 +43,11 @@ class Activity:
             frames=tuple(detail.get("frames", ())),
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the fields of the mark ``activity``, without its times."""
         return {
             "at": list(self.at),
-            "open": [asdict(phase) for phase in self.open],
+            "open": [fields_to_json(phase) for phase in self.open],
             "collectives": dict(self.collectives),
             "p2p": [list(messages) for messages in self.p2p],
             "frames": list(self.frames),
@@ -68,9 +69,9 @@ class InFlight:
     blocking: bool | None = None  # training stalls on it; None if unknown
     state: str = ""  # scheduled or started on a device; else empty
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return an item of the mark ``in_flight``."""
-        fields = asdict(self)
+        fields = fields_to_json(self)
         return fields if self.state else {name: value for name, value in fields.items() if name != "state"}
 
 
@@ -97,17 +98,17 @@ class HangReport:
     in_flight: tuple[InFlight, ...]  # the one that blocks training first
     threads: tuple[ThreadStack, ...]  # of Python, except the reporting one
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the contents of the file."""
         topology = {"coordinates": dict(self.coordinates), "parallel": dict(self.parallel)}
         return {
             "time": self.time,
             "monotonic_ns": self.monotonic_ns,
             "quiet_ns": self.quiet_ns,
-            "metadata": asdict(self.metadata),
-            "groups": [{**group._asdict(), "ranks": list(group.ranks)} for group in self.groups],
+            "metadata": fields_to_json(self.metadata),
+            "groups": [fields_to_json(group) for group in self.groups],
             "topology": {name: sizes for name, sizes in topology.items() if sizes},
             "activity": self.activity.to_json(),
             "in_flight": [communication.to_json() for communication in self.in_flight],
-            "threads": [{"thread": stack.thread, "frames": list(stack.frames)} for stack in self.threads],
+            "threads": [fields_to_json(stack) for stack in self.threads],
         }

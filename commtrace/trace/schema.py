@@ -11,7 +11,7 @@ import functools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -116,7 +116,11 @@ row_of: Final[Callable[[tuple[Any, ...]], Row]] = functools.partial(tuple.__new_
 """Makes a row from all its columns, in a third of the time of ``Row(…)``."""
 
 
-def mark_row(name: str, detail: Mapping[str, Any] | Sequence[Any], step: int = _NO, at_ns: int = 0) -> Row:
+MarkDetail: TypeAlias = Mapping[str, object] | Sequence[object]
+"""The JSON of a mark: see commtrace/trace/marks.py."""
+
+
+def mark_row(name: str, detail: MarkDetail, step: int = _NO, at_ns: int = 0) -> Row:
     """Return a row of kind ``mark``, at ``at_ns`` or now."""
     now = at_ns or time.monotonic_ns()
     return Row(schema.MARK, name, schema.HOST, now, now, step, detail=json.dumps(detail, separators=(",", ":")))

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, SupportsInt
 
 from commtrace.capture.collectives.ddp_reducer import CppCall, CppCalls, HostCall, ReducerCapture
 from commtrace.capture.collectives.dispatcher import graph_task, is_traced
@@ -34,6 +34,7 @@ from commtrace.capture.tracer import Tracer
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import Work
 
 PART: Final = "capture of what C++ communicates"
 
@@ -47,6 +48,31 @@ OUR_THREADS: Final = "commtrace-"
 
 _hook_ids: Final = itertools.count(int.from_bytes(b"commtrac", "big") >> 1)
 """torch calls hooks in the order of these numbers, its own first."""
+
+
+class HookArguments(Protocol):
+    """The argument of torch's hooks; ``work`` is given to the post-hook only."""
+
+    name: SupportsInt
+    op_id: int
+    input_tensors: list[torch.Tensor]
+    output_tensors: list[torch.Tensor]
+    root: int
+    work: Work
+
+
+class HookedGroup(Protocol):
+    """A ``ProcessGroup`` of torch ≥ 2.14; the stubs of earlier versions lack the methods for hooks."""
+
+    def rank(self) -> int: ...
+
+    def register_pre_hook(self, number: int, hook: Callable[[HookArguments], None], /) -> None: ...
+
+    def register_post_hook(self, number: int, hook: Callable[[HookArguments], None], /) -> None: ...
+
+    def unregister_pre_hook(self, number: int, /) -> None: ...
+
+    def unregister_post_hook(self, number: int, /) -> None: ...
 
 
 class Issuing(NamedTuple):
@@ -78,7 +104,7 @@ class ProcessGroupHooks:
         self._reducer = reducer
         self._active = False
         self._id = next(_hook_ids)
-        self._groups: list[weakref.ref[Any]] = []  # torch's stubs before 2.14 lack the methods for hooks
+        self._groups: list[weakref.ref[HookedGroup]] = []
         self._operations: dict[int, Operation] = {}
         self._code: set[CodeType] = set()
 
@@ -129,7 +155,7 @@ class ProcessGroupHooks:
                 process_group.unregister_post_hook(self._id)
             self._groups.pop()
 
-    def _register(self, process_group: Any, state: GroupState) -> None:
+    def _register(self, process_group: HookedGroup, state: GroupState) -> None:
         try:
             self._groups.append(weakref.ref(process_group))
             process_group.register_pre_hook(self._id, self._pre_hook(state, OwnRank(process_group.rank())))
@@ -139,7 +165,7 @@ class ProcessGroupHooks:
                 f"group {state.group.name!r} takes no hooks ({error}): its communication from C++ is not recorded"
             )
 
-    def _pre_hook(self, state: GroupState, own_rank: OwnRank) -> Callable[[Any], None]:
+    def _pre_hook(self, state: GroupState, own_rank: OwnRank) -> Callable[[HookArguments], None]:
         thread, reducer, failed, about_to_issue = (
             self._tracer.thread,
             self._reducer,
@@ -147,7 +173,7 @@ class ProcessGroupHooks:
             self._about_to_issue,
         )
 
-        def pre(arguments: object) -> None:
+        def pre(arguments: HookArguments) -> None:
             try:
                 if thread.has_counted:
                     if reducer.has_seen_ddp and graph_task() != -1:
@@ -160,10 +186,10 @@ class ProcessGroupHooks:
         self._code.add(pre.__code__)
         return pre
 
-    def _post_hook(self, state: GroupState) -> Callable[[Any], None]:
+    def _post_hook(self, state: GroupState) -> Callable[[HookArguments], None]:
         thread, failed, was_issued = self._tracer.thread, self._tracer.failed, self._was_issued
 
-        def post(arguments: object) -> None:
+        def post(arguments: HookArguments) -> None:
             try:
                 if thread.issuing:
                     was_issued(state, arguments)
@@ -173,7 +199,7 @@ class ProcessGroupHooks:
         self._code.add(post.__code__)
         return post
 
-    def _about_to_issue(self, state: GroupState, own_rank: OwnRank, arguments: Any) -> None:
+    def _about_to_issue(self, state: GroupState, own_rank: OwnRank, arguments: HookArguments) -> None:
         operation = self._operations.get(int(arguments.name))
         if operation is None:
             return
@@ -190,7 +216,7 @@ class ProcessGroupHooks:
         issued = self._issued.launch(operation, state, -1, payload, peer if has_peer else None)
         self._tracer.thread.issuing.append(Issuing(arguments.op_id, operation, peer, issued, outputs or inputs))
 
-    def _was_issued(self, state: GroupState, arguments: Any) -> None:
+    def _was_issued(self, state: GroupState, arguments: HookArguments) -> None:
         issuing, op_id = self._tracer.thread.issuing, arguments.op_id
         # An operation that was refused had no post-hook.
         found = None

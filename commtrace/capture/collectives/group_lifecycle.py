@@ -7,9 +7,9 @@ import logging
 import time
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from commtrace.capture.hooks import RAISED, Hooks
+from commtrace.capture.hooks import RAISED, Arguments, Hooks, Keywords
 from commtrace.capture.tracer import Tracer
 
 if TYPE_CHECKING:
@@ -52,8 +52,9 @@ def watch_meshes(tracer: Tracer) -> Callable[[], None]:
     """Name groups after their ``DeviceMesh`` dimensions: ``dp``, ``tp``, …; return the function that undoes it."""
     hooks = Hooks(MESH_NAMES, tracer)
 
-    def mesh_of(args: tuple[object, ...], _kwargs: dict[str, object]) -> object:
-        return args[0]
+    def mesh_of(args: Arguments, _kwargs: Keywords) -> DeviceMesh:
+        mesh: DeviceMesh = args[0]
+        return mesh
 
     def name_new(mesh: DeviceMesh, result: object) -> None:
         if result is not RAISED:
@@ -127,12 +128,12 @@ def watch_destruction(tracer: Tracer, before: Callable[[], None] = lambda: None)
     completions = tracer.completions
     has_waited = is_inside = False
 
-    def is_subgroup(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def is_subgroup(args: Arguments, kwargs: Keywords) -> bool:
         # The group is one of several, while the default group stays.
         group, default = args[0] if args else kwargs.get("group"), distributed_c10d._world.default_pg
         return group is not None and default is not None and group is not default and group.size() < default.size()
 
-    def settle(args: tuple[object, ...], kwargs: dict[str, object]) -> bool | None:
+    def settle(args: Arguments, kwargs: Keywords) -> bool | None:
         nonlocal has_waited, is_inside
         if is_inside:
             return None

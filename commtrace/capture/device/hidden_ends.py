@@ -109,7 +109,8 @@ class HiddenEnds:
         durations = self._durations([one.call for one in held])
         took_ns = self._host_ns() - now
         rows, comparison = placed(held, durations)
-        return [*rows, mark_row("hidden_ends", {"source": self._times.name, **comparison, "took_ns": took_ns})]
+        detail = {"source": self._times.name, **comparison._asdict(), "took_ns": took_ns}
+        return [*rows, mark_row("hidden_ends", detail)]
 
     def _durations(self, calls: Sequence[DeviceCall]) -> Mapping[int, int]:
         if self._is_off:
@@ -128,12 +129,19 @@ class HiddenEnds:
         return durations
 
 
-def placed(held: Sequence[Held], durations: Mapping[int, int]) -> tuple[list[Row], dict[str, Any]]:
-    """Return the rows of calls of any queues, by the known durations (ns, by the id of the call), and a comparison.
+class Comparison(NamedTuple):
+    """Counts of hidden ends, and absolute differences of durations from known ends, ns; None if none were compared."""
 
-    It counts ``hidden`` ends, those ``known``, and those ``refused`` because they lie behind their upper bound; and
-    has the absolute differences of durations from known ends, ns.
-    """
+    hidden: int
+    known: int
+    refused: int  # behind their upper bound
+    compared: int
+    median_difference_ns: int | None
+    largest_difference_ns: int | None
+
+
+def placed(held: Sequence[Held], durations: Mapping[int, int]) -> tuple[list[Row], Comparison]:
+    """Return the rows of calls of any queues, by the known durations (ns, by the id of the call), and a comparison."""
     rows: list[Row] = []
     hidden = known = refused = 0
     differences: list[int] = []
@@ -167,14 +175,8 @@ def placed(held: Sequence[Held], durations: Mapping[int, int]) -> tuple[list[Row
         rows.append(
             communication_row(call.launch, place.start, place.end, call.id, place.timing, False, call.op_in_seq)
         )
-    return rows, {
-        "hidden": hidden,
-        "known": known,
-        "refused": refused,
-        "compared": len(differences),
-        "median_difference_ns": round(statistics.median(differences)) if differences else None,
-        "largest_difference_ns": max(differences, default=None),
-    }
+    median = round(statistics.median(differences)) if differences else None
+    return rows, Comparison(hidden, known, refused, len(differences), median, max(differences, default=None))
 
 
 def _start(launch: int, before: Placed) -> int | None:

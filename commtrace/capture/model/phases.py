@@ -6,9 +6,10 @@ import functools
 import gc
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import ModuleType, TracebackType
-from typing import Any, Final
+from typing import Final
 
 from commtrace.capture.device.clock import HostClock, now_ns
 from commtrace.capture.hooks import Hooks, Wrap
@@ -131,7 +132,7 @@ class PhaseCapture:
                 hooks.failed(error)
             if span is None:
                 return original(*arguments, **keywords)
-            opened: Any = None
+            opened: AbstractContextManager[object] | None = None
             try:
                 opened = original(*arguments, **keywords)
             finally:
@@ -184,7 +185,7 @@ class PhaseCapture:
 class _Opened:
     """A file that torch has open; its phase ends when it is closed."""
 
-    def __init__(self, opened: Any, hooks: Hooks, span: Span) -> None:
+    def __init__(self, opened: AbstractContextManager[object], hooks: Hooks, span: Span) -> None:
         self._opened = opened
         self._hooks = hooks
         self._span: Span | None = span
@@ -251,7 +252,7 @@ class GarbageCollections:
         if self._listener in gc.callbacks:
             gc.callbacks.remove(self._listener)
 
-    def _collected(self, phase: str, info: dict[str, Any]) -> None:
+    def _collected(self, phase: str, info: Mapping[str, int]) -> None:
         try:
             if phase == "start":
                 self._start_ns = now_ns()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 _SEGMENTS_IN_BUDGET: Final = 8
 """A budget holds at least this many segments, because whole segments are deleted."""
@@ -94,7 +94,7 @@ class Discards:
             self._first_step = segment.first_step if self._first_step < 0 else self._first_step
             self._last_step = max(self._last_step, segment.last_step)
 
-    def to_json(self) -> dict[str, Any] | None:
+    def to_json(self) -> dict[str, int] | None:
         """Return the ``discarded`` mark; None if nothing has been deleted."""
         if not self._segments:
             return None

@@ -259,8 +259,8 @@ def test_rank_0_waits_until_the_others_have_heard_it_only_if_the_store_ends_with
     monkeypatch.setattr(identity, "_default_store", lambda: PrefixStore("default_pg", PrefixStore("worker", store)))
     monkeypatch.setattr(agreement, "_PATIENCE_SECONDS", 0.0)
 
-    told = {**JOBS["torchrun, static, two nodes"][0], "MASTER_PORT": str(store.port), **environment}
-    assert identity.Identity(Config(), told).settled(0.02).rank == 0
+    given = {**JOBS["torchrun, static, two nodes"][0], "MASTER_PORT": str(store.port), **environment}
+    assert identity.Identity(Config(), given).settled(0.02).rank == 0
 
     assert bool(slept) is waits
 

@@ -31,7 +31,7 @@ class Disk:
     def close(self) -> None:
         pass
 
-    def told(self, name: str) -> list[Any]:
+    def details(self, name: str) -> list[Any]:
         return [json.loads(row[-1]) for row in self.rows if row[0] == schema.MARK and row[1] == name]
 
 
@@ -88,7 +88,7 @@ def test_losses_of_a_full_disk_are_told_when_there_is_room_again(disk: Disk, tim
     recorder.flush()
 
     assert [row[1] for row in disk.rows] == ["work", "dropped"]
-    assert disk.told("dropped") == [{"user": 2}]
+    assert disk.details("dropped") == [{"user": 2}]
 
 
 def test_what_is_told_once_survives_a_full_disk(disk: Disk, time: Time) -> None:
@@ -123,7 +123,7 @@ def test_an_entry_that_cannot_be_made_into_rows_costs_only_itself(disk: Disk, ca
     recorder.flush()
 
     assert [row[1] for row in disk.rows] == ["before", "after", "dropped"]
-    assert disk.told("dropped") == [{"forward": 2}]
+    assert disk.details("dropped") == [{"forward": 2}]
     assert len(caplog.records) == 1
 
 
@@ -204,7 +204,7 @@ def test_what_has_no_room_is_counted_exactly_by_kind_whatever_the_threads_do(dis
     assert recorder.dropped == {"collective": 10_000, "p2p": 5_000, "stall": 5_000}  # reading changes nothing
     recorder.flush()
     assert len(names(disk)) == 100
-    assert disk.told("dropped") == [{"collective": 10_000, "p2p": 5_000, "stall": 5_000}]
+    assert disk.details("dropped") == [{"collective": 10_000, "p2p": 5_000, "stall": 5_000}]
 
 
 def test_an_entry_of_several_rows_is_counted_as_all_of_them(disk: Disk) -> None:
@@ -222,7 +222,7 @@ def test_drops_are_told_once(disk: Disk) -> None:
     recorder.append(entry())
     recorder.flush()
 
-    assert disk.told("dropped") == [{"user": 1}, {"user": 1}]
+    assert disk.details("dropped") == [{"user": 1}, {"user": 1}]
 
 
 def test_entries_become_rows_in_order_as_the_device_reaches_them(disk: Disk) -> None:
@@ -279,7 +279,7 @@ def test_stopping_writes_all_that_was_recorded(started: Recorder, disk: Disk) ->
 
     assert names(disk) == [str(number) for number in range(1_000)]
     assert disk.rows[-1][1] == "end"
-    assert disk.told("end") == [{}]
+    assert disk.details("end") == [{}]
     assert started.dropped == {}
 
 
@@ -305,7 +305,7 @@ def test_what_the_device_never_reaches_is_counted(
     started.stop()
 
     assert started.dropped == {"stall": 600}
-    assert disk.told("dropped") == [{"stall": 600}]
+    assert disk.details("dropped") == [{"stall": 600}]
     assert names(disk) == ["host"]
 
 
@@ -314,7 +314,7 @@ def test_stopping_twice_is_stopping_once(started: Recorder, disk: Disk) -> None:
     started.stop()
     started.stop()
 
-    assert disk.told("end") == [{}]
+    assert disk.details("end") == [{}]
 
 
 def test_nothing_is_written_before_the_rank_is_known(disk: Disk) -> None:
@@ -398,8 +398,8 @@ def test_spans_are_written_while_what_describes_the_run_fails(
         recorder._guarded_pass(last=False)
 
     assert names(disk) == ["at 0.0", "at 4.0", "at 11.0", "at 22.0"]
-    assert disk.told("topology") == [{"at": 0.0}, {"at": 11.0}, {"at": 22.0}]
-    assert disk.told("clock_anchor") == [{"at": 22.0}]
+    assert disk.details("topology") == [{"at": 0.0}, {"at": 11.0}, {"at": 22.0}]
+    assert disk.details("clock_anchor") == [{"at": 22.0}]
     assert recorder.dropped == {}
     assert caplog.text.count("what describes the run") == 1
 

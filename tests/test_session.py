@@ -106,13 +106,13 @@ def test_readings_of_the_device_are_told_once_it_is_used(tmp_path: Path, monkeyp
     recording = instrumentation.Instrumentation(commtrace.Config(dir=str(tmp_path)))
     with cuda.device(3):
         clock.mark()
-    told: dict[str, Any] = {}
-    while "device_state" not in told:
-        told = dict(recording._marks.since_last_pass())
+    latest: dict[str, Any] = {}
+    while "device_state" not in latest:
+        latest = dict(recording._marks.since_last_pass())
     recording._device_watch.stop()
 
-    assert told["device_state"].pop("at_ns") > 0
-    assert told["device_state"] == {"clock_mhz": 1095, "serial": "GPU-u"}
+    assert latest["device_state"].pop("at_ns") > 0
+    assert latest["device_state"] == {"clock_mhz": 1095, "serial": "GPU-u"}
 
 
 def test_rank_0_says_where_it_records(

@@ -44,13 +44,13 @@ def test_what_every_tried_version_has_is_missed_aloud(
 ) -> None:
     hooks.replace_required(Engine, "forward", in_brackets)
 
-    [told] = guard.take_messages()
-    assert told == (
+    [message] = guard.take_messages()
+    assert message == (
         "engines: Engine has no forward in this version, what commtrace records there is missing. "
         "The versions that were tried are in docs/support.md."
     )
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
-        (logging.WARNING, f"commtrace: {told}")
+        (logging.WARNING, f"commtrace: {message}")
     ]
     assert hooks.active
 

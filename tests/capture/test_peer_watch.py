@@ -27,11 +27,11 @@ SESSION = 4 * 10**18
 
 
 def here(pid: int, **changes: object) -> dict[str, object]:
-    told = {
+    fields = {
         "host": socket.gethostname(), "node": "node0", "boot_id": BOOT_ID.read_text().strip(), "world_size": 5,
         "session": SESSION, "pid": pid,
     }  # fmt: skip
-    return {**told, **changes}
+    return {**fields, **changes}
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:

@@ -51,11 +51,11 @@ def test_a_request_takes_effect_in_its_steps_and_then_all_is_as_before(tmp_path:
     tracer, triggers, modules = opened(tmp_path)
     tracer.begin_step(0)
     ask(tmp_path, 3, 2, modules="depth=2")
-    told = list(triggers.marks())
+    recorded = list(triggers.marks())
     for step in range(1, 8):
         tracer.begin_step(step)
 
-    assert told == [
+    assert recorded == [
         (
             "trigger",
             {
@@ -73,10 +73,10 @@ def test_a_request_that_is_seen_too_late_is_followed_from_now_on_and_said_to_be_
     tracer, triggers, modules = opened(tmp_path)
     tracer.begin_step(4)
     ask(tmp_path, 3, 5, modules="depth=2")
-    [(_, told)] = triggers.marks()
+    [(_, recorded)] = triggers.marks()
     tracer.begin_step(5)
 
-    assert (told["late"], told["seen_at_step"]) == (True, 4)
+    assert (recorded["late"], recorded["seen_at_step"]) == (True, 4)
     assert tracer.detail.details(5)
     assert modules.calls == [("depth=2", 5)]
 
@@ -115,12 +115,12 @@ def test_a_signal_asks_all_ranks_and_the_earlier_handler_is_called_and_put_back(
         triggers.listen("SIGUSR2")
         tracer.begin_step(7)
         os.kill(os.getpid(), signal.SIGUSR2)
-        [(_, told)] = triggers.marks()
+        [(_, recorded)] = triggers.marks()
         triggers.uninstall()
         assert signal.getsignal(signal.SIGUSR2) is own
     finally:
         signal.signal(signal.SIGUSR2, before)
 
     assert seen == [signal.SIGUSR2]
-    assert (told["first"], told["end"], told["by"], told["late"]) == (27, 37, "signal-to-rank-0", False)
+    assert (recorded["first"], recorded["end"], recorded["by"], recorded["late"]) == (27, 37, "signal-to-rank-0", False)
     assert len(list((tmp_path / "triggers").iterdir())) == 1

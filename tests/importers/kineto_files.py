@@ -39,10 +39,10 @@ def nccl(start: Any, duration: Any, name: str = NCCL, stream: int = 20, **argume
         "source": "Src Rank",
         "destination": "Dst Rank",
     }
-    told = {words.get(key, key): value for key, value in arguments.items()}
-    if isinstance(told.get("Process Group Ranks"), list):
-        told["Process Group Ranks"] = json.dumps(told["Process Group Ranks"])
-    return kernel(start, duration, name, stream, **told)
+    described = {words.get(key, key): value for key, value in arguments.items()}
+    if isinstance(described.get("Process Group Ranks"), list):
+        described["Process Group Ranks"] = json.dumps(described["Process Group Ranks"])
+    return kernel(start, duration, name, stream, **described)
 
 
 def copy(

@@ -82,9 +82,9 @@ def test_a_rank_that_did_not_arrive_is_seen(tmp_path: Path) -> None:
     assert spans.bytes.tolist() == [24, 24]
     assert (spans.end - spans.start).tolist() == [500, 0]
     assert (spans.timing == schema.UNKNOWN_TIMING).all()
-    told = summarise(tmp_path / "run")
-    assert [row.unfinished for row in told.communication] == [1]
-    assert any("Rank 1 was last seen in all_reduce number 8" in problem for problem in told.problems)
+    result = summarise(tmp_path / "run")
+    assert [row.unfinished for row in result.communication] == [1]
+    assert any("Rank 1 was last seen in all_reduce number 8" in problem for problem in result.problems)
 
 
 def test_where_the_program_was_is_kept(tmp_path: Path) -> None:
@@ -244,5 +244,5 @@ def test_entries_that_the_recorder_does_not_write_are_left_out_and_told(tmp_path
     imported = import_flight_recorder([dump], tmp_path / "run")
 
     assert imported.num_spans == 1
-    (told,) = [problem for problem in load_run(tmp_path / "run").problems if "entries" in problem]
-    assert told == "rank 0: 4 damaged entries of dump_0 were left out."
+    (problem,) = [problem for problem in load_run(tmp_path / "run").problems if "entries" in problem]
+    assert problem == "rank 0: 4 damaged entries of dump_0 were left out."

@@ -160,9 +160,9 @@ def test_without_times_nothing_is_joined_and_no_steps_are_guessed(tmp_path: Path
     assert not any(own.complete.any() for own in match(run).ranks.values())
     assert any("The lines do not say when an operation ran" in note for note in result.notes)
     summary = CliRunner().invoke(app, ["summary", str(tmp_path / "run"), "--json"])
-    told = json.loads(summary.stdout)
-    assert told["run"]["steps_inferred"] is False
-    assert told["verdict"].endswith("Only communication was recorded: what else the ranks did is not known.")
+    printed = json.loads(summary.stdout)
+    assert printed["run"]["steps_inferred"] is False
+    assert printed["verdict"].endswith("Only communication was recorded: what else the ranks did is not known.")
 
 
 def test_with_times_waiting_is_told_from_transfer(tmp_path: Path) -> None:

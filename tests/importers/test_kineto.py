@@ -74,15 +74,21 @@ def test_times_keep_their_nanoseconds(tmp_path: Path) -> None:
 
 def test_ranks_meet_on_group_and_sequence_number(tmp_path: Path) -> None:
     """Rank 1's trace begins one collective later: order would pair the wrong ones."""
-    told = {"collective": "allreduce", "group": "0", "ranks": [0, 1], "description": "default_pg", "dtype": "Float"}
+    arguments = {
+        "collective": "allreduce",
+        "group": "0",
+        "ranks": [0, 1],
+        "description": "default_pg",
+        "dtype": "Float",
+    }
     files = [
         write_trace(
             tmp_path / "a.json",
-            [nccl(0, 10, **told, seq=4, sent=250), nccl(20, 10, **told, seq=5, sent=250)],
+            [nccl(0, 10, **arguments, seq=4, sent=250), nccl(20, 10, **arguments, seq=5, sent=250)],
             rank=0,
             world_size=2,
         ),
-        write_trace(tmp_path / "b.json", [nccl(24, 6, **told, seq=5, sent=250)], rank=1, world_size=2),
+        write_trace(tmp_path / "b.json", [nccl(24, 6, **arguments, seq=5, sent=250)], rank=1, world_size=2),
     ]
 
     import_kineto(files, tmp_path / "run")
@@ -186,8 +192,8 @@ def test_members_of_a_group(tmp_path: Path, ranks: str, extra: dict[str, int], m
 
 @pytest.mark.parametrize(("splits", "self_bytes"), [("[]", -1), ("[10, 30]", 120), ("[10, ...]", -1)])
 def test_an_uneven_all_to_all_keeps_a_part(tmp_path: Path, splits: str, self_bytes: int) -> None:
-    told = {"collective": "all_to_allv", "group": "0", "ranks": [0, 1], "dtype": "Float", "sent": 40}
-    event = nccl(0, 1, **told, **{"In split size": splits})
+    arguments = {"collective": "all_to_allv", "group": "0", "ranks": [0, 1], "dtype": "Float", "sent": 40}
+    event = nccl(0, 1, **arguments, **{"In split size": splits})
 
     import_kineto([write_trace(tmp_path / "b.json", [event], rank=1, world_size=2)], tmp_path / "run")
 
@@ -197,10 +203,16 @@ def test_an_uneven_all_to_all_keeps_a_part(tmp_path: Path, splits: str, self_byt
 
 
 def test_messages_are_matched_by_pair_and_order(tmp_path: Path) -> None:
-    told = {"group": "4", "ranks": [0, 1], "description": "PIPELINE_MODEL_PARALLEL_GROUP", "dtype": "Half", "sent": 8}
+    arguments = {
+        "group": "4",
+        "ranks": [0, 1],
+        "description": "PIPELINE_MODEL_PARALLEL_GROUP",
+        "dtype": "Half",
+        "sent": 8,
+    }
     kernels = {
-        0: [nccl(0, 3, collective="send", destination=1, seq=900, **told), kernel(9, 1)],
-        1: [kernel(-1, 2), nccl(-1, 4, collective="recv", source=0, seq=901, received=8, **told)],
+        0: [nccl(0, 3, collective="send", destination=1, seq=900, **arguments), kernel(9, 1)],
+        1: [kernel(-1, 2), nccl(-1, 4, collective="recv", source=0, seq=901, received=8, **arguments)],
     }
     files = [
         write_trace(tmp_path / f"{rank}.json", events, rank=rank, world_size=2) for rank, events in kernels.items()

@@ -54,9 +54,9 @@ def imported(files: list[Path], run: Path, *options: str) -> dict[str, Any]:
     runner = CliRunner()
     made = runner.invoke(app, ["import", "kineto", *map(str, files), "-o", str(run), *options])
     assert made.exit_code == 0, made.output
-    told = runner.invoke(app, ["summary", str(run), "--json"])
-    assert told.exit_code == 0, told.output
-    summary: dict[str, Any] = json.loads(told.stdout)
+    result = runner.invoke(app, ["summary", str(run), "--json"])
+    assert result.exit_code == 0, result.output
+    summary: dict[str, Any] = json.loads(result.stdout)
     return summary
 
 

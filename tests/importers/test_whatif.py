@@ -91,7 +91,7 @@ def test_rows_of_a_rank(tmp_path: Path) -> None:
     run = load_run(tmp_path / "run")
     spans = run.ranks[1].spans
     spans = spans.take(spans.step == 9)
-    told = [
+    recorded = [
         (schema.KINDS[kind], run.names[name], start / 10**9, end / 10**9, chunk, peer, seq, number, stalled_on)
         for kind, name, start, end, chunk, peer, seq, number, stalled_on in zip(
             *(
@@ -101,7 +101,7 @@ def test_rows_of_a_rank(tmp_path: Path) -> None:
             strict=True,
         )
     ]
-    assert told == [
+    assert recorded == [
         ("step", "step", 8.0, 16.0, -1, -1, -1, -1, -1),
         ("p2p", "recv", 8.0, 9.5, -1, 0, 1, 2, -1),
         ("stall", "recv", 8.0, 9.5, -1, 0, 1, -1, 2),
@@ -111,7 +111,7 @@ def test_rows_of_a_rank(tmp_path: Path) -> None:
         ("stall", "send", 13.0, 13.5, -1, 0, 1, -1, 3),
         ("optimizer", "optimizer", 15.0, 16.0, -1, -1, -1, -1, -1),
     ]
-    assert spans.is_async.tolist() == [kind in ("p2p", "stall") for kind, *_ in told]
+    assert spans.is_async.tolist() == [kind in ("p2p", "stall") for kind, *_ in recorded]
     assert set(spans.group[spans.group >= 0].tolist()) == {
         group.id for group in run.ranks[0].groups.values() if group.name in ("forward", "backward")
     }

@@ -44,7 +44,7 @@ ZERO_METHODS = (
 
 
 class NotingTracer:
-    """Writes down what it is told: ``"+forward m0 s2"`` when a phase begins, ``"-forward"`` when it ends."""
+    """Notes its calls: ``"+forward m0 s2"`` when a phase begins, ``"-forward"`` when it ends."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []

@@ -41,7 +41,7 @@ def initialize(*sizes: int, **options: int) -> None:
 
 
 class NotingTracer:
-    """Writes down what it is told: ``"+forward m0 c1 s2"`` when a phase begins, ``"-forward"`` when it ends."""
+    """Notes its calls: ``"+forward m0 c1 s2"`` when a phase begins, ``"-forward"`` when it ends."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []

@@ -103,10 +103,10 @@ def test_a_fault_is_found_and_costs_what_it_truly_costs(
     analysis = analyse(made.run)
     (verdict,) = find_stragglers(analysis.run, analysis.matches).verdicts
 
-    (told,) = made.truth["faults"]
+    (fault_truth,) = made.truth["faults"]
     assert (verdict.place, verdict.cause, tuple(sorted(verdict.ranks))) == (place, cause, ranks)
-    assert told["cause"] == cause
-    true_ms = told["cost_ns_per_step"] / 1e6
+    assert fault_truth["cause"] == cause
+    true_ms = fault_truth["cost_ns_per_step"] / 1e6
     assert verdict.cost_ms_per_step == pytest.approx(true_ms, rel=0.1)
 
 
@@ -157,10 +157,10 @@ def test_a_slow_network_lengthens_what_leaves_the_host() -> None:
 def test_the_truth_about_a_fault(fault: str, ranks: list[int], place: str, cause: str, cost_ms: float) -> None:
     times = {"forward_ns": 2_500_000, "backward_ns": 5_000_000, "optimizer_ns": 5_000_000, "data_ns": 0}
     job = Job(dp=4, microbatches=2, steps=4, jitter=0.0, end_scatter_ns=0, network=FREE, **times)  # type: ignore[arg-type]
-    (told,) = synthesize(replace(job, faults=(Fault.parse(fault),))).truth["faults"]
+    (fault_truth,) = synthesize(replace(job, faults=(Fault.parse(fault),))).truth["faults"]
 
-    assert (told["ranks"], told["place"], told["cause"]) == (ranks, place, cause)
-    assert told["cost_ns_per_step"] == cost_ms * 1e6
+    assert (fault_truth["ranks"], fault_truth["place"], fault_truth["cause"]) == (ranks, place, cause)
+    assert fault_truth["cost_ns_per_step"] == cost_ms * 1e6
 
 
 @pytest.mark.parametrize(

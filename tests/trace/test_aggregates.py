@@ -28,7 +28,7 @@ class Disk:
     def close(self) -> None:
         self.rows.append(mark("closed", {}))
 
-    def told(self) -> list[tuple[str, int]]:
+    def written(self) -> list[tuple[str, int]]:
         return [(row[1], row[5]) for row in self.rows]
 
     def sums(self, step: int) -> list[Aggregate]:
@@ -66,7 +66,7 @@ def test_a_step_in_detail_keeps_its_rows_and_the_others_their_duration_and_sums(
     sink.write([all_reduce(0, 0, 5), *steps(0, 1), all_reduce(1, 10, 13), all_reduce(1, 20, 27), recv(1, 3, 4)])
     sink.write([recv(1, 2, 1), all_reduce(1, 0, 2, group=9), *steps(1, 2), all_reduce(2, 0, 5)])
 
-    assert disk.told() == [("all_reduce", 0), ("step", 0), ("step", 1), ("aggregate", 1), ("all_reduce", 2)]
+    assert disk.written() == [("all_reduce", 0), ("step", 0), ("step", 1), ("aggregate", 1), ("all_reduce", 2)]
     assert disk.sums(1) == [
         Aggregate("collective", "all_reduce", 7, -1, 2, 10, 128, 7),
         Aggregate("stall", "recv", 7, 3, 1, 4, 0, 4),
@@ -81,7 +81,7 @@ def test_what_comes_late_is_added() -> None:
     sink.write([all_reduce(0, 0, 5), *steps(0, 1)])
     sink.write([all_reduce(0, 0, 9), all_reduce(1, 0, 1)])
 
-    assert disk.told() == [("step", 0), ("aggregate", 0), ("aggregate", 0)]
+    assert disk.written() == [("step", 0), ("aggregate", 0), ("aggregate", 0)]
     assert disk.sums(0) == [Aggregate("collective", "all_reduce", 7, -1, 2, 14, 128, 9)]
 
 
@@ -90,14 +90,14 @@ def test_marks_and_what_comes_before_the_first_step_are_kept() -> None:
     sink = AggregatingSink(disk, DetailPlan(0).details)
     sink.write([mark("topology", {}), all_reduce(-1, 0, 5), *steps(0, 1), all_reduce(-1, 0, 3)])
 
-    assert disk.told() == [("topology", -1), ("all_reduce", -1), ("step", 0), ("aggregate", 0), ("aggregate", -1)]
+    assert disk.written() == [("topology", -1), ("all_reduce", -1), ("step", 0), ("aggregate", 0), ("aggregate", -1)]
 
 
 def test_a_step_without_spans_is_told_to_be_not_in_detail() -> None:
     disk = Disk()
     AggregatingSink(disk, DetailPlan(0).details).write(steps(0, 1))
 
-    assert disk.told() == [("step", 0), ("aggregate", 0)]
+    assert disk.written() == [("step", 0), ("aggregate", 0)]
     assert disk.sums(0) == []
 
 
@@ -107,7 +107,7 @@ def test_the_end_tells_what_is_left() -> None:
     sink.write([all_reduce(0, 0, 5)])
     sink.close()
 
-    assert disk.told() == [("aggregate", 0), ("closed", -1)]
+    assert disk.written() == [("aggregate", 0), ("closed", -1)]
 
 
 def test_a_full_disk_costs_the_rows_of_that_write_and_no_others() -> None:

@@ -23,8 +23,8 @@ def test_a_mark_comes_back_with_what_is_declared_of_it() -> None:
 
 
 def test_words_are_escaped_where_they_come_in() -> None:
-    told = read_mark("problem", json.dumps({"message": "a\n\x1b[2J\u202eb"}), most_ranks=1)
-    assert told == {"message": r"a\n\x1b[2J\u202eb"}
+    mark = read_mark("problem", json.dumps({"message": "a\n\x1b[2J\u202eb"}), most_ranks=1)
+    assert mark == {"message": r"a\n\x1b[2J\u202eb"}
 
 
 def test_a_mark_that_nobody_declared_is_passed_over() -> None:
@@ -78,8 +78,8 @@ def test_sums_are_of_kinds_that_exist_and_can_be_added_up() -> None:
             check_aggregates(text)
 
 
-def _told_topology() -> set[str]:
-    """The keys of all dictionaries that are written out where a topology is told."""
+def _recorded_topology() -> set[str]:
+    """The keys of all dictionaries that are written out where a topology is recorded."""
     package = Path(__file__).resolve().parents[2] / "commtrace"
     found: set[str] = set()
     for path in [*package.rglob("*.py"), *(package / "integrations").glob("*.py")]:
@@ -92,7 +92,7 @@ def _told_topology() -> set[str]:
     return found
 
 
-def test_what_a_recorder_tells_of_its_topology_is_declared() -> None:
-    told = _told_topology()
-    assert "recording" in told
-    assert told <= topology_fields()
+def test_all_fields_that_a_recorder_gives_its_topology_are_declared() -> None:
+    mark = _recorded_topology()
+    assert "recording" in mark
+    assert mark <= topology_fields()

@@ -81,12 +81,12 @@ def test_a_file_is_the_same_whoever_made_the_columns(count: int, tmp_path: Path)
     (of_rows,), (of_columns,) = (load_run(tmp_path / one).ranks.values() for one in ("rows", "columns"))
     names = [load_run(tmp_path / one).names for one in ("rows", "columns")]
     for column in schema.SCHEMA.names[:-1]:
-        told = [getattr(one.spans, column).tolist() for one in (of_rows, of_columns)]
+        both = [getattr(one.spans, column).tolist() for one in (of_rows, of_columns)]
         if column in ("name", "dtype"):
-            told = [
-                [words[code] if code >= 0 else None for code in codes] for words, codes in zip(names, told, strict=True)
+            both = [
+                [words[code] if code >= 0 else None for code in codes] for words, codes in zip(names, both, strict=True)
             ]
-        assert told[0] == told[1], column
+        assert both[0] == both[1], column
     assert of_rows.details == of_columns.details
     assert of_rows.parallel == of_columns.parallel == {"dp": 2}
 

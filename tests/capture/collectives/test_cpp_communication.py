@@ -141,8 +141,8 @@ def test_a_failure_of_ours_does_not_reach_training(alone: Recording, monkeypatch
     result = OPERATIONS.wait_tensor(OPERATIONS.all_reduce(torch.ones(2), "sum", world().group_name))
 
     assert result.tolist() == [1.0, 1.0]
-    (told,) = alone.warnings()
-    assert told.startswith(cpp_communication.HOOKS_PART)
+    (message,) = alone.warnings()
+    assert message.startswith(cpp_communication.HOOKS_PART)
 
 
 def hooks_called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -153,9 +153,9 @@ def hooks_called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def counting(hooks: ProcessGroupHooks, *arguments: Any) -> Any:
         post = make(hooks, *arguments)
 
-        def post_hook(told: Any) -> None:
-            called.append(told.name.name)
-            post(told)
+        def post_hook(arguments: Any) -> None:
+            called.append(arguments.name.name)
+            post(arguments)
 
         return post_hook
 

@@ -27,7 +27,7 @@ def watching(recording: Recording) -> Iterator[Recording]:
         uninstall()
 
 
-def told(recording: Recording) -> list[tuple[str, tuple[int, ...]]]:
+def recorded_groups(recording: Recording) -> list[tuple[str, tuple[int, ...]]]:
     """Filled with the role and the ranks of every group when it becomes known."""
     found: list[tuple[str, tuple[int, ...]]] = []
     recording.tracer.groups.follow(lambda _group, state: found.append((state.group.role, state.ranks_by_group_rank)))
@@ -35,7 +35,7 @@ def told(recording: Recording) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def test_the_default_group_is_known_when_it_has_been_made(watching: Recording) -> None:
-    groups = told(watching)
+    groups = recorded_groups(watching)
 
     with fake_backend(rank=1, world_size=3):
         assert groups == [("world", (0, 1, 2))]
@@ -43,7 +43,7 @@ def test_the_default_group_is_known_when_it_has_been_made(watching: Recording) -
 
 
 def test_the_default_group_is_known_each_time_that_it_is_made(watching: Recording) -> None:
-    groups = told(watching)
+    groups = recorded_groups(watching)
 
     for world_size in (4, 2):
         with fake_backend(world_size=world_size):
@@ -53,7 +53,7 @@ def test_the_default_group_is_known_each_time_that_it_is_made(watching: Recordin
 
 
 def test_a_group_of_some_ranks_is_known_when_it_has_been_made_with_its_own_ranks(watching: Recording) -> None:
-    groups = told(watching)
+    groups = recorded_groups(watching)
 
     with fake_backend(rank=2):
         dist.new_group([0, 1])
@@ -68,7 +68,7 @@ def test_groups_that_were_made_before_are_known_too(recording: Recording) -> Non
         uninstall = group_lifecycle.watch_creation(recording.tracer)
         uninstall()
 
-        assert [ranks for _, ranks in told(recording)] == [(0, 1, 2, 3), (2, 3)]
+        assert [ranks for _, ranks in recorded_groups(recording)] == [(0, 1, 2, 3), (2, 3)]
 
 
 def test_torchs_own_functions_are_put_back(recording: Recording) -> None:
@@ -173,14 +173,14 @@ def listen(recording: Recording) -> torch.futures.Future[int]:
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long was waited, without waiting."""
-    told: list[float] = []
+    timeouts: list[float] = []
 
     def wait(_callbacks: completions.CompletionCallbacks, timeout_seconds: float) -> bool:
-        told.append(timeout_seconds)
+        timeouts.append(timeout_seconds)
         return False
 
     monkeypatch.setattr(completions.CompletionCallbacks, "settle", wait)
-    return told
+    return timeouts
 
 
 def test_the_name_of_the_run_is_waited_for_before_the_last_group_goes_only(recording: Recording) -> None:

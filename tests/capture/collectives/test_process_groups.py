@@ -403,8 +403,8 @@ def test_a_communication_whose_bytes_cannot_be_read_is_recorded_without_them(
         ("all_to_all", 3, -1, "float32"),
     ]
     assert len(captured.stalls()) == len(rows)
-    told = captured.warnings()
-    assert [message.split(" cannot be read")[0] for message in told] == [
+    messages = captured.warnings()
+    assert [message.split(" cannot be read")[0] for message in messages] == [
         "the bytes of all_reduce", "the bytes of send", "the bytes of all_to_all",
     ]  # fmt: skip
     assert "switched off" not in caplog.text
@@ -566,9 +566,9 @@ def test_what_cannot_be_followed_is_named_when_it_is_called(
         for _ in range(2):
             assert getattr(group, name)() == "done"
 
-    (told,) = recording.warnings()
-    assert told.startswith(f"ProcessGroup.{name} was called: ")
-    assert meaning in told
+    (message,) = recording.warnings()
+    assert message.startswith(f"ProcessGroup.{name} was called: ")
+    assert meaning in message
 
 
 def test_a_method_that_is_not_known_is_named_when_it_is_called(
@@ -590,8 +590,8 @@ def test_a_method_that_is_not_known_is_named_when_it_is_called(
             assert group.teleport(ones(3)).sum() == 3
 
     assert recording.tracer.untraced_paths == {"ProcessGroup.teleport"}
-    (told,) = recording.warnings()
-    assert "ProcessGroup.teleport was called" in told
+    (message,) = recording.warnings()
+    assert "ProcessGroup.teleport was called" in message
     assert dist.ProcessGroup.__dict__["teleport"] is teleport
 
 

@@ -34,8 +34,8 @@ def test_a_skipped_role_is_numbered_and_not_recorded() -> None:
             dist.all_reduce(torch.ones(4), group=tp)
         name_of = {recording.tracer.groups.state(group).group.id: name for name, group in (("tp", tp), ("dp", dp))}
 
-        told = [(name_of[row.group], row.seq) for row in recording.communications()]
-        assert told == [("tp", 0), ("dp", 0), ("tp", 1), ("dp", 1), ("tp", 4)]
+        recorded = [(name_of[row.group], row.seq) for row in recording.communications()]
+        assert recorded == [("tp", 0), ("dp", 0), ("tp", 1), ("dp", 1), ("tp", 4)]
         assert len(recording.stalls()) == 5
 
 

@@ -615,7 +615,7 @@ def test_a_device_that_fails_costs_spans_and_nothing_else(job: Job, monkeypatch:
 
     assert work.wait()
     assert job.all_reduce(asynchronous=False) is None
-    assert len(job.recording.warnings()) == 1  # told once
+    assert len(job.recording.warnings()) == 1  # once
 
 
 @pytest.mark.parametrize("backend", ["nccl", "nccl2"])

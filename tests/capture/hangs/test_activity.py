@@ -31,7 +31,7 @@ class Quiet:
         self.tracer = self.recording.tracer
         self.activity = ActivityWatch(self.tracer, now=lambda: self.now, frames=lambda: ("train.py:7 step",))
 
-    def told(self, seconds: float) -> list[dict[str, Any]]:
+    def activities(self, seconds: float) -> list[dict[str, Any]]:
         """The marks of the next so many seconds, two passes a second."""
         details = []
         for _ in range(int(2 * seconds)):
@@ -43,45 +43,45 @@ class Quiet:
 def test_it_is_told_once_at_first_and_then_every_two_seconds_of_quiet() -> None:
     quiet = Quiet()
 
-    (first,) = quiet.told(0.5)
+    (first,) = quiet.activities(0.5)
     assert (first["again_within_ns"], first["frames"]) == (3 * SECOND, ["train.py:7 step"])
-    assert [detail["quiet_ns"] / SECOND for detail in quiet.told(6)] == [2, 4, 6]
+    assert [detail["quiet_ns"] / SECOND for detail in quiet.activities(6)] == [2, 4, 6]
 
 
 def test_a_busy_rank_says_nothing() -> None:
     quiet = Quiet()
-    quiet.told(0.5)
+    quiet.activities(0.5)
     for _ in range(10):
         quiet.tracer.append((lambda entry: [], schema.GC))
-        assert quiet.told(0.5) == []
+        assert quiet.activities(0.5) == []
         quiet.recording.recorder.flush()
 
 
 def test_garbage_of_other_threads_is_no_progress() -> None:
     quiet = Quiet()
-    quiet.told(4)
+    quiet.activities(4)
     quiet.tracer.append((lambda entry: [], schema.GC))
-    quiet.told(0.5)
+    quiet.activities(0.5)
     quiet.recording.recorder.flush()
-    assert [detail["quiet_ns"] / SECOND for detail in quiet.told(3)] == [6]
+    assert [detail["quiet_ns"] / SECOND for detail in quiet.activities(3)] == [6]
 
 
 def test_a_rank_that_is_quiet_for_long_says_so_more_seldom() -> None:
     quiet = Quiet()
-    quiet.told(70)
-    told = quiet.told(60)
+    quiet.activities(70)
+    activities = quiet.activities(60)
 
-    assert len(told) == 6
-    assert {detail["again_within_ns"] for detail in told} == {11 * SECOND}
+    assert len(activities) == 6
+    assert {detail["again_within_ns"] for detail in activities} == {11 * SECOND}
 
 
 def test_steps_that_are_not_recorded_are_progress_all_the_same() -> None:
     quiet = Quiet()
-    quiet.told(0.5)
+    quiet.activities(0.5)
     for step in range(10):
         quiet.tracer.coordinates = Coordinates(step)
-        told = quiet.told(1)
-    assert [detail["quiet_ns"] for detail in told] == [SECOND // 2]
+        activities = quiet.activities(1)
+    assert [detail["quiet_ns"] for detail in activities] == [SECOND // 2]
 
 
 def test_the_open_phases_are_told_innermost_first() -> None:
@@ -89,7 +89,7 @@ def test_the_open_phases_are_told_innermost_first() -> None:
     quiet.tracer.begin_step(5)
     outer = quiet.tracer.enter(schema.FORWARD, "forward", microbatch=2, chunk=0, stage=1)
     inner = quiet.tracer.enter(schema.MODULE, "layers.3")
-    (detail,) = quiet.told(0.5)
+    (detail,) = quiet.activities(0.5)
 
     assert detail["at"] == [5, 2, 0, 1]
     assert [(span["kind"], span["name"]) for span in detail["open"]] == [("module", "layers.3"), ("forward", "forward")]
@@ -112,8 +112,8 @@ def test_a_communication_is_in_flight_when_two_passes_have_seen_it() -> None:
     first, second = launch(3), launch(4, is_async=True)
 
     assert quiet.activity.in_flight([first]) == []
-    (told,) = quiet.activity.in_flight([first, second])
-    assert told.to_json() == {
+    (communication,) = quiet.activity.in_flight([first, second])
+    assert communication.to_json() == {
         "operation": "all_reduce", "group": group("dp", 0, 1).id, "seq": 3, "peer": -1, "bytes": 40, "dtype": "float32",
         "is_async": False, "start": 7, "blocking": False,
     }  # fmt: skip
@@ -126,8 +126,8 @@ def test_what_blocks_training_comes_first_also_when_nobody_else_knows_it() -> No
     quiet.tracer.blocked[0] = blocking
     quiet.activity.in_flight([others])
 
-    told = quiet.activity.in_flight([others])
-    assert [(entry.seq, entry.blocking) for entry in told] == [(9, True), (3, False)]
+    communications = quiet.activity.in_flight([others])
+    assert [(entry.seq, entry.blocking) for entry in communications] == [(9, True), (3, False)]
 
 
 def test_numbers_of_communications_are_read_without_being_taken() -> None:
@@ -138,12 +138,12 @@ def test_numbers_of_communications_are_read_without_being_taken() -> None:
         dist.all_reduce(tensor)
         dist.all_reduce(tensor)
         dist.send(tensor, 1, tag=3)
-        ((_, told),) = activity.marks()
+        ((_, detail),) = activity.marks()
         dist.all_reduce(tensor)
         world = next(iter(recording.tracer.groups.states.values())).group.id
 
-        assert told["collectives"] == {str(world): 2}
-        assert told["p2p"] == [[world, True, 1, 3, 1]]
+        assert detail["collectives"] == {str(world): 2}
+        assert detail["p2p"] == [[world, True, 1, 3, 1]]
         assert [row.seq for row in recording.rows(schema.COLLECTIVE)] == [0, 1, 2]
 
 

@@ -1,4 +1,4 @@
-"""When training has stopped, as far as one process can tell, with a clock in our hands."""
+"""When training has stopped, as far as one process knows, with a clock in our hands."""
 
 from __future__ import annotations
 
@@ -92,16 +92,16 @@ def test_one_hang_is_one_dump_and_its_end_is_noticed(
     assert len(watched.dumps()) == 1
     watched.train(1)
     assert watched.watch.report is None
-    told = [one.message for one in caplog.records]
-    assert ("commtrace: training goes on again on rank 0" in told) == (rank == 0)
-    assert bool(told) == (rank == 0), "one rank of a thousand speaks"
+    messages = [one.message for one in caplog.records]
+    assert ("commtrace: training goes on again on rank 0" in messages) == (rank == 0)
+    assert bool(messages) == (rank == 0), "one rank of a thousand speaks"
     watched.wait(60)
     assert len(watched.dumps()) == 2
 
 
 @pytest.mark.parametrize("kind", [schema.CHECKPOINT, schema.EVALUATION])
 def test_saving_and_evaluating_are_given_more_time(kind: int, tmp_path: Path) -> None:
-    # what it is in is told to others as well
+    # its state is given to exporters as well
     watched = Watched(tmp_path)
     watched.train(10)
     watched.tracer.enter(kind, "slow")
@@ -176,9 +176,9 @@ def test_a_watch_that_is_stopped_while_it_starts_ends(tmp_path: Path, monkeypatc
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize(("ends", "told"), [(True, 0), (False, 1)])
+@pytest.mark.parametrize(("ends", "warnings"), [(True, 0), (False, 1)])
 def test_a_watch_that_cannot_start_costs_nothing_else_and_is_told_unless_python_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: bool, told: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: bool, warnings: int
 ) -> None:
     def refused(_: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
@@ -190,7 +190,7 @@ def test_a_watch_that_cannot_start_costs_nothing_else_and_is_told_unless_python_
     watch.start(tmp_path, metadata(0))
     watch.stop()
 
-    assert len([record for record in caplog.records if "watching for hangs" in record.getMessage()]) == told
+    assert len([record for record in caplog.records if "watching for hangs" in record.getMessage()]) == warnings
 
 
 def test_a_forked_child_waits_for_no_lock_of_the_watch(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def spans(recording: Recording) -> Iterator[ModuleSpans]:
     assert recording.warnings() == []
 
 
-def told(recording: Recording) -> list[str]:
+def recorded_names(recording: Recording) -> list[str]:
     """Names in order of their start, those around others first."""
     rows = recording.rows(schema.MODULE)
     return [row.name for row in sorted(rows, key=lambda row: (row.start, -row.end))]
@@ -99,7 +99,7 @@ def test_forward_and_backward_of_every_module_once(recording: Recording, spans: 
 
     net(TOKENS).backward()
 
-    assert told(recording) == [
+    assert recorded_names(recording) == [
         "Net", "embed", "layers.0", "layers.0.first", "layers.0.second", "layers.1", "layers.1.first",
         "layers.1.second",
         "Net backward", "layers.1 backward", "layers.1.second backward", "layers.1.first backward",
@@ -129,7 +129,7 @@ def test_a_backward_ends_when_the_gradient_of_its_input_is_complete(recording: R
     spans.select("first,second")
     second(Slow.apply(first(torch.ones(1, 2)))).sum().backward()
 
-    assert told(recording) == ["first", "second", "second backward", "first backward"]
+    assert recorded_names(recording) == ["first", "second", "second backward", "first backward"]
     assert entered == [3]  # two forwards and one backward had ended: the gap belongs to no module
     assert len(model) == 2
 
@@ -140,7 +140,7 @@ def test_a_repeated_forward_is_no_forward(recording: Recording, spans: ModuleSpa
     spans.select("layers.*,first")
     net(TOKENS).backward()
 
-    names = told(recording)
+    names = recorded_names(recording)
     assert sorted(names) == sorted(
         f"layers.{n}{part}{way}" for n in (0, 1) for part in ("", ".first") for way in ("", " recompute", " backward")
     )
@@ -158,7 +158,7 @@ def test_modules_that_are_called_twice(recording: Recording, spans: ModuleSpans)
     spans.select("depth=1")
     model(torch.ones(1, 4)).sum().backward()
 
-    assert told(recording) == [
+    assert recorded_names(recording) == [
         "Sequential", "0", "1", "0", "Sequential backward", "0 backward", "1 backward", "0 backward",
     ]  # fmt: skip
     assert_nested(recording)
@@ -173,7 +173,7 @@ def test_modules_that_call_themselves(recording: Recording, spans: ModuleSpans) 
     spans.select("depth=0")
     model(torch.ones(1, requires_grad=True), depth=2).backward()
 
-    assert told(recording) == ["Recursive"] * 3 + ["Recursive backward"] * 3
+    assert recorded_names(recording) == ["Recursive"] * 3 + ["Recursive backward"] * 3
     assert_nested(recording)
 
 
@@ -185,7 +185,7 @@ def test_without_gradients_there_is_no_backward(recording: Recording, spans: Mod
     with torch.inference_mode():
         net(TOKENS)
 
-    assert told(recording) == ["layers.0"] * 2
+    assert recorded_names(recording) == ["layers.0"] * 2
     assert not out.requires_grad
 
 
@@ -214,11 +214,11 @@ def test_a_module_that_raises_is_closed_and_nesting_is_right_afterwards(
     for _ in range(2):
         model(torch.ones(2, requires_grad=True)).backward()
 
-    assert told(recording) == ["Holds", "inner", "inner", "Holds backward", "inner backward"] * 2
+    assert recorded_names(recording) == ["Holds", "inner", "inner", "Holds backward", "inner backward"] * 2
     assert_nested(recording)
     with pytest.raises(ZeroDivisionError):
         model.inner(torch.ones(2))
-    assert told(recording)[-1] == "inner"
+    assert recorded_names(recording)[-1] == "inner"
 
 
 def test_a_backward_that_raises_leaves_nothing_open(recording: Recording, spans: ModuleSpans) -> None:
@@ -279,7 +279,7 @@ def test_arguments_and_outputs_of_any_kind(recording: Recording, spans: ModuleSp
     out = model(None, mask=None, hidden=x * 1)
     sum(tensors(out), torch.zeros(1)).backward()
 
-    assert told(recording) == ["Gives", "Gives backward"]
+    assert recorded_names(recording) == ["Gives", "Gives backward"]
     assert x.grad is not None
 
 
@@ -295,7 +295,7 @@ def test_an_input_that_is_passed_through_does_not_begin_the_backward(recording: 
         x, context = model[name](x, context)
     (x + context).backward()
 
-    assert told(recording) == ["a", "b", "b backward", "a backward"]
+    assert recorded_names(recording) == ["a", "b", "b backward", "a backward"]
 
 
 @pytest.mark.parametrize(("is_view", "names"), [(True, ["Gives"]), (False, ["Gives", "Gives backward"])])
@@ -315,7 +315,8 @@ def test_outputs_that_are_changed_in_place_stay_allowed(
 
     assert x.grad is not None
     assert x.grad.tolist() == [[3.0, 3.0], [3.0, 3.0]]
-    assert told(recording) == names  # autograd replaces the node of a view that is written to: nobody comes by
+    # autograd replaces the node of a view that is written to: nobody comes by
+    assert recorded_names(recording) == names
 
 
 def test_hooks_of_others_run_and_belong_to_their_module(recording: Recording, spans: ModuleSpans) -> None:
@@ -335,7 +336,7 @@ def test_hooks_of_others_run_and_belong_to_their_module(recording: Recording, sp
     handle.remove()
     net(TOKENS).backward()
 
-    assert told(recording) == ["layers.0", "layers.0 backward"] * 2
+    assert recorded_names(recording) == ["layers.0", "layers.0 backward"] * 2
     assert heard == ["before", "gradient", "backward", "before", "backward"]
 
 
@@ -357,7 +358,7 @@ def test_results_are_the_same_bits(recording: Recording, spans: ModuleSpans) -> 
     spans.select("depth=3")
     recorded = trained()
 
-    assert told(recording) != []
+    assert recorded_names(recording) != []
     assert all(torch.equal(one, other) for one, other in zip(plain, recorded, strict=True))
 
 
@@ -367,13 +368,13 @@ def test_models_made_later_are_found(recording: Recording, spans: ModuleSpans) -
     spans.select("layers.*")
     net = Net(1)
     net(TOKENS).backward()
-    assert told(recording) == []
+    assert recorded_names(recording) == []
 
     torch.optim.SGD(net.parameters()).step()
     optimizers.uninstall()
     net(TOKENS)
 
-    assert told(recording) == ["layers.0"]
+    assert recorded_names(recording) == ["layers.0"]
 
 
 def test_wrappers_have_no_part_in_names_and_are_one_with_what_they_wrap(
@@ -394,7 +395,7 @@ def test_wrappers_have_no_part_in_names_and_are_one_with_what_they_wrap(
     wrapped(TOKENS).backward()
     net.layers[0].module(torch.ones(1, 4))
 
-    assert told(recording) == [
+    assert recorded_names(recording) == [
         "Net", "embed", "layers.0", "Net backward", "layers.0 backward", "embed backward", "layers.0",
     ]  # fmt: skip
 
@@ -411,9 +412,9 @@ def test_copies_and_pickles_are_right_and_not_recorded(recording: Recording, spa
 
     assert outputs[0].tolist() == [[0.0, 0.0]]
     assert vars(replica).keys() - {"_is_replica"} == vars(model).keys()
-    assert told(recording) == []
+    assert recorded_names(recording) == []
     model(torch.ones(1, 2))
-    assert told(recording) == ["Linear"]
+    assert recorded_names(recording) == ["Linear"]
 
 
 def test_nothing_is_kept_alive(recording: Recording, spans: ModuleSpans) -> None:
@@ -447,7 +448,7 @@ def test_cleared_every_class_is_as_before(recording: Recording, spans: ModuleSpa
     spans.select("depth=1")
     spans.select("depth=1")
     model(torch.ones(1, 2))
-    assert told(recording) == ["Sequential", "0", "1"]
+    assert recorded_names(recording) == ["Sequential", "0", "1"]
     assert [owner.__dict__.get("_call_impl") for owner in owners] != before
 
     spans.clear()
@@ -456,7 +457,7 @@ def test_cleared_every_class_is_as_before(recording: Recording, spans: ModuleSpa
     assert [owner.__dict__.get("_call_impl") for owner in owners] == before
     assert recording.tracer.step_listeners == []
     model(torch.ones(1, 2)).sum().backward()
-    assert len(told(recording)) == 3
+    assert len(recorded_names(recording)) == 3
 
 
 def test_outside_of_the_window_nothing_is_recorded() -> None:
@@ -513,7 +514,7 @@ def test_compiled_models_neither_break_nor_compile_again(recording: Recording, s
     assert counter.frame_count == 2
     assert not counters["graph_break"]
     # The graphs of torch 2.4, run by this backend as they are, call modules: recorded as modules of GraphModule.
-    names = [name for name in told(recording) if not name.startswith("GraphModule")]
+    names = [name for name in recorded_names(recording) if not name.startswith("GraphModule")]
     assert names == ["Net", "Net backward"] * 2 + ["Net"]
 
 
@@ -528,7 +529,7 @@ def test_modules_compiled_in_place_are_recorded(recording: Recording, spans: Mod
     net(TOKENS).backward()
     spans.clear()
 
-    assert told(recording) == [
+    assert recorded_names(recording) == [
         "Net", "embed", "layers.0", "layers.1", "Net backward", "layers.1 backward", "layers.0 backward",
         "embed backward",
     ]  # fmt: skip

@@ -37,7 +37,7 @@ def phases(recording: Recording) -> Iterator[Recording]:
     capture.uninstall()
 
 
-def told(recording: Recording) -> list[tuple[str, str]]:
+def recorded_phases(recording: Recording) -> list[tuple[str, str]]:
     return [(schema.KINDS[row.kind], row.name) for row in recording.rows() if row.kind != schema.STEP]
 
 
@@ -64,7 +64,7 @@ def test_each_next_of_a_loader_is_a_wait_for_data(phases: Recording, num_workers
 
     assert batches == [[0, 1], [2, 3]]
     # The last one finds that there are no more, which takes time too: workers are shut down.
-    assert told(phases) == [("data", "start of loader"), *[("data", "next batch")] * 3]
+    assert recorded_phases(phases) == [("data", "start of loader"), *[("data", "next batch")] * 3]
     assert {(row.step, row.lane) for row in phases.rows()} == {(3, schema.HOST)}
 
 
@@ -75,7 +75,11 @@ def test_a_loader_in_a_loader_and_a_sample_from_a_file_are_one_wait(phases: Reco
     loader = iter(DataLoader(DataLoader(Samples(tmp_path)).dataset, batch_size=4))
     next(loader)
 
-    assert told(phases) == [("checkpoint", "torch.save"), ("data", "start of loader"), ("data", "next batch")]
+    assert recorded_phases(phases) == [
+        ("checkpoint", "torch.save"),
+        ("data", "start of loader"),
+        ("data", "next batch"),
+    ]
 
 
 def test_a_thread_that_reads_ahead_stops_no_training(phases: Recording) -> None:
@@ -83,7 +87,7 @@ def test_a_thread_that_reads_ahead_stops_no_training(phases: Recording) -> None:
     reader.start()
     reader.join()
 
-    assert told(phases) == []
+    assert recorded_phases(phases) == []
 
 
 def test_files_are_checkpoints_and_memory_is_not(phases: Recording, tmp_path: Path) -> None:
@@ -95,7 +99,7 @@ def test_files_are_checkpoints_and_memory_is_not(phases: Recording, tmp_path: Pa
     buffer.seek(0)
     torch.load(buffer)
 
-    assert told(phases) == [("checkpoint", "torch.save")] * 2 + [("checkpoint", "torch.load")]
+    assert recorded_phases(phases) == [("checkpoint", "torch.save")] * 2 + [("checkpoint", "torch.load")]
 
 
 def test_a_checkpoint_that_cannot_be_written_is_closed(phases: Recording, tmp_path: Path) -> None:
@@ -106,7 +110,11 @@ def test_a_checkpoint_that_cannot_be_written_is_closed(phases: Recording, tmp_pa
     with pytest.raises((AttributeError, TypeError)):
         torch.save(lambda: None, tmp_path / "a.pt")
 
-    assert told(phases) == [("checkpoint", "torch.save"), ("checkpoint", "torch.load"), ("checkpoint", "torch.save")]
+    assert recorded_phases(phases) == [
+        ("checkpoint", "torch.save"),
+        ("checkpoint", "torch.load"),
+        ("checkpoint", "torch.save"),
+    ]
     assert phases.tracer.open_waits == 0
 
 
@@ -117,7 +125,7 @@ def test_collectives_of_objects_are_no_checkpoints(recording: Recording) -> None
         torch.distributed.broadcast_object_list([{"a": 1}], src=0)
     capture.uninstall()
 
-    assert told(recording) == []
+    assert recorded_phases(recording) == []
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning", "ignore:TypedStorage is deprecated:UserWarning")
@@ -126,7 +134,7 @@ def test_distributed_checkpoints_are_one_span_with_all_files(phases: Recording, 
     distributed_save_bound_early(state, checkpoint_id=tmp_path / "a")
     dcp.load(state, checkpoint_id=tmp_path / "a")
 
-    assert told(phases) == [
+    assert recorded_phases(phases) == [
         ("checkpoint", "distributed.checkpoint.save"),
         ("checkpoint", "distributed.checkpoint.load"),
     ]
@@ -171,7 +179,7 @@ def test_clipping_is_the_optimizers_work(phases: Recording) -> None:
     torch.nn.utils.clip_grad_norm_([weight], 1.0)
     phases.tracer.leave(phase)
 
-    assert told(phases) == [
+    assert recorded_phases(phases) == [
         ("optimizer", "clip_grad_norm"),
         ("optimizer", "clip_grad_value"),
         ("optimizer", "clip_grad_norm"),
@@ -200,7 +208,7 @@ def test_every_original_comes_back(recording: Recording, tmp_path: Path) -> None
     assert [vars(owner)[name] for owner, name in owners] == originals
     assert [cell.cell_contents for cell in clip.__closure__ or ()] == before  # type: ignore[attr-defined]
     torch.save(torch.ones(2), tmp_path / "a.pt")
-    assert told(recording) == []
+    assert recorded_phases(recording) == []
 
 
 def test_a_failure_of_ours_does_not_stop_training(
@@ -242,9 +250,9 @@ def test_clipping_is_part_of_a_graph_that_may_not_break(phases: Recording) -> No
     try:
         norm = torch.compile(lambda: clip_bound_early(layer.parameters(), 1.0), backend="eager", fullgraph=True)()
         assert norm > 1.0
-        assert told(phases) == []
+        assert recorded_phases(phases) == []
         clip_bound_early(layer.parameters(), 1.0)
-        assert told(phases) == [("optimizer", "clip_grad_norm")]
+        assert recorded_phases(phases) == [("optimizer", "clip_grad_norm")]
     finally:
         torch._dynamo.reset()
         uninstall()

@@ -1,4 +1,4 @@
-"""Rows that no recorder writes are left out, counted, and told of."""
+"""Rows that no recorder writes are left out, counted and reported."""
 
 from __future__ import annotations
 

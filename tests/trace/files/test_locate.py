@@ -140,7 +140,7 @@ def write_node(directory: Path, ranks: list[int], run_id: str, began_s: float = 
     groups = changes.pop("groups", [list(range(changes.get("world_size", 4)))])
     began = BEGAN + round(began_s * SECOND)
     for rank in ranks:
-        told = [
+        marks = [
             mark("process_group", {"id": 100 + sum(group), "ranks": group, "ordinal": 0, "role": "", "name": "",
                                    "description": "", "backend": "gloo"})
             for group in groups
@@ -156,7 +156,7 @@ def write_node(directory: Path, ranks: list[int], run_id: str, began_s: float = 
             "anchor": ClockAnchor(5 * SECOND, began),
             **changes,
         }
-        write_rank(directory, [*told, *steps(0, 3), row(start=6 * SECOND, end=UNTIL)], rank=rank, **fields)
+        write_rank(directory, [*marks, *steps(0, 3), row(start=6 * SECOND, end=UNTIL)], rank=rank, **fields)
 
 
 def test_nodes_that_were_given_other_names_are_one_job(tmp_path: Path) -> None:

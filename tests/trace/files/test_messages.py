@@ -1,4 +1,4 @@
-"""A complete segment says of each of its messages what it must be: a flipped byte is told, and all else is read."""
+"""A complete segment says of each of its messages what it must be: a flipped byte is reported, and all else is read."""
 
 from __future__ import annotations
 

@@ -135,8 +135,8 @@ def test_marks_tell_about_the_rank_and_are_not_spans(tmp_path: Path) -> None:
 
 
 def test_readings_of_the_device_are_kept_in_their_order(tmp_path: Path) -> None:
-    told = {"at_ns": 3, "clock_mhz": 1095, "temperature_c": 91, "slowdowns": ["thermal slowdown"], "serial": "165"}
-    write_rank(tmp_path, [*steps(0, 1), mark("device_state", told), mark("device_state", {"at_ns": 9})])
+    reading = {"at_ns": 3, "clock_mhz": 1095, "temperature_c": 91, "slowdowns": ["thermal slowdown"], "serial": "165"}
+    write_rank(tmp_path, [*steps(0, 1), mark("device_state", reading), mark("device_state", {"at_ns": 9})])
 
     assert load_run(tmp_path).ranks[0].device_states == (
         DeviceState(3, clock_mhz=1095, temperature_c=91, slowdowns=("thermal slowdown",), serial="165"),
@@ -351,9 +351,9 @@ def test_two_jobs_at_once_under_one_name_are_told(tmp_path: Path, second: dict[s
     write_rank(tmp_path, [row(end=10_000_000_000)], session=1_000, pid=1)
     write_rank(tmp_path, [row(end=3_000_000_000)], **{"session": 2_000, "anchor": begun, **second})
 
-    told = [problem for problem in load_run(tmp_path).problems if "two jobs ran under the name r1" in problem]
+    problems = [problem for problem in load_run(tmp_path).problems if "two jobs ran under the name r1" in problem]
 
-    assert told == is_told * [
+    assert problems == is_told * [
         "rank 0: another process recorded the same at the same time: two jobs ran under the name r1, and what is "
         "shown may be of both. Give each a COMMTRACE_RUN_ID or COMMTRACE_DIR of its own."
     ]

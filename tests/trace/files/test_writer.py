@@ -195,7 +195,7 @@ def test_which_steps_a_segment_can_hold(first_steps: list[int], ranges: list[Any
 
 
 def test_columns_between_marks(tmp_path: Path) -> None:
-    """What is told of a rank is in every segment, its end in the last one."""
+    """Every segment describes the rank; the last one has its end."""
     names = ["forward"]
     spans = Spans.from_rows([span("forward", step, step + 1, step=step) for step in range(25)], names)
     writer = SegmentWriter(tmp_path, metadata(), steps_per_segment=10)

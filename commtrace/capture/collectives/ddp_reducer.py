@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from commtrace.capture.collectives.dispatcher import Captures, Kernel, KeyOf, graph_task, is_traced, kernel_for
 from commtrace.capture.collectives.groups import GroupState
-from commtrace.capture.collectives.operations import OPERATIONS, Arguments, Operation, Payload, _flat
+from commtrace.capture.collectives.operations import OPERATIONS, Arguments, Operation, Payload, flat_tensors
 from commtrace.capture.device.clock import Mark, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.hooks import Hooks
@@ -344,7 +344,7 @@ class ReducerKernels:
             state: GroupState | None = None
             seq = -1
             try:
-                tensor = next(iter(_flat(arguments[0])), None)
+                tensor = next(iter(flat_tensors(arguments[0])), None)
                 traced = tensor is None or is_traced(tensor)
                 key = meta if traced else key_of(arguments)
                 if thread.has_counted and not traced and graph_task() != -1:
@@ -359,7 +359,7 @@ class ReducerKernels:
                     seq = next(state.collective_seq)
                     issued = self._issued.launch(operation, state, seq, payload, root)
                     if graph_task() == -1:  # In a backward they are the reducer's buckets, which live as long as it.
-                        completions.add_temporaries(_flat(arguments[:group_argument]))
+                        completions.add_temporaries(flat_tensors(arguments[:group_argument]))
             except Exception as error:
                 failed(PART, error)
             if key is None:
@@ -389,7 +389,7 @@ def _key_of_backend() -> KeyOf:
     meta, backends = DispatchKey.Meta, _dispatch_keyset_full_after(DispatchKey.BackendSelect)
 
     def key_of(arguments: Arguments) -> DispatchKey:
-        tensor = next(iter(_flat(arguments[0])), None)
+        tensor = next(iter(flat_tensors(arguments[0])), None)
         # Not the device's key: sparse tensors and devices of other makers have keys of their own.
         return meta if tensor is None else (_dispatch_keys(tensor) & backends).highestPriorityTypeId()
 

@@ -49,10 +49,11 @@ class Operation(NamedTuple):
 _EMPTY: Final = (0, NO_SELF_BYTES, None, None, None)
 
 
-def _flat(value: Any) -> list[torch.Tensor]:
+def flat_tensors(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in a tensor, or in lists of any depth."""
     if not isinstance(value, (list, tuple)):
         return [value]
-    return [tensor for item in value for tensor in _flat(item)]
+    return [tensor for item in value for tensor in flat_tensors(item)]
 
 
 def _tensors(position: int) -> Measure:
@@ -60,7 +61,7 @@ def _tensors(position: int) -> Measure:
         tensor = arguments[position]
         if type(tensor) is list:
             if len(tensor) != 1 or type(tensor[0]) is list:
-                return _sum(_flat(tensor))
+                return _sum(flat_tensors(tensor))
             tensor = tensor[0]
         try:
             return tensor.nbytes, NO_SELF_BYTES, tensor.dtype, tensor, None
@@ -86,7 +87,7 @@ def _sum(tensors: list[torch.Tensor]) -> Payload:
 
 def _coalesced(position: int) -> Measure:
     def measure(arguments: Arguments, _process_group: object) -> Payload:
-        members = [_sum(_flat(member)) for member in arguments[position]]
+        members = [_sum(flat_tensors(member)) for member in arguments[position]]
         if not members:
             return _EMPTY
         sizes = tuple(member[0] for member in members)

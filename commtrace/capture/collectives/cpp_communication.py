@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, SupportsInt
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, SupportsInt, cast
 
 from commtrace.capture.collectives.ddp_reducer import CppCall, CppCalls, HostCall, ReducerCapture
 from commtrace.capture.collectives.dispatcher import graph_task, is_traced
@@ -34,7 +34,7 @@ from commtrace.capture.tracer import Tracer
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import Work
+    from torch.distributed import ProcessGroup, Work
 
 PART: Final = "capture of what C++ communicates"
 
@@ -155,11 +155,12 @@ class ProcessGroupHooks:
                 process_group.unregister_post_hook(self._id)
             self._groups.pop()
 
-    def _register(self, process_group: HookedGroup, state: GroupState) -> None:
+    def _register(self, process_group: ProcessGroup, state: GroupState) -> None:
+        hooked = cast("HookedGroup", process_group)
         try:
-            self._groups.append(weakref.ref(process_group))
-            process_group.register_pre_hook(self._id, self._pre_hook(state, OwnRank(process_group.rank())))
-            process_group.register_post_hook(self._id, self._post_hook(state))
+            self._groups.append(weakref.ref(hooked))
+            hooked.register_pre_hook(self._id, self._pre_hook(state, OwnRank(hooked.rank())))
+            hooked.register_post_hook(self._id, self._post_hook(state))
         except Exception as error:  # A foreign class that is no group of C++.
             self._tracer.guard.noticed(
                 f"group {state.group.name!r} takes no hooks ({error}): its communication from C++ is not recorded"

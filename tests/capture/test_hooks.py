@@ -46,8 +46,8 @@ def test_what_every_tried_version_has_is_missed_aloud(
 
     [message] = guard.take_messages()
     assert message == (
-        "engines: Engine has no forward in this version, what commtrace records there is missing. "
-        "The versions that were tried are in docs/support.md."
+        "engines: Engine has no forward in this version: what commtrace records there is missing. "
+        "The tested versions are in docs/support.md."
     )
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
         (logging.WARNING, f"commtrace: {message}")

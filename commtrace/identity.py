@@ -285,7 +285,7 @@ def _name_of_launcher(environment: Mapping[str, str]) -> str:
     return _name_of_process(os.getppid() if is_launched else os.getpid())
 
 
-def _default_store() -> Store | None:
+def _default_store() -> Any:
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     return distributed._get_default_store() if distributed is not None and distributed.is_initialized() else None
 

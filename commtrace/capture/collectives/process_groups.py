@@ -219,7 +219,7 @@ class ProcessGroupCapture:
         else:
             state.take_back(seq)
 
-    def _launching(self, operation: Operation) -> Callable[[Launch, Work | None], None]:
+    def _launching(self, operation: Operation) -> Callable[[Launch, Any], None]:
         tracer, pending, completions, completed = (
             self._tracer,
             self.pending,

@@ -7,9 +7,8 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from types import ModuleType, TracebackType
-from typing import Final
+from typing import Any, Final
 
 from commtrace.capture.device.clock import HostClock, now_ns
 from commtrace.capture.hooks import Hooks, Wrap
@@ -132,7 +131,7 @@ class PhaseCapture:
                 hooks.failed(error)
             if span is None:
                 return original(*arguments, **keywords)
-            opened: AbstractContextManager[object] | None = None
+            opened: Any = None
             try:
                 opened = original(*arguments, **keywords)
             finally:
@@ -185,7 +184,7 @@ class PhaseCapture:
 class _Opened:
     """A file that torch has open; its phase ends when it is closed."""
 
-    def __init__(self, opened: AbstractContextManager[object], hooks: Hooks, span: Span) -> None:
+    def __init__(self, opened: Any, hooks: Hooks, span: Span) -> None:
         self._opened = opened
         self._hooks = hooks
         self._span: Span | None = span

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from commtrace.capture.collectives import completions, group_lifecycle
+from commtrace.capture.collectives import group_lifecycle
+from commtrace.capture.threads import CompletionCallbacks
 from tests.capture.recording import Recording, fake_backend
 
 
@@ -175,11 +176,11 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long was waited, without waiting."""
     timeouts: list[float] = []
 
-    def wait(_callbacks: completions.CompletionCallbacks, timeout_seconds: float) -> bool:
+    def wait(_callbacks: CompletionCallbacks, timeout_seconds: float) -> bool:
         timeouts.append(timeout_seconds)
         return False
 
-    monkeypatch.setattr(completions.CompletionCallbacks, "settle", wait)
+    monkeypatch.setattr(CompletionCallbacks, "settle", wait)
     return timeouts
 
 

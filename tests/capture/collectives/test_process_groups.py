@@ -554,7 +554,7 @@ def test_a_gather_into_one_tensor_is_recorded(
 
 @pytest.mark.parametrize(
     ("name", "meaning"),
-    [("new_window", "one-sided"), ("reconfigure", "those of before")],
+    [("new_window", "one-sided"), ("reconfigure", "members and numbers of before")],
 )
 def test_what_cannot_be_followed_is_named_when_it_is_called(
     name: str, meaning: str, recording: Recording, world: None, monkeypatch: pytest.MonkeyPatch

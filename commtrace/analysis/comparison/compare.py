@@ -28,6 +28,9 @@ FloatArray = npt.NDArray[np.float64]
 
 _ABSENT: Final = "–"
 
+RANKS_RECORDED: Final = "ranks recorded"
+"""The circumstance of how many ranks have files."""
+
 
 class Link(NamedTuple):
     """A kind of communication whose bandwidth can be compared between runs."""
@@ -252,5 +255,5 @@ def _circumstances_of_run(run: Run) -> dict[str, str]:
         ):
             found.setdefault(what, {})[str(value)] = None
     hosts = len({trace.metadata.node for trace in run.ranks.values()})
-    counts = {"hosts": str(hosts), "ranks recorded": f"{len(run.ranks)} of {run.world_size}"}
+    counts = {"hosts": str(hosts), RANKS_RECORDED: f"{len(run.ranks)} of {run.world_size}"}
     return {what: ", ".join(values) for what, values in found.items()} | counts

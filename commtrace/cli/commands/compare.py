@@ -15,7 +15,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from commtrace.analysis.breakdown.states import State
-from commtrace.analysis.comparison.compare import Comparison, Difference, Link, StepSeries, step_series
+from commtrace.analysis.comparison.compare import (
+    RANKS_RECORDED,
+    Comparison,
+    Difference,
+    Link,
+    StepSeries,
+    step_series,
+)
 from commtrace.analysis.comparison.compare import compare as compare_runs
 from commtrace.analysis.comparison.noise import FEWEST_SAMPLES, Change
 from commtrace.analysis.windows.run import MeasuredRun, Workers, measure_run
@@ -27,6 +34,7 @@ from commtrace.trace.files.locate import find_run_directory
 from commtrace.trace.json_values import JsonObject
 
 _SLOWER, _CANNOT_TELL = 1, 3
+_SIDES: Final = ("before", "after")
 _SMALLEST_SHARE: Final = 0.001
 """A part that changed by less than this share of the step, and within its noise, is not listed."""
 
@@ -117,10 +125,18 @@ def _measured(run: Path, steps: str, chosen: Workers) -> MeasuredRun[StepSeries]
 
 
 def _print(console: Console, comparison: Comparison, threshold: float) -> None:
+    ranks = _ranks_that_differ(comparison)
+    headings = [f"{side}, {of_side} ranks" for side, of_side in zip(_SIDES, ranks, strict=True)] if ranks else _SIDES
     _print_circumstances(console, comparison.circumstances)
-    _print_parts(console, comparison)
-    _print_bandwidths(console, comparison.busbw_gbps)
+    _print_parts(console, comparison, headings)
+    _print_bandwidths(console, comparison.busbw_gbps, headings)
     console.print(f"[bold]{escape(_verdict(comparison, threshold))}[/]")
+
+
+def _ranks_that_differ(comparison: Comparison) -> tuple[str, str] | None:
+    """Return the numbers of ranks recorded on both sides, such as ``3 of 4``; None if they are the same."""
+    found = (one for one in comparison.circumstances if one.what == RANKS_RECORDED)
+    return next(((one.before, one.after) for one in found), None)
 
 
 def _print_circumstances(console: Console, differences: Sequence[Difference]) -> None:
@@ -133,8 +149,8 @@ def _print_circumstances(console: Console, differences: Sequence[Difference]) ->
     console.print(table, "")
 
 
-def _print_parts(console: Console, comparison: Comparison) -> None:
-    table = _table("ms per step", "before", "after", "change", "noise ±", "%")
+def _print_parts(console: Console, comparison: Comparison, headings: Sequence[str]) -> None:
+    table = _table("ms per step", *headings, "change", "noise ±", "%")
     _add_change(table, "step", comparison.wall_ns)
     wall = comparison.wall_ns.before or 0
     for state, change in comparison.parts.items():
@@ -172,11 +188,11 @@ def _name(state: State) -> str:
     return " ".join(filter(None, (state.kind, state.detail)))
 
 
-def _print_bandwidths(console: Console, links: Mapping[Link, Change]) -> None:
+def _print_bandwidths(console: Console, links: Mapping[Link, Change], headings: Sequence[str]) -> None:
     if not links:
         console.print("No communication was matched on all its members in either run: no bandwidth to compare.\n")
         return
-    table = _table("busbw, GB/s", "before", "after", "noise ±", "%")
+    table = _table("busbw, GB/s", *headings, "noise ±", "%")
     for link, change in links.items():
         table.add_row(
             f"{escape(link.role)} {escape(link.operation)} of {link.group_size}",
@@ -189,6 +205,16 @@ def _print_bandwidths(console: Console, links: Mapping[Link, Change]) -> None:
 
 
 def _verdict(comparison: Comparison, threshold: float) -> str:
+    ranks = _ranks_that_differ(comparison)
+    differ = (
+        f" Ranks recorded: {ranks[0]} before, {ranks[1]} after. Parts and bandwidths are not of the same ranks."
+        if ranks
+        else ""
+    )
+    return f"{_verdict_on_steps(comparison, threshold)}{differ}"
+
+
+def _verdict_on_steps(comparison: Comparison, threshold: float) -> str:
     change = comparison.wall_ns
     if change.relative is None or change.noise is None:
         return (

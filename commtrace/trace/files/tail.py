@@ -105,7 +105,11 @@ class RunTail:
             if table is not None
         ]
         if not found:
-            what = "no readable spans" if problems else "nothing has been written to its files yet"
+            what = "nothing has been written to its files yet"
+            if problems:
+                what = "no readable spans"
+            elif tails:  # the file of a running job may end in the middle of a batch
+                what = "its files hold no whole batch of spans yet; if the job has ended, they are torn"
             raise RunNotFoundError(" ".join([f"{directory}: {what}.", *problems]))
         read = decode(found, wanted)
         problems += [*read.problems, *missing_ranks(read.ranks, directory)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -82,6 +83,18 @@ def test_json_holds_what_the_tables_show(tmp_path: Path) -> None:
     assert told["wall_ns"]["difference"] == 30.0
     assert told["parts_ns"][0]["state"] == "compute"
     assert told["verdict"].startswith("Slower")
+
+
+def test_numbers_of_other_ranks_say_so_beside_them(tmp_path: Path) -> None:
+    before, after = record(job(), tmp_path / "a"), record(job(), tmp_path / "b")
+    shutil.rmtree(after / "rank-00001")
+    result = runner.invoke(app, ["compare", str(before), str(after)])
+    output = " ".join(result.output.split())
+    assert "ms per step before, 2 of 2 ranks after, 1 of 2 ranks change" in output
+    differ = "Ranks recorded: 2 of 2 before, 1 of 2 after. Parts and bandwidths are not of the same ranks."
+    assert output.endswith(differ)
+    told = json.loads(runner.invoke(app, ["compare", str(before), str(after), "--json"]).stdout)
+    assert told["verdict"].endswith(differ)
 
 
 def test_a_run_with_too_few_steps_cannot_be_compared(tmp_path: Path) -> None:

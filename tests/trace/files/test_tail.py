@@ -167,6 +167,16 @@ def test_nothing_written_yet_is_said(tmp_path: Path) -> None:
         RunTail(tmp_path / "run").read(steps=5)
 
 
+def test_files_that_are_torn_in_their_first_batch_are_not_called_empty(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path, metadata())
+    writer.write([row(name="inside", start=number, end=number + 1) for number in range(1_000)])
+    writer.close()
+    (path,) = tmp_path.glob("rank-00000/spans-*")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 6 // 10])
+    with pytest.raises(RunNotFoundError, match="hold no whole batch of spans yet; if the job has ended, they are torn"):
+        RunTail(tmp_path).read(steps=5)
+
+
 def test_durations_are_sampled_from_all_over_the_run(tmp_path: Path) -> None:
     kept = write(tmp_path, 0, range(400), per_segment=10)
     sample = RunTail(tmp_path).sample_durations(0)

@@ -126,6 +126,8 @@ _ENDS: Final = (CLEARED, BACK, RESUMED)
 _SEVERITIES: Final = {HUNG: "critical", SILENT: "error"}
 _MOST_SLACK_TEXT: Final = 3_000
 _MOST_PAGERDUTY_SUMMARY: Final = 1_024
+_MOST_PAGERDUTY_DETAILS: Final = 500_000
+"""Bytes; PagerDuty refuses events of more than 512 KB, which a finding on thousands of ranks can be."""
 
 
 def json_payload(event: LiveEvent, run_id: str) -> JsonObject:
@@ -147,6 +149,9 @@ def pagerduty_payload(event: LiveEvent, run_id: str, routing_key: str) -> JsonOb
     about: JsonObject = {"routing_key": routing_key, "dedup_key": _incident(event, run_id)}
     if event.kind in _ENDS:
         return {**about, "event_action": "resolve"}
+    details = json_payload(event, run_id)
+    if len(json.dumps(details)) > _MOST_PAGERDUTY_DETAILS:
+        details = {name: value for name, value in details.items() if name != "straggler"}
     payload = {
         "summary": event.sentence[:_MOST_PAGERDUTY_SUMMARY],
         "source": event.host or run_id,
@@ -154,7 +159,7 @@ def pagerduty_payload(event: LiveEvent, run_id: str, routing_key: str) -> JsonOb
         "timestamp": event.to_json()["time_utc"],
         "component": run_id,
         "class": event.straggler.cause if event.straggler else event.kind,
-        "custom_details": json_payload(event, run_id),
+        "custom_details": details,
     }
     return {**about, "event_action": "trigger", "client": "commtrace", "payload": payload}
 

@@ -194,6 +194,14 @@ def test_pagerduty_gets_an_incident_that_is_resolved_when_the_finding_is_over() 
     }
 
 
+def test_pagerduty_gets_no_event_that_is_too_long_for_it() -> None:
+    straggler = replace(live_straggler(1), ranks=tuple(range(200_000)))
+    payload = pagerduty_payload(found(straggler, 8.0, "GPU"), "llm-7b", "key")["payload"]
+    assert "straggler" not in payload["custom_details"]
+    assert payload["custom_details"]["sentence"] == payload["summary"]
+    assert len(json.dumps(payload)) < 512 * 1024
+
+
 @pytest.mark.parametrize(("begin", "end", "severity"), [(SILENT, BACK, "error"), (HANG, RESUMED, "critical")])
 def test_hangs_and_silent_ranks_are_incidents_as_well(begin: LiveEvent, end: LiveEvent, severity: str) -> None:
     opened, resolved = (pagerduty_payload(event, "llm-7b", "key") for event in (begin, end))

@@ -22,7 +22,7 @@ from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.matching.roles import find_roles
 from commtrace.analysis.pipeline.observed import Pipeline, find_pipeline
-from commtrace.analysis.steps.window import Window, load_window
+from commtrace.analysis.steps.choice import Window, load_window
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.search import Findings, judge_stragglers, measure_work
 from commtrace.analysis.summary import Summary, summarise_steps

@@ -18,8 +18,7 @@ from commtrace.analysis.matched import Context, Matched, match_run
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.roles import Roles, select_roles
 from commtrace.analysis.replay.program import Program, build_program
-from commtrace.analysis.steps.choice import StepChoice, rows_of_steps, select
-from commtrace.analysis.steps.window import Window
+from commtrace.analysis.steps.choice import StepChoice, Window, rows_of_steps, select
 from commtrace.trace.run import Run
 
 

@@ -16,13 +16,14 @@ from commtrace.analysis.steps.attempts import separate_attempts
 from commtrace.analysis.steps.choice import (
     WHOLE_RECORDING,
     StepChoice,
+    Window,
     choose_steps,
+    load_window,
     rows_of_steps,
     select,
     whole_recording_as_step,
     without_torn_steps,
 )
-from commtrace.analysis.steps.window import Window, load_window
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool
 

@@ -14,7 +14,7 @@ from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.replay.scenarios import replay_of
 from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, without_last_attempts
-from commtrace.analysis.steps.window import Window, recorded_steps
+from commtrace.analysis.steps.choice import Window, recorded_steps
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.analysis.stragglers.verdict import on_gpu

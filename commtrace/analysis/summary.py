@@ -27,9 +27,8 @@ from commtrace.analysis.problems import find_problems
 from commtrace.analysis.replay.ideal import Ideal
 from commtrace.analysis.step_totals import StepTotals, step_totals
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
-from commtrace.analysis.steps.choice import StepChoice
+from commtrace.analysis.steps.choice import StepChoice, Window, recorded_steps
 from commtrace.analysis.steps.detail import RecordedDetail, find_detail
-from commtrace.analysis.steps.window import Window, recorded_steps
 from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time
 from commtrace.analysis.stragglers.search import Findings, MeasuredWork, judge_stragglers, measure_work

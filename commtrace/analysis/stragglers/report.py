@@ -16,7 +16,7 @@ from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.replay.scenarios import Replay
 from commtrace.analysis.replay.whatif import WhatIf, what_if
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
-from commtrace.analysis.steps.window import recorded_steps
+from commtrace.analysis.steps.choice import recorded_steps
 from commtrace.analysis.stragglers.advice import keep_out
 from commtrace.analysis.stragglers.awaited import Awaited, AwaitedTotals, awaited_totals
 from commtrace.analysis.stragglers.baseline import Baseline

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from commtrace.analysis.steps.window import load_window
+from commtrace.analysis.steps.choice import load_window
 from commtrace.analysis.timeline import Timeline
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.output import PlainConsole, duration

@@ -20,7 +20,7 @@ from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import Program, build_program
 from commtrace.analysis.replay.scenarios import MEASURED, Replay, Scenario, replay_of
 from commtrace.analysis.replay.step_statistics import CHECKPOINT, PAUSES, StepStatistics
-from commtrace.analysis.steps.window import Window
+from commtrace.analysis.steps.choice import Window
 from commtrace.analysis.stragglers.costs import cost_of
 from commtrace.analysis.stragglers.evidence import format_phases, slow_phase
 from commtrace.analysis.stragglers.limits import LIVE, Thresholds

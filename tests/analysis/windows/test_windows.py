@@ -36,7 +36,7 @@ from commtrace.synth import Fault, Job, random_clocks, synthesize
 from commtrace.synth.synthesis import write
 from commtrace.trace.json_values import to_json
 from commtrace.trace.run import Run
-from tests.analysis.steps.test_window import crossing_run
+from tests.analysis.steps.test_choice import crossing_run
 from tests.analysis.windows.recording import record
 from tests.factory import Row, collective, group, make_run, p2p, span, stall
 from tests.pipeline_factory import PipelineJob

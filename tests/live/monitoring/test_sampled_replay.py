@@ -11,7 +11,7 @@ import pytest
 
 from commtrace.analysis.matched import match_run
 from commtrace.analysis.replay.program import build_program
-from commtrace.analysis.steps.window import Window
+from commtrace.analysis.steps.choice import Window
 from commtrace.analysis.stragglers.advice import NEXT_STEP, STAGE_THAT_CHANGED
 from commtrace.live.monitoring.past import JobPast
 from commtrace.live.monitoring.sampled_replay import Priced, ReplayedSteps, price

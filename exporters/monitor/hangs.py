@@ -12,8 +12,14 @@ import msgspec
 
 from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.hangs.examination import examine
+from commtrace.analysis.hangs.explanation import (
+    FROM_REPORTS,
+    MOST_ROOTS,
+    hang_findings,
+    hang_sentences,
+    silence_findings,
+)
 from commtrace.analysis.hangs.rank_state import own_frame
-from commtrace.analysis.hangs.story import FROM_REPORTS, MOST_ROOTS, hang_findings, hang_sentences, silence_findings
 from commtrace.exporters.monitor.messages import (
     MOST_BYTES,
     MOST_GROUPS,

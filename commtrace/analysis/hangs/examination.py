@@ -19,6 +19,7 @@ from commtrace.analysis.hangs.diagnosis import (
     LeftOut,
     Mismatches,
 )
+from commtrace.analysis.hangs.explanation import find_findings, hang_sentences
 from commtrace.analysis.hangs.first_failure import find_first_failure
 from commtrace.analysis.hangs.flight_recorder import (
     FlightCall,
@@ -28,7 +29,6 @@ from commtrace.analysis.hangs.flight_recorder import (
 )
 from commtrace.analysis.hangs.rank_state import Ending, find_endings, last_activity, own_frame
 from commtrace.analysis.hangs.stops import find_chains, find_stops
-from commtrace.analysis.hangs.story import find_findings, hang_sentences
 from commtrace.analysis.matching.arrivals import RankArrivals, describe_group, find_arrivals, known_groups
 from commtrace.analysis.matching.coverage import cover_groups, find_coverage
 from commtrace.analysis.matching.mismatches import find_mismatches

@@ -19,9 +19,9 @@ from rich.table import Table
 from commtrace.analysis.formatting import format_duration, format_ranges, format_ranks, ranges
 from commtrace.analysis.hangs.diagnosis import Diagnosis, Drops
 from commtrace.analysis.hangs.examination import examine
+from commtrace.analysis.hangs.explanation import activity_words
 from commtrace.analysis.hangs.flight_recorder import FlightCall
 from commtrace.analysis.hangs.rank_state import SILENT, STOPPED
-from commtrace.analysis.hangs.story import activity_words
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.coverage import Seen
 from commtrace.cli.arguments import run_directory

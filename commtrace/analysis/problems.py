@@ -135,7 +135,7 @@ def _choice(recorded: Run, choice: StepChoice) -> Iterable[str]:
     again = [rank for rank, trace in recorded.ranks.items() if is_earlier(trace.spans.step).any()]
     if again:
         yield (
-            f"Step numbers occur more than once on {format_ranks(again)}: what is said of a step is of its last "
+            f"Step numbers occur more than once on {format_ranks(again)}: the numbers of a step are of its last "
             "attempt. If that was no rollback, give every step a number of its own, also in later epochs."
         )
     silent = sorted(set(recorded.ranks) - set(choice.ranks))
@@ -152,7 +152,7 @@ def _backwards(counts: Mapping[int, RowCounts]) -> Iterable[str]:
     if backwards:
         yield (
             f"{sum(backwards.values())} spans of {format_ranks(backwards)} end before they start, and count as 0 ns: "
-            "the clock they were taken with is not to be trusted."
+            "that clock is unreliable."
         )
 
 

@@ -7,12 +7,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.breakdown.occurrence import Occurrence, occurrence
 from commtrace.analysis.breakdown.partition import Partition
 from commtrace.analysis.breakdown.rank_means import ExposedTime, RankMean
 from commtrace.analysis.breakdown.states import BUBBLE, CHECKPOINT, DATA, GC, IDLE, MEMORY, OTHER, TRANSFER, WAIT
 from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.stragglers.awaited import Awaited
+from commtrace.analysis.stragglers.costs import Occurrence, occurrence
 from commtrace.analysis.stragglers.verdict import ACTIVITY, Stretch, Verdict, format_cause
 
 _WORTH_A_LOOK: Final = 0.05
@@ -109,14 +109,19 @@ def _losses(ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: Se
         _Loss(over_ranks(GC), "garbage collection", "Disable it and collect on all ranks in the same step.", (GC,)),
         _Loss(
             over_ranks(IDLE),
-            "devices with nothing to do",
+            "idle devices",
             "The host launches work too slowly or waits: look at input, synchronisation and launch overhead.",
             (IDLE,),
         ),
-        _Loss(over_ranks(MEMORY), "copies that nothing hides", "Pin memory, copy on a stream of its own.", (MEMORY,)),
+        _Loss(
+            over_ranks(MEMORY),
+            "exposed copies between host and device",
+            "Pin memory, copy on a stream of its own.",
+            (MEMORY,),
+        ),
         _Loss(
             over_ranks(OTHER),
-            "time in no span",
+            "time outside all spans",
             _what_is_in_no_span(ranks),
             (OTHER,),
         ),

@@ -93,7 +93,7 @@ def test_what_is_waiting_is_not_told_where_it_is_not_known() -> None:
 
 
 def test_time_in_no_span_is_not_excused() -> None:
-    assert "time in no span, 60.0%" in verdict([mean(other=60)], [])
+    assert "time outside all spans, 60.0%" in verdict([mean(other=60)], [])
 
 
 def test_where_nothing_but_steps_was_recorded_nothing_is_ruled_out() -> None:

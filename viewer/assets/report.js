@@ -320,7 +320,7 @@ function showCriticalPath() {
   const parts = [...sums.values()].sort((first, second) => second.ns - first.ns);
   const shown = parts.slice(0, MOST_SHARES);
   const left = parts.slice(MOST_SHARES);
-  const unsure = path.uncertain_ns >= 0.01 * path.ns ? ` ${formatPercent(path.uncertain_ns / path.ns)} of it cannot be told by these clocks.` : "";
+  const unsure = path.uncertain_ns >= 0.01 * path.ns ? ` ${formatPercent(path.uncertain_ns / path.ns)} of it is uncertain: the clocks agree no better.` : "";
   byId("critical-path").append(
     element("p", `The job's step takes ${formatDuration(path.ns / path.steps)} in the mean, from the earliest begin (or the end of the step before, if that is later) to the latest end on any rank. `
       + `It is made of this work and these transfers; making anything else faster does not make it shorter.${unsure}`, "hint"),
@@ -468,7 +468,7 @@ function showCommunication() {
     ]),
   ));
   byId("communication").append(element("p", "Counts, bytes, exposed, hidden and wait are sums over all ranks and steps. "
-    + "Exposed: the rank stood still for it. Wait: before its last member arrived."
+    + "Exposed: the rank was blocked on it. Wait: before its last member arrived."
     + (reaches ? " Nodes: whether the members are all within one node, or on several; –: not known." : "")
     + (rows.some(during) ? " * not matched on all members: bytes per duration, waiting included." : "")
     + (alone ? ` Left out: ${alone} calls on groups of one rank, which send nothing.` : ""), "hint"));

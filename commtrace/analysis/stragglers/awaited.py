@@ -13,11 +13,10 @@ from typing import Final
 import numpy as np
 
 from commtrace.analysis.breakdown.intervals import IntervalUnion, paint
-from commtrace.analysis.breakdown.occurrence import Occurrence, occurrence
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.matched import Context
 from commtrace.analysis.replay.scenarios import Replay, Scenario
-from commtrace.analysis.stragglers.costs import cost_of
+from commtrace.analysis.stragglers.costs import Occurrence, cost_of, occurrence
 from commtrace.analysis.stragglers.slow_ranks import (
     WORK,
     SlowRanks,

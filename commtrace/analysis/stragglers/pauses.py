@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.breakdown.occurrence import occurrence
 from commtrace.analysis.statistics import error_of_means
+from commtrace.analysis.stragglers.costs import occurrence
 from commtrace.analysis.stragglers.limits import CHANCE, OF_PAUSES, Thresholds
 from commtrace.analysis.stragglers.normal import Judged, Work, judge
 

@@ -64,9 +64,9 @@ def summary(
     The verdict stands first: one sentence that says what to look at, and the stragglers. Without --steps, the wall time
     of the whole run follows (training steps, evaluation, checkpoints, loading, start, restarts) with the goodput. Then
     every rank's mean step is divided, exactly, into compute, exposed communication, pipeline bubble, input,
-    checkpoints, garbage collection and time in no span. Then come the critical path of the job's step, lost time by
-    cause, communication by role and operation, and the pipeline. The first step is left out as warm-up unless --steps
-    includes it.
+    checkpoints, garbage collection and time outside all spans. Then come the critical path of the job's step, lost time
+    by cause, communication by role and operation, and the pipeline. The first step is left out as warm-up unless
+    --steps includes it.
     """
     run = run_directory(runs)
     with chosen_workers(workers, cluster) as chosen:

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from commtrace.analysis.breakdown.occurrence import Occurrence
 from commtrace.analysis.replay.step_statistics import Traffic
+from commtrace.analysis.stragglers.costs import Occurrence
 from commtrace.analysis.stragglers.limits import FAST_PERCENTILE, WINDOWS_TO_NAME, Thresholds
 from commtrace.analysis.stragglers.normal import PAST, Usual, Work
 from commtrace.analysis.stragglers.pauses import PausesOf, judge_pauses

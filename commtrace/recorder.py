@@ -44,7 +44,7 @@ Entry: TypeAlias = tuple[Any, ...]
 that the device has not reached a mark of the entry. An entry for which there is no room is counted as ``kind``: a code
 of ``schema.KINDS``, or a tuple of them, one for each row."""
 # Entries of plain numbers, which the garbage collector stops tracking, were tried: of 20,000 that wait for a pass each
-# costs 17 ns less. Only with 100,000 do those that wait cause full collections (docs/overhead.md).
+# costs 17 ns less. Only with 100,000 do those that wait cause full collections (bench/RESULTS.md).
 
 
 class Sink(Protocol):

@@ -33,7 +33,7 @@ from commtrace.exporters.monitor.messages import (
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.watch import SILENT_WINDOWS
-from commtrace.live.monitoring.wire_types import MOST_TEXT, GroupMembers, regular_range
+from commtrace.live.monitoring.wire_types import MOST_TEXT, GroupMembers, most_group_members, regular_range
 from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.metadata import ClockAnchor, Group, RankMetadata
 from commtrace.trace.processes import AskProcess, process_state, unknown_process
@@ -58,10 +58,6 @@ _MOST_ASKED: Final = 4
 _MOST_PLACES = 3
 _MOST_REPORT_BYTES: Final = MOST_BYTES - 4_096
 """Leaves room for the rest of the message."""
-
-_MEMBERS_PER_RANK: Final = 64
-_MEMBERS_OF_ANY_JOB: Final = 4_096
-"""Limits of the members of all groups of a job together: each of its few kinds of groups holds every rank once."""
 
 
 def hang_report(record: Mapping[str, Any]) -> HangReport:
@@ -109,7 +105,7 @@ class _Groups:
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self._left = _MEMBERS_OF_ANY_JOB + _MEMBERS_PER_RANK * world_size
+        self._left = most_group_members(world_size)
         self._known: dict[object, tuple[int, ...]] = {}
 
     def group(self, sent: GroupMembers) -> Group:

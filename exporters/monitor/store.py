@@ -22,11 +22,7 @@ from commtrace.live.monitoring.job_steps import JobSteps
 from commtrace.live.monitoring.waits import Least, by_group
 from commtrace.live.monitoring.watch import SILENT_WINDOWS
 from commtrace.live.monitoring.window import WindowReport
-
-_MEMBERS_PER_RANK: Final = 64
-_MEMBERS_OF_ANY_JOB: Final = 4_096
-"""Limits of the members of irregular groups in all hang reports together: a job has few kinds of groups, and each kind
-holds every rank once."""
+from commtrace.live.monitoring.wire_types import most_group_members
 
 _GROUPS_PER_RANK: Final = 16
 """Groups per rank whose least times are kept, the newest."""
@@ -137,7 +133,7 @@ class MonitorStore:
         if report is not None and report.rank != request.rank:
             return Reply(refused="a hang report of another rank")
         others = {rank: known for rank, known in self._hangs.items() if rank != request.rank}
-        most = _MEMBERS_OF_ANY_JOB + _MEMBERS_PER_RANK * request.job.world_size
+        most = most_group_members(request.job.world_size)
         if sum(map(_num_members, [*others.values(), report])) > most:
             report = None
         self._hangs = {**others, request.rank: report} if request.has_stopped else others

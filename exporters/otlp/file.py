@@ -34,6 +34,7 @@ class LineFile:
     def __init__(self, directory: Path, stem: str, *, most_bytes: int = BYTES_PER_FILE, kept: int = FILES_KEPT) -> None:
         self._directory = directory
         self._stem = re.sub(r"[^\w.-]", "_", stem)
+        self._numbered_name = re.compile(re.escape(self._stem) + r"-(\d{4,})\.jsonl")
         self._most_bytes = most_bytes
         self._kept = kept
         self._path: Path | None = None
@@ -66,7 +67,13 @@ class LineFile:
         return self._path
 
     def _files(self) -> list[Path]:
-        return sorted(self._directory.glob(f"{self._stem}-[0-9][0-9][0-9][0-9].jsonl"))
+        """Return the files of this stem, the oldest first."""
+        numbers = {
+            int(match[1]): path
+            for path in self._directory.iterdir()
+            if (match := self._numbered_name.fullmatch(path.name)) is not None
+        }
+        return [numbers[number] for number in sorted(numbers)]
 
     def _numbered(self, number: int) -> Path:
         return self._directory / f"{self._stem}-{number:04d}.jsonl"

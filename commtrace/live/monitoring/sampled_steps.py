@@ -15,7 +15,7 @@ from typing import Annotated, Final, NamedTuple
 import numpy as np
 from msgspec import Meta
 
-from commtrace.live.monitoring.wire_types import GroupMembers, Instant, Number, Text, group_members
+from commtrace.live.monitoring.wire_types import GroupMembers, Instant, Number, Text, group_members, most_group_members
 from commtrace.live.rank import LiveRank
 from commtrace.trace import schema
 from commtrace.trace.files.decoding import possible_rows
@@ -39,10 +39,6 @@ _MOST_GROUPS: Final = 64
 _MOST_WORDS: Final = 256
 _MOST_DIMENSIONS: Final = 32
 _MOST_WORDS_OF_JOB: Final = 10_000
-_MEMBERS_PER_RANK: Final = 64
-_MEMBERS_OF_ANY_JOB: Final = 4_096
-"""Limits of the members of all groups: every member sends its groups, and each is kept once."""
-
 _MOST_WINDOWS: Final = 16
 _LARGEST_STRIDE: Final = 1 << 20
 
@@ -148,7 +144,7 @@ class SampledSteps:
         self._sampled: dict[int, deque[_RankSteps]] = {}
         self._names: list[str] = []
         self._members: dict[object, tuple[int, ...]] = {}
-        self._members_left = _MEMBERS_OF_ANY_JOB + _MEMBERS_PER_RANK * world_size
+        self._members_left = most_group_members(world_size)
         self._newest_judged = -1
 
     def take(self, rank: int, host: str, sample: StepSample) -> None:

@@ -64,6 +64,12 @@ class GroupMembers(Struct, frozen=True, omit_defaults=True):
         return self.members if self.regular is None else self.regular.ranks
 
 
+def most_group_members(world_size: int) -> int:
+    """Return the limit of the members of irregular groups that all ranks of a job send together."""
+    # A job has few kinds of groups, and each kind holds every rank once.
+    return 4_096 + 64 * world_size
+
+
 def regular_range(ranks: Sequence[int]) -> RankRange | None:
     """Return the ranks as a range; None if they are not one."""
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 0

@@ -56,6 +56,19 @@ def test_files_are_bounded_and_a_restart_goes_on_where_they_end(tmp_path: Path) 
     assert (tmp_path / "r1-0009.jsonl").read_text() == "line 0018\nline 0019\n"
 
 
+def test_the_files_after_9999_are_found_and_bounded_too(tmp_path: Path) -> None:
+    for number in (9_998, 9_999, 10_000):
+        (tmp_path / f"r1-{number}.jsonl").write_text("long enough\n")
+
+    lines = LineFile(tmp_path, "r1", most_bytes=10, kept=2)
+    assert lines.append("line a")
+
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "r1-10000.jsonl": "long enough\n",
+        "r1-10001.jsonl": "line a\n",
+    }
+
+
 def test_a_directory_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "taken").write_text("a file")
     lines = LineFile(tmp_path / "taken", "r1")

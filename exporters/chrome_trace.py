@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from commtrace.analysis.timeline import Outline, StepBoxes
 from commtrace.exporters.slices import Process, Slice, Words, arrow_of, join_of, layers, processes
 
 _TIDS_PER_RANK: Final = 100
 
 
-def write(outline: Mapping[str, object], steps: Iterable[Mapping[str, Any]], output: Path) -> int:
+def write(outline: Outline, steps: Iterable[StepBoxes], output: Path) -> int:
     """Write the outline and steps of a :class:`commtrace.analysis.timeline.Timeline`; return the number of slices."""
     # Times are doubles in microseconds, which cannot hold epoch ns: they count from the first slice.
     ranks = processes(outline, steps)

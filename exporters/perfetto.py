@@ -6,12 +6,13 @@ collective on all ranks, and exact nanoseconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import IO, Any, Final
 
+from commtrace.analysis.timeline import Outline, StepBoxes
 from commtrace.errors import ConfigurationError
 from commtrace.exporters.slices import Process, Sample, Slice, Words, arrow_of, join_of, layers, processes
 
@@ -26,7 +27,7 @@ def is_available() -> bool:
     return find_spec("perfetto") is not None
 
 
-def write(outline: Mapping[str, object], steps: Iterable[Mapping[str, Any]], output: Path) -> int:
+def write(outline: Outline, steps: Iterable[StepBoxes], output: Path) -> int:
     """Write the outline and steps of a :class:`commtrace.analysis.timeline.Timeline`; return the number of slices.
 
     Raises:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+from commtrace.analysis.timeline import Columns, Outline, OutlineRank, RankBoxes, StepBoxes
 
 _NOT_APPLICABLE: Final = -1
 _WHERE: Final = ("microbatch", "chunk", "stage")
@@ -15,11 +17,11 @@ class Slice(NamedTuple):
 
     start: int
     end: int
-    table: str
-    columns: Mapping[str, Sequence[int]]
+    table: str  # step, work, stalls, host, communication or transfer
+    columns: Columns  # the table, of which this slice is a row; empty for a step
     row: int
     step: int
-    rank_columns: Mapping[str, Any]
+    boxes: RankBoxes  # all tables of the rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class Process:
 class Words:
     """Names and details of slices, from the vocabularies of an outline."""
 
-    def __init__(self, outline: Mapping[str, Any]) -> None:
+    def __init__(self, outline: Outline) -> None:
         self._outline = outline
 
     def name(self, one: Slice) -> str:
@@ -89,14 +91,16 @@ class Words:
         if one.table == "step":
             return f"step {one.step}"
         if one.table == "stalls":
-            state = self._word("states", one.columns["state"][one.row])
-            return state if state == "bubble" else f"{state} {self._word('roles', one.columns['role'][one.row])}"
-        name = self._word("names", one.columns["name"][one.row])
+            state = _word(self._outline["states"], one.columns["state"][one.row])
+            if state == "bubble":
+                return state
+            return f"{state} {_word(self._outline['roles'], one.columns['role'][one.row])}"
+        name = _word(self._outline["names"], one.columns["name"][one.row])
         if one.table == "communication":
             return name
         if one.table == "transfer":
             return "transfer"
-        kind = self._word("kinds", one.columns["kind"][one.row])
+        kind = _word(self._outline["kinds"], one.columns["kind"][one.row])
         microbatch = one.columns["microbatch"][one.row]
         number = "" if microbatch == _NOT_APPLICABLE else f" {microbatch}"
         return f"{kind}{number}" if name in ("", kind) else name
@@ -105,12 +109,12 @@ class Words:
         """Return the operation of a communication; empty for other slices."""
         if one.table not in ("communication", "transfer"):
             return ""
-        return self._word("names", one.columns["name"][one.row])
+        return _word(self._outline["names"], one.columns["name"][one.row])
 
     def category(self, one: Slice) -> str:
         """Return the kind of a slice, for filters."""
         if one.table in ("work", "host"):
-            return self._word("kinds", one.columns["kind"][one.row])
+            return _word(self._outline["kinds"], one.columns["kind"][one.row])
         return {"stalls": "stall"}.get(one.table, one.table)
 
     def arguments(self, one: Slice) -> dict[str, str | int]:
@@ -121,7 +125,10 @@ class Words:
         for column in _WHERE:
             arguments |= _applicable(column, one.columns[column][one.row])
         if one.table == "stalls":
-            return arguments | {"role": self._word("roles", one.columns["role"][one.row]), **self._waited_for(one)}
+            return arguments | {
+                "role": _word(self._outline["roles"], one.columns["role"][one.row]),
+                **self._waited_for(one),
+            }
         if one.table in ("communication", "transfer"):
             return arguments | self._communication(one)
         return arguments
@@ -131,22 +138,19 @@ class Words:
         return {} if row == _NOT_APPLICABLE else self._communication(one._replace(row=row))
 
     def _communication(self, one: Slice) -> dict[str, str | int]:
-        columns, row = one.rank_columns["communication"], one.row
-        lane = self._outline["ranks"][one.rank_columns["rank_index"]]["lanes"][columns["lane"][row]]
-        arguments: dict[str, str | int] = {"operation": self._word("names", columns["name"][row])}
+        columns, row = one.boxes["communication"], one.row
+        lane = self._outline["ranks"][one.boxes["rank_index"]]["lanes"][columns["lane"][row]]
+        arguments: dict[str, str | int] = {"operation": _word(self._outline["names"], columns["name"][row])}
         arguments |= {"role": lane["role"], "group": lane["label"], "members": ", ".join(map(str, lane["ranks"]))}
         for argument, column in _COMMUNICATION_ARGUMENTS.items():
             arguments |= _applicable(argument, columns[column][row])
         if columns["dtype"][row] != _NOT_APPLICABLE:
-            arguments["dtype"] = self._word("names", columns["dtype"][row])
+            arguments["dtype"] = _word(self._outline["names"], columns["dtype"][row])
         arguments["async"] = "yes" if columns["is_async"][row] else "no"
-        arguments["timing"] = self._word("timings", columns["timing"][row])
+        arguments["timing"] = _word(self._outline["timings"], columns["timing"][row])
         if not columns["finished"][row]:
             arguments["end"] = "never seen: the duration is not known"
         return arguments
-
-    def _word(self, vocabulary: str, code: int) -> str:
-        return str(self._outline[vocabulary][code]) if code >= 0 else ""
 
 
 _COMMUNICATION_ARGUMENTS: Final = {
@@ -156,6 +160,10 @@ _COMMUNICATION_ARGUMENTS: Final = {
     "wait_ns": "wait",
     "transfer_ns": "transfer",
 }
+
+
+def _word(vocabulary: Sequence[str], code: int) -> str:
+    return vocabulary[code] if code >= 0 else ""
 
 
 def _applicable(name: str, value: int) -> dict[str, str | int]:
@@ -201,19 +209,19 @@ def layers(ranks: Sequence[Process], words: Words) -> list[Layer]:
     return sorted(found, key=lambda layer: words.operation(layer.slices[0]) != "send")
 
 
-def processes(outline: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> list[Process]:
+def processes(outline: Outline, steps: Iterable[StepBoxes]) -> list[Process]:
     """Return the ranks of a timeline with their slices in these steps."""
     collected = [_Collected(outline, rank) for rank in outline["ranks"]]
     for step in steps:
-        for columns in step["ranks"]:
-            collected[columns["rank_index"]].add(step, columns)
+        for boxes in step["ranks"]:
+            collected[boxes["rank_index"]].add(step, boxes)
     return [one.process() for one in collected]
 
 
 class _Collected:
     """Tracks of a rank while steps are added. Sends have tracks of their own, see :func:`layers`."""
 
-    def __init__(self, outline: Mapping[str, Any], rank: Mapping[str, Any]) -> None:
+    def __init__(self, outline: Outline, rank: OutlineRank) -> None:
         self._rank = rank
         self._step, self._schedule, self._stalls, self._host = map(Track, ("step", "schedule", "stalls", "host"))
         self._names = outline["names"]
@@ -221,18 +229,19 @@ class _Collected:
         self._sends = [Track(lane["label"]) for lane in rank["lanes"]]
         self._stalled: list[Sample] = []
 
-    def add(self, step: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
+    def add(self, step: StepBoxes, boxes: RankBoxes) -> None:
         base = step["base_ns"]
-        begin, end = base + columns["start"], base + columns["end"]
-        self._step.slices.append(Slice(begin, end, "step", {}, 0, step["step"], columns))
-        for table, track in (("work", self._schedule), ("stalls", self._stalls), ("host", self._host)):
-            track.slices.extend(_slices(step, columns, table))
-        for one in _slices(step, columns, "communication"):
+        begin, end = base + boxes["start"], base + boxes["end"]
+        self._step.slices.append(Slice(begin, end, "step", {}, 0, step["step"], boxes))
+        self._schedule.slices.extend(_slices(step, boxes, "work", boxes["work"]))
+        self._stalls.slices.extend(_slices(step, boxes, "stalls", boxes["stalls"]))
+        self._host.slices.extend(_slices(step, boxes, "host", boxes["host"]))
+        for one in _slices(step, boxes, "communication", boxes["communication"]):
             lane = one.columns["lane"][one.row]
             sends = self._names[one.columns["name"][one.row]] == "send"
             (self._sends if sends else self._lanes)[lane].slices.extend(_with_transfer(one))
         if end > begin:
-            self._stalled.append(Sample(begin, 100 * sum(columns["stalls"]["duration"]) / (end - begin)))
+            self._stalled.append(Sample(begin, 100 * sum(boxes["stalls"]["duration"]) / (end - begin)))
 
     def process(self) -> Process:
         lanes = [track for pair in zip(self._lanes, self._sends, strict=True) for track in pair]
@@ -248,10 +257,10 @@ class _Collected:
         )
 
 
-def _slices(step: Mapping[str, Any], rank_columns: Mapping[str, Any], table: str) -> Iterator[Slice]:
-    columns, base = rank_columns[table], step["base_ns"]
+def _slices(step: StepBoxes, boxes: RankBoxes, table: str, columns: Columns) -> Iterator[Slice]:
+    base = step["base_ns"]
     for row, (start, duration) in enumerate(zip(columns["start"], columns["duration"], strict=True)):
-        yield Slice(base + start, base + start + duration, table, columns, row, step["step"], rank_columns)
+        yield Slice(base + start, base + start + duration, table, columns, row, step["step"], boxes)
 
 
 def _with_transfer(one: Slice) -> Iterator[Slice]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Final
 
+from commtrace.analysis.pipeline.plan import PlanTimeline
 from commtrace.analysis.summary import Summary
 from commtrace.analysis.timeline import Timeline
 
@@ -41,7 +42,7 @@ def render(
     timeline: Timeline,
     *,
     durations: Mapping[int, int] | None = None,
-    plan: Mapping[str, object] | None = None,
+    plan: PlanTimeline | None = None,
     most_steps: int | None = MOST_STEPS,
     most_bytes: int = MOST_BYTES,
 ) -> Page:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,54 @@ _MOST_RUNS: Final = 4
 Columns = dict[str, list[int]]
 
 
+class Lane(TypedDict):
+    """The communication of a rank on one process group."""
+
+    role: str
+    ranks: list[int]  # members
+    group: str
+    label: str  # role and members
+
+
+class OutlineRank(TypedDict):
+    rank: int
+    host: str
+    coordinates: dict[str, int]
+    label: str
+    lanes: list[Lane]
+
+
+class Outline(TypedDict):
+    """The data common to all steps: vocabularies, and the ranks with their communication lanes."""
+
+    residual_ns: dict[str, int] | None  # of the clocks: p50, p99 and max; None if they do not align
+    kinds: list[str]
+    states: list[str]
+    timings: list[str]
+    roles: list[str]
+    names: list[str]
+    ranks: list[OutlineRank]
+
+
+class RankBoxes(TypedDict):
+    """The boxes of one rank in a step, as in the table above."""
+
+    rank_index: int  # in the ranks of the outline
+    start: int  # of the step on this rank
+    end: int
+    work: Columns
+    stalls: Columns
+    host: Columns
+    communication: Columns
+
+
+class StepBoxes(TypedDict):
+    step: int
+    base_ns: int
+    duration_ns: int
+    ranks: list[RankBoxes]
+
+
 @dataclass(frozen=True, slots=True)
 class _Rank:
     """A rank, prepared for finding the rows of a step."""
@@ -66,7 +114,7 @@ class _Rank:
     stalled_on: Int64  # by stall row, the row of its communication; −1 for none and for other rows
     ready: Int64  # by stall row, arrival of the last participant
     lane_of_row: Int64  # index of the communication lane; −1 for other rows
-    lanes: list[dict[str, Any]]
+    lanes: list[Lane]
     unfinished: npt.NDArray[np.bool_]
 
     def rows(self, step: int) -> Int64:
@@ -120,7 +168,7 @@ class Timeline:
         """Return the time from the first rank's start of the step to the last rank's end."""
         return _duration_ns(self._bounds, step)
 
-    def outline(self) -> dict[str, Any]:
+    def outline(self) -> Outline:
         """Return the data common to all steps: vocabularies, ranks with communication lanes, clock residual."""
         return {
             "residual_ns": self._residual_ns,
@@ -141,7 +189,7 @@ class Timeline:
             ],
         }
 
-    def step(self, step: int) -> dict[str, Any]:
+    def step(self, step: int) -> StepBoxes:
         """Return the boxes of one step.
 
         Raises:
@@ -158,7 +206,7 @@ class Timeline:
             "ranks": [self._columns(rank, step, bounds[step], base) for rank, bounds in present if step in bounds],
         }
 
-    def _columns(self, rank: _Rank, step: int, bounds: tuple[int, int], base: int) -> dict[str, object]:
+    def _columns(self, rank: _Rank, step: int, bounds: tuple[int, int], base: int) -> RankBoxes:
         spans = rank.trace.spans
         rows = rank.rows(step)
         kind, lane = spans.kind[rows], spans.lane[rows]
@@ -321,7 +369,7 @@ def _communication(rank: _Rank, rows: Int64, base: int) -> Columns:
     }
 
 
-def _communication_lanes(trace: RankTrace, rows: Int64) -> tuple[Int64, list[dict[str, Any]]]:
+def _communication_lanes(trace: RankTrace, rows: Int64) -> tuple[Int64, list[Lane]]:
     """Return one lane per process group, by role; point-to-point goes to the group whose role it has."""
     spans = trace.spans
     p2p = spans.kind[rows] == schema.P2P
@@ -332,7 +380,7 @@ def _communication_lanes(trace: RankTrace, rows: Int64) -> tuple[Int64, list[dic
     lane_of_row = np.full(len(spans), -1, np.int64)
     if groups:
         lane_of_row[rows] = np.array([ordered.index(group) for group in groups])[inverse.reshape(-1)]
-    lanes = [
+    lanes: list[Lane] = [
         {
             "role": group.role,
             "ranks": list(group.ranks),

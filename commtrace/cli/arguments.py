@@ -27,13 +27,20 @@ RunArgument = Annotated[
 RunsArgument = Annotated[
     list[Path],
     typer.Argument(
-        metavar="RUN...",
+        metavar="RUN",
         help=f"The run directory, or several that hold ranks of one job. Default: the newest run below {RUNS}.",
         show_default=False,
     ),
 ]
 
-RunsDirectoryArgument = Annotated[Path, typer.Argument(metavar="[DIR]", help="The directory that holds the runs.")]
+RunsDirectoryArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The directory that holds the runs.")]
+
+
+STEPS_HELP: Final = "Only these steps: A:B (B exclusive), A:B:k (one in k) or A."
+
+StepsOption = Annotated[str, typer.Option("--steps", help=STEPS_HELP, show_default=False)]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON; docs/json has the schema.")]
 
 
 def run_directory(runs: Sequence[Path]) -> Path:

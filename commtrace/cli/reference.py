@@ -27,7 +27,13 @@ def command_page() -> str:
     ]
     for name in COMMANDS:
         command = load_command(name)
-        context = typer.Context(command, info_name=f"commtrace {name}", terminal_width=100, max_content_width=100)
+        context = typer.Context(
+            command,
+            info_name=f"commtrace {name}",
+            terminal_width=100,
+            max_content_width=100,
+            **command.context_settings,
+        )
         parts += [f"## {name}", f"```text\n{command.get_help(context).rstrip()}\n```"]
     return "\n\n".join(parts) + "\n"
 

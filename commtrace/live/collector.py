@@ -282,7 +282,7 @@ def _close(listener: StepListener) -> None:
     try:
         listener.close()
     except Exception:
-        _logger.warning("commtrace: %s did not close in order", type(listener).__name__, exc_info=True)
+        _logger.warning("commtrace: %s did not close cleanly", type(listener).__name__, exc_info=True)
 
 
 def _count(counts: dict[str, float], mark: Row) -> None:

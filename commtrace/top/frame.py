@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
+from commtrace.analysis.stragglers.verdict import cause_in_words
 from commtrace.trace.json_values import JsonObject
 
 PARTS: Final = ("compute", "exposed", "bubble", "data", "checkpoint", "gc", "memory", "idle", "other")
@@ -56,10 +57,13 @@ class Slow:
     cause: str  # as in a verdict, like the place; in metrics only "slow" or "own work"
     cost_ms_per_step: float | None  # None if unknown
     evidence: str
-    told_by: str  # source: "steps shown", "monitor", both, "metrics" or "alert"
+    reported_by: str  # source: "steps shown", "monitor", both, "metrics" or "alert"; told_by in JSON
     who: str  # as commtrace straggler prints it
     since: float | None = None  # epoch seconds, from the monitor
     others: tuple[int, ...] = ()  # further slow ranks in who
+
+    def to_json(self) -> JsonObject:
+        return {"told_by" if name == "reported_by" else name: value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +87,22 @@ class Frame:
     notes: tuple[str, ...] = ()  # most urgent first
     took_ns: int = 0  # duration of the look
 
+    @property
+    def verdict(self) -> str:
+        """Return the most urgent note, else the costliest straggler, else that there is none or why that is unknown."""
+        if self.notes and self.notes[0].startswith(URGENT):
+            return self.notes[0]
+        if self.stragglers:
+            first = self.stragglers[0]
+            cost = "" if first.cost_ms_per_step is None else f", costs {first.cost_ms_per_step:.3g} ms per step"
+            return f"Straggler: {first.who}, {cause_in_words(first.cause)}{cost}."
+        if self.abstentions:
+            return f"Not judged: {self.abstentions[0]}"
+        return "No straggler in these steps." if self.num_steps else "No step has ended yet."
+
     def to_json(self) -> JsonObject:
-        return asdict(self)
+        stragglers = [one.to_json() for one in self.stragglers]
+        return {"verdict": self.verdict, **asdict(self), "stragglers": stragglers}
 
 
 def choose_ranks(frame: Frame, most: int) -> list[RankRow]:

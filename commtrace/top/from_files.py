@@ -338,12 +338,12 @@ def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow], *, judged: 
     rest = list(by_steps)
     first: list[Slow] = []
     for one in by_monitor:
-        if any(_names(other, one) for other in first if other.told_by == BOTH):
+        if any(_names(other, one) for other in first if other.reported_by == BOTH):
             continue
         closer = next((other for other in rest if _names(other, one)), None)
         if closer is not None:
             rest.remove(closer)
-            one = replace(closer, told_by=BOTH, since=one.since)
+            one = replace(closer, reported_by=BOTH, since=one.since)
         elif judged:
             one = replace(one, evidence=f"{one.evidence} {_NOT_SEEN}")
         first.append(one)
@@ -380,7 +380,7 @@ def _notes(
         yield "The run has ended: these are its last steps."
     elif stopped := [rank for rank, ending in endings.items() if ending.state == STOPPED]:
         yield (
-            f"STOPPED: no rank writes any more, and {format_ranks(stopped)} did not end in order: killed or crashed. "
+            f"STOPPED: no rank writes any more, and {ranks_in_words(stopped)} did not end cleanly: killed or crashed. "
             f"See commtrace doctor {run.path}"
         )
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,10 @@ from typer.testing import CliRunner
 from commtrace.analysis.communication.links import Link, SlowLinks, Traffic
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.stragglers.verdict import CAUSES, PLACES
+from commtrace.cli.commands.trigger import TriggerReport
 from commtrace.cli.main import app
 from commtrace.trace.hang_report import Activity, HangReport, InFlight, OpenPhase, ThreadStack
+from commtrace.trace.json_values import fields_to_json
 from tests.analysis.hangs.test_flight_recorder import calls, hung
 from tests.analysis.hung_runs import NOW_NS, done, flight, stopped_run
 from tests.cli.recorded import record
@@ -111,6 +114,35 @@ def test_the_diagnosis_of_a_hang_and_of_a_failure_is_what_the_schema_says() -> N
         printed = json.loads(json.dumps(diagnosis.to_json()))
         assert diagnosis.findings
         assert list(errors("doctor", printed)) == []
+
+
+def test_the_report_of_a_trigger_is_what_the_schema_says() -> None:
+    report = TriggerReport("command-1", 40, 50, "depth=2", 31, seen_by=(0, 2), late={2: 44}, not_seen_by=(1,))
+    printed = json.loads(json.dumps(fields_to_json(report)))
+
+    assert list(errors("trigger", printed)) == []
+    assert printed["late"] == {"2": 44}
+
+
+@pytest.mark.parametrize("command", ["compare", "pipeline", "bandwidth", "top", "list", "hosts"])
+def test_the_verdict_is_the_first_field(command: str, runs: dict[str, str]) -> None:
+    names = {"compare": ["two", "nodes"], "list": ["all"], "hosts": ["all"]}.get(command, ["pipeline"])
+    printed = _told(command, *(runs[name] for name in names))
+
+    assert next(iter(printed)) == "verdict"
+    assert printed["verdict"].endswith(".")
+
+
+@pytest.mark.parametrize("command", ["compare", "pipeline", "bandwidth", "straggler", "top", "list", "hosts"])
+def test_the_verdict_is_printed_before_the_numbers(command: str, runs: dict[str, str]) -> None:
+    names = {"compare": ["two", "nodes"], "list": ["all"], "hosts": ["all"]}.get(command, ["pipeline"])
+    words = [runs[name] for name in names]
+    lines = " ".join(CliRunner().invoke(app, [command, *words]).output.split("\n", 3)[:3])
+
+    if command == "straggler":
+        assert re.search("Straggler: |No rank was found to slow|Not judged: ", lines)
+    else:
+        assert _told(command, *words)["verdict"][:40] in lines
 
 
 def test_a_field_that_no_schema_names_would_be_found(runs: dict[str, str]) -> None:

@@ -24,6 +24,7 @@ from commtrace.trace.files.reader import load_newest, load_run
 from commtrace.trace.run import Run
 from tests.e2e.launch import REPOSITORY, Completed, fork
 from tests.e2e.traces import rows
+from tests.json_schemas import errors
 
 pytestmark = pytest.mark.e2e
 
@@ -89,8 +90,9 @@ def steps_in_detail(run: Run) -> list[list[int]]:
 def trigger(job: Job, *options: str) -> dict[str, Any]:
     result = CliRunner().invoke(app, ["trigger", str(job.directory), "--json", "--wait", "30", *options])
     assert result.exit_code == 0, result.output
-    told: dict[str, Any] = json.loads(result.stdout)
-    return told
+    report: dict[str, Any] = json.loads(result.stdout)
+    assert list(errors("trigger", report)) == []
+    return report
 
 
 def test_all_ranks_record_the_same_steps_in_detail_and_go_back(tmp_path: Path, pool: ThreadPoolExecutor) -> None:

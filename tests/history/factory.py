@@ -16,7 +16,7 @@ BEGIN_NS = 1_700_000_000_000_000_000
 
 
 def write_run(directory: Path, *, hosts: tuple[str, ...] = ("alpha",), end: Any = None, **changes: Any) -> Path:
-    """Write eight steps of one rank per host; without ``end``, closed in order."""
+    """Write eight steps of one rank per host; without ``end``, closed cleanly."""
     for rank, host in enumerate(hosts):
         rows = [*steps(0, 8), mark("end", end or {})]
         write_rank(directory, rows, **{"rank": rank, "world_size": len(hosts), "host": host, "node": host, **changes})

@@ -64,7 +64,7 @@ def metadata(rank: int = 0, **changes: Any) -> RankMetadata:
 
 
 def write_rank(directory: Path, rows: Iterable[Row], *, steps_per_segment: int = 100, **changes: Any) -> Path:
-    """Write one batch per row and close in order; returns the folder of the rank."""
+    """Write one batch per row and close cleanly; returns the folder of the rank."""
     writer = SegmentWriter(directory, metadata(**changes), steps_per_segment=steps_per_segment)
     for one in rows:
         writer.write([one])

@@ -5,8 +5,8 @@ The recorded order and dependencies are kept. Time that the real step takes beyo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from commtrace.analysis.replay.edges import worked_before
 from commtrace.analysis.replay.ideal import mean_segments
 from commtrace.analysis.replay.program import Program, stage_of
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD
-from commtrace.analysis.timeline import BUBBLE, rank_label
+from commtrace.analysis.timeline import BUBBLE, Outline, OutlineRank, RankBoxes, StepBoxes, rank_label
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64
@@ -44,6 +44,13 @@ class Plan:
     step: int
     duration_ns: int
     ranks: tuple[RankPlan, ...]
+
+
+class PlanTimeline(TypedDict):
+    """A plan as one step of a timeline, with the outline that it needs."""
+
+    outline: Outline
+    step: StepBoxes
 
 
 def plan_of(run: Run, program: Program) -> Plan | None:
@@ -117,7 +124,7 @@ def _moved(plan: RankPlan, begin: int) -> RankPlan:
     return RankPlan(plan.rank, plan.kind, plan.microbatch, plan.chunk, plan.start_ns - begin, plan.end_ns - begin)
 
 
-def plan_timeline(run: Run, plan: Plan) -> dict[str, object]:
+def plan_timeline(run: Run, plan: Plan) -> PlanTimeline:
     """Return the plan as one step of a timeline (see :mod:`.timeline`), with the outline that it needs."""
     return {
         "outline": {
@@ -138,7 +145,7 @@ def plan_timeline(run: Run, plan: Plan) -> dict[str, object]:
     }
 
 
-def _outline(trace: RankTrace) -> Mapping[str, object]:
+def _outline(trace: RankTrace) -> OutlineRank:
     return {
         "rank": trace.rank,
         "host": trace.metadata.node,
@@ -148,7 +155,7 @@ def _outline(trace: RankTrace) -> Mapping[str, object]:
     }
 
 
-def _boxes(index: int, plan: RankPlan, duration_ns: int) -> dict[str, object]:
+def _boxes(index: int, plan: RankPlan, duration_ns: int) -> RankBoxes:
     count = len(plan.start_ns)
     begins = np.concatenate([[0], plan.end_ns])
     ends = np.concatenate([plan.start_ns, [duration_ns]])

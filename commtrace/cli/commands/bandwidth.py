@@ -24,7 +24,9 @@ from commtrace.analysis.windows.run import measure_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
     ClusterOption,
+    JsonOption,
     RunsArgument,
+    StepsOption,
     WorkersOption,
     chosen_workers,
     run_directory,
@@ -57,6 +59,7 @@ _DETAIL: Final = {By.OPERATION: Detail.NONE, By.SIZE: Detail.SIZE, By.GROUP: Det
 class BandwidthReport:
     """The table, the most exposed first; the speed of links between nodes, from messages; slow links, or None."""
 
+    verdict: str
     run: str
     alignment: Alignment
     problems: tuple[str, ...]
@@ -68,11 +71,8 @@ class BandwidthReport:
 def bandwidth(
     runs: RunsArgument = DEFAULT_RUNS,
     by: Annotated[By, typer.Option(help="Divide further by the bytes of a call, or by process group.")] = By.OPERATION,
-    steps: Annotated[
-        str,
-        typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False),
-    ] = "",
-    json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    steps: StepsOption = "",
+    json_output: JsonOption = False,
     workers: WorkersOption = None,
     cluster: ClusterOption = "",
 ) -> None:
@@ -91,6 +91,7 @@ def bandwidth(
     links = measured.result.links.links()
     slow = find_slow_links(links)
     report = BandwidthReport(
+        verdict=verdict_text(rows, links, slow),
         run=measured.recorded.any_metadata.run_id,
         alignment=measured.alignment,
         problems=measured.recorded.problems,
@@ -102,14 +103,29 @@ def bandwidth(
         sys.stdout.write(json.dumps(fields_to_json(report), allow_nan=False) + "\n")
     elif rows:
         console = wide_console()
-        console.print(f"Run {escape(measured.recorded.any_metadata.run_id)}", style="dim")
+        console.print(f"Run {escape(report.run)}", style="dim")
+        console.print(f"[bold]{escape(report.verdict)}[/]\n")
         print_basis(console, report.alignment, report.problems)
         _print(console, rows, by)
-        if slow is not None:
-            console.print(escape(slow_links_text(slow)))
     else:
-        typer.echo(f"{run}: no communication was recorded in these steps. There may have been some on a path "
-                   "that commtrace does not see.")  # fmt: skip
+        typer.echo(f"{run}: {report.verdict}")
+
+
+def verdict_text(rows: Sequence[Communication], links: Sequence[Link], slow: SlowLinks | None) -> str:
+    """Return the slow links, else the communication that ranks stalled on most."""
+    if slow is not None:
+        return slow_links_text(slow)
+    if not rows:
+        return (
+            "No communication was recorded in these steps. There may have been some on a path that commtrace does not "
+            "see."
+        )
+    found = "No slow link between nodes was found. " if len(links) > 1 else ""
+    most = max(rows, key=lambda row: row.exposed_ns)
+    if not most.exposed_ns:
+        return f"{found}No rank stalled on communication."
+    part = share(most.exposed_ns, sum(row.exposed_ns for row in rows))
+    return f"{found}Ranks stalled most on {most.operation} of {most.role}: {part} of all stalls on communication."
 
 
 def slow_links_text(slow: SlowLinks) -> str:

@@ -26,14 +26,14 @@ from commtrace.analysis.comparison.compare import (
 from commtrace.analysis.comparison.compare import compare as compare_runs
 from commtrace.analysis.comparison.noise import FEWEST_SAMPLES, Change
 from commtrace.analysis.windows.run import MeasuredRun, Workers, measure_run
-from commtrace.cli.arguments import ClusterOption, WorkersOption, chosen_workers
+from commtrace.cli.arguments import ClusterOption, JsonOption, StepsOption, WorkersOption, chosen_workers
 from commtrace.cli.output import UNKNOWN, bandwidth, milliseconds, wide_console
 from commtrace.cli.views import clock_line
 from commtrace.errors import ConfigurationError
 from commtrace.trace.files.locate import find_run_directory
 from commtrace.trace.json_values import JsonObject
 
-_SLOWER, _CANNOT_TELL = 1, 3
+_SLOWER, _NOT_DECIDED = 1, 3
 _SIDES: Final = ("before", "after")
 _SMALLEST_SHARE: Final = 0.001
 """A part that changed by less than this share of the step, and within its noise, is not listed."""
@@ -42,10 +42,7 @@ _SMALLEST_SHARE: Final = 0.001
 def compare(
     before: Annotated[Path, typer.Argument(help="The run directory to compare with.", show_default=False)],
     after: Annotated[Path, typer.Argument(help="The run directory that may be slower.", show_default=False)],
-    steps: Annotated[
-        str,
-        typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False),
-    ] = "",
+    steps: StepsOption = "",
     more_before: Annotated[
         list[Path] | None,
         typer.Option("--before", help="One more run like BEFORE; repeatable.", show_default=False),
@@ -55,7 +52,7 @@ def compare(
         typer.Option("--after", help="One more run like AFTER; repeatable.", show_default=False),
     ] = None,
     threshold: Annotated[float, typer.Option(help="Percent by which a step may take longer.", min=0)] = 5.0,
-    json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON, in nanoseconds.")] = False,
+    json_output: JsonOption = False,
     workers: WorkersOption = None,
     cluster: ClusterOption = "",
 ) -> None:
@@ -76,15 +73,16 @@ def compare(
     if json_output:
         bases = [[_basis(one) for one in side] for side in measured]
         basis = {"basis": {"before": bases[0], "after": bases[1]}}
-        printed = {**comparison.to_json(), **basis, "verdict": _verdict(comparison, threshold)}
+        printed = {"verdict": _verdict(comparison, threshold), **comparison.to_json(), **basis}
         sys.stdout.write(json.dumps(printed) + "\n")
     else:
         console = wide_console()
         console.print(f"[bold]{escape(names[0])}[/] (before) and [bold]{escape(names[1])}[/] (after)")
+        console.print(f"[bold]{escape(_verdict(comparison, threshold))}[/]\n")
         _print_bases(console, sides, measured)
-        _print(console, comparison, threshold)
+        _print(console, comparison)
     if not comparison.can_be_judged:
-        raise typer.Exit(_CANNOT_TELL)
+        raise typer.Exit(_NOT_DECIDED)
     if comparison.is_slower(threshold / 100):
         raise typer.Exit(_SLOWER)
 
@@ -124,13 +122,12 @@ def _measured(run: Path, steps: str, chosen: Workers) -> MeasuredRun[StepSeries]
     return measured
 
 
-def _print(console: Console, comparison: Comparison, threshold: float) -> None:
+def _print(console: Console, comparison: Comparison) -> None:
     ranks = _ranks_that_differ(comparison)
     headings = [f"{side}, {of_side} ranks" for side, of_side in zip(_SIDES, ranks, strict=True)] if ranks else _SIDES
     _print_circumstances(console, comparison.circumstances)
     _print_parts(console, comparison, headings)
     _print_bandwidths(console, comparison.busbw_gbps, headings)
-    console.print(f"[bold]{escape(_verdict(comparison, threshold))}[/]")
 
 
 def _ranks_that_differ(comparison: Comparison) -> tuple[str, str] | None:

@@ -24,7 +24,7 @@ from commtrace.analysis.hangs.flight_recorder import FlightCall
 from commtrace.analysis.hangs.rank_state import SILENT, STOPPED
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.coverage import Seen
-from commtrace.cli.arguments import run_directory
+from commtrace.cli.arguments import JsonOption, run_directory
 from commtrace.cli.output import wide_console
 from commtrace.cli.self_check import Check, check_installation
 from commtrace.cli.views import clock_line
@@ -41,7 +41,7 @@ def doctor(
     runs: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="RUN...",
+            metavar="RUN",
             help="The run directory, or several that hold ranks of one job. Default: none, check the installation.",
             show_default=False,
         ),
@@ -54,7 +54,7 @@ def doctor(
             show_default=False,
         ),
     ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON, in nanoseconds.")] = False,
+    json_output: JsonOption = False,
     all_ranks: Annotated[
         bool, typer.Option("--all-ranks", help="Print the last activity of every rank, not only of those concerned.")
     ] = False,

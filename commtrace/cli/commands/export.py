@@ -11,7 +11,7 @@ import typer
 
 from commtrace.analysis.steps.choice import load_window
 from commtrace.analysis.timeline import Timeline
-from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
+from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, StepsOption, run_directory
 from commtrace.cli.output import PlainConsole, duration
 from commtrace.exporters import chrome_trace, perfetto
 
@@ -34,9 +34,7 @@ def export(
             "--output", "-o", help="The file to write. Default: trace.pftrace or trace.json.", show_default=False
         ),
     ] = None,
-    steps: Annotated[
-        str, typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False)
-    ] = "",
+    steps: StepsOption = "",
 ) -> None:
     """Write a run for the Perfetto UI or another viewer.
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from commtrace.analysis.formatting import format_duration
 from commtrace.analysis.stragglers.verdict import Verdict, format_cause
 from commtrace.analysis.summary import Summary
-from commtrace.cli.arguments import RunsDirectoryArgument
+from commtrace.cli.arguments import JsonOption, RunsDirectoryArgument
 from commtrace.cli.output import UNKNOWN, duration, share, wide_console
 from commtrace.errors import CommtraceError
 from commtrace.history.facts import CUT_OFF, RunFacts
@@ -34,7 +34,7 @@ from commtrace.trace.run import Run
 
 def list_(
     directory: RunsDirectoryArgument = RUNS,
-    json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON, in nanoseconds.")] = False,
+    json_output: JsonOption = False,
 ) -> None:
     """List the runs of a directory: when, how long, ranks, hosts, steps, step time, how it ended, and the verdict.
 
@@ -44,7 +44,7 @@ def list_(
     """
     runs = list_runs(directory, now_ns=time.time_ns(), ask=process_state)
     if json_output:
-        sys.stdout.write(json.dumps(runs.to_json(), allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps({"verdict": runs_verdict(runs), **runs.to_json()}, allow_nan=False) + "\n")
     else:
         print_runs(wide_console(), runs)
 
@@ -52,7 +52,7 @@ def list_(
 def hosts(
     directory: RunsDirectoryArgument = RUNS,
     all_hosts: Annotated[bool, typer.Option("--all", help="Print also the hosts that were never named.")] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    json_output: JsonOption = False,
 ) -> None:
     """Print which hosts were named in how many runs, why, and what they cost, because a bad node comes back.
 
@@ -63,7 +63,12 @@ def hosts(
     runs = list_runs(directory, now_ns=time.time_ns(), ask=process_state)
     report = tally_hosts(runs.entries)
     if json_output:
-        printed = {"path": str(runs.path), **fields_to_json(report), "problems": runs.problems}
+        printed = {
+            "verdict": hosts_verdict(report),
+            "path": str(runs.path),
+            **fields_to_json(report),
+            "problems": runs.problems,
+        }
         sys.stdout.write(json.dumps(printed, allow_nan=False) + "\n")
     else:
         print_hosts(wide_console(), report, runs.problems, all_hosts=all_hosts)
@@ -113,8 +118,9 @@ _WIDTH: Final = 140
 
 
 def print_runs(console: Console, runs: RunList) -> None:
-    """Print one row per run, then the problems of folders and runs."""
+    """Print the verdict, one row per run, then the problems of folders and runs."""
     _widen(console)
+    console.print(f"[bold]{escape(runs_verdict(runs))}[/]\n")
     table = _table(["run", "started (UTC)"], ["lasted", "ranks", "hosts", "steps", "step"], ["ended", "verdict"])
     for run in runs.runs:
         if run.facts is not None:
@@ -127,8 +133,9 @@ def print_runs(console: Console, runs: RunList) -> None:
 
 
 def print_hosts(console: Console, report: HostReport, problems: Sequence[str], *, all_hosts: bool) -> None:
-    """Print one row per host that was named."""
+    """Print the verdict, and one row per host that was named."""
     _widen(console)
+    console.print(f"[bold]{escape(hosts_verdict(report))}[/]\n")
     shown = [one for one in report.hosts if one.named or all_hosts]
     known = f"Known: {report.runs} runs, {report.judged} of them judged, {len(report.hosts)} hosts."
     if shown:
@@ -138,12 +145,40 @@ def print_hosts(console: Console, report: HostReport, problems: Sequence[str], *
         console.print(table)
         console.print(f"{known} rate: share of the judged runs in which the host was named.", style="dim")
     else:
-        console.print(f"No host was named. {known}")
+        console.print(known)
     if report.judged < report.runs:
         console.print(
             "Judged: commtrace summary RUN or the monitor named somebody, or could compare everything.", style="dim"
         )
     _print_problems(console, problems)
+
+
+def runs_verdict(runs: RunList) -> str:
+    """Return the number of runs with and without stragglers, and the verdict on the newest."""
+    readable = [(run, run.facts) for run in runs.runs if run.facts is not None]
+    if not readable:
+        return "No run can be read here."
+    named = sum(run.verdict is not None and bool(run.verdict.named) for run, _ in readable)
+    not_judged = sum(run.verdict is None for run, _ in readable)
+    newest, facts = readable[-1]
+    state = "not judged yet" if newest.verdict is None else _verdict(newest.verdict, facts)
+    return (
+        f"{len(readable)} run{'s' * (len(readable) != 1)}: {named} with stragglers, "
+        f"{len(readable) - named - not_judged} without, {not_judged} not judged. "
+        f"The newest, {newest.directory}: {state}."
+    )
+
+
+def hosts_verdict(report: HostReport) -> str:
+    """Return the host that was named most often."""
+    named = [host for host in report.hosts if host.named]
+    if named:
+        first = named[0]
+        more = f" {len(named) - 1} more host{'s were' if len(named) > 2 else ' was'} named." if len(named) > 1 else ""
+        return f"{first.host} was named most often: in {first.named} of its {first.judged} judged runs.{more}"
+    if not report.judged:
+        return "No run has been judged yet, so no host was named."
+    return f"No host was named in {report.judged} judged run{'s' * (report.judged != 1)}."
 
 
 def _widen(console: Console) -> None:
@@ -197,7 +232,7 @@ def _verdict(verdict: RunVerdict | None, facts: RunFacts) -> str:
         more = f"; {len(verdict.named) - 1} more" if len(verdict.named) > 1 else ""
         text = _named(verdict.named[0], facts) + more
     else:
-        text = "nobody named" if verdict.is_judged else "nobody named, not all judged"
+        text = "no straggler" if verdict.is_judged else "no straggler, but not all could be judged"
     if verdict.last_step is not None and facts.last_step is not None and verdict.last_step < facts.last_step:
         text += f" (up to step {verdict.last_step})"
     return text

@@ -13,7 +13,7 @@ from commtrace.trace.files import merge as merging
 def merge(
     nodes: Annotated[
         list[Path],
-        typer.Argument(metavar="NODE_DIR...", help="Directories that hold ranks of one job.", show_default=False),
+        typer.Argument(metavar="NODE_DIR", help="Directories that hold ranks of one job.", show_default=False),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The run directory to make.", show_default=False)],
     links: Annotated[

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from commtrace.errors import ConfigurationError
 from commtrace.trace.inputs import printable
 
 if TYPE_CHECKING:
@@ -21,7 +22,10 @@ _POLL_SECONDS = 1.0
 
 
 def monitor(
-    serve: Annotated[str, typer.Option(help="Listen here for the ranks: HOST:PORT.", show_default=False)],
+    address: Annotated[
+        str, typer.Argument(metavar="HOST:PORT", help="Listen here for the ranks.", show_default=False)
+    ] = "",
+    serve: Annotated[str, typer.Option(help="The same as HOST:PORT.", show_default=False)] = "",
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory of monitor.json, monitor.jsonl.")] = Path(),
     webhook: Annotated[
         str, typer.Option(help="POST every finding to this URL. [COMMTRACE_MONITOR_WEBHOOK]", show_default=False)
@@ -44,13 +48,15 @@ def monitor(
     from commtrace.exporters.monitor.store import MonitorStore
     from commtrace.trace.files.locate import rank_directories
 
-    address, store = Address.parse(serve), MonitorStore()
+    if bool(address) == bool(serve):
+        raise ConfigurationError("name one address to listen on: commtrace monitor HOST:PORT")
+    store = MonitorStore()
     config = Config.from_env().monitor
     if webhook:
         config = replace(config, webhook=webhook)
     given = config.token
     token = checked_token(given) if given else make_token(token_path())
-    server = MonitorServer(address, token, store.answer)
+    server = MonitorServer(Address.parse(address or serve), token, store.answer)
     typer.echo("Waiting for a job. In its environment, on every node:", err=True)
     typer.echo(f"export COMMTRACE_EXPORT=monitor COMMTRACE_MONITOR_STORE={server.address}", err=True)
     if not given:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 from rich.console import Console
@@ -18,7 +18,9 @@ from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
     ClusterOption,
+    JsonOption,
     RunsArgument,
+    StepsOption,
     WorkersOption,
     chosen_workers,
     run_directory,
@@ -29,11 +31,8 @@ from commtrace.cli.views import print_basis, print_table, text_table
 
 def pipeline(
     runs: RunsArgument = DEFAULT_RUNS,
-    steps: Annotated[
-        str,
-        typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False),
-    ] = "",
-    json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON, in nanoseconds.")] = False,
+    steps: StepsOption = "",
+    json_output: JsonOption = False,
     workers: WorkersOption = None,
     cluster: ClusterOption = "",
 ) -> None:
@@ -49,13 +48,18 @@ def pipeline(
         found = find_pipeline(opened)
     alignment, problems = opened.alignment, opened.recorded.problems
     if json_output:
-        printed = {**found.to_json(), "alignment": alignment.to_json(), "problems": problems} if found else None
+        printed = (
+            {"verdict": verdict_text(found), **found.to_json(), "alignment": alignment.to_json(), "problems": problems}
+            if found
+            else None
+        )
         sys.stdout.write(json.dumps(printed, allow_nan=False) + "\n")
     elif found is None:
         typer.echo("This run has no pipeline: no step of it holds forwards and backwards on several stages.")
     else:
         console = wide_console()
         console.print(f"Run {escape(opened.recorded.any_metadata.run_id)}", style="dim")
+        console.print(f"[bold]{escape(verdict_text(found))}[/]\n")
         print_basis(console, alignment, problems)
         print_pipeline(console, found)
         console.print(f"Whether one slow rank is behind it: commtrace straggler {escape(str(run))}", style="dim")
@@ -64,6 +68,31 @@ def pipeline(
 _FEW: Final = 0.05
 _PHASES: Final = {"warm_up_ns": "warm-up", "steady_ns": "steady", "cool_down_ns": "cool-down"}
 _CAUSES: Final = {"schedule_ns": "schedule", "imbalance_ns": "imbalance", "variation_ns": "variation", "p2p_ns": "P2P"}
+
+
+_BECAUSE: Final = {
+    "schedule_ns": "because of the schedule",
+    "imbalance_ns": "because stages differ",
+    "variation_ns": "because microbatches or ranks differ",
+    "p2p_ns": "for transfers",
+}
+
+
+def verdict_text(pipeline: Pipeline) -> str:
+    """Return the idle share of the pipeline, and the stage that waits longest, with the cause."""
+    known = [stage for stage in pipeline.per_stage if _is_known(stage)]
+    if not known:
+        return "The bubble is not known: the other side of the stages' messages was not recorded."
+    worst = max(known, key=lambda stage: stage.bubble_ns)
+    causes = {name: getattr(worst, name) for name in _BECAUSE}
+    why = ""
+    if all(time_ns is not None for time_ns in causes.values()):
+        why = f", most of it {_BECAUSE[max(causes, key=lambda name: causes[name])]}"
+    at_least = "at least " if len(known) < len(pipeline.per_stage) else ""
+    return (
+        f"The pipeline is idle for {at_least}{share(pipeline.idle_fraction_of_phase)} of its phase. "
+        f"Stage {worst.stage} waits longest: {milliseconds(worst.bubble_ns)} ms per step{why}."
+    )
 
 
 def print_pipeline(console: Console, pipeline: Pipeline | None) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
 from rich.console import Console
 
 from commtrace.analysis.chain import Analysis
-from commtrace.analysis.pipeline.plan import plan_of, plan_timeline
+from commtrace.analysis.pipeline.plan import PlanTimeline, plan_of, plan_timeline
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.summary import summarise_steps
@@ -22,6 +22,7 @@ from commtrace.cli.arguments import (
     DEFAULT_RUNS,
     ClusterOption,
     RunsArgument,
+    StepsOption,
     WorkersOption,
     chosen_workers,
     run_directory,
@@ -33,9 +34,7 @@ from commtrace.viewer.report import MOST_STEPS, render, steps_to_draw
 def report(
     runs: RunsArgument = DEFAULT_RUNS,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("report.html"),
-    steps: Annotated[
-        str, typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False)
-    ] = "",
+    steps: StepsOption = "",
     workers: WorkersOption = None,
     cluster: ClusterOption = "",
 ) -> None:
@@ -67,11 +66,11 @@ def report(
     typer.echo(f"Next: open it in a browser, or see every event: commtrace export {shlex.join(map(str, runs))}")
 
 
-def _plan(analysis: Analysis, drawn: Sequence[int]) -> dict[str, Any] | None:
+def _plan(analysis: Analysis, drawn: Sequence[int]) -> PlanTimeline | None:
     """Return the schedule with the mean forwards and backwards of these steps; None if there is none."""
     rows = analysis.replayed
     try:
         plan = plan_of(rows.run, build_program(rows.run, rows.matches, np.array(drawn, np.int64)))
     except ReplayError:
-        return None  # the summary met the same error, and tells it
+        return None  # the summary met the same error, and reports it
     return plan_timeline(rows.run, plan) if plan else None

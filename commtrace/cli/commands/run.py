@@ -40,7 +40,7 @@ def run(
     run_id: Annotated[
         str, typer.Option(help="Name of the run. Default: the launcher's job name, else the ranks agree on one.")
     ] = "",
-    steps: Annotated[str, typer.Option(help="Record only these steps: A:B (B exclusive) or A:B:k (one in k).")] = "",
+    steps: Annotated[str, typer.Option(help="Record only these steps: A:B (B exclusive), A:B:k (one in k) or A.")] = "",
     sample: Annotated[str, typer.Option(help="Record one step in N in detail, and the sums of the others.")] = "",
     modules: Annotated[str, typer.Option(help="Record modules too: depth=N, or patterns of their names.")] = "",
     keep_bytes: Annotated[str, typer.Option(help="Keep so many bytes for each rank, e.g. 2G; the newest.")] = "",

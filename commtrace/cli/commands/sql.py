@@ -17,7 +17,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from commtrace.cli.arguments import RunArgument
+from commtrace.cli.arguments import StepsOption
 from commtrace.cli.output import wide_console
 from commtrace.errors import ConfigurationError
 from commtrace.trace.inputs import printable
@@ -37,11 +37,11 @@ class Format(str, Enum):
 
 
 def sql(
-    run: RunArgument,
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The run directory, e.g. commtrace-runs/latest.", show_default=False)
+    ],
     query: Annotated[str, typer.Argument(help="A SELECT statement of DuckDB.", metavar="QUERY")],
-    steps: Annotated[
-        str, typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False)
-    ] = "",
+    steps: StepsOption = "",
     output_format: Annotated[Format, typer.Option("--format", help="How to write the rows.")] = Format.TABLE,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The file to write. Default: standard output.")

@@ -20,7 +20,9 @@ from commtrace.analysis.stragglers.report import StragglerReport, baseline_of, r
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
     ClusterOption,
+    JsonOption,
     RunsArgument,
+    StepsOption,
     WorkersOption,
     chosen_workers,
     run_directory,
@@ -50,15 +52,12 @@ _LEGEND: Final = (
 
 def straggler(
     runs: RunsArgument = DEFAULT_RUNS,
-    steps: Annotated[
-        str,
-        typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False),
-    ] = "",
+    steps: StepsOption = "",
     baseline: Annotated[
         str,
         typer.Option(help="A healthy run of the same job, as the reference for normal durations."),
     ] = "",
-    json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    json_output: JsonOption = False,
     workers: WorkersOption = None,
     cluster: ClusterOption = "",
 ) -> None:
@@ -79,7 +78,6 @@ def straggler(
     else:
         console = wide_console()
         console.print(f"Run {escape(report.run)}", style="dim")
-        print_basis(console, report.alignment, report.problems)
         _print(console, report)
     if len(runs) == 1 and not steps and not baseline:
         keep_analysis(
@@ -109,6 +107,7 @@ def _print(console: Console, report: StragglerReport) -> None:
     print_awaited(console, report.awaited, verdicts)
     if not verdicts:
         console.print()
+    print_basis(console, report.alignment, report.problems)
     _print_slowdown(console, report.slowdown)
 
 

@@ -19,7 +19,9 @@ from commtrace.analysis.steps.choice import StepChoice
 from commtrace.analysis.summary import Summary, summarise
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
+    STEPS_HELP,
     ClusterOption,
+    JsonOption,
     RunsArgument,
     WorkersOption,
     chosen_workers,
@@ -48,11 +50,11 @@ def summary(
     steps: Annotated[
         str,
         typer.Option(
-            help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A. Default: all but the first.",
+            help=f"{STEPS_HELP} Default: all but the first.",
             show_default=False,
         ),
     ] = "",
-    json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON, in nanoseconds.")] = False,
+    json_output: JsonOption = False,
     all_ranks: Annotated[
         bool, typer.Option("--all-ranks", help="Show every rank. Default: of more than 16, the extremes.")
     ] = False,

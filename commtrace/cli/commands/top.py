@@ -42,7 +42,7 @@ def top(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="RUN...|URL",
+            metavar="RUN|URL",
             help="The run directory, or several that hold ranks of one job; or http://HOST:PORT/metrics of one rank, "
             f"or http://HOST:PORT of a Prometheus. Default: the newest run below {RUNS}.",
             show_default=False,
@@ -193,7 +193,7 @@ def draw(
     Without a terminal, ``height`` is None and nothing is left out. ``most_ranks`` limits the rows; None: as many as
     fit, or 16 without a terminal. ``refresh`` is the time to the next look in seconds, if there is one.
     """
-    above = [*_header(frame), *_verdict(frame, width), *_roles(frame)]
+    above = [_title(frame), *_verdict(frame, width), *_steps(frame), *_roles(frame)]
     below = list(_footer(frame, width, refresh))
     room = height - len(above) - len(below) - 4 if height is not None else _ROWS_WITHOUT_TERMINAL
     most = min(most_ranks, room) if most_ranks and height is not None else most_ranks or room
@@ -202,12 +202,15 @@ def draw(
     return [_cut(line, width) for line in (lines if height is None else lines[:height])]
 
 
-def _header(frame: Frame) -> Iterator[Text]:
+def _title(frame: Frame) -> Text:
     name = frame.run_id or frame.source
     size = f"{frame.world_size} ranks" if frame.world_size else f"{len(frame.ranks)} ranks seen"
     hosts = f" on {frame.hosts} host{'s' * (frame.hosts != 1)}" if frame.hosts else ""
     when = time.strftime("%H:%M:%S", time.localtime(frame.time_ns / 1e9))
-    yield Text.assemble((name, "bold"), f" · {size}{hosts} · {when}")
+    return Text.assemble((name, "bold"), f" · {size}{hosts} · {when}")
+
+
+def _steps(frame: Frame) -> Iterator[Text]:
     line = Text(f"Step {_last_step(frame)} · takes {_ms(frame.step_ns)}")
     if frame.before_ns and frame.step_ns:
         change = frame.step_ns / frame.before_ns - 1
@@ -257,7 +260,7 @@ def _slow_line(one: Slow) -> Text:
     cost = f", costs {milliseconds(one.cost_ms_per_step * 1e6)} ms per step" if one.cost_ms_per_step is not None else ""
     since = time.strftime(" since %H:%M:%S UTC", time.gmtime(one.since)) if one.since is not None else ""
     return Text.assemble(
-        (f"STRAGGLER {one.who}: {format_cause(one.cause)}{cost}", "bold red"), f" (by the {one.told_by}{since})"
+        (f"STRAGGLER {one.who}: {cause_in_words(one.cause)}{cost}", "bold red"), f" (by the {one.reported_by}{since})"
     )
 
 

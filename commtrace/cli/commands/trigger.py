@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -16,11 +18,26 @@ from commtrace.cli.output import duration
 from commtrace.errors import ConfigurationError
 from commtrace.trace.files.locate import NEWEST_RUN
 from commtrace.trace.files.reader import load_newest
+from commtrace.trace.json_values import fields_to_json
 from commtrace.trace.run import Run, TriggeredDetail
 from commtrace.trace.selection import ModuleChoice, Request, first_step_after, make_request, write_request
 
 _LOOK_AGAIN_SECONDS: Final = 0.5
 _LONG_SILENCE_NS: Final = 60_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerReport:
+    """A request for detailed steps, and the ranks that confirmed it (docs/json/trigger.schema.json)."""
+
+    id: str
+    first: int  # the first step in detail
+    end: int  # the step after the last one
+    modules: str  # the modules to record, as given; empty for none
+    latest_step: int  # of the run when the request was made
+    seen_by: tuple[int, ...]
+    late: Mapping[int, int]  # by rank that saw it after its first step had begun, the step in which it did
+    not_seen_by: tuple[int, ...]
 
 
 def trigger(
@@ -60,22 +77,20 @@ def trigger(
     if not json_output:
         _announce(request, progress)
     seen = _answers(run, request, wait)
-    late = {rank: answer.seen_at_step for rank, answer in seen.items() if answer.late}
-    silent = sorted(set(newest.ranks) - set(seen))
+    report = TriggerReport(
+        id=request.id,
+        first=request.first,
+        end=request.end,
+        modules=request.modules,
+        latest_step=progress.latest,
+        seen_by=tuple(sorted(seen)),
+        late={rank: answer.seen_at_step for rank, answer in sorted(seen.items()) if answer.late},
+        not_seen_by=tuple(sorted(set(newest.ranks) - set(seen))),
+    )
     if json_output:
-        printed = {
-            "id": request.id,
-            "first": request.first,
-            "end": request.end,
-            "modules": request.modules,
-            "latest_step": progress.latest,
-            "seen_by": sorted(seen),
-            "late": {str(rank): step for rank, step in late.items()},
-            "not_seen_by": silent,
-        }
-        sys.stdout.write(json.dumps(printed) + "\n")
+        sys.stdout.write(json.dumps(fields_to_json(report)) + "\n")
         return
-    _print_answers(seen, late, silent, wait)
+    _print_report(report, wait)
     typer.echo(f"Next: commtrace summary {run} --steps {request.first}:{request.end}")
 
 
@@ -109,12 +124,15 @@ def _answers(run: Path, request: Request, seconds: float) -> dict[int, Triggered
         time.sleep(_LOOK_AGAIN_SECONDS)
 
 
-def _print_answers(seen: dict[int, TriggeredDetail], late: dict[int, int], silent: list[int], wait: float) -> None:
-    if not silent and not late:
-        typer.echo(f"All {len(seen)} ranks have seen the request in time.")
-    if late:
-        listed = ", ".join(f"rank {rank} (in step {step})" for rank, step in sorted(late.items()))
+def _print_report(report: TriggerReport, wait: float) -> None:
+    silent = report.not_seen_by
+    if not silent and not report.late:
+        typer.echo(f"All {len(report.seen_by)} ranks have confirmed the request in time.")
+    if report.late:
+        listed = ", ".join(f"rank {rank} (in step {step})" for rank, step in report.late.items())
         typer.echo(f"Seen too late by {listed}: not all ranks have the first steps in detail. Try --after with more.")
     if silent:
         listed = ", ".join(map(str, silent[:16])) + (" …" if len(silent) > 16 else "")
-        typer.echo(f"Not seen within {wait:g} s by {len(silent)} ranks ({listed}); the summary says who did.")
+        typer.echo(
+            f"Not confirmed within {wait:g} s by {len(silent)} ranks ({listed}); the summary lists those that did."
+        )

@@ -77,12 +77,14 @@ def test_the_table_has_a_row_for_every_run_and_a_line_for_every_problem(runs: Pa
     for run in ("healthy", "slow"):
         invoke("summary", runs / run)
 
-    heading, healthy, slow, problem = invoke("list", runs).stdout.splitlines()
+    verdict, blank, heading, healthy, slow, problem = invoke("list", runs).stdout.splitlines()
 
+    assert verdict.startswith("2 runs: 1 with stragglers, 1 without, 0 not judged. The newest, slow: rank 1 on node0, ")
+    assert blank == ""
     columns = "run started (UTC) lasted ranks hosts steps step ended verdict"
     assert heading.split() == columns.split()
     assert healthy.split()[:3] == ["healthy", "2023-11-14", "22:13"]
-    assert healthy.rstrip().endswith("ended  nobody named")
+    assert healthy.rstrip().endswith("ended  no straggler")
     assert "rank 1 on node0, compute: " in slow
     assert " per step, " in slow
     assert problem == "! empty: It holds no recorded run (no rank-NNNNN folders)."
@@ -92,8 +94,9 @@ def test_hosts_are_counted_with_a_rate(runs: Path) -> None:
     for run in ("healthy", "slow"):
         invoke("summary", runs / run)
 
-    heading, row, *rest = invoke("hosts", runs).stdout.splitlines()
+    verdict, blank, heading, row, *rest = invoke("hosts", runs).stdout.splitlines()
 
+    assert (verdict, blank) == ("node0 was named most often: in 1 of its 2 judged runs.", "")
     columns = "host named judged rate runs cost per step causes (runs) last"
     assert heading.split() == columns.split()
     assert row.split()[:5] == ["node0", "1", "2", "50%", "2"]
@@ -123,9 +126,11 @@ def test_a_deleted_run_still_counts_for_its_hosts(runs: Path) -> None:
     assert hosts(runs)["node0"]["namings"][0]["directory"] == "slow"
 
 
-def test_nobody_named_is_said(runs: Path) -> None:
+def test_without_a_judged_run_no_host_is_named(runs: Path) -> None:
     assert invoke("hosts", runs).stdout.splitlines() == [
-        "No host was named. Known: 2 runs, 0 of them judged, 2 hosts.",
+        "No run has been judged yet, so no host was named.",
+        "",
+        "Known: 2 runs, 0 of them judged, 2 hosts.",
         "Judged: commtrace summary RUN or the monitor named somebody, or could compare everything.",
     ]
 

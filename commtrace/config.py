@@ -84,7 +84,7 @@ class MonitorConfig:
     store: str = option(
         "",
         TEXT,
-        "Address of a [`commtrace monitor --serve`](monitor.md#a-monitor-outside-of-the-job), which then "
+        "Address of a [`commtrace monitor`](monitor.md#a-monitor-outside-of-the-job), which then "
         "compares the ranks. Empty: rank 0 does.",
         example="login1:29555",
     )

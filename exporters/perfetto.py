@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 from commtrace.analysis.timeline import Outline, StepBoxes
 from commtrace.errors import ConfigurationError
@@ -97,7 +97,7 @@ class _Writer:
     def _begin(self, uuid: int, one: Slice) -> None:
         self._num_slices += 1
         join, arrow = join_of(one), arrow_of(one, self._words)
-        same_everywhere: dict[str, Any] = {} if join is None else {"correlation_id": join + 1}
+        same_everywhere: dict[str, object] = {} if join is None else {"correlation_id": join + 1}
         if arrow is not None:
             end = "flow_ids" if arrow.is_source else "terminating_flow_ids"
             same_everywhere[end] = [arrow.number + 1]

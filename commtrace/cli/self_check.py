@@ -185,7 +185,7 @@ def _exporters(config: Config) -> Iterator[Check]:
 
 def _monitor(config: Config) -> Iterator[Check]:
     address = Address.parse(config.monitor.store)
-    yield _reached("monitor", address.host, address.port, "Start it: commtrace monitor --serve HOST:PORT")
+    yield _reached("monitor", address.host, address.port, "Start it: commtrace monitor HOST:PORT")
     if not config.monitor.token:
         try:
             read_token(token_path())

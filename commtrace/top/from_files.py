@@ -249,9 +249,9 @@ def _waits(run: Run, matches: Matches) -> dict[int, dict[int, int]]:
         own = matches.ranks[rank]
         wait = own.wait_ns(trace.spans)
         waited = (own.last_rank >= 0) & (own.last_rank != rank) & (wait > 0)
-        for_whom, which = np.unique(own.last_rank[waited], return_inverse=True)
-        totals = np.bincount(which.reshape(-1), wait[waited], len(for_whom))
-        found[rank] = {int(last): int(ns) for last, ns in zip(for_whom, totals, strict=True)}
+        waited_for, which = np.unique(own.last_rank[waited], return_inverse=True)
+        totals = np.bincount(which.reshape(-1), wait[waited], len(waited_for))
+        found[rank] = {int(last): int(ns) for last, ns in zip(waited_for, totals, strict=True)}
     return found
 
 
@@ -263,7 +263,7 @@ def _row(
     waits: Mapping[int, int] | None,
     used: Sequence[int],
 ) -> RankRow:
-    for_whom = max(waits, key=lambda rank: waits[rank]) if waits else None
+    waited_for = max(waits, key=lambda rank: waits[rank]) if waits else None
     own = _step_numbers(trace)
     row = RankRow(
         rank=trace.rank,
@@ -283,8 +283,8 @@ def _row(
         step_ns=mean.wall_ns,
         parts={part: mean.part(part) for part in PARTS},
         exposed={role: Exposed(one.total_ns, one.wait_ns, one.transfer_ns) for role, one in mean.exposed.items()},
-        waits_for=for_whom,
-        waits_ns=waits[for_whom] // len(used) if waits and for_whom is not None else 0,
+        waits_for=waited_for,
+        waits_ns=waits[waited_for] // len(used) if waits and waited_for is not None else 0,
         blame_ns=mean.blame_ns,
     )
 

@@ -109,7 +109,7 @@ _NOT_THERE: Final = "-"
 _SOMEWHERE: Final = ("192.0.2.1", 9)
 """An address that no host has (RFC 5737). A UDP socket connected to it knows this host's address; nothing is sent."""
 
-_START_A_MONITOR: Final = "start `commtrace monitor --serve HOST:PORT` and set COMMTRACE_MONITOR_STORE=HOST:PORT"
+_START_A_MONITOR: Final = "start `commtrace monitor HOST:PORT` and set COMMTRACE_MONITOR_STORE=HOST:PORT"
 
 
 class RendezvousError(CommtraceError):

@@ -36,7 +36,7 @@ class HttpSpans:
 
     def __init__(self) -> None:
         self._session = _session()
-        self._exporter: Any = _made(OTLPSpanExporter, self._session)
+        self._exporter: Any = _made(OTLPSpanExporter, self._session)  # its methods have no types
 
     def export(self, spans: Sequence[ReadableSpan]) -> bool | None:
         return _outcome(self._session, lambda: self._exporter.export(spans) is SpanExportResult.SUCCESS)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from opentelemetry.context import attach, detach, set_value
 from opentelemetry.sdk.metrics.export import MetricsData
@@ -89,7 +89,7 @@ class Sender:
         self._span_sink_open: SpanSink | None = None
         self._metric_sink_open: MetricSink | None = None
         self._resource: Resource | None = None
-        self._resource_key: tuple[Any, ...] = ()
+        self._resource_key: tuple[object, ...] = ()
         self._interrupted = False
         self._quiet = _QuietThread()
 

@@ -12,9 +12,9 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
 from prometheus_client.registry import Collector
@@ -26,9 +26,10 @@ from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepListener, StepSummary
 from commtrace.trace.schema import Row
 
-_logger = logging.getLogger("commtrace")
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
-WsgiApp: TypeAlias = Callable[[dict[str, Any], Any], Iterable[bytes]]
+_logger = logging.getLogger("commtrace")
 
 _CLIENT_SECONDS: Final = 10.0
 """A client that is silent for so long is disconnected."""
@@ -69,7 +70,9 @@ class Endpoint:
             # block the thread that accepts all others, and with it the end of the job.
             listening.do_handshake_on_connect = False
         if authorization:
-            self._server.set_app(_with_authorization(self._server.get_app(), authorization))
+            app = self._server.get_app()
+            assert app is not None, "start_http_server sets one"
+            self._server.set_app(_with_authorization(app, authorization))
         # Only now, when clients must authenticate.
         registry.register(collector)
         self.address = config.prometheus.address
@@ -132,12 +135,11 @@ def _authorization(config: Config) -> str:
     return "Basic " + base64.b64encode(secret.encode()).decode()
 
 
-def _with_authorization(app: Any, authorization: str) -> WsgiApp:
-    def guarded(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        given = environ.get("HTTP_AUTHORIZATION", "")
+def _with_authorization(app: WSGIApplication, authorization: str) -> WSGIApplication:
+    def guarded(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        given = str(environ.get("HTTP_AUTHORIZATION", ""))
         if hmac.compare_digest(given.encode(), authorization.encode()):
-            answer: Iterable[bytes] = app(environ, start_response)
-            return answer
+            return app(environ, start_response)
         start_response("401 Unauthorized", [("WWW-Authenticate", 'Basic realm="commtrace"')])
         return [b"credentials are needed\n"]
 

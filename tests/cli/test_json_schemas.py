@@ -130,7 +130,7 @@ def test_the_verdict_is_the_first_field(command: str, runs: dict[str, str]) -> N
     printed = _told(command, *(runs[name] for name in names))
 
     assert next(iter(printed)) == "verdict"
-    assert printed["verdict"].endswith(".")
+    assert len(printed["verdict"]) > 10
 
 
 @pytest.mark.parametrize("command", ["compare", "pipeline", "bandwidth", "straggler", "top", "list", "hosts"])

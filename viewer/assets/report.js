@@ -105,8 +105,8 @@ function budgetInWords(budget) {
 // Durations of the attempts of repeated steps.
 function attemptsInWords(repeated) {
   return (repeated || []).slice(0, 10).map(({ step, attempts }) => {
-    const told = attempts.map((one) => `attempt ${one.attempt} at ${new Date(one.start_ns / 1e6).toLocaleTimeString()}: ${formatDuration(one.duration_ns)}`);
-    return `Step ${step} was done ${attempts.length} times: ${told.join(", ")}. Shown is the last one of this launch.`;
+    const listed = attempts.map((one) => `attempt ${one.attempt} at ${new Date(one.start_ns / 1e6).toLocaleTimeString()}: ${formatDuration(one.duration_ns)}`);
+    return `Step ${step} was done ${attempts.length} times: ${listed.join(", ")}. Shown is the last one of this launch.`;
   });
 }
 
@@ -370,8 +370,8 @@ function showStragglers() {
   const [awaited] = summary.awaited || [];
   if (awaited && awaited.stands_out) {
     const isNamed = summary.stragglers.some((found) => [found, ...found.members].some(({ rank }) => rank === awaited.rank));
-    const told = isNamed ? `rank ${awaited.rank} (${formatPercent(awaited.share)} of all waiting), named above` : awaited.in_words;
-    byId("stragglers").append(element("p", `Waited for most: ${told}.`, "hint"));
+    const text = isNamed ? `rank ${awaited.rank} (${formatPercent(awaited.share)} of all waiting), named above` : awaited.in_words;
+    byId("stragglers").append(element("p", `Waited for most: ${text}.`, "hint"));
   }
   for (const abstention of summary.abstentions || []) byId("stragglers").append(element("p", abstention, "hint"));
 }

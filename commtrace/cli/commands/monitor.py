@@ -1,4 +1,4 @@
-"""``commtrace monitor --serve HOST:PORT``: compares the ranks of a running job from outside of it."""
+"""``commtrace monitor HOST:PORT``: compares the ranks of a running job from outside of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def monitor(
     json_output: Annotated[bool, typer.Option("--json", help="Print every finding as a line of JSON.")] = False,
     windows: Annotated[int, typer.Option(help="End after this number of windows; 0: with Ctrl-C.", min=0)] = 0,
 ) -> None:
-    """Watch a running job: who is slow, since when, why, and what it costs.
+    """Watch a running job: which ranks are slow, since when, why, and what it costs.
 
     Start the job with COMMTRACE_EXPORT=monitor and COMMTRACE_MONITOR_STORE=HOST:PORT. The job does not depend on this
     process: without it the job trains and records as before, and it reports again when the process is back. Both share

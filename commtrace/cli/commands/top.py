@@ -64,7 +64,7 @@ def top(
         str, typer.Option(help="The run to show of a Prometheus. Default: the newest.", show_default=False)
     ] = "",
 ) -> None:
-    """Show where the time of a running job goes: its ranks, what they wait for, who is slow.
+    """Show where the time of a running job goes: its ranks, what they wait for, and which are slow.
 
     Reads only the newest steps, so it works on a login node, over ssh, while the job runs. It uses at most a fifth of a
     core, and waits for a run that does not exist yet. Ctrl-C ends it. With --once, or without a terminal, it prints one
@@ -379,7 +379,7 @@ def _rank(row: RankRow) -> str:
 def _waits_for(row: RankRow) -> str:
     if row.waits_ns is None:
         return UNKNOWN
-    return "nobody" if row.waits_for is None or not row.waits_ns else f"{row.waits_for}: {milliseconds(row.waits_ns)}"
+    return "none" if row.waits_for is None or not row.waits_ns else f"{row.waits_for}: {milliseconds(row.waits_ns)}"
 
 
 def _age(row: RankRow) -> str:

@@ -55,18 +55,18 @@ def test_a_whole_frame() -> None:
     lines = drawn(replace(frame, before_ns=8 * MS), 80)
     assert lines[0].startswith("made-run · 2 ranks on 1 host · ")
     assert lines[1:] == [
-        "Step 2 · takes 10.0 ms, 8.00 ms over the run: +25.0%",
-        "Shown: mean of 2 steps, 1–2",
         "Not judged: Slow ranks were not looked for: too few steps: 2, at least 8 are",
         "  needed to separate a slow rank from noise.",
         "Waited for, of all waiting: rank 1 100%",
+        "Step 2 · takes 10.0 ms, 8.00 ms over the run: +25.0%",
+        "Shown: mean of 2 steps, 1–2",
         "",
         "exposed by role    mean ms  share     wait  transfer     most  on rank",
         "dp                    5.00    50%     2.00      3.00     7.00  0",
         "",
         "rank  step  compute  exposed  x dp  other  waits for  blamed  heard",
         "   0  10.0     2.00     7.00  7.00   1.00    1: 4.00       0    now  ██xxxxxxxx·",
-        "   1  10.0     6.00     3.00  3.00   1.00     nobody    4.00    now  ███████xxx·",
+        "   1  10.0     6.00     3.00  3.00   1.00       none    4.00    now  ███████xxx·",
         "ms per step; █ compute  x exposed  · other",
     ]
     bar = next(line for line in drawn(frame, 120) if line.startswith("   0"))

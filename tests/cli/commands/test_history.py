@@ -131,7 +131,7 @@ def test_without_a_judged_run_no_host_is_named(runs: Path) -> None:
         "No run has been judged yet, so no host was named.",
         "",
         "Known: 2 runs, 0 of them judged, 2 hosts.",
-        "Judged: commtrace summary RUN or the monitor named somebody, or could compare everything.",
+        "Judged: commtrace summary RUN or the monitor named a rank, or could compare all of them.",
     ]
 
 

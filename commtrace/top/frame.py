@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
-from commtrace.analysis.stragglers.verdict import cause_in_words
+from commtrace.analysis.stragglers.verdict import format_cause
 from commtrace.trace.json_values import JsonObject
 
 PARTS: Final = ("compute", "exposed", "bubble", "data", "checkpoint", "gc", "memory", "idle", "other")
@@ -95,7 +95,7 @@ class Frame:
         if self.stragglers:
             first = self.stragglers[0]
             cost = "" if first.cost_ms_per_step is None else f", costs {first.cost_ms_per_step:.3g} ms per step"
-            return f"Straggler: {first.who}, {cause_in_words(first.cause)}{cost}."
+            return f"Straggler: {first.who}, {format_cause(first.cause)}{cost}."
         if self.abstentions:
             return f"Not judged: {self.abstentions[0]}"
         return "No straggler in these steps." if self.num_steps else "No step has ended yet."

@@ -380,7 +380,7 @@ def _notes(
         yield "The run has ended: these are its last steps."
     elif stopped := [rank for rank, ending in endings.items() if ending.state == STOPPED]:
         yield (
-            f"STOPPED: no rank writes any more, and {ranks_in_words(stopped)} did not end cleanly: killed or crashed. "
+            f"STOPPED: no rank writes any more, and {format_ranks(stopped)} did not end cleanly: killed or crashed. "
             f"See commtrace doctor {run.path}"
         )
     else:

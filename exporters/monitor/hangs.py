@@ -235,13 +235,13 @@ def hang_event(
     diagnosis = examine(run, now_ns=round(now * 1e9), ask=ask, goes_on=False, silent=[*silent, *ended])
     roots = [root.rank for root in diagnosis.hang.chains.roots]
     going_on = sorted(others.going_on)
-    in_order = sorted(trace.rank for trace in others.ended if not trace.exception)
+    ended_cleanly = sorted(trace.rank for trace in others.ended if not trace.exception)
     sentences = [
         f"Training has stopped: {len(run.ranks)} of {world_size} ranks report it.",
         *hang_findings(diagnosis),
         *silence_findings(diagnosis, besides=roots[:MOST_ROOTS]),
         *([f"{format_ranks(unheard).capitalize()} never reported: not started, or cut off."] if unheard else []),
-        *([f"{format_ranks(in_order).capitalize()} ended cleanly."] if in_order else []),
+        *([f"{format_ranks(ended_cleanly).capitalize()} ended cleanly."] if ended_cleanly else []),
         *_exceptions(others.raised),
         *(
             [f"{format_ranks(going_on).capitalize()} still {'makes' if len(going_on) == 1 else 'make'} progress."]
@@ -252,7 +252,7 @@ def hang_event(
         *(hang_sentences(diagnosis, FROM_REPORTS) or _places(traces)),
     ]
     roots = [rank for rank in roots if rank not in unreadable] or roots
-    suspects = [*roots, *sorted(others.raised), *(trace.rank for trace in silent), *unheard, *going_on, *in_order]
+    suspects = [*roots, *sorted(others.raised), *(trace.rank for trace in silent), *unheard, *going_on, *ended_cleanly]
     rank = next(iter(suspects), -1)
     hosts = {trace.rank: trace.metadata.node for trace in (*run.ranks.values(), *silent)}
     return LiveEvent(HUNG, now, rank, hosts.get(rank, ""), " ".join(sentence.strip() for sentence in sentences))

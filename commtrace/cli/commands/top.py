@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from commtrace.analysis.formatting import format_duration
+from commtrace.analysis.stragglers.verdict import format_cause
 from commtrace.cli.arguments import run_directory
 from commtrace.cli.output import UNKNOWN, PlainConsole, milliseconds, share
 from commtrace.errors import CommtraceError, RunNotFoundError

@@ -25,6 +25,9 @@ from commtrace.trace.selection import ModuleChoice, Request, first_step_after, m
 _LOOK_AGAIN_SECONDS: Final = 0.5
 _LONG_SILENCE_NS: Final = 60_000_000_000
 
+_NOT_CONFIRMED: Final = 3
+"""Exit code if a rank has not confirmed the request in time."""
+
 
 @dataclass(frozen=True, slots=True)
 class TriggerReport:
@@ -63,7 +66,8 @@ def trigger(
 
     The request is a file in the run directory; ranks look for it twice a second. The steps are far enough ahead for
     every rank to see the request in time; a rank that is late reports it. Ranks that write to another directory (nodes
-    without a shared file system) do not get the request.
+    without a shared file system) do not get the request. The exit code is 3 if a rank has not
+    confirmed the request after --wait seconds.
     """
     if modules:
         ModuleChoice.parse(modules)
@@ -89,9 +93,11 @@ def trigger(
     )
     if json_output:
         sys.stdout.write(json.dumps(fields_to_json(report)) + "\n")
-        return
-    _print_report(report, wait)
-    typer.echo(f"Next: commtrace summary {run} --steps {request.first}:{request.end}")
+    else:
+        _print_report(report, wait)
+        typer.echo(f"Next: commtrace summary {run} --steps {request.first}:{request.end}")
+    if report.not_seen_by:
+        raise typer.Exit(_NOT_CONFIRMED)
 
 
 def _check(run: Path, newest: Run, progress: Progress) -> None:

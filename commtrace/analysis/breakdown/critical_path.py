@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.breakdown.intervals import paint
-from commtrace.analysis.breakdown.lane_intervals import LaneIntervals, ReadyTimes, lane_states, together
 from commtrace.analysis.breakdown.states import (
     CHECKPOINT,
     COMPUTE,
@@ -24,8 +23,12 @@ from commtrace.analysis.breakdown.states import (
     MEMORY,
     OTHER,
     PHASES,
+    LaneIntervals,
+    ReadyTimes,
     State,
+    lane_states,
     states_of,
+    together,
 )
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.matched import Context

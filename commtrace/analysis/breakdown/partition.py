@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from commtrace.analysis.breakdown.intervals import IntervalUnion, paint, ranges, union
-from commtrace.analysis.breakdown.lane_intervals import ReadyTimes, lane_states, together
-from commtrace.analysis.breakdown.states import IDLE, OTHER, State, states_of
+from commtrace.analysis.breakdown.states import IDLE, OTHER, ReadyTimes, State, lane_states, states_of, together
 from commtrace.analysis.keys import grouped
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.operations import communication_rows, is_kernel_trace, of_one_sort

@@ -1,10 +1,19 @@
-"""The states of a rank's lane: the columns of the partition."""
+"""The states of a rank's lane, which are the columns of the partition, and the intervals in which spans claim them."""
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
+import numpy as np
+
+from commtrace.analysis.matching.match import Matches
+from commtrace.analysis.matching.operations import communication_rows, is_kernel_trace
+from commtrace.analysis.matching.roles import PIPELINE, Roles, is_p2p
 from commtrace.trace import schema
+from commtrace.trace.blocks import Block
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Int32, Int64, Spans
 
 COMPUTE: Final = "compute"
 WAIT: Final = "exposed wait"
@@ -81,3 +90,138 @@ TRACED_COMMUNICATION_PRIORITY: Final = 1
 def states_of(roles: tuple[str, ...]) -> tuple[State, ...]:
     """Return the columns for a run with these roles: the fixed ones, then wait and transfer of each role in turn."""
     return (*FIXED, *(State(kind, role) for role in roles for kind in (WAIT, TRANSFER)))
+
+
+class LaneIntervals(NamedTuple):
+    """Intervals on one axis, ns, never empty."""
+
+    start: Int64
+    end: Int64
+    state: Int32  # position in the run's states
+    priority: Int32  # where intervals overlap, the highest wins
+    row: Int64  # the span
+
+    def precedence(self) -> Int64:
+        """Return a number from 0 to n − 1 per interval; where intervals overlap, the highest number wins.
+
+        Order: priority, then innermost (later start, earlier end), then state, so that the input order never matters.
+        """
+        order = np.lexsort((self.state, -self.end, self.start, self.priority))
+        precedence = np.empty(len(order), np.int64)
+        precedence[order] = np.arange(len(order))
+        return precedence
+
+    def filled(self) -> LaneIntervals:
+        """Return the intervals that are not empty."""
+        rows = np.flatnonzero(self.end > self.start)
+        columns: list[Any] = [column[rows] for column in self]
+        return LaneIntervals(*columns)
+
+
+class ReadyTimes(NamedTuple):
+    """The ready time and role of a block's stalls, aligned with its rows."""
+
+    ready: Int64  # arrival of the last participant of a communication
+    stall_ready: Int64  # the same, of the communication that a stall is on
+    role: Int32
+
+    @classmethod
+    def of(cls, block: Block, matches: Matches, roles: Roles) -> ReadyTimes:
+        return cls(
+            block.together({rank: matches.ranks[rank].ready for rank in block.ranks}),
+            block.together({rank: matches.ranks[rank].stall_ready for rank in block.ranks}),
+            block.together({rank: roles.ranks[rank].role for rank in block.ranks}),
+        )
+
+
+class Stalls(NamedTuple):
+    """Stalls of lanes on one axis, ns, never empty: wait until ``ready``, then transfer."""
+
+    start: Int64
+    ready: Int64
+    end: Int64
+    wait: Int32  # position in the run's states
+    transfer: Int32  # position in the run's states
+    row: Int64  # the span
+
+    def intervals(self, priority: int) -> tuple[LaneIntervals, LaneIntervals]:
+        """Return the waits and the transfers as intervals of this priority."""
+        priorities = np.full(len(self.row), priority, np.int32)
+        return (
+            LaneIntervals(self.start, self.ready, self.wait, priorities, self.row).filled(),
+            LaneIntervals(self.ready, self.end, self.transfer, priorities, self.row).filled(),
+        )
+
+
+class LaneStates(NamedTuple):
+    """The intervals of a block's spans on their lanes, the ranks end to end."""
+
+    work: LaneIntervals
+    stalls: Stalls
+    priority: int
+
+
+def together(parts: Sequence[LaneIntervals]) -> LaneIntervals:
+    """Return the intervals of all parts."""
+    columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    return LaneIntervals(*columns)
+
+
+def lane_states(run: Run, block: Block, ready_times: ReadyTimes, roles: Roles, axis: Int64) -> LaneStates:
+    """Return the intervals of all spans of a block with all kernels traced, or none; ``axis`` shifts each row's times.
+
+    A trace of kernels has no stalls: there, communication counts where no kernel computes.
+    """
+    spans = block.spans
+    states = states_of(roles.words)
+    if is_kernel_trace(spans):
+        work = _work_intervals(spans, states, STATE_OF_TRACED_KIND, axis)
+        rows, ready, priority = communication_rows(spans), ready_times.ready, TRACED_COMMUNICATION_PRIORITY
+    else:
+        work = _work_intervals(spans, states, STATE_OF_KIND, axis)
+        rows, ready, priority = spans.kind == schema.STALL, ready_times.stall_ready, STALL_PRIORITY
+    chosen = np.flatnonzero(rows & (spans.end > spans.start))
+    return LaneStates(
+        work=work,
+        stalls=_stalls(run, spans, chosen, ready[chosen], roles, ready_times.role[chosen], states, axis),
+        priority=priority,
+    )
+
+
+def _work_intervals(
+    spans: Spans, states: tuple[State, ...], priorities: Mapping[int, StatePriority], axis: Int64
+) -> LaneIntervals:
+    state_of_kind = np.full(len(schema.KINDS), -1, np.int32)
+    priority_of_kind = np.zeros(len(schema.KINDS), np.int32)
+    for kind, state_priority in priorities.items():
+        state_of_kind[kind] = states.index(state_priority.state)
+        priority_of_kind[kind] = state_priority.priority
+    rows = np.flatnonzero((state_of_kind >= 0).take(spans.kind))
+    kinds = spans.kind[rows]
+    # Modules and users' spans on the host lane run beside the lane and say nothing about it.
+    beside = (spans.lane[rows] != schema.COMPUTE) & np.isin(kinds, (schema.MODULE, schema.USER, schema.PHASE))
+    rows, kinds = rows[~beside], kinds[~beside]
+    start, end, shift = spans.start[rows], spans.end[rows], axis[rows]
+    return LaneIntervals(
+        start + shift, end + shift, state_of_kind.take(kinds), priority_of_kind.take(kinds), rows
+    ).filled()
+
+
+def _stalls(
+    run: Run,
+    spans: Spans,
+    rows: Int64,
+    ready: Int64,
+    roles: Roles,
+    role: Int32,
+    states: tuple[State, ...],
+    axis: Int64,
+) -> Stalls:
+    wait_of_role = np.array([states.index(State(WAIT, word)) for word in roles.words], np.int32)
+    transfer_of_role = np.array([states.index(State(TRANSFER, word)) for word in roles.words], np.int32)
+    # A stage that waits for its neighbour, to give or to take, is in the pipeline's bubble.
+    bubble = is_p2p(run, spans)[rows] & (role == roles.code(PIPELINE))
+    wait = np.where(bubble, states.index(State(BUBBLE)), wait_of_role.take(role)).astype(np.int32)
+    start, end, shift = spans.start[rows], spans.end[rows], axis[rows]
+    ready = np.clip(ready, start, end)
+    return Stalls(start + shift, ready + shift, end + shift, wait, transfer_of_role.take(role), rows)

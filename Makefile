@@ -11,7 +11,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # Tests run side by side. A process has tests that follow one another, and takes some of another one's when it has none left.
-SIDE_BY_SIDE := -n logical --dist worksteal
+# A third of their time tests wait, for jobs that sleep, time out or start: three processes keep two cores busy.
+WORKERS ?= $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
+SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 PYTEST := $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 # `make test STRICT=1`, which is what .ci/run runs, fails where a test is skipped that tests/expected_skips.txt does not list.
 # What needs no training: of it `make check` runs the tests.

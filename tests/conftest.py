@@ -24,6 +24,13 @@ LONGEST: Final = (
     "tests/e2e/test_megatron_training.py",
     "tests/e2e/test_monitor.py",
     "tests/e2e/test_doctor.py",
+    "tests/e2e/launchers/test_slurm.py",
+    "tests/e2e/launchers/test_torchrun.py",
+    "tests/e2e/launchers/test_deepspeed.py",
+    "tests/e2e/test_two_nodes.py",
+    "tests/e2e/test_hang_watch.py",
+    "tests/e2e/test_trigger.py",
+    "tests/e2e/test_safety_training.py",
 )
 """Modules that begin first: at the end of a run no process is to be left alone with one of them."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.safety.jobs import digest, values
+from tests.safety.jobs import digest, seed, values
 
 
 def empty_megatron(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +32,7 @@ def megatron() -> str:
 
     from tests.integrations import test_megatron as stubs
 
-    torch.manual_seed(3)
+    seed()
 
     class Own(FP32Optimizer):
         def __init__(self) -> None:

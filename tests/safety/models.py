@@ -24,7 +24,7 @@ import commtrace
 from commtrace import session
 from commtrace.trace.selection import make_request, write_request
 from tests.factory import metadata as rank_metadata
-from tests.safety.jobs import digest, values
+from tests.safety.jobs import digest, seed, values
 
 WIDTH = 4
 
@@ -66,7 +66,7 @@ def local(tensor: Any) -> torch.Tensor:
 
 def found_steps() -> str:
     """A loop in which nobody marks steps: accumulation, an evaluation, two optimizers, a clipped norm."""
-    torch.manual_seed(7)
+    seed()
     model = DistributedDataParallel(nn.Linear(WIDTH, WIDTH))
     optimizers = [torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()]
     losses = []
@@ -88,7 +88,7 @@ def found_steps() -> str:
 
 def steps_in_the_backward() -> str:
     """An optimizer for each parameter, which steps as soon as its gradient is there; one that never steps."""
-    torch.manual_seed(7)
+    seed()
     model = nn.Linear(WIDTH, WIDTH)
     for parameter in model.parameters():
         optimizer = torch.optim.SGD([parameter], lr=0.1)
@@ -107,7 +107,7 @@ def _step(optimizer: torch.optim.Optimizer, _parameter: torch.Tensor) -> None:
 
 def fully_sharded() -> str:
     """The second generation; a forward raises, and the loop goes on."""
-    torch.manual_seed(7)
+    seed()
     model: Any = Net()
     for block in model.blocks:
         fully_shard(block)
@@ -117,7 +117,7 @@ def fully_sharded() -> str:
 
 def fully_sharded_by_a_wrapper() -> str:
     """The first generation."""
-    torch.manual_seed(7)
+    seed()
     sharding = ShardingStrategy.NO_SHARD  # alone, it is never anything else
     return _train(FullyShardedDataParallel(Net(), sharding_strategy=sharding, device_id=torch.device("cpu")))
 
@@ -142,7 +142,7 @@ def _train(model: nn.Module) -> str:
 
 def pipelined() -> str:
     """Every stage is of this rank: one of them, and two in chunks; an evaluation."""
-    torch.manual_seed(7)
+    seed()
     device = torch.device("cpu")
     losses: list[torch.Tensor] = []
     alone = PipelineStage(nn.Linear(WIDTH, WIDTH), 0, 1, device)
@@ -157,7 +157,7 @@ def pipelined() -> str:
 
 def module_spans() -> str:
     """Every module down to a depth; a model that is made late, one that goes, one behind a wrapper."""
-    torch.manual_seed(7)
+    seed()
     wrapped = DistributedDataParallel(nn.Linear(WIDTH, WIDTH))
     models: list[nn.Module] = [Net(), wrapped]
     alive.clear()
@@ -182,7 +182,7 @@ def module_spans() -> str:
 
 def requested_modules() -> str:
     """Detail is asked for by a signal and by a file, and begins and ends at steps."""
-    torch.manual_seed(7)
+    seed()
     model = Net()
     alive.clear()
     alive.add(model)

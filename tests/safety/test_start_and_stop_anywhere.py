@@ -29,7 +29,7 @@ import commtrace
 from commtrace import session
 from tests.safety import faults, jobs
 from tests.safety.faults import Place
-from tests.safety.jobs import digest
+from tests.safety.jobs import digest, seed
 from tests.safety.models import Net, alive, batch, local
 from tests.safety.test_faults import (
     ALONE,
@@ -67,7 +67,7 @@ class Training:
     """A model that communicates, with what a script can hang into it."""
 
     def __init__(self) -> None:
-        torch.manual_seed(7)
+        seed()
         self.net = Net()
         self.model = DistributedDataParallel(self.net)
         alive.clear()

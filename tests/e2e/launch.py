@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -65,13 +66,18 @@ def fork(
     nproc: int,
     env: Mapping[str, str] | None = None,
     timeout: float = 120.0,
+    imports: Sequence[str] = (),
 ) -> Completed:
     """Run a script as :func:`launch` does, on ranks that are forked from one process after it has imported torch.
 
-    For what torchrun has no part in. Importing torch is most of what a small job costs.
+    For what torchrun has no part in. Importing torch is most of what a small job costs. ``imports`` are further modules
+    that the script imports before commtrace.
     """
-    return _run_job([sys.executable, "-u", str(_RANKS), str(nproc), *map(str, script_args)], env, timeout)
+    modules = [word for module in imports for word in ("--import", module)]
+    return _run_job([sys.executable, "-u", str(_RANKS), *modules, str(nproc), *map(str, script_args)], env, timeout)
 
+
+fork_with_megatron = functools.partial(fork, imports=["megatron.core"])
 
 Starter: TypeAlias = Callable[..., Completed]
 """:func:`launch` or :func:`fork`."""

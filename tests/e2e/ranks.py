@@ -1,6 +1,7 @@
 """Ranks that are forked from a process which has imported torch: once, instead of once by torchrun and by each rank.
 
 python tests/e2e/ranks.py 4 examples/train_megatron_gpt.py --iterations 2
+python tests/e2e/ranks.py --import megatron.core 4 examples/train_megatron_gpt.py --iterations 2
 
 A rank has the variables that ``torchrun --standalone`` gives it, and the store of the job is here as it is there. If a
 rank fails the others are terminated.
@@ -24,15 +25,16 @@ import torch.distributed as dist
 ADDRESS: Final = "127.0.0.1"
 
 
-def main(number: int, script: str, arguments: Sequence[str]) -> None:
+IMPORTED: Final = ("torch._dynamo", "pyarrow")
+"""What optimizers import, which takes as long as torch itself; what commtrace writes with."""
+
+
+def main(imports: Sequence[str], number: int, script: str, arguments: Sequence[str]) -> None:
     listening = socket.create_server((ADDRESS, 0))
     port = listening.getsockname()[1]
     run_id = str(uuid.uuid4())
     ranks = {}
-    for module in (
-        "torch._dynamo",
-        "pyarrow",
-    ):  # what optimizers import, which takes as long as torch itself; what we do
+    for module in (*IMPORTED, *imports):
         importlib.import_module(module)
     gc.freeze()  # else each rank goes through all modules when it ends, and copies them
     for rank in range(number):
@@ -94,4 +96,9 @@ def await_all(ranks: dict[int, int]) -> int:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    words = sys.argv[1:]
+    imported = []
+    while words[0] == "--import":
+        imported.append(words[1])
+        del words[:2]
+    main(imported, int(words[0]), words[1], words[2:])

@@ -11,7 +11,7 @@ import pytest
 
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
-from tests.e2e.launch import REPOSITORY, fork
+from tests.e2e.launch import REPOSITORY, fork_with_megatron
 from tests.e2e.traces import role_of, rows
 
 pytestmark = pytest.mark.e2e
@@ -42,7 +42,7 @@ def test_counts_are_those_of_megatron_itself(processes: int, tmp_path: Path) -> 
     layouts = LAYOUTS[processes]
 
     runs = [f"{layout}:{options}" for layout, options in layouts.items()]
-    completed = fork([PROGRAM, tmp_path, *runs], processes, timeout=240)
+    completed = fork_with_megatron([PROGRAM, tmp_path, *runs], processes, timeout=240)
 
     assert completed.returncode == 0, completed.stdout
     for layout in layouts:

@@ -17,7 +17,7 @@ from commtrace.analysis.stragglers.verdict import PHASES, Verdict
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
-from tests.e2e.launch import REPOSITORY, fork, run
+from tests.e2e.launch import REPOSITORY, fork_with_megatron, run
 from tests.e2e.traces import rows
 
 # Eight trainings before the first test.
@@ -46,7 +46,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run of each cause, one in which a rank sleeps in every forward, and one in which nobody does."""
     folder = tmp_path_factory.mktemp("stragglers")
     trainings = [*(f"{cause}=12" for cause in CAUSES), "forward=24", "nobody=24"]
-    completed = fork([PROGRAM, folder, *trainings, "--", *OPTIONS], 4, {"PYTHONPATH": str(REPOSITORY)}, timeout=400)
+    completed = fork_with_megatron(
+        [PROGRAM, folder, *trainings, "--", *OPTIONS], 4, {"PYTHONPATH": str(REPOSITORY)}, timeout=400
+    )
     assert completed.returncode == 0, completed.stdout
     return folder
 

@@ -101,7 +101,7 @@ def slow_forward(cause: str, forward_step: Callable[..., Any]) -> Callable[..., 
 
     def slowed(options: Any, data: Any, model: Any) -> Any:
         if cause == "gc" and RANK == SLOW_RANK:
-            collect_much()
+            collect_slowly()
         if (cause == "stage" and RANK in SLOW_STAGE) or (cause == "host" and RANK in SLOW_HOST):
             time.sleep(30 * MILLISECONDS)
         output, loss = forward_step(options, data, model)
@@ -139,11 +139,18 @@ class _WorkOfLength(torch.autograd.Function):
         return gradients[0], None
 
 
-def collect_much() -> None:
-    """Cycles that only the garbage collector frees, and a collection of them."""
-    for _ in range(40_000):
-        cycle: list[Any] = []
-        cycle.append(cycle)
+class _SlowToFree:
+    """A cycle that only the garbage collector frees, for as long as it would need for much garbage."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        time.sleep(80 * MILLISECONDS)
+
+
+def collect_slowly() -> None:
+    _SlowToFree()
     gc.collect()
 
 

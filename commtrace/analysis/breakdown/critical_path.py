@@ -193,7 +193,7 @@ def _merged(pieces: Iterator[Piece]) -> Iterator[Piece]:
         yield parts[0]._replace(end=parts[-1].end)
 
 
-class _Stand(NamedTuple):
+class _Stall(NamedTuple):
     """A stall of a lane."""
 
     begin: int  # arrival of its own rank
@@ -205,7 +205,7 @@ class _Stand(NamedTuple):
 class _Interval(NamedTuple):
     start: int  # ns
     kind: str
-    stand: _Stand | None = None  # None where the lane did not stall
+    stall: _Stall | None = None  # None where the lane did not stall
 
 
 class _Lanes:
@@ -221,25 +221,25 @@ class _Lanes:
         left: set[int] = set()  # ranks that the path has left for others at this very instant
         while now > begin:
             interval = self._lane(rank).before(now)
-            since, stand = max(interval.start, begin), interval.stand
-            if stand is None:
+            since, stall = max(interval.start, begin), interval.stall
+            if stall is None:
                 yield Piece(since, now, rank, interval.kind)
-            elif stand.last_rank == rank and now <= stand.ready:
+            elif stall.last_rank == rank and now <= stall.ready:
                 yield Piece(since, now, rank, HOST)  # it stalled on a communication that it had not launched yet
-            elif stand.last_rank not in self._run.ranks or now < stand.ready or stand.last_rank in left:
-                yield Piece(since, now, rank, UNKNOWN, stand.role)
+            elif stall.last_rank not in self._run.ranks or now < stall.ready or stall.last_rank in left:
+                yield Piece(since, now, rank, UNKNOWN, stall.role)
             else:
-                since = max(stand.ready, begin)
-                residual = self._residual_between(rank, stand.last_rank)
-                yield Piece(since, now, rank, TRANSFER, stand.role, uncertain=now - since < residual)
-                if stand.last_rank != rank and since - stand.begin <= residual:
+                since = max(stall.ready, begin)
+                residual = self._residual_between(rank, stall.last_rank)
+                yield Piece(since, now, rank, TRANSFER, stall.role, uncertain=now - since < residual)
+                if stall.last_rank != rank and since - stall.begin <= residual:
                     # The last of the two is unknown, so the time between their arrivals belongs to neither.
-                    arrived = max(stand.begin, begin)
-                    yield Piece(arrived, since, rank, UNKNOWN, stand.role, uncertain=True)
+                    arrived = max(stall.begin, begin)
+                    yield Piece(arrived, since, rank, UNKNOWN, stall.role, uncertain=True)
                     since = arrived
-                elif stand.last_rank != rank:
+                elif stall.last_rank != rank:
                     left = {*left, rank} if since == now else {rank}
-                    rank, now = stand.last_rank, since
+                    rank, now = stall.last_rank, since
                     continue
             left = set()
             now = since
@@ -260,7 +260,7 @@ class _Lane:
 
     edges: Int64  # ns; interval i lasts from edges[i] to edges[i + 1]
     kind: Int64  # by interval, position in KINDS
-    stand: Int64  # by interval, row of the following columns; −1 without a stall
+    stall: Int64  # by interval, row of the following columns; −1 without a stall
     begin: Int64
     ready: Int64
     last_rank: Int64
@@ -279,13 +279,13 @@ class _Lane:
         every = together((lane.work, stands))
         reach = np.array([spans.start.min(), spans.end.max()] if len(spans) else [], np.int64)
         segments = paint(every.start, every.end, every.precedence(), reach)
-        is_stand = segments.winner >= work
+        is_stall = segments.winner >= work
         communication = stalls.row if is_kernel_trace(spans) else communications_of(block, stalls.row)
         awaited = np.append(_awaited_rank(spans, rank, matches.ranks[rank]), -1)
         return cls(
             edges=segments.edges,
             kind=np.append(_kinds(roles)[every.state], KINDS.index(HOST))[segments.winner],
-            stand=np.where(is_stand, segments.winner - work, -1),
+            stall=np.where(is_stall, segments.winner - work, -1),
             begin=np.append(spans.start, 0)[communication],
             ready=np.append(ready_times.ready, 0)[communication],
             last_rank=awaited[communication],  # unrecorded communication has row −1, the last one: unknown
@@ -301,12 +301,12 @@ class _Lane:
         start = int(self.edges[number])
         if number == len(self.kind):
             return _Interval(start, UNKNOWN)  # it recorded nothing any more
-        row = int(self.stand[number])
+        row = int(self.stall[number])
         if row < 0:
             return _Interval(start, KINDS[self.kind[number]])
         role = self.words[self.role[row]]
         return _Interval(
-            start, TRANSFER, _Stand(int(self.begin[row]), int(self.ready[row]), int(self.last_rank[row]), role)
+            start, TRANSFER, _Stall(int(self.begin[row]), int(self.ready[row]), int(self.last_rank[row]), role)
         )
 
 

@@ -17,7 +17,7 @@ from commtrace.trace.run import Run
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A run in which the job was well."""
+    """A run in which the job was healthy."""
 
     work_ns: Mapping[int, float]  # by stage, of its typical rank, per step
     quickest_ns: Mapping[int, float]  # by stage, of its quickest rank, per step in forward and backward

@@ -45,7 +45,7 @@ class Work:
     total_ns: Float64
     error_ns: Float64  # standard error of ``total_ns``
     scale_ns: Float64  # the whole that shares refer to
-    before_ns: Float64 | None = None  # when the job was well; NaN if unknown
+    before_ns: Float64 | None = None  # when the job was healthy; NaN if unknown
     before_by: str = PAST  # or BASELINE
 
 
@@ -159,7 +159,7 @@ def _normal_cluster(work: Work, clusters: Sequence[Int64], limits: Limits) -> tu
 
 
 def _unchanged(work: Work, clusters: Sequence[Int64], limits: Limits) -> int | None:
-    """Return the only cluster whose work is the same as when the job was well."""
+    """Return the only cluster whose work is the same as when the job was healthy."""
     if work.before_ns is None or not np.isfinite(work.before_ns[np.concatenate(clusters)]).all():
         return None
     grown = [float(np.median(work.total_ns[own] - work.before_ns[own])) for own in clusters]

@@ -24,7 +24,7 @@ class Place(NamedTuple):
     tensor_group: str  # equal for the ranks of one tensor-parallel group; empty without one
 
 
-class SlowOne(Protocol):
+class SlowMember(Protocol):
     """A rank that does something too long."""
 
     @property
@@ -38,7 +38,7 @@ class SlowOne(Protocol):
         """Return what it stands out in; ranks that stand out in different things are not grouped."""
 
 
-_Slow = TypeVar("_Slow", bound=SlowOne)
+_Slow = TypeVar("_Slow", bound=SlowMember)
 
 
 def places_of(run: Run) -> dict[int, Place]:
@@ -57,7 +57,7 @@ def tensor_group_of(coordinates: Mapping[str, int], parallel: Mapping[str, int])
 
 
 @dataclass(frozen=True, slots=True)
-class Together(Generic[_Slow]):
+class PlacedRanks(Generic[_Slow]):
     """Slow ranks that share a place."""
 
     place: str  # HOST, TENSOR_GROUP, or RANKS that share only a cause
@@ -65,9 +65,9 @@ class Together(Generic[_Slow]):
     members: list[_Slow]
 
 
-def by_common_place(places: Mapping[int, Place], slow: Iterable[_Slow]) -> list[Together[_Slow]]:
+def group_by_place(places: Mapping[int, Place], slow: Iterable[_Slow]) -> list[PlacedRanks[_Slow]]:
     """Group slow ranks by host, then by tensor-parallel group, then by cause. No host or group is all of the job."""
-    found: list[Together[_Slow]] = []
+    found: list[PlacedRanks[_Slow]] = []
     left: list[_Slow] = []
     by_what: dict[str, list[_Slow]] = {}
     for one in slow:
@@ -77,12 +77,12 @@ def by_common_place(places: Mapping[int, Place], slow: Iterable[_Slow]) -> list[
             by_what.setdefault(one.beyond, []).append(one)
     for beyond, standing_out in by_what.items():
         whole, others = _whole_places(places, standing_out)
-        found += [Together(place, beyond, members) for place, members in whole]
+        found += [PlacedRanks(place, beyond, members) for place, members in whole]
         left += others
     causes: dict[tuple[str, str], list[_Slow]] = {}
     for one in left:
         causes.setdefault((one.cause, one.beyond), []).append(one)
-    return [*found, *(Together(RANKS, cause, members) for (cause, _), members in causes.items())]
+    return [*found, *(PlacedRanks(RANKS, cause, members) for (cause, _), members in causes.items())]
 
 
 def _whole_places(

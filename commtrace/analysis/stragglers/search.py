@@ -192,7 +192,7 @@ class OfNoSingleRank(NamedTuple):
     verdicts: list[Verdict]
     normal: Scenario
     undecided: tuple[str, ...]  # sentences
-    well: Usual  # of the stages and links that are not slow
+    healthy: Usual  # of the stages and links that are not slow
 
 
 def _ranks(sets: SlowSets) -> set[int]:
@@ -211,7 +211,7 @@ def of_no_single_rank(
 ) -> OfNoSingleRank:
     """Find slow stages, sequences and links.
 
-    ``normal_ranks`` is the scenario in which ``slow_ranks`` work normally, ``usual`` is the job when it is well.
+    ``normal_ranks`` is the scenario in which ``slow_ranks`` work normally, ``usual`` is the job when it is healthy.
     ``is_cut`` cuts the run where stages or links change.
     """
     stages = uneven_stages(work, replay, normal_ranks, limits, is_cut=is_cut, usual=usual)
@@ -220,8 +220,8 @@ def of_no_single_rank(
     sequences = None if slow else uneven_sequences(work, replay)
     links = slow_links(work, replay, normal_ranks + stages.normal, slow, is_cut=is_cut, usual=usual)
     verdicts = [*stages.verdicts, *([sequences] if sequences else []), *links.verdicts]
-    well = Usual(stages.well_ns, links.well_ns)
-    return OfNoSingleRank(verdicts, stages.normal + links.normal, stages.undecided + links.undecided, well)
+    healthy = Usual(stages.healthy_ns, links.healthy_ns)
+    return OfNoSingleRank(verdicts, stages.normal + links.normal, stages.undecided + links.undecided, healthy)
 
 
 def _too_few_steps(work: WorkStatistics) -> str:

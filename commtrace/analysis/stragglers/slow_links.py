@@ -106,7 +106,7 @@ class SlowLinks(NamedTuple):
     verdicts: list[Verdict]
     normal: Scenario = MEASURED
     undecided: tuple[str, ...] = ()  # sentences
-    well_ns: Mapping[Traffic, float] = {}  # typical transfers over links that are not slow in the last stretch
+    healthy_ns: Mapping[Traffic, float] = {}  # typical transfers over links that are not slow in the last stretch
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def slow_links(
     """Find slow communication, and what the job would save without it.
 
     Links of ``slow_ranks`` are not judged: these ranks may serve their communications late. ``others`` is the scenario
-    without earlier findings; ``usual`` is the job when it is well; ``is_cut`` cuts the run where links change.
+    without earlier findings; ``usual`` is the job when it is healthy; ``is_cut`` cuts the run where links change.
     """
     transfers = _transfers_of(work)
     if transfers is None:
@@ -149,7 +149,7 @@ def slow_links(
     usual = usual or Usual()
     usual_ns = np.array([usual.transfer_ns.get(one, np.nan) for one in transfers.traffic])
     found = _judge_stretches(work, transfers, slow_ranks, usual_ns, usual.by, is_cut=is_cut)
-    well_ns = _well(transfers, found[-1])
+    healthy_ns = _healthy(transfers, found[-1])
     parts: dict[tuple[str, str], list[_Part]] = {}
     for number, links in enumerate(found):
         for one in suspicions_of(work.run, transfers.links, links.is_known, links.is_slow):
@@ -170,14 +170,14 @@ def slow_links(
         unknown = np.isnan(usual_ns) | (usual.by == PAST)
         said = _most_links(replay, others, transfers, found[0], unknown)
         said = said or _most_of_step(replay, others, transfers, found[0], unknown)
-        return SlowLinks([], undecided=(said,) if said else (), well_ns=well_ns)
+        return SlowLinks([], undecided=(said,) if said else (), healthy_ns=healthy_ns)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
-    return SlowLinks(ordered, _normal_links(found, named), well_ns=well_ns)
+    return SlowLinks(ordered, _normal_links(found, named), healthy_ns=healthy_ns)
 
 
-def _well(transfers: LinkTransfers, found: _Links) -> dict[Traffic, float]:
-    is_well = found.is_judged & ~found.is_slow
-    return {transfers.traffic[row]: float(found.ns[row]) for row in np.flatnonzero(is_well).tolist()}
+def _healthy(transfers: LinkTransfers, found: _Links) -> dict[Traffic, float]:
+    is_healthy = found.is_judged & ~found.is_slow
+    return {transfers.traffic[row]: float(found.ns[row]) for row in np.flatnonzero(is_healthy).tolist()}
 
 
 def typical_transfers(work: WorkStatistics) -> dict[Traffic, float]:

@@ -102,7 +102,7 @@ class SlowRanks:
 def find_slow_ranks(work: WorkStatistics, before_ns: Mapping[int, float], before_by: str = PAST) -> SlowRanks:
     """Judge the typical work and the pauses of every rank; of few steps, whose noise is not known, only the pauses.
 
-    ``before_ns`` is, by rank, its work when the job was well: in the PAST of the job or in a BASELINE (``before_by``).
+    ``before_ns`` is, by rank, its work while the job was healthy: in its PAST or in a BASELINE (``before_by``).
     """
     typical = replace(_typical_work(work, before_ns), before_by=before_by)
     judged = judge(typical, RECORDED)

@@ -23,7 +23,7 @@ from commtrace.analysis.stragglers.evidence import (
     slow_phase,
 )
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, format_replicas, replica_of_ranks
-from commtrace.analysis.stragglers.places import by_common_place, format_place, places_of
+from commtrace.analysis.stragglers.places import format_place, group_by_place, places_of
 from commtrace.analysis.stragglers.slow_ranks import MEANT, SELDOM, SlowRank, SlowRanks, normal_speed
 from commtrace.analysis.stragglers.verdict import RANKS, Member, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
@@ -36,7 +36,7 @@ MOST_SHARES: Final = 16
 
 
 class _Key(NamedTuple):
-    """The key of one verdict, in any steps; see :class:`.places.Together`."""
+    """The key of one verdict, in any steps; see :class:`.places.PlacedRanks`."""
 
     place: str
     what: str
@@ -190,7 +190,7 @@ def _parts(run: Run, slow: Sequence[Sequence[SlowRank]]) -> dict[_Key, list[_Par
     parts: dict[_Key, list[_Part]] = {}
     places = places_of(run)
     for number, own in enumerate(slow):
-        for sharing in by_common_place(places, own):
+        for sharing in group_by_place(places, own):
             together: dict[tuple[int, ...], list[SlowRank]] = {}
             for one in sharing.members:
                 stretches = tuple(when[one.rank, one.cause]) if sharing.place == RANKS else ()

@@ -47,8 +47,8 @@ class UnevenStages:
     ranks: tuple[int, ...] = ()  # all of the stages that are named
     normal: Scenario = MEASURED
     undecided: tuple[str, ...] = ()  # sentences
-    # Of each stage that is well in the last stretch: the work of its quickest rank per step.
-    well_ns: Mapping[int, float] = field(default_factory=dict)
+    # Of each stage that is healthy in the last stretch: the work of its quickest rank per step.
+    healthy_ns: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class _Stages:
     work: WorkStatistics
     stages: Int64
     quickest_ns: Float64
-    before_ns: Float64  # when the job was well; NaN if unknown
+    before_ns: Float64  # when the job was healthy; NaN if unknown
     judged: Judged
-    is_well: Bool  # may be remembered: it is normal, or all stages have differed from the first step on
+    is_healthy: Bool  # may be remembered: it is normal, or all stages have differed from the first step on
 
     @property
     def slow(self) -> tuple[int, ...]:
@@ -70,7 +70,7 @@ class _Stages:
         return int(np.searchsorted(self.stages, stage))
 
     def has_grown(self, stage: int) -> bool:
-        """Return whether most of a stage's excess has come since the job was well."""
+        """Return whether most of a stage's excess has come since the job was healthy."""
         row, growth = self.row(stage), self.quickest_ns - self.before_ns
         if not np.isfinite(growth[row]):
             return False
@@ -88,7 +88,7 @@ def uneven_stages(
 ) -> UnevenStages:
     """Find the stages that hold up the others.
 
-    ``others`` is the scenario without slow ranks, ``usual`` the job when it is well. ``is_cut`` cuts the run where a
+    ``others`` is the scenario without slow ranks, ``usual`` the job when it is healthy. ``is_cut`` cuts the run where a
     stage changes.
     """
     stages, quickest = quickest_of_stages(work)
@@ -118,8 +118,13 @@ def uneven_stages(
         tuple(rank for rank, stage in work.stage_of_rank.items() if stage in named),
         _normal_stages(found, named) if named else MEASURED,
         undecided,
-        dict(zip(stages[found[-1].is_well].tolist(), found[-1].quickest_ns[found[-1].is_well].tolist(), strict=True)),
+        _healthy(found[-1]),
     )
+
+
+def _healthy(found: _Stages) -> dict[int, float]:
+    own = found.is_healthy
+    return dict(zip(found.stages[own].tolist(), found.quickest_ns[own].tolist(), strict=True))
 
 
 def quickest_of_stages(work: WorkStatistics) -> tuple[Int64, Float64]:
@@ -180,7 +185,7 @@ def _judge_growth(own: _Stages, before: Float64, before_by: str, limits: Limits)
     """Judge stages that differ by design, by the growth of their work."""
     level, growth = float(own.quickest_ns.max()), own.quickest_ns - before
     grown = _compare(own.work, own.stages, level + growth, limits, np.full(len(growth), level), before_by)
-    own = replace(own, before_ns=before, is_well=grown.is_normal)
+    own = replace(own, before_ns=before, is_healthy=grown.is_normal)
     if not grown.is_slow.any():
         # A baseline in which stages differ alike shows that this is no fault; the job's own past does not.
         is_by_design = before_by == BASELINE and not grown.undecided
@@ -197,8 +202,8 @@ def _judge(
     if judged.undecided and not judged.is_slow.any():
         own = _Stages(work, stages, quickest, before, judged, np.ones(len(stages), np.bool_))
         return _judge_growth(own, before, before_by, limits) if np.isfinite(before).all() else own
-    is_well = judged.is_normal & np.isin(judged.norm_source, (MAJORITY, PAST, BASELINE))
-    return _Stages(work, stages, quickest, before, judged, is_well)
+    is_healthy = judged.is_normal & np.isin(judged.norm_source, (MAJORITY, PAST, BASELINE))
+    return _Stages(work, stages, quickest, before, judged, is_healthy)
 
 
 def _compare(

@@ -1,4 +1,4 @@
-"""The past of a job: stages and links while they were well, and the pauses of ranks in the last minute.
+"""The past of a job: stages and links while they were healthy, and the pauses of ranks in the last minute.
 
 >>> past = JobPast()
 >>> past.add(Usual({0: 100.0, 1: 100.0}))
@@ -21,12 +21,12 @@ from commtrace.analysis.stragglers.costs import Occurrence
 from commtrace.analysis.stragglers.limits import FAST_PERCENTILE, WINDOWS_TO_NAME, Thresholds
 from commtrace.analysis.stragglers.normal import PAST, Usual, Work
 from commtrace.analysis.stragglers.pauses import PausesOf, judge_pauses
-from commtrace.analysis.stragglers.places import Place, by_common_place
+from commtrace.analysis.stragglers.places import Place, group_by_place
 from commtrace.analysis.stragglers.slow_ranks import MEANT
 from commtrace.live.monitoring.window import PAUSES, WORK, Pause, WindowReport
 
 _WINDOWS_WELL: Final = 16
-"""Windows kept of each stage and link: the newest in which it was well."""
+"""Windows kept of each stage and link: the newest in which it was healthy."""
 
 _MOST_KEPT: Final = 10_000
 """Limit of entries: the past of a job with more sizes of messages is of no use."""
@@ -35,17 +35,17 @@ _Key = TypeVar("_Key")
 
 
 class JobPast:
-    """The work of stages and the speed of links while they were well. Not thread-safe."""
+    """The work of stages and the speed of links while they were healthy. Not thread-safe."""
 
     def __init__(self) -> None:
         self._quickest_ns: dict[int, deque[float]] = {}
         self._transfer_ns: dict[Traffic, deque[float]] = {}
         self._windows = 0
 
-    def add(self, well: Usual) -> None:
+    def add(self, healthy: Usual) -> None:
         self._windows += 1
-        _remember(self._quickest_ns, well.quickest_ns)
-        _remember(self._transfer_ns, well.transfer_ns)
+        _remember(self._quickest_ns, healthy.quickest_ns)
+        _remember(self._transfer_ns, healthy.transfer_ns)
 
     @property
     def usual(self) -> Usual:
@@ -153,7 +153,7 @@ class PauseMemory:
         most_steps = int(steps.max())
         limits = Thresholds()
         least_ns = max(limits.cost_ms * 1e6, limits.share_of_step * float(np.median(duration)))
-        for one_set in by_common_place(places, members):
+        for one_set in group_by_place(places, members):
             own = sorted(one_set.members, key=lambda one: (-one.excess_ns, one.rank))
             found = self._together(one_set.place, kind, own, most_steps)
             if found.cost_ns >= least_ns:

@@ -174,7 +174,7 @@ def price(steps: ReplayedSteps, slow: Sequence[frozenset[int]], normal: Int64, p
     """Replay the steps without slow ranks, and find causes other than ranks.
 
     ``slow`` are sets of ranks that are named together, ``normal`` ranks with normal work. Stages and links that are
-    well now are added to ``past``.
+    healthy now are added to ``past``.
     """
     work, replay = steps
     past = past or JobPast()
@@ -191,10 +191,10 @@ def price(steps: ReplayedSteps, slow: Sequence[frozenset[int]], normal: Int64, p
         causes = {rank: (MICROBATCHES if rank in has_long_ones else WORK, *pauses) for rank in ranks}
         return Scenario(work=(normal_speed(found, causes),)) if ranks else MEASURED
 
-    verdicts, others, undecided, well = of_no_single_rank(
+    verdicts, others, undecided, healthy = of_no_single_rank(
         work, replay, everybody, as_normal(everybody), LIVE, usual=past.usual
     )
-    past.add(well)
+    past.add(healthy)
 
     @cache
     def saved_ns(ranks: frozenset[int]) -> Int64:

@@ -26,7 +26,7 @@ from commtrace.analysis.stragglers.microbatches import (
     evidence_of_longer_input,
     format_replicas,
 )
-from commtrace.analysis.stragglers.places import Place, by_common_place, format_place
+from commtrace.analysis.stragglers.places import Place, format_place, group_by_place
 from commtrace.analysis.stragglers.slow_ranks import WORK
 from commtrace.analysis.stragglers.verdict import PHASES, RANKS, Member
 from commtrace.live.monitoring.findings import LiveStraggler
@@ -78,7 +78,7 @@ def sets_now(
 
     Ranks without a common place are one set if they became slow within ``seconds``.
     """
-    for own in by_common_place(places, slow):
+    for own in group_by_place(places, slow):
         together: list[SlowNow] = []
         for one in sorted(own.members, key=lambda one: one.since):
             if together and own.place == RANKS and one.since - together[0].since > seconds:

@@ -68,7 +68,7 @@ class _Record:
     launches_late: bool = False  # most of its excess there lies before its phases
     long_inputs: deque[str | None] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_LASTING))
     is_named: bool = False
-    well_ns: float = np.nan  # its work when that was last normal
+    healthy_ns: float = np.nan  # its work when that was last normal
     # its work in the last few windows, with the standard error
     windows: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_LASTING))
     device_model: str = ""
@@ -165,7 +165,7 @@ class Watch:
         self.window, self.work_ns = max(report.window for report in reports), table.typical_work_ns
         self.peers_missing = table.peers_missing
         for place in np.flatnonzero(table.is_normal).tolist():
-            self._records[reports[place].rank].well_ns = float(table.total[place])
+            self._records[reports[place].rank].healthy_ns = float(table.total[place])
         no_peers = not table.has_peers and len(reports) == self._world_size > 1
         self._undecided.see((NO_PEERS,) if no_peers else table.judged.undecided)
         for index, report in enumerate(reports):
@@ -191,7 +191,7 @@ class Watch:
         error = np.array([report.error_ns for report in reports], np.float64)
         for record, total, own in zip(records, work.sum(axis=1).tolist(), error.tolist(), strict=True):
             record.windows.append((total, own))
-        table = _Table.of(reports, work, error, [record.well_ns for record in records])
+        table = _Table.of(reports, work, error, [record.healthy_ns for record in records])
         if any(len(record.windows) < WINDOWS_OF_LASTING for record in records):
             return table
         windows = np.array([record.windows for record in records])
@@ -346,7 +346,7 @@ class _Table:
     judged: Judged
 
     @classmethod
-    def of(cls, reports: Sequence[WindowReport], work: Float64, error: Float64, well_ns: Sequence[float]) -> _Table:
+    def of(cls, reports: Sequence[WindowReport], work: Float64, error: Float64, healthy_ns: Sequence[float]) -> _Table:
         _, host = np.unique([report.host for report in reports], return_inverse=True)
         compared = Work(
             rank=np.array([report.rank for report in reports], np.int64),
@@ -355,7 +355,7 @@ class _Table:
             total_ns=work.sum(axis=1),
             error_ns=error,
             scale_ns=np.array([report.duration_ns for report in reports], np.float64),
-            before_ns=np.array(well_ns),
+            before_ns=np.array(healthy_ns),
         )
         waiting = np.array([report.waiting_ns for report in reports], np.float64)
         return cls(work, waiting, compared, judge(compared, LIVE))

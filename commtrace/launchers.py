@@ -91,6 +91,13 @@ def is_on_one_node(environment: Mapping[str, str]) -> bool:
     return environment.get("GROUP_WORLD_SIZE") == "1" or place.world_size in (1, place.local_world_size)
 
 
+def ranks_per_node(environment: Mapping[str, str]) -> int | None:
+    """Return how many ranks this node has, under launchers that number ranks node by node; None under others."""
+    # mpirun and srun can place neighbouring ranks on different nodes.
+    sizes = (_number(environment.get(name)) for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"))
+    return next((size for size in sizes if size), None)
+
+
 def agent_store(environment: Mapping[str, str]) -> tuple[str, int] | None:
     """Return host and port of the store that torchrun itself keeps for its ranks; None where a rank keeps it."""
     port = _number(environment.get("MASTER_PORT"))

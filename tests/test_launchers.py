@@ -66,3 +66,19 @@ def test_a_job_has_the_name_that_its_launcher_gives_on_all_nodes(environment: di
 )
 def test_only_a_launcher_can_say_that_there_is_no_other_node(environment: dict[str, str], expected: bool) -> None:
     assert launchers.is_on_one_node(environment) is expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}, 8),
+        ({"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_SIZE": "8"}, 8),
+        # mpirun may go round the nodes
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, None),
+        ({}, None),
+    ],
+)
+def test_ranks_of_a_node_follow_each_other_under_torchrun_and_deepspeed(
+    environment: dict[str, str], expected: int | None
+) -> None:
+    assert launchers.ranks_per_node(environment) == expected

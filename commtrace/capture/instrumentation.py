@@ -169,6 +169,9 @@ class Instrumentation:
         began = identity.process_start_ns()
         if began is not None:
             self.tracer.set_topology({"process_start_ns": began})
+        ranks_per_node = identity.ranks_per_node()
+        if ranks_per_node is not None:
+            self.tracer.set_topology({"ranks_per_node": ranks_per_node})
         self.recorder.start()
 
     def _listen(self) -> None:

@@ -118,6 +118,13 @@ class LiveRank:
     def rank(self) -> int:
         return self.metadata.rank
 
+    @property
+    def ranks_of_node(self) -> range | None:
+        """Return the ranks on this rank's node; None if the launcher does not say."""
+        size: int | None = self.marks.topology.get("ranks_per_node")
+        first = self.rank - self.metadata.local_rank
+        return range(first, first + size) if size else None
+
     def learn(self, mark: Row) -> None:
         """Take a row of kind ``mark``."""
         detail = json.loads(mark.detail) if mark.detail else {}

@@ -31,7 +31,19 @@ from commtrace.analysis.matching.operations import communication_rows, unfinishe
 from commtrace.analysis.matching.roles import RankRoles, Roles, find_roles
 from commtrace.live.gil import GilYield
 from commtrace.live.rank import LiveRank
-from commtrace.live.summary import ENDING_TOGETHER, Device, GroupSummary, OperationSummary, StepSummary
+from commtrace.live.summary import (
+    BETWEEN,
+    ENDING_TOGETHER,
+    LARGER,
+    SIZES,
+    UNKNOWN,
+    WITHIN,
+    Device,
+    GroupSummary,
+    MessageSummary,
+    OperationSummary,
+    StepSummary,
+)
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int32, Int64, Spans
@@ -100,9 +112,13 @@ def summarise(
     stalls = _Stalls(position[times.stall_step], times.stall_row, times.stall_ns)
     calls = calls_of_rows(CallRows(block, matches, known.roles, np.zeros((len(spans), 2), np.int64), known.unfinished))
     count = len(window.steps)
+    bus_bytes, has_bandwidth = _on_the_bus(calls, known.names)
     operations: list[list[OperationSummary]] = [[] for _ in range(count)]
-    for at, operation in _operations(calls, stalls, known):
+    for at, operation in _operations(calls, stalls, known, bus_bytes, has_bandwidth):
         operations[at].append(operation)
+    messages: list[list[MessageSummary]] = [[] for _ in range(count)]
+    for at, message in _messages(calls, known, rank, bus_bytes, has_bandwidth):
+        messages[at].append(message)
     gil_yield.maybe_yield()
     collectives: list[list[GroupSummary]] = [[] for _ in range(count)]
     for at, collective in _collectives(stalls, known, window.spans.step[window.steps]):
@@ -119,6 +135,7 @@ def summarise(
             wall[at],
             parts.of_step(at),
             tuple(sorted(operations[at], key=lambda one: (one.operation, one.role))),
+            tuple(sorted(messages[at], key=lambda one: (one.operation, one.nodes, one.up_to))),
             tuple(collectives[at]),
             extras[at],
         )
@@ -164,6 +181,7 @@ def _summary(
     duration_ns: int,
     parts: _StepParts,
     operations: tuple[OperationSummary, ...],
+    messages: tuple[MessageSummary, ...],
     collectives: tuple[GroupSummary, ...],
     extras: StepExtras,
 ) -> StepSummary:
@@ -185,6 +203,7 @@ def _summary(
         gc_ns=parts.gc,
         other_ns=duration_ns - known,
         operations=operations,
+        messages=messages,
         collectives=collectives,
         spans=extras.spans,
         dropped=extras.dropped,
@@ -207,7 +226,9 @@ def _relevant(window: StepWindow) -> Int64:
     return np.flatnonzero(relevant)
 
 
-def _operations(calls: Calls, stalls: _Stalls, known: _Known) -> Iterator[tuple[int, OperationSummary]]:
+def _operations(
+    calls: Calls, stalls: _Stalls, known: _Known, bus_bytes: npt.NDArray[np.float64], has_bandwidth: Bool
+) -> Iterator[tuple[int, OperationSummary]]:
     """Yield the calls and stalls of each operation and role, with the index of their step."""
     step = np.concatenate([calls.step, stalls.step])
     role = np.concatenate([calls.role, known.roles.role[stalls.row]])
@@ -215,7 +236,6 @@ def _operations(calls: Calls, stalls: _Stalls, known: _Known) -> Iterator[tuple[
     if not len(step):
         return
     order, begins = sort_groups(pack((step, role, name)))
-    bus_bytes, has_bandwidth = _on_the_bus(calls, known.names)
     of_calls = np.array(
         [
             calls.calls,
@@ -250,6 +270,52 @@ def _operations(calls: Calls, stalls: _Stalls, known: _Known) -> Iterator[tuple[
                 unfinished=unfinished,
             ),
         )
+
+
+_SIZES: Final = np.array(list(SIZES.values()))
+_SIZE_WORDS: Final = (*SIZES, LARGER)
+_PLACES: Final = (BETWEEN, UNKNOWN, WITHIN)
+
+
+def _messages(
+    calls: Calls, known: _Known, rank: LiveRank, bus_bytes: npt.NDArray[np.float64], has_bandwidth: Bool
+) -> Iterator[tuple[int, MessageSummary]]:
+    """Yield the calls with a bandwidth by step, operation, place and size, with the index of their step."""
+    chosen = np.flatnonzero(has_bandwidth)
+    if not len(chosen):
+        return
+    place = _places(known.spans, rank)[chosen]
+    size = np.searchsorted(_SIZES, calls.num_bytes[chosen])
+    step, name = calls.step[chosen], calls.name[chosen]
+    order, begins = sort_groups(pack((step, name, place, size)))
+    duration = np.add.reduceat(calls.duration[chosen][order], begins).tolist()
+    moved = np.add.reduceat(bus_bytes[chosen][order], begins).tolist()
+    count = np.diff(np.append(begins, len(order))).tolist()
+    first = order[begins]
+    for at, name_code, place_code, size_code, calls_, duration_ns, bytes_ in zip(
+        *(column[first].tolist() for column in (step, name, place, size)), count, duration, moved, strict=True
+    ):
+        yield (
+            at,
+            MessageSummary(
+                known.names[name_code], _PLACES[place_code], _SIZE_WORDS[size_code], calls_, duration_ns, bytes_
+            ),
+        )
+
+
+def _places(spans: Spans, rank: LiveRank) -> Int64:
+    """Return the index in ``_PLACES`` of each communication."""
+    rows = np.flatnonzero(communication_rows(spans))
+    own_node, groups = rank.ranks_of_node, rank.marks.groups
+    if own_node is None:
+        return np.full(len(rows), _PLACES.index(UNKNOWN))
+    example, which = grouped_rows((spans.group[rows], spans.peer[rows]))
+    places = []
+    for group, peer in zip(spans.group[rows][example].tolist(), spans.peer[rows][example].tolist(), strict=True):
+        members = (peer,) if peer >= 0 else groups[group].ranks if group in groups else ()
+        is_within = all(member in own_node for member in members)
+        places.append(_PLACES.index(UNKNOWN if not members else WITHIN if is_within else BETWEEN))
+    return np.array(places, np.int64)[which]
 
 
 def _on_the_bus(calls: Calls, names: Sequence[str]) -> tuple[npt.NDArray[np.float64], Bool]:

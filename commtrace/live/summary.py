@@ -116,6 +116,27 @@ class OperationSummary:
         return self.hidden_ns / in_flight if in_flight else None
 
 
+WITHIN, BETWEEN, UNKNOWN = "within", "between", "unknown"
+"""Places of a communication: all ranks on one node, on several, or not known."""
+
+SIZES: Final[Mapping[str, int]] = {"64KiB": 2**16, "1MiB": 2**20, "16MiB": 2**24, "256MiB": 2**28}
+"""Upper bounds of the sizes of messages, bytes; larger ones are ``LARGER``."""
+
+LARGER: Final = "larger"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSummary:
+    """The calls of one operation in a step, of one size, within the node or between nodes; those with a bandwidth."""
+
+    operation: str
+    nodes: str  # WITHIN, BETWEEN or UNKNOWN
+    up_to: str  # one of SIZES, or LARGER
+    count: int
+    duration_ns: int  # in flight, waiting included
+    bus_bytes: float  # Σ bytes moved · bus factor
+
+
 @dataclass(frozen=True, slots=True)
 class StepSummary:
     """One step of one rank. Times are ns; start and end on the host's monotonic clock.
@@ -138,6 +159,7 @@ class StepSummary:
     other_ns: int = 0  # in no span
     # sorted by operation and role; a late row is counted in a later step, once
     operations: tuple[OperationSummary, ...] = ()
+    messages: tuple[MessageSummary, ...] = ()  # sorted by operation, nodes and up_to
     collectives: tuple[GroupSummary, ...] = ()  # one call per group and collective, for a comparison with other ranks
     spans: int = 0  # rows handed out with this summary
     dropped: Mapping[str, int] = field(default_factory=dict)  # spans since the last summary, by kind

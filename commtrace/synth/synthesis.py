@@ -96,6 +96,7 @@ class Synthetic:
             "stages": self.job.pp,
             "chunks": self.job.chunks,
             "microbatches": self.job.microbatches,
+            "ranks_per_node": self.job.gpus_per_host,
         }
 
     def metadata(self, rank: int) -> RankMetadata:

@@ -69,6 +69,7 @@ class _Topology(Struct, omit_defaults=True):
     invisible_paths: Annotated[dict[Word, Word], Meta(max_length=4096)] | UnsetType = UNSET
     not_visible: Annotated[list[Word], Meta(max_length=4096)] | UnsetType = UNSET
     process_start_ns: Time | UnsetType = UNSET
+    ranks_per_node: Size | UnsetType = UNSET
     first_step: Step | UnsetType = UNSET
     step_numbers: Word | UnsetType = UNSET
     schedule: Word | UnsetType = UNSET

@@ -199,6 +199,9 @@ def replace_file(path: Path, text: str) -> None:
 SECONDS_BETWEEN: Final = 1.0
 """Shortest time between two versions of the file."""
 
+_LONGEST_SECONDS: Final = 15.0
+"""Longest time between them, also while no step ends."""
+
 
 class Textfile:
     """Keeps a ``.prom`` file in node-exporter's directory up to date, from a thread, as disks may block."""
@@ -229,7 +232,8 @@ class Textfile:
     def _run(self) -> None:
         failed = False
         while not self._closing.is_set():
-            self._news.wait()
+            # Without news as well: hangs are noticed between steps, and an old file is that of a rank that was killed.
+            self._news.wait(_LONGEST_SECONDS)
             self._news.clear()
             if self._closing.is_set():
                 return

@@ -1,10 +1,11 @@
 """Totals of a rank over its steps, and the samples made of them: names, units and labels.
 
-Labels are ``operation``, ``role`` and closed lists, never a step, layer or size: a rank has at most 300 series.
+Labels are ``operation``, ``role`` and closed lists, never a step, layer or size: a rank has at most 400 series.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,17 +21,17 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar, Sample
 
+from commtrace.exporters.prometheus.step_histogram import StepHistogram
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.rank import LiveRank
-from commtrace.live.summary import OperationSummary, StepSummary, trace_id
+from commtrace.live.summary import MessageSummary, OperationSummary, StepSummary, trace_id
 from commtrace.trace import schema
-
-BUCKETS_SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 120.0)
-"""Upper bounds of the step duration's buckets, in half decades; with +Inf they are ten. They are equal on all ranks, so
-that they can be added up. For more precision, divide the sum by the count."""
 
 MOST_OPERATIONS: Final = 27
 """Pairs of operation and role with series of their own; later ones are added up as ``other``."""
+
+MOST_MESSAGES: Final = 24
+"""Triples of operation, nodes and size with series of their own; later ones are added up as ``other``."""
 
 OTHER: Final = "other"
 COUNTS: Final = ("tokens", "samples", "model_flops")
@@ -57,15 +58,17 @@ class OperationTotals:
 
 
 @dataclass(slots=True)
-class Bucket:
-    """Steps between two bounds, with the last one as the exemplar."""
+class MessageTotals:
+    """Messages of one size, within or between nodes."""
 
     count: int = 0
-    example: StepSummary | None = None
+    duration_ns: int = 0
+    bus_bytes: float = 0.0
 
-    @property
-    def trace_id(self) -> str:
-        return f"{trace_id(self.example.run_id, self.example.step):032x}" if self.example else ""
+    def add(self, one: MessageSummary) -> None:
+        self.count += one.count
+        self.duration_ns += one.duration_ns
+        self.bus_bytes += one.bus_bytes
 
 
 @dataclass(slots=True)
@@ -73,7 +76,7 @@ class StepTotals:
     """Sums over all steps. The harvester adds and a scrape reads under ``lock``; training never takes it."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    buckets: list[Bucket] = field(default_factory=lambda: [Bucket() for _ in (*BUCKETS_SECONDS, None)])
+    histogram: StepHistogram = field(default_factory=StepHistogram)
     duration_ns: int = 0
     compute_ns: dict[str, int] = field(default_factory=dict)
     bubble_ns: int = 0
@@ -83,6 +86,7 @@ class StepTotals:
     other_ns: int = 0
     work_ns: int = 0
     operations: dict[tuple[str, str], OperationTotals] = field(default_factory=dict)
+    messages: dict[tuple[str, str, str], MessageTotals] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
     last: StepSummary | None = None
     mfu: float | None = None  # of the latest step with one
@@ -90,10 +94,7 @@ class StepTotals:
 
     def add(self, summary: StepSummary) -> None:
         with self.lock:
-            seconds = summary.duration_ns / 1e9
-            bucket = self.buckets[sum(seconds > bound for bound in BUCKETS_SECONDS)]
-            bucket.count += 1
-            bucket.example = summary
+            self.histogram.add(summary)
             self.duration_ns += summary.duration_ns
             for phase, time in summary.compute_ns.items():
                 self.compute_ns[phase] = self.compute_ns.get(phase, 0) + time
@@ -104,6 +105,7 @@ class StepTotals:
             self.other_ns += summary.other_ns
             self.work_ns += summary.work_ns
             self._add_operations(summary.operations)
+            self._add_messages(summary.messages)
             for name, number in summary.counts.items():
                 self.counts[name] = self.counts.get(name, 0.0) + number
             self.last = summary
@@ -118,9 +120,17 @@ class StepTotals:
                 key = (OTHER, OTHER)
             self.operations.setdefault(key, OperationTotals()).add(one)
 
+    def _add_messages(self, messages: Iterable[MessageSummary]) -> None:
+        for one in messages:
+            key = (one.operation, one.nodes, one.up_to)
+            if key not in self.messages and len(self.messages) >= MOST_MESSAGES:
+                key = (OTHER, OTHER, OTHER)
+            self.messages.setdefault(key, MessageTotals()).add(one)
+
 
 _NEVER_DROPPED: Final = frozenset({schema.KERNEL, schema.MEMORY})
 _OPERATION: Final = ("operation", "role")
+_MESSAGE: Final = ("operation", "nodes", "up_to")
 _MOST_STRAGGLERS: Final = 8
 _PAUSES: Final = ("checkpoint", "evaluation")
 
@@ -136,7 +146,13 @@ class RankCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Return the present samples."""
         with self._totals.lock:
-            families = [*self._of_steps(), *self._of_operations(), *self._of_commtrace(), *self._of_monitor()]
+            families = [
+                *self._of_steps(),
+                *self._of_operations(),
+                *self._of_messages(),
+                *self._of_commtrace(),
+                *self._of_monitor(),
+            ]
         return [_labelled(family, self._rank.identity()) for family in families] if self._identity else families
 
     def describe(self) -> Iterable[Metric]:
@@ -197,15 +213,14 @@ class RankCollector(Collector):
 
     def _step_duration(self) -> HistogramMetricFamily:
         buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
-        below = 0
-        for bound, bucket in zip((*map(str, BUCKETS_SECONDS), "+Inf"), self._totals.buckets, strict=True):
-            below += bucket.count
-            if bucket.example is None:
-                buckets.append((bound, below))
+        for bound, count, example in self._totals.histogram.buckets():
+            name = str(bound) if bound < math.inf else "+Inf"
+            if example is None:
+                buckets.append((name, count))
                 continue
-            seconds = bucket.example.duration_ns / 1e9
-            ended = self._rank.epoch_ns(bucket.example.end_ns) / 1e9
-            buckets.append((bound, below, Exemplar({"trace_id": bucket.trace_id}, seconds, ended)))
+            trace = f"{trace_id(example.run_id, example.step):032x}"
+            ended = self._rank.epoch_ns(example.end_ns) / 1e9
+            buckets.append((name, count, Exemplar({"trace_id": trace}, example.duration_ns / 1e9, ended)))
         return HistogramMetricFamily(
             "commtrace_step_duration_seconds", "Duration of steps.", buckets, self._totals.duration_ns / 1e9
         )
@@ -251,6 +266,24 @@ class RankCollector(Collector):
             split.add_metric([*labels, "transfer"], known.transfer_ns / 1e9)
         yield from (calls, seconds, num_bytes, exposed, split, overlap, busbw)
 
+    def _of_messages(self) -> Iterator[Metric]:
+        calls = CounterMetricFamily(
+            "commtrace_message_operations",
+            "Communications by size (up to so many bytes), and by whether all ranks are on one node.",
+            labels=_MESSAGE,
+        )
+        seconds = CounterMetricFamily(
+            "commtrace_message_seconds", "Time in flight of these calls; waiting included.", labels=_MESSAGE
+        )
+        bus_bytes = CounterMetricFamily(
+            "commtrace_message_bus_bytes", "Their bytes times the bus factor of nccl-tests.", labels=_MESSAGE
+        )
+        for labels, one in self._totals.messages.items():
+            calls.add_metric(labels, one.count)
+            seconds.add_metric(labels, one.duration_ns / 1e9)
+            bus_bytes.add_metric(labels, one.bus_bytes)
+        yield from (calls, seconds, bus_bytes)
+
     def _split(self) -> Mapping[tuple[str, str], Split]:
         """Return wait and transfer by operation and role; pairs without a series of their own are added up."""
         found: dict[tuple[str, str], Split] = {}
@@ -262,6 +295,11 @@ class RankCollector(Collector):
 
     def _of_commtrace(self) -> Iterator[Metric]:
         rank = self._rank
+        yield GaugeMetricFamily(
+            "commtrace_exported_timestamp_seconds",
+            "When these samples were made, epoch seconds: a file for node-exporter may outlive its rank.",
+            time.time(),
+        )
         yield CounterMetricFamily("commtrace_spans", "Spans recorded.", rank.spans)
         dropped = CounterMetricFamily("commtrace_spans_dropped", "Spans that had to be dropped.", labels=["kind"])
         # From the start and for every kind: a counter that appears with its first drop has not increased.
@@ -300,6 +338,8 @@ class RankCollector(Collector):
         info = GaugeMetricFamily("commtrace_run_info", "1; where the files of the run are.", labels=list(about_run))
         info.add_metric(list(about_run.values()), 1)
         yield info
+        yield GaugeMetricFamily("commtrace_world_size", "Ranks of the job.", metadata.world_size)
+        yield GaugeMetricFamily("commtrace_attempt", "Launches of the job before this one.", metadata.attempt)
         phase = self._rank.phase()
         pauses = GaugeMetricFamily(
             "commtrace_open_phase", "1 while the rank is in it: no step ends meanwhile.", labels=["phase"]

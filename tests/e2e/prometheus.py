@@ -9,7 +9,7 @@ import subprocess
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ class Sample(NamedTuple):
 class Prometheus:
     """A server that runs."""
 
-    def __init__(self, directory: Path, port: int) -> None:
+    def __init__(self, directory: Path, port: int, options: Sequence[str] = ()) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self._directory = directory
         self._options = [
@@ -44,6 +44,7 @@ class Prometheus:
             f"--storage.tsdb.path={directory / 'data'}",
             f"--web.listen-address=127.0.0.1:{port}",
             "--enable-feature=exemplar-storage",
+            *options,
         ]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -77,6 +78,20 @@ class Prometheus:
         result = self._get("/api/v1/query", query=expr)["result"]
         return [Sample(series["metric"], float(series["value"][1])) for series in result]
 
+    def query_at(self, expr: str, seconds: float) -> list[Sample]:
+        """What an expression gave then."""
+        result = self._get("/api/v1/query", query=expr, time=str(seconds))["result"]
+        return [Sample(series["metric"], float(series["value"][1])) for series in result]
+
+    def query_range(self, expr: str, start: float, end: float, step: int) -> list[Sample]:
+        """What an expression gave over a time: of each series the newest value."""
+        found = self._get("/api/v1/query_range", query=expr, start=str(start), end=str(end), step=str(step))["result"]
+        return [Sample(series["metric"], float(series["values"][-1][1])) for series in found]
+
+    def label_values(self, label: str, selector: str, start: float, end: float) -> list[str]:
+        path = f"/api/v1/label/{label}/values"
+        return list(self._get(path, **{"match[]": selector, "start": str(start), "end": str(end)}))
+
     def firing(self) -> list[Mapping[str, str]]:
         """The labels of the alerts that fire."""
         alerts = self._get("/api/v1/alerts")["alerts"]
@@ -91,6 +106,10 @@ class Prometheus:
     def rules(self) -> list[Mapping[str, Any]]:
         """All rules with their health."""
         return [rule for group in self._get("/api/v1/rules")["groups"] for rule in group["rules"]]
+
+    def seconds_of_rule_groups(self) -> dict[str, float]:
+        """How long the last evaluation of each group took."""
+        return {group["name"]: group["evaluationTime"] for group in self._get("/api/v1/rules")["groups"]}
 
     def exemplars(self, expr: str) -> list[Mapping[str, Any]]:
         """The exemplars of the last minute."""
@@ -107,7 +126,7 @@ class Prometheus:
 
     def _get(self, path: str, **parameters: str) -> Any:
         query = urllib.parse.urlencode(parameters)
-        with urllib.request.urlopen(f"{self.url}{path}?{query}", timeout=20) as answer:
+        with urllib.request.urlopen(f"{self.url}{path}?{query}", timeout=120) as answer:
             return json.load(answer)["data"]
 
 
@@ -115,7 +134,7 @@ class Prometheus:
 def running(directory: Path, targets: Path, rules: Path) -> Iterator[Prometheus]:
     """Start a server that scrapes once a second, and end it."""
     (directory / "prometheus.yml").write_text(_CONFIGURATION.format(rules=rules, targets=targets))
-    server = Prometheus(directory, _free_port())
+    server = Prometheus(directory, free_port())
     try:
         server.start()
         yield server
@@ -131,7 +150,7 @@ def until(is_so: Callable[[], object], seconds: float, told: Callable[[], object
         time.sleep(0.3)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

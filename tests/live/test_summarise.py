@@ -12,7 +12,7 @@ import pytest
 import commtrace.live.collector as collector_module
 from commtrace.live.collector import StepCollector
 from commtrace.live.rank import LiveRank
-from commtrace.live.summary import GroupSummary, OperationSummary, StepSummary, trace_id
+from commtrace.live.summary import GroupSummary, MessageSummary, OperationSummary, StepSummary, trace_id
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.schema import Row
@@ -114,6 +114,10 @@ def test_a_step_is_partitioned_and_its_communication_added_up(collector: StepCol
                 OperationSummary("all_reduce", "dp", 2, 8_000, 300, 150, 150, 12_000.0, 300),
                 OperationSummary("recv", "pp", 1, 10, 30, 20, 10, 10.0, 30),
             ),
+            messages=(
+                MessageSummary("all_reduce", "unknown", "64KiB", 2, 300, 12_000.0),
+                MessageSummary("recv", "unknown", "64KiB", 1, 30, 10.0),
+            ),
             collectives=(GroupSummary(DP.id, 0, "all_reduce", "dp", 4, 1, 200, 50, 8_000),),
             spans=11,
         )
@@ -123,6 +127,42 @@ def test_a_step_is_partitioned_and_its_communication_added_up(collector: StepCol
     assert summary.operations[0].overlap_ratio == 0.5
     assert summary.operations[0].busbw_bytes_per_second == 12_000 / 300e-9
     assert summary.operations[1].exposed_ns == 0
+
+
+def receive(number: int, peer: int) -> Row:
+    at, own_id = 50 * number, 10 + number
+    return row(
+        kind=schema.P2P, name="recv", step=0, start=at, end=at + 40, group=PP.id, seq=number, peer=peer, bytes=10,
+        id=own_id, lane=schema.COMMUNICATION,
+    )  # fmt: skip
+
+
+def test_messages_are_told_apart_by_size_and_by_whether_they_leave_the_node(
+    collector: StepCollector, listener: Listener
+) -> None:
+    # Rank 0 of a node with two ranks: DP has ranks 0 to 3, PP has 0 and 1.
+    collector.write([mark("topology", {"ranks_per_node": 2})])
+    collector.write(
+        [
+            all_reduce(1, 0, 100),
+            all_reduce(2, 100, 300)._replace(bytes=2**20),
+            all_reduce(3, 300, 700)._replace(bytes=2**20 + 1),
+            all_reduce(4, 700, 800)._replace(bytes=2**28 + 1),
+            *(receive(at, peer) for at, peer in ((1, 1), (2, 2))),
+            step(0, 0, 1000),
+        ]
+    )  # fmt: skip
+    collector.write([])
+
+    ((summary),) = listener.summaries
+    assert summary.messages == (
+        MessageSummary("all_reduce", "between", "16MiB", 1, 400, (2**20 + 1) * 1.5),
+        MessageSummary("all_reduce", "between", "1MiB", 1, 200, 2**20 * 1.5),
+        MessageSummary("all_reduce", "between", "64KiB", 1, 100, 6_000.0),
+        MessageSummary("all_reduce", "between", "larger", 1, 100, (2**28 + 1) * 1.5),
+        MessageSummary("recv", "between", "64KiB", 1, 40, 10.0),
+        MessageSummary("recv", "within", "64KiB", 1, 40, 10.0),
+    )
 
 
 def test_a_communication_that_ends_late_is_counted_once_in_the_next_step(

@@ -1,9 +1,10 @@
-"""The dashboards that are checked in are those that are generated, and ask only for what is exported."""
+"""Dashboards are what is generated, follow Grafana's JSON model, and ask only for what is exported."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +23,45 @@ from tests.exporters.prometheus.steps import rank, summary
 from tests.live.findings import live_straggler
 
 NAMES = list(dashboards())
+
+PANEL_TYPES = {"bargauge", "heatmap", "row", "stat", "state-timeline", "table", "timeseries"}
+UNITS = {"Bps", "bytes", "cps", "dateTimeFromNow", "none", "ops", "percentunit", "s", "short", "string"}
+"""Ids of @grafana/data's value formats, those that are used: a mistyped one is shown as a suffix."""
+
+TRANSFORMATIONS = {
+    "filterFieldsByName": {"include"},
+    "groupingToMatrix": {"columnField", "rowField", "valueField"},
+    "joinByField": {"byField", "mode"},
+    "organize": {"indexByName", "renameByName"},
+    "sortBy": {"fields", "sort"},
+}
+"""Of Grafana's transformations, those that are used, with their options."""
+
+GLOBAL_VARIABLES = {"__field", "__range", "__rate_interval", "__url_time_range", "__value"}
+
+
+def panels(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = dashboards()[name]["panels"]
+    return found
+
+
+def shown(name: str) -> list[dict[str, Any]]:
+    """The panels that are no headings."""
+    return [panel for panel in panels(name) if panel["type"] != "row"]
+
+
+def targets(name: str) -> list[dict[str, Any]]:
+    return [target for panel in shown(name) for target in panel["targets"]]
+
+
+def links(value: Any) -> Iterator[dict[str, Any]]:
+    """The data links anywhere in a panel."""
+    if isinstance(value, dict):
+        yield from ([value] if {"title", "url"} <= set(value) else [])
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            yield from links(one)
 
 
 def test_the_files_that_are_checked_in_are_those_that_are_generated() -> None:
@@ -46,41 +86,127 @@ def exported() -> set[str]:
     return samples | {rule.record for rule in recording_rules(Timing())}
 
 
-def expressions(dashboard: dict[str, Any]) -> list[str]:
-    return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_dashboard_asks_only_for_what_is_exported(name: str) -> None:
-    asked = {word for expr in expressions(dashboards()[name]) for word in re.findall(r"commtrace[\w:]+", expr)}
+    dashboard = dashboards()[name]
+    expressions = [one["expr"] for one in (*targets(name), *dashboard["annotations"]["list"])]
+    asked = {word for expr in expressions for word in re.findall(r"commtrace[\w:]+", expr)}
 
     assert asked
     assert asked <= exported()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if "fleet" not in name])
 def test_every_expression_is_about_the_chosen_run(name: str) -> None:
-    dashboard = dashboards()[name]
-    chosen = {variable["name"] for variable in dashboard["templating"]["list"]}
-    for expr in expressions(dashboard):
+    for target in targets(name):
+        expr = target["expr"]
         assert re.findall(r'run_id=~"\$run_id"', expr), expr
         assert len(re.findall(r"commtrace[\w:]+\{", expr)) == len(re.findall(r"commtrace[\w:]+", expr)), expr
-        assert set(re.findall(r"\$(?!__)(\w+)", expr)) <= chosen, expr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_variables_that_exist_are_used(name: str) -> None:
+    chosen = {variable["name"] for variable in dashboards()[name]["templating"]["list"]}
+    used = set(re.findall(r"\$\{?([A-Za-z_]\w*)", json.dumps(dashboards()[name])))
+
+    assert used <= chosen | GLOBAL_VARIABLES
+    assert {"datasource", "docs"} <= chosen
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_variable_begins_with_all_and_every_one_asks_the_chosen_prometheus(name: str) -> None:
+    for variable in dashboards()[name]["templating"]["list"]:
+        assert variable["type"] in {"datasource", "query", "textbox"}
+        if variable["type"] == "query":
+            assert not variable["includeAll"]
+            assert variable["datasource"]["uid"] == "${datasource}"
+            assert variable["query"]["query"] == variable["definition"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_panels_fit_beside_each_other(name: str) -> None:
-    panels = dashboards()[name]["panels"]
     cells = [
         (x, y)
-        for panel in panels
+        for panel in panels(name)
         for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
         for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
     ]
 
     assert len(cells) == len(set(cells))
     assert max(x for x, _ in cells) < WIDTH
-    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert sorted(panel["id"] for panel in panels(name)) == list(range(1, len(panels(name)) + 1))
+    assert len({panel["title"] for panel in shown(name)}) == len(shown(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_panels_follow_grafanas_model(name: str) -> None:
+    for panel in shown(name):
+        assert panel["type"] in PANEL_TYPES
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert panel["description"] or panel["title"] == "Spans"
+        defaults = panel["fieldConfig"]["defaults"]
+        assert defaults.get("unit", "none") in UNITS, panel["title"]
+        for override in panel["fieldConfig"]["overrides"]:
+            assert override["matcher"]["id"] == "byName"
+            units = {one["value"] for one in override["properties"] if one["id"] == "unit"}
+            assert units <= UNITS, panel["title"]
+        for one in panel.get("transformations", ()):
+            assert TRANSFORMATIONS[one["id"]] == set(one["options"])
+        assert [target["refId"] for target in panel["targets"]] == list("ABCDEFGHIJ"[: len(panel["targets"])])
+        for target in panel["targets"]:
+            assert target["instant"] != target["range"]
+            assert target["legendFormat"] or panel["type"] in {"stat", "table"}, panel["title"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tables_show_columns_that_their_queries_have(name: str) -> None:
+    for panel in shown(name):
+        organize = [one["options"] for one in panel.get("transformations", ()) if one["id"] == "organize"]
+        for options in organize:
+            values = [column for column in options["renameByName"] if column.startswith("Value")]
+            count = len(panel["targets"])
+            assert sorted(values) == (
+                ["Value"] if count == 1 else [f"Value #{'ABCDEFGHIJ'[at]}" for at in range(count)]
+            )
+            headings = list(options["renameByName"].values())
+            assert {one["matcher"]["options"] for one in panel["fieldConfig"]["overrides"]} == set(headings)
+            assert panel["options"]["sortBy"][0]["displayName"] in headings
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_keep_the_time_and_lead_to_a_dashboard_or_the_documentation(name: str) -> None:
+    uids = {dashboard["uid"]: dashboard for dashboard in dashboards().values()}
+    (menu,) = dashboards()[name]["links"]
+    assert (menu["keepTime"], menu["includeVars"]) == (True, True)
+    for panel in panels(name):
+        for link in links(panel.get("fieldConfig", {})):
+            if link["url"].startswith("${docs:raw}alerts/#"):
+                continue
+            target = re.match(r"/d/([\w-]+)\?var-(\w+)=", link["url"])
+            assert target, link
+            assert target[2] in {one["name"] for one in uids[target[1]]["templating"]["list"]}
+            assert link["url"].endswith("&${datasource:queryparam}&${__url_time_range}")
+            assert ("${run_id:queryparam}" in link["url"]) == (target[2] != "run_id")
+
+
+def test_ranks_lead_to_nodes_and_nodes_to_ranks() -> None:
+    def led_to(name: str) -> set[str]:
+        return {link["url"].split("?")[0] for panel in shown(name) for link in links(panel["fieldConfig"])}
+
+    assert led_to("commtrace-fleet.json") == {"/d/commtrace-overview", "${docs:raw}alerts/#${__value.raw}"}
+    assert led_to("commtrace-overview.json") == {
+        "/d/commtrace-node", "/d/commtrace-rank", "${docs:raw}alerts/#${__value.raw}",
+    }  # fmt: skip
+    assert led_to("commtrace-node.json") == {"/d/commtrace-rank"}
+    assert led_to("commtrace-rank.json") == {"/d/commtrace-node", "/d/commtrace-rank"}
+
+
+def test_grids_are_sorted_before_they_become_a_matrix() -> None:
+    for panel in shown("commtrace-grid.json"):
+        sort, matrix = panel["transformations"]
+        assert (sort["id"], sort["options"]["sort"]) == ("sortBy", [{"field": "cell"}])
+        rows, columns = matrix["options"]["rowField"], matrix["options"]["columnField"]
+        assert f'"cell", " ", "{rows}", "{columns}"' in panel["targets"][0]["expr"]
 
 
 def test_no_two_dashboards_are_the_same_to_grafana() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from commtrace.live.rank import LiveRank
-from commtrace.live.summary import OperationSummary, StepSummary
+from commtrace.live.summary import MessageSummary, OperationSummary, StepSummary
 from tests.trace.rows import mark, metadata
 
 SECOND = 1_000_000_000
@@ -35,5 +35,6 @@ def summary(step: int = 0, **changes: Any) -> StepSummary:
             OperationSummary("all_reduce", "dp", 2, 8_000, SECOND, SECOND // 4, 3 * SECOND // 4, 12_000.0, SECOND),
             OperationSummary("recv", "pp", 4, 400, SECOND // 2, SECOND // 2, 0, 400.0, SECOND // 2),
         ),
+        "messages": (MessageSummary("all_reduce", "between", "64KiB", 2, SECOND, 12_000.0),),
     }
     return StepSummary(**{**fields, **changes})

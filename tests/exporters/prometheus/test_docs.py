@@ -50,6 +50,15 @@ def test_every_metric_is_documented() -> None:
 
 
 def test_every_alert_and_dashboard_is_documented() -> None:
-    assert first_cells("grafana.md", r"`(Commtrace\w+)`") == [alert.name for alert in alerts(Timing())]
+    assert first_cells("alerts.md", r"`(Commtrace\w+)`") == [alert.name for alert in alerts(Timing())]
     titles = [dashboard["title"].removeprefix("commtrace / ") for dashboard in dashboards().values()]
     assert [cell for cell in first_cells("grafana.md", r"^ ([A-Z][^`]*?) $") if cell in titles] == titles
+
+
+def test_every_runbook_link_leads_to_a_section_of_the_page_on_alerts() -> None:
+    page = (DOCS / "alerts.md").read_text()
+    for alert in alerts(Timing()):
+        assert alert.runbook == f"alerts/#{alert.name.lower()}"
+        heading, anchor = f"\n## {alert.name}\n", f'<a id="{alert.name}"></a>\n'  # dashboards link by the alert's label
+        assert heading + anchor in page
+    assert "alerts.md" in (DOCS.parent / "mkdocs.yml").read_text()

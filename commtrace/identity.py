@@ -310,6 +310,11 @@ def process_start_ns() -> int | None:
         return None  # not Linux
 
 
+def ranks_per_node() -> int | None:
+    """Return how many ranks this node has; None under launchers that may number them across nodes."""
+    return launchers.ranks_per_node(os.environ)
+
+
 def clock_anchor(tries: int = 5) -> ClockAnchor:
     """Return the monotonic clock against the wall clock: of a few readings, the shortest."""
     best = None

@@ -1,6 +1,6 @@
 """How long every query of the dashboards takes in a real Prometheus, on the series of a simulated job.
 
-    python -m bench.dashboards [--tp 8 --pp 4 --dp 32]
+    python -m bench.dashboards [--tp 8 --pp 4 --dp 32 --scrape 15]
 
 The series are made by the exporter's own code (tests/exporters/grafana/simulated_job.py); the default is a job of 1,024
 ranks. Needs `apt-get install prometheus`, and 10 GB of disk for a while.
@@ -20,16 +20,17 @@ from pathlib import Path
 from commtrace.exporters.prometheus.rules import write
 from tests.e2e.prometheus import Prometheus
 from tests.exporters.grafana.queries import queries
-from tests.exporters.grafana.simulated_job import Simulation, stored
+from tests.exporters.grafana.simulated_job import SCRAPE_SECONDS, Simulation, stored
 
 TIMES = 3
 _AHEAD_SECONDS = 3600  # the samples reach into the future, so that the rules still find them when they are evaluated
 
 
-def seconds_of_queries(server: Prometheus, end: float, slow_rank: int) -> dict[str, dict[str, float]]:
+def seconds_of_queries(server: Prometheus, end: float, simulation: Simulation) -> dict[str, dict[str, float]]:
     """Return the median seconds of each query, by dashboard and panel."""
     found: dict[str, dict[str, float]] = defaultdict(dict)
-    for number, query in enumerate(queries(rank=str(slow_rank), node=f"node{slow_rank // 8}")):
+    rank, node = str(simulation.slow_rank), f"node{simulation.slow_rank // simulation.gpus_per_host}"
+    for number, query in enumerate(queries(rank, node, scrape_seconds=simulation.scrape_seconds)):
         times = []
         for _ in range(TIMES):
             before = time.monotonic()
@@ -55,10 +56,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time the queries of the dashboards.")
     for name, default in (("--tp", 8), ("--pp", 4), ("--dp", 32)):
         parser.add_argument(name, type=int, default=default)
+    parser.add_argument("--scrape", type=int, default=SCRAPE_SECONDS, help="seconds between scrapes")
     chosen = parser.parse_args()
     ranks = chosen.tp * chosen.pp * chosen.dp
-    simulation = Simulation(tp=chosen.tp, pp=chosen.pp, dp=chosen.dp, slow_rank=ranks // 2 + 5)
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {ranks} ranks", flush=True)
+    simulation = Simulation(
+        tp=chosen.tp,
+        pp=chosen.pp,
+        dp=chosen.dp,
+        slow_rank=ranks // 2 + 5,
+        rule_seconds=max(5, chosen.scrape // 4),
+        scrape_seconds=chosen.scrape,
+    )
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {ranks} ranks, "
+        f"a scrape every {chosen.scrape} s",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         end = int(time.time()) // 15 * 15 + _AHEAD_SECONDS
@@ -69,7 +82,7 @@ def main() -> None:
                   f"{time.monotonic() - before:.0f} s", flush=True)  # fmt: skip
             print("| dashboard | queries | median s | slowest s | |")
             print("|---|---|---|---|---|")
-            for dashboard, times in seconds_of_queries(server, end, simulation.slow_rank).items():
+            for dashboard, times in seconds_of_queries(server, end, simulation).items():
                 slowest = max(times, key=times.__getitem__)
                 print(
                     f"| {dashboard} | {len(times)} | {statistics.median(times.values()):.3f} | "

@@ -36,9 +36,12 @@ class PanelQuery(NamedTuple):
         return server.query_range(self.expr, end - RANGE_SECONDS, end, _STEP)
 
 
-def queries(rank: str = "0", node: str = "node0", run_id: str = RUN_ID) -> Iterator[PanelQuery]:
+def queries(
+    rank: str = "0", node: str = "node0", run_id: str = RUN_ID, scrape_seconds: int = SCRAPE_SECONDS
+) -> Iterator[PanelQuery]:
     """Yield the queries of panels and annotations of every dashboard."""
-    values = {"run_id": run_id, "rank": rank, "node": node}
+    rate_interval = f"{max(_STEP + scrape_seconds, 4 * scrape_seconds)}s"
+    values = {"run_id": run_id, "rank": rank, "node": node, "__rate_interval": rate_interval}
     for dashboard in dashboards().values():
         title = dashboard["title"].removeprefix("commtrace / ")
         for panel in dashboard["panels"]:
@@ -52,7 +55,6 @@ def queries(rank: str = "0", node: str = "node0", run_id: str = RUN_ID) -> Itera
 def filled(expr: str, values: dict[str, str]) -> str:
     """Return an expression with its variables filled in."""
     known: dict[str, Any] = {
-        "__rate_interval": f"{max(_STEP + SCRAPE_SECONDS, 4 * SCRAPE_SECONDS)}s",
         "__range": f"{RANGE_SECONDS}s",
         **values,
     }

@@ -44,7 +44,7 @@ from tests.live.findings import live_straggler
 SECOND = 1_000_000_000
 SCRAPE_SECONDS = 15
 RUN_ID = "simulated"
-_PIECE_SCRAPES = 40
+_PIECE_SCRAPES = 100
 _DEVICE = Device("NVIDIA H100 80GB HBM3", 60 * 2**30)
 
 
@@ -60,6 +60,7 @@ class Simulation:
     gpus_per_host: int = 8
     minutes: int = 75
     slow_minutes: int = 20  # at the end
+    scrape_seconds: int = SCRAPE_SECONDS
     rule_seconds: int = 5
 
     @property
@@ -163,7 +164,7 @@ def backfill(simulation: Simulation, directory: Path, end_seconds: int) -> None:
     path = PathOfRun(simulation)
     slow_from_ns = (simulation.minutes - simulation.slow_minutes) * 60 * SECOND
     prefixes: dict[tuple[str, ...], str] = {}
-    times = range(SCRAPE_SECONDS, simulation.minutes * 60 + 1, SCRAPE_SECONDS)
+    times = range(simulation.scrape_seconds, simulation.minutes * 60 + 1, simulation.scrape_seconds)
     for first in range(0, len(times), _PIECE_SCRAPES):
         text = directory / "scrapes.txt"
         with text.open("w") as file:

@@ -61,14 +61,13 @@ def test_every_series_has_the_labels_of_its_legend(watched: Watched) -> None:
             assert named <= set(sample.labels), query
 
 
-def test_no_panel_draws_a_line_for_every_rank(watched: Watched) -> None:
-    counts = {one.title: len(one.run(watched.server, watched.end)) for one in queries()}
-    per_rank = {title: count for title, count in counts.items() if count >= SMALL.job.world_size}
-    # Bounded otherwise: by operation and size, by bucket, or the ten or twenty slowest.
-    assert set(per_rank) <= {
-        "Overview: Steps by duration", "Overview: Critical path", "Communication: Bus bandwidth by size",
-        "Communication: Duration by size", "Data x pipeline: Straggler score by node",
-    }  # fmt: skip
+def test_no_panel_has_a_series_for_every_rank_unless_it_shows_the_ten_slowest(watched: Watched) -> None:
+    ranks = {
+        one.title: len({sample.labels.get("rank") for sample in one.run(watched.server, watched.end)})
+        for one in queries()
+    }
+    assert {title for title, count in ranks.items() if count >= SMALL.job.world_size} == {"Overview: Slowest ranks"}
+    assert Watched.query("Overview: Slowest ranks").expr.startswith("topk(10, ")
 
 
 def test_the_first_row_says_who_is_slow_since_when_and_what_it_costs(watched: Watched) -> None:
@@ -83,7 +82,7 @@ def test_the_first_row_says_who_is_slow_since_when_and_what_it_costs(watched: Wa
     assert (worst.labels["rank"], worst.labels["node"]) == ("5", "node2")
     assert worst.value == pytest.approx(SMALL.factor, rel=0.05)
     (since,) = watched.panel("Overview: Slow since")
-    assert since.value / 1000 == pytest.approx(watched.end - SMALL.slow_minutes * 60, abs=90)
+    assert since.value / 1000 == pytest.approx(watched.end - SMALL.slow_minutes * 60, abs=180)
     (lost,) = watched.panel("Overview: GPUs lost to it")
     assert 2 < lost.value < SMALL.job.world_size
     assert [one.value for one in watched.panel("Overview: Ranks")] == [8]

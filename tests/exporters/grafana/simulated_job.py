@@ -147,7 +147,7 @@ class PathOfRun:
         self.collector = PathCollector(self._totals)
 
     def train_until(self, seconds: int) -> None:
-        ranks = range(min(self._simulation.job.world_size, 64))
+        ranks = range(0, min(self._simulation.job.world_size, 128), 2)
         ns = SECOND * seconds // 128
         shares = (Share(rank, kind, "", ns, 0) for rank in ranks for kind in ("forward", "backward"))
         self._totals.path = CriticalPath(seconds // 10, tuple(shares))

@@ -1,6 +1,6 @@
 """How long every query of the dashboards takes in a real Prometheus, on the series of a simulated job.
 
-    python -m bench.dashboards [--tp 8 --pp 4 --dp 32 --scrape 15]
+    python -m bench.dashboards [--tp 8 --pp 4 --dp 32 --scrape 15 --minutes 75 --processes 1]
 
 The series are made by the exporter's own code (tests/exporters/grafana/simulated_job.py); the default is a job of 1,024
 ranks. Needs `apt-get install prometheus`, and 10 GB of disk for a while.
@@ -57,16 +57,14 @@ def main() -> None:
     for name, default in (("--tp", 8), ("--pp", 4), ("--dp", 32)):
         parser.add_argument(name, type=int, default=default)
     parser.add_argument("--scrape", type=int, default=SCRAPE_SECONDS, help="seconds between scrapes")
+    parser.add_argument("--minutes", type=int, default=75, help="of the job, in the last 20 of which a rank is slow")
+    parser.add_argument("--processes", type=int, default=1, help="that make the series")
     chosen = parser.parse_args()
     ranks = chosen.tp * chosen.pp * chosen.dp
     simulation = Simulation(
-        tp=chosen.tp,
-        pp=chosen.pp,
-        dp=chosen.dp,
-        slow_rank=ranks // 2 + 5,
-        rule_seconds=max(5, chosen.scrape // 4),
-        scrape_seconds=chosen.scrape,
-    )
+        tp=chosen.tp, pp=chosen.pp, dp=chosen.dp, slow_rank=ranks // 2 + 5, minutes=chosen.minutes,
+        scrape_seconds=chosen.scrape, rule_seconds=max(5, chosen.scrape // 4), processes=chosen.processes,
+    )  # fmt: skip
     print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {ranks} ranks, "
         f"a scrape every {chosen.scrape} s",

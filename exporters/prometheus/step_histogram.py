@@ -42,7 +42,7 @@ class Bucket(NamedTuple):
     """The steps up to a bound, and the newest one above the previous bound."""
 
     bound_seconds: float  # infinity for the last bucket
-    count: int
+    num_steps: int
     example: Example | None
 
 

@@ -8,6 +8,7 @@ evaluated over it.
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -61,6 +62,7 @@ class Simulation:
     minutes: int = 75
     slow_minutes: int = 20  # at the end
     scrape_seconds: int = SCRAPE_SECONDS
+    processes: int = 1  # that make the series
     rule_seconds: int = 5
 
     @property
@@ -160,13 +162,30 @@ def backfill(simulation: Simulation, directory: Path, end_seconds: int) -> None:
     """Store the samples of all scrapes up to ``end_seconds``, epoch, below ``directory / "data"``."""
     start = end_seconds - simulation.minutes * 60
     ranks = list(ranks_of(simulation, start))
+    if simulation.processes == 1:
+        _store(simulation, ranks, PathOfRun(simulation), directory / "scrapes.txt", start)
+        return
+    context = multiprocessing.get_context("fork")
+    processes = []
+    for number in range(simulation.processes):
+        path = PathOfRun(simulation) if number == 0 else None
+        text = directory / f"scrapes-{number}.txt"
+        some = ranks[number :: simulation.processes]
+        processes.append(context.Process(target=_store, args=(simulation, some, path, text, start)))
+        processes[-1].start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+
+
+def _store(
+    simulation: Simulation, ranks: Sequence[SimulatedRank], path: PathOfRun | None, text: Path, start: int
+) -> None:
     collectors = [RankCollector(rank.live, rank.totals, identity=True) for rank in ranks]
-    path = PathOfRun(simulation)
     slow_from_ns = (simulation.minutes - simulation.slow_minutes) * 60 * SECOND
     prefixes: dict[tuple[str, ...], str] = {}
     times = range(simulation.scrape_seconds, simulation.minutes * 60 + 1, simulation.scrape_seconds)
     for first in range(0, len(times), _PIECE_SCRAPES):
-        text = directory / "scrapes.txt"
         with text.open("w") as file:
             for seconds in times[first : first + _PIECE_SCRAPES]:
                 now = SimpleNamespace(time=lambda at=start + seconds: at, monotonic_ns=lambda at=seconds: at * SECOND)
@@ -179,11 +198,12 @@ def backfill(simulation: Simulation, directory: Path, end_seconds: int) -> None:
                             place = f"{rank.live.metadata.node}:{9400 + rank.live.metadata.local_rank}"
                             samples.append(Sample("up", rank.live.identity(), 1.0))
                             file.writelines(_lines(samples, place, start + seconds, prefixes))
-                path.train_until(seconds)
-                found = [one for family in path.collector.collect() for one in family.samples]
-                file.writelines(_lines(found, "reader:9500", start + seconds, prefixes))
+                if path is not None:
+                    path.train_until(seconds)
+                    found = [one for family in path.collector.collect() for one in family.samples]
+                    file.writelines(_lines(found, "reader:9500", start + seconds, prefixes))
             file.write("# EOF\n")
-        _promtool("tsdb", "create-blocks-from", "openmetrics", text, directory / "data")
+        _promtool("tsdb", "create-blocks-from", "openmetrics", text, text.parent / "data")
         text.unlink()
 
 

@@ -20,7 +20,7 @@ def histogram(seconds: Iterable[float]) -> StepHistogram:
 
 def steps_by_bound(counted: StepHistogram) -> dict[float, int]:
     buckets = list(counted.buckets())
-    below = [0, *(bucket.count for bucket in buckets)]
+    below = [0, *(bucket.num_steps for bucket in buckets)]
     return {
         bucket.bound_seconds: after - before
         for bucket, (before, after) in zip(buckets, pairwise(below), strict=True)
@@ -63,7 +63,7 @@ def test_ranks_whose_steps_differ_a_little_have_most_bounds_in_common() -> None:
 
 def test_counts_are_cumulative_and_the_example_of_a_bucket_is_its_newest_step() -> None:
     buckets = list(histogram([0.2, 0.21, 2.0, 200.0]).buckets())
-    assert {one.bound_seconds: (one.count, one.example.step) for one in buckets if one.example} == {
+    assert {one.bound_seconds: (one.num_steps, one.example.step) for one in buckets if one.example} == {
         0.3101: (2, 1), 3.225: (3, 2), 348.9: (4, 3),
     }  # fmt: skip
-    assert [one.count for one in buckets] == sorted(one.count for one in buckets)
+    assert [one.num_steps for one in buckets] == sorted(one.num_steps for one in buckets)

@@ -38,7 +38,7 @@ from commtrace.synth import Fault, Job, Synthetic, synthesize
 from commtrace.trace import schema
 from commtrace.trace.metadata import ClockAnchor
 from commtrace.trace.schema import Row
-from commtrace.trace.selection.step_range import StepRange
+from commtrace.trace.selection import StepRange
 from tests.e2e.prometheus import PROGRAM, PROMTOOL, Prometheus, free_port
 from tests.live.findings import live_straggler
 

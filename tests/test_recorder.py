@@ -401,7 +401,7 @@ def test_spans_are_written_while_what_describes_the_run_fails(
     assert disk.details("topology") == [{"at": 0.0}, {"at": 11.0}, {"at": 22.0}]
     assert disk.details("clock_anchor") == [{"at": 22.0}]
     assert recorder.dropped == {}
-    assert caplog.text.count("what describes the run") == 1
+    assert caplog.text.count("the metadata of the run could not be collected") == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.e2e
 MEGABITS_PER_SECOND = 400
 GBPS = MEGABITS_PER_SECOND / 8e3 * 1448 / 1514
 """Of a full frame, which is what the limit counts, these are the bytes of a message."""
-TOLERANCE = 0.1
+TOLERANCE = 0.15
+"""0.86 to 1.0 times the limit were measured on 2 cores with 16 to 40 processes to run."""
 NUM_BYTES = 16 << 20
 """0.35 s over the limited link, so that an error of the clocks of some ms does not count."""
 

@@ -123,13 +123,13 @@ def _facts(
 ) -> RunFacts:
     lowest = run.ranks[min(run.ranks)]
     state, ending = _end_of(endings)
-    words = [one.last_ns for one in endings.values() if one.last_ns is not None and one.last_ns > _EARLIEST_NS]
+    writes = [one.last_ns for one in endings.values() if one.last_ns is not None and one.last_ns > _EARLIEST_NS]
     return RunFacts(
         run=run.any_metadata.run_id,
         attempt=run.any_metadata.attempt,
         session=min(trace.metadata.session for trace in run.ranks.values()),
         started_ns=_start_of(run, first_row_ns),
-        ended_ns=max(words, default=None),
+        ended_ns=max(writes, default=None),
         world_size=run.world_size,
         ranks_recorded=len(run.ranks),
         hosts=tuple(dict.fromkeys(trace.metadata.node for trace in run.ranks.values())),

@@ -66,14 +66,14 @@ def test_a_summary_does_not_depend_on_the_zero_of_the_clocks(job: Job, offset: i
         )
         for rank, trace in run.ranks.items()
     }
-    told, expected = summary_of(replace(run, ranks=moved)), summary_of(run)
+    moved_summary, expected = summary_of(replace(run, ranks=moved)), summary_of(run)
 
-    for host in told["alignment"]["hosts"]:
+    for host in moved_summary["alignment"]["hosts"]:
         for step in host["steps"]:
             step["at_ns"] -= offset
-    for host in (*told["alignment"]["hosts"], *expected["alignment"]["hosts"]):
+    for host in (*moved_summary["alignment"]["hosts"], *expected["alignment"]["hosts"]):
         host.pop("offset_ns")
-    assert told == expected
+    assert moved_summary == expected
 
 
 @settings(max_examples=6, deadline=None)

@@ -71,21 +71,21 @@ def test_values_are_rounded_to_the_middle_of_what_their_leading_bits_leave_open(
 @given(values=VALUES, percent=st.integers(1, 100))
 def test_rounded_quantiles_are_wrong_by_half_a_thousandth_at_most(values: list[int], percent: int) -> None:
     exact, rounded = of(*values), of(*values).round()
-    told, known = rounded.nearest_rank(percent), exact.nearest_rank(percent)
+    estimate, known = rounded.nearest_rank(percent), exact.nearest_rank(percent)
 
-    assert told is not None
+    assert estimate is not None
     assert known is not None
-    assert abs(told - known) <= known / 2_048
+    assert abs(estimate - known) <= known / 2_048
     assert (len(rounded), rounded.maximum) == (len(exact), exact.maximum)
 
 
 @given(values=st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=40))
 def test_bandwidths_have_a_median_too(values: list[float]) -> None:
     exact = Distribution.of(np.array(values))
-    told = exact.round().median()
+    estimate = exact.round().median()
 
     assert exact.median() == float(np.median(values))
-    assert told == pytest.approx(float(np.median(values)), rel=1 / 2_048)
+    assert estimate == pytest.approx(float(np.median(values)), rel=1 / 2_048)
 
 
 @given(first=VALUES, second=VALUES)

@@ -35,12 +35,12 @@ def summarised(run: Run, steps: str | None = None) -> Summary:
 
 def test_its_json_has_the_promised_shape() -> None:
     printed = summarised(PipelineJob(2, 4, data_parallel=2, transfer_ns=1_000, all_reduce_ns=MS).run()).to_json()
-    told: dict[str, Any] = json.loads(json.dumps(printed))
+    summary: dict[str, Any] = json.loads(json.dumps(printed))
     assert {"id", "attempt", "world_size", "hosts", "steps", "backend", "device", "versions", "parallel"} <= set(
-        told["run"]
+        summary["run"]
     )
-    assert {"method", "observations", "residual_ns", "hosts"} <= set(told["alignment"])
-    for rank in told["ranks"]:
+    assert {"method", "observations", "residual_ns", "hosts"} <= set(summary["alignment"])
+    for rank in summary["ranks"]:
         expected = {
             "rank",
             "host",
@@ -52,13 +52,13 @@ def test_its_json_has_the_promised_shape() -> None:
         }
         assert expected <= set(rank)
         assert all({"wait", "transfer"} == set(parts) for parts in rank["exposed_ns"].values())
-    for row in told["communication"]:
+    for row in summary["communication"]:
         assert {"role", "operation", "group_size", "count", "bytes", "duration_ns", "algbw_gbps"} <= set(row)
         assert {"busbw_gbps", "exposed_ns", "hidden_ns", "wait_ns"} <= set(row)
         assert {"p50", "p99", "max", "sum"} == set(row["duration_ns"])
-    assert {"captured", "dropped", "missing", "not_visible"} == set(told["coverage"])
-    assert isinstance(told["stragglers"], list)
-    assert isinstance(told["verdict"], str)
+    assert {"captured", "dropped", "missing", "not_visible"} == set(summary["coverage"])
+    assert isinstance(summary["stragglers"], list)
+    assert isinstance(summary["verdict"], str)
 
 
 @pytest.mark.parametrize("extra", [0, 333_333])
@@ -71,12 +71,12 @@ def test_the_parts_of_every_rank_add_up_to_its_step(extra: int) -> None:
 
 def test_an_ideal_pipeline_reads_as_its_formula() -> None:
     job = PipelineJob(4, 8, forward_ns=MS, backward_ns=2 * MS)
-    told = summarised(job.run())
-    assert [rank.wall_ns for rank in told.ranks] == [33 * MS] * 4
-    assert [rank.part("compute") for rank in told.ranks] == [24 * MS] * 4
-    assert [rank.part("bubble") for rank in told.ranks] == [9 * MS, 7 * MS, 5 * MS, 3 * MS]
-    assert [rank.part("other") for rank in told.ranks] == [0] * 4
-    assert told.problems == ()
+    summary = summarised(job.run())
+    assert [rank.wall_ns for rank in summary.ranks] == [33 * MS] * 4
+    assert [rank.part("compute") for rank in summary.ranks] == [24 * MS] * 4
+    assert [rank.part("bubble") for rank in summary.ranks] == [9 * MS, 7 * MS, 5 * MS, 3 * MS]
+    assert [rank.part("other") for rank in summary.ranks] == [0] * 4
+    assert summary.problems == ()
 
 
 def test_the_first_step_is_left_out_as_warm_up_and_that_is_told() -> None:
@@ -87,8 +87,8 @@ def test_the_first_step_is_left_out_as_warm_up_and_that_is_told() -> None:
 
 @pytest.mark.parametrize(("steps", "first", "last", "count"), [("0:2", 0, 1, 2), ("3", 3, 3, 1), ("0:5:2", 0, 4, 3)])
 def test_the_user_chooses_the_steps(steps: str, first: int, last: int, count: int) -> None:
-    told = summarised(PipelineJob(2, 2, steps=5).run(), steps)
-    assert told.run.steps.to_json() == {"first": first, "last": last, "count": count, "left_out": []}
+    summary = summarised(PipelineJob(2, 2, steps=5).run(), steps)
+    assert summary.run.steps.to_json() == {"first": first, "last": last, "count": count, "left_out": []}
 
 
 def test_steps_that_cannot_be_read_are_refused() -> None:
@@ -105,9 +105,9 @@ def test_ranks_that_number_their_steps_differently_are_told_of() -> None:
     """Rank 1 resumed from another checkpoint: its step 4 is everybody else's step 1."""
     run = synthesize(Job(pp=2, dp=2, microbatches=4, steps=8)).run
     shifted = run.ranks[1].spans.replace(step=run.ranks[1].spans.step + np.int32(3))
-    told = summarised(replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], spans=shifted)}))
+    summary = summarised(replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], spans=shifted)}))
 
-    (problem,) = [text for text in told.problems if "number their steps differently" in text]
+    (problem,) = [text for text in summary.problems if "number their steps differently" in text]
     found = re.search(r"what rank (\d) does in step (\d+) meets what rank (\d) does in step (\d+)", problem)
     assert found
     one, step, other, other_step = map(int, found.groups())
@@ -121,10 +121,10 @@ def test_spans_that_end_before_they_start_are_told_of() -> None:
     spans = run.ranks[1].spans
     end = spans.end.copy()
     end[spans.kind == schema.FORWARD] -= 10**9
-    told = summarised(replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], spans=spans.replace(end=end))}))
+    summary = summarised(replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], spans=spans.replace(end=end))}))
 
-    assert any("8 spans of rank 1 end before they start" in text for text in told.problems)
-    assert all(sum(map(rank.part, PARTS)) == rank.wall_ns for rank in told.ranks)
+    assert any("8 spans of rank 1 end before they start" in text for text in summary.problems)
+    assert all(sum(map(rank.part, PARTS)) == rank.wall_ns for rank in summary.ranks)
 
 
 def test_of_no_step_nothing_is_said_to_be_missing() -> None:
@@ -133,10 +133,10 @@ def test_of_no_step_nothing_is_said_to_be_missing() -> None:
         rank: replace(trace, spans=trace.spans.take(np.flatnonzero((trace.spans.step < 2) == (rank == 0))))
         for rank, trace in run.ranks.items()
     }
-    told = summarised(replace(run, ranks=halves))
+    summary = summarised(replace(run, ranks=halves))
 
-    assert told.coverage.not_visible == ()
-    assert told.problems == (
+    assert summary.coverage.not_visible == ()
+    assert summary.problems == (
         "No step was recorded in full by every rank; there is nothing to show. The ranks number their steps "
         "differently: 0–1; 2–3.",
     )
@@ -147,43 +147,43 @@ def test_a_rank_killed_in_its_last_step_does_not_spoil_the_others() -> None:
     last = run.ranks[1].spans
     cut = last.take((last.step < 3) | (last.kind != 0))
     in_flight = (InFlight("recv", group=1, seq=9, start=5),)
-    told = summarised(
+    summary = summarised(
         replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], spans=cut, closed=False, in_flight=in_flight)})
     )
-    assert told.run.steps.used == (1, 2)
-    assert "Not ended cleanly (killed, or still running): rank 1." in told.problems
-    assert "Rank 1 was last seen in recv number 9." in told.problems
-    assert "1 step was left out because not every rank recorded them in full." in told.problems
+    assert summary.run.steps.used == (1, 2)
+    assert "Not ended cleanly (killed, or still running): rank 1." in summary.problems
+    assert "Rank 1 was last seen in recv number 9." in summary.problems
+    assert "1 step was left out because not every rank recorded them in full." in summary.problems
 
 
 def test_a_run_without_steps_is_shown_whole() -> None:
     message = collective("all_reduce", PAIR, 0, 40, 60, id=1)
     run = make_run({rank: [span("forward", 0, 40), message, stall(message, 40, 60)] for rank in (0, 1)}, [PAIR])
-    told = summarised(run)
-    assert told.run.steps.to_json() == {"first": None, "last": None, "count": 0, "left_out": []}
-    assert [rank.wall_ns for rank in told.ranks] == [60, 60]
-    assert [rank.exposed for rank in told.ranks] == [{"dp": ExposedTime(wait_ns=0, transfer_ns=20)}] * 2
-    assert told.problems[0].startswith("No step was recorded; all of the recording is shown as one.")
+    summary = summarised(run)
+    assert summary.run.steps.to_json() == {"first": None, "last": None, "count": 0, "left_out": []}
+    assert [rank.wall_ns for rank in summary.ranks] == [60, 60]
+    assert [rank.exposed for rank in summary.ranks] == [{"dp": ExposedTime(wait_ns=0, transfer_ns=20)}] * 2
+    assert summary.problems[0].startswith("No step was recorded; all of the recording is shown as one.")
 
 
 def test_ranks_that_share_no_step_leave_nothing_to_show() -> None:
-    told = summarised(make_run({0: [span("step", 0, 10, step=0)], 1: [span("step", 0, 10, step=1)]}))
-    assert (told.ranks, told.communication, told.pipeline) == ((), (), None)
-    assert told.verdict == "No step was recorded by all ranks: there is nothing to judge."
+    summary = summarised(make_run({0: [span("step", 0, 10, step=0)], 1: [span("step", 0, 10, step=1)]}))
+    assert (summary.ranks, summary.communication, summary.pipeline) == ((), (), None)
+    assert summary.verdict == "No step was recorded by all ranks: there is nothing to judge."
 
 
 def test_steps_that_ranks_number_differently_are_said_to_be_so() -> None:
-    told = summarised(make_run({0: [span("step", 0, 10, step=0)], 1: [span("step", 0, 10, step=1)]}))
+    summary = summarised(make_run({0: [span("step", 0, 10, step=0)], 1: [span("step", 0, 10, step=1)]}))
     assert (
         "No step was recorded in full by every rank; there is nothing to show. The ranks number their steps "
         "differently: 0; 1."
-    ) in told.problems
+    ) in summary.problems
 
 
 def test_steps_of_one_number_are_told() -> None:
     rows = [span("step", start, start + 10, step=start % 20 // 10) for start in range(0, 40, 10)]
-    told = summarised(make_run({0: rows, 1: rows[:2]}))
-    assert any(problem.startswith("Step numbers occur more than once on rank 0:") for problem in told.problems)
+    summary = summarised(make_run({0: rows, 1: rows[:2]}))
+    assert any(problem.startswith("Step numbers occur more than once on rank 0:") for problem in summary.problems)
 
 
 def test_steps_of_no_length_are_no_error() -> None:
@@ -194,16 +194,16 @@ def test_steps_of_no_length_are_no_error() -> None:
 def test_calls_that_send_nothing_are_not_to_be_overlapped() -> None:
     alone = group("tp", 0)
     call = collective("all_reduce", alone, 0, 1, 8, step=0, id=1)
-    told = summarised(make_run({0: [span("step", 0, 10, step=0), call, stall(call, 1, 8)]}, [alone]))
-    assert "exposed tp communication" in told.verdict
-    assert "Its groups have one rank and send nothing" in told.verdict
+    summary = summarised(make_run({0: [span("step", 0, 10, step=0), call, stall(call, 1, 8)]}, [alone]))
+    assert "exposed tp communication" in summary.verdict
+    assert "Its groups have one rank and send nothing" in summary.verdict
 
 
 def test_no_communication_is_said_in_words() -> None:
-    told = summarised(make_run({0: [span("step", 0, 10, step=0), span("forward", 0, 10)]}))
-    assert NO_COMMUNICATION in told.problems
-    assert told.communication == ()
-    assert told.ranks[0].exposed == {}
+    summary = summarised(make_run({0: [span("step", 0, 10, step=0), span("forward", 0, 10)]}))
+    assert NO_COMMUNICATION in summary.problems
+    assert summary.communication == ()
+    assert summary.ranks[0].exposed == {}
 
 
 def test_hosts_with_different_clocks_give_the_same_summary() -> None:
@@ -225,20 +225,20 @@ def test_hosts_that_cannot_be_aligned_are_told_with_what_that_means() -> None:
         0: [span("step", 0, 100, step=0), p2p("send", pipeline, 1, 0, 0, 10, step=0)],
         1: [span("step", 0, 100, step=0), p2p("recv", pipeline, 0, 0, 0, 10, step=0)],
     }
-    told = summarised(make_run(rows, [pipeline], nodes={0: "a", 1: "b"}))
-    assert told.alignment.refused is not None
-    assert any(problem.startswith("Clocks are not aligned") for problem in told.problems)
-    assert {row.wait_ns for row in told.communication} == {None}
+    summary = summarised(make_run(rows, [pipeline], nodes={0: "a", 1: "b"}))
+    assert summary.alignment.refused is not None
+    assert any(problem.startswith("Clocks are not aligned") for problem in summary.problems)
+    assert {row.wait_ns for row in summary.communication} == {None}
 
 
 def test_what_spoils_the_numbers_is_told() -> None:
     rows = {0: [span("step", 0, 100, step=0), collective("all_reduce", PAIR, 0, 0, 0, id=1, step=0)]}
-    told = summarised(make_run(rows, [PAIR], world_size=2, dropped={"p2p": 5}, details={1: '{"unfinished": true}'}))
-    text = " ".join(told.problems)
+    summary = summarised(make_run(rows, [PAIR], world_size=2, dropped={"p2p": 5}, details={1: '{"unfinished": true}'}))
+    text = " ".join(summary.problems)
     assert "5 spans were dropped on rank 0" in text
     assert "1 of 1 communications could not be matched on all members" in text
     assert "1 communications were never seen to end" in text
-    assert told.coverage.dropped == {"p2p": 5}
+    assert summary.coverage.dropped == {"p2p": 5}
 
 
 def test_members_that_disagree_are_told() -> None:
@@ -246,8 +246,8 @@ def test_members_that_disagree_are_told() -> None:
         rank: [span("step", 0, 100, step=0), collective("all_reduce", PAIR, 0, 0, 10, bytes=rank, step=0)]
         for rank in (0, 1)
     }
-    told = summarised(make_run(rows, [PAIR]))
-    assert "2 communications differ between their members in operation, bytes or dtype." in told.problems
+    summary = summarised(make_run(rows, [PAIR]))
+    assert "2 communications differ between their members in operation, bytes or dtype." in summary.problems
 
 
 def test_what_the_reader_noticed_comes_first() -> None:
@@ -263,15 +263,15 @@ def test_waiting_for_missing_ranks_is_not_called_transfer(stages: int, missing: 
     run = PipelineJob(stages, 8, extra_forward_ns={stages - 1: 4 * MS}).run()
     partial = replace(run, ranks={rank: trace for rank, trace in run.ranks.items() if rank not in missing})
 
-    told = summarised(partial).verdict
+    summary = summarised(partial).verdict
 
-    assert told.endswith(f"How much of it is waiting is unknown, {why}")
-    assert "transfer" not in told
+    assert summary.endswith(f"How much of it is waiting is unknown, {why}")
+    assert "transfer" not in summary
 
 
 def test_communication_without_anything_that_computes_is_said_in_words() -> None:
     reduce = collective("all_reduce", group("dp", 0), 0, 10, 20, step=0, id=1)
-    told = summarise(make_run({0: [span("step", 0, 100, step=0), reduce]}, [group("dp", 0)]))
-    assert NO_COMPUTE in told.problems
+    summary = summarise(make_run({0: [span("step", 0, 100, step=0), reduce]}, [group("dp", 0)]))
+    assert NO_COMPUTE in summary.problems
     computed = [span("step", 0, 100, step=0), span("forward", 0, 10, step=0), reduce]
     assert NO_COMPUTE not in summarise(make_run({0: computed}, [group("dp", 0)])).problems

@@ -114,7 +114,7 @@ def examine(
 
 def _identity(run: Run, endings: Mapping[int, Ending]) -> ExaminedRun:
     metadata = run.any_metadata
-    words = [ending.last_ns for ending in endings.values() if ending.last_ns is not None]
+    writes = [ending.last_ns for ending in endings.values() if ending.last_ns is not None]
     return ExaminedRun(
         id=metadata.run_id,
         attempt=metadata.attempt,
@@ -125,7 +125,7 @@ def _identity(run: Run, endings: Mapping[int, Ending]) -> ExaminedRun:
         backend=metadata.backend,
         device=metadata.device,
         states=dict(Counter(ending.state for ending in endings.values())),
-        last_written_ns=max(words, default=None),
+        last_written_ns=max(writes, default=None),
         versions=dict(metadata.versions),
         differing_versions=_differing_versions(run.ranks.values()),
     )

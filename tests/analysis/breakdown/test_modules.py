@@ -38,9 +38,9 @@ def rank(late: int) -> list[Row]:
 
 
 def test_layers_are_one_row_and_stalls_count_in_all_modules_around_them() -> None:
-    told = summarise(make_run({0: rank(0), 1: rank(50)}, [TP]))
+    found = summarise(make_run({0: rank(0), 1: rank(50)}, [TP]))
 
-    assert [row.to_json() for row in told.modules] == [
+    assert [row.to_json() for row in found.modules] == [
         {
             "module": "layers.*", "modules": 2, "calls": 4, "forward_ns": 4_000, "backward_ns": 3_800,
             "recompute_ns": 600, "exposed_ns": 350, "median_step_ns": 3_900, "p95_step_ns": 3_900, "slowest_rank": 0,
@@ -66,11 +66,11 @@ def test_median_and_tail_over_steps_and_which_rank_is_slowest() -> None:
             ]
         return rows
 
-    (told,) = summarise(make_run({0: steps(0), 1: steps(0), 2: steps(100)}), steps="0:20").modules
+    (found,) = summarise(make_run({0: steps(0), 1: steps(0), 2: steps(100)}), steps="0:20").modules
 
     # 200, 202 … 238 on ranks 0 and 1; on rank 2 every other step is 200 longer: the 30th and the 57th of 60 values.
-    assert (told.step_quantile(50), told.step_quantile(95)) == (222, 426)
-    assert told.slowest() == (2, 236 / 218 - 1)
+    assert (found.step_quantile(50), found.step_quantile(95)) == (222, 426)
+    assert found.slowest() == (2, 236 / 218 - 1)
 
     (alone,) = summarise(make_run({0: steps(0)}), steps="0:20").modules
     assert alone.slowest() == (None, None)
@@ -126,8 +126,8 @@ def test_a_stall_in_a_repeated_forward_counts_once() -> None:
     ]
     around = [*rows[:1], module("layers.0 backward", 2_600, 3_900), *rows[2:]]
     for one in (rows, around):
-        (told,) = summarise(make_run({0: one, 1: one}, [TP])).modules
-        assert told.exposed_ns == 400
+        (found,) = summarise(make_run({0: one, 1: one}, [TP])).modules
+        assert found.exposed_ns == 400
 
 
 def test_modules_change_no_other_number() -> None:

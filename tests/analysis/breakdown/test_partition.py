@@ -127,7 +127,7 @@ def test_a_stall_across_the_end_of_a_step_is_shared_between_the_steps() -> None:
 
 
 def test_communication_behind_compute_is_hidden_and_outside_the_sum() -> None:
-    """Two all_reduces, 10–50 and 30–70; the lane computes until 60 and then stands still for the second one."""
+    """Two all_reduces, 10–50 and 30–70; the lane computes until 60 and then stalls on the second one."""
     first = collective("all_reduce", DATA_PARALLEL, 0, 10, 50, id=1, is_async=True)
     second = collective("all_reduce", DATA_PARALLEL, 1, 30, 70, id=2, is_async=True)
     rows = [span("step", 0, 100, step=0), span("backward", 0, 60), first, second, stall(second, 60, 70)]

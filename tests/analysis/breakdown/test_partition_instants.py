@@ -27,7 +27,7 @@ class Believed:
         self.spans, self.table = trace.spans, table
         self.ready = matches.stall_ready
         self.role = [roles.words[code] for code in roles.ranks[trace.rank].role]
-        self.stood: Counter[tuple[int, int, State]] = Counter()
+        self.stalled: Counter[tuple[int, int, State]] = Counter()
 
     def look(self, instant: int) -> tuple[State, bool]:
         """The state, and whether communication is in flight behind work."""
@@ -40,22 +40,22 @@ class Believed:
         # By priority, then the innermost; the state decides what is left.
         best = max(claims, default=None, key=lambda claim: (claim[0], claim[1], -claim[2], claim[3]))
         state = State(OTHER) if best is None else self.table.states[best[3]]
-        standing = best is not None and best[0] == STALL_PRIORITY
-        if best is not None and standing:
-            self.stood[best[1], best[2], state] += 1
+        is_stall = best is not None and best[0] == STALL_PRIORITY
+        if best is not None and is_stall:
+            self.stalled[best[1], best[2], state] += 1
         in_flight = ((spans.kind == schema.P2P) & (spans.start <= instant) & (instant < spans.end)).any()
-        return state, bool(in_flight and not standing)
+        return state, bool(in_flight and not is_stall)
 
-    def told(self, stalled_ns: Int64) -> Counter[tuple[int, int, State]]:
+    def of_table(self, stalled_ns: Int64) -> Counter[tuple[int, int, State]]:
         """What each row stands for, by what it claims: of those that claim the same, any one may be believed."""
-        stood: Counter[tuple[int, int, State]] = Counter()
+        stalled: Counter[tuple[int, int, State]] = Counter()
         for row in np.flatnonzero(stalled_ns.any(axis=1)).tolist():
             first, last = int(self.spans.start[row]), int(self.spans.end[row]) - 1
             for instant, ns in zip((first, last), stalled_ns[row].tolist(), strict=True):
                 claim = self._claim(row, instant)
                 assert claim is not None
-                stood[claim[1], claim[2], self.table.states[claim[3]]] += ns
-        return +stood
+                stalled[claim[1], claim[2], self.table.states[claim[3]]] += ns
+        return +stalled
 
     def _claim(self, row: int, instant: int) -> tuple[int, int, int, int] | None:
         spans, kind = self.spans, int(self.spans.kind[row])
@@ -90,4 +90,4 @@ def test_every_instant_is_in_the_state_that_is_believed(rows: list[Row], other: 
                 hidden += is_hidden
             assert table.ns[row].tolist() == expected.tolist()
             assert table.hidden_ns[row] == hidden
-        assert believed.told(table.stalled_ns[rank]) == believed.stood
+        assert believed.of_table(table.stalled_ns[rank]) == believed.stalled

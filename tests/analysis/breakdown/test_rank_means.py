@@ -34,9 +34,9 @@ def test_a_mean_step_adds_up() -> None:
     run = make_run({0: rows}, coordinates={"dp": 0})
     matches = match(run)
     (mean,) = rank_means(run, partition(run, matches), matches)
-    told = mean.to_json()
-    assert told["wall_ns"] == 100
-    assert sum(told[f"{part}_ns"] for part in PARTS) == 100
-    assert (told["rank"], told["host"], told["coordinates"]) == (0, "node0", {"dp": 0})
-    assert told["compute_ns"] == sum(told["compute_phases_ns"].values()) == 24  # 71 / 3 = 23.67
-    assert (told["data_ns"], told["gc_ns"], told["other_ns"]) == (2, 0, 74)  # 2.33, 0.33 and 73.67
+    written = mean.to_json()
+    assert written["wall_ns"] == 100
+    assert sum(written[f"{part}_ns"] for part in PARTS) == 100
+    assert (written["rank"], written["host"], written["coordinates"]) == (0, "node0", {"dp": 0})
+    assert written["compute_ns"] == sum(written["compute_phases_ns"].values()) == 24  # 71 / 3 = 23.67
+    assert (written["data_ns"], written["gc_ns"], written["other_ns"]) == (2, 0, 74)  # 2.33, 0.33 and 73.67

@@ -28,7 +28,7 @@ def summed(calls: Calls) -> CallSums:
     return sums
 
 
-def told(sums: CallSums) -> list[object]:
+def found(sums: CallSums) -> list[object]:
     return [
         sorted(np.concatenate(value.parts).tolist()) if name == "durations" else value
         for name in CallSums.__slots__
@@ -43,7 +43,7 @@ def test_sums_of_two_parts_are_those_of_the_whole(count: int, seed: int, random:
 
     parts = [summed(calls.take(rows)) for rows in (np.arange(cut), np.arange(cut, count))]
 
-    assert told(parts[0] + parts[1]) == told(summed(calls))
+    assert found(parts[0] + parts[1]) == found(summed(calls))
 
 
 def test_of_an_uneven_all_to_all_only_what_goes_to_others_moves() -> None:

@@ -28,7 +28,7 @@ def step(*rows: Row) -> list[Row]:
 
 
 def test_a_row_computed_by_hand() -> None:
-    """Rank 0 comes at 100 and stands still, rank 1 comes at 400 and computes until 600; both are done at 800."""
+    """Rank 0 comes at 100 and stalls, rank 1 comes at 400 and computes until 600; both are done at 800."""
     mine = collective("all_reduce", PAIR, 0, 100, 800, id=1, bytes=1_200)
     theirs = collective("all_reduce", PAIR, 0, 400, 800, id=1, bytes=1_200, is_async=True)
     run = make_run({0: step(mine, stall(mine, 100, 800)), 1: step(theirs, stall(theirs, 600, 800))}, [PAIR])
@@ -199,7 +199,7 @@ def test_a_coalesced_bracket_counts_once_per_operation_with_the_bytes_of_its_mem
     gather, reduce = table(run)["dp", "all_gather"], table(run)["dp", "all_reduce"]
     assert (gather.count, gather.num_bytes, gather.duration_sum_ns) == (1, 400, 100)
     assert (reduce.count, reduce.num_bytes, reduce.duration_sum_ns) == (1, 50, 100)
-    # The lane stood still for the bracket: what ran meanwhile is not hidden, whichever member the stall names.
+    # The lane stalled on the bracket: what ran meanwhile is not hidden, whichever member the stall names.
     assert (gather.hidden_ns, reduce.hidden_ns) == (50, 50)
 
 
@@ -260,7 +260,7 @@ def test_nothing_communicated_is_an_empty_table() -> None:
 
 
 def test_an_end_that_nothing_measured_is_counted_as_an_upper_bound() -> None:
-    """Of four calls behind compute two are over at an unknown time; one is stood still for to its end, one measured."""
+    """Of four calls behind compute two are over at an unknown time; one is stalled on to its end, one measured."""
     unknown, measured = schema.UNKNOWN_TIMING, schema.NCCL_TIMING
     calls = [
         collective("all_reduce", PAIR, seq, 100 * seq, 100 * seq + 50, id=seq, is_async=True, timing=timing)

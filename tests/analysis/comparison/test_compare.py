@@ -127,8 +127,8 @@ def test_versions_environment_and_layout_that_differ_are_told() -> None:
         )
         for rank, trace in after.ranks.items()
     }
-    told = compared(job(), replace(after, ranks=ranks)).circumstances
-    assert told == (
+    found = compared(job(), replace(after, ranks=ranks)).circumstances
+    assert found == (
         ("NCCL_ALGO", "–", "Ring"),
         ("dp (parallel)", "–", "2"),
         ("torch (version)", "2.13.0", "2.14.0"),

@@ -33,17 +33,17 @@ def test_ratios_are_medians_over_pairs_of_steps_without_the_warm_up() -> None:
         (run(20), run(20, 8, rss=650, **recorded)),
         (run(10), run(12, 8.8, rss=650, **recorded)),
     ]
-    told: Any = summarise_overhead(pairs).to_json()
+    result: Any = summarise_overhead(pairs).to_json()
 
-    assert told["clock"] == "optimizer"
-    assert told["step_time"]["without"] == 10 * MS
-    assert told["step_time"]["with"] == 12 * MS
-    assert told["step_time"]["ratio"] == {"median": pytest.approx(1.1), "low": 1.0, "high": pytest.approx(1.2)}
-    assert told["step_cpu"]["ratio"]["median"] == pytest.approx(1.1)
-    assert told["job_cpu"]["ratio"]["median"] == 1.0
-    assert told["noise"]["median"] == pytest.approx((2 + 0.5) / 2)
-    assert told["memory_bytes"] == {"median": 150, "max": 200}
-    assert told["recorded"] == {
+    assert result["clock"] == "optimizer"
+    assert result["step_time"]["without"] == 10 * MS
+    assert result["step_time"]["with"] == 12 * MS
+    assert result["step_time"]["ratio"] == {"median": pytest.approx(1.1), "low": 1.0, "high": pytest.approx(1.2)}
+    assert result["step_cpu"]["ratio"]["median"] == pytest.approx(1.1)
+    assert result["job_cpu"]["ratio"]["median"] == 1.0
+    assert result["noise"]["median"] == pytest.approx((2 + 0.5) / 2)
+    assert result["memory_bytes"] == {"median": 150, "max": 200}
+    assert result["recorded"] == {
         "steps": 72,
         "spans_per_step": 100.0,
         "bytes_per_step": 1000.0,
@@ -53,12 +53,12 @@ def test_ratios_are_medians_over_pairs_of_steps_without_the_warm_up() -> None:
 
 
 def test_without_stamps_whole_runs_are_compared() -> None:
-    told: Any = summarise_overhead([(run(10, ranks=0), run(11, ranks=0))]).to_json()
+    result: Any = summarise_overhead([(run(10, ranks=0), run(11, ranks=0))]).to_json()
 
-    assert told["clock"] == "wall"
-    assert told["step_time"]["ratio"]["median"] == pytest.approx(1.1)
-    assert (told["step_cpu"], told["memory_bytes"], told["noise"]) == (None, None, None)
-    assert told["recorded"]["bytes_per_span"] is None
+    assert result["clock"] == "wall"
+    assert result["step_time"]["ratio"]["median"] == pytest.approx(1.1)
+    assert (result["step_cpu"], result["memory_bytes"], result["noise"]) == (None, None, None)
+    assert result["recorded"]["bytes_per_span"] is None
 
 
 def test_a_command_of_one_step_is_compared_as_a_whole() -> None:

@@ -30,14 +30,14 @@ def hung() -> Run:
 
 
 def test_what_each_rank_had_enqueued_and_from_where() -> None:
-    told = examine(hung(), now_ns=NOW_NS, flight_calls=[*calls(0, 6, state="started"), *calls(1, 5)])
+    diagnosis = examine(hung(), now_ns=NOW_NS, flight_calls=[*calls(0, 6, state="started"), *calls(1, 5)])
 
-    assert told.flight_recorder.groups[0].offset == 1
-    assert told.flight_recorder.stops[0] == (
+    assert diagnosis.flight_recorder.groups[0].offset == 1
+    assert diagnosis.flight_recorder.stops[0] == (
         FlightState(0, True, 5, 6, "all_reduce", "started", ("train.py:6 step",)),
         FlightState(1, False, 4, 5, "all_reduce", "completed", ("train.py:5 step",)),
     )
-    story = told.hang.sentences
+    story = diagnosis.hang.sentences
     assert "  Flight recorder: rank 0: all_reduce started (collective_seq_id 6) from train.py:6 step." in story
     assert (
         "  Flight recorder: rank 1: not there; last all_reduce completed (collective_seq_id 5) from train.py:5 step."
@@ -46,15 +46,17 @@ def test_what_each_rank_had_enqueued_and_from_where() -> None:
 
 
 def test_a_dump_knows_of_an_arrival_of_which_the_files_do_not() -> None:
-    told = examine(hung(), now_ns=NOW_NS, flight_calls=[*calls(0, 6, state="started"), *calls(1, 6, state="scheduled")])
-    (stop,) = told.hang.stops
+    diagnosis = examine(
+        hung(), now_ns=NOW_NS, flight_calls=[*calls(0, 6, state="started"), *calls(1, 6, state="scheduled")]
+    )
+    (stop,) = diagnosis.hang.stops
     assert (stop.arrived, stop.missing) == ((0, 1), ())
 
 
 def test_a_rank_without_files_is_known_by_its_dump() -> None:
     run = stopped_run({0: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]}, world_size=2)
-    told = examine(run, now_ns=NOW_NS, flight_calls=calls(1, 5))
-    assert [one.rank for one in told.flight_recorder.stops[0]] == [1]
+    diagnosis = examine(run, now_ns=NOW_NS, flight_calls=calls(1, 5))
+    assert [one.rank for one in diagnosis.flight_recorder.stops[0]] == [1]
 
 
 @pytest.mark.parametrize("before", [0, 3, 1000])

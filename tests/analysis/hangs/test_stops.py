@@ -64,9 +64,9 @@ def test_a_rank_stopped_in_the_middle_of_its_work_had_come_as_far_as_others_got_
     assert (stop.kind, stop.seq, stop.arrived, dict(stop.missing)) == ("hung", 50, (0,), {1: 49})
     assert stop.waited_ns == 4 * SECOND
 
-    told = examine(run, now_ns=NOW_NS - 3600 * SECOND, ask=lambda metadata: "runs")
-    assert {one.state for one in told.ranks} == {"running"}
-    assert [*told.findings] == ["The job hangs: 1 communication waits in the end for rank 1."]
+    diagnosis = examine(run, now_ns=NOW_NS - 3600 * SECOND, ask=lambda metadata: "runs")
+    assert {one.state for one in diagnosis.ranks} == {"running"}
+    assert [*diagnosis.findings] == ["The job hangs: 1 communication waits in the end for rank 1."]
 
 
 @pytest.mark.parametrize("operation", ["broadcast", "reduce"])
@@ -149,9 +149,9 @@ def test_who_raised_by_itself_failed_before_those_whose_communication_did() -> N
 
 
 def test_of_ranks_that_were_killed_the_one_failed_first_whose_communication_did_not_fail() -> None:
-    told = examine(job_of_three({1: "RuntimeError"}, cut_off=[0, 1]), now_ns=NOW_NS)
-    assert told.first_failure == FirstFailure((2,), raised=False, cut_off=(0, 1))
-    assert told.findings[0] == (
+    diagnosis = examine(job_of_three({1: "RuntimeError"}, cut_off=[0, 1]), now_ns=NOW_NS)
+    assert diagnosis.first_failure == FirstFailure((2,), raised=False, cut_off=(0, 1))
+    assert diagnosis.findings[0] == (
         "Failed first: rank 2 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
         "which. Ranks 0–1 failed because it was gone. Until it is known why, keep its node out of the next job: start "
         "it on another host."
@@ -159,8 +159,8 @@ def test_of_ranks_that_were_killed_the_one_failed_first_whose_communication_did_
 
 
 def test_where_nothing_tells_two_killed_ranks_apart_both_are_named() -> None:
-    told = examine(job_of_three({1: "RuntimeError"}, cut_off=[1]), now_ns=NOW_NS)
-    assert told.findings[0] == (
+    diagnosis = examine(job_of_three({1: "RuntimeError"}, cut_off=[1]), now_ns=NOW_NS)
+    assert diagnosis.findings[0] == (
         "Failed first: one of ranks 0, 2, whose files break off; which, the launcher's log says (torchrun: \"first "
         'observed failure").'
     )
@@ -191,8 +191,8 @@ def seen_by(run: Run, looks: Mapping[int, tuple[tuple[int, ...], ...]]) -> Run:
     ],
 )
 def test_whom_the_others_saw_end_first(looks: Mapping[int, tuple[tuple[int, ...], ...]], first: list[int]) -> None:
-    told = examine(seen_by(job_of_three({1: "RuntimeError"}, cut_off=[1]), looks), now_ns=NOW_NS)
-    assert (told.first_failure.ranks, told.first_failure.together) == (tuple(first), False)
+    diagnosis = examine(seen_by(job_of_three({1: "RuntimeError"}, cut_off=[1]), looks), now_ns=NOW_NS)
+    assert (diagnosis.first_failure.ranks, diagnosis.first_failure.together) == (tuple(first), False)
 
 
 MS = 1_000_000
@@ -280,8 +280,8 @@ def test_nobody_raised_and_all_break_off_but_it_was_seen_who_was_first(looks: Lo
 def test_hosts_have_monotonic_clocks_of_their_own() -> None:
     run = broken_off({1: (PeerLook(0, (0,)), PeerLook(12 * MS, ())), 2: (PeerLook(5000 * MS, (0,)),)})
     elsewhere = replace(run.ranks[2], metadata=replace(run.ranks[2].metadata, node="node1"))
-    told = examine(replace(run, ranks={**run.ranks, 2: elsewhere}), now_ns=NOW_NS)
-    assert told.first_failure == FirstFailure((0,), raised=False, cut_off=(), ahead_ns=0)
+    diagnosis = examine(replace(run, ranks={**run.ranks, 2: elsewhere}), now_ns=NOW_NS)
+    assert diagnosis.first_failure == FirstFailure((0,), raised=False, cut_off=(), ahead_ns=0)
 
 
 @pytest.mark.parametrize("last", [{}, {0: 97}])
@@ -289,24 +289,24 @@ def test_a_job_that_hung_was_ended_for_that_whoever_went_first(last: Mapping[int
     """Ranks that hang write seldom: their last words may be seconds apart, though all were killed together."""
     hung = {rank: [flight(WORLD, 5)] for rank in (0, 1)}
     looks = {1: (PeerLook(0, (0,)), PeerLook(80 * MS, ()))}
-    told = examine(broken_off(looks, in_flight=hung, last=last), now_ns=NOW_NS)
-    assert told.first_failure is None
-    assert told.findings[0] == "The job hangs: 1 communication waits in the end for rank 2."
+    diagnosis = examine(broken_off(looks, in_flight=hung, last=last), now_ns=NOW_NS)
+    assert diagnosis.first_failure is None
+    assert diagnosis.findings[0] == "The job hangs: 1 communication waits in the end for rank 2."
 
 
 def test_who_died_and_was_waited_for_until_the_launcher_came_failed_first() -> None:
     waiting = {rank: [flight(WORLD, 5, since=96)] for rank in (0, 1)}
     looks = {0: (PeerLook(0, (2,)), PeerLook(12 * MS, ()))}
-    told = examine(broken_off(looks, in_flight=waiting, last={2: 95}), now_ns=NOW_NS)
-    assert told.first_failure == FirstFailure((2,), raised=False, cut_off=())
+    diagnosis = examine(broken_off(looks, in_flight=waiting, last={2: 95}), now_ns=NOW_NS)
+    assert diagnosis.first_failure == FirstFailure((2,), raised=False, cut_off=())
 
 
 def test_who_ended_in_order_and_left_the_others_alone_is_told() -> None:
     run = job_of_three({1: "RuntimeError"}, cut_off=[1])
     run = replace(run, ranks={**run.ranks, 2: replace(run.ranks[2], closed=True)})
-    told = examine(run, now_ns=NOW_NS)
-    assert told.first_failure == FirstFailure((2,), raised=False, cut_off=(1,), ended=True)  # fmt: skip
-    assert [*told.findings] == [
+    diagnosis = examine(run, now_ns=NOW_NS)
+    assert diagnosis.first_failure == FirstFailure((2,), raised=False, cut_off=(1,), ended=True)  # fmt: skip
+    assert [*diagnosis.findings] == [
         "Left first: rank 2 ended cleanly, and it never came to all_reduce 5 of the world group of ranks 0–2, in "
         "which rank 1 failed. See why the script ended earlier there: fewer batches, a return, sys.exit.",
         "Rank 1 ended with an uncaught RuntimeError in all_reduce 5 of the world group of ranks 0–2: its message is in "
@@ -343,8 +343,10 @@ def job_of_two(exception: str, frame: str) -> Run:
 
 
 def test_a_survivor_whose_backward_raised_did_not_fail_before_the_rank_that_broke_off() -> None:
-    told = examine(job_of_two("RuntimeError", "/venv/torch/autograd/graph.py:979 _engine_run_backward"), now_ns=NOW_NS)
-    assert [*told.findings] == [
+    diagnosis = examine(
+        job_of_two("RuntimeError", "/venv/torch/autograd/graph.py:979 _engine_run_backward"), now_ns=NOW_NS
+    )
+    assert [*diagnosis.findings] == [
         "Failed first: one of ranks 0–1: rank 1 ended with an uncaught RuntimeError at "
         "/venv/torch/autograd/graph.py:979 _engine_run_backward, which may be because another rank was gone; the files "
         'of rank 0 break off. Which came first, the launcher\'s log says (torchrun: "first observed failure").'
@@ -359,15 +361,15 @@ def test_a_survivor_whose_backward_raised_did_not_fail_before_the_rank_that_brok
     ],
 )
 def test_what_no_lost_peer_raises_failed_first(exception: str, frame: str) -> None:
-    told = examine(job_of_two(exception, frame), now_ns=NOW_NS)
-    assert told.first_failure == FirstFailure((1,), raised=True, cut_off=())
+    diagnosis = examine(job_of_two(exception, frame), now_ns=NOW_NS)
+    assert diagnosis.first_failure == FirstFailure((1,), raised=True, cut_off=())
 
 
 def test_a_peer_that_was_gone_comes_before_whatever_was_raised() -> None:
     run = job_of_two("RuntimeError", "/venv/torch/autograd/graph.py:979 _engine_run_backward")
     run = replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], gone_peers=(PeerLook(0, (0,)),))})
-    told = examine(run, now_ns=NOW_NS)
-    assert told.first_failure == FirstFailure((0,), raised=False, cut_off=(1,))
+    diagnosis = examine(run, now_ns=NOW_NS)
+    assert diagnosis.first_failure == FirstFailure((0,), raised=False, cut_off=(1,))
 
 
 def job_of_two_hosts(last: Mapping[int, int], *, failed_on: Sequence[int] = (0, 1)) -> Run:
@@ -390,9 +392,9 @@ def job_of_two_hosts(last: Mapping[int, int], *, failed_on: Sequence[int] = (0, 
 @pytest.mark.parametrize("last", [{}, {2: 99}, {2: 30, 3: 30}])
 def test_ranks_that_died_with_their_host_are_named_together_with_it(last: Mapping[int, int]) -> None:
     """At about the same time as the others, or long before: until NCCL's watchdog gave up."""
-    told = examine(job_of_two_hosts(last), now_ns=NOW_NS)
-    assert told.first_failure == FirstFailure((2, 3), raised=False, cut_off=(0, 1), together=True)
-    assert told.findings[0] == (
+    diagnosis = examine(job_of_two_hosts(last), now_ns=NOW_NS)
+    assert diagnosis.first_failure == FirstFailure((2, 3), raised=False, cut_off=(0, 1), together=True)
+    assert diagnosis.findings[0] == (
         "Failed first: ranks 2–3 on node1, whose files break off together: killed, crashed below Python, or their host "
         "went down; dmesg says which, and if only one of them began it, the launcher's log says (torchrun: \"first "
         'observed failure"). Ranks 0–1 failed because they were gone. Until it is known why, keep their nodes out of '
@@ -401,8 +403,8 @@ def test_ranks_that_died_with_their_host_are_named_together_with_it(last: Mappin
 
 
 def test_a_host_that_fell_silent_is_named_though_nobody_raised() -> None:
-    told = examine(job_of_two_hosts({2: 30, 3: 30}, failed_on=()), now_ns=NOW_NS)
-    assert told.first_failure == FirstFailure((2, 3), raised=False, cut_off=(), together=True)
+    diagnosis = examine(job_of_two_hosts({2: 30, 3: 30}, failed_on=()), now_ns=NOW_NS)
+    assert diagnosis.first_failure == FirstFailure((2, 3), raised=False, cut_off=(), together=True)
 
 
 def test_ranks_that_all_raised_the_same_failed_together() -> None:
@@ -413,20 +415,20 @@ def test_ranks_that_all_raised_the_same_failed_together() -> None:
 
 
 def test_a_failure_that_was_caught_cuts_nobody_off() -> None:
-    told = examine(job_of_three({1: "RuntimeError", 2: "KeyError"}, cut_off=[1, 2]), now_ns=NOW_NS)
-    assert told.first_failure == FirstFailure((2,), raised=True, cut_off=(1,))
+    diagnosis = examine(job_of_three({1: "RuntimeError", 2: "KeyError"}, cut_off=[1, 2]), now_ns=NOW_NS)
+    assert diagnosis.first_failure == FirstFailure((2,), raised=True, cut_off=(1,))
 
 
 def test_a_suspended_process_is_told_at_once_with_what_lets_it_go_on() -> None:
     """Rank 1 has just written; for rank 0 the wait would not be unusual yet."""
     slow = [{**row, "end": row["start"] + 30 * SECOND} for row in done({TP: 5})]
     run = stopped_run({0: slow, 1: slow}, [TP], in_flight={0: [flight(TP, 5, since=97)]})
-    told = examine(
+    diagnosis = examine(
         run,
         now_ns=NOW_NS - 3600 * SECOND + SECOND // 2,
         ask=lambda metadata: "suspended" if metadata.rank == 1 else "runs",
     )
-    assert [*told.findings] == [
+    assert [*diagnosis.findings] == [
         "The job hangs: 1 communication waits in the end for rank 1.",
         "Rank 1 gave its last sign of life 0.5 s before the others: process 1001 on node0 is suspended, by SIGSTOP or "
         "a debugger; kill -CONT 1001 lets it go on.",
@@ -435,8 +437,8 @@ def test_a_suspended_process_is_told_at_once_with_what_lets_it_go_on() -> None:
 
 def test_a_process_that_lives_and_writes_nothing_holds_the_lock_of_the_interpreter() -> None:
     run = stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]}, last={1: 80})
-    told = examine(run, now_ns=NOW_NS - 3600 * SECOND, ask=lambda metadata: "runs")
-    assert told.findings[1] == (
+    diagnosis = examine(run, now_ns=NOW_NS - 3600 * SECOND, ask=lambda metadata: "runs")
+    assert diagnosis.findings[1] == (
         "Rank 1 gave its last sign of life 20 s before the others: process 1001 on node0 lives and lets no other "
         "thread of Python run; py-spy dump --native --pid 1001 shows where."
     )
@@ -466,10 +468,10 @@ def test_a_rank_that_left_its_stack_is_told_with_its_place(process: str | None, 
     run = stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]}, last={1: 80})
     left = replace(run.ranks[1], stack=("/usr/lib/python3.12/re.py:3 match", "/job/train.py:12 main"))
     run = replace(run, ranks={**run.ranks, 1: left})
-    told = examine(run, now_ns=NOW_NS - 3600 * SECOND, ask=lambda metadata: process)
-    (silence,) = [one for one in told.findings if one.startswith("Rank 1 gave")]
+    diagnosis = examine(run, now_ns=NOW_NS - 3600 * SECOND, ask=lambda metadata: process)
+    (silence,) = [one for one in diagnosis.findings if one.startswith("Rank 1 gave")]
     assert silence == f"Rank 1 gave its last sign of life 20 s before the others: {why}"
-    assert told.first_failure is None
+    assert diagnosis.first_failure is None
 
 
 def test_the_first_communication_of_a_group_says_nothing_of_how_long_one_takes() -> None:
@@ -528,9 +530,9 @@ def test_all_arrived_and_nobody_came_out() -> None:
 
     assert (stop.kind, stop.seq, stop.arrived, dict(stop.missing)) == ("hung", 5, (0, 1), {})
     assert stop.operations == {"all_reduce": (0,), "broadcast": (1,)}
-    told = examine(run, now_ns=NOW_NS)
-    assert any("Members did not call the same at 1 place" in finding for finding in told.findings)
-    (mismatch,) = told.mismatches.first
+    diagnosis = examine(run, now_ns=NOW_NS)
+    assert any("Members did not call the same at 1 place" in finding for finding in diagnosis.findings)
+    (mismatch,) = diagnosis.mismatches.first
     assert (mismatch.differ, mismatch.ended, mismatch.may_be_right) == (("operation", "bytes"), False, False)
 
 
@@ -569,9 +571,9 @@ def test_the_chain_leads_through_other_groups_to_its_root() -> None:
     assert (link.ranks, link.stuck_in_stop, link.sure) == ((1,), by_group[DP.id], True)
     assert dict(chains.roots) == {2: 3}
     assert chains.cycles == ()
-    told = examine(run, now_ns=NOW_NS)
-    assert told.findings[0] == "The job hangs: 3 communications wait in the end for rank 2."
-    assert any("because it is inside seq 3 of the dp group" in sentence for sentence in told.hang.sentences)
+    diagnosis = examine(run, now_ns=NOW_NS)
+    assert diagnosis.findings[0] == "The job hangs: 3 communications wait in the end for rank 2."
+    assert any("because it is inside seq 3 of the dp group" in sentence for sentence in diagnosis.hang.sentences)
 
 
 def test_members_that_called_different_operations_are_told_with_what_and_where() -> None:
@@ -587,12 +589,12 @@ def test_members_that_called_different_operations_are_told_with_what_and_where()
             rank: activity(frames=["/job/last.py:3 save" if rank == 1 else "/job/train.py:9 step"]) for rank in range(3)
         },
     )
-    told = examine(run, now_ns=NOW_NS)
-    assert told.findings[0] == (
+    diagnosis = examine(run, now_ns=NOW_NS)
+    assert diagnosis.findings[0] == (
         "The job hangs at seq 5 of the world group of ranks 0–2, as which its members called different operations: "
         "all_reduce by ranks 0, 2; barrier by rank 1."
     )
-    assert told.hang.sentences[1] == (
+    assert diagnosis.hang.sentences[1] == (
         "  Nobody is missing: all have called it; not come out of it: ranks 0–2. Compare what they called. They are: "
         "ranks 0, 2 at /job/train.py:9 step; rank 1 at /job/last.py:3 save."
     )
@@ -630,10 +632,10 @@ def test_a_wait_in_a_deadlock_is_not_called_usual() -> None:
             2: [flight(WORLD, 2)],
         },
     )
-    told = examine(run, now_ns=NOW_NS - 3600 * SECOND, ask=lambda metadata: "runs")
-    assert [stop.kind for stop in told.hang.stops] == ["hung", "waiting"]
-    assert told.findings[0].startswith("Deadlock: 2 communications wait for each other: ")
-    assert told.notes == ()
+    diagnosis = examine(run, now_ns=NOW_NS - 3600 * SECOND, ask=lambda metadata: "runs")
+    assert [stop.kind for stop in diagnosis.hang.stops] == ["hung", "waiting"]
+    assert diagnosis.findings[0].startswith("Deadlock: 2 communications wait for each other: ")
+    assert diagnosis.notes == ()
 
 
 def test_what_is_only_under_way_makes_no_deadlock() -> None:
@@ -650,14 +652,14 @@ def test_a_dead_rank_is_named_by_its_silence() -> None:
         in_flight={0: [flight(TP, 5)], 1: [flight(DP, 3)]},
         last={1: 38},
     )
-    told = examine(run, now_ns=NOW_NS)
+    diagnosis = examine(run, now_ns=NOW_NS)
 
-    assert [one.state for one in told.ranks] == ["stopped", "silent"]
+    assert [one.state for one in diagnosis.ranks] == ["stopped", "silent"]
     assert (
         "Rank 1 gave its last sign of life 62 s before the others: dead, suspended, or in code that lets no thread "
         "run; look for process 1001 on node0."
-    ) in told.findings
-    assert told.hang.chains.roots == ((1, 1),)
+    ) in diagnosis.findings
+    assert diagnosis.hang.chains.roots == ((1, 1),)
 
 
 def test_a_rank_that_ended_will_not_come() -> None:
@@ -697,16 +699,16 @@ def test_a_tag_counts_for_itself() -> None:
     (stop,) = stops_of(run)
 
     assert (stop.message, stop.seq, dict(stop.missing)) == ((1, 0, 7), 2, {1: None})
-    told = examine(run, now_ns=NOW_NS)
-    assert "message 2 from rank 1 to rank 0 (pp, tag 7)" in told.hang.sentences[0]
+    diagnosis = examine(run, now_ns=NOW_NS)
+    assert "message 2 from rank 1 to rank 0 (pp, tag 7)" in diagnosis.hang.sentences[0]
 
 
 def test_a_normal_end_is_healthy() -> None:
     run = stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], closed=[0, 1])
-    told = examine(run, now_ns=NOW_NS)
+    diagnosis = examine(run, now_ns=NOW_NS)
 
-    assert told.is_healthy, told.findings
-    assert told.hang.stops == ()
+    assert diagnosis.is_healthy, diagnosis.findings
+    assert diagnosis.hang.stops == ()
 
 
 def test_ranks_that_ended_after_unequally_many_are_told() -> None:

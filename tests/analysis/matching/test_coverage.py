@@ -87,9 +87,9 @@ def test_what_others_came_out_of_is_unwritten_of_a_rank_whose_files_break_off() 
     """Rank 1 came out of 7, the last but one, so rank 0 had called that."""
     rows = {0: done({TP: 4}), 1: done({TP: 9})}
     assert seen(stopped_run(rows, [TP])) == Seen(0, 0, 3, 4, 0, 0, (), unwritten=4)
-    assert seen(stopped_run(rows, [TP], closed=[0])) == Seen(0, 0, 3, 4, 0, 0, ()), "it has told of everything"
+    assert seen(stopped_run(rows, [TP], closed=[0])) == Seen(0, 0, 3, 4, 0, 0, ()), "it has reported everything"
     quiet = {0: activity(collectives={str(TP.id): 4})}
-    assert seen(stopped_run({0: done({TP: 4})}, [TP], activities=quiet)) == Seen(0, 0, 3, 4, 0, 0, ()), "it stood still"
+    assert seen(stopped_run({0: done({TP: 4})}, [TP], activities=quiet)) == Seen(0, 0, 3, 4, 0, 0, ()), "it stalled"
 
 
 def test_messages_that_others_received_are_unwritten_of_a_rank_whose_files_break_off() -> None:

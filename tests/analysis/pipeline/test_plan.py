@@ -66,8 +66,8 @@ def test_a_run_without_stages_has_no_plan() -> None:
 def test_as_a_timeline_every_instant_is_work_or_bubble() -> None:
     run = PipelineJob(4, 8).run()
     found = plan(run)
-    told = plan_timeline(run, found)
-    assert [rank["rank"] for rank in told["outline"]["ranks"]] == [0, 1, 2, 3]
-    for rank in told["step"]["ranks"]:
+    timeline = plan_timeline(run, found)
+    assert [rank["rank"] for rank in timeline["outline"]["ranks"]] == [0, 1, 2, 3]
+    for rank in timeline["step"]["ranks"]:
         assert sum(rank["work"]["duration"]) == 24 * MS
         assert sum(rank["stalls"]["duration"]) == 9 * MS

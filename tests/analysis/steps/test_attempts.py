@@ -56,16 +56,16 @@ def test_numbers_that_are_not_the_programs_own_do_not_compare_launches() -> None
 
 
 def test_the_numbers_of_a_summary_are_of_the_last_attempt() -> None:
-    told = summarise(launch([(0, 500), (1, 100), (2, 900), (3, 700), (2, 100), (3, 100), (4, 100)]))
+    result = summarise(launch([(0, 500), (1, 100), (2, 900), (3, 700), (2, 100), (3, 100), (4, 100)]))
 
-    assert len(told.run.steps.used) == 4
-    assert told.ranks[0].wall_ns == 100 * MS
-    assert told.critical_path
-    assert told.critical_path.ns == 4 * 100 * MS
-    lengths = {one.step: [attempt.duration_ns for attempt in one.attempts] for one in told.repeated_steps}
+    assert len(result.run.steps.used) == 4
+    assert result.ranks[0].wall_ns == 100 * MS
+    assert result.critical_path
+    assert result.critical_path.ns == 4 * 100 * MS
+    lengths = {one.step: [attempt.duration_ns for attempt in one.attempts] for one in result.repeated_steps}
     assert lengths == {2: [900 * MS, 100 * MS], 3: [700 * MS, 100 * MS]}
-    assert told.run_budget
-    assert told.run_budget.job.repeated_ns == (900 + 700) * MS
+    assert result.run_budget
+    assert result.run_budget.job.repeated_ns == (900 + 700) * MS
 
 
 def test_time_before_a_rollback_is_no_goodput() -> None:
@@ -84,11 +84,11 @@ def test_a_run_that_repeats_nothing_is_left_as_it_is() -> None:
 
 def test_ranges_of_steps_are_a_line_each() -> None:
     launches = [launch([(step, 100) for step in range(9)]), launch([(5, 80), (6, 80), (7, 80)], number=1, start=5_000)]
-    told = repeated_steps([LaunchSteps.of(one) for one in launches])
-    (line,) = step_attempts_lines(told, launch=1)
+    result = repeated_steps([LaunchSteps.of(one) for one in launches])
+    (line,) = step_attempts_lines(result, launch=1)
 
     assert line.startswith("Steps 5–7 were done twice: attempt 1 from ")
     assert ", 100 ms a step; attempt 2 from " in line
     assert line.endswith(", 80.0 ms a step, shown here")
-    (line,) = step_attempts_lines(told, launch=2)
+    (line,) = step_attempts_lines(result, launch=2)
     assert not line.endswith("shown here")

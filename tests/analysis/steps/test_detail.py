@@ -88,9 +88,9 @@ def test_without_any_step_in_detail_the_summary_says_what_to_do() -> None:
         {0: [span("step", 100 * step, 100 * step + 100, step=step) for step in range(3)]},
         aggregates={step: sums() for step in range(3)},
     )
-    told = summarise(run)
-    assert told.run.steps.used == ()
-    assert "`commtrace trigger RUN`" in " ".join(told.problems)
+    result = summarise(run)
+    assert result.run.steps.used == ()
+    assert "`commtrace trigger RUN`" in " ".join(result.problems)
 
 
 def test_a_run_in_detail_has_nothing_to_say() -> None:

@@ -49,8 +49,8 @@ ASKED = {"recording": {"steps": "100:110"}}
 
 def run_that_got_to(step: int, *, closed: bool = True, steps: int = 0) -> Run:
     rows = [span("step", 100 * number, 100 * number + 90, step=number) for number in range(steps)]
-    told = ((step, 5),) if step >= 0 else ()
-    return make_run({0: rows, 1: rows}, topology=ASKED, progress=told, closed=closed)
+    reports = ((step, 5),) if step >= 0 else ()
+    return make_run({0: rows, 1: rows}, topology=ASKED, progress=reports, closed=closed)
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ def test_slurm_is_told_by_its_own_names_of_the_nodes() -> None:
 
 
 def test_kubernetes_cordons_the_node_of_a_pod() -> None:
-    told = on("trainer-3", KUBERNETES_SERVICE_PORT="443", NODE_NAME="gpu-17")
+    named = on("trainer-3", KUBERNETES_SERVICE_PORT="443", NODE_NAME="gpu-17")
     untold = on("trainer-3", KUBERNETES_SERVICE_PORT="443")
-    assert keep_out([told], [told]) == "kubectl cordon gpu-17"
+    assert keep_out([named], [named]) == "kubectl cordon gpu-17"
     assert keep_out([untold], [untold]) == "kubectl cordon $(kubectl get pod trainer-3 -o jsonpath='{.spec.nodeName}')"
 
 

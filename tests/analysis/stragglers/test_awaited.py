@@ -55,10 +55,10 @@ def test_what_the_awaited_rank_did_between_its_steps_is_named() -> None:
 
 
 def test_a_collection_of_garbage_that_happened_once_is_told_once() -> None:
-    told = summarise(job({5: ("gc", 2_200)})).verdict
+    sentence = summarise(job({5: ("gc", 2_200)})).verdict
 
-    assert "once, in step 5: 2.2 s" in told
-    assert "every step" not in told
+    assert "once, in step 5: 2.2 s" in sentence
+    assert "every step" not in sentence
 
 
 def test_of_the_time_before_the_step_before_nothing_is_told() -> None:

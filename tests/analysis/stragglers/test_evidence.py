@@ -20,8 +20,8 @@ def run_of(*states: list[DeviceState]) -> Run:
     )
 
 
-def readings(count: int, **told: Any) -> list[DeviceState]:
-    return [DeviceState(at_ns=at, **told) for at in range(count)]
+def readings(count: int, **values: Any) -> list[DeviceState]:
+    return [DeviceState(at_ns=at, **values) for at in range(count)]
 
 
 HEALTHY = readings(60, clock_mhz=1980, most_clock_mhz=1980, temperature_c=62, power_mw=650_000)

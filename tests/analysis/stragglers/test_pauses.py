@@ -16,17 +16,17 @@ NONE = PausesOf((), 60)
 
 def slow(*pauses: tuple[float, ...], meant: bool = False) -> list[int]:
     """Who is slow of ranks that do the same work in 60 steps of half a second; of each the ms of its pauses."""
-    told = [PausesOf(tuple(ms * MS for ms in own), 60) for own in pauses]
-    count = len(told)
+    of_ranks = [PausesOf(tuple(ms * MS for ms in own), 60) for own in pauses]
+    count = len(of_ranks)
     work = Work(
         rank=np.arange(count),
         peers=np.zeros(count, np.int64),
         host=np.zeros(count, np.int64),
-        total_ns=np.array([sum(one.ns) / one.steps for one in told]),
+        total_ns=np.array([sum(one.ns) / one.steps for one in of_ranks]),
         error_ns=np.zeros(count),
         scale_ns=np.full(count, 500 * MS),
     )
-    return judge_pauses(work, told, meant=meant).slow_ranks
+    return judge_pauses(work, of_ranks, meant=meant).slow_ranks
 
 
 def test_the_chance_that_all_pauses_hit_one_rank() -> None:

@@ -24,8 +24,8 @@ def test_a_fault_that_moves_is_followed() -> None:
         ("slow-rank=0:1.5@0:40", "slow-rank=2:1.5@40:80", "slow-rank=1:1.5@80:120"), dp=4, steps=120, jitter=0.05
     )
 
-    told = {(verdict.rank, *(stretch[:2] for stretch in verdict.stretches)) for verdict in findings.verdicts}
-    assert told == {(0, (1, 39)), (2, (40, 79)), (1, (80, 119))}
+    found = {(verdict.rank, *(stretch[:2] for stretch in verdict.stretches)) for verdict in findings.verdicts}
+    assert found == {(0, (1, 39)), (2, (40, 79)), (1, (80, 119))}
     assert findings.together_ms_per_step == pytest.approx(cost_ms, rel=0.1)
 
 

@@ -33,12 +33,12 @@ def test_the_straggler_command_gives_the_published_answers(tmp_path: Path) -> No
     result = CliRunner().invoke(app, ["straggler", str(tmp_path / "run"), "--json"])
 
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert told["S"] == pytest.approx(1.179, rel=1e-3)
-    assert told["S_by_stage"]["3"] == pytest.approx(1.232, rel=1e-3)
-    assert told["M_S"] == pytest.approx(1.219, rel=1e-3)
-    assert told["M_W"] == pytest.approx(0.031, abs=5e-4)
-    assert told["launch_slowdown"] == pytest.approx(1.019, rel=1e-3)
+    report = json.loads(result.stdout)
+    assert report["S"] == pytest.approx(1.179, rel=1e-3)
+    assert report["S_by_stage"]["3"] == pytest.approx(1.232, rel=1e-3)
+    assert report["M_S"] == pytest.approx(1.219, rel=1e-3)
+    assert report["M_W"] == pytest.approx(0.031, abs=5e-4)
+    assert report["launch_slowdown"] == pytest.approx(1.019, rel=1e-3)
 
 
 def test_where_only_the_rules_of_the_study_can_replay_a_trace_its_numbers_are_told(
@@ -50,10 +50,10 @@ def test_where_only_the_rules_of_the_study_can_replay_a_trace_its_numbers_are_to
     import_whatif(write_trace(tmp_path / "trace.parquet", two_stages()), tmp_path / "run")
     monkeypatch.setattr("commtrace.analysis.chain.build_program", refuse)
 
-    told = json.loads(CliRunner().invoke(app, ["straggler", str(tmp_path / "run"), "--json"]).stdout)
+    report = json.loads(CliRunner().invoke(app, ["straggler", str(tmp_path / "run"), "--json"]).stdout)
 
-    assert (told["S"], told["steps"], told["verdicts"]) == (pytest.approx(1.0), 1, [])
-    assert told["abstentions"] == ["Stragglers were not looked for: recorded events wait for one another in a circle"]
+    assert (report["S"], report["steps"], report["verdicts"]) == (pytest.approx(1.0), 1, [])
+    assert report["abstentions"] == ["Stragglers were not looked for: recorded events wait for one another in a circle"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Blocks of steps of made ranks: how much of what they stood still was certainly waiting."""
+"""Blocks of steps of made ranks: how much of their stalls was certainly waiting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GROUP = 77
 def step(
     number: int, rank: int, duration: float, stalled: float | None = None, *, seq: int | None = None
 ) -> StepSummary:
-    """A step of whose all_reduces one was so many ms in flight, and stood still for as long, or for so many ms."""
+    """A step of whose all_reduces one was so many ms in flight, and stalled for as long, or for so many ms."""
     stalled = duration if stalled is None else stalled
     seq = number if seq is None else seq
     times = [round(ms * MS) for ms in (duration, stalled)]

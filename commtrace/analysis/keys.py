@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.trace.spans import Int64, stable_order
+from commtrace.trace.spans import Int64
 
 _LARGEST = 2**62
 
@@ -40,7 +40,7 @@ def numbered(column: npt.NDArray[np.generic]) -> Int64:
 
 def sort_groups(key: npt.NDArray[np.generic]) -> tuple[Int64, Int64]:
     """Return the order that sorts keys, and the begin of each group of equal keys in that order."""
-    order = stable_order(key)
+    order = np.argsort(key, kind="stable")
     changes = np.ones(len(key), np.bool_)
     ordered = key[order]
     changes[1:] = ordered[1:] != ordered[:-1]

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commtrace.analysis.keys import find_rows, grouped, pack, sort_groups
-from commtrace.trace.spans import stable_order
 
 anything = st.integers(-(2**63), 2**63 - 1)
 small = st.integers(-3, 3)
@@ -24,17 +23,6 @@ def test_groups_are_brought_together_in_order(largest: int) -> None:
     order, begins = sort_groups(np.array([largest, 3, largest, 0, 3]))
     assert order.tolist() == [3, 1, 4, 0, 2]
     assert begins.tolist() == [0, 1, 3]
-
-
-wide = st.integers(-(2**61), 2**61 - 1)
-"""Keys that leave no room for a position and yet can be sorted in two passes."""
-
-
-@given(st.lists(st.integers(-(2**62), 2**62) | st.integers(-3, 3)) | st.lists(wide | small))
-def test_the_order_of_packed_keys_is_that_of_a_stable_sort(keys: list[int]) -> None:
-    column = np.array(keys, np.int64)
-
-    np.testing.assert_array_equal(stable_order(column), np.argsort(column, kind="stable"))
 
 
 @given(st.lists(st.integers(0, 5)))

@@ -27,7 +27,7 @@ from commtrace.analysis.matching.operations import (
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block, bounds_of
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Bool, Int32, Int64, Spans, stable_order
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 _UNKNOWN_SIZE = -1
 _LARGEST = np.iinfo(np.int64).max
@@ -372,7 +372,7 @@ def bucket(rows: Rows) -> Buckets:
     op_in_seq = spans.op_in_seq.copy()
     op_in_seq[p2p] = 0
     key = pack((numbered(spans.group), pair, spans.seq, op_in_seq))
-    order = stable_order(key)
+    order = np.argsort(key, kind="stable")
     ordered = key[order]
     is_first = np.ones(len(order), np.bool_)
     is_first[1:] = ordered[1:] != ordered[:-1]

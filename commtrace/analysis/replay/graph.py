@@ -20,7 +20,7 @@ import numpy as np
 from commtrace.analysis.keys import concatenated_ranges, pack
 from commtrace.errors import CommtraceError
 from commtrace.trace.blocks import bounds_of
-from commtrace.trace.spans import Int64, stable_order
+from commtrace.trace.spans import Int64
 
 
 class ReplayError(CommtraceError):
@@ -41,11 +41,11 @@ class ReplayGraph:
         degree = np.bincount(targets, minlength=num_nodes)
         level = _levels(num_nodes, sources, targets, degree)
         # Within a level, nodes with equally many incoming edges are neighbours.
-        node_order = stable_order(pack((level, degree)))
+        node_order = np.argsort(pack((level, degree)), kind="stable")
         position = np.empty(num_nodes, np.int64)
         position[node_order] = np.arange(num_nodes)
         blocks = _Blocks.of(level[node_order], degree[node_order])
-        edge_order = blocks.edges(stable_order(targets), (np.cumsum(degree) - degree)[node_order])
+        edge_order = blocks.edges(np.argsort(targets, kind="stable"), (np.cumsum(degree) - degree)[node_order])
         levels = tuple(blocks.levels(position[sources[edge_order]]))
         return cls(num_nodes, _Order(edge_order, node_order, position), levels)
 
@@ -102,12 +102,12 @@ def graph_of_steps(sources: Int64, targets: Int64, step: Int64) -> StepsGraph:
     Raises:
         ReplayError: the edges form a circle.
     """
-    nodes, sizes = stable_order(step), np.bincount(step)
+    nodes, sizes = np.argsort(step, kind="stable"), np.bincount(step)
     node_bounds = bounds_of(sizes)
     within = np.empty(len(step), np.int64)
     within[nodes] = np.arange(len(step)) - np.repeat(node_bounds[:-1], sizes)
     step_of_edge = step[sources]
-    edges = stable_order(pack((step_of_edge, within[sources], within[targets])))
+    edges = np.argsort(pack((step_of_edge, within[sources], within[targets])), kind="stable")
     edge_bounds = bounds_of(np.bincount(step_of_edge, minlength=len(sizes)))
     own_nodes = [nodes[first:end] for first, end in pairwise(node_bounds)]
     own_edges = [edges[first:end] for first, end in pairwise(edge_bounds)]
@@ -201,7 +201,7 @@ class _Blocks(NamedTuple):
 
 def _levels(num_nodes: int, sources: Int64, targets: Int64, degree: Int64) -> Int64:
     """Return the length, in edges, of the longest path to each node; ``degree`` counts incoming edges."""
-    by_source = stable_order(sources)
+    by_source = np.argsort(sources, kind="stable")
     successors = targets[by_source]
     first = np.concatenate([[0], np.cumsum(np.bincount(sources, minlength=num_nodes))])
     waiting = degree.astype(np.int32)

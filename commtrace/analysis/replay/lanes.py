@@ -16,7 +16,7 @@ from commtrace.analysis.replay.segments import LaneRows, Phases, Pieces, Segment
 from commtrace.analysis.replay.step_bounds import StepBounds
 from commtrace.trace import schema
 from commtrace.trace.blocks import bounds_of
-from commtrace.trace.spans import Bool, Int8, Int32, Int64, stable_order
+from commtrace.trace.spans import Bool, Int8, Int32, Int64
 
 _Columns = TypeVar("_Columns", "Segments", "Starts", "Waits", "Launches")
 
@@ -193,8 +193,7 @@ def _stalls(rows: LaneRows, steps: IntervalUnion) -> tuple[Int64, IntervalUnion]
     chosen = np.sort(np.concatenate([stalls, instants])) if len(instants) else stalls
     start, end = rows.start(chosen), rows.end(chosen)
     if (np.diff(start) <= 0).any():
-        order = stable_order(end)
-        order = order[stable_order(start[order])]
+        order = np.lexsort((end, start))
         chosen, start, end = chosen[order], start[order], end[order]
     if len(chosen):
         apart = np.append(True, start[1:] >= np.maximum.accumulate(end)[:-1])

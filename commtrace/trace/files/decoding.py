@@ -18,7 +18,7 @@ from commtrace.trace.marks import Marks, check_aggregates, read_mark
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.run import RankTrace
 from commtrace.trace.selection import StepRange
-from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans, stable_order
+from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans
 
 _LATEST_NS: Final = 2**61
 """The year 2043 of an imported trace; differences of such times fit into 64 bits."""
@@ -170,9 +170,7 @@ def _sorted_rows(block: Block, selected: Bool) -> tuple[Int64, Int64]:
     bounds = np.searchsorted(rows, block.bounds)
     start, end = block.spans.start[rows], block.spans.end[rows]
     axis = np.repeat(end_to_end(start, end, bounds), np.diff(bounds))
-    by_length = stable_order(start - end)
-    start += axis
-    return rows[by_length[stable_order(start[by_length])]], bounds
+    return rows[np.lexsort((-end, start + axis))], bounds
 
 
 def _last_written(block: Block, possible: Bool) -> list[int | None]:

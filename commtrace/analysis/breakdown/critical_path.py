@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -187,10 +187,14 @@ def _job_steps(run: Run, steps: Sequence[int]) -> tuple[dict[int, int], dict[int
     return {step: max(begins[step], after.get(step, _EVER)) for step in steps if step in begins}, ends
 
 
-def _merged(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    for _, alike in groupby((piece for piece in pieces if piece.ns), key=lambda piece: piece[2:]):
-        parts = [*alike]
-        yield parts[0]._replace(end=parts[-1].end)
+def _merged(pieces: Iterable[Piece]) -> list[Piece]:
+    merged: list[Piece] = []
+    for piece in pieces:
+        if merged and merged[-1][2:] == piece[2:]:
+            merged[-1] = merged[-1]._replace(end=piece.end)
+        elif piece.ns:
+            merged.append(piece)
+    return merged
 
 
 class _Stall(NamedTuple):
@@ -295,7 +299,7 @@ class _Lane:
 
     def before(self, now: int) -> _Interval:
         """Return the rank's activity just before this instant."""
-        number = int(np.searchsorted(self.edges, now)) - 1
+        number = int(self.edges.searchsorted(now)) - 1
         if number < 0:
             return _Interval(_EVER, UNKNOWN)  # it had not recorded anything yet
         start = int(self.edges[number])

@@ -289,10 +289,10 @@ def _links_of(run: Run, transfers: Transfers, rows: Int64) -> tuple[list[Link], 
     rank = transfers.rank[rows].astype(np.int64)
     order = np.argsort(rank, kind="stable")
     bounds = np.searchsorted(rank[order], [*run.ranks, np.iinfo(np.int64).max])
-    group, peer = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+    span_row, group, peer = transfers.row[rows], np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
     for one, begin, end in zip(run.ranks.values(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         own = order[begin:end]
-        group[own], peer[own] = (column[transfers.row[rows][own]] for column in (one.spans.group, one.spans.peer))
+        group[own], peer[own] = (column[span_row[own]] for column in (one.spans.group, one.spans.peer))
     code = {word: number for number, word in enumerate(run.names)}
     sends, receives = (transfers.name[rows] == code.get(word, -1) for word in (_SEND, _RECEIVE))
     is_message = (sends | receives) & (peer >= 0)

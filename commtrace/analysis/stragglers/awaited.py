@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.breakdown.intervals import IntervalUnion, paint
+from commtrace.analysis.breakdown.intervals import paint
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.matched import Context
 from commtrace.analysis.replay.scenarios import Replay, Scenario
@@ -50,6 +50,9 @@ _ACTIVITY_OF_KIND: Final[Mapping[int, str]] = {
 """In ascending priority where spans overlap."""
 
 _ACTIVITIES: Final = (*dict.fromkeys(_ACTIVITY_OF_KIND.values()), NOTHING)
+_PRIORITY_OF_KIND: Final = np.full(len(schema.KINDS), -1)
+_PRIORITY_OF_KIND[[*_ACTIVITY_OF_KIND]] = np.arange(len(_ACTIVITY_OF_KIND))
+_ACTIVITY_OF_PRIORITY: Final = np.array([_ACTIVITIES.index(activity) for activity in _ACTIVITY_OF_KIND.values()])
 _UNKNOWN: Final = -1
 """The activity of a rank whose clock cannot be compared with that of the waiting rank."""
 
@@ -274,13 +277,13 @@ def _due_to(waits: _Waits, context: Context) -> Int64:
     arrival = waits.start + waits.ns
     more = np.zeros((len(_ACTIVITIES), len(waits.ns)))
     known = np.flatnonzero(waits.is_comparable)
-    activities_of = {rank: _activities(trace) for rank, trace in context.run.ranks.items()}
-    for whose, until, sign in ((waits.last_rank, arrival, 1), (waits.rank, waits.start, -1)):
-        by_rank = known[np.argsort(whose[known], kind="stable")]
-        ranks, begins, counts = np.unique(whose[by_rank], return_index=True, return_counts=True)
-        for rank, begin, count in zip(ranks.tolist(), begins.tolist(), counts.tolist(), strict=True):
-            own = by_rank[begin : begin + count]
-            more[:, own] += sign * _times(activities_of[rank], waits.since[own], until[own])
+    of_last, of_waiting = (known[np.argsort(whose[known], kind="stable")] for whose in (waits.last_rank, waits.rank))
+    sides = (of_last, waits.last_rank[of_last], arrival, 1), (of_waiting, waits.rank[of_waiting], waits.start, -1)
+    for rank, trace in context.run.ranks.items():
+        course = _Course.of(trace)
+        for rows, whose, until, sign in sides:
+            own = rows[slice(*np.searchsorted(whose, [rank, rank + 1]).tolist())]
+            more[:, own] += sign * (course.before(until[own]) - course.before(waits.since[own]))
     more = np.maximum(more, 0)
     more[-1, more.sum(axis=0) == 0] = 1
     due: Int64 = np.floor(more / more.sum(axis=0) * waits.ns).astype(np.int64)
@@ -289,31 +292,35 @@ def _due_to(waits: _Waits, context: Context) -> Int64:
     return due
 
 
-def _times(activities: Mapping[str, IntervalUnion], start: Int64, end: Int64) -> Int64:
-    """Return how long each activity lasted in these intervals, ns, shape (activities, intervals)."""
-    nowhere = IntervalUnion(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    known = [activities.get(activity, nowhere) for activity in _ACTIVITIES[:-1]]
-    times = np.array([one.before(end) - one.before(start) for one in known])
-    return np.concatenate([times, (end - start - times.sum(axis=0))[None]])
+class _Course(NamedTuple):
+    """The activities of a rank, one after the other; it does nothing before the first and after the last."""
 
+    start: Int64
+    activity: Int64
+    total_ns: Int64  # of each activity before each start, shape (activities, starts)
 
-def _activities(trace: RankTrace) -> dict[str, IntervalUnion]:
-    """Return the intervals of each activity, which do not overlap."""
-    spans = trace.spans
-    order = {kind: position for position, kind in enumerate(_ACTIVITY_OF_KIND)}
-    rows = np.flatnonzero(np.isin(spans.kind, [*_ACTIVITY_OF_KIND]) & (spans.end > spans.start))
-    belief = np.array([order[kind] for kind in spans.kind[rows].tolist()], np.int64)
-    rank = np.empty(len(rows), np.int64)
-    rank[np.argsort(belief, kind="stable")] = np.arange(len(rows))
-    segments = paint(spans.start[rows], spans.end[rows], rank, np.zeros(0, np.int64))
-    claimed = np.flatnonzero(segments.winner >= 0)
-    start, end = segments.edges[claimed], segments.edges[claimed + 1]
-    kind = spans.kind[rows[segments.winner[claimed]]]
-    return {
-        activity: IntervalUnion(start[own], end[own])
-        for activity in _ACTIVITIES
-        if len(own := np.flatnonzero(np.isin(kind, [one for one, of in _ACTIVITY_OF_KIND.items() if of == activity])))
-    }
+    @classmethod
+    def of(cls, trace: RankTrace) -> _Course:
+        spans = trace.spans
+        rows = np.flatnonzero((_PRIORITY_OF_KIND.take(spans.kind) >= 0) & (spans.end > spans.start))
+        priority = _PRIORITY_OF_KIND.take(spans.kind[rows])
+        rank = np.empty(len(rows), np.int64)
+        rank[np.argsort(priority, kind="stable")] = np.arange(len(rows))
+        edges, winner = paint(spans.start[rows], spans.end[rows], rank, np.zeros(1, np.int64))
+        nothing = len(_ACTIVITIES) - 1
+        of_row = np.append(_ACTIVITY_OF_PRIORITY.take(priority), nothing)
+        start = np.append(edges[:1], edges)
+        activity = np.concatenate([[nothing], of_row[winner], [nothing]])
+        total = np.zeros((len(_ACTIVITIES), len(start)), np.int64)
+        total[activity[:-1], np.arange(1, len(start))] = np.diff(start)
+        return cls(start, activity, np.cumsum(total, axis=1))
+
+    def before(self, times: Int64) -> Int64:
+        """Return how long each activity lasted before each time, ns, shape (activities, times)."""
+        number = np.searchsorted(self.start[1:], times, side="right")
+        lasted = self.total_ns[:, number]
+        lasted[self.activity[number], np.arange(len(times))] += times - self.start[number]
+        return np.asarray(lasted)
 
 
 _ALIKE: Final = 0.001

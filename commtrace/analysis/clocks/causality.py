@@ -10,9 +10,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.clocks.fit import PiecewiseClock
+from commtrace.analysis.clocks.fit import PiecewiseClock, least_power, multiples
 from commtrace.analysis.matching.match import bucket, gather
-from commtrace.analysis.thinning import least_power, multiples
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import Run

@@ -17,11 +17,10 @@ import numpy.typing as npt
 from commtrace.analysis.keys import numbered, pack
 from commtrace.analysis.matching.operations import SYNCHRONISING, named, unfinished_rows_of
 from commtrace.analysis.statistics import MAD_TO_SIGMA
-from commtrace.analysis.thinning import least_power, multiples
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Bool, Int32, Int64
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 MOST_ENDS: Final = 600_000
 """Most ends of collectives that are used."""
@@ -343,3 +342,36 @@ class PiecewiseClock(NamedTuple):
 
 NEVER_STEPPED: Final = PiecewiseClock(())
 """The later parts of a clock that has none."""
+
+
+def least_power(numbers: npt.NDArray[np.generic], fewer_than: int, power: int = 0) -> int:
+    """Return the smallest k ≥ ``power`` with fewer multiples of 2^k than the limit."""
+    while np.count_nonzero(multiples(numbers, power)) >= fewer_than and power < 62:
+        power += 1
+    return power
+
+
+def multiples(numbers: npt.NDArray[Any], power: int) -> Bool:
+    return np.asarray(numbers & ((1 << power) - 1) == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Thinned:
+    """Rows whose number is a multiple of 2^``power``: of very many, few enough to fit clocks to.
+
+    No part needs a larger power than the whole, so parts can be thinned one by one, and then together.
+    """
+
+    spans: Spans
+    power: int = 0
+
+    @classmethod
+    def none(cls) -> Thinned:
+        return cls(Spans.empty())
+
+    def plus(self, spans: Spans, fewer_than: int) -> Thinned:
+        """Return these rows and others, thinned until they are fewer than the limit."""
+        new = spans.take(multiples(spans.seq, self.power))
+        both = Spans.concatenate([self.spans, new])
+        power = least_power(both.seq, fewer_than, self.power)
+        return Thinned(both if power == self.power else both.take(multiples(both.seq, power)), power)

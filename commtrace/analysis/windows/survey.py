@@ -17,11 +17,10 @@ import numpy as np
 
 from commtrace.analysis.clocks.align import Alignment, ClockKey, align
 from commtrace.analysis.clocks.causality import MOST_MESSAGES
-from commtrace.analysis.clocks.fit import MOST_ENDS
+from commtrace.analysis.clocks.fit import MOST_ENDS, Thinned, least_power, multiples
 from commtrace.analysis.matching.coverage import RowCounts
 from commtrace.analysis.matching.operations import SYNCHRONISING, unfinished_ids
 from commtrace.analysis.steps.attempts import earlier_number
-from commtrace.analysis.thinning import Thinned, least_power, multiples
 from commtrace.analysis.windows.step_axis import StepAxis
 from commtrace.errors import RunNotFoundError
 from commtrace.trace import schema

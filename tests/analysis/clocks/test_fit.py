@@ -1,4 +1,4 @@
-"""What is left of very many rows does not depend on how they were parted."""
+"""Rows that clocks are fitted to: what is left of very many does not depend on how they were parted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtrace.analysis.thinning import Thinned, least_power, multiples
+from commtrace.analysis.clocks.fit import Thinned, least_power, multiples
 from commtrace.trace.spans import Spans
 
 

@@ -124,7 +124,7 @@ def test_the_report_of_a_trigger_is_what_the_schema_says() -> None:
     assert printed["late"] == {"2": 44}
 
 
-@pytest.mark.parametrize("command", ["compare", "pipeline", "bandwidth", "top", "list", "hosts"])
+@pytest.mark.parametrize("command", ["compare", "pipeline", "bandwidth", "straggler", "doctor", "top", "list", "hosts"])
 def test_the_verdict_is_the_first_field(command: str, runs: dict[str, str]) -> None:
     names = {"compare": ["two", "nodes"], "list": ["all"], "hosts": ["all"]}.get(command, ["pipeline"])
     printed = _told(command, *(runs[name] for name in names))

@@ -128,6 +128,12 @@ def _with_recording(measured: Measured, run_directory: Path) -> Measured:
 
 def _print_overhead(console: Console, command: Sequence[str], overhead: Overhead) -> None:
     console.print(f"[bold]Overhead of recording[/] {escape(shlex.join(command))}")
+    ratio = overhead.step_time.ratio
+    unit = "A step" if overhead.clock == OPTIMIZER else "The command"
+    console.print(
+        f"{unit} takes {ratio.median:.3f} times as long with recording "
+        f"(95 % interval {ratio.low:.3f} to {ratio.high:.3f}).\n"
+    )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("")
     for heading in ("without", "with", "ratio", "95 % interval"):

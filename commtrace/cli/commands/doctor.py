@@ -81,7 +81,7 @@ def doctor(
     flight_calls = read_flight_calls(flight_recorder or [])
     diagnosis = examine(run, now_ns=time.time_ns(), ask=process_state, all_ranks=all_ranks, flight_calls=flight_calls)
     if json_output:
-        sys.stdout.write(json.dumps(diagnosis.to_json(), allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps({"verdict": _verdict(diagnosis), **diagnosis.to_json()}, allow_nan=False) + "\n")
     else:
         print_doctor(wide_console(), diagnosis, now_ns=time.time_ns())
     if not diagnosis.is_healthy:
@@ -91,7 +91,9 @@ def doctor(
 def _check_installation(*, as_json: bool) -> None:
     checks = check_installation(os.environ)
     if as_json:
-        sys.stdout.write(json.dumps({"checks": [check.to_json() for check in checks]}) + "\n")
+        sys.stdout.write(
+            json.dumps({"verdict": _checks_verdict(checks), "checks": [check.to_json() for check in checks]}) + "\n"
+        )
     else:
         print_checks(wide_console(), checks)
     if any(check.state == "problem" for check in checks):
@@ -137,6 +139,17 @@ _MOST_DOING: Final = 16
 _MOST_FRAMES: Final = 4
 
 
+def _verdict(diagnosis: Diagnosis) -> str:
+    return diagnosis.findings[0] if diagnosis.findings else "Nothing was found."
+
+
+def _checks_verdict(checks: Sequence[Check]) -> str:
+    problems = sum(check.state == "problem" for check in checks)
+    if problems:
+        return f"A job that is started here is not recorded as configured: {problems} to mend."
+    return "A job that is started here is recorded."
+
+
 def print_doctor(console: Console, diagnosis: Diagnosis, *, now_ns: int) -> None:
     for line in _header(diagnosis, now_ns):
         console.print(line)
@@ -144,7 +157,7 @@ def print_doctor(console: Console, diagnosis: Diagnosis, *, now_ns: int) -> None
     for finding in diagnosis.findings:
         console.print(f"[yellow]![/] {escape(finding)}", soft_wrap=True)
     if not diagnosis.findings:
-        console.print("[bold green]Nothing was found.[/]")
+        console.print(f"[bold green]{_verdict(diagnosis)}[/]")
     for note in diagnosis.notes:
         console.print(f"note: {escape(note)}", style="dim", soft_wrap=True)
     console.print()
@@ -163,11 +176,8 @@ _MARKS: Final = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[b
 
 def print_checks(console: Console, checks: Sequence[Check]) -> None:
     """Print the result for a job that is started here, then the checks behind it."""
-    problems = sum(check.state == "problem" for check in checks)
-    if problems:
-        console.print(f"[bold red]A job that is started here is not recorded as configured: {problems} to mend.[/]\n")
-    else:
-        console.print("[bold green]A job that is started here is recorded.[/]\n")
+    colour = "red" if any(check.state == "problem" for check in checks) else "green"
+    console.print(f"[bold {colour}]{_checks_verdict(checks)}[/]\n")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for check in checks:
         text = escape(check.text) + (f"\n→ {escape(check.advice)}" if check.advice else "")

@@ -17,6 +17,7 @@ from rich.markup import escape
 from commtrace.analysis.formatting import format_ranges, format_ranks, ranges
 from commtrace.analysis.replay.whatif import SLOWEST_PERCENT, WhatIf
 from commtrace.analysis.stragglers.report import StragglerReport, baseline_of, report_stragglers
+from commtrace.analysis.stragglers.verdict import format_cause
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
     ClusterOption,
@@ -74,7 +75,7 @@ def straggler(
         normal = baseline_of(reference, chosen) if baseline else None
         report = report_stragglers(path, steps or None, normal, chosen)
     if json_output:
-        sys.stdout.write(json.dumps(report.to_json(), allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps({"verdict": _verdict(report), **report.to_json()}, allow_nan=False) + "\n")
     else:
         console = wide_console()
         console.print(f"Run {escape(report.run)}", style="dim")
@@ -90,10 +91,21 @@ def straggler(
         )
 
 
+def _verdict(report: StragglerReport) -> str:
+    """Return the costliest straggler, else the first thing that could not be judged."""
+    verdicts, abstentions = report.findings.verdicts, report.findings.abstentions
+    if verdicts:
+        first = verdicts[0]
+        more = f" {len(verdicts) - 1} more cost less." if len(verdicts) > 1 else ""
+        cost = milliseconds(first.cost_ms_per_step * 1e6)
+        return f"Straggler: {first.who}, {format_cause(first.cause)}: costs {cost} ms per step.{more}"
+    return f"Not judged: {abstentions[0]}" if abstentions else "No rank was found to slow the others down."
+
+
 def _print(console: Console, report: StragglerReport) -> None:
     verdicts = report.findings.verdicts
     if not verdicts and not report.findings.abstentions:
-        console.print("[bold]No rank was found to slow the others down.[/]")
+        console.print(f"[bold]{_verdict(report)}[/]")
     for line in step_attempts_lines(report.repeated_steps, report.attempt):
         console.print(escape(line))
     print_stragglers(console, verdicts, on_gpu=report.on_gpu, nodes=report.nodes)
@@ -107,6 +119,7 @@ def _print(console: Console, report: StragglerReport) -> None:
     print_awaited(console, report.awaited, verdicts)
     if not verdicts:
         console.print()
+    console.print()
     print_basis(console, report.alignment, report.problems)
     _print_slowdown(console, report.slowdown)
 

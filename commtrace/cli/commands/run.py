@@ -43,9 +43,14 @@ def run(
     steps: Annotated[str, typer.Option(help="Record only these steps: A:B (B exclusive), A:B:k (one in k) or A.")] = "",
     sample: Annotated[str, typer.Option(help="Record one step in N in detail, and the sums of the others.")] = "",
     modules: Annotated[str, typer.Option(help="Record modules too: depth=N, or patterns of their names.")] = "",
-    keep_bytes: Annotated[str, typer.Option(help="Keep so many bytes for each rank, e.g. 2G; the newest.")] = "",
-    keep_steps: Annotated[str, typer.Option(help="Keep so many steps; the newest.")] = "",
-    export: Annotated[str, typer.Option(help="Export while it runs: monitor, prometheus, otlp, with commas.")] = "",
+    keep_bytes: Annotated[str, typer.Option(help="Keep at most this many bytes per rank, the newest; e.g. 2G.")] = "",
+    keep_steps: Annotated[str, typer.Option(help="Keep at most this many steps, the newest.")] = "",
+    export: Annotated[
+        str,
+        typer.Option(
+            help="Exporters to run, separated by commas: monitor, prometheus, otlp, tensorboard, wandb, mlflow."
+        ),
+    ] = "",
     node_id: Annotated[str, typer.Option(help="Name of this node. Default: the host name.")] = "",
 ) -> None:
     """Run a training command and record it; its script needs no change.

@@ -67,7 +67,7 @@ class _Topology(Struct, omit_defaults=True):
     device: _Device | UnsetType = UNSET
     recording: Annotated[dict[Word, Plain | list[Word]], Meta(max_length=256)] | UnsetType = UNSET
     invisible_paths: Annotated[dict[Word, Word], Meta(max_length=4096)] | UnsetType = UNSET
-    not_visible: Annotated[list[Word], Meta(max_length=4096)] | UnsetType = UNSET
+    not_visible: Annotated[list[Word], Meta(max_length=4096)] | UnsetType = UNSET  # by older recorders
     process_start_ns: Time | UnsetType = UNSET
     ranks_per_node: Size | UnsetType = UNSET
     first_step: Step | UnsetType = UNSET

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -98,11 +98,11 @@ def bounds_of(lengths: Sequence[int] | Int64) -> Int64:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
-def blocks_of(spans: Mapping[int, Spans]) -> Iterator[Block]:
+def blocks_of(spans: Iterable[tuple[int, Spans]]) -> Iterator[Block]:
     """Copy the rows of ranks into blocks."""
     held: dict[int, Spans] = {}
     rows = 0
-    for rank, own in spans.items():
+    for rank, own in spans:
         held[rank] = own
         rows += len(own)
         if rows >= ROWS_OF_BLOCK:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from commtrace.trace.blocks import Block, blocks_of
 from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, RankMetadata
 from commtrace.trace.spans import Spans
+
+_BLOCKS: Final = "_blocks"
 
 
 class Drop(NamedTuple):
@@ -138,10 +139,13 @@ class Run:
     problems: tuple[str, ...] = ()  # sentences: missing ranks, torn files, disabled parts of commtrace
     steps_inferred: bool = False  # from communication, as the job marked none
 
-    @cached_property
-    def blocks(self) -> tuple[Block, ...]:
-        """Return the rows as blocks of many ranks: as loaded, else a copy."""
-        return tuple(blocks_of({rank: trace.spans for rank, trace in self.ranks.items()}))
+    @property
+    def blocks(self) -> Iterator[Block]:
+        """Return the rows as blocks of many ranks: those of :meth:`with_blocks`, else copies, made one by one."""
+        held: tuple[Block, ...] | None = vars(self).get(_BLOCKS)
+        if held is not None:
+            return iter(held)
+        return blocks_of((rank, trace.spans) for rank, trace in self.ranks.items())
 
     def with_blocks(self, blocks: Sequence[Block]) -> Run:
         """Replace the ranks and rows by those of these blocks."""
@@ -151,7 +155,7 @@ class Run:
             for rank, rows in block.slices().items()
         }
         made = replace(self, ranks=ranks)
-        vars(made)["blocks"] = tuple(blocks)  # where cached_property keeps it: the ranks are slices of these blocks
+        vars(made)[_BLOCKS] = tuple(blocks)  # no field: a run with other rows has other blocks
         return made
 
     @property

@@ -22,6 +22,7 @@ from commtrace.analysis.steps.choice import StepChoice, contiguous, select
 from commtrace.analysis.windows.step_axis import StepAxis
 from commtrace.analysis.windows.survey import RankSurvey, Survey, with_last_attempts
 from commtrace.trace import schema
+from commtrace.trace.blocks import blocks_of
 from commtrace.trace.files.decoding import RankMarks
 from commtrace.trace.files.locate import Segment
 from commtrace.trace.files.segment_index import Extent, read_extents
@@ -60,9 +61,17 @@ class StepWindow:
     def read(self) -> Run:
         """Read all rows that overlap these steps, and all communications that these meet, as recorded."""
         names, problems = list(self.outline.names), list[str]()
-        ranks = {rank: _read_rank(part, names, problems) for rank, part in self.ranks.items()}
+        ranks: dict[int, RankTrace] = {}
+
+        def rows() -> Iterator[tuple[int, Spans]]:
+            for rank, part in self.ranks.items():
+                trace = _read_rank(part, names, problems)
+                ranks[rank] = replace(trace, spans=Spans.empty())
+                yield rank, trace.spans
+
+        blocks = [*blocks_of(rows())]  # one rank after the other: what was read of a rank goes once it is in a block
         new = tuple(sentence for sentence in dict.fromkeys(problems) if sentence not in self.outline.problems)
-        return replace(self.outline, ranks=ranks, names=names, problems=new)
+        return replace(self.outline, ranks=ranks, names=names, problems=new).with_blocks(blocks)
 
 
 def cut_windows(survey: Survey, choice: StepChoice, most_rows: int = MOST_ROWS) -> Iterator[StepWindow]:

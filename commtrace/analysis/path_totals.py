@@ -15,7 +15,7 @@ from commtrace.analysis.replay.scenarios import replay_of
 from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, without_last_attempts
 from commtrace.analysis.steps.choice import Window, recorded_steps
-from commtrace.analysis.stragglers.lost_time import LostTime, lost_time
+from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.analysis.stragglers.verdict import on_gpu
 from commtrace.trace.files.reader import load_earlier_attempts, load_run
@@ -148,8 +148,8 @@ def _lost(matched: Matched) -> LostTime | None:
         return None
     statistics = StepStatistics.of(run, program)
     verdicts = find_stragglers(run, matches, program=program).verdicts
-    replay = replay_of(run, program, statistics)
-    return lost_time(statistics, replay, verdicts, run.world_size if on_gpu(run) else None)
+    replayed = replay_of(run, program, statistics).replay(scenarios_of_lost_time(statistics))
+    return lost_time(statistics, replayed, verdicts, run.world_size if on_gpu(run) else None)
 
 
 def _attempts_of(run: Run) -> dict[int, int]:

@@ -22,19 +22,21 @@ from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.communication.unmatched import roles_of_one_rank
 from commtrace.analysis.matching.coverage import Coverage, missing_numbers
 from commtrace.analysis.matching.operations import ONLY_KERNELS
+from commtrace.analysis.pipeline.bubble import BubbleCauses
 from commtrace.analysis.pipeline.observed import Pipeline, replay_bubbles
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.replay.ideal import Ideal
+from commtrace.analysis.replay.scenarios import Places, ReplayedSteps, Scenario, check_steps
 from commtrace.analysis.step_totals import StepTotals, step_totals
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
 from commtrace.analysis.steps.choice import StepChoice, Window, recorded_steps
 from commtrace.analysis.steps.detail import RecordedDetail, find_detail
 from commtrace.analysis.stragglers.awaited import Awaited
-from commtrace.analysis.stragglers.lost_time import LostTime, lost_time
+from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
 from commtrace.analysis.stragglers.search import Findings, MeasuredWork, judge_stragglers, measure_work
 from commtrace.analysis.stragglers.verdict import Verdict, on_gpu
 from commtrace.analysis.verdict import verdict
-from commtrace.analysis.windows.run import ALONE, LargeRun, WholeRun, Workers, open_run
+from commtrace.analysis.windows.run import ALONE, LargeRun, WholeRun, Workers, open_run, replay_analysis
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, fields_to_json
 from commtrace.trace.run import Run
@@ -115,10 +117,9 @@ def summarise_steps(run: WholeRun | LargeRun, *, is_whole: bool = False) -> Summ
     """Summarise steps. If they are all that was recorded (``is_whole``), gaps in communication numbers are losses."""
     measured, alignment, ranks_of_run = run.measure(_measure), run.alignment, run.aligned
     recorded, steps, totals = measured.recorded, measured.steps, measured.result.totals
-    ranks = totals.times.means(ranks_of_run)
+    ranks = totals.means(ranks_of_run)
     communication = totals.communication.table(ranks_of_run)
     unmatched = totals.unmatched.find(recorded)
-    partition = totals.times.partition()
     budget, repeated = _launches(recorded, is_whole)
     awaited = totals.awaited.longest()
     replayed = _replay(run, measured.result)
@@ -145,7 +146,7 @@ def summarise_steps(run: WholeRun | LargeRun, *, is_whole: bool = False) -> Summ
             findings.verdicts,
             unmatched.roles | roles_of_one_rank(communication),
             awaited=awaited,
-            partition=partition,
+            steps=totals.steps,
         ),
         problems=tuple(
             find_problems(
@@ -155,7 +156,7 @@ def summarise_steps(run: WholeRun | LargeRun, *, is_whole: bool = False) -> Summ
                 measured.counts,
                 totals.numbers,
                 communication,
-                computes=bool(partition.total(COMPUTE).any()),
+                computes=bool(totals.steps.total(COMPUTE).any()),
             )
         ),
     )
@@ -207,15 +208,40 @@ def _replay(run: WholeRun | LargeRun, measured: _Measured) -> _Replayed:
         return _Replayed(None, None)
     if work.steps is None:
         return _Replayed(pipeline.pipeline(), judge_stragglers(run.aligned, work, None))
-    replay = run.replay(work.steps)
-    findings = judge_stragglers(run.aligned, work, replay)
-    causes, lost = None, None
-    if pipeline.is_pipeline:
-        causes = run.measure(partial(replay_bubbles, ideal=Ideal.of(work.steps))).result
-    if work.clocks_agree:  # else a replay would show nothing of transfers
+    findings = judge_stragglers(run.aligned, work, run.replay(work.steps))
+    # If clocks do not agree, a replay would show nothing of transfers.
+    scenarios = scenarios_of_lost_time(work.steps) if work.clocks_agree else ()
+    ideal = Ideal.of(work.steps) if pipeline.is_pipeline else None
+    if not scenarios and ideal is None:
+        return _Replayed(pipeline.pipeline(), findings)
+    # Everything with ideal durations at once: each window is read once for it.
+    measure = partial(_replay_ideal, places=Places.of(work.steps), scenarios=scenarios, ideal=ideal)
+    replayed = run.measure(measure).result
+    check_steps(work.steps, replayed.steps)
+    lost = None
+    if scenarios:
         gpus = run.recorded.world_size if on_gpu(run.recorded) else None
-        lost = lost_time(work.steps, replay, findings.verdicts, gpus)
-    return _Replayed(pipeline.pipeline(causes), findings, lost)
+        lost = lost_time(work.steps, replayed.steps, findings.verdicts, gpus)
+    return _Replayed(pipeline.pipeline(replayed.causes), findings, lost)
+
+
+@dataclass(frozen=True, slots=True)
+class _ReplayedIdeal:
+    """Steps in the scenarios of lost time, and the causes of bubbles of a pipeline."""
+
+    steps: ReplayedSteps
+    causes: BubbleCauses | None
+
+    def __add__(self, later: _ReplayedIdeal) -> _ReplayedIdeal:
+        causes = None if self.causes is None or later.causes is None else self.causes + later.causes
+        return _ReplayedIdeal(self.steps + later.steps, causes)
+
+
+def _replay_ideal(
+    analysis: Analysis, places: Places, scenarios: Sequence[Scenario], ideal: Ideal | None
+) -> _ReplayedIdeal:
+    causes = None if ideal is None else replay_bubbles(analysis, ideal)
+    return _ReplayedIdeal(replay_analysis(analysis, places, scenarios), causes)
 
 
 def _most_waited_for(ranks: Sequence[RankMean]) -> str:

@@ -7,13 +7,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.breakdown.partition import Partition
 from commtrace.analysis.breakdown.rank_means import ExposedTime, RankMean
 from commtrace.analysis.breakdown.states import BUBBLE, CHECKPOINT, DATA, GC, IDLE, MEMORY, OTHER, TRANSFER, WAIT
 from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.costs import Occurrence, occurrence
 from commtrace.analysis.stragglers.verdict import ACTIVITY, Stretch, Verdict, format_cause
+from commtrace.analysis.time_totals import SummedSteps
 
 _WORTH_A_LOOK: Final = 0.05
 """Smallest share of the step that is singled out."""
@@ -33,12 +33,12 @@ def verdict(
     unmatched: Mapping[str, str] | None = None,
     *,
     awaited: Sequence[Awaited] = (),
-    partition: Partition | None = None,
+    steps: SummedSteps | None = None,
 ) -> str:
     """Return the largest loss over all ranks, and where to look.
 
     A rank that holds up the others comes first: their wait is only its echo. ``unmatched`` has reasons by role, see
-    :mod:`commtrace.analysis.communication.unmatched`; ``partition`` separates a loss that happened once.
+    :mod:`commtrace.analysis.communication.unmatched`; ``steps`` separate a loss that happened once.
     """
     wall = sum(rank.wall_ns for rank in ranks)
     if not wall:
@@ -50,17 +50,15 @@ def verdict(
     share = worst.time_ns / wall
     if share < _WORTH_A_LOOK:
         return f"The ranks compute; the largest loss is {worst.what} with {share:.1%} of the step. Nothing stands out."
-    when = None if partition is None else _occurrence(partition, worst)
+    when = None if steps is None else _occurrence(steps, worst)
     if when is not None and when.is_rare:
         return f"Largest loss: {worst.what}, {when.describe()}, {share:.1%} of the time of all steps. {worst.look_at}"
     return f"Largest loss: {worst.what}, {share:.1%} of the step ({_ms(worst.time_ns / len(ranks))}). {worst.look_at}"
 
 
-def _occurrence(partition: Partition, loss: _Loss) -> Occurrence:
-    ns = np.sum([partition.total(kind, loss.role) for kind in loss.kinds], axis=0)
-    steps, which = np.unique(partition.step, return_inverse=True)
-    num_ranks = max(len(np.unique(partition.rank)), 1)
-    return occurrence(steps.tolist(), np.bincount(which.reshape(-1), ns) / num_ranks)
+def _occurrence(steps: SummedSteps, loss: _Loss) -> Occurrence:
+    ns = np.sum([steps.total(kind, loss.role) for kind in loss.kinds], axis=0)
+    return occurrence(steps.step.tolist(), ns / max(steps.num_ranks, 1))
 
 
 def _straggler_sentence(straggler: Verdict, mean_wall_ns: float) -> str:

@@ -289,6 +289,12 @@ class PlacedProgram:
         return segment_ns, transfer_ns
 
 
+def check_steps(statistics: StepStatistics, replayed: ReplayedSteps) -> None:
+    """Raise CommtraceError if files were deleted since the statistics were made."""
+    if not np.isin(statistics.steps, replayed.steps).all():
+        raise CommtraceError("Steps were deleted while they were analysed, to keep to the budget: try again.")
+
+
 class Replay:
     """Replays the steps of a run with ``replayed``, which returns all of its steps in several scenarios."""
 
@@ -299,8 +305,7 @@ class Replay:
     def replay(self, scenarios: Sequence[Scenario]) -> ReplayedSteps:
         """Replay all steps. Raise CommtraceError if files were deleted since the statistics were made."""
         replayed = self._replayed(scenarios)
-        if not np.isin(self._statistics.steps, replayed.steps).all():
-            raise CommtraceError("Steps were deleted while they were analysed, to keep to the budget: try again.")
+        check_steps(self._statistics, replayed)
         return replayed
 
     def steps_ns(self, scenarios: Sequence[Scenario]) -> list[Int64]:

@@ -2,7 +2,7 @@
 
 The steps are replayed several times, each time with one more thing ideal; each difference is the cost of that thing.
 
->>> lost = lost_time(statistics, replay, findings.verdicts)              # doctest: +SKIP
+>>> lost = lost_time(statistics, replay.replay(scenarios_of_lost_time(statistics)), verdicts)  # doctest: +SKIP
 >>> lost.steps_ns - lost.ideal_ns == sum(lost.costs_ns().values())  # doctest: +SKIP
 True
 """
@@ -17,7 +17,14 @@ import numpy as np
 
 from commtrace.analysis.keys import sort_groups
 from commtrace.analysis.replay.ideal import equal_stages
-from commtrace.analysis.replay.scenarios import MEASURED, IdealWork, NoTransfers, Replay, Scenario, WithoutPauses
+from commtrace.analysis.replay.scenarios import (
+    MEASURED,
+    IdealWork,
+    NoTransfers,
+    ReplayedSteps,
+    Scenario,
+    WithoutPauses,
+)
 from commtrace.analysis.replay.step_statistics import DATA, PAUSES, StepStatistics, WorkTable
 from commtrace.analysis.statistics import grouped_median
 from commtrace.analysis.stragglers.verdict import Verdict
@@ -63,14 +70,12 @@ class LostTime:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def lost_time(
-    statistics: StepStatistics, replay: Replay, verdicts: Iterable[Verdict], gpus: int | None = None
-) -> LostTime:
-    """Divide the time of steps, whose clocks agree, by cause; ``gpus`` is None if the job did not run on GPUs."""
+def scenarios_of_lost_time(statistics: StepStatistics) -> tuple[Scenario, ...]:
+    """Return the scenarios that :func:`lost_time` needs."""
     work_ns = _ideal_work(statistics.table)
     only_working = WithoutPauses(PAUSES)
     quick = Scenario((only_working, IdealWork(work_ns, np.ones(len(work_ns), np.bool_))))
-    scenarios = (
+    return (
         MEASURED,
         Scenario((WithoutPauses((DATA,)),)),
         Scenario((only_working,)),
@@ -78,7 +83,15 @@ def lost_time(
         quick + Scenario(transfers=(NoTransfers(),)),
         quick + Scenario(transfers=(NoTransfers(),), without_launches=True),
     )
-    replayed = replay.replay(scenarios)
+
+
+def lost_time(
+    statistics: StepStatistics, replayed: ReplayedSteps, verdicts: Iterable[Verdict], gpus: int | None = None
+) -> LostTime:
+    """Divide the time of steps, whose clocks agree, by cause.
+
+    ``replayed`` are in :func:`scenarios_of_lost_time`; ``gpus`` is None if the job did not run on GPUs.
+    """
     num_steps, steps_ns = len(replayed.steps), _sum(replayed.measured_ns)
     as_replayed, without_input, only_work, even, without_transfers, without_launches = map(_sum, replayed.replayed_ns)
     ideal_ns = round(_sum(replayed.work_ns[-1]) / len(statistics.ranks))

@@ -213,7 +213,7 @@ class LargeRun:
         places = Places.of(statistics)
 
         def replayed(scenarios: Sequence[Scenario]) -> ReplayedSteps:
-            return self.measure(partial(_replay_window, places=places, scenarios=scenarios)).result
+            return self.measure(partial(replay_analysis, places=places, scenarios=scenarios)).result
 
         return Replay(statistics, replayed)
 
@@ -261,7 +261,8 @@ def _measure_window(
     return _WindowResult(result, steps, recorded.problems)
 
 
-def _replay_window(analysis: Analysis, places: Places, scenarios: Sequence[Scenario]) -> ReplayedSteps:
+def replay_analysis(analysis: Analysis, places: Places, scenarios: Sequence[Scenario]) -> ReplayedSteps:
+    """Replay the steps that count; ``places`` are of the statistics that the scenarios were made from."""
     return PlacedProgram.of(analysis.replayed.run, analysis.program, places).replay(scenarios)
 
 

@@ -52,9 +52,9 @@ class RankSurvey:
     names: list[str]  # by code
     problems: tuple[str, ...]
 
-    def without_clock_rows(self) -> RankSurvey:
-        """Return the survey without the rows that clocks are fitted by, which are most of its rows."""
-        return replace(self, ends=Thinned.none(), messages=Thinned.none())
+    def for_windows(self) -> RankSurvey:
+        """Return the survey without what only the survey of the run needs: the rows that clocks are fitted by."""
+        return replace(self, ends=Thinned.none(), messages=Thinned.none(), rows_of_step={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def survey_run(
     outline = Run(directory, traces, names, tuple(map(printable, problems)))
     return Survey(
         outline=outline,
-        ranks={rank: one.without_clock_rows() for rank, one in ranks.items()},
+        ranks={rank: one.for_windows() for rank, one in ranks.items()},
         alignment=align(_clock_run(outline, ranks) if len(set(clocks.values())) > 1 else outline),
         rows_of_step=rows_of_step,
     )

@@ -10,9 +10,9 @@ import pytest
 
 from commtrace.analysis.matching.match import match
 from commtrace.analysis.replay.program import build_program
-from commtrace.analysis.replay.scenarios import Replay, replay_of
+from commtrace.analysis.replay.scenarios import ReplayedSteps, replay_of
 from commtrace.analysis.replay.step_statistics import StepStatistics
-from commtrace.analysis.stragglers.lost_time import LostTime, lost_time
+from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.synth import FREE, Fault, Job, synthesize
@@ -25,11 +25,11 @@ WORK = 4 * (EXACT.forward_ns + EXACT.backward_ns) + EXACT.optimizer_ns
 
 class Analysed(NamedTuple):
     statistics: StepStatistics
-    replay: Replay
+    replayed: ReplayedSteps
     verdicts: tuple[Verdict, ...]
 
     def lost(self, verdicts: Sequence[Verdict]) -> LostTime:
-        return lost_time(self.statistics, self.replay, verdicts)
+        return lost_time(self.statistics, self.replayed, verdicts)
 
 
 def analysed(job: Job) -> Analysed:
@@ -38,7 +38,8 @@ def analysed(job: Job) -> Analysed:
     program = build_program(run, matches)
     statistics = StepStatistics.of(run, program)
     found = find_stragglers(run, matches, program=program)
-    return Analysed(statistics, replay_of(run, program, statistics), found.verdicts)
+    replayed = replay_of(run, program, statistics).replay(scenarios_of_lost_time(statistics))
+    return Analysed(statistics, replayed, found.verdicts)
 
 
 def lost_by(job: Job) -> LostTime:

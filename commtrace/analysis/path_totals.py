@@ -12,7 +12,7 @@ from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.replay.scenarios import replay_of
-from commtrace.analysis.replay.step_statistics import StepStatistics
+from commtrace.analysis.replay.step_statistics import StatisticsParts
 from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, without_last_attempts
 from commtrace.analysis.steps.choice import Window, recorded_steps
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
@@ -146,7 +146,7 @@ def _lost(matched: Matched) -> LostTime | None:
         program = build_program(run, matches)
     except ReplayError:
         return None
-    statistics = StepStatistics.of(run, program)
+    statistics = StatisticsParts.of(run, program).joined()
     verdicts = find_stragglers(run, matches, program=program).verdicts
     replayed = replay_of(run, program, statistics).replay(scenarios_of_lost_time(statistics))
     return lost_time(statistics, replayed, verdicts, run.world_size if on_gpu(run) else None)

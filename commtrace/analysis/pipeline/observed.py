@@ -35,7 +35,7 @@ from commtrace.analysis.pipeline.schedule import (
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.ideal import Ideal
 from commtrace.analysis.replay.program import common_steps
-from commtrace.analysis.replay.step_statistics import StepStatistics
+from commtrace.analysis.replay.step_statistics import StatisticsParts
 from commtrace.analysis.windows.run import LargeRun, WholeRun
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
@@ -165,7 +165,7 @@ class _Measured:
     """Measurements of some steps; ``work`` is None where they cannot be replayed."""
 
     totals: PipelineTotals
-    work: StepStatistics | None
+    work: StatisticsParts | None
 
     def __add__(self, later: _Measured) -> _Measured:
         work = None if self.work is None or later.work is None else self.work + later.work
@@ -175,7 +175,7 @@ class _Measured:
 def _measure(analysis: Analysis) -> _Measured:
     totals = pipeline_totals(analysis.run, analysis.matches, analysis.roles)
     try:
-        return _Measured(totals, StepStatistics.of(analysis.replayed.run, analysis.program))
+        return _Measured(totals, StatisticsParts.of(analysis.replayed.run, analysis.program))
     except ReplayError:
         return _Measured(totals, None)  # the bubble is measured all the same; its causes are then left out
 
@@ -187,7 +187,7 @@ def find_pipeline(run: WholeRun | LargeRun) -> Pipeline | None:
     measured = run.measure(_measure).result
     if measured.work is None or not measured.totals.is_pipeline:
         return measured.totals.pipeline()
-    return measured.totals.pipeline(run.measure(partial(replay_bubbles, ideal=Ideal.of(measured.work))).result)
+    return measured.totals.pipeline(run.measure(partial(replay_bubbles, ideal=Ideal.of(measured.work.joined()))).result)
 
 
 def replay_bubbles(analysis: Analysis, ideal: Ideal) -> BubbleCauses:

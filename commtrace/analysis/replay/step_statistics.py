@@ -1,11 +1,11 @@
 """Statistics of work, pauses and transfers in some steps; those of consecutive parts of a run can be added.
 
->>> whole = StepStatistics.of(run, first) + StepStatistics.of(run, second)  # doctest: +SKIP
+>>> whole = (StatisticsParts.of(run, first) + StatisticsParts.of(run, second)).joined()  # doctest: +SKIP
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeVar
 
@@ -125,17 +125,18 @@ class WorkTable:
             *(getattr(self, name)[rows] for name in ("microbatch", "begins_phase", "work_ns", "total_ns")),
         )
 
-    def followed_by(self, other: WorkTable, num_steps: int) -> WorkTable:
-        columns = [np.concatenate([own, others]) for own, others in zip(self.entries, other.entries, strict=True)]
+    @classmethod
+    def joined(cls, parts: Sequence[WorkTable], first_step: Sequence[int]) -> WorkTable:
+        """Return the rows of all parts; ``first_step`` is the index of the first step of each."""
+        columns = [np.concatenate(own) for own in zip(*(part.entries for part in parts), strict=True)]
         first, number = grouped(pack(columns))
-        number = number.astype(np.int32)
-        own = len(self.entries.rank)
-        return WorkTable(
+        numbers = np.split(number.astype(np.int32), np.cumsum([len(part.entries.rank) for part in parts])[:-1])
+        return cls(
             Entries(*(column[first] for column in columns)),
-            np.concatenate([number[:own][self.entry], number[own:][other.entry]]),
-            np.concatenate([self.step, other.step + np.int32(num_steps)]),
+            np.concatenate([own[part.entry] for part, own in zip(parts, numbers, strict=True)]),
+            np.concatenate([part.step + np.int32(step) for part, step in zip(parts, first_step, strict=True)]),
             *(
-                np.concatenate([getattr(self, name), getattr(other, name)])
+                np.concatenate([getattr(part, name) for part in parts])
                 for name in ("microbatch", "begins_phase", "work_ns", "total_ns")
             ),
         )
@@ -227,29 +228,32 @@ class TransferTable:
             self.ns[rows],
         )
 
-    def followed_by(self, other: TransferTable, num_steps: int) -> TransferTable:
-        traffic, row = _together(self.traffic, other.traffic)
-        kinds, kind = _together(self.kinds, other.kinds)
-        return TransferTable(
+    @classmethod
+    def joined(cls, parts: Sequence[TransferTable], first_step: Sequence[int]) -> TransferTable:
+        """Return the rows of all parts; ``first_step`` is the index of the first step of each."""
+        traffic, rows = _together([part.traffic for part in parts])
+        kinds, kind = _together([part.kinds for part in parts])
+        joins = np.cumsum([0, *(part.join.max(initial=-1) + 1 for part in parts)])
+        return cls(
             traffic,
             kinds,
-            np.concatenate([self.row, row[other.row]]),
-            np.concatenate([self.kind, kind[other.kind]]),
-            np.concatenate([self.join, other.join + self.join.max(initial=-1) + 1]),
-            np.concatenate([self.rank, other.rank]),
-            np.concatenate([self.step, other.step + np.int32(num_steps)]),
-            np.concatenate([self.ns, other.ns]),
+            np.concatenate([own[part.row] for part, own in zip(parts, rows, strict=True)]),
+            np.concatenate([own[part.kind] for part, own in zip(parts, kind, strict=True)]),
+            np.concatenate([part.join + before for part, before in zip(parts, joins[:-1], strict=True)]),
+            np.concatenate([part.rank for part in parts]),
+            np.concatenate([part.step + np.int32(step) for part, step in zip(parts, first_step, strict=True)]),
+            np.concatenate([part.ns for part in parts]),
         )
 
 
 _Key = TypeVar("_Key", Traffic, TransferKind)
 
 
-def _together(some: tuple[_Key, ...], others: tuple[_Key, ...]) -> tuple[tuple[_Key, ...], Int32]:
-    """Return the keys of both, and the index of each of the others among them; −1 stays −1."""
-    number = {one: at for at, one in enumerate(some)}
-    numbers: list[int] = [number.setdefault(one, len(number)) for one in others]
-    return tuple(number), np.array([*numbers, -1], np.int32)
+def _together(parts: Sequence[tuple[_Key, ...]]) -> tuple[tuple[_Key, ...], list[Int32]]:
+    """Return the keys of all parts, and the index of each part's own among them; −1 stays −1."""
+    number: dict[_Key, int] = {}
+    numbers = [np.array([*(number.setdefault(one, len(number)) for one in own), -1], np.int32) for own in parts]
+    return tuple(number), numbers
 
 
 def kinds_of(run: Run, transfers: Transfers) -> tuple[tuple[TransferKind, ...], Int64]:
@@ -320,10 +324,7 @@ def _operation(run: Run, name: Int32) -> Int64:
 
 @dataclass(frozen=True, slots=True)
 class StepStatistics:
-    """Work, pauses and transfers of all ranks in some steps.
-
-    Of a long run, steps are drawn by their number so that memory does not grow: all, then about every second one, ….
-    """
+    """Work, pauses and transfers of all ranks in some steps."""
 
     ranks: Int64  # numbers, ascending
     steps: Int64  # numbers, ascending
@@ -353,36 +354,33 @@ class StepStatistics:
             table=WorkTable.of(segments),
             pauses_ns={cause: by_step(pause_ns(segments, cause)) for cause in PAUSES},
             transfers=TransferTable.of(run, program.transfers),
-        ).drawn()
+        )
 
-    def __add__(self, other: StepStatistics) -> StepStatistics:
-        """Return the statistics of these steps and of later ones of the same ranks."""
-        halvings = max(self.halvings, other.halvings)
-        one, another = self._halved(halvings), other._halved(halvings)
-        num_steps = len(one.steps)
-        return StepStatistics(
-            ranks=one.ranks,
-            steps=np.concatenate([one.steps, another.steps]),
-            stages=one.stages,
-            measured_ns=np.concatenate([one.measured_ns, another.measured_ns]),
-            replayed_ns=np.concatenate([one.replayed_ns, another.replayed_ns]),
-            table=one.table.followed_by(another.table, num_steps),
-            pauses_ns={cause: np.hstack([one.pauses_ns[cause], another.pauses_ns[cause]]) for cause in PAUSES},
-            transfers=one.transfers.followed_by(another.transfers, num_steps),
-            halvings=halvings,
-        ).drawn()
+    @classmethod
+    def joined(cls, parts: Sequence[StepStatistics]) -> StepStatistics:
+        """Return the statistics of the steps of all parts, which are of the same ranks and drawn alike."""
+        first, *others = parts
+        if not others:
+            return first
+        first_step = np.cumsum([0, *(len(part.steps) for part in parts)])[:-1].tolist()
+        return cls(
+            ranks=first.ranks,
+            steps=np.concatenate([part.steps for part in parts]),
+            stages=first.stages,
+            measured_ns=np.concatenate([part.measured_ns for part in parts]),
+            replayed_ns=np.concatenate([part.replayed_ns for part in parts]),
+            table=WorkTable.joined([part.table for part in parts], first_step),
+            pauses_ns={cause: np.hstack([part.pauses_ns[cause] for part in parts]) for cause in PAUSES},
+            transfers=TransferTable.joined([part.transfers for part in parts], first_step),
+            halvings=first.halvings,
+        )
 
-    def drawn(self) -> StepStatistics:
-        """Return these statistics with steps halved until they have few enough rows."""
-        drawn = self
-        while len(drawn.table) + len(drawn.transfers) > MOST_ROWS:
-            halved = drawn._halved(drawn.halvings + 1)
-            if len(halved.steps) < FEWEST_STEPS:
-                break
-            drawn = halved
-        return drawn
+    @property
+    def num_rows(self) -> int:
+        return len(self.table) + len(self.transfers)
 
-    def _halved(self, halvings: int) -> StepStatistics:
+    def halved(self, halvings: int) -> StepStatistics:
+        """Return the steps that are drawn with so many halvings of the set of steps."""
         if halvings == self.halvings:
             return self
         # The upper bits of the product keep the same share of steps with a period (checkpoints, say) as of all.
@@ -397,6 +395,40 @@ class StepStatistics:
             transfers=self.transfers.of_steps(chosen),
             halvings=halvings,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsParts:
+    """Statistics of consecutive parts of a run, joined only at the end: each join copies all of them.
+
+    Of a long run, steps are drawn by their number so that memory does not grow: all, then about every second one, ….
+    """
+
+    parts: tuple[StepStatistics, ...]
+
+    @classmethod
+    def of(cls, run: Run, program: Program) -> StatisticsParts:
+        """Return the statistics of a program, which was read from ``run``."""
+        return cls((StepStatistics.of(run, program),))._drawn()
+
+    def __add__(self, later: StatisticsParts) -> StatisticsParts:
+        """Return the statistics of these steps and of later ones of the same ranks."""
+        return StatisticsParts(self.parts + later.parts)._drawn()
+
+    def joined(self) -> StepStatistics:
+        return StepStatistics.joined(self.parts)
+
+    def _drawn(self) -> StatisticsParts:
+        """Return these with steps halved until they have few enough rows."""
+        halvings = max(part.halvings for part in self.parts)
+        parts = tuple(part.halved(halvings) for part in self.parts)
+        while sum(part.num_rows for part in parts) > MOST_ROWS:
+            halvings += 1
+            halved = tuple(part.halved(halvings) for part in parts)
+            if sum(len(part.steps) for part in halved) < FEWEST_STEPS:
+                break
+            parts = halved
+        return StatisticsParts(parts)
 
 
 def pause_ns(segments: Segments, cause: str) -> Int64:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import Program, build_program
 from commtrace.analysis.replay.scenarios import Replay, Scenario, replay_of
 from commtrace.analysis.replay.step_bounds import NOT_IN_ORDER
-from commtrace.analysis.replay.step_statistics import StepStatistics
+from commtrace.analysis.replay.step_statistics import StatisticsParts, StepStatistics
 from commtrace.analysis.stragglers.awaited import most_waited_for
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.limits import RECORDED, Limits, Thresholds
@@ -54,11 +55,11 @@ class Findings:
     waited_for: str = ""  # without verdicts: the rank that others waited for most, and why it is no straggler
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MeasuredWork:
     """Input of the search for stragglers from some steps. That of several windows adds up to that of the run."""
 
-    steps: StepStatistics | None  # None if they cannot be replayed
+    parts: StatisticsParts | None  # None if they cannot be replayed
     why_not: str  # why they cannot
     num_steps: int  # with those that were not drawn into the statistics
     begins_ns: Int64  # begin of the first and the last step of each rank, shape (2, ranks)
@@ -68,23 +69,28 @@ class MeasuredWork:
     @classmethod
     def of(cls, run: Run, matches: Matches, program: Program, rows: Run | None = None) -> MeasuredWork:
         """Measure the steps of a program; ``rows`` is its run if that has more rows than ``run``."""
-        steps = StepStatistics.of(rows or run, program)
+        parts = StatisticsParts.of(rows or run, program)
         begins_ns = program.start_ns[:, [0, -1]].T
-        return cls(steps, "", len(program.steps), begins_ns, blame_ns(run, matches), matches.clocks_agree)
+        return cls(parts, "", len(program.steps), begins_ns, blame_ns(run, matches), matches.clocks_agree)
 
     @classmethod
     def not_replayed(cls, why: str, matches: Matches) -> MeasuredWork:
         return cls(None, why, 0, np.zeros((2, 0), np.int64), {}, matches.clocks_agree)
 
+    @cached_property
+    def steps(self) -> StepStatistics | None:
+        """Return the statistics of the steps; None if they cannot be replayed."""
+        return None if self.parts is None else self.parts.joined()
+
     def __add__(self, later: MeasuredWork) -> MeasuredWork:
-        steps, why_not = None, self.why_not or later.why_not
+        parts, why_not = None, self.why_not or later.why_not
         begins_ns = np.stack([self.begins_ns[0], later.begins_ns[1]]) if not why_not else self.begins_ns
         if not why_not and (later.begins_ns[0] < self.begins_ns[1]).any():
             why_not = NOT_IN_ORDER
-        if self.steps is not None and later.steps is not None and not why_not:
-            steps = self.steps + later.steps
+        if self.parts is not None and later.parts is not None and not why_not:
+            parts = self.parts + later.parts
         return MeasuredWork(
-            steps,
+            parts,
             why_not,
             self.num_steps + later.num_steps,
             begins_ns,

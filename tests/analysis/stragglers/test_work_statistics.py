@@ -26,7 +26,7 @@ from commtrace.analysis.replay.scenarios import (
     replay_of,
 )
 from commtrace.analysis.replay.segments import BETWEEN
-from commtrace.analysis.replay.step_statistics import DATA, GC, Entries, StepStatistics, WorkTable
+from commtrace.analysis.replay.step_statistics import DATA, GC, Entries, StatisticsParts, StepStatistics, WorkTable
 from commtrace.analysis.stragglers.limits import Thresholds
 from commtrace.analysis.stragglers.slow_links import typical_transfers
 from commtrace.analysis.stragglers.slow_ranks import MICROBATCHES, SELDOM, WORK, find_slow_ranks, normal_speed
@@ -96,9 +96,9 @@ def recorded() -> Recorded:
 
 
 def test_statistics_of_parts_add_up_to_those_of_the_whole(recorded: Recorded) -> None:
-    first, second, third = (StepStatistics.of(recorded.run, part) for part in recorded.parts)
+    first, second, third = (StatisticsParts.of(recorded.run, part) for part in recorded.parts)
 
-    added = WorkStatistics.of(recorded.run, first + second + third, Thresholds())
+    added = WorkStatistics.of(recorded.run, (first + second + third).joined(), Thresholds())
 
     work = recorded.work
     for one, other in (
@@ -121,13 +121,15 @@ def test_of_many_steps_the_same_are_drawn_in_whichever_parts_they_are_measured(
     monkeypatch.setattr(step_statistics, "MOST_ROWS", (len(of_all.table) + len(of_all.transfers)) // 3)
     monkeypatch.setattr(step_statistics, "FEWEST_STEPS", 2)
 
-    whole = StepStatistics.of(recorded.run, recorded.whole)
-    first, second, third = (StepStatistics.of(recorded.run, part) for part in recorded.parts)
+    whole = StatisticsParts.of(recorded.run, recorded.whole).joined()
+    first, second, third = (StatisticsParts.of(recorded.run, part) for part in recorded.parts)
 
     assert 2 <= len(whole.steps) <= len(of_all.steps) / 2
     drawn = np.isin(of_all.steps, whole.steps)
     assert whole.measured_ns.tolist() == of_all.measured_ns[drawn].tolist()
-    for added in (first + second + third, first + (second + third)):
+    for parts in (first + second + third, first + (second + third)):
+        added = parts.joined()
+        assert added.num_rows == whole.num_rows <= step_statistics.MOST_ROWS
         works = [WorkStatistics.of(recorded.run, one, Thresholds()) for one in (added, whole)]
         np.testing.assert_equal(*([one.steps, one.work_ns, asdict(one.peers), typical_transfers(one)] for one in works))
 

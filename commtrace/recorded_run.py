@@ -169,7 +169,7 @@ class RecordedRun(Generic[Frame]):
         if not run.steps.used:
             return Findings(abstentions=(_NO_STEPS,))
         normal = None if baseline is None else baseline._as_baseline()
-        work = run.measure(measure_work).result
+        work = run.measure(measure_work).result.joined()
         if work.why_not == ONLY_KERNELS:
             return Findings(abstentions=(ONLY_KERNELS,))
         return judge_stragglers(run.aligned, work, run.replay(work.steps) if work.steps else None, baseline=normal)
@@ -216,7 +216,7 @@ class RecordedRun(Generic[Frame]):
         return apply(self._window.recorded, self._matched.alignment)
 
     def _as_baseline(self) -> Baseline:
-        work = self._run.measure(measure_work).result
+        work = self._run.measure(measure_work).result.joined()
         if work.steps is None:
             raise ConfigurationError(f"{self.path} is no baseline: {work.why_not}")
         return Baseline.of(self._run.aligned, work.steps)

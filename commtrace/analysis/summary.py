@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenari
 from commtrace.analysis.stragglers.search import Findings, MeasuredWork, judge_stragglers, measure_work
 from commtrace.analysis.stragglers.verdict import Verdict, on_gpu
 from commtrace.analysis.verdict import verdict
-from commtrace.analysis.windows.run import ALONE, LargeRun, WholeRun, Workers, open_run, replay_analysis
+from commtrace.analysis.windows.run import ALONE, LargeRun, MeasuredRun, WholeRun, Workers, open_run, replay_analysis
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, fields_to_json
 from commtrace.trace.run import Run
@@ -115,7 +115,7 @@ def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> Summary
 
 def summarise_steps(run: WholeRun | LargeRun, *, is_whole: bool = False) -> Summary:
     """Summarise steps. If they are all that was recorded (``is_whole``), gaps in communication numbers are losses."""
-    measured, alignment, ranks_of_run = run.measure(_measure), run.alignment, run.aligned
+    measured, alignment, ranks_of_run = _measured(run), run.alignment, run.aligned
     recorded, steps, totals = measured.recorded, measured.steps, measured.result.totals
     ranks = totals.means(ranks_of_run)
     communication = totals.communication.table(ranks_of_run)
@@ -169,6 +169,12 @@ class _Measured:
 
     def __add__(self, later: _Measured) -> _Measured:
         return _Measured(self.totals + later.totals, self.work + later.work)
+
+
+def _measured(run: WholeRun | LargeRun) -> MeasuredRun[_Measured]:
+    measured = run.measure(_measure)
+    result = replace(measured.result, work=measured.result.work.joined())  # the parts can go
+    return replace(measured, result=result)
 
 
 def _measure(analysis: Analysis) -> _Measured:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from commtrace.analysis.stragglers.search import Findings, MeasuredWork, judge_s
 from commtrace.analysis.stragglers.verdict import on_gpu
 from commtrace.analysis.whatif_traces.analysis import analyse_whatif_trace
 from commtrace.analysis.whatif_traces.trace import is_whatif_run, whatif_trace_of
-from commtrace.analysis.windows.run import ALONE, LargeRun, WholeRun, Workers, open_run
+from commtrace.analysis.windows.run import ALONE, LargeRun, MeasuredRun, WholeRun, Workers, open_run
 from commtrace.errors import CommtraceError
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, to_json
@@ -98,7 +98,7 @@ def report_of_steps(run: WholeRun | LargeRun, baseline: Baseline | None = None) 
         run = WholeRun(analyse(path))  # the rules of the study take all steps at once
     if not run.steps.used:
         raise CommtraceError(f"{path}: no step was recorded in full, so nothing can be compared.")
-    measured = run.measure(_measure)
+    measured = _measured(run)
     work, recorded = measured.result.work, measured.recorded
     if work.why_not == ONLY_KERNELS:
         raise CommtraceError(f"{path}: {ONLY_KERNELS}")
@@ -129,6 +129,12 @@ class _Measured:
         return _Measured(self.work + later.work, self.awaited + later.awaited)
 
 
+def _measured(run: WholeRun | LargeRun) -> MeasuredRun[_Measured]:
+    measured = run.measure(_measure)
+    result = replace(measured.result, work=measured.result.work.joined())  # the parts can go
+    return replace(measured, result=result)
+
+
 def _measure(analysis: Analysis) -> _Measured:
     return _Measured(measure_work(analysis), awaited_totals(analysis.context))
 
@@ -136,7 +142,7 @@ def _measure(analysis: Analysis) -> _Measured:
 def baseline_of(path: str | Path, workers: Workers = ALONE) -> Baseline:
     """Return a run as the baseline of others of the same job. Raise CommtraceError if it cannot be replayed."""
     run = open_run(path, workers=workers)
-    work = run.measure(measure_work).result
+    work = run.measure(measure_work).result.joined()
     if work.steps is None:
         if is_whatif_run(run.recorded):
             raise CommtraceError(f"{path}: traces of the what-if study are no baseline.")

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -55,7 +54,7 @@ class Findings:
     waited_for: str = ""  # without verdicts: the rank that others waited for most, and why it is no straggler
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class MeasuredWork:
     """Input of the search for stragglers from some steps. That of several windows adds up to that of the run."""
 
@@ -77,10 +76,14 @@ class MeasuredWork:
     def not_replayed(cls, why: str, matches: Matches) -> MeasuredWork:
         return cls(None, why, 0, np.zeros((2, 0), np.int64), {}, matches.clocks_agree)
 
-    @cached_property
+    @property
     def steps(self) -> StepStatistics | None:
-        """Return the statistics of the steps; None if they cannot be replayed."""
+        """Return the statistics of the steps; None if they cannot be replayed. Parts are joined anew each time."""
         return None if self.parts is None else self.parts.joined()
+
+    def joined(self) -> MeasuredWork:
+        """Return the same in one part."""
+        return self if self.parts is None else replace(self, parts=StatisticsParts((self.parts.joined(),)))
 
     def __add__(self, later: MeasuredWork) -> MeasuredWork:
         parts, why_not = None, self.why_not or later.why_not

@@ -22,6 +22,7 @@ from commtrace.analysis.problems import find_problems
 from commtrace.analysis.step_totals import StepTotals, step_totals
 from commtrace.analysis.stragglers.report import report_of_steps
 from commtrace.analysis.summary import summarise_steps
+from commtrace.analysis.time_totals import TimeTotals, time_totals
 from commtrace.analysis.timeline import Timeline
 from commtrace.analysis.windows.run import (
     LargeRun,
@@ -56,6 +57,7 @@ class Told:
     speeds: LinkSpeeds
     series: StepSeries
     totals: StepTotals
+    times: TimeTotals
 
     def __add__(self, other: Told) -> Told:
         sums = zip(self.communication, other.communication, strict=True)
@@ -64,6 +66,7 @@ class Told:
             self.speeds + other.speeds,
             self.series + other.series,
             self.totals + other.totals,
+            self.times + other.times,
         )
 
 
@@ -78,6 +81,7 @@ def tell(analysis: Analysis) -> Told:
         measure_links(context.run, context.matches, context.steps),
         step_series(analysis),
         step_totals(analysis),
+        time_totals(analysis),
     )
 
 
@@ -85,7 +89,7 @@ def plain(run: MeasuredRun[Told]) -> dict[str, Any]:
     """Everything that is said of a run, in plain values."""
     told, recorded = run.result, run.recorded
     totals = told.totals
-    divided = totals.times.partition()
+    divided = told.times.partition()
     return {
         "problems": recorded.problems,
         "alignment": run.alignment.to_json(),
@@ -94,7 +98,9 @@ def plain(run: MeasuredRun[Told]) -> dict[str, Any]:
         "links": [link.to_json() for link in told.speeds.links()],
         "wall_ns": told.series.wall_ns.tolist(),
         "states": {state: own.tolist() for state, own in sorted(told.series.states.items())},
-        "ranks": [mean.to_json() for mean in totals.times.means(recorded)],
+        "ranks": [mean.to_json() for mean in totals.means(recorded)],
+        "means": told.times.means(recorded),
+        "summed steps": {kind: totals.steps.total(kind).tolist() for kind in {one.kind for one in totals.steps.states}},
         "critical_path": to_json(totals.critical_path),
         "unmatched": totals.unmatched.find(recorded),
         "modules": [row.to_json() for row in totals.modules],

@@ -252,7 +252,10 @@ _Key = TypeVar("_Key", Traffic, TransferKind)
 def _together(parts: Sequence[tuple[_Key, ...]]) -> tuple[tuple[_Key, ...], list[Int32]]:
     """Return the keys of all parts, and the index of each part's own among them; −1 stays −1."""
     number: dict[_Key, int] = {}
-    numbers = [np.array([*(number.setdefault(one, len(number)) for one in own), -1], np.int32) for own in parts]
+    numbers: list[Int32] = []
+    for keys in parts:
+        own = [number.setdefault(key, len(number)) for key in keys]
+        numbers.append(np.array([*own, -1], np.int32))
     return tuple(number), numbers
 
 

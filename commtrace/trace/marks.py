@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Annotated, Any, Final
 
@@ -215,12 +216,20 @@ def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
     """
     if name not in _TYPES:
         return None
-    detail = all_printable(msgspec.to_builtins(decode_json(text or "{}", _TYPES[name])))
     if name == "process_group":
-        _check_members(detail["ranks"], most_ranks)
-    elif name == "topology":
+        return dict(_read_group(text or "{}", most_ranks))
+    detail = all_printable(msgspec.to_builtins(decode_json(text or "{}", _TYPES[name])))
+    if name == "topology":
         _check_topology(detail)
     return detail
+
+
+# All ranks of a job record the same groups: of 16,384 ranks, the members of the world would be read and held as often.
+@lru_cache(maxsize=256)
+def _read_group(text: str, most_ranks: int) -> dict[str, Any]:
+    detail: dict[str, Any] = all_printable(msgspec.to_builtins(decode_json(text, _TYPES["process_group"])))
+    _check_members(detail["ranks"], most_ranks)
+    return {**detail, "ranks": tuple(detail["ranks"])}
 
 
 def topology_fields() -> set[str]:
@@ -317,7 +326,7 @@ class Marks:
     def read(self, name: str, detail: Any, at_ns: int | None = None) -> None:
         """Collect a mark written at ``at_ns``; ignore unknown ones, and without a time also readings of the device."""
         if name == "process_group":
-            self.groups[detail["id"]] = Group(**{**detail, "ranks": tuple(detail["ranks"])})
+            self.groups[detail["id"]] = Group(**detail)
         elif name == "topology":
             self.topology = {**self.topology, **detail}
         elif name == "dropped":

@@ -16,10 +16,17 @@ GROUP = {"id": 7, "ranks": [0, 2], "ordinal": 0, "role": "dp", "name": "1", "des
 
 
 def test_a_mark_comes_back_with_what_is_declared_of_it() -> None:
-    assert read_mark("process_group", json.dumps({**GROUP, "rack": 3}), most_ranks=4) == GROUP
+    group = {**GROUP, "ranks": (0, 2)}
+    assert read_mark("process_group", json.dumps({**GROUP, "rack": 3}), most_ranks=4) == group
     assert read_mark("in_flight", '[{"seq": 3}]', most_ranks=4) == [{"seq": 3}]
     assert read_mark("topology", '{"parallel": {"tp": 2}}', most_ranks=4) == {"parallel": {"tp": 2}}
     assert read_mark("end", None, most_ranks=4) == {}
+
+
+def test_ranks_that_record_the_same_group_share_its_members() -> None:
+    one, other = (read_mark("process_group", json.dumps(GROUP), most_ranks=4) for _ in range(2))
+
+    assert one["ranks"] is other["ranks"]
 
 
 def test_words_are_escaped_where_they_come_in() -> None:

@@ -17,6 +17,8 @@ from operator import add
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment, apply
 from commtrace.analysis.matched import of_ranks
@@ -32,15 +34,19 @@ from commtrace.analysis.windows.step_windows import (
     steps_read,
     window_of,
 )
-from commtrace.analysis.windows.survey import Survey, survey_run
+from commtrace.analysis.windows.survey import Survey, survey_rank, survey_run
 from commtrace.errors import CommtraceError
-from commtrace.trace.files.locate import find_run_directory
+from commtrace.trace import schema
+from commtrace.trace.files.locate import Segment, find_run_directory
 from commtrace.trace.files.reader import find_segments
 from commtrace.trace.run import Run
 
 MOST_BYTES: Final = 16_000_000
-"""Size of the largest run that is analysed as a whole: about two million rows, which take 0.8 GB. Windows take twice as
+"""Size of the largest run that is analysed as a whole: about two million rows, which take 1.2 GB. Windows take twice as
 long: every row is read at least twice."""
+
+FEWEST_STEPS: Final = 5
+"""With fewer recorded steps, each window would be the whole run: a step is read with two before it and one after it."""
 
 
 _ADVICE: Final = (
@@ -225,7 +231,7 @@ def survey_large_run(
     problems: list[str] = []
     directory = find_run_directory(Path(path))
     segments = find_segments(directory, problems)
-    if sum(segment.size for own in segments.values() for segment in own) <= most_bytes:
+    if sum(segment.size for own in segments.values() for segment in own) <= most_bytes or _has_few_steps(segments):
         return None
     try:
         survey = survey_run(directory, segments, problems, workers.executor)
@@ -235,6 +241,15 @@ def survey_large_run(
     if not survey.alignment.keeps_order:
         choice = without_torn_steps(choice, apply(survey.outline, survey.alignment))
     return LargeRun(survey, choice, workers, most_rows) if choice.used else None
+
+
+def _has_few_steps(segments: Mapping[int, Sequence[Segment]]) -> bool:
+    if not segments:
+        return False
+    first = segments[min(segments)]
+    metadata = first[0].metadata
+    spans = survey_rank(first, clocks={metadata.rank: (metadata.node, metadata.boot_id)}).trace.spans
+    return np.count_nonzero(spans.kind == schema.STEP) < FEWEST_STEPS
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from tests.pipeline_factory import PipelineJob
 MS = 1_000_000
 
 
-def write(directory: Path) -> Path:
-    job = PipelineJob(2, 3, data_parallel=2, all_reduce_ns=9 * MS, steps=6, nodes={0: "a", 1: "b", 2: "a", 3: "b"})
+def write(directory: Path, steps: int = 6) -> Path:
+    job = PipelineJob(2, 3, data_parallel=2, all_reduce_ns=9 * MS, steps=steps, nodes={0: "a", 1: "b", 2: "a", 3: "b"})
     return record(job.run(), directory)
 
 
@@ -185,6 +185,16 @@ def test_steps_that_were_asked_for_are_one_window(directory: Path) -> None:
     found = measure_run(directory, tell, "2:4", Workers(executor, 2), most_bytes=0, most_rows=1)
 
     assert (found.steps.used, executor.num_windows) == ((2, 3), 0)
+
+
+@pytest.mark.parametrize(("steps", "num_windows"), [(4, 0), (5, 4)])
+def test_a_run_of_so_few_steps_that_each_window_would_hold_it_is_read_at_once(
+    steps: int, num_windows: int, tmp_path: Path
+) -> None:
+    executor = Here()
+    found = by_step(write(tmp_path / "run", steps), tell, executor)
+
+    assert (len(found.steps.used), executor.num_windows) == (steps - 1, num_windows)
 
 
 def test_an_empty_directory_is_no_run(tmp_path: Path) -> None:

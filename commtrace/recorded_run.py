@@ -89,8 +89,7 @@ def open(
 class RecordedRun(Generic[Frame]):
     """A recorded run, as :func:`commtrace.open` returns it; docs/python.md documents the tables.
 
-    Results are kept. Of a large run, only :meth:`spans`, :meth:`pipeline`, :meth:`stragglers` and :meth:`summary` hold
-    all spans in memory.
+    Results are kept. Of a large run, only :meth:`spans` holds all spans in memory.
     """
 
     def __init__(self, source: Window | LargeRun, steps: str | None, convert: Callable[[pa.Table], Frame]) -> None:

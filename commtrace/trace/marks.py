@@ -326,7 +326,7 @@ class Marks:
     def read(self, name: str, detail: Any, at_ns: int | None = None) -> None:
         """Collect a mark written at ``at_ns``; ignore unknown ones, and without a time also readings of the device."""
         if name == "process_group":
-            self.groups[detail["id"]] = Group(**detail)
+            self.groups[detail["id"]] = Group(**{**detail, "ranks": tuple(detail["ranks"])})
         elif name == "topology":
             self.topology = {**self.topology, **detail}
         elif name == "dropped":

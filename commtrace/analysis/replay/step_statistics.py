@@ -254,7 +254,7 @@ def _together(parts: Sequence[tuple[_Key, ...]]) -> tuple[tuple[_Key, ...], list
     number: dict[_Key, int] = {}
     numbers: list[Int32] = []
     for keys in parts:
-        own = [number.setdefault(key, len(number)) for key in keys]
+        own: list[int] = [number.setdefault(key, len(number)) for key in keys]
         numbers.append(np.array([*own, -1], np.int32))
     return tuple(number), numbers
 

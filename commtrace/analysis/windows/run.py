@@ -249,7 +249,7 @@ def _has_few_steps(segments: Mapping[int, Sequence[Segment]]) -> bool:
     first = segments[min(segments)]
     metadata = first[0].metadata
     spans = survey_rank(first, clocks={metadata.rank: (metadata.node, metadata.boot_id)}).trace.spans
-    return np.count_nonzero(spans.kind == schema.STEP) < FEWEST_STEPS
+    return int(np.count_nonzero(spans.kind == schema.STEP)) < FEWEST_STEPS
 
 
 @dataclass(frozen=True, slots=True)

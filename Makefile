@@ -34,7 +34,7 @@ NEWEST_PIP := $(NEWEST)/bin/python -m pip $(PIP_QUIET) --disable-pip-version-che
 NEWEST_TESTS := tests/matrix tests/capture tests/integrations tests/e2e/test_capture_oracle.py \
 	tests/e2e/test_capture_origins.py tests/e2e/test_pipelining.py tests/e2e/test_megatron_training.py
 
-.PHONY: demo site check test test-newest test-long lint types unit e2e fuzz test-gpu bench bench-stragglers soak install clean
+.PHONY: demo site web check test test-newest test-long lint types unit e2e fuzz test-gpu bench bench-stragglers soak install clean
 
 demo: $(INSTALLED)  ## Train on 4 ranks with a slow one, print where the time went, write report.html.
 	$(BIN)/python examples/demo.py
@@ -80,6 +80,9 @@ lint: $(INSTALLED)
 
 types: $(INSTALLED)  ## Of the package, the examples and the benches, as pyproject.toml says.
 	$(BIN)/mypy
+
+web:  ## The page of reports, viewer/assets, from its sources in viewer/web. Needs npm.
+	cd viewer/web && npm ci --no-audit --no-fund && npm run check && npm test && npm run build
 
 unit: $(INSTALLED)
 	$(PYTEST) tests -m "not e2e"

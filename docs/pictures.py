@@ -22,7 +22,7 @@ JOB: Final = (
     "8",
     "--layers",
     "32",
-    "--steps",
+    "--num-steps",
     "20",
     "--gpus-per-host",
     "4",
@@ -39,6 +39,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.goto(report.as_uri())
+        page.wait_for_selector("html[data-ready]")
         page.wait_for_timeout(500)  # The timeline is drawn in the next frames.
         page.screenshot(path=IMAGES / "report.png")
         browser.close()

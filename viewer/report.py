@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import html
 import json
@@ -18,13 +19,13 @@ from typing import Final
 
 from commtrace.analysis.pipeline.plan import PlanTimeline
 from commtrace.analysis.summary import Summary
-from commtrace.analysis.timeline import Timeline
+from commtrace.analysis.timeline import StepBoxes, Timeline
+from commtrace.viewer.data import VERSION, step_tables
 
 MOST_STEPS: Final = 10
 MOST_BYTES: Final = 24_000_000
 """A browser opens a page of this size at once; larger ones take seconds."""
 
-_SCRIPTS: Final = ("format.js", "timeline.js", "report.js")
 _PLACEHOLDER: Final = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -58,22 +59,32 @@ def render(
     if durations is None:
         durations = {step: timeline.duration_ns(step) for step in timeline.steps}
     preferred = steps_to_draw(durations, most_steps)
-    encoded = _encode_within(timeline, preferred, durations, most_bytes)
+    encoded = _encode_within(timeline, preferred, most_bytes)
     embedded = tuple(sorted(encoded))
     note = _describe_choice(durations, preferred, embedded, most_bytes)
-    steps = {
-        "recorded": len(durations),
+    title = f"commtrace · {summary.run.id}"
+    run = {
+        "version": VERSION,
+        "title": title,
+        "summary": summary.to_json(),
+        "timeline": timeline.outline(),
+        "plan": {"outline": plan["outline"], "duration_ns": plan["step"]["duration_ns"]} if plan else None,
+        "steps": [
+            {
+                "step": step,
+                "duration_ns": timeline.duration_ns(step),
+                "note": _name_of_step(step, preferred, durations),
+            }
+            for step in embedded
+        ],
         "first_shown": embedded.index(preferred[0]) if embedded else 0,
+        "recorded_steps": len(durations),
         "note": note,
     }
-    data = {
-        "summary": summary.to_json(),
-        "steps": steps,
-        "timeline": timeline.outline(),
-        "plan": plan,
-    }
-    boxes = "[" + ",".join(encoded[step] for step in embedded) + "]"
-    return Page(_fill_template(f"commtrace · {summary.run.id}", _json(data), boxes), embedded, note)
+    tables = {name: text for step in embedded for name, text in encoded[step].items()}
+    if plan:
+        tables |= _encoded(plan["step"], "plan")
+    return Page(_fill_template(title, _json(run), tables), embedded, note)
 
 
 def steps_to_draw(durations: Mapping[int, int], most: int | None = MOST_STEPS) -> list[int]:
@@ -90,18 +101,21 @@ def steps_to_draw(durations: Mapping[int, int], most: int | None = MOST_STEPS) -
     return [*first, *spread][:most]
 
 
-def _encode_within(
-    timeline: Timeline, preferred: Sequence[int], durations: Mapping[int, int], most_bytes: int
-) -> dict[int, str]:
-    encoded: dict[int, str] = {}
+def _encode_within(timeline: Timeline, preferred: Sequence[int], most_bytes: int) -> dict[int, dict[str, str]]:
+    encoded: dict[int, dict[str, str]] = {}
     size = 0
     for step in preferred:
-        text = _json({**timeline.step(step), "note": _name_of_step(step, preferred, durations)})
-        size += len(text)
+        tables = _encoded(timeline.step(step), f"step/{step}")
+        size += sum(map(len, tables.values()))
         if encoded and size > most_bytes:
             break
-        encoded[step] = text
+        encoded[step] = tables
     return encoded
+
+
+def _encoded(step: StepBoxes, prefix: str) -> dict[str, str]:
+    """Return the tables of a step as the page holds them: gzip in base64. Equal data give equal text."""
+    return {name: base64.b64encode(gzip.compress(table, mtime=0)).decode() for name, table in step_tables(step, prefix)}
 
 
 def _name_of_step(step: int, preferred: Sequence[int], durations: Mapping[int, int]) -> str:
@@ -136,18 +150,19 @@ def _json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def _fill_template(title: str, data: str, boxes: str) -> str:
-    script = "\n".join(_asset(name) for name in _SCRIPTS)
+def _fill_template(title: str, run: str, tables: Mapping[str, str]) -> str:
+    script = _asset("viewer.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    resources = [f'<script type="application/json" id="resource:run">{run}</script>']
+    resources += [f'<script type="text/plain" id="resource:{name}">{text}</script>' for name, text in tables.items()]
     values = {
         "title": html.escape(title),
-        "style": _asset("report.css"),
-        "data": data,
-        "boxes": boxes,
+        "style": _asset("viewer.css"),
+        "resources": "\n".join(resources),
         "script": script,
         "script_hash": f"sha256-{digest}",
     }
-    return _PLACEHOLDER.sub(lambda match: values[match[1]], _asset("report.html"))
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], _asset("viewer.html"))
 
 
 def _asset(name: str) -> str:

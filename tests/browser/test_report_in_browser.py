@@ -40,7 +40,11 @@ class Reader:
         plan = plan_of(analysis.run, build_program(analysis.run, analysis.matches)) if summary.pipeline else None
         told = plan_timeline(analysis.run, plan) if plan else None
         path.write_text(render(summary, Timeline.of_analysis(analysis), plan=told).html, encoding="utf-8")
+        return self.load(path)
+
+    def load(self, path: Path) -> Reader:
         self.page.goto(path.as_uri())
+        self.page.wait_for_selector("html[data-ready]")
         self.settle()
         return self
 
@@ -49,11 +53,11 @@ class Reader:
         self.page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
 
     def boxes(self, **wanted: Any) -> list[dict[str, Any]]:
-        found = self.page.evaluate("window.commtrace.visibleBoxes()")
+        found = self.page.evaluate("window.commtraceViewer.visibleBoxes()")
         return [box for box in found if all(box[name] == value for name, value in wanted.items())]
 
     def window(self) -> dict[str, float]:
-        window: dict[str, float] = self.page.evaluate("window.commtrace.window()")
+        window: dict[str, float] = self.page.evaluate("window.commtraceViewer.window()")
         return window
 
     def point_at(self, box: dict[str, Any]) -> None:
@@ -112,22 +116,21 @@ def test_the_first_stage_draws_before_the_second(opened: Reader) -> None:
     assert opened.boxes(rank=0, kind="forward")[0]["x"] < opened.boxes(rank=2, kind="forward")[0]["x"]
 
 
-def test_the_plan_is_drawn_below_on_the_same_scale(opened: Reader) -> None:
-    planned = opened.page.evaluate("window.commtrace.plannedBoxes()")
-    forwards = {rank: [box for box in planned if box["rank"] == rank and box["kind"] == "forward"] for rank in (0, 2)}
-    assert [len(boxes) for boxes in forwards.values()] == [MICROBATCHES, MICROBATCHES]  # one replica of each stage
-    assert {box["kind"] for box in planned} == {"forward", "backward", "bubble"}
-    real = opened.boxes(rank=0, kind="forward")[0]
-    assert forwards[0][0]["width"] == pytest.approx(real["width"], rel=0.02)
-    # The second stage begins as soon as the first forward is over: a transfer later in the real step.
-    assert forwards[2][0]["x"] == pytest.approx(forwards[0][0]["x"] + forwards[0][0]["width"], abs=1.5)
-    assert opened.boxes(rank=2, kind="forward")[0]["x"] > forwards[2][0]["x"] + 2
+def test_the_ideal_schedule_comes_and_goes_with_a_key(opened: Reader) -> None:
+    opened.page.focus("#timeline")
+    opened.page.keyboard.press("p")
+    opened.page.wait_for_selector("#show-plan[aria-pressed=true]")
+
+    assert "mean forwards and backwards and no transfers" in opened.page.inner_text("#plan-note")
+    opened.page.keyboard.press("p")
+    opened.page.wait_for_selector("#show-plan[aria-pressed=false]")
+    assert opened.page.inner_text("#plan-note") == ""
 
 
 def test_without_a_pipeline_there_is_no_plan(reader: Reader, tmp_path: Path) -> None:
     reader.open(make_run({0: [span("step", 0, 10_000, step=0), span("forward", 0, 5_000, step=0)]}), tmp_path)
     assert reader.errors == []
-    assert not reader.page.is_visible("#plan-panel")
+    assert not reader.page.is_visible("#show-plan")
 
 
 def test_the_step_selector_switches_the_step(opened: Reader) -> None:
@@ -147,11 +150,13 @@ def test_the_last_step_has_no_next(opened: Reader) -> None:
     assert opened.page.is_enabled("#previous")
 
 
-def test_the_wheel_zooms_at_the_pointer(opened: Reader) -> None:
+def test_the_wheel_with_ctrl_zooms_at_the_pointer(opened: Reader) -> None:
     box = opened.boxes(rank=0, kind="backward", microbatch=1)[0]
     before = opened.window()
     opened.point_at(box)
+    opened.page.keyboard.down("Control")
     opened.page.mouse.wheel(0, -400)
+    opened.page.keyboard.up("Control")
     opened.settle()
     after = opened.window()
     zoomed = opened.boxes(rank=0, kind="backward", microbatch=1)[0]
@@ -233,7 +238,6 @@ def test_communication_lanes_are_shown_for_one_rank_or_for_all(opened: Reader) -
     opened.settle()
     one = opened.boxes(table="communication")
     opened.page.click("#lanes")
-    opened.page.click("#lanes")
     opened.settle()
     every = opened.boxes(table="communication")
 
@@ -241,6 +245,96 @@ def test_communication_lanes_are_shown_for_one_rank_or_for_all(opened: Reader) -
     assert {box["rank"] for box in one} == {1}
     assert {box["rank"] for box in every} == {0, 1, 2, 3}
     assert opened.page.get_attribute("#lanes", "aria-pressed") == "true"
+
+
+def test_a_click_on_a_message_shows_its_peers_and_who_came_last(opened: Reader) -> None:
+    opened.point_at(opened.boxes(rank=2, kind="bubble")[0])
+    opened.page.mouse.down()
+    opened.page.mouse.up()
+    pinned = opened.page.inner_text("#pinned")
+
+    assert pinned.startswith("pipeline bubble")
+    assert "rank 0 · pp0 dp0 · node0 came last, 1 ms after rank 2 · pp1 dp0 · node0." in pinned
+    assert opened.page.locator("#pinned tbody tr").count() == 2
+    opened.page.focus("#timeline")
+    opened.page.keyboard.press("Escape")
+    assert opened.page.is_hidden("#pinned")
+
+
+def test_a_selected_range_is_measured_and_divided(opened: Reader) -> None:
+    row = opened.boxes(rank=0, kind="forward")[0]
+    canvas = opened.page.locator("#timeline").bounding_box()
+    opened.page.keyboard.down("Shift")
+    opened.page.mouse.move(canvas["x"] + row["x"], canvas["y"] + row["y"] + 5)
+    opened.page.mouse.down()
+    opened.page.mouse.move(canvas["x"] + row["x"] + row["width"], canvas["y"] + row["y"] + 5, steps=3)
+    opened.page.mouse.up()
+    opened.page.keyboard.up("Shift")
+    shares = [
+        float(cell.removesuffix(" %")) for cell in opened.page.locator("#selected td:last-child").all_inner_texts()
+    ]
+
+    assert "selected, 4 ranks shown" in opened.page.inner_text("#selected")
+    assert sum(shares) == pytest.approx(100, abs=0.2)
+
+
+def test_the_search_leads_to_a_rank_and_to_a_microbatch(opened: Reader) -> None:
+    opened.page.focus("#timeline")
+    opened.page.keyboard.press("/")
+    opened.page.keyboard.type("mb 3")
+    hits = opened.page.locator("#hits button").all_inner_texts()
+    opened.page.keyboard.press("Enter")
+
+    assert hits[0].startswith("forward · rank 0")
+    assert "microbatch\n3" in opened.page.inner_text("#pinned")
+    opened.page.fill("#search", "no such name")
+    assert opened.page.inner_text("#hits") == "Nothing of that name in this step."
+
+
+def test_a_link_holds_the_view(opened: Reader) -> None:
+    opened.page.select_option("#step", index=2)
+    opened.page.select_option("#grouping", "stage")
+    opened.page.click("#zoom-in")
+    opened.page.wait_for_url("**/report.html#step=3&*rows=stage*")
+    before, address = opened.window(), opened.page.url
+    opened.page.goto("about:blank")
+    opened.page.goto(address)
+    opened.page.wait_for_selector("html[data-ready]")
+
+    assert opened.window() == {name: pytest.approx(value, abs=1) for name, value in before.items()}
+    assert opened.page.input_value("#grouping") == "stage"
+
+
+def test_tables_are_sorted_by_a_click_on_a_heading(opened: Reader) -> None:
+    column = opened.page.locator("#communication th", has_text="bytes").get_by_role("button")
+    column.click()
+    heading = opened.page.locator("#communication th", has_text="bytes")
+
+    assert heading.get_attribute("aria-sort") == "descending"
+    column.click()
+    assert heading.get_attribute("aria-sort") == "ascending"
+
+
+def test_help_is_a_key_away(opened: Reader) -> None:
+    opened.page.keyboard.press("?")
+
+    assert "measure a range" in opened.page.inner_text("#help")
+    opened.page.keyboard.press("Escape")
+    assert opened.page.is_hidden("#help")
+
+
+def test_many_ranks_begin_with_the_median_and_the_slowest_of_each_stage(reader: Reader, tmp_path: Path) -> None:
+    job = PipelineJob(stages=2, microbatches=2, data_parallel=16)
+    reader.open(job.run(), tmp_path)
+    few = {box["rank"] for box in reader.boxes(kind="forward")}
+    canvas = reader.page.locator("#timeline").bounding_box()
+    reader.page.mouse.click(canvas["x"] + 60, canvas["y"] + 24 + 10)
+    reader.settle()
+    opened = {box["rank"] for box in reader.boxes(kind="forward")}
+
+    assert reader.page.input_value("#grouping") == "stage"
+    assert len(few) <= 4
+    assert set(range(12)) <= opened
 
 
 def test_the_numbers_of_the_summary_are_there(opened: Reader) -> None:
@@ -304,7 +398,7 @@ def test_the_pointer_is_as_wide_as_the_clocks_are_uncertain(reader: Reader, tmp_
     timeline = Timeline(analysis.run, analysis.matches, analysis.roles, {"p50": 1000, "p99": 40_000, "max": 50_000})
     path = tmp_path / "report.html"
     path.write_text(render(summarise_analysis(analysis), timeline).html, encoding="utf-8")
-    reader.page.goto(path.as_uri())
+    reader.load(path)
     reader.page.focus("#timeline")
     for _ in range(60):
         reader.page.keyboard.press("+")
@@ -317,6 +411,8 @@ def test_the_pointer_is_as_wide_as_the_clocks_are_uncertain(reader: Reader, tmp_
 def test_many_ranks_are_scrolled(reader: Reader, tmp_path: Path) -> None:
     rows = {rank: [span("step", 0, 9, step=0), span("forward", 0, 9, step=0, microbatch=0)] for rank in range(64)}
     reader.open(make_run(rows), tmp_path)
+    reader.page.select_option("#grouping", "none")
+    reader.settle()
     top = {box["rank"] for box in reader.boxes(kind="forward")}
     reader.page.focus("#timeline")
     for _ in range(80):

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import re
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from commtrace.analysis.chain import analyse
@@ -27,7 +30,20 @@ def rendered(run: Run, steps: str | None = None, **options: Any) -> Page:
 def scripts(page: Page) -> dict[str, str]:
     """Contents of the script elements by id, as a browser reads them: up to the first end tag."""
     found = re.findall(r"<script([^>]*)>(.*?)</script", page.html, re.DOTALL)
-    return {(re.findall(r'id="(\w+)"', attributes) or ["program"])[0]: text for attributes, text in found}
+    return {(re.findall(r'id="resource:([^"]+)"', attributes) or ["program"])[0]: text for attributes, text in found}
+
+
+def run_data(page: Page) -> Any:
+    return json.loads(scripts(page)["run"])
+
+
+def table(page: Page, name: str) -> dict[str, list[int]]:
+    """Columns of a table as the page decodes them."""
+    stored = pa.ipc.open_stream(gzip.decompress(base64.b64decode(scripts(page)[name]))).read_all()
+    return {
+        field.name: np.cumsum(values).tolist() if field.metadata == {b"encoding": b"delta"} else values.tolist()
+        for field, values in zip(stored.schema, (column.to_numpy() for column in stored.columns), strict=True)
+    }
 
 
 def steps_of(durations: list[int]) -> Run:
@@ -41,11 +57,12 @@ def steps_of(durations: list[int]) -> Run:
 def test_a_page_holds_the_summary_and_the_steps() -> None:
     page = rendered(PipelineJob(stages=2, microbatches=3, steps=4).run())
 
-    data, boxes = (json.loads(scripts(page)[name]) for name in ("data", "boxes"))
+    data, work = run_data(page), table(page, "step/1/work")
 
     assert data["summary"]["run"]["id"] == "made-run"
-    assert [step["step"] for step in boxes] == [1, 2, 3]
-    assert boxes[0]["ranks"][0]["work"]["microbatch"] == [0, 1, 0, 2, 1, 2]
+    assert [step["step"] for step in data["steps"]] == [1, 2, 3]
+    assert work["rank"] == [0] * 6 + [1] * 6
+    assert work["microbatch"][:6] == [0, 1, 0, 2, 1, 2]
     assert page.note == "The timeline holds all 3 steps."
 
 
@@ -69,8 +86,8 @@ def test_names_cannot_leave_the_data() -> None:
 
     page = rendered(run)
 
-    assert HOSTILE in json.loads(scripts(page)["data"])["timeline"]["names"]
-    assert page.html.count("<script") == page.html.count("</script>") == 3
+    assert HOSTILE in run_data(page)["timeline"]["names"]
+    assert page.html.count("<script") == page.html.count("</script>") == 2 + 5  # run, program, the tables of the step
     assert "<!--" not in page.html.partition("<body>")[2]
 
 
@@ -90,10 +107,10 @@ def test_a_long_run_shows_the_typical_the_slowest_and_others_over_the_run() -> N
 def test_the_typical_step_is_shown_first() -> None:
     page = rendered(steps_of([9, 10, 30, 20, 5]), "0:")
 
-    first = json.loads(scripts(page)["data"])["steps"]["first_shown"]
+    data = run_data(page)
 
-    assert page.embedded[first] == 1
-    assert [step["note"] for step in json.loads(scripts(page)["boxes"])] == ["", "typical", "slowest", "", ""]
+    assert page.embedded[data["first_shown"]] == 1
+    assert [step["note"] for step in data["steps"]] == ["", "typical", "slowest", "", ""]
 
 
 def test_a_page_stays_within_its_size_and_says_what_it_left_out() -> None:

@@ -1,0 +1,165 @@
+// The JSON resource `run` of the data interface (docs/viewer-data.md). Times are ns.
+
+export interface Residual {
+  p50: number;
+  p99: number;
+  max: number;
+}
+
+export interface Lane {
+  role: string;
+  ranks: number[];
+  group: string;
+  label: string;
+}
+
+export interface Rank {
+  rank: number;
+  host: string;
+  coordinates: Record<string, number>;
+  label: string;
+  lanes: Lane[];
+}
+
+/** What is common to all steps of a timeline: ranks, and the vocabularies that columns index. */
+export interface Outline {
+  residual_ns: Residual | null;
+  kinds: string[];
+  states: string[];
+  timings: string[];
+  roles: string[];
+  names: string[];
+  ranks: Rank[];
+}
+
+export interface StepInfo {
+  step: number;
+  duration_ns: number;
+  note: string;
+}
+
+export interface RunData {
+  version: number;
+  title: string;
+  summary: Summary;
+  timeline: Outline;
+  plan: { outline: Outline; duration_ns: number } | null;
+  steps: StepInfo[];
+  first_shown: number;
+  recorded_steps: number;
+  note: string;
+}
+
+export interface WaitAndTransfer {
+  wait: number;
+  transfer: number;
+}
+
+export interface RankTimes {
+  rank: number;
+  host: string;
+  coordinates: Record<string, number>;
+  wall_ns: number;
+  compute_ns: number;
+  exposed_total_ns: number;
+  exposed_ns: Record<string, WaitAndTransfer>;
+  hidden_ns: number;
+  wait_ns: number;
+  blame_ns: number;
+  exposed_memory_ns: number;
+  bubble_ns: number;
+  idle_ns: number;
+  data_ns: number;
+  checkpoint_ns: number;
+  gc_ns: number;
+  other_ns: number;
+}
+
+export interface Communication {
+  role: string;
+  operation: string;
+  group_size: number;
+  inter_node: boolean | null;
+  count: number;
+  bytes: number;
+  duration_ns: { p50: number; p99: number; max: number };
+  algbw_gbps: number | null;
+  busbw_gbps: number | null;
+  bandwidth_time: string | null;
+  exposed_ns: number;
+  hidden_ns: number;
+  wait_ns: number;
+}
+
+export interface PathShare {
+  rank: number;
+  kind: string;
+  role: string;
+  ns: number;
+}
+
+export interface Straggler {
+  rank: number;
+  who: string;
+  cause: string;
+  cost_ms_per_step: number;
+  occurrence: string;
+  evidence: unknown;
+  next_step: string | null;
+  members: { rank: number }[];
+  stretches: { first: number; last: number; since_utc: string | null; until_utc: string | null }[];
+  since_step: number | null;
+  since_utc: string | null;
+}
+
+export interface Awaited {
+  rank: number;
+  share: number;
+  in_words: string;
+  stands_out: boolean;
+}
+
+export type StageValue = number | string | number[] | null;
+
+export interface Pipeline {
+  schedule: string;
+  stages: number;
+  chunks: number;
+  microbatches: number;
+  fraction_of_phase?: { idle: number | null; theoretical_bubble: number | null };
+  per_stage?: Record<string, StageValue>[];
+}
+
+/** `commtrace summary --json` (docs/json/summary.schema.json), as far as the page reads it. */
+export interface Summary {
+  run: {
+    id: string;
+    attempt: number;
+    world_size: number;
+    hosts: string[];
+    steps: { count: number; left_out: { count: number; reason: string }[] };
+    backend: string;
+    device: string;
+    parallel: Record<string, number>;
+    versions: Record<string, string>;
+  };
+  verdict: string;
+  problems: string[];
+  abstentions: string[];
+  alignment: {
+    method: string;
+    observations: number;
+    residual_ns: Residual | null;
+    hosts: { host: string; offset_ns: number; drift_ppm: number }[];
+  };
+  run_budget: ({ wall_ns: number; attempts: number; goodput: number | null } & Record<string, unknown>) | null;
+  repeated_steps: { step: number; attempts: { attempt: number; start_ns: number; duration_ns: number }[] }[];
+  ranks: RankTimes[];
+  critical_path: { steps: number; ns: number; uncertain_ns: number; shares: PathShare[] } | null;
+  lost_time: ({ gpus: number | null; steps_ns: number; ideal_ns: number } & Record<string, number | null>) | null;
+  awaited: Awaited[];
+  communication: Communication[];
+  pipeline: Pipeline | null;
+  stragglers: Straggler[];
+  coverage: { captured: unknown; dropped: unknown; not_visible: unknown };
+}

@@ -1,0 +1,28 @@
+import { describe, expect, it } from "vitest";
+import { formatBytes, formatDuration, formatPercent, formatRanks, niceTick } from "./format";
+
+describe("numbers for people", () => {
+  it("gives three digits and the unit", () => {
+    expect([12, 1234, 1_234_567, 2e9, -1500].map(formatDuration)).toEqual([
+      "12 ns",
+      "1.23 µs",
+      "1.23 ms",
+      "2 s",
+      "-1.5 µs",
+    ]);
+    expect([0, 999, 1000, 47244640256].map(formatBytes)).toEqual(["0 B", "999 B", "1 kB", "47.2 GB"]);
+    expect(formatPercent(0.1234)).toBe("12.3 %");
+  });
+
+  it("shows a dash for what is not known", () => {
+    expect([formatDuration(null), formatBytes(-1), formatPercent(undefined)]).toEqual(["–", "–", "–"]);
+  });
+
+  it("shortens lists of ranks", () => {
+    expect([[], [3], [0, 1], [0, 1, 2, 3, 8]].map(formatRanks)).toEqual(["", "3", "0, 1", "0–3, 8"]);
+  });
+
+  it("puts ticks at round times", () => {
+    expect([0.5, 3, 12, 700].map(niceTick)).toEqual([1, 5, 20, 1000]);
+  });
+});

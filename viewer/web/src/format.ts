@@ -1,0 +1,62 @@
+// Numbers for people. Times are integer nanoseconds until they reach this file.
+
+type Maybe = number | null | undefined;
+
+export function significant(value: number): string {
+  return value.toLocaleString("en-US", { maximumSignificantDigits: 3, useGrouping: false });
+}
+
+export function formatDuration(ns: Maybe): string {
+  if (ns === null || ns === undefined) return "–";
+  const size = Math.abs(ns);
+  if (size >= 1e9) return `${significant(ns / 1e9)} s`;
+  if (size >= 1e6) return `${significant(ns / 1e6)} ms`;
+  if (size >= 1e3) return `${significant(ns / 1e3)} µs`;
+  return `${Math.round(ns)} ns`;
+}
+
+export function formatBytes(bytes: Maybe): string {
+  if (bytes === null || bytes === undefined || bytes < 0) return "–";
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let [size, unit] = [bytes, 0];
+  for (; size >= 1000 && unit < units.length - 1; unit++) size /= 1000;
+  return `${significant(size)} ${units[unit]}`;
+}
+
+export function formatMilliseconds(ns: number): string {
+  return (ns / 1e6).toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+}
+
+export function formatPercent(fraction: Maybe): string {
+  return fraction === null || fraction === undefined ? "–" : `${(100 * fraction).toFixed(1)} %`;
+}
+
+/** Members of a group, in short: `0–3, 8`. */
+export function formatRanks(ranks: readonly number[]): string {
+  const parts: string[] = [];
+  for (let first = 0; first < ranks.length; ) {
+    let last = first;
+    while (last + 1 < ranks.length && ranks[last + 1] === ranks[last]! + 1) last++;
+    parts.push(last > first + 1 ? `${ranks[first]}–${ranks[last]}` : ranks.slice(first, last + 1).join(", "));
+    first = last + 1;
+  }
+  return parts.join(", ");
+}
+
+export function joined(parts: readonly (string | null | undefined)[]): string {
+  return parts.filter((part) => part).join(" · ");
+}
+
+export function stepName(step: number): string {
+  return step < 0 ? "whole recording" : `step ${step}`;
+}
+
+export function utc(iso: string): string {
+  return `${iso.slice(0, 10)} ${iso.slice(11, 19)} UTC`;
+}
+
+/** Distance of ticks of a time axis, ns: 1, 2 or 5 times a power of ten, and at least `atLeast`. */
+export function niceTick(atLeast: number): number {
+  const power = 10 ** Math.floor(Math.log10(Math.max(atLeast, 1)));
+  return [1, 2, 5, 10].map((factor) => factor * power).find((tick) => tick >= atLeast) ?? 10 * power;
+}

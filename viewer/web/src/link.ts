@@ -1,0 +1,40 @@
+// The view in the address of the page, so that a link shows what its sender saw.
+
+export interface View {
+  step: number | null;
+  from: number | null;
+  to: number | null;
+  rows: string | null;
+  colour: string | null;
+}
+
+export function readView(hash: string): View {
+  const values = new URLSearchParams(hash.replace(/^#/, ""));
+  const number = (name: string) => {
+    const text = values.get(name);
+    return text === null || !Number.isFinite(Number(text)) ? null : Number(text);
+  };
+  return {
+    step: number("step"),
+    from: number("from"),
+    to: number("to"),
+    rows: values.get("rows"),
+    colour: values.get("colour"),
+  };
+}
+
+export function writeView(view: View): string {
+  const values = new URLSearchParams();
+  for (const [name, value] of Object.entries(view)) {
+    if (value !== null) values.set(name, typeof value === "number" ? String(Math.round(value)) : value);
+  }
+  return `#${values}`;
+}
+
+let pending: number | undefined;
+
+/** Puts the view into the address a moment later: browsers refuse many changes in a second. */
+export function keepView(view: () => View): void {
+  clearTimeout(pending);
+  pending = window.setTimeout(() => history.replaceState(null, "", writeView(view())), 300);
+}

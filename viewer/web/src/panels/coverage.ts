@@ -1,0 +1,36 @@
+import type { Summary } from "../data/types";
+import { byId } from "../dom";
+import { formatDuration, joined } from "../format";
+import { dataTable } from "../table";
+import { described } from "./stragglers";
+
+export function showCoverage({ alignment, coverage, run }: Summary): void {
+  const residual = alignment.residual_ns;
+  const versions = Object.entries(run.versions ?? {}).map(([name, version]) => `${name} ${version}`);
+  const hosts = alignment.hosts.map(
+    (host) => `${host.host}: offset ${formatDuration(host.offset_ns)}, drift ${host.drift_ppm.toFixed(2)} ppm`,
+  );
+  const spread = residual
+    ? `residual p50 ${formatDuration(residual.p50)}, p99 ${formatDuration(residual.p99)}, max ${formatDuration(residual.max)}`
+    : "";
+  const rows: [string, string][] = [
+    ["clock alignment", joined([alignment.method, `${alignment.observations} observations`, spread])],
+    ["clocks of the hosts", hosts.join("; ") || "–"],
+    ["captured", described(coverage.captured)],
+    ["dropped", described(coverage.dropped) || "nothing"],
+    [
+      "not visible",
+      Array.isArray(coverage.not_visible) ? coverage.not_visible.join("; ") || "–" : described(coverage.not_visible),
+    ],
+    ["versions", versions.join(", ") || "–"],
+  ];
+  byId("coverage").append(
+    dataTable(
+      [
+        { heading: "what", text: ([name]) => name, isWords: true },
+        { heading: "value", text: ([, value]) => value, isWords: true },
+      ],
+      rows,
+    ),
+  );
+}

@@ -1,0 +1,69 @@
+import type { RunData, Summary } from "../data/types";
+import { byId, element } from "../dom";
+import { formatDuration, formatPercent, joined } from "../format";
+
+const BUDGET_PARTS: Record<string, string> = {
+  training: "training steps",
+  repeated: "steps that were done again",
+  evaluation: "evaluation",
+  checkpoint: "checkpoints",
+  loading: "loading data between steps",
+  start: "start",
+  restart: "restarts",
+  unknown: "not known",
+};
+
+const MOST_REPEATED = 10;
+
+export function showHeader({ summary }: RunData): void {
+  const { run } = summary;
+  byId("title").textContent = `commtrace · ${run.id}${run.attempt > 0 ? ` · attempt ${run.attempt + 1}` : ""}`;
+  const parallel = Object.entries(run.parallel ?? {}).filter(([, size]) => size > 1);
+  byId("facts").textContent = joined([
+    `${run.world_size} ranks`,
+    `${run.hosts.length} ${run.hosts.length === 1 ? "host" : "hosts"}`,
+    stepCount(run.steps),
+    parallel.map(([name, size]) => `${name} ${size}`).join(", "),
+    run.backend,
+    run.device,
+    clocks(summary),
+  ]);
+  byId("verdict").textContent = summary.verdict;
+  byId("run-budget").textContent = budgetText(summary.run_budget);
+  byId("notes").append(...repeatedSteps(summary), ...summary.problems.map((problem) => element("li", problem)));
+}
+
+/** The wall time of the whole run, largest part first; empty for a report of some steps. */
+function budgetText(budget: Summary["run_budget"]): string {
+  if (!budget?.wall_ns) return "";
+  const parts = Object.entries(BUDGET_PARTS)
+    .map(([part, name]) => ({ name, ns: Number(budget[`${part}_ns`] ?? 0) }))
+    .filter(({ ns }) => ns >= 0.001 * budget.wall_ns)
+    .sort((a, b) => b.ns - a.ns)
+    .map(({ name, ns }) => `${name} ${formatPercent(ns / budget.wall_ns)} (${formatDuration(ns)})`);
+  const attempts = budget.attempts > 1 ? ` in ${budget.attempts} attempts` : "";
+  return (
+    `Whole run: ${formatDuration(budget.wall_ns)}${attempts}, goodput ${formatPercent(budget.goodput)} ` +
+    `(training steps that were kept). Mean of the ranks: ${parts.join(", ")}.`
+  );
+}
+
+function repeatedSteps(summary: Summary): HTMLElement[] {
+  return (summary.repeated_steps ?? []).slice(0, MOST_REPEATED).map(({ step, attempts }) => {
+    const each = attempts.map(
+      (one) =>
+        `attempt ${one.attempt} at ${new Date(one.start_ns / 1e6).toLocaleTimeString()}: ${formatDuration(one.duration_ns)}`,
+    );
+    const text = `Step ${step} was done ${attempts.length} times: ${each.join(", ")}. Shown is the last one of this launch.`;
+    return element("li", text);
+  });
+}
+
+function stepCount({ count, left_out }: Summary["run"]["steps"]): string {
+  const others = (left_out ?? []).map((part) => `${part.count} left out: ${part.reason}`);
+  return `${count} ${count === 1 ? "step" : "steps"}${others.length ? ` (${others.join("; ")})` : ""}`;
+}
+
+function clocks({ alignment: { method, residual_ns } }: Summary): string {
+  return residual_ns?.max ? `clocks: ${method}, residual p99 ${formatDuration(residual_ns.p99)}` : `clocks: ${method}`;
+}

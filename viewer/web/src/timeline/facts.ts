@@ -1,0 +1,70 @@
+// What a box is, in words: for the tooltip, the details and the search.
+
+import { formatBytes, formatDuration, formatRanks } from "../format";
+import type { Box, Step } from "./step";
+
+export type Fact = readonly [term: string, value: string];
+
+export function kindOf(step: Step, box: Box): string {
+  if (box.table === "communication") return "communication";
+  if (box.table === "stalls") return step.outline.states[step.value(box, "state")] ?? "";
+  return step.outline.kinds[step.value(box, "kind")] ?? "";
+}
+
+export function nameOf(step: Step, box: Box): string {
+  return box.table === "stalls" ? "" : (step.outline.names[step.value(box, "name")] ?? "");
+}
+
+export function headline(step: Step, box: Box): string {
+  if (box.table === "stalls") {
+    const role = step.outline.roles[step.value(box, "role")];
+    const state = kindOf(step, box);
+    return state === "wait" ? `wait for ${role}` : state === "transfer" ? `transfer on ${role}` : "pipeline bubble";
+  }
+  if (box.table === "communication") {
+    return `${nameOf(step, box)} · ${laneOf(step, box).role}`;
+  }
+  const [kind, name] = [kindOf(step, box), nameOf(step, box)];
+  return name && name !== kind ? `${kind} · ${name}` : kind;
+}
+
+export function facts(step: Step, box: Box): Fact[] {
+  const found: Fact[] = [
+    ["rank", step.outline.ranks[box.rank]!.label],
+    ["duration", formatDuration(step.value(box, "duration"))],
+    ["from", `${formatDuration(step.start(box))} after the step began`],
+  ];
+  for (const name of ["microbatch", "stage", "chunk"]) {
+    const value = step.optional(box, name);
+    if (value >= 0) found.push([name, String(value)]);
+  }
+  const communication = step.communicationOf(box);
+  if (communication) found.push(...communicationFacts(step, communication, box.table === "stalls"));
+  return found;
+}
+
+function laneOf(step: Step, communication: Box) {
+  return step.outline.ranks[communication.rank]!.lanes[step.value(communication, "lane")]!;
+}
+
+function communicationFacts(step: Step, box: Box, named: boolean): Fact[] {
+  const lane = laneOf(step, box);
+  const residual = step.outline.residual_ns?.p99 ?? 0;
+  const found: Fact[] = named ? [["waits for", `${nameOf(step, box)} · ${lane.role}`]] : [];
+  found.push(["bytes", formatBytes(step.value(box, "bytes"))]);
+  const peer = step.value(box, "peer");
+  if (peer >= 0) found.push(["peer", `rank ${peer}`]);
+  found.push(["group", `${formatRanks(lane.ranks)} (seq ${step.value(box, "seq")})`]);
+  const wait = step.value(box, "wait");
+  if (wait < 0) {
+    found.push(["wait", "not known: the other ranks' part was not recorded"]);
+  } else {
+    const uncertain = wait > 0 && wait < residual;
+    found.push(["wait", uncertain ? `below the clock residual of ${formatDuration(residual)}` : formatDuration(wait)]);
+    found.push(["transfer", formatDuration(step.value(box, "transfer"))]);
+  }
+  if (!step.value(box, "finished")) found.push(["end", "never seen: its duration is not known"]);
+  if (step.value(box, "is_async")) found.push(["async", "yes"]);
+  found.push(["timing", step.outline.timings[step.value(box, "timing")] ?? ""]);
+  return found;
+}

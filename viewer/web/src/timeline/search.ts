@@ -1,0 +1,76 @@
+// Finds ranks, hosts, groups, microbatches and names in a step.
+
+import { headline } from "./facts";
+import type { Box, Step } from "./step";
+
+export interface Hit {
+  label: string;
+  rank: number; // index
+  box: Box | null;
+}
+
+const MOST_HITS = 20;
+
+/** `12` or `rank 12`, a host, a coordinate as `pp1`, a group's name, `mb 3`, or part of a span's name. */
+export function search(step: Step, query: string): Hit[] {
+  const text = query.trim().toLowerCase();
+  if (!text) return [];
+  const hits = [...ranksNamed(step, text), ...microbatches(step, text), ...spansNamed(step, text)];
+  return hits.slice(0, MOST_HITS);
+}
+
+function ranksNamed(step: Step, text: string): Hit[] {
+  const number = /^(?:rank\s*)?(\d+)$/.exec(text)?.[1];
+  const found: Hit[] = [];
+  step.outline.ranks.forEach((rank, index) => {
+    if (!step.has(index)) return;
+    const words = rank.label.toLowerCase().split(/[\s·]+/);
+    const isNamed =
+      number === undefined
+        ? words.some((word) => word === text) || rank.host.toLowerCase().includes(text)
+        : rank.rank === Number(number);
+    if (isNamed) found.push({ label: rank.label, rank: index, box: null });
+    else if (
+      number === undefined &&
+      rank.lanes.some((lane) => lane.group.toLowerCase() === text || lane.label.toLowerCase().includes(text))
+    ) {
+      found.push({
+        label: `${rank.label}: ${rank.lanes.find((lane) => lane.label.toLowerCase().includes(text))?.label ?? text}`,
+        rank: index,
+        box: null,
+      });
+    }
+  });
+  return found;
+}
+
+function microbatches(step: Step, text: string): Hit[] {
+  const number = /^(?:mb|microbatch)\s*(\d+)$/.exec(text)?.[1];
+  if (number === undefined) return [];
+  return rowsWhere(step, "microbatch", (value) => value === Number(number));
+}
+
+function spansNamed(step: Step, text: string): Hit[] {
+  if (text.length < 2) return [];
+  const names = new Set(step.outline.names.flatMap((name, code) => (name.toLowerCase().includes(text) ? [code] : [])));
+  return names.size ? rowsWhere(step, "name", (value) => names.has(value)) : [];
+}
+
+/** The first such box of each rank. */
+function rowsWhere(step: Step, column: string, matches: (value: number) => boolean): Hit[] {
+  const found: Hit[] = [];
+  for (const table of ["work", "communication"] as const) {
+    const values = step.columns(table).has(column) ? step.columns(table).of(column) : null;
+    if (!values) continue;
+    for (let rank = 0; rank < step.outline.ranks.length && found.length < MOST_HITS; rank++) {
+      const { first, end } = step.rows(table, rank);
+      for (let row = first; row < end; row++) {
+        if (!matches(values[row]!)) continue;
+        const box: Box = { table, rank, row };
+        found.push({ label: `${headline(step, box)} · ${step.outline.ranks[rank]!.label}`, rank, box });
+        break;
+      }
+    }
+  }
+  return found;
+}

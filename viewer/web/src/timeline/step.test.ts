@@ -1,0 +1,114 @@
+import { describe, expect, it } from "vitest";
+import { rankOf, stepOf } from "../testing";
+import { facts, headline } from "./facts";
+import { search } from "./search";
+import type { Box } from "./step";
+
+const STEP = stepOf([rankOf(0, {}, "node0"), rankOf(1, {}, "node7")], {
+  work: [
+    { rank: 0, start: 0, duration: 30, kind: 1, name: 2, microbatch: 0, depth: 0 },
+    { rank: 1, start: 0, duration: 60, kind: 1, name: 0, microbatch: 3, depth: 0 },
+  ],
+  stalls: [{ rank: 0, start: 35, duration: 40, state: 0, role: 0, communication: 0, depth: 0 }],
+  communication: [
+    {
+      rank: 0,
+      start: 35,
+      duration: 40,
+      name: 1,
+      lane: 0,
+      sublane: 0,
+      bytes: 2048,
+      seq: 5,
+      wait: 30,
+      transfer: 10,
+      join: 9,
+      timing: 0,
+      finished: 1,
+      is_async: 0,
+    },
+    {
+      rank: 1,
+      start: 65,
+      duration: 10,
+      name: 1,
+      lane: 0,
+      sublane: 0,
+      bytes: 2048,
+      seq: 5,
+      wait: 0,
+      transfer: 10,
+      join: 9,
+      timing: 0,
+      finished: 1,
+      is_async: 0,
+    },
+  ],
+});
+const STALL: Box = { table: "stalls", rank: 0, row: 0 };
+
+describe("a box", () => {
+  it("leads from a stall to its communication and to everybody in it, the last to come last", () => {
+    const communication = STEP.communicationOf(STALL)!;
+    expect(communication).toEqual({ table: "communication", rank: 0, row: 0 });
+    expect(STEP.participants(communication).map(({ rank }) => rank)).toEqual([0, 1]);
+    expect(STEP.stallOf(communication)).toEqual(STALL);
+  });
+
+  it("is described", () => {
+    expect(headline(STEP, STALL)).toBe("wait for dp");
+    expect(Object.fromEntries(facts(STEP, STALL))).toMatchObject({
+      "waits for": "all_reduce · dp",
+      bytes: "2.05 kB",
+      wait: "30 ns",
+      transfer: "10 ns",
+      group: "0, 1 (seq 5)",
+    });
+  });
+
+  it("below the error of the clocks has no length of its wait", () => {
+    const short = stepOf([rankOf(0)], {
+      communication: [
+        {
+          rank: 0,
+          start: 0,
+          duration: 5,
+          name: 1,
+          lane: 0,
+          sublane: 0,
+          bytes: 1,
+          seq: 0,
+          wait: 1,
+          transfer: 4,
+          join: -1,
+          timing: 0,
+          finished: 1,
+          is_async: 0,
+        },
+      ],
+    });
+    expect(new Map(facts(short, { table: "communication", rank: 0, row: 0 })).get("wait")).toBe(
+      "below the clock residual of 2 ns",
+    );
+  });
+
+  it("leaves the busy time of its rank", () => {
+    expect([STEP.busy(0), STEP.busy(1)]).toEqual([60, 100]);
+  });
+});
+
+describe("the search", () => {
+  const found = (query: string) => search(STEP, query).map(({ rank, box }) => [rank, box?.row ?? null]);
+
+  it("finds ranks by number and host", () => {
+    expect([found("rank 1"), found("0"), found("node7")]).toEqual([[[1, null]], [[0, null]], [[1, null]]]);
+  });
+
+  it("finds microbatches and names", () => {
+    expect([found("mb 3"), found("attention")]).toEqual([[[1, 1]], [[0, 0]]]);
+  });
+
+  it("finds nothing for nothing", () => {
+    expect([found(" "), found("no such name")]).toEqual([[], []]);
+  });
+});

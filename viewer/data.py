@@ -66,7 +66,8 @@ def encode_table(columns: Mapping[str, npt.NDArray[np.int64]]) -> bytes:
     schema = pa.schema(fields)
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(pa.record_batch(arrays, schema=schema))
-    return sink.getvalue().to_pybytes()
+    stream: bytes = sink.getvalue().to_pybytes()
+    return stream
 
 
 def _smallest(values: npt.NDArray[np.int64]) -> npt.NDArray[Any]:

@@ -333,6 +333,8 @@ def most_waited_for(found: SlowRanks, blame: Mapping[int, int], num_steps: int, 
     ``blame`` is, by rank, the time that others waited for it, ns summed over ``num_steps`` steps.
     """
     run = found.work.run
+    # Others also wait for ranks whose steps do not count.
+    blame = {rank: ns for rank, ns in blame.items() if rank in run.ranks}
     total = sum(blame.values())
     if not total:
         return ""

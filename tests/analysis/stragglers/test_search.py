@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from commtrace.analysis.matched import of_ranks
 from commtrace.analysis.matching.match import match
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
 from commtrace.analysis.stragglers.verdict import on_gpu
@@ -172,6 +174,13 @@ def test_where_nobody_is_named_it_is_told_for_whom_others_waited_most_and_why_it
     assert findings.waited_for.startswith("Others waited longest for rank 1 on node0: ")
     assert "Its own work takes 3.20% longer than that of the ranks that do the same" in findings.waited_for
     assert findings.waited_for.endswith("a straggler is named from 5.00% on.")
+
+
+def test_of_the_ranks_that_count_one_was_waited_for_most() -> None:
+    run = replace(JOB, extra_forward_ns={1: 100_000}).run()
+    findings = find_stragglers(of_ranks(run, [0, 2, 3]), match(run))
+
+    assert re.match("Others waited longest for rank [023] on node0: ", findings.waited_for)
 
 
 def test_of_few_steps_the_rank_that_was_waited_for_is_a_hint() -> None:

@@ -209,7 +209,7 @@ STAGES: Final = pa.schema(
         _column("warm_up_ns", pa.int64(), "of the bubble: before the first backward"),
         _column("steady_ns", pa.int64(), "of the bubble: until the last forward has ended"),
         _column("cool_down_ns", pa.int64(), "of the bubble: after that"),
-        _column("schedule_ns", pa.int64(), "of the bubble: what the schedule costs by itself"),
+        _column("schedule_ns", pa.int64(), "of the bubble: cost of the schedule alone"),
         _column("imbalance_ns", pa.int64(), "of the bubble: stages differ"),
         _column("variation_ns", pa.int64(), "of the bubble: microbatches and ranks differ"),
         _column("p2p_ns", pa.int64(), "of the bubble: the transfers"),

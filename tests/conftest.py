@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 from typing import Final
 
@@ -68,6 +69,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
     items.sort(key=_place)
+
+
+def pytest_collection_finish() -> None:
+    """Keep modules and collected tests out of the garbage collections that tests ask for: they are there for good."""
+    gc.collect()
+    gc.freeze()
 
 
 def _place(item: pytest.Item) -> tuple[int, bool]:

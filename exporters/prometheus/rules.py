@@ -228,8 +228,11 @@ def _soon(timing: Timing, rate: str, of: str) -> str:
 
     short = timing.short_window
     enough = f"increase(commtrace_step_duration_seconds_count[{short}]) >= {_FEWEST_STEPS}"
-    # A rank that has ended is in the window for minutes, and must not be compared with those of the next launch.
-    return f"(({over(short)}\nand {enough})\nor ({over(timing.window)}))\nand commtrace_step_duration_seconds_count"
+    # A rank that has ended is in the window for minutes, and must not be compared with those of the next launch. But a
+    # scrape may fail, and Prometheus itself may have been away for a while.
+    steps = "commtrace_step_duration_seconds_count"
+    answers = f"({steps} or last_over_time({steps}[{short}]))"
+    return f"(({over(short)}\nand {enough})\nor ({over(timing.window)}))\nand {answers}"
 
 
 def alerts(timing: Timing) -> tuple[Alert, ...]:

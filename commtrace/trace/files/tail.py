@@ -307,8 +307,10 @@ def _durations(index: SegmentIndex) -> list[int]:
     found: list[int] = []
     try:
         index.extend()
-        names = index.schema().names
-        columns = [names.index(name) for name in ("kind", "start", "end")]
+        fields = index.schema()
+        columns = [fields.names.index(name) for name in ("kind", "start", "end")]
+        if any(not fields.field(at).equals(schema.SCHEMA.field(fields.field(at).name)) for at in columns):
+            return []  # of another program
         for at in _evenly(len(index.batches), _BATCHES_OF_A_SAMPLE):
             part = index.read(at, at + 1, columns)
             if part is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from commtrace.errors import RunNotFoundError
@@ -14,7 +15,7 @@ from commtrace.trace import schema
 from commtrace.trace.files import segment_index
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.tail import RunTail
-from commtrace.trace.files.writer import SegmentWriter, segment_paths
+from commtrace.trace.files.writer import SegmentWriter, rank_directory, segment_paths
 from commtrace.trace.schema import Row
 from tests.trace.rows import mark, metadata, row
 
@@ -183,3 +184,18 @@ def test_durations_are_sampled_from_all_over_the_run(tmp_path: Path) -> None:
     assert kept is not None
     assert sample == [100] * len(sample)
     assert 30 <= len(sample) < 400
+
+
+def test_durations_are_not_sampled_from_a_segment_of_another_program(tmp_path: Path) -> None:
+    write(tmp_path, 0, range(20), per_segment=10)
+    first = segment_paths(rank_directory(tmp_path, 0))[0]
+    with pa.ipc.open_stream(first) as stream:
+        table = stream.read_all()
+    kinds = pa.array(np.zeros(len(table)))
+    damaged = table.set_column(table.schema.get_field_index("kind"), "kind", kinds)
+    with pa.ipc.new_stream(first, damaged.schema) as stream:
+        stream.write_table(damaged)
+
+    sample = RunTail(tmp_path).sample_durations(0)
+
+    assert 0 < len(sample) <= 10

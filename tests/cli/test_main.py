@@ -87,7 +87,7 @@ def test_traceback_shows_where_an_error_came_from() -> None:
 
     assert completed.returncode == 1
     assert "Traceback (most recent call last)" in completed.stderr
-    assert "step_range.py" in completed.stderr
+    assert "selection.py" in completed.stderr
 
 
 def test_a_fault_of_commtrace_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 WINDOW = "8s"
-TIMING = Timing(window=WINDOW, short_window=WINDOW, baseline="4s", stalled=20)
+TIMING = Timing(window=WINDOW, short_window=WINDOW, baseline="4s", stalled=20, gone=WINDOW)
 SLOW_RANK = "1"
 EMPTY_WHILE_NOBODY_IS_SLOW = {
     f"commtrace / {title}"

@@ -22,11 +22,11 @@ from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.matching.roles import find_roles
 from commtrace.analysis.pipeline.observed import Pipeline, find_pipeline
+from commtrace.analysis.step_totals import TimeTotals, time_totals
 from commtrace.analysis.steps.choice import Window, load_window
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.search import Findings, judge_stragglers, measure_work
 from commtrace.analysis.summary import Summary, summarise_steps
-from commtrace.analysis.time_totals import TimeTotals, time_totals
 from commtrace.analysis.windows.run import LargeRun, MeasuredRun, Result, WholeRun, survey_large_run
 from commtrace.errors import ConfigurationError, MissingExtraError
 from commtrace.trace.files.locate import NEWEST_RUN

@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath, critical_path
 from commtrace.analysis.breakdown.modules import ModuleTime, add_modules, module_table
-from commtrace.analysis.breakdown.rank_means import RankMean, RankTotals
+from commtrace.analysis.breakdown.partition import Partition, concatenate
+from commtrace.analysis.breakdown.rank_means import RankMean, RankTotals, rank_totals
+from commtrace.analysis.breakdown.states import State
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication.table import CommunicationSums, communication_sums
 from commtrace.analysis.communication.unmatched import UnmatchedSums, sum_unmatched
@@ -18,8 +22,83 @@ from commtrace.analysis.matching.coverage import Captured, find_captured
 from commtrace.analysis.pipeline.observed import PipelineTotals, pipeline_totals
 from commtrace.analysis.problems import StepNumbers, find_step_numbers
 from commtrace.analysis.stragglers.awaited import AwaitedTotals, awaited_totals
-from commtrace.analysis.time_totals import SummedSteps, add_ranks, means_of_ranks, totals_of_ranks
 from commtrace.trace.run import Run
+from commtrace.trace.spans import Int64
+
+
+@dataclass(frozen=True, slots=True)
+class SummedSteps:
+    """The time of some steps by state, summed over the ranks."""
+
+    states: tuple[State, ...]  # columns of ``ns``
+    step: Int64  # numbers
+    ns: Int64  # steps × states
+    num_ranks: int
+
+    @classmethod
+    def of(cls, partition: Partition) -> SummedSteps:
+        step, which = np.unique(partition.step, return_inverse=True)
+        ns = np.zeros((len(step), len(partition.states)), np.int64)
+        np.add.at(ns, which.reshape(-1), partition.ns)
+        return cls(partition.states, step.astype(np.int64), ns, len(np.unique(partition.rank)))
+
+    def __add__(self, later: SummedSteps) -> SummedSteps:
+        """Return these steps and later ones of the same ranks."""
+        return SummedSteps(
+            self.states,
+            np.concatenate([self.step, later.step]),
+            np.concatenate([self.ns, later.ns]),
+            max(self.num_ranks, later.num_ranks),
+        )
+
+    def total(self, kind: str, detail: str | None = None) -> Int64:
+        """Return the time of each step in the states of a kind, or in one phase or role of it."""
+        chosen = [
+            column for column, state in enumerate(self.states) if state.kind == kind and detail in (None, state.detail)
+        ]
+        return np.asarray(self.ns[:, chosen].sum(axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class TimeTotals:
+    """The time of some steps by state."""
+
+    parts: tuple[Partition, ...]  # each of some of the steps, without ``stalled_ns``
+    ranks: Mapping[int, RankTotals]  # sums over the steps
+
+    def __add__(self, other: TimeTotals) -> TimeTotals:
+        return TimeTotals(self.parts + other.parts, add_ranks(self.ranks, other.ranks))
+
+    def partition(self) -> Partition:
+        """Return the partition of all of the steps."""
+        return concatenate(self.parts)
+
+    def means(self, run: Run) -> list[RankMean]:
+        """Return the mean step of every rank that has steps; ``run`` describes the ranks."""
+        return means_of_ranks(run, self.ranks, self.parts[0].states)
+
+
+def means_of_ranks(run: Run, ranks: Mapping[int, RankTotals], states: Sequence[State]) -> list[RankMean]:
+    """Return the mean step of every rank that has steps; ``run`` describes the ranks."""
+    return [own.mean(run.ranks[rank], states) for rank, own in ranks.items() if own.num_steps]
+
+
+def add_ranks(ranks: Mapping[int, RankTotals], others: Mapping[int, RankTotals]) -> dict[int, RankTotals]:
+    """Add the sums of the same ranks over other steps."""
+    return {rank: own + others[rank] for rank, own in ranks.items()}
+
+
+def time_totals(analysis: Analysis) -> TimeTotals:
+    """Divide the time of the steps that count."""
+    times = analysis.partition
+    return TimeTotals((replace(times, stalled_ns={}),), totals_of_ranks(analysis))
+
+
+def totals_of_ranks(analysis: Analysis, unmatched: UnmatchedSums | None = None) -> dict[int, RankTotals]:
+    """Add up the steps that count, by rank; ``unmatched`` is of these, if it is known already."""
+    times = analysis.partition
+    unmatched = unmatched or sum_unmatched(analysis.context, times)
+    return rank_totals(analysis.run, times, analysis.matches, unmatched.ranks)
 
 
 @dataclass(frozen=True, slots=True)

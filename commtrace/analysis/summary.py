@@ -20,6 +20,7 @@ from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.communication.unmatched import roles_of_one_rank
+from commtrace.analysis.largest_loss import verdict
 from commtrace.analysis.matching.coverage import Coverage, missing_numbers
 from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.pipeline.bubble import BubbleCauses
@@ -35,7 +36,6 @@ from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
 from commtrace.analysis.stragglers.search import Findings, MeasuredWork, judge_stragglers, measure_work
 from commtrace.analysis.stragglers.verdict import Verdict, on_gpu
-from commtrace.analysis.verdict import verdict
 from commtrace.analysis.windows.run import ALONE, LargeRun, MeasuredRun, WholeRun, Workers, open_run, replay_analysis
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, fields_to_json

@@ -19,10 +19,9 @@ from commtrace.analysis.comparison.compare import StepSeries, step_series
 from commtrace.analysis.matching.coverage import missing_numbers
 from commtrace.analysis.pipeline.observed import find_pipeline
 from commtrace.analysis.problems import find_problems
-from commtrace.analysis.step_totals import StepTotals, step_totals
+from commtrace.analysis.step_totals import StepTotals, TimeTotals, step_totals, time_totals
 from commtrace.analysis.stragglers.report import report_of_steps
 from commtrace.analysis.summary import summarise_steps
-from commtrace.analysis.time_totals import TimeTotals, time_totals
 from commtrace.analysis.timeline import Timeline
 from commtrace.analysis.windows.run import (
     LargeRun,

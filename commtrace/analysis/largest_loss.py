@@ -10,10 +10,10 @@ import numpy as np
 from commtrace.analysis.breakdown.rank_means import ExposedTime, RankMean
 from commtrace.analysis.breakdown.states import BUBBLE, CHECKPOINT, DATA, GC, IDLE, MEMORY, OTHER, TRANSFER, WAIT
 from commtrace.analysis.clocks.time_of_day import date_and_time
+from commtrace.analysis.step_totals import SummedSteps
 from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.costs import Occurrence, occurrence
 from commtrace.analysis.stragglers.verdict import ACTIVITY, Stretch, Verdict, format_cause
-from commtrace.analysis.time_totals import SummedSteps
 
 _WORTH_A_LOOK: Final = 0.05
 """Smallest share of the step that is singled out."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from commtrace.analysis.breakdown.rank_means import RankMean
 from commtrace.analysis.breakdown.states import State
+from commtrace.analysis.largest_loss import verdict
 from commtrace.analysis.stragglers.verdict import RANKS, Stretch, Verdict, format_cause
-from commtrace.analysis.verdict import verdict
 
 MS = 1_000_000
 

@@ -38,7 +38,7 @@ def verdict(
     """Return the largest loss over all ranks, and where to look.
 
     A rank that holds up the others comes first: their wait is only its echo. ``unmatched`` has reasons by role, see
-    :mod:`commtrace.analysis.communication.unmatched`; ``steps`` separate a loss that happened once.
+    :class:`commtrace.analysis.communication.table.UnmatchedSums`; ``steps`` separate a loss that happened once.
     """
     wall = sum(rank.wall_ns for rank in ranks)
     if not wall:

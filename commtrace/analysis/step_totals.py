@@ -16,8 +16,7 @@ from commtrace.analysis.breakdown.partition import Partition, concatenate
 from commtrace.analysis.breakdown.rank_means import RankMean, RankTotals, rank_totals
 from commtrace.analysis.breakdown.states import State
 from commtrace.analysis.chain import Analysis
-from commtrace.analysis.communication.table import CommunicationSums, communication_sums
-from commtrace.analysis.communication.unmatched import UnmatchedSums, sum_unmatched
+from commtrace.analysis.communication.table import CommunicationSums, UnmatchedSums, communication_sums, sum_unmatched
 from commtrace.analysis.matching.coverage import Captured, find_captured
 from commtrace.analysis.pipeline.observed import PipelineTotals, pipeline_totals
 from commtrace.analysis.problems import StepNumbers, find_step_numbers

@@ -18,8 +18,7 @@ from commtrace.analysis.breakdown.run_budget import RunBudget, run_budget
 from commtrace.analysis.breakdown.states import COMPUTE
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment
-from commtrace.analysis.communication.table import Communication
-from commtrace.analysis.communication.unmatched import roles_of_one_rank
+from commtrace.analysis.communication.table import Communication, roles_of_one_rank
 from commtrace.analysis.largest_loss import verdict
 from commtrace.analysis.matching.coverage import Coverage, missing_numbers
 from commtrace.analysis.matching.operations import ONLY_KERNELS

@@ -175,7 +175,7 @@ def test_an_imported_trace_of_kernels_has_idle_time_and_no_verdict(tmp_path: Pat
 
     parts = rows(run.steps(), "used", "compute_ns", "exposed_memory_ns", "idle_ns", "other_ns")
     assert parts == 2 * [(False, None, None, None, None), *2 * [(True, 50, 10, 40, 0)]]
-    assert "kernels tell when a rank computes" in run.stragglers().abstentions[0]
+    assert "kernels show when a rank computes" in run.stragglers().abstentions[0]
 
 
 def test_spans_of_several_hosts_are_on_one_clock(tmp_path: Path) -> None:

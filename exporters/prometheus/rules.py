@@ -504,6 +504,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Write the files of rules and alerts.")
     parser.add_argument("--docs", default=DOCS, help="address of the documentation, for runbook links")
     parser.add_argument("--output", type=Path, default=DIRECTORY, help="directory of the files")
+    parser.add_argument("--interval", default="5s", help="time between evaluations")
     arguments = parser.parse_args()
-    for path in write(arguments.output, docs=arguments.docs):
+    for path in write(arguments.output, interval=arguments.interval, docs=arguments.docs):
         print(path)

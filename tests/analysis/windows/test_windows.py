@@ -24,6 +24,7 @@ from commtrace.analysis.stragglers.report import report_of_steps
 from commtrace.analysis.summary import summarise_steps
 from commtrace.analysis.timeline import Timeline
 from commtrace.analysis.windows.run import (
+    FEWEST_STEPS,
     LargeRun,
     MeasuredRun,
     WholeRun,
@@ -34,6 +35,7 @@ from commtrace.analysis.windows.run import (
 from commtrace.errors import CommtraceError
 from commtrace.synth import Fault, Job, random_clocks, synthesize
 from commtrace.synth.synthesis import write
+from commtrace.trace import schema
 from commtrace.trace.json_values import to_json
 from commtrace.trace.run import Run
 from tests.analysis.steps.test_choice import crossing_run
@@ -131,7 +133,9 @@ def assert_windows_change_nothing(directory: Path) -> None:
 
         cut = measure_run(directory, measure, most_bytes=0, most_rows=steps * rows_of_step)
 
-        assert len(windows) >= len(whole.steps.used) // steps
+        # Of fewer recorded steps, each window would be the whole run, which is then read at once.
+        few = whole.recorded.ranks[min(whole.recorded.ranks)].spans.kind.tolist().count(schema.STEP) < FEWEST_STEPS
+        assert few or len(windows) >= len(whole.steps.used) // steps
         assert plain(cut) == plain(whole), f"windows of {steps} steps"
         in_windows = open_run(directory, most_bytes=0, most_rows=steps * rows_of_step)
         assert stragglers_of(in_windows) == stragglers_of(open_run(directory)), f"windows of {steps} steps"

@@ -85,7 +85,7 @@ def test_a_summary_does_not_depend_on_which_ranks_are_in_one_block(job: Job, row
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "ROWS_OF_BLOCK", rows)
         divided = replace(run)
-        assert rows > 1 or len(divided.blocks) == len(run.ranks)
+        assert rows > 1 or len(list(divided.blocks)) == len(run.ranks)
         assert summary_of(divided) == expected
 
 

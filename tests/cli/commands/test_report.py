@@ -4,7 +4,6 @@ import json
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -50,16 +49,15 @@ def test_of_a_large_run_only_the_steps_that_are_drawn_are_read(tmp_path: Path, m
     assert windows.exit_code == 0, windows.output
     assert "The timeline holds 10 of the 29 steps: the typical one (" in windows.stdout
     assert windows.stdout.replace("windows.html", "whole.html") == whole.stdout
-    of_whole, of_windows = map(_data, pages)
+    of_whole, of_windows = map(_resources, pages)
+    assert of_windows.keys() == of_whole.keys()
     for part in ("summary", "steps", "plan"):
-        assert of_windows[part] == of_whole[part]
+        assert json.loads(of_windows["run"])[part] == json.loads(of_whole["run"])[part]
+    assert of_windows["plan/work"] == of_whole["plan/work"]
 
 
-def _data(page: Path) -> dict[str, Any]:
-    found = re.search(r'<script[^>]* id="data">(.*?)</script', page.read_text(encoding="utf-8"), re.DOTALL)
-    assert found
-    told: dict[str, Any] = json.loads(found[1])
-    return told
+def _resources(page: Path) -> dict[str, str]:
+    return dict(re.findall(r'<script[^>]* id="resource:([^"]+)">(.*?)</script', page.read_text("utf-8"), re.DOTALL))
 
 
 def test_a_directory_without_a_run_is_a_message(tmp_path: Path) -> None:

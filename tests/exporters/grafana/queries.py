@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -42,7 +43,8 @@ def queries(
     """Yield the queries of panels and annotations of every dashboard."""
     rate_interval = f"{max(_STEP + scrape_seconds, 4 * scrape_seconds)}s"
     values = {"run_id": run_id, "rank": rank, "node": node, "__rate_interval": rate_interval}
-    for dashboard in dashboards().values():
+    for model in dashboards().values():
+        dashboard: dict[str, Any] = json.loads(json.dumps(model))  # as Grafana reads it
         title = dashboard["title"].removeprefix("commtrace / ")
         for panel in dashboard["panels"]:
             for target in panel.get("targets", ()):

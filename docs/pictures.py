@@ -9,8 +9,6 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from playwright.sync_api import sync_playwright
-
 IMAGES: Final = Path(__file__).parent / "images"
 
 JOB: Final = (
@@ -32,6 +30,8 @@ FAULT: Final = ("--fault", "slow-rank=5:1.35")
 
 def main() -> None:
     """Write docs/images/report.png: the report of a simulated job in which rank 5 is slow."""
+    from playwright.sync_api import sync_playwright
+
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         run, report = f"{folder}/gpt", Path(folder, "report.html")
         for arguments in (["synth", "-o", run, *JOB, *FAULT], ["report", run, "-o", str(report)]):

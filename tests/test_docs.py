@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from commtrace.cli.main import COMMANDS, load_command
+from commtrace.cli.main import COMMANDS, app, load_command
 from commtrace.config import VARIABLES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -101,6 +103,21 @@ def _check_pip(words: list[str]) -> None:
     assert words[0] == "install"
     for named in re.findall(r"\[(.*?)\]", " ".join(words)):
         assert set(named.split(",")) <= set(extras)
+
+
+def test_the_output_in_the_readme_is_that_of_the_job_in_its_picture(tmp_path: Path) -> None:
+    pictures = runpy.run_path(str(ROOT / "docs" / "pictures.py"))
+    run = str(tmp_path / "gpt")
+    runner = CliRunner()
+    made = runner.invoke(app, ["synth", "-o", run, *pictures["JOB"], *pictures["FAULT"]])
+    assert made.exit_code == 0, made.output
+    printed = " ".join(runner.invoke(app, ["straggler", run]).stdout.split())
+
+    (block,) = re.findall(r"^```text\n\$ commtrace straggler\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    sentences = re.split(r"\n(?=\S|  Rank|  To keep)", block.strip())  # other lines go on with the one before
+    places = [printed.find(" ".join(sentence.split())) for sentence in sentences]
+    assert -1 not in places, sentences[places.index(-1)]
+    assert places == sorted(places)
 
 
 def test_every_command_is_documented() -> None:

@@ -22,6 +22,16 @@ from tests.viewer.test_report import HOSTILE
 STAGES, MICROBATCHES = 2, 4
 
 
+def written(run: Run, directory: Path) -> Path:
+    analysis = analyse(run)
+    path = directory / "report.html"
+    summary = summarise_analysis(analysis)
+    plan = plan_of(analysis.run, build_program(analysis.run, analysis.matches)) if summary.pipeline else None
+    planned = plan_timeline(analysis.run, plan) if plan else None
+    path.write_text(render(summary, Timeline.of_analysis(analysis), plan=planned).html, encoding="utf-8")
+    return path
+
+
 class Reader:
     """A page and everything that it did."""
 
@@ -34,19 +44,22 @@ class Reader:
         page.on("request", lambda request: self.requests.append(request.url))
 
     def open(self, run: Run, directory: Path) -> Reader:
-        analysis = analyse(run)
-        path = directory / "report.html"
-        summary = summarise_analysis(analysis)
-        plan = plan_of(analysis.run, build_program(analysis.run, analysis.matches)) if summary.pipeline else None
-        told = plan_timeline(analysis.run, plan) if plan else None
-        path.write_text(render(summary, Timeline.of_analysis(analysis), plan=told).html, encoding="utf-8")
-        return self.load(path)
+        return self.load(written(run, directory))
 
     def load(self, path: Path) -> Reader:
         self.page.goto(path.as_uri())
         self.page.wait_for_selector("html[data-ready]")
         self.settle()
         return self
+
+    def choose_step(self, index: int, step: int) -> None:
+        self.page.select_option("#step", index=index)
+        self.wait_for_step(step)
+
+    def wait_for_step(self, step: int) -> None:
+        """Wait until the data of a step are there and drawn."""
+        self.page.wait_for_selector(f"#stage[data-step='{step}']")
+        self.settle()
 
     def settle(self) -> None:
         """Wait until what was asked for is drawn."""
@@ -77,8 +90,8 @@ def reader(browser: Any) -> Iterator[Reader]:
     page.close()
 
 
-@pytest.fixture
-def opened(reader: Reader, tmp_path: Path) -> Reader:
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job = PipelineJob(
         stages=STAGES,
         microbatches=MICROBATCHES,
@@ -88,7 +101,12 @@ def opened(reader: Reader, tmp_path: Path) -> Reader:
         optimizer_ns=1_000_000,
         steps=4,
     )
-    return reader.open(job.run(), tmp_path)
+    return written(job.run(), tmp_path_factory.mktemp("report"))
+
+
+@pytest.fixture
+def opened(reader: Reader, report: Path) -> Reader:
+    return reader.load(report)
 
 
 def test_it_opens_without_errors_and_without_the_network(opened: Reader) -> None:
@@ -134,17 +152,16 @@ def test_without_a_pipeline_there_is_no_plan(reader: Reader, tmp_path: Path) -> 
 
 
 def test_the_step_selector_switches_the_step(opened: Reader) -> None:
-    opened.page.select_option("#step", index=0)
-    opened.settle()
+    opened.choose_step(0, step=1)
     first = opened.window()["step"]
     opened.page.click("#next")
-    opened.settle()
+    opened.wait_for_step(2)
 
     assert (first, opened.window()["step"]) == (1, 2)
 
 
 def test_the_last_step_has_no_next(opened: Reader) -> None:
-    opened.page.select_option("#step", index=2)
+    opened.choose_step(2, step=3)
 
     assert opened.page.is_disabled("#next")
     assert opened.page.is_enabled("#previous")
@@ -292,7 +309,7 @@ def test_the_search_leads_to_a_rank_and_to_a_microbatch(opened: Reader) -> None:
 
 
 def test_a_link_holds_the_view(opened: Reader) -> None:
-    opened.page.select_option("#step", index=2)
+    opened.choose_step(2, step=3)
     opened.page.select_option("#grouping", "stage")
     opened.page.click("#zoom-in")
     opened.page.wait_for_url("**/report.html#step=3&*rows=stage*")

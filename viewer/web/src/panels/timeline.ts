@@ -81,6 +81,7 @@ export class TimelinePanel {
     byId<HTMLButtonElement>("previous").disabled = position === 0;
     byId<HTMLButtonElement>("next").disabled = position === this.run.steps.length - 1;
     byId("timeline").ariaLabel = `Timeline of ${stepName(info.step)}; the tables below have the numbers`;
+    byId("stage").dataset.step = String(info.step);
     this.moved();
   }
 

@@ -66,6 +66,9 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel that is built from the sdist: both must be whole for it to be right."""
     work = tmp_path_factory.mktemp("packaging")
+    earlier = unpacked / "build" / "lib" / "commtrace" / "gone.py"  # left by the build of an earlier version
+    earlier.parent.mkdir(parents=True)
+    earlier.touch()
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "--no-index"]
     subprocess.run([*command, "--wheel-dir", str(work / "wheel"), str(unpacked)], check=True, timeout=200)
     [built] = (work / "wheel").glob("*.whl")
@@ -118,6 +121,10 @@ def test_every_module_is_in_the_wheel(names: set[str]) -> None:
     sources = [path for folder in SHIPPED for path in (ROOT / folder).rglob("*.py")]
     assert {"commtrace/viewer/__init__.py", "commtrace/_inject/sitecustomize.py"} <= set(map(_shipped_as, sources))
     assert {_shipped_as(path) for path in sources} == {name for name in names if name.endswith(".py")}
+
+
+def test_modules_of_an_earlier_build_are_left_out(names: set[str]) -> None:
+    assert "commtrace/gone.py" not in names
 
 
 def test_the_viewer_finds_its_assets_and_type_checkers_our_types(names: set[str]) -> None:

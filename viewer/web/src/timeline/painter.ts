@@ -102,8 +102,7 @@ export class Painter {
     c.fillText(row.lanes.length ? "▾" : "▸", indent, y + MAIN / 2);
     const straggles = scene.stragglers.has(rank.rank);
     c.fillStyle = theme.of(straggles ? "straggler" : "text");
-    const note = row.note ? ` (${row.note})` : "";
-    const label = `${straggles ? "▲ " : ""}${rank.label}${note}`;
+    const label = `${straggles ? "▲ " : ""}${row.note ? `${row.note}: ` : ""}${rank.label}`;
     c.fillText(clip(c, label, GUTTER - indent - 20), indent + 14, y + MAIN / 2);
     c.fillStyle = theme.of("muted");
     for (const lane of row.lanes) {

@@ -78,7 +78,6 @@ def render(
             for step in embedded
         ],
         "first_shown": embedded.index(preferred[0]) if embedded else 0,
-        "recorded_steps": len(durations),
         "note": note,
     }
     tables = {name: text for step in embedded for name, text in encoded[step].items()}

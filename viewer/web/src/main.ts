@@ -1,5 +1,5 @@
 import "./viewer.css";
-import { EmbeddedSource, ServerSource, type Source } from "./data/source";
+import { readRun } from "./data/resources";
 import { byId, element } from "./dom";
 import { showBreakdown } from "./panels/breakdown";
 import { showCommunication } from "./panels/communication";
@@ -22,8 +22,7 @@ async function start(): Promise<void> {
   const theme = new Theme();
   byId("theme").addEventListener("click", () => theme.toggle());
   byId("close-help").addEventListener("click", () => byId<HTMLDialogElement>("help").close());
-  const source = chosenSource();
-  const run = await source.run();
+  const run = readRun();
   const { summary } = run;
   let panel: TimelinePanel | null = null;
   const showRank = (rank: number) => panel?.showRank(rank);
@@ -36,7 +35,7 @@ async function start(): Promise<void> {
   showCommunication(summary);
   showCoverage(summary);
   if (run.steps.length) {
-    panel = new TimelinePanel(run, source, theme);
+    panel = new TimelinePanel(run, theme);
     await panel.start();
   } else byId("timeline-body").replaceChildren(element("p", run.note, "empty"));
   const timeline = panel?.timeline;
@@ -45,12 +44,6 @@ async function start(): Promise<void> {
     window: () =>
       timeline?.step ? { step: timeline.step.number, from: timeline.viewport.from, to: timeline.viewport.to } : null,
   };
-}
-
-function chosenSource(): Source {
-  const server = document.documentElement.dataset.server;
-  if (server === undefined) return new EmbeddedSource();
-  return new ServerSource(server, new URLSearchParams(location.search).get("token") ?? "");
 }
 
 window.commtraceViewer = null;

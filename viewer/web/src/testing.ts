@@ -28,16 +28,20 @@ export function outlineOf(ranks: Rank[]): Outline {
   };
 }
 
-interface Boxes {
+export interface Boxes {
   work?: Row[];
   stalls?: Row[];
   communication?: Row[];
 }
 
 /** A step of 100 ns on all ranks. `work`, `stalls` and `communication` have a `rank` and are sorted by it. */
-export function stepOf(ranks: Rank[], { work = [], stalls = [], communication = [] }: Boxes): Step {
+export function stepOf(
+  ranks: Rank[],
+  { work = [], stalls = [], communication = [] }: Boxes,
+  outline: Outline = outlineOf(ranks),
+): Step {
   const of = (names: string[], rows: Row[]) => columnsOf(["rank", "start", "duration", ...names], rows);
-  return new Step(7, 100, outlineOf(ranks), {
+  return new Step(7, 100, outline, {
     bounds: columnsOf(
       ["rank", "start", "end"],
       ranks.map((_, rank) => ({ rank, start: 0, end: 100 })),

@@ -46,7 +46,6 @@ export interface RunData {
   plan: { outline: Outline; duration_ns: number } | null;
   steps: StepInfo[];
   first_shown: number;
-  recorded_steps: number;
   note: string;
 }
 

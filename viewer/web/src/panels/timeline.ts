@@ -1,7 +1,7 @@
 // The timeline with its controls: steps, grouping, colours, search, what is pinned, what is selected.
 
 import { swatch } from "../bars";
-import { readStep, type Source } from "../data/source";
+import { readStep } from "../data/resources";
 import type { RunData } from "../data/types";
 import { byId, element } from "../dom";
 import { formatDuration, formatPercent, stepName } from "../format";
@@ -30,7 +30,6 @@ export class TimelinePanel {
 
   constructor(
     private readonly run: RunData,
-    private readonly source: Source,
     private readonly theme: Theme,
   ) {
     this.timeline = new Timeline(
@@ -70,7 +69,7 @@ export class TimelinePanel {
     const info = this.run.steps[position];
     if (!info) return;
     const request = ++this.loading;
-    const tables = await readStep(this.source, `step/${info.step}`);
+    const tables = await readStep(`step/${info.step}`);
     if (request !== this.loading) return; // another step was chosen meanwhile
     this.position = position;
     this.select.value = String(position);
@@ -174,7 +173,7 @@ export class TimelinePanel {
   private async togglePlan(): Promise<void> {
     const { plan } = this.run;
     if (!plan) return;
-    this.plan ??= new Step(-1, plan.duration_ns, plan.outline, await readStep(this.source, "plan"));
+    this.plan ??= new Step(-1, plan.duration_ns, plan.outline, await readStep("plan"));
     this.timeline.planned = this.timeline.planned ? null : this.plan;
     byId("show-plan").ariaPressed = String(this.timeline.planned !== null);
     byId("plan-note").textContent = this.timeline.planned
@@ -228,14 +227,16 @@ export class TimelinePanel {
   }
 
   private participantsTable(step: Step, members: readonly Box[]): HTMLElement[] {
-    const residual = step.outline.residual_ns?.p99 ?? 0;
-    const [first, last, before] = [members[0]!, members.at(-1)!, members.at(-2)!];
-    const lead = step.start(last) - step.start(before);
+    const [first, before, last] = [members[0]!, members.at(-2)!, members.at(-1)!];
+    const comparable = members.every((box) => step.residual(first, box) !== null);
+    const after = (box: Box) => formatDuration(step.start(box) - step.start(first));
     const label = (box: Box) => step.outline.ranks[box.rank]!.label;
-    const text =
-      lead < residual
-        ? `Which rank came last is not known: the two latest are ${formatDuration(lead)} apart, and the clocks' error is ${formatDuration(residual)}.`
-        : `${label(last)} came last, ${formatDuration(step.start(last) - step.start(first))} after ${label(first)}.`;
+    const text = !comparable
+      ? "Which rank came last is not known: the clocks of their hosts could not be aligned."
+      : step.lastToCome(members)
+        ? `${label(last)} came last, ${after(last)} after ${label(first)}.`
+        : `Which rank came last is not known: the two latest are ${formatDuration(step.start(last) - step.start(before))} apart, ` +
+          `and the clocks' error is ${formatDuration(step.residual(before, last))}.`;
     return [
       element("p", text),
       dataTable(
@@ -243,7 +244,7 @@ export class TimelinePanel {
           { heading: "rank", text: label, order: (box: Box) => box.rank, isWords: true },
           {
             heading: "began after the first",
-            text: (box) => formatDuration(step.start(box) - step.start(first)),
+            text: (box) => (comparable ? after(box) : "–"),
             order: (box) => step.start(box),
           },
           {

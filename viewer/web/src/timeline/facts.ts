@@ -15,12 +15,14 @@ export function nameOf(step: Step, box: Box): string {
   return box.table === "stalls" ? "" : (step.outline.names[step.value(box, "name")] ?? "");
 }
 
+export function stallName(step: Step, stall: Box): string {
+  const role = step.outline.roles[step.value(stall, "role")];
+  const state = kindOf(step, stall);
+  return state === "wait" ? `wait for ${role}` : state === "transfer" ? `transfer on ${role}` : "pipeline bubble";
+}
+
 export function headline(step: Step, box: Box): string {
-  if (box.table === "stalls") {
-    const role = step.outline.roles[step.value(box, "role")];
-    const state = kindOf(step, box);
-    return state === "wait" ? `wait for ${role}` : state === "transfer" ? `transfer on ${role}` : "pipeline bubble";
-  }
+  if (box.table === "stalls") return stallName(step, box);
   if (box.table === "communication") {
     return `${nameOf(step, box)} · ${laneOf(step, box).role}`;
   }

@@ -260,7 +260,7 @@ export class Painter {
     if (text) c.fillText(text, Math.max(box.x, GUTTER) + 4, box.y + box.height / 2 + 0.5);
   }
 
-  /** Outlines a box and the same communication on every rank that is shown, with arrows from the one that came last. */
+  /** Outlines a box and its communication on every shown rank, with arrows from its sender, or from the last to come. */
   private drawParticipants(scene: Scene, box: Box, width: number): void {
     const { context: c, theme } = this;
     this.clipped(GUTTER, RULER, width - GUTTER, this.height - RULER, () => {
@@ -271,17 +271,19 @@ export class Painter {
       if (own) c.strokeRect(own.x, own.y, own.width, own.height);
       const communication = scene.step.communicationOf(box);
       if (!communication) return;
-      const ends = this.placesOf(scene, scene.step.participants(communication));
+      const members = scene.step.participants(communication);
+      const sender = members.find((member) => nameOf(scene.step, member) === "send");
+      const source = sender ?? scene.step.lastToCome(members);
+      const ends = this.placesOf(scene, members);
       for (const end of ends) c.strokeRect(end.x, end.y, Math.max(end.width, 2), end.height);
-      const from = ends.find((end) => end.operation === "send") ?? ends.at(-1);
-      if (!from) return;
-      for (const end of ends) if (end !== from) this.drawArrow(from, end);
+      const from = ends.find((end) => end.box === source);
+      if (!from) return; // not known, or not among the ranks that are shown
+      for (const end of ends) if (end !== from) this.drawArrow(from, end, sender !== undefined);
     });
   }
 
-  private drawArrow(from: Place, to: Place): void {
+  private drawArrow(from: Place, to: Place, sends: boolean): void {
     const { context: c } = this;
-    const sends = from.operation === "send";
     const [x1, y1] = [from.x + (sends ? 0 : Math.min(2, from.width)), from.y + from.height / 2];
     const [x2, y2] = [
       sends ? to.x + to.width : Math.min(Math.max(from.x, to.x), to.x + to.width),
@@ -310,7 +312,7 @@ export class Painter {
       const y = lane ? lane.y + step.value(box, "sublane") * LANE + 1 : row.y + MAIN - 5;
       const x = viewport.x(step.start(box));
       const width = viewport.x(step.end(box)) - x;
-      return [{ x, y: RULER + y - scene.scroll, width, height: lane ? LANE - 2 : 4, operation: nameOf(step, box) }];
+      return [{ x, y: RULER + y - scene.scroll, width, height: lane ? LANE - 2 : 4, box }];
     });
   }
 
@@ -377,7 +379,7 @@ interface Place {
   y: number;
   width: number;
   height: number;
-  operation: string;
+  box: Box;
 }
 
 type Codes = { readonly [row: number]: number } | null;

@@ -1,6 +1,6 @@
 // Where the time of a range of a step goes, over the ranks that are asked about.
 
-import { kindOf } from "./facts";
+import { kindOf, stallName } from "./facts";
 import type { TimeRange } from "./painter";
 import type { Box, Step } from "./step";
 
@@ -34,13 +34,10 @@ interface Piece {
 const IN_NO_SPAN = "in no span";
 
 function stallPieces(step: Step, rank: number, begin: number, end: number): Piece[] {
-  return pieces(step, { table: "stalls", rank, row: 0 }, begin, end, (box) => {
-    const role = step.outline.roles[step.value(box, "role")];
-    const state = kindOf(step, box);
-    const name =
-      state === "wait" ? `wait for ${role}` : state === "transfer" ? `transfer on ${role}` : "pipeline bubble";
-    return { name, level: 1000 };
-  });
+  return pieces(step, { table: "stalls", rank, row: 0 }, begin, end, (box) => ({
+    name: stallName(step, box),
+    level: 1000,
+  }));
 }
 
 function workPieces(step: Step, rank: number, begin: number, end: number): Piece[] {

@@ -1,10 +1,11 @@
 import { describe, expect, it } from "vitest";
-import { rankOf, stepOf } from "../testing";
+import { type Boxes, outlineOf, rankOf, stepOf } from "../testing";
 import { facts, headline } from "./facts";
 import { search } from "./search";
 import type { Box } from "./step";
 
-const STEP = stepOf([rankOf(0, {}, "node0"), rankOf(1, {}, "node7")], {
+const RANKS = [rankOf(0, {}, "node0"), rankOf(1, {}, "node7")];
+const BOXES: Boxes = {
   work: [
     { rank: 0, start: 0, duration: 30, kind: 1, name: 2, microbatch: 0, depth: 0 },
     { rank: 1, start: 0, duration: 60, kind: 1, name: 0, microbatch: 3, depth: 0 },
@@ -44,7 +45,8 @@ const STEP = stepOf([rankOf(0, {}, "node0"), rankOf(1, {}, "node7")], {
       is_async: 0,
     },
   ],
-});
+};
+const STEP = stepOf(RANKS, BOXES);
 const STALL: Box = { table: "stalls", rank: 0, row: 0 };
 
 describe("a box", () => {
@@ -52,7 +54,18 @@ describe("a box", () => {
     const communication = STEP.communicationOf(STALL)!;
     expect(communication).toEqual({ table: "communication", rank: 0, row: 0 });
     expect(STEP.participants(communication).map(({ rank }) => rank)).toEqual([0, 1]);
-    expect(STEP.stallOf(communication)).toEqual(STALL);
+  });
+
+  it("knows who came last as far as the clocks do", () => {
+    const communication: Box = { table: "communication", rank: 0, row: 0 };
+    const members = STEP.participants(communication);
+    expect(STEP.lastToCome(members)?.rank).toBe(1);
+    const withResidual = (p99: number | null) => {
+      const residual_ns = p99 === null ? null : { p50: 0, p99, max: p99 };
+      return stepOf(RANKS, BOXES, { ...outlineOf(RANKS), residual_ns }).lastToCome(members)?.rank ?? null;
+    };
+    expect([withResidual(30), withResidual(31), withResidual(null)]).toEqual([1, null, null]);
+    expect(STEP.lastToCome(members.slice(0, 1))).toBeNull();
   });
 
   it("is described", () => {

@@ -1,5 +1,5 @@
 import type { Column, Columns } from "../data/columns";
-import type { StepTables } from "../data/source";
+import type { StepTables } from "../data/resources";
 import type { Outline } from "../data/types";
 
 export type BoxTable = "work" | "stalls" | "host" | "communication";
@@ -24,7 +24,6 @@ export class Step {
   readonly to: Float64Array;
   private readonly begins: Record<BoxTable, Int32Array>;
   private byJoin: Map<number, Box[]> | null = null;
-  private stallsOf: Map<number, number> | null = null;
 
   constructor(
     readonly number: number,
@@ -98,6 +97,22 @@ export class Step {
     return this.joins().get(join) ?? [communication];
   }
 
+  /** Error of the difference of two boxes' times, ns; null where the clocks of their hosts were not aligned. */
+  residual(a: Box, b: Box): number | null {
+    const { residual_ns: residual, ranks } = this.outline;
+    if (residual) return residual.p99;
+    return ranks[a.rank]!.host === ranks[b.rank]!.host ? 0 : null;
+  }
+
+  /** The last of participants to begin; null where the clocks are not exact enough to say. */
+  lastToCome(participants: readonly Box[]): Box | null {
+    const [before, last] = participants.slice(-2);
+    if (!before || !last) return null;
+    const everyHost = participants.map((box) => this.residual(box, last));
+    if (everyHost.includes(null)) return null;
+    return this.start(last) - this.start(before) < this.residual(before, last)! ? null : last;
+  }
+
   /** Time of a rank in which it neither waits nor transfers: its own work, ns. */
   busy(rank: number): number {
     if (!this.has(rank)) return 0;
@@ -106,13 +121,6 @@ export class Step {
     let stalled = 0;
     for (let row = first; row < end; row++) stalled += duration[row]!;
     return this.to[rank]! - this.from[rank]! - stalled;
-  }
-
-  /** The stall that waits for a communication; null if its rank did not stall for it. */
-  stallOf(communication: Box): Box | null {
-    this.stallsOf ??= this.indexStalls();
-    const row = this.stallsOf.get(communication.row);
-    return row === undefined ? null : { table: "stalls", rank: communication.rank, row };
   }
 
   private joins(): Map<number, Box[]> {
@@ -135,17 +143,6 @@ export class Step {
       for (const boxes of found.values()) boxes.sort((a, b) => start[a.row]! - start[b.row]! || a.rank - b.rank);
     }
     this.byJoin = found;
-    return found;
-  }
-
-  private indexStalls(): Map<number, number> {
-    const found = new Map<number, number>();
-    const [rank, communication] = [this.tables.stalls.of("rank"), this.tables.stalls.of("communication")];
-    for (let row = 0; row < this.tables.stalls.length; row++) {
-      if (communication[row]! < 0) continue;
-      const target = this.begins.communication[rank[row]!]! + communication[row]!;
-      if (!found.has(target)) found.set(target, row);
-    }
     return found;
   }
 }

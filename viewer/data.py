@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from commtrace.analysis.timeline import RankBoxes, StepBoxes
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the data interface. A page refuses data of another version."""
 
 BoxTable = Literal["work", "stalls", "host", "communication"]

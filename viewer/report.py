@@ -46,6 +46,7 @@ def render(
     plan: PlanTimeline | None = None,
     most_steps: int | None = MOST_STEPS,
     most_bytes: int = MOST_BYTES,
+    views: Mapping[str, bytes] | None = None,
 ) -> Page:
     """Return the report of a run.
 
@@ -55,6 +56,7 @@ def render(
         plan: result of :func:`commtrace.analysis.pipeline.plan.plan_timeline`; drawn below every step.
         most_steps: limit of steps in the timeline; None for all.
         most_bytes: limit of their data; one step is always included.
+        views: further resources, tables or JSON (names that end in ``.json``), by name.
     """
     if durations is None:
         durations = {step: timeline.duration_ns(step) for step in timeline.steps}
@@ -80,10 +82,12 @@ def render(
         "first_shown": embedded.index(preferred[0]) if embedded else 0,
         "note": note,
     }
-    tables = {name: text for step in embedded for name, text in encoded[step].items()}
+    resources = [_script("run", _json(run))]
+    resources += [_script(name, text) for step in embedded for name, text in encoded[step].items()]
     if plan:
-        tables |= _encoded(plan["step"], "plan")
-    return Page(_fill_template(title, _json(run), tables), embedded, note)
+        resources += [_script(name, text) for name, text in _encoded(plan["step"], "plan").items()]
+    resources += [_script(name, _embedded_view(name, view)) for name, view in (views or {}).items()]
+    return Page(_fill_template(title, resources), embedded, note)
 
 
 def steps_to_draw(durations: Mapping[int, int], most: int | None = MOST_STEPS) -> list[int]:
@@ -114,7 +118,15 @@ def _encode_within(timeline: Timeline, preferred: Sequence[int], most_bytes: int
 
 def _encoded(step: StepBoxes, prefix: str) -> dict[str, str]:
     """Return the tables of a step as the page holds them: gzip in base64. Equal data give equal text."""
-    return {name: base64.b64encode(gzip.compress(table, mtime=0)).decode() for name, table in step_tables(step, prefix)}
+    return {name: _compressed(table) for name, table in step_tables(step, prefix)}
+
+
+def _compressed(table: bytes) -> str:
+    return base64.b64encode(gzip.compress(table, mtime=0)).decode()
+
+
+def _embedded_view(name: str, view: bytes) -> str:
+    return _without_markup(view.decode()) if name.endswith(".json") else _compressed(view)
 
 
 def _name_of_step(step: int, preferred: Sequence[int], durations: Mapping[int, int]) -> str:
@@ -145,15 +157,22 @@ def _describe_choice(
 
 
 def _json(value: object) -> str:
+    return _without_markup(json.dumps(value, separators=(",", ":"), allow_nan=False))
+
+
+def _without_markup(json_text: str) -> str:
     # "<" as an escape: no text of a user can end the script element that holds the data, or start a comment in it.
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return json_text.replace("<", "\\u003c")
 
 
-def _fill_template(title: str, run: str, tables: Mapping[str, str]) -> str:
+def _script(name: str, text: str) -> str:
+    kind = "application/json" if name == "run" or name.endswith(".json") else "text/plain"
+    return f'<script type="{kind}" id="resource:{name}">{text}</script>'
+
+
+def _fill_template(title: str, resources: Sequence[str]) -> str:
     script = _asset("viewer.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    resources = [f'<script type="application/json" id="resource:run">{run}</script>']
-    resources += [f'<script type="text/plain" id="resource:{name}">{text}</script>' for name, text in tables.items()]
     values = {
         "title": html.escape(title),
         "style": _asset("viewer.css"),

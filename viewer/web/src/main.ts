@@ -1,5 +1,5 @@
 import "./viewer.css";
-import { readRun } from "./data/resources";
+import { EmbeddedSource, readRun } from "./data/source";
 import { byId, element } from "./dom";
 import { showBreakdown } from "./panels/breakdown";
 import { showCommunication } from "./panels/communication";
@@ -22,7 +22,8 @@ async function start(): Promise<void> {
   const theme = new Theme();
   byId("theme").addEventListener("click", () => theme.toggle());
   byId("close-help").addEventListener("click", () => byId<HTMLDialogElement>("help").close());
-  const run = readRun();
+  const source = new EmbeddedSource();
+  const run = await readRun(source);
   const { summary } = run;
   let panel: TimelinePanel | null = null;
   const showRank = (rank: number) => panel?.showRank(rank);
@@ -35,7 +36,7 @@ async function start(): Promise<void> {
   showCommunication(summary);
   showCoverage(summary);
   if (run.steps.length) {
-    panel = new TimelinePanel(run, theme);
+    panel = new TimelinePanel(run, source, theme);
     await panel.start();
   } else byId("timeline-body").replaceChildren(element("p", run.note, "empty"));
   const timeline = panel?.timeline;

@@ -1,7 +1,7 @@
 // The timeline with its controls: steps, grouping, colours, search, what is pinned, what is selected.
 
 import { swatch } from "../bars";
-import { readStep } from "../data/resources";
+import { readStep, type Source } from "../data/source";
 import type { RunData } from "../data/types";
 import { byId, element } from "../dom";
 import { formatDuration, formatPercent, stepName } from "../format";
@@ -30,6 +30,7 @@ export class TimelinePanel {
 
   constructor(
     private readonly run: RunData,
+    private readonly source: Source,
     private readonly theme: Theme,
   ) {
     this.timeline = new Timeline(
@@ -69,7 +70,7 @@ export class TimelinePanel {
     const info = this.run.steps[position];
     if (!info) return;
     const request = ++this.loading;
-    const tables = await readStep(`step/${info.step}`);
+    const tables = await readStep(this.source, `step/${info.step}`);
     if (request !== this.loading) return; // another step was chosen meanwhile
     this.position = position;
     this.select.value = String(position);
@@ -173,7 +174,7 @@ export class TimelinePanel {
   private async togglePlan(): Promise<void> {
     const { plan } = this.run;
     if (!plan) return;
-    this.plan ??= new Step(-1, plan.duration_ns, plan.outline, await readStep("plan"));
+    this.plan ??= new Step(-1, plan.duration_ns, plan.outline, await readStep(this.source, "plan"));
     this.timeline.planned = this.timeline.planned ? null : this.plan;
     byId("show-plan").ariaPressed = String(this.timeline.planned !== null);
     byId("plan-note").textContent = this.timeline.planned

@@ -1,5 +1,5 @@
 import type { Column, Columns } from "../data/columns";
-import type { StepTables } from "../data/resources";
+import type { StepTables } from "../data/source";
 import type { Outline } from "../data/types";
 
 export type BoxTable = "work" | "stalls" | "host" | "communication";

@@ -57,13 +57,13 @@ class Slow:
     cause: str  # as in a verdict, like the place; in metrics only "slow" or "own work"
     cost_ms_per_step: float | None  # None if unknown
     evidence: str
-    reported_by: str  # source: "steps shown", "monitor", both, "metrics" or "alert"; told_by in JSON
+    source: str  # of the verdict: "steps shown", "monitor", both, "metrics" or "alert"
     who: str  # as commtrace straggler prints it
     since: float | None = None  # epoch seconds, from the monitor
     others: tuple[int, ...] = ()  # further slow ranks in who
 
     def to_json(self) -> JsonObject:
-        return {"told_by" if name == "reported_by" else name: value for name, value in asdict(self).items()}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -338,12 +338,12 @@ def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow], *, judged: 
     rest = list(by_steps)
     first: list[Slow] = []
     for one in by_monitor:
-        if any(_names(other, one) for other in first if other.reported_by == BOTH):
+        if any(_names(other, one) for other in first if other.source == BOTH):
             continue
         closer = next((other for other in rest if _names(other, one)), None)
         if closer is not None:
             rest.remove(closer)
-            one = replace(closer, reported_by=BOTH, since=one.since)
+            one = replace(closer, source=BOTH, since=one.since)
         elif judged:
             one = replace(one, evidence=f"{one.evidence} {_NOT_SEEN}")
         first.append(one)

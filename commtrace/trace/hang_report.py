@@ -89,7 +89,7 @@ class HangReport:
 
     time: float  # epoch seconds
     monotonic_ns: int  # the same instant
-    quiet_ns: int  # since the last progress
+    no_progress_ns: int  # since the last progress
     metadata: RankMetadata
     groups: tuple[Group, ...]
     coordinates: Mapping[str, int]  # by parallel dimension; empty if unknown
@@ -104,7 +104,7 @@ class HangReport:
         return {
             "time": self.time,
             "monotonic_ns": self.monotonic_ns,
-            "quiet_ns": self.quiet_ns,
+            "no_progress_ns": self.no_progress_ns,
             "metadata": fields_to_json(self.metadata),
             "groups": [fields_to_json(group) for group in self.groups],
             "topology": {name: sizes for name, sizes in topology.items() if sizes},

@@ -122,7 +122,7 @@ class _Activity(Struct, omit_defaults=True):
     collectives: dict[Annotated[str, Meta(pattern=r"^-?[0-9]{1,19}$")], Count] | UnsetType = UNSET
     p2p: list[_Messages] | UnsetType = UNSET
     frames: Annotated[list[Word], Meta(max_length=4096)] | UnsetType = UNSET
-    quiet_ns: Count | UnsetType = UNSET
+    no_progress_ns: Count | UnsetType = UNSET
     again_within_ns: Count | UnsetType = UNSET
 
 
@@ -286,7 +286,7 @@ class Marks:
         self.in_flight: tuple[InFlight, ...] = ()
         self.activity: Activity | None = None
         self.activity_ns: int | None = None
-        self.quiet_ns = 0
+        self.no_progress_ns = 0
         self.again_within_ns: int | None = None
         self.drops: list[Drop] = []
         self.device_states: list[DeviceState] = []
@@ -341,7 +341,7 @@ class Marks:
             self.in_flight = tuple(InFlight(**one) for one in detail)
         elif name == "activity":
             self.activity, self.activity_ns = Activity.of_mark(detail), at_ns
-            self.quiet_ns, self.again_within_ns = detail.get("quiet_ns", 0), detail.get("again_within_ns")
+            self.no_progress_ns, self.again_within_ns = detail.get("no_progress_ns", 0), detail.get("again_within_ns")
         elif name == "device_state" and at_ns is not None:
             self.device_states.append(read_state(detail))
         elif name == "progress" and at_ns is not None:

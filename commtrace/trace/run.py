@@ -78,7 +78,7 @@ class RankTrace:
     in_flight: tuple[InFlight, ...] = ()  # as of its last report
     activity: Activity | None = None  # its last report while it recorded nothing
     activity_ns: int | None = None  # of that report
-    quiet_ns: int = 0  # before that report
+    no_progress_ns: int = 0  # before that report
     again_within_ns: int | None = None  # until the next report was due
     limits: tuple[str, ...] = ()  # of the source of an imported run, in sentences
     drops: tuple[Drop, ...] = ()

@@ -311,7 +311,7 @@ def _first_row(worst: str) -> list[Panel]:
         ),
         number(
             "Hanging ranks", "none", Query(f"sum by (run_id) (commtrace_hung{{{RUN}}})", ""),
-            "In which nothing has moved for too long.", ((1, "red"),),
+            "Ranks without progress for too long.", ((1, "red"),),
         ),
         number("Step", "s", Query(step, ""), "Median of 5 minutes."),
         number(

@@ -66,7 +66,7 @@ def hang_report(record: Mapping[str, Any]) -> HangReport:
     groups = [{**group, **_members(group["ranks"])} for group in record["groups"][:MOST_GROUPS]]
     report = {
         **{name: metadata[name] for name in ("rank", "node", "boot_id", "backend")},
-        **{name: record[name] for name in ("time", "monotonic_ns", "quiet_ns")},
+        **{name: record[name] for name in ("time", "monotonic_ns", "no_progress_ns")},
         **{name: record["topology"].get(name, {}) for name in ("coordinates", "parallel")},
         "groups": groups,
         "activity": activity,
@@ -307,7 +307,7 @@ def trace_of(report: HangReport, job: Job, groups: _Groups) -> RankTrace:
         anchors=(anchor,),
         in_flight=tuple(InFlight(**one) for one in msgspec.to_builtins(report.in_flight)),
         activity=Activity.of_mark(msgspec.to_builtins(report.activity)),
-        quiet_ns=report.quiet_ns,
+        no_progress_ns=report.no_progress_ns,
         activity_ns=report.monotonic_ns,
         last_written_ns=report.monotonic_ns,
         closed=False,
@@ -376,5 +376,5 @@ class HangAggregator:
                 except MessageError as error:  # it must not hide the others
                     _logger.warning("commtrace: the hang report of rank %d is left out: %s", rank, error)
             self._num_messages, self._stopped, self._traces = num_messages, frozenset(reports), traces
-            since = [report.time - report.quiet_ns / 1e9 for report in reports.values() if report is not None]
+            since = [report.time - report.no_progress_ns / 1e9 for report in reports.values() if report is not None]
             self._stopped_at = max(since, default=0.0)

@@ -112,7 +112,7 @@ class HangReport(Struct, frozen=True):
     backend: Text
     time: Annotated[float, Meta(ge=0, le=1e11)]  # epoch seconds, and monotonic_ns the same instant
     monotonic_ns: Instant
-    quiet_ns: Instant  # without progress
+    no_progress_ns: Instant  # without progress
     groups: Annotated[tuple[GroupMembers, ...], Meta(max_length=MOST_GROUPS)]
     coordinates: Annotated[dict[Text, Number], Meta(max_length=32)]
     parallel: Annotated[dict[Text, Number], Meta(max_length=32)]

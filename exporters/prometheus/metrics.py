@@ -348,7 +348,7 @@ class RankCollector(Collector):
             pauses.add_metric([known], phase == known)
         yield pauses
         yield GaugeMetricFamily(
-            "commtrace_hung", "1 while nothing has moved in this process for too long.", self._rank.hang() is not None
+            "commtrace_hung", "1 while this process has made no progress for too long.", self._rank.hang() is not None
         )
         if self._rank.score is not None:
             yield GaugeMetricFamily(

@@ -38,8 +38,8 @@ def flight(group: Group, seq: int, *, since: int = 40, blocking: bool | None = T
 def activity(quiet: int = 60, **changes: Any) -> dict[str, Any]:
     """What a rank says that has been quiet for so many seconds."""
     return {
-        "at": [-1, -1, -1, -1], "open": [], "collectives": {}, "p2p": [], "frames": [], "quiet_ns": quiet * SECOND,
-        "again_within_ns": 3 * SECOND, **changes,
+        "at": [-1, -1, -1, -1], "open": [], "collectives": {}, "p2p": [], "frames": [],
+        "no_progress_ns": quiet * SECOND, "again_within_ns": 3 * SECOND, **changes,
     }  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def stopped_run(
             in_flight=tuple(InFlight(**one) for one in (in_flight or {}).get(rank, ())),
             activity=Activity.of_mark(last_report),
             activity_ns=end,
-            quiet_ns=last_report["quiet_ns"],
+            no_progress_ns=last_report["no_progress_ns"],
             again_within_ns=last_report["again_within_ns"],
             last_written_ns=end,
             closed=rank in closed,

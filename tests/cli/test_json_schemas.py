@@ -161,7 +161,7 @@ def test_hang_report() -> None:
     report = HangReport(
         time=1.7e9,
         monotonic_ns=60_000_000_000,
-        quiet_ns=60_000_000_000,
+        no_progress_ns=60_000_000_000,
         metadata=metadata(1, world_size=2),
         groups=(dp,),
         coordinates={"dp": 1},
@@ -174,4 +174,4 @@ def test_hang_report() -> None:
     )
 
     assert list(errors("hang", json.loads(json.dumps(report.to_json())))) == []
-    assert list(errors("hang", {**report.to_json(), "quiet_ns": "60 s"})) != []
+    assert list(errors("hang", {**report.to_json(), "no_progress_ns": "60 s"})) != []

@@ -76,7 +76,7 @@ def test_a_rank_that_sleeps_before_a_collective_of_a_subgroup(jobs: Jobs) -> Non
     assert stop["missing"] == [{"rank": 2, "last_seq": 4}]
     assert stop["operations"] == {"all_reduce": [3]}
     assert roots(told) == [2]
-    doing = told["hang"]["doing"]["2"]
+    doing = told["hang"]["last_activities"]["2"]
     assert [(span["kind"], span["name"]) for span in doing["open"]] == [("user", "load shard")]
     assert doing["step"] == 5
     assert doing["at"].endswith("one_sleeps_before_a_collective_of_a_subgroup")

@@ -82,7 +82,7 @@ def test_a_resumed_loop_in_which_rank_0_alone_evaluates_and_saves(tmp_path: Path
     assert other.evaluation_ns == other.checkpoint_ns == 0
     longest = told.awaited[0]
     assert longest.rank == 0
-    assert longest.doing[0].activity == "evaluation"
-    assert longest.doing[0].when.steps == (6,)
+    assert longest.activities[0].activity == "evaluation"
+    assert longest.activities[0].when.steps == (6,)
     assert "which was evaluating" in told.verdict
     assert "in step 6" in told.verdict

@@ -86,7 +86,7 @@ def _make_run(folder: Path) -> None:
         activity = {
             "at": [4, 0, 0, 1], "open": [{"kind": "forward", "name": "forward", "since": last}],
             "collectives": {str(group): 4}, "p2p": [[group, True, 0, 0, 3]], "frames": ["train.py:3 step"],
-            "quiet_ns": 3_000_000_000, "again_within_ns": 4_000_000_000,
+            "no_progress_ns": 3_000_000_000, "again_within_ns": 4_000_000_000,
         }  # fmt: skip
         writer.write([
             *(mark_row("process_group", {**one._asdict(), "ranks": list(one.ranks)}, at_ns=last)

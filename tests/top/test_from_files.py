@@ -96,7 +96,7 @@ def test_a_job_that_was_started_again_says_so() -> None:
 def test_a_slow_rank_is_named_with_its_cost() -> None:
     job = PipelineJob(2, 8, data_parallel=4, steps=12, extra_forward_ns={2: MS})
     frame = make_frame(newest(job.run(), 1, 12), 11, EPOCH_NS)
-    assert [(one.rank, one.cause, one.reported_by) for one in frame.stragglers] == [(2, "forward", "steps shown")]
+    assert [(one.rank, one.cause, one.source) for one in frame.stragglers] == [(2, "forward", "steps shown")]
     cost = frame.stragglers[0].cost_ms_per_step
     assert cost is not None
     assert cost > 5.0
@@ -196,7 +196,7 @@ MONITOR = monitor_file(named(1, "data"))
 
 def test_the_monitor_is_told_first_while_it_speaks() -> None:
     frame = make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS + 10_000 * MS, monitor=MONITOR)
-    assert [(one.rank, one.reported_by, one.since) for one in frame.stragglers] == [(1, "monitor", 5.0)]
+    assert [(one.rank, one.source, one.since) for one in frame.stragglers] == [(1, "monitor", 5.0)]
     old = make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS + 100_000 * MS, monitor=MONITOR)
     assert old.stragglers == ()
     assert "The monitor last reported 100 s ago." in old.notes
@@ -209,8 +209,8 @@ def test_whom_the_monitor_and_the_steps_name_is_shown_once() -> None:
 
     both, other = frame.stragglers
     assert (both.rank, both.cause, both.since) == (2, "forward", 5.0)
-    assert (both.reported_by, both.evidence[:6]) == ("monitor and the steps shown", "Rank 2")
-    assert (other.who, other.reported_by) == ("rank 5 on n", "monitor")
+    assert (both.source, both.evidence[:6]) == ("monitor and the steps shown", "Rank 2")
+    assert (other.who, other.source) == ("rank 5 on n", "monitor")
     assert other.evidence == "E. Not, or no longer, in the steps shown."
 
 
@@ -219,7 +219,7 @@ def test_ranks_that_the_monitor_names_one_by_one_and_the_steps_together_are_show
     monitor = monitor_file(named(2, "compute"), named(0, "compute"))
     (both,) = make_frame(newest(job.run(), 1, 12), 11, EPOCH_NS, monitor=monitor).stragglers
 
-    assert (both.who, both.reported_by) == ("ranks 0, 2 on node0", "monitor and the steps shown")
+    assert (both.who, both.source) == ("ranks 0, 2 on node0", "monitor and the steps shown")
     assert {both.rank, *both.others} == {0, 2}
 
 

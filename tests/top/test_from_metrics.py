@@ -122,7 +122,7 @@ def totals(rank: int, work: float, exposed: float, pp: int = 0) -> RankTotals:
 def test_a_rank_that_works_longer_than_its_peers_is_named() -> None:
     found = {str(rank): totals(rank, 0.9 if rank == 2 else 0.6, 0.1 if rank == 2 else 0.4) for rank in range(4)}
     frame = frame_of_totals("p", found, found, NOW)
-    assert [(one.rank, one.host, one.reported_by) for one in frame.stragglers] == [(2, "n2", "metrics")]
+    assert [(one.rank, one.host, one.source) for one in frame.stragglers] == [(2, "n2", "metrics")]
     assert frame.stragglers[0].cost_ms_per_step == pytest.approx(300.0)
     assert (frame.run_id, frame.hosts, frame.ranks[3].where) == ("r", 4, "pp0")
 
@@ -132,7 +132,7 @@ def test_ranks_of_other_stages_are_no_peers_and_an_alert_is_not_told_twice() -> 
     assert frame_of_totals("p", stages, stages, NOW).stragglers == ()
     same = {str(rank): totals(rank, 0.9 if rank == 2 else 0.6, 0.1) for rank in range(4)}
     frame = frame_of_totals("p", same, same, NOW, [{"rank": "2", "node": "n2"}])
-    assert [(one.rank, one.reported_by) for one in frame.stragglers] == [(2, "alert")]
+    assert [(one.rank, one.source) for one in frame.stragglers] == [(2, "alert")]
 
 
 def test_a_rank_without_new_steps_has_no_parts() -> None:
@@ -208,7 +208,7 @@ def test_what_the_monitor_has_found_is_shown_with_its_split(monkeypatch: pytest.
     frame = PrometheusSource("http://p", 20).look()
 
     (slow,) = frame.stragglers
-    assert (slow.rank, slow.who, slow.cause, slow.cost_ms_per_step, slow.reported_by) == (
+    assert (slow.rank, slow.who, slow.cause, slow.cost_ms_per_step, slow.source) == (
         1, "rank 1", "compute", 12.0, "monitor",
     )  # fmt: skip
     assert frame.ranks[0].exposed == {"dp": Exposed(500_000_000, 375_000_000, 125_000_000)}

@@ -97,7 +97,7 @@ class Hang(NamedTuple):
 
     stops: tuple[Stop, ...]  # communications that did not end
     chains: Chains
-    doing: Mapping[int, LastActivity]  # last activity of the ranks concerned
+    last_activities: Mapping[int, LastActivity]  # last activity of the ranks concerned
     sentences: tuple[str, ...] = ()  # the report of it
 
     @property

@@ -104,9 +104,9 @@ def _stop_sentences(diagnosis: Diagnosis, stop: Stop, links: Sequence[Link], hea
 def _places(diagnosis: Diagnosis, ranks: Iterable[int]) -> str:
     at: dict[str, list[int]] = {}
     for rank in ranks:
-        doing = diagnosis.hang.doing.get(rank)
-        if doing is not None and doing.at:
-            at.setdefault(doing.at, []).append(rank)
+        activity = diagnosis.hang.last_activities.get(rank)
+        if activity is not None and activity.at:
+            at.setdefault(activity.at, []).append(rank)
     places = [f"{format_ranks(own)} at {place}" for place, own in at.items()]
     return f" They are: {'; '.join(places[:_MOST_PLACES])}." if places else ""
 
@@ -156,11 +156,11 @@ def _last_seen(diagnosis: Diagnosis, rank: int, heard: Heard) -> str:
     own = diagnosis.rank(rank)
     if own is None:
         return f"Nothing is known of rank {rank}, {heard.nothing}."
-    doing = diagnosis.hang.doing.get(rank)
-    activity = activity_words(doing)
+    last = diagnosis.hang.last_activities.get(rank)
+    activity = activity_words(last)
     if own.state == ENDED:
         how = f"with {exception_words(own)}" if own.exception else "cleanly"
-        return f"Rank {rank} ended {how} and will not come any more{f'; {activity}' if doing else ''}."
+        return f"Rank {rank} ended {how} and will not arrive{f'; {activity}' if last else ''}."
     if own.state == SILENT:
         return f"{silence_words(own)} {heard.last}: {activity}."
     return f"Rank {rank}: {activity}."
@@ -198,32 +198,37 @@ def silence_words(rank: ExaminedRank) -> str:
     return f"Rank {rank.rank} gave its last sign of life{since}: {why}."
 
 
-def activity_words(doing: LastActivity | None) -> str:
+def activity_words(activity: LastActivity | None) -> str:
     """Return ``in forward, microbatch 3 of step 17, for 41 s, at train.py:12 main``."""
-    if doing is None:
-        return "it says nothing of what it did"
+    if activity is None:
+        return "its activity is unknown"
     words = []
-    spans = [f"{one.kind} {one.name}" if one.name != one.kind else one.kind for one in doing.open]
+    spans = [f"{one.kind} {one.name}" if one.name != one.kind else one.kind for one in activity.open]
     if spans:
         words.append("inside " + " in ".join(spans[:3]))
-    at = (("step", doing.step), ("microbatch", doing.microbatch), ("chunk", doing.chunk), ("stage", doing.stage))
+    at = (
+        ("step", activity.step),
+        ("microbatch", activity.microbatch),
+        ("chunk", activity.chunk),
+        ("stage", activity.stage),
+    )
     place = [f"{name} {number}" for name, number in at if number is not None]
     if place:
         words.append(", ".join(place))
-    blocking = next((one for one in doing.in_flight if one.blocking), None)
+    blocking = next((one for one in activity.in_flight if one.blocking), None)
     if blocking is not None:
         words.append(f"blocked in {blocking.operation} {blocking.seq} of the {group_words(blocking.group)}")
-    if doing.at:
-        words.append(f"at {doing.at}")
-    if doing.stood_still_ns:
-        words.append(f"nothing new for {format_duration(doing.stood_still_ns)}")
-    last = doing.last
+    if activity.at:
+        words.append(f"at {activity.at}")
+    if activity.no_progress_ns:
+        words.append(f"no progress for {format_duration(activity.no_progress_ns)}")
+    last = activity.last
     if last is not None and not (spans and blocking):
         number = f" {last.seq}" if last.seq is not None else ""
         role = f" ({last.role})" if last.role else ""
         name = last.name if last.kind in ("collective", "p2p") else " ".join(dict.fromkeys((last.kind, last.name)))
-        ago = "" if last.ago_ns is None else f", ended {format_duration(last.ago_ns)} before its last word"
-        words.append(f"the last it recorded is {name}{number}{role}{ago}")
+        ago = "" if last.ago_ns is None else f", ended {format_duration(last.ago_ns)} before its last write"
+        words.append(f"last recorded: {name}{number}{role}{ago}")
     return "; ".join(words) or "it recorded nothing"
 
 

@@ -167,7 +167,7 @@ class LastActivity(NamedTuple):
     microbatch: int | None
     chunk: int | None
     stage: int | None
-    stood_still_ns: int | None  # time without progress
+    no_progress_ns: int | None  # time without progress
     open: tuple[OpenPhase, ...]  # the innermost first
     at: str | None  # the innermost frame outside of libraries
     frames: tuple[str, ...]  # innermost first
@@ -185,7 +185,7 @@ def last_activity(run: Run, trace: RankTrace, arrivals: RankArrivals, groups: Ma
         microbatch=microbatch if microbatch >= 0 else None,
         chunk=chunk if chunk >= 0 else None,
         stage=stage if stage >= 0 else None,
-        stood_still_ns=arrivals.stalled_ns if now else None,
+        no_progress_ns=arrivals.stalled_ns if now else None,
         open=tuple(OpenPhase(phase.kind, phase.name, _age(trace, phase.since)) for phase in (now.open if now else ())),
         at=own_frame(frames),
         frames=frames,

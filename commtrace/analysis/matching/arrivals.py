@@ -167,7 +167,7 @@ def _stalled_ns(trace: RankTrace) -> int:
     if trace.closed or not reports_activity(trace):
         return 0
     since = (trace.last_written_ns or 0) - (trace.activity_ns or 0)
-    return trace.quiet_ns + max(0, since)
+    return trace.no_progress_ns + max(0, since)
 
 
 def reports_activity(trace: RankTrace) -> bool:

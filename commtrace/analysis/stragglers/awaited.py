@@ -89,7 +89,7 @@ _WORTH_A_WORD: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
+class AwaitedActivity:
     """An activity of a rank in some steps while others waited for it; ``wait_ns`` is summed over them."""
 
     activity: str
@@ -105,33 +105,35 @@ class Awaited:
     wait_ns: int  # summed over the waiting ranks and the steps that count
     share: float  # of all waiting
     stands_out: bool  # waited for clearly more than if all ranks were waited for equally
-    doing: tuple[Doing, ...]  # what it did for longer than the waiting ranks, longest first; adds up to ``wait_ns``
+    activities: tuple[AwaitedActivity, ...]  # done for longer than the waiting ranks did, longest first; sum: wait_ns
 
     def describe(self) -> str:
         """Return ``rank 0 (92 % of all waiting), which was evaluating (88 %, once, in step 9: 11 s, …)``."""
-        activities = [
+        texts = [
             f"{_ACTIVITY_TEXT[one.activity]} ({one.wait_ns / self.wait_ns:.0%}"
             + (f", {one.when.describe()}, summed over ranks)" if one.when.is_rare else ")")
-            for one in self.doing
+            for one in self.activities
             if one.wait_ns >= _WORTH_A_WORD * self.wait_ns
         ]
-        doing = " and ".join([", ".join(activities[:-1]), activities[-1]] if len(activities) > 1 else activities)
-        which = f", which was {doing}" if activities else ""
+        joined = " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+        which = f", which was {joined}" if texts else ""
         return f"rank {self.rank} ({self.share:.0%} of all waiting){which}"
 
     @property
     def next_step(self) -> str:
-        return NEXT_STEP[self.doing[0].activity] if self.doing else _NEXT_STEP_OF_UNKNOWN
+        return NEXT_STEP[self.activities[0].activity] if self.activities else _NEXT_STEP_OF_UNKNOWN
 
     def to_json(self) -> JsonObject:
         return {
             "rank": self.rank,
-            "in_words": self.describe(),
+            "text": self.describe(),
             "stands_out": self.stands_out,
             "next_step": self.next_step,
             "wait_ns": self.wait_ns,
             "share": self.share,
-            "doing": [{"activity": one.activity, "wait_ns": one.wait_ns, **one.when.to_json()} for one in self.doing],
+            "activities": [
+                {"activity": one.activity, "wait_ns": one.wait_ns, **one.when.to_json()} for one in self.activities
+            ],
         }
 
 
@@ -173,14 +175,14 @@ class AwaitedTotals:
         np.add.at(by_step, (dues.activity[known], np.searchsorted(self.steps, dues.step[known])), dues.ns[known])
         # Waits with an unknown activity are divided like the others.
         of_known = by_step * (wait_ns / max(int(by_step.sum()), 1))
-        doing = [
-            Doing(activity, round(float(own.sum())), occurrence(self.steps, own))
+        activities = [
+            AwaitedActivity(activity, round(float(own.sum())), occurrence(self.steps, own))
             for activity, own in zip(_ACTIVITIES, of_known, strict=True)
             if own.any()
         ]
         share = wait_ns / total
         stands_out = share * len(self.ranks) >= _STANDS_OUT
-        return Awaited(rank, wait_ns, share, stands_out, tuple(sorted(doing, key=lambda one: -one.wait_ns)))
+        return Awaited(rank, wait_ns, share, stands_out, tuple(sorted(activities, key=lambda one: -one.wait_ns)))
 
 
 def awaited_totals(context: Context) -> AwaitedTotals:

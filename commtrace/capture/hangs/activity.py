@@ -72,9 +72,12 @@ class ActivityWatch:
             return
         interval = QUIET_NS if idle < LONG_QUIET_NS else SELDOM_NS
         self._due_at = now + interval
-        quiet_ns = now - self._progress_at
+        no_progress_ns = now - self._progress_at
         again_within_ns = interval + _LATENESS_NS
-        yield "activity", {**self.current().to_json(), "quiet_ns": quiet_ns, "again_within_ns": again_within_ns}
+        yield (
+            "activity",
+            {**self.current().to_json(), "no_progress_ns": no_progress_ns, "again_within_ns": again_within_ns},
+        )
 
     def current(self) -> Activity:
         collectives, messages = self._launched()

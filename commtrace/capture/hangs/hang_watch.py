@@ -122,9 +122,9 @@ class HangWatch:
                     _logger.warning("commtrace: training goes on again on rank %d", self._rank)
             return
         in_flight = self._activity.in_flight(self._unfinished())
-        quiet_ns = now - self._moved_at
-        if self.report is None and quiet_ns >= self._limit_ns():
-            self._dump(quiet_ns, in_flight)
+        no_progress_ns = now - self._moved_at
+        if self.report is None and no_progress_ns >= self._limit_ns():
+            self._dump(no_progress_ns, in_flight)
 
     def _run(self) -> None:
         try:
@@ -195,13 +195,13 @@ class HangWatch:
     def _logs(self) -> bool:  # else a thousand ranks of a hung job would say the same
         return self._rank <= 0
 
-    def _dump(self, quiet_ns: int, in_flight: Sequence[InFlight]) -> None:
+    def _dump(self, no_progress_ns: int, in_flight: Sequence[InFlight]) -> None:
         assert self._metadata is not None
         topology = self._tracer.topology()[1]
         self.report = HangReport(
             time=time.time(),
             monotonic_ns=self._now(),
-            quiet_ns=quiet_ns,
+            no_progress_ns=no_progress_ns,
             metadata=self._metadata,
             groups=tuple(self._tracer.groups.known_groups()),
             coordinates=topology.get("coordinates", {}),
@@ -216,7 +216,7 @@ class HangWatch:
             _logger.warning(
                 "commtrace: no progress for %.0f s on rank %d: training hangs, or waits for another rank. %s For all "
                 "ranks: commtrace doctor RUN",
-                quiet_ns / 1e9,
+                no_progress_ns / 1e9,
                 self._rank,
                 where,
             )

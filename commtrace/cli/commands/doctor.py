@@ -135,7 +135,7 @@ def _dumps(given: Path) -> list[Path]:
 
 
 _MOST_GROUPS: Final = 24
-_MOST_DOING: Final = 16
+_MOST_ACTIVITIES: Final = 16
 _MOST_FRAMES: Final = 4
 
 
@@ -304,16 +304,16 @@ def _print_invisible(console: Console, diagnosis: Diagnosis) -> None:
 
 
 def _print_activity(console: Console, diagnosis: Diagnosis) -> None:
-    doing = diagnosis.hang.doing
-    if not doing:
+    activities = diagnosis.hang.last_activities
+    if not activities:
         return
     console.print("[bold]Last activity of each rank[/]")
-    for rank, own in list(doing.items())[:_MOST_DOING]:
+    for rank, own in list(activities.items())[:_MOST_ACTIVITIES]:
         console.print(f"rank {rank}: {escape(activity_words(own))}", soft_wrap=True)
-    if len(doing) > _MOST_DOING:
-        console.print(f"({len(doing) - _MOST_DOING} more: --json)", style="dim")
+    if len(activities) > _MOST_ACTIVITIES:
+        console.print(f"({len(activities) - _MOST_ACTIVITIES} more: --json)", style="dim")
     for root in diagnosis.hang.chains.roots[:2]:
-        examined, last = diagnosis.rank(root.rank), doing.get(root.rank)
+        examined, last = diagnosis.rank(root.rank), activities.get(root.rank)
         frames = (examined.stack if examined else ()) or (last.frames if last else ())
         if frames:
             console.print(f"rank {root.rank} is at, innermost first:", style="dim")

@@ -260,7 +260,7 @@ def _slow_line(one: Slow) -> Text:
     cost = f", costs {milliseconds(one.cost_ms_per_step * 1e6)} ms per step" if one.cost_ms_per_step is not None else ""
     since = time.strftime(" since %H:%M:%S UTC", time.gmtime(one.since)) if one.since is not None else ""
     return Text.assemble(
-        (f"STRAGGLER {one.who}: {format_cause(one.cause)}{cost}", "bold red"), f" (by the {one.reported_by}{since})"
+        (f"STRAGGLER {one.who}: {format_cause(one.cause)}{cost}", "bold red"), f" (by the {one.source}{since})"
     )
 
 

@@ -227,7 +227,7 @@ def _trace(
         in_flight=marks.in_flight,
         activity=marks.activity,
         activity_ns=marks.activity_ns,
-        quiet_ns=marks.quiet_ns,
+        no_progress_ns=marks.no_progress_ns,
         again_within_ns=marks.again_within_ns,
         limits=marks.limits,
         drops=tuple(marks.drops),

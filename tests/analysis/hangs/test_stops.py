@@ -491,7 +491,7 @@ def test_a_rank_that_raised_did_not_end_in_order() -> None:
         exceptions={1: "KeyError"},
     )
     sentences = examine(run, now_ns=NOW_NS).hang.sentences
-    assert any("Rank 1 ended with an uncaught KeyError and will not come any more" in one for one in sentences)
+    assert any("Rank 1 ended with an uncaught KeyError and will not arrive" in one for one in sentences)
 
 
 def test_the_code_of_a_module_is_a_place_and_a_library_is_none() -> None:
@@ -664,7 +664,7 @@ def test_a_dead_rank_is_named_by_its_silence() -> None:
 
 def test_a_rank_that_ended_will_not_come() -> None:
     run = stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]}, closed=[1])
-    assert any("ended cleanly and will not come" in one for one in examine(run, now_ns=NOW_NS).hang.sentences)
+    assert any("ended cleanly and will not arrive" in one for one in examine(run, now_ns=NOW_NS).hang.sentences)
 
 
 def test_a_member_without_files_is_not_known() -> None:

@@ -44,7 +44,7 @@ def test_what_the_awaited_rank_did_between_its_steps_is_named() -> None:
 
     assert (rank_0.rank, rank_0.wait_ns, rank_0.share) == (0, 400 * MS, 1.0)
     # Rank 0 computes for as long as rank 1 does, though much of that while rank 1 waits already.
-    assert [(one.activity, one.wait_ns, one.when.steps) for one in rank_0.doing] == [
+    assert [(one.activity, one.wait_ns, one.when.steps) for one in rank_0.activities] == [
         ("evaluation", 300 * MS, (3,)),
         ("checkpoint", 100 * MS, (6,)),
     ]
@@ -79,7 +79,7 @@ def test_of_the_time_before_the_step_before_nothing_is_told() -> None:
     (rank_0,) = awaited_totals(analyse(make_run(rows, [DP])).context).longest()
 
     # Since step 7 began: two collections (60 ms) and one evaluation (10 ms), not those of steps 2 to 6.
-    assert [(one.activity, one.wait_ns) for one in rank_0.doing] == [
+    assert [(one.activity, one.wait_ns) for one in rank_0.activities] == [
         ("gc", 25_714_286),
         ("evaluation", 4_285_714),
     ]
@@ -99,6 +99,6 @@ def test_what_a_rank_did_whose_clock_is_another_one_is_not_known() -> None:
 
     (rank_1,) = awaited_totals(analyse(make_run(rows, [DP], nodes={0: "a", 1: "b", 2: "c"})).context).longest()
 
-    assert (rank_1.rank, rank_1.wait_ns, rank_1.doing) == (1, 3 * 30 * MS, ())
+    assert (rank_1.rank, rank_1.wait_ns, rank_1.activities) == (1, 3 * 30 * MS, ())
     assert rank_1.describe() == "rank 1 (100% of all waiting)"
     assert "clock" in rank_1.next_step

@@ -45,7 +45,7 @@ def test_it_is_told_once_at_first_and_then_every_two_seconds_of_quiet() -> None:
 
     (first,) = quiet.activities(0.5)
     assert (first["again_within_ns"], first["frames"]) == (3 * SECOND, ["train.py:7 step"])
-    assert [detail["quiet_ns"] / SECOND for detail in quiet.activities(6)] == [2, 4, 6]
+    assert [detail["no_progress_ns"] / SECOND for detail in quiet.activities(6)] == [2, 4, 6]
 
 
 def test_a_busy_rank_says_nothing() -> None:
@@ -63,7 +63,7 @@ def test_garbage_of_other_threads_is_no_progress() -> None:
     quiet.tracer.append((lambda entry: [], schema.GC))
     quiet.activities(0.5)
     quiet.recording.recorder.flush()
-    assert [detail["quiet_ns"] / SECOND for detail in quiet.activities(3)] == [6]
+    assert [detail["no_progress_ns"] / SECOND for detail in quiet.activities(3)] == [6]
 
 
 def test_a_rank_that_is_quiet_for_long_says_so_more_seldom() -> None:
@@ -81,7 +81,7 @@ def test_steps_that_are_not_recorded_are_progress_all_the_same() -> None:
     for step in range(10):
         quiet.tracer.coordinates = Coordinates(step)
         activities = quiet.activities(1)
-    assert [detail["quiet_ns"] for detail in activities] == [SECOND // 2]
+    assert [detail["no_progress_ns"] for detail in activities] == [SECOND // 2]
 
 
 def test_the_open_phases_are_told_innermost_first() -> None:

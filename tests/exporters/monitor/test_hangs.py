@@ -41,7 +41,7 @@ def report(rank: int, *, waits_at: int | None, launched: int, at: str = "train.p
     return {
         "time": 1_700_000_060.0,
         "monotonic_ns": 60 * SECOND,
-        "quiet_ns": 60 * SECOND,
+        "no_progress_ns": 60 * SECOND,
         "metadata": asdict(metadata(rank, world_size=4, node=f"node{rank}")),
         "groups": [{**DP._asdict(), "ranks": list(DP.ranks)}],
         "topology": {"coordinates": {"dp": rank}},
@@ -102,7 +102,7 @@ def test_a_report_is_sent_without_the_stacks_of_its_threads_and_the_environment(
     assert b"secret" not in sent
     (trace,) = traces([told])
     assert trace.in_flight == tuple(InFlight(**one) for one in told["in_flight"])
-    assert (trace.activity, trace.quiet_ns) == (Activity.of_mark(told["activity"]), 60 * SECOND)
+    assert (trace.activity, trace.no_progress_ns) == (Activity.of_mark(told["activity"]), 60 * SECOND)
     assert (trace.groups, trace.coordinates) == ({DP.id: DP}, {"dp": 0})
 
 
@@ -203,7 +203,7 @@ def test_nobody_is_called_silent_before_its_window_has_ended() -> None:
     job = Job("run", 0, 4, 60.0)
     store, hangs = MonitorStore(job), HangAggregator(job, lambda metadata: None)
     for told in hung([0, 1, 3]):
-        store.answer(Hang(job, told["metadata"]["rank"], True, hang_report({**told, "quiet_ns": 5 * SECOND})))
+        store.answer(Hang(job, told["metadata"]["rank"], True, hang_report({**told, "no_progress_ns": 5 * SECOND})))
     assert [hangs.look(store, STOPPED_AT + after) for after in range(60, 116)] == [[]] * 56
     assert len(hangs.look(store, STOPPED_AT + 117)) == 1
 
@@ -328,7 +328,7 @@ def test_ranks_that_ended_with_an_exception_did_not_end_in_order() -> None:
     assert ranks.look(60) == []
     (event,) = ranks.look(70)
     assert "Rank 1 ended cleanly. Ranks 2–3 ended with an uncaught exception, ValueError. Hung at" in event.sentence
-    assert "Rank 2 ended with an uncaught ValueError and will not come any more. " in event.sentence
+    assert "Rank 2 ended with an uncaught ValueError and will not arrive. " in event.sentence
     assert "Nothing is known" not in event.sentence
 
 

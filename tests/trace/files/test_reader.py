@@ -147,14 +147,14 @@ def test_readings_of_the_device_are_kept_in_their_order(tmp_path: Path) -> None:
 def test_what_a_rank_said_last_of_itself_is_kept_with_its_time(tmp_path: Path) -> None:
     rows = [
         *steps(0, 2),
-        row(kind=schema.MARK, name="activity", start=300, end=300, detail='{"quiet_ns": 0}'),
+        row(kind=schema.MARK, name="activity", start=300, end=300, detail='{"no_progress_ns": 0}'),
         row(kind=schema.MARK, name="dropped", start=400, end=400, detail='{"p2p": 2}'),
-        row(kind=schema.MARK, name="activity", start=700, end=700, detail='{"quiet_ns": 9}'),
+        row(kind=schema.MARK, name="activity", start=700, end=700, detail='{"no_progress_ns": 9}'),
     ]
     write_rank(tmp_path, rows)
     trace = load_run(tmp_path).ranks[0]
 
-    assert (trace.activity, trace.activity_ns, trace.quiet_ns) == (Activity.of_mark({}), 700, 9)
+    assert (trace.activity, trace.activity_ns, trace.no_progress_ns) == (Activity.of_mark({}), 700, 9)
     assert trace.drops == (Drop(400, {"p2p": 2}),)
     assert trace.last_written_ns == 700
     assert len(trace.spans) == 2

@@ -114,7 +114,7 @@ export interface Straggler {
 export interface Awaited {
   rank: number;
   share: number;
-  in_words: string;
+  text: string;
   stands_out: boolean;
 }
 

@@ -25,7 +25,7 @@ export function showStragglers(summary: Summary, onRank: (rank: number) => void)
     const named = stragglingRanks(summary).has(awaited.rank);
     const text = named
       ? `rank ${awaited.rank} (${formatPercent(awaited.share)} of all waiting), named above`
-      : awaited.in_words;
+      : awaited.text;
     panel.append(element("p", `Waited for most: ${text}.`, "hint"));
   }
   panel.append(...(summary.abstentions ?? []).map((abstention) => element("p", abstention, "hint")));

@@ -65,25 +65,25 @@ def _column(name: str, kind: pa.DataType, meaning: str) -> pa.Field:
 
 
 _STATES: Final = (
-    _column("compute_ns", pa.int64(), "the lane works: forward, backward, recompute, optimizer, evaluation, other"),
+    _column("compute_ns", pa.int64(), "compute: forward, backward, recompute, optimizer, evaluation, other"),
     _column("exposed_wait_ns", pa.int64(), "stalled on communication whose last member had not arrived"),
     _column("exposed_transfer_ns", pa.int64(), "stalled on communication after its last member had arrived"),
     _column("bubble_ns", pa.int64(), "stalled on another pipeline stage that had not sent yet"),
     _column("data_ns", pa.int64(), "waiting for input"),
     _column("checkpoint_ns", pa.int64(), "saving or loading a checkpoint"),
     _column("gc_ns", pa.int64(), "collecting garbage"),
-    _column("exposed_memory_ns", pa.int64(), "copies beside which nothing ran; only of imported kernels"),
-    _column("idle_ns", pa.int64(), "nothing on the device; only of imported kernels"),
-    _column("other_ns", pa.int64(), "in no span"),
+    _column("exposed_memory_ns", pa.int64(), "copies during which nothing else ran; only in imported kernel traces"),
+    _column("idle_ns", pa.int64(), "device idle; only in imported kernel traces"),
+    _column("other_ns", pa.int64(), "in no recorded span"),
 )
 _HIDDEN: Final = _column(
-    "hidden_ns", pa.int64(), "communication in flight while the lane did not stall; beside the sum"
+    "hidden_ns", pa.int64(), "communication in flight while the lane did not stall; not part of the sum"
 )
 
 SPANS: Final = pa.schema(
     [
         _column("rank", pa.int32(), "global rank"),
-        _column("kind", _WORD, "of the span; [What is recorded](recorded-spans.md) lists the kinds"),
+        _column("kind", _WORD, "kind of the span ([list](recorded-spans.md#columns))"),
         _column("name", _WORD, "operation of a communication or of a stall on it, else a free name"),
         _column("lane", _WORD, "`host`, `compute`, `communication`"),
         _column("start_ns", pa.int64(), "ns on the reference clock"),
@@ -95,27 +95,27 @@ SPANS: Final = pa.schema(
         _column("role", _WORD, "of a communication or a stall: `tp`, `pp`, `dp`, …"),
         _column("group", pa.int64(), "process group, the same number on all of its members"),
         _column("seq", pa.int64(), "number of the communication in its group, or between its two ranks"),
-        _column("op_in_seq", pa.int32(), "which of several operations that share the number"),
+        _column("op_in_seq", pa.int32(), "position among the operations that share the number"),
         _column("bytes", pa.int64(), "of the full tensor"),
-        _column("self_bytes", pa.int64(), "of an uneven all_to_all, what the rank sends to itself"),
+        _column("self_bytes", pa.int64(), "in an uneven all_to_all, the bytes that the rank sends to itself"),
         _column("dtype", _WORD, "of the tensor"),
         _column("peer", pa.int32(), "global rank: the other side of a message, the root of a rooted collective"),
-        _column("is_async", pa.bool_(), "the program was given a handle to wait for"),
+        _column("is_async", pa.bool_(), "whether the call returned a handle to wait for"),
         _column("id", pa.int64(), "of a communication, unique on its rank"),
         _column("stalled_on", pa.int64(), "of a stall: the `id` of the communication that it waited for"),
-        _column("timing", _WORD, "how start and end were obtained"),
+        _column("timing", _WORD, "source of start and end"),
     ]
 )
 
 STEPS: Final = pa.schema(
     [
         _column("rank", pa.int32(), "global rank"),
-        _column("step", pa.int32(), "number of the training step; null: the whole recording, where there are no steps"),
+        _column("step", pa.int32(), "training step; null: the whole recording, if there are no steps"),
         _column("start_ns", pa.int64(), "ns on the reference clock"),
         _column("end_ns", pa.int64(), "ns on the reference clock"),
         _column("wall_ns", pa.int64(), "end − start"),
-        _column("used", pa.bool_(), "whether the step counts in every mean; if not, the columns behind are null"),
-        _column("left_out", pa.string(), "why it does not count, such as `warm-up`"),
+        _column("used", pa.bool_(), "whether the step counts in means; if not, the following columns are null"),
+        _column("left_out", pa.string(), "reason why it does not count, such as `warm-up`"),
         *_STATES,
         _HIDDEN,
     ]
@@ -124,10 +124,10 @@ STEPS: Final = pa.schema(
 PARTITION: Final = pa.schema(
     [
         _column("rank", pa.int32(), "global rank"),
-        _column("step", pa.int32(), "number of the training step; null: the whole recording, where there are no steps"),
+        _column("step", pa.int32(), "training step; null: the whole recording, if there are no steps"),
         _column("state", _WORD, f"{', '.join(f'`{state}`' for state in _STATE_COLUMNS)}"),
-        _column("detail", _WORD, "phase of `compute`, role of what is exposed"),
-        _column("time_ns", pa.int64(), "in that state; the rows of a rank and step add up to its wall time"),
+        _column("detail", _WORD, "phase of `compute`, role of exposed communication"),
+        _column("time_ns", pa.int64(), "time in that state; the rows of a rank and step add up to its wall time"),
     ]
 )
 
@@ -137,42 +137,42 @@ RANKS: Final = pa.schema(
         _column("local_rank", pa.int32(), "on its node"),
         _column("host", pa.string(), "name of its node"),
         _column("device", pa.string(), "name of its device"),
-        _column("closed", pa.bool_(), "its recording ended cleanly: false if it was killed or still runs"),
-        _column("dropped_spans", pa.int64(), "spans that the recorder had to drop"),
-        _column("steps", pa.int32(), "steps that count; the columns behind are means over them, per step"),
+        _column("closed", pa.bool_(), "whether its recording ended cleanly: false if it was killed or still runs"),
+        _column("dropped_spans", pa.int64(), "spans that the recorder dropped"),
+        _column("steps", pa.int32(), "steps that count; the following columns are means over them"),
         _column("wall_ns", pa.int64(), "of a step"),
         *_STATES,
         _HIDDEN,
         _column("wait_ns", pa.int64(), "in flight before the last member had arrived, hidden or not"),
-        _column("blame_ns", pa.int64(), "what the other ranks waited for this one, in all"),
-        _column("unmatched_ns", pa.int64(), "stalled on communication of which not all members were recorded"),
+        _column("blame_ns", pa.int64(), "time that other ranks waited for this one, summed"),
+        _column("unmatched_ns", pa.int64(), "stalled on communication with members that were not recorded"),
     ]
 )
 
 COMMUNICATION: Final = pa.schema(
     [
-        _column("role", pa.string(), "what its groups are for: `tp`, `pp`, `dp`, …"),
+        _column("role", pa.string(), "role of its groups: `tp`, `pp`, `dp`, …"),
         _column("operation", pa.string(), "`all_reduce`, `send`, …"),
         _column("group_size", pa.int32(), "members of the group"),
-        _column("inter_node", pa.bool_(), "whether they are on several nodes"),
+        _column("inter_node", pa.bool_(), "whether its ranks are on several nodes"),
         _column("bytes_from", pa.int64(), "by size: bytes of one call, inclusive"),
         _column("bytes_to", pa.int64(), "by size: bytes of one call, exclusive"),
         _column("ranks", _RANKS, "by group: its members"),
         _column("count", pa.int64(), "calls, counted on every rank that made them"),
-        _column("bytes", pa.int64(), "of the calls whose bytes are known, full tensors"),
-        _column("unsized", pa.int64(), "calls whose bytes are not known"),
-        _column("duration_p50_ns", pa.int64(), "median, of the calls whose end was seen"),
+        _column("bytes", pa.int64(), "bytes of the calls whose bytes are known, full tensors"),
+        _column("unsized", pa.int64(), "calls with unknown bytes"),
+        _column("duration_p50_ns", pa.int64(), "median, of the calls whose end was recorded"),
         _column("duration_p99_ns", pa.int64(), "99th percentile"),
         _column("duration_max_ns", pa.int64(), "longest"),
         _column("duration_sum_ns", pa.int64(), "sum"),
         _column("algbw_gbps", pa.float64(), "algorithm bandwidth, 10⁹ bytes/s"),
         _column("busbw_gbps", pa.float64(), "bus bandwidth, 10⁹ bytes/s"),
-        _column("bandwidth_time", pa.string(), "what both were divided by: `transfer` or `duration`"),
+        _column("bandwidth_time", pa.string(), "the time that both rates use: `transfer` or `duration`"),
         _column("needed_busbw_gbps", pa.float64(), "bus bandwidth below which the bytes cannot be hidden, 10⁹ bytes/s"),
         _column("exposed_ns", pa.int64(), "time that lanes stalled on these calls, summed over ranks"),
-        _column("hidden_ns", pa.int64(), "time in flight beside which no lane stalled"),
+        _column("hidden_ns", pa.int64(), "time in flight during which no lane stalled"),
         _column("wait_ns", pa.int64(), "time in flight before the last member had arrived"),
-        _column("unfinished", pa.int64(), "calls whose end was never seen"),
+        _column("unfinished", pa.int64(), "calls whose end was not recorded"),
         _column("unmatched", pa.int64(), "calls that were not matched on all members"),
         _column("mismatched", pa.int64(), "calls whose members disagree on operation, bytes or dtype"),
         _column("upper_bounds", pa.int64(), "calls whose durations are upper bounds"),
@@ -181,42 +181,42 @@ COMMUNICATION: Final = pa.schema(
 
 STRAGGLERS: Final = pa.schema(
     [
-        _column("rank", pa.int32(), "the slow one, the slowest of several; null where the cause moves between ranks"),
+        _column("rank", pa.int32(), "the slow rank, the slowest of several; null if the cause moves between ranks"),
         _column("host", pa.string(), "its node"),
-        _column("ranks", _RANKS, "the ranks that are named, slowest first"),
-        _column("who", pa.string(), "as a sentence names it"),
+        _column("ranks", _RANKS, "all slow ranks, slowest first"),
+        _column("who", pa.string(), "name in sentences"),
         _column("place", pa.string(), "where: `ranks`, `host`, `tensor_group`, `stage`, `link`, `network` or `job`"),
         _column("cause", pa.string(), "why: `compute`, `backward`, `data`, `gc`, …"),
-        _column("cost_ms_per_step", pa.float64(), "what a step would save without it, ms"),
-        _column("gpu_hours_per_day", pa.float64(), "the same over all devices of the job"),
+        _column("cost_ms_per_step", pa.float64(), "time that a step would save without it, ms"),
+        _column("gpu_hours_per_day", pa.float64(), "the same for all devices of the job"),
         _column("persistence", pa.float64(), "share of the steps in which it costs at least half of that"),
-        _column("occurrence", pa.string(), "of what happened in few steps: in which, and for how long"),
-        _column("evidence", pa.string(), "the numbers that speak for it"),
+        _column("occurrence", pa.string(), "for an event in few steps: the steps and the duration"),
+        _column("evidence", pa.string(), "the numbers behind it"),
         _column("next_step", pa.string(), "what to do"),
     ]
 )
 
 STAGES: Final = pa.schema(
     [
-        _column("stage", pa.int32(), "of the pipeline; all times are means over its ranks and the steps"),
-        _column("ranks", _RANKS, "that it has"),
+        _column("stage", pa.int32(), "pipeline stage; all times are means over its ranks and the steps"),
+        _column("ranks", _RANKS, "ranks of the stage"),
         _column("forward_ns", pa.int64(), "one forward, without stalls on other stages"),
         _column("backward_ns", pa.int64(), "one backward, without stalls on other stages"),
         _column("work_ns", pa.int64(), "all forwards and backwards of a step"),
         _column("wall_ns", pa.int64(), "the step"),
         _column("phase_ns", pa.int64(), "from the first forward of any stage to the last backward of any stage"),
         _column("bubble_ns", pa.int64(), "waiting for other stages"),
-        _column("warm_up_ns", pa.int64(), "of the bubble: before the first backward"),
-        _column("steady_ns", pa.int64(), "of the bubble: until the last forward has ended"),
-        _column("cool_down_ns", pa.int64(), "of the bubble: after that"),
-        _column("schedule_ns", pa.int64(), "of the bubble: cost of the schedule alone"),
-        _column("imbalance_ns", pa.int64(), "of the bubble: stages differ"),
-        _column("variation_ns", pa.int64(), "of the bubble: microbatches and ranks differ"),
-        _column("p2p_ns", pa.int64(), "of the bubble: the transfers"),
+        _column("warm_up_ns", pa.int64(), "part of the bubble: before the first backward"),
+        _column("steady_ns", pa.int64(), "part of the bubble: from the first backward to the end of the last forward"),
+        _column("cool_down_ns", pa.int64(), "part of the bubble: after the last forward"),
+        _column("schedule_ns", pa.int64(), "cause of the bubble: the schedule itself"),
+        _column("imbalance_ns", pa.int64(), "cause of the bubble: stages differ"),
+        _column("variation_ns", pa.int64(), "cause of the bubble: microbatches and ranks differ"),
+        _column("p2p_ns", pa.int64(), "cause of the bubble: transfers"),
         _column("transfer_ns", pa.int64(), "stalled on messages after both sides had arrived"),
-        _column("drain_ns", pa.int64(), "after its own last backward, until that of the whole pipeline"),
+        _column("drain_ns", pa.int64(), "from its own last backward to the last backward of the pipeline"),
         _column("unmatched_ns", pa.int64(), "stalled on messages whose other side was not recorded"),
-        _column("left_out", _RANKS, "ranks of the stage of which too much is unmatched"),
+        _column("left_out", _RANKS, "ranks of the stage with too much unmatched communication"),
     ]
 )
 

@@ -1,22 +1,28 @@
 """The data of a run as the page reads them: the resources of docs/viewer-data.md.
 
-``run`` is JSON; a step is five tables of integer columns, ``step/12/work`` and so on, each an Arrow stream. A report
-holds its resources, gzipped, in the page.
+A step is JSON, ``step/12.json``, and five tables of integer columns, ``step/12/work`` and so on. A report holds its
+resources in the page; a server makes them when they are asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from commtrace.analysis.timeline import RankBoxes, StepBoxes
+from commtrace.analysis.pipeline.plan import PlanTimeline
+from commtrace.analysis.timeline import Lane, Outline, RankBounds, RankBoxes, StepBoxes, Timeline
+from commtrace.viewer.choice import DrawnSteps
 
 VERSION: Final = 2
 """Of the data interface. A page refuses data of another version."""
+
+Resources = dict[str, bytes]
+"""By name: JSON if the name ends in ``.json``, else a table, as an Arrow stream."""
 
 BoxTable = Literal["work", "stalls", "host", "communication"]
 
@@ -28,21 +34,86 @@ _DELTA: Final = {"encoding": "delta"}
 _DELTA_COLUMNS: Final = frozenset({"start", "join", "seq"})
 
 
-def step_tables(step: StepBoxes, prefix: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the tables of a step of a timeline (:meth:`commtrace.analysis.timeline.Timeline.step`), by resource name.
+def encode_json(value: Mapping[str, object]) -> bytes:
+    """Return a resource of JSON."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def run_json(title: str, drawn: DrawnSteps, steps: Sequence[int], note: str, *, has_plan: bool) -> dict[str, object]:
+    """Return the resource that a page reads first: the steps that it offers, and a note on their choice."""
+    return {
+        "version": VERSION,
+        "title": title,
+        "steps": [drawn.entry(step) for step in steps],
+        "first_shown": drawn.preferred[0] if steps else None,
+        "has_plan": has_plan,
+        "note": note,
+    }
+
+
+def step_resources(timeline: Timeline, step: int, outline: str, ranks: Collection[int] | None = None) -> Resources:
+    """Return a step with the boxes of all ranks, or of these, by index; ``outline`` names the outline's resource."""
+    boxes = timeline.step(step, ranks)
+    described = {"step": step, "duration_ns": boxes["duration_ns"], "outline": outline}
+    return {
+        f"step/{step}.json": encode_json(described),
+        f"step/{step}/ranks": ranks_table(timeline.bounds(step), ranks),
+        **box_tables(boxes, f"step/{step}"),
+    }
+
+
+def plan_resources(plan: PlanTimeline) -> Resources:
+    """Return an ideal schedule, which is a step with an outline of its own."""
+    step = plan["step"]
+    described = {"step": step["step"], "duration_ns": step["duration_ns"], "outline": "plan/outline.json"}
+    bounds = [RankBounds(one["rank_index"], one["start"], one["end"], 0) for one in step["ranks"]]
+    return {
+        "plan.json": encode_json(described),
+        "plan/outline.json": encode_json(outline_json(plan["outline"])),
+        "plan/ranks": ranks_table(bounds),
+        **box_tables(step, "plan"),
+    }
+
+
+def outline_json(outline: Outline) -> dict[str, object]:
+    """Return an outline with each lane written once: a group of many ranks is a lane of each of them."""
+    numbers: dict[tuple[str, str, tuple[int, ...]], int] = {}
+    lanes: list[Lane] = []
+    ranks = []
+    for rank in outline["ranks"]:
+        own = []
+        for lane in rank["lanes"]:
+            key = (lane["role"], lane["group"], tuple(lane["ranks"]))
+            if key not in numbers:
+                numbers[key] = len(lanes)
+                lanes.append(lane)
+            own.append(numbers[key])
+        ranks.append({**rank, "lanes": own})
+    return {**outline, "lanes": lanes, "ranks": ranks}
+
+
+def ranks_table(bounds: Sequence[RankBounds], with_boxes: Collection[int] | None = None) -> bytes:
+    """Return the table of the ranks in a step; ``with_boxes``: indices of those whose boxes can be had, if not all."""
+    rank = np.array([one.rank_index for one in bounds], np.int64)
+    has_boxes = np.ones(len(rank), np.bool_) if with_boxes is None else np.isin(rank, list(with_boxes))
+    return encode_table(
+        {
+            "rank": rank,
+            "start": np.array([one.start for one in bounds], np.int64),
+            "end": np.array([one.end for one in bounds], np.int64),
+            "own": np.array([one.own_ns for one in bounds], np.int64),
+            "has_boxes": has_boxes.astype(np.int64),
+        }
+    )
+
+
+def box_tables(step: StepBoxes, prefix: str) -> Resources:
+    """Return the boxes of a step (:meth:`commtrace.analysis.timeline.Timeline.step`), a table per kind.
 
     Rows of a rank are consecutive; the column ``rank`` is the rank's index in the outline. Times are ns after the
     begin of the step.
     """
-    ranks = step["ranks"]
-    bounds = {
-        "rank": np.array([rank["rank_index"] for rank in ranks], np.int64),
-        "start": np.array([rank["start"] for rank in ranks], np.int64),
-        "end": np.array([rank["end"] for rank in ranks], np.int64),
-    }
-    yield f"{prefix}/bounds", encode_table(bounds)
-    for table in BOX_TABLES:
-        yield f"{prefix}/{table}", encode_table(_joined(ranks, table))
+    return {f"{prefix}/{table}": encode_table(_joined(step["ranks"], table)) for table in BOX_TABLES}
 
 
 def _joined(ranks: Sequence[RankBoxes], table: BoxTable) -> dict[str, npt.NDArray[np.int64]]:

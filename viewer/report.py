@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
-import html
-import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Final
 
 from commtrace.analysis.pipeline.plan import PlanTimeline
 from commtrace.analysis.summary import Summary
-from commtrace.analysis.timeline import StepBoxes, Timeline
-from commtrace.viewer.data import VERSION, step_tables
+from commtrace.analysis.timeline import Timeline
+from commtrace.viewer.choice import MOST_STEPS, DrawnSteps, describe_ranks, ranks_to_draw, steps_to_draw
+from commtrace.viewer.data import Resources, encode_json, outline_json, plan_resources, run_json, step_resources
+from commtrace.viewer.page import fill_page
 
-MOST_STEPS: Final = 10
-MOST_BYTES: Final = 24_000_000
-"""A browser opens a page of this size at once; larger ones take seconds."""
+MOST_BYTES: Final = 15_000_000
+"""Of a report: what a mail may carry, and a browser opens at once."""
 
-_PLACEHOLDER: Final = re.compile(r"\{\{(\w+)\}\}")
+_BYTES_PER_BOX: Final = 13
+"""About what a box takes, compressed and in base64 (12.2 in the measured report)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class Page:
 
     html: str
     embedded: tuple[int, ...]  # the steps in its timeline, ascending
-    note: str  # a sentence about these steps and their choice
+    note: str  # sentences about these steps, their ranks, and the choice
 
 
 def render(
@@ -46,7 +43,7 @@ def render(
     plan: PlanTimeline | None = None,
     most_steps: int | None = MOST_STEPS,
     most_bytes: int = MOST_BYTES,
-    views: Mapping[str, bytes] | None = None,
+    views: Resources | None = None,
 ) -> Page:
     """Return the report of a run.
 
@@ -55,133 +52,56 @@ def render(
         durations: of all steps of the summary, ns; by default those of the timeline.
         plan: result of :func:`commtrace.analysis.pipeline.plan.plan_timeline`; drawn below every step.
         most_steps: limit of steps in the timeline; None for all.
-        most_bytes: limit of their data; one step is always included.
+        most_bytes: limit of the page. Steps are left out to keep it, and ranks where two steps are too large; one step
+            with the median and the slowest rank of each stage is always there.
         views: further resources, tables or JSON (names that end in ``.json``), by name.
     """
     if durations is None:
         durations = {step: timeline.duration_ns(step) for step in timeline.steps}
-    preferred = steps_to_draw(durations, most_steps)
-    encoded = _encode_within(timeline, preferred, most_bytes)
-    embedded = tuple(sorted(encoded))
-    note = _describe_choice(durations, preferred, embedded, most_bytes)
     title = f"commtrace · {summary.run.id}"
-    run = {
-        "version": VERSION,
-        "title": title,
-        "summary": summary.to_json(),
-        "timeline": timeline.outline(),
-        "plan": {"outline": plan["outline"], "duration_ns": plan["step"]["duration_ns"]} if plan else None,
-        "steps": [
-            {
-                "step": step,
-                "duration_ns": timeline.duration_ns(step),
-                "note": _name_of_step(step, preferred, durations),
-            }
-            for step in embedded
-        ],
-        "first_shown": embedded.index(preferred[0]) if embedded else 0,
-        "note": note,
+    drawn = DrawnSteps(durations, steps_to_draw(durations, most_steps))
+    outline = timeline.outline()
+    resources: Resources = {
+        "summary.json": encode_json(summary.to_json()),
+        "outline.json": encode_json(outline_json(outline)),
     }
-    resources = [_script("run", _json(run))]
-    resources += [_script(name, text) for step in embedded for name, text in encoded[step].items()]
     if plan:
-        resources += [_script(name, text) for name, text in _encoded(plan["step"], "plan").items()]
-    resources += [_script(name, _embedded_view(name, view)) for name, view in (views or {}).items()]
-    return Page(_fill_template(title, resources), embedded, note)
+        resources |= plan_resources(plan)
+    elements = _elements(resources | (views or {}))
+    room = most_bytes - len(fill_page(title, elements))
+    named = {member.rank for verdict in summary.stragglers for member in verdict.members}
+    ranks = ranks_to_draw(timeline, drawn.preferred[:2], named, room // _BYTES_PER_BOX)
+    steps = _encode_within(timeline, drawn.preferred, ranks, room)
+    embedded = tuple(sorted(steps))
+    note = f"{drawn.describe(embedded, most_bytes)} {describe_ranks(ranks, len(outline['ranks']))}".strip()
+    run = run_json(title, drawn, embedded, note, has_plan=plan is not None)
+    elements += [element for step in embedded for element in steps[step]]
+    return Page(fill_page(title, [*_elements({"run.json": encode_json(run)}), *elements]), embedded, note)
 
 
-def steps_to_draw(durations: Mapping[int, int], most: int | None = MOST_STEPS) -> list[int]:
-    """Return the typical step, the slowest one, and others spread evenly over the run."""
-    steps = sorted(durations)
-    if not steps:
-        return []
-    by_duration = sorted(steps, key=lambda step: (durations[step], step))
-    typical, slowest = by_duration[(len(steps) - 1) // 2], by_duration[-1]
-    first = list(dict.fromkeys([typical, slowest]))
-    others = [step for step in steps if step not in first]
-    count = len(others) if most is None else min(max(most - len(first), 0), len(others))
-    spread = [others[position * (len(others) - 1) // max(count - 1, 1)] for position in range(count)]
-    return [*first, *spread][:most]
-
-
-def _encode_within(timeline: Timeline, preferred: Sequence[int], most_bytes: int) -> dict[int, dict[str, str]]:
-    encoded: dict[int, dict[str, str]] = {}
+def _encode_within(
+    timeline: Timeline, preferred: Sequence[int], ranks: Collection[int] | None, room: int
+) -> dict[int, list[str]]:
+    encoded: dict[int, list[str]] = {}
     size = 0
     for step in preferred:
-        tables = _encoded(timeline.step(step), f"step/{step}")
-        size += sum(map(len, tables.values()))
-        if encoded and size > most_bytes:
+        elements = _elements(step_resources(timeline, step, "outline.json", ranks))
+        size += sum(map(len, elements))
+        if encoded and size > room:
             break
-        encoded[step] = tables
+        encoded[step] = elements
     return encoded
 
 
-def _encoded(step: StepBoxes, prefix: str) -> dict[str, str]:
-    """Return the tables of a step as the page holds them: gzip in base64. Equal data give equal text."""
-    return {name: _compressed(table) for name, table in step_tables(step, prefix)}
+def _elements(resources: Resources) -> list[str]:
+    return [_element(name, content) for name, content in resources.items()]
 
 
-def _compressed(table: bytes) -> str:
-    return base64.b64encode(gzip.compress(table, mtime=0)).decode()
-
-
-def _embedded_view(name: str, view: bytes) -> str:
-    return _without_markup(view.decode()) if name.endswith(".json") else _compressed(view)
-
-
-def _name_of_step(step: int, preferred: Sequence[int], durations: Mapping[int, int]) -> str:
-    if len(durations) < 2:
-        return ""
-    return dict(zip(preferred, ("typical", "slowest"), strict=False)).get(step, "")
-
-
-def _describe_choice(
-    durations: Mapping[int, int], preferred: Sequence[int], embedded: Sequence[int], most_bytes: int
-) -> str:
-    if not durations:
-        return "No step was recorded, so there is no timeline."
-    if len(embedded) == len(durations):
-        return f"The timeline holds all {len(durations)} steps." if len(durations) > 1 else ""
-    named = [
-        f"the {_name_of_step(step, preferred, durations)} one ({step})" for step in preferred[:2] if step in embedded
-    ]
-    others = ["others spread over the run"] if len(embedded) > len(named) else []
-    left_out = len(preferred) - len(embedded)
-    sentences = [
-        f"The timeline holds {len(embedded)} of the {len(durations)} steps: {', '.join(named + others)}.",
-        f"{left_out} more would have made this page larger than {most_bytes / 1e6:g} MB." if left_out else "",
-        "The numbers below are those of all steps.",
-        "For other steps: commtrace report RUN --steps A:B",
-    ]
-    return " ".join(filter(None, sentences))
-
-
-def _json(value: object) -> str:
-    return _without_markup(json.dumps(value, separators=(",", ":"), allow_nan=False))
-
-
-def _without_markup(json_text: str) -> str:
-    # "<" as an escape: no text of a user can end the script element that holds the data, or start a comment in it.
-    return json_text.replace("<", "\\u003c")
-
-
-def _script(name: str, text: str) -> str:
-    kind = "application/json" if name == "run" or name.endswith(".json") else "text/plain"
-    return f'<script type="{kind}" id="resource:{name}">{text}</script>'
-
-
-def _fill_template(title: str, resources: Sequence[str]) -> str:
-    script = _asset("viewer.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    values = {
-        "title": html.escape(title),
-        "style": _asset("viewer.css"),
-        "resources": "\n".join(resources),
-        "script": script,
-        "script_hash": f"sha256-{digest}",
-    }
-    return _PLACEHOLDER.sub(lambda match: values[match[1]], _asset("viewer.html"))
-
-
-def _asset(name: str) -> str:
-    return files("commtrace.viewer").joinpath("assets", name).read_text("utf-8")
+def _element(name: str, content: bytes) -> str:
+    """Return a resource as an element of the page. Equal data give equal text."""
+    if name.endswith(".json"):
+        # "<" as an escape: no text of a user can end the script element, or start a comment in it.
+        text = content.decode().replace("<", "\\u003c")
+        return f'<script type="application/json" id="resource:{name}">{text}</script>'
+    text = base64.b64encode(gzip.compress(content, mtime=0)).decode()
+    return f'<script type="text/plain" id="resource:{name}">{text}</script>'

@@ -9,20 +9,20 @@ stalls             of the compute lane: state, role, communication, start, durat
                    A stall is cut at the arrival of the last participant: before it is ``bubble`` or ``wait``
 host               data, checkpoint, gc, evaluation: kind, name, start, duration
 communication      name, lane, sublane, start, duration, bytes, dtype, peer, seq, microbatch, chunk, stage, wait,
-                   transfer, join, is_async, timing, finished
+                   transfer, join, last, is_async, timing, finished
 =================  ==================================================================================================
 
 ``kind``, ``state``, ``role``, ``name``, ``dtype`` and ``timing`` index vocabularies of :meth:`Timeline.outline`,
 ``lane`` the lanes of the rank. ``depth`` counts enclosing boxes; boxes of one ``sublane`` never overlap.
-``communication`` is a row of the communication table, ``join`` is equal on all ranks of a communication, ``wait`` and
-``transfer`` split its duration; −1 means unknown or not applicable.
+``communication`` is a row of the communication table, ``join`` is equal on all ranks of a communication, ``last`` is
+the rank that came last to it, ``wait`` and ``transfer`` split its duration; −1 means unknown or not applicable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypedDict
+from typing import Final, NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +102,15 @@ class StepBoxes(TypedDict):
     ranks: list[RankBoxes]
 
 
+class RankBounds(NamedTuple):
+    """A step on one rank; ns after its begin on the first rank."""
+
+    rank_index: int  # in the ranks of the outline
+    start: int
+    end: int
+    own_ns: int  # of it outside of stalls
+
+
 @dataclass(frozen=True, slots=True)
 class _Rank:
     """A rank, prepared for finding the rows of a step."""
@@ -121,6 +130,13 @@ class _Rank:
         """Return rows of a step, in the order of the spans: by start, at equal starts the longer one first."""
         first, end = np.searchsorted(self.sorted_steps, [step, step + 1])
         return np.sort(self.order[first:end])
+
+    def own_ns(self, step: int) -> int:
+        """Return the time of a step outside of stalls."""
+        spans, rows = self.trace.spans, self.rows(step)
+        length = spans.end[rows] - spans.start[rows]
+        kind = spans.kind[rows]
+        return int(length[kind == schema.STEP].sum() - length[kind == schema.STALL].sum())
 
 
 class Timeline:
@@ -189,8 +205,8 @@ class Timeline:
             ],
         }
 
-    def step(self, step: int) -> StepBoxes:
-        """Return the boxes of one step.
+    def step(self, step: int, ranks: Collection[int] | None = None) -> StepBoxes:
+        """Return the boxes of one step; of all ranks, or of these, by their index in the outline.
 
         Raises:
             KeyError: no rank recorded the step.
@@ -198,13 +214,31 @@ class Timeline:
         if not any(step in bounds for bounds in self._bounds):
             raise KeyError(step)
         base = self.base_ns(step)
-        present = zip(self._ranks, self._bounds, strict=True)
+        present = [
+            (rank, bounds[step])
+            for rank, bounds in zip(self._ranks, self._bounds, strict=True)
+            if step in bounds and (ranks is None or rank.index in ranks)
+        ]
         return {
             "step": step,
             "base_ns": base,
             "duration_ns": self.duration_ns(step),
-            "ranks": [self._columns(rank, step, bounds[step], base) for rank, bounds in present if step in bounds],
+            "ranks": [self._columns(rank, step, bounds, base) for rank, bounds in present],
         }
+
+    def bounds(self, step: int) -> list[RankBounds]:
+        """Return the begin and the end of a step on each rank that recorded it, in the order of the outline."""
+        base = self.base_ns(step)
+        return [
+            RankBounds(rank.index, bounds[step][0] - base, bounds[step][1] - base, rank.own_ns(step))
+            for rank, bounds in zip(self._ranks, self._bounds, strict=True)
+            if step in bounds
+        ]
+
+    def num_boxes(self, step: int) -> dict[int, int]:
+        """Return the number of spans of a step on each rank that recorded it, by index: about that of its boxes."""
+        pairs = zip(self._ranks, self._bounds, strict=True)
+        return {rank.index: len(rank.rows(step)) for rank, bounds in pairs if step in bounds}
 
     def _columns(self, rank: _Rank, step: int, bounds: tuple[int, int], base: int) -> RankBoxes:
         spans = rank.trace.spans
@@ -363,6 +397,7 @@ def _communication(rank: _Rank, rows: Int64, base: int) -> Columns:
         "wait": np.where(known, matched.wait_ns(spans)[rows], -1).tolist(),
         "transfer": np.where(known, matched.transfer_ns(spans)[rows], -1).tolist(),
         "join": np.where(joined, matched.bucket[rows], -1).tolist(),
+        "last": np.where(joined, matched.last_rank[rows], -1).tolist(),
         "is_async": spans.is_async[rows].astype(np.int8).tolist(),
         "timing": spans.timing[rows].tolist(),
         "finished": (~rank.unfinished[rows]).astype(np.int8).tolist(),

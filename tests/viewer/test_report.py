@@ -34,7 +34,7 @@ def scripts(page: Page) -> dict[str, str]:
 
 
 def run_data(page: Page) -> Any:
-    return json.loads(scripts(page)["run"])
+    return json.loads(scripts(page)["run.json"])
 
 
 def table(page: Page, name: str) -> dict[str, list[int]]:
@@ -59,7 +59,7 @@ def test_a_page_holds_the_summary_and_the_steps() -> None:
 
     data, work = run_data(page), table(page, "step/1/work")
 
-    assert data["summary"]["run"]["id"] == "made-run"
+    assert json.loads(scripts(page)["summary.json"])["run"]["id"] == "made-run"
     assert [step["step"] for step in data["steps"]] == [1, 2, 3]
     assert work["rank"] == [0] * 6 + [1] * 6
     assert work["microbatch"][:6] == [0, 1, 0, 2, 1, 2]
@@ -86,8 +86,10 @@ def test_names_cannot_leave_the_data() -> None:
 
     page = rendered(run)
 
-    assert HOSTILE in run_data(page)["timeline"]["names"]
-    assert page.html.count("<script") == page.html.count("</script>") == 2 + 5  # run, program, the tables of the step
+    assert HOSTILE in json.loads(scripts(page)["outline.json"])["names"]
+    assert (
+        page.html.count("<script") == page.html.count("</script>") == 4 + 6
+    )  # run, summary, outline, program; the step's
     assert "<!--" not in page.html.partition("<body>")[2]
 
 
@@ -109,15 +111,34 @@ def test_the_typical_step_is_shown_first() -> None:
 
     data = run_data(page)
 
-    assert page.embedded[data["first_shown"]] == 1
+    assert data["first_shown"] == 1
     assert [step["note"] for step in data["steps"]] == ["", "typical", "slowest", "", ""]
 
 
 def test_a_page_stays_within_its_size_and_says_what_it_left_out() -> None:
-    page = rendered(PipelineJob(stages=2, microbatches=8, steps=8).run(), most_bytes=20_000)
+    run = PipelineJob(stages=2, microbatches=8, steps=8).run()
+    most = len(rendered(run).html) - 10_000
 
+    page = rendered(run, most_bytes=most)
+
+    assert len(page.html) <= most
     assert 1 <= len(page.embedded) < 7
-    assert f"{7 - len(page.embedded)} more would have made this page larger than 0.02 MB." in page.note
+    assert f"{7 - len(page.embedded)} more would have made this page larger than {most / 1e6:g} MB." in page.note
+
+
+def test_a_step_that_is_too_large_has_the_boxes_of_chosen_ranks() -> None:
+    run = PipelineJob(stages=2, microbatches=24, data_parallel=12, steps=3).run()
+    most = (len(rendered(run, most_steps=1).html) + len(rendered(run, most_steps=1, most_bytes=0).html)) // 2
+
+    page = rendered(run, most_bytes=most)
+
+    ranks = table(page, "step/1/ranks")
+    shown = {rank for rank, has_boxes in zip(ranks["rank"], ranks["has_boxes"], strict=True) if has_boxes}
+    assert len(page.html) <= most
+    assert len(ranks["rank"]) == 24
+    assert 4 <= len(shown) < 24
+    assert set(table(page, "step/1/work")["rank"]) == shown
+    assert f"It has the boxes of {len(shown)} of the 24 ranks" in page.note
 
 
 def test_one_step_is_shown_however_large_it_is() -> None:

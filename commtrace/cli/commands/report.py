@@ -28,7 +28,8 @@ from commtrace.cli.arguments import (
     run_directory,
 )
 from commtrace.cli.commands.history import keep_summary
-from commtrace.viewer.report import MOST_STEPS, render, steps_to_draw
+from commtrace.viewer.choice import MOST_STEPS, steps_to_draw
+from commtrace.viewer.report import render
 
 
 def report(

@@ -43,6 +43,17 @@ export function formatRanks(ranks: readonly number[]): string {
   return parts.join(", ");
 }
 
+const DIMENSIONS = ["pp", "dp", "cp", "tp", "ep"]; // of a label, outermost first
+
+/** `rank 3 · pp1 dp0 · node0`; dimensions of size 1 are left out. */
+export function rankLabel(
+  { rank, host, coordinates }: { rank: number; host: string; coordinates: Record<string, number> },
+  sizes: Record<string, number>,
+): string {
+  const shown = DIMENSIONS.filter((name) => name in coordinates && (sizes[name] ?? 2) > 1);
+  return joined([`rank ${rank}`, shown.map((name) => `${name}${coordinates[name]}`).join(" "), host]);
+}
+
 export function joined(parts: readonly (string | null | undefined)[]): string {
   return parts.filter((part) => part).join(" · ");
 }

@@ -1,5 +1,6 @@
 import "./viewer.css";
-import { EmbeddedSource, readRun } from "./data/source";
+import { EmbeddedSource, existing, readRun, type Source } from "./data/source";
+import type { RunData, Summary } from "./data/types";
 import { byId, element } from "./dom";
 import { showBreakdown } from "./panels/breakdown";
 import { showCommunication } from "./panels/communication";
@@ -7,7 +8,7 @@ import { showCoverage } from "./panels/coverage";
 import { showHeader } from "./panels/header";
 import { showCriticalPath, showLostTime } from "./panels/lost_time";
 import { showPipeline } from "./panels/pipeline";
-import { showStragglers } from "./panels/stragglers";
+import { showStragglers, stragglingRanks } from "./panels/stragglers";
 import { TimelinePanel } from "./panels/timeline";
 import { Theme } from "./theme";
 
@@ -23,28 +24,37 @@ async function start(): Promise<void> {
   byId("theme").addEventListener("click", () => theme.toggle());
   byId("close-help").addEventListener("click", () => byId<HTMLDialogElement>("help").close());
   const source = new EmbeddedSource();
-  const run = await readRun(source);
-  const { summary } = run;
-  let panel: TimelinePanel | null = null;
-  const showRank = (rank: number) => panel?.showRank(rank);
-  showHeader(run);
-  showBreakdown(run, theme, showRank);
+  const panel = await showTimeline(source, await readRun(source), theme);
+  const summary = await existing(source.json<Summary>("summary.json"), "summary.json");
+  panel?.mark(stragglingRanks(summary));
+  showSummary(summary, theme, (rank) => panel?.showRank(rank));
+}
+
+async function showTimeline(source: Source, run: RunData, theme: Theme): Promise<TimelinePanel | null> {
+  if (!run.steps.length) {
+    byId("timeline-body").replaceChildren(element("p", run.note, "empty"));
+    return null;
+  }
+  const panel = new TimelinePanel(run, source, theme);
+  await panel.start();
+  const { timeline } = panel;
+  window.commtraceViewer = {
+    visibleBoxes: () => timeline.visibleBoxes(),
+    window: () =>
+      timeline.step ? { step: timeline.step.number, from: timeline.viewport.from, to: timeline.viewport.to } : null,
+  };
+  return panel;
+}
+
+function showSummary(summary: Summary, theme: Theme, showRank: (rank: number) => void): void {
+  showHeader(summary);
+  showBreakdown(summary, theme, showRank);
   showCriticalPath(summary, theme);
   showLostTime(summary);
   showStragglers(summary, showRank);
   showPipeline(summary, showRank);
   showCommunication(summary);
   showCoverage(summary);
-  if (run.steps.length) {
-    panel = new TimelinePanel(run, source, theme);
-    await panel.start();
-  } else byId("timeline-body").replaceChildren(element("p", run.note, "empty"));
-  const timeline = panel?.timeline;
-  window.commtraceViewer = {
-    visibleBoxes: () => timeline?.visibleBoxes() ?? [],
-    window: () =>
-      timeline?.step ? { step: timeline.step.number, from: timeline.viewport.from, to: timeline.viewport.to } : null,
-  };
 }
 
 window.commtraceViewer = null;

@@ -41,11 +41,13 @@ export function stepOf(
   outline: Outline = outlineOf(ranks),
 ): Step {
   const of = (names: string[], rows: Row[]) => columnsOf(["rank", "start", "duration", ...names], rows);
-  return new Step(7, 100, outline, {
-    bounds: columnsOf(
-      ["rank", "start", "end"],
-      ranks.map((_, rank) => ({ rank, start: 0, end: 100 })),
-    ),
+  const stalled = (rank: number) => stalls.reduce((sum, stall) => sum + (stall.rank === rank ? stall.duration! : 0), 0);
+  const inStep = columnsOf(
+    ["rank", "start", "end", "own", "has_boxes"],
+    ranks.map((_, rank) => ({ rank, start: 0, end: 100, own: 100 - stalled(rank), has_boxes: 1 })),
+  );
+  const step = new Step("step/7", 7, 100, outline, inStep);
+  const tables = {
     work: of(["kind", "name", "microbatch", "chunk", "stage", "depth"], work),
     stalls: of(["state", "role", "communication", "microbatch", "depth"], stalls),
     host: of(["kind", "name"], []),
@@ -61,11 +63,14 @@ export function stepOf(
         "wait",
         "transfer",
         "join",
+        "last",
         "is_async",
         "timing",
         "finished",
       ],
       communication,
     ),
-  });
+  };
+  step.add([...ranks.keys()], tables);
+  return step;
 }

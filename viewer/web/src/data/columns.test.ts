@@ -1,6 +1,6 @@
 import { Field, Int8, Int32, makeData, RecordBatch, Schema, Struct, Table, tableToIPC } from "apache-arrow";
 import { describe, expect, it } from "vitest";
-import { decodeColumns } from "./columns";
+import { Columns, decodeColumns } from "./columns";
 
 function encoded(): Uint8Array {
   const schema = new Schema([
@@ -23,8 +23,20 @@ describe("columns", () => {
     expect([...columns.of("start")]).toEqual([5, 15, 3]);
   });
 
-  it("knows where the rows of a rank are", () => {
-    expect([...decodeColumns(encoded()).rankBegins(3)]).toEqual([0, 1, 1, 3]);
+  it("are parted by rank", () => {
+    const parts = [...decodeColumns(encoded()).byRank()].map(([rank, rows]) => [
+      rank,
+      rows.length,
+      [...rows.of("start")],
+    ]);
+    expect(parts).toEqual([
+      [0, 1, [5]],
+      [2, 2, [15, 3]],
+    ]);
+  });
+
+  it("without rows have every name", () => {
+    expect(new Columns(0, new Map()).of("start").length).toBe(0);
   });
 
   it("says so when a column is missing", () => {

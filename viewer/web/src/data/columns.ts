@@ -2,7 +2,9 @@ import { tableFromIPC } from "apache-arrow";
 
 export type Column = Float64Array | Int32Array | Int16Array | Int8Array;
 
-/** A table of integer columns. Rows of one rank are consecutive, in the order of the column `rank`. */
+const NO_ROWS = new Int8Array();
+
+/** A table of integer columns. */
 export class Columns {
   constructor(
     readonly length: number,
@@ -15,18 +17,25 @@ export class Columns {
 
   /** Throws where the table has no such column: the data and the page are of different versions. */
   of(name: string): Column {
+    if (!this.length) return NO_ROWS; // a table of no ranks has no columns either
     const column = this.columns.get(name);
     if (!column) throw new Error(`the data has no column ${name}; the page and the data are of different versions`);
     return column;
   }
 
-  /** First row of each of `ranks` ranks, and the end of the last one. */
-  rankBegins(ranks: number): Int32Array {
+  /** The rows of each rank, which are consecutive, without copying them. */
+  byRank(): Map<number, Columns> {
+    const parts = new Map<number, Columns>();
+    if (!this.length) return parts;
     const rank = this.of("rank");
-    const begins = new Int32Array(ranks + 1);
-    for (let row = 0; row < this.length; row++) begins[rank[row]! + 1]!++;
-    for (let index = 0; index < ranks; index++) begins[index + 1]! += begins[index]!;
-    return begins;
+    for (let first = 0; first < this.length; ) {
+      let end = first + 1;
+      while (end < this.length && rank[end] === rank[first]) end++;
+      const columns = [...this.columns].map(([name, column]) => [name, column.subarray(first, end) as Column] as const);
+      parts.set(rank[first]!, new Columns(end - first, new Map(columns)));
+      first = end;
+    }
+    return parts;
   }
 }
 

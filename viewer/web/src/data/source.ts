@@ -4,20 +4,18 @@ import type { RunData } from "./types";
 /** The version of the data that this page reads (docs/viewer-data.md). */
 export const VERSION = 2;
 
-/** Where the data of a run come from. Resources have names; one that is not there gives null. */
+/** Where the data of a run come from: resources by name. One that is not there gives null. */
 export interface Source {
   json<Data>(name: string): Promise<Data | null>;
-  table(name: string): Promise<Columns | null>;
+  /** A table, with the rows of at least these ranks (indices in the outline) if it is one of boxes. */
+  table(name: string, ranks?: readonly number[]): Promise<Columns | null>;
+  /** Whether tables hold all ranks that they ever have, so that they are read once. */
+  readonly isWhole: boolean;
 }
-
-export const STEP_TABLES = ["bounds", "work", "stalls", "host", "communication"] as const;
-
-export type StepTables = Record<(typeof STEP_TABLES)[number], Columns>;
 
 /** Reads the run. Throws where the page was cut off, or its data are of another version. */
 export async function readRun(source: Source): Promise<RunData> {
-  const run = await source.json<RunData>("run");
-  if (!run) throw new Error("it does not hold a run: was it cut off when it was saved or sent?");
+  const run = await existing(source.json<RunData>("run.json"), "run.json");
   if (run.version !== VERSION) {
     throw new Error(
       `the data are of version ${run.version}, this page reads version ${VERSION}: write the report again`,
@@ -26,20 +24,17 @@ export async function readRun(source: Source): Promise<RunData> {
   return run;
 }
 
-/** Reads the tables of a step; `prefix` is `step/12`, or `plan`. */
-export async function readStep(source: Source, prefix: string): Promise<StepTables> {
-  const tables = await Promise.all(STEP_TABLES.map((name) => tableOf(source, `${prefix}/${name}`)));
-  return Object.fromEntries(STEP_TABLES.map((name, index) => [name, tables[index]])) as StepTables;
-}
-
-async function tableOf(source: Source, name: string): Promise<Columns> {
-  const table = await source.table(name);
-  if (!table) throw new Error(`the page does not hold ${name}: was it cut off when it was saved or sent?`);
-  return table;
+/** A resource that must be there. */
+export async function existing<Resource>(resource: Promise<Resource | null>, name: string): Promise<Resource> {
+  const found = await resource;
+  if (found === null) throw new Error(`the page does not hold ${name}: was it cut off when it was saved or sent?`);
+  return found;
 }
 
 /** The resources in a report file: script elements, JSON as it is, tables as gzip in base64. */
 export class EmbeddedSource implements Source {
+  readonly isWhole = true;
+
   async json<Data>(name: string): Promise<Data | null> {
     const text = embedded(name);
     return text === null ? null : (JSON.parse(text) as Data);

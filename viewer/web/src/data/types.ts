@@ -1,4 +1,4 @@
-// The JSON resource `run` of the data interface (docs/viewer-data.md). Times are ns.
+// The JSON resources of the data interface (docs/viewer-data.md). Times are ns.
 
 export interface Residual {
   p50: number;
@@ -41,11 +41,9 @@ export interface StepInfo {
 export interface RunData {
   version: number;
   title: string;
-  summary: Summary;
-  timeline: Outline;
-  plan: { outline: Outline; duration_ns: number } | null;
-  steps: StepInfo[];
-  first_shown: number;
+  steps: StepInfo[]; // those that the page offers
+  first_shown: number | null; // a step
+  has_plan: boolean;
   note: string;
 }
 

@@ -1,7 +1,7 @@
 import { type Part, stackedBar, swatch } from "../bars";
-import type { RankTimes, RunData } from "../data/types";
+import type { RankTimes, Summary } from "../data/types";
 import { byId, element } from "../dom";
-import { formatDuration, formatMilliseconds, formatPercent } from "../format";
+import { formatDuration, formatMilliseconds, formatPercent, rankLabel } from "../format";
 import { type ColumnOf, dataTable } from "../table";
 import type { Theme } from "../theme";
 
@@ -17,14 +17,14 @@ interface Bar {
 }
 
 /** Shows the mean step of ranks, or of groups of them, as stacked bars and as a table. */
-export function showBreakdown(run: RunData, theme: Theme, onRank: (rank: number) => void): void {
-  const { ranks } = run.summary;
+export function showBreakdown(summary: Summary, theme: Theme, onRank: (rank: number) => void): void {
+  const { ranks, run } = summary;
   const roles = [...new Set(ranks.flatMap((rank) => Object.keys(rank.exposed_ns)))].sort();
-  const steps = run.summary.run.steps.count || 1;
+  const steps = run.steps.count || 1;
   byId("breakdown-hint").textContent =
     `Mean per step over ${steps} ${steps > 1 ? "steps" : "step"}. The parts of a rank add up to its wall time; ` +
     "what is in no span is shown as other.";
-  const labels = new Map(run.timeline.ranks.map((rank) => [rank.rank, rank.label]));
+  const labels = new Map(ranks.map((rank) => [rank.rank, rankLabel(rank, run.parallel)]));
   const select = byId<HTMLSelectElement>("breakdown-by");
   select.append(...BY.map((by) => element("option", by)));
   select.value =

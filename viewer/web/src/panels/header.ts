@@ -1,4 +1,4 @@
-import type { RunData, Summary } from "../data/types";
+import type { Summary } from "../data/types";
 import { byId, element } from "../dom";
 import { formatDuration, formatPercent, joined } from "../format";
 
@@ -15,7 +15,7 @@ const BUDGET_PARTS: Record<string, string> = {
 
 const MOST_REPEATED = 10;
 
-export function showHeader({ summary }: RunData): void {
+export function showHeader(summary: Summary): void {
   const { run } = summary;
   byId("title").textContent = `commtrace · ${run.id}${run.attempt > 0 ? ` · attempt ${run.attempt + 1}` : ""}`;
   const parallel = Object.entries(run.parallel ?? {}).filter(([, size]) => size > 1);

@@ -1,7 +1,8 @@
 // The timeline with its controls: steps, grouping, colours, search, what is pinned, what is selected.
 
 import { swatch } from "../bars";
-import { readStep, type Source } from "../data/source";
+import type { Source } from "../data/source";
+import { Steps } from "../data/steps";
 import type { RunData } from "../data/types";
 import { byId, element } from "../dom";
 import { formatDuration, formatPercent, stepName } from "../format";
@@ -14,38 +15,33 @@ import { Minimap } from "../timeline/minimap";
 import type { ColourBy, TimeRange } from "../timeline/painter";
 import { partition } from "../timeline/partition";
 import { search } from "../timeline/search";
-import { type Box, Step } from "../timeline/step";
+import { type Box, BUBBLE, type Step } from "../timeline/step";
 import { factNodes, Timeline } from "../timeline/timeline";
-import { stragglingRanks } from "./stragglers";
 
+const MOST_READ = 64; // so many ranks of a communication are read without asking
 const PHASES = ["forward", "backward", "recompute", "optimizer", "data", "checkpoint", "gc"];
 
 export class TimelinePanel {
   readonly timeline: Timeline;
   private readonly minimap: Minimap;
   private readonly select = byId<HTMLSelectElement>("step");
-  private position = -1; // of the step among those of the run's data
+  private readonly steps: Steps;
+  private number: number | null = null; // of the step that is shown
   private plan: Step | null = null;
-  private loading = 0;
+  private requests = 0;
 
   constructor(
     private readonly run: RunData,
-    private readonly source: Source,
+    source: Source,
     private readonly theme: Theme,
   ) {
-    this.timeline = new Timeline(
-      byId("stage"),
-      byId<HTMLCanvasElement>("timeline"),
-      byId("tooltip"),
-      theme,
-      stragglingRanks(run.summary),
-      {
-        onPin: (box) => this.showPinned(box),
-        onSelect: (range) => this.showSelected(range),
-        onMove: () => this.moved(),
-      },
-    );
-    this.timeline.grouping = usualGrouping(run.timeline.ranks);
+    this.steps = new Steps(source);
+    this.timeline = new Timeline(byId("stage"), byId<HTMLCanvasElement>("timeline"), byId("tooltip"), theme, {
+      onPin: (box) => this.showPinned(box),
+      onSelect: (range) => this.showSelected(range),
+      onMove: () => this.moved(),
+      onMissing: (ranks) => this.load(ranks),
+    });
     this.minimap = new Minimap(byId<HTMLCanvasElement>("minimap"), theme, this.timeline.viewport, (centre) => {
       const half = (this.timeline.viewport.to - this.timeline.viewport.from) / 2;
       this.timeline.look(centre - half, centre + half);
@@ -57,37 +53,58 @@ export class TimelinePanel {
   /** Shows the step of the page's address, or the typical one. */
   async start(): Promise<void> {
     const view = readView(location.hash);
-    if (GROUPINGS.includes(view.rows as Grouping)) this.timeline.grouping = view.rows as Grouping;
     if (view.colour === "microbatch") this.timeline.colourBy = "microbatch";
-    byId<HTMLSelectElement>("grouping").value = this.timeline.grouping;
     byId<HTMLSelectElement>("colour-by").value = this.timeline.colourBy;
-    const linked = this.run.steps.findIndex((info) => info.step === view.step);
-    await this.choose(linked >= 0 ? linked : this.run.first_shown);
-    if (linked >= 0 && view.from !== null && view.to !== null) this.timeline.look(view.from, view.to);
+    const linked = view.step !== null && this.run.steps.some((info) => info.step === view.step);
+    const step = await this.steps.open(`step/${linked ? view.step : this.run.first_shown}`);
+    const isGrouping = GROUPINGS.includes(view.rows as Grouping);
+    this.timeline.grouping = isGrouping ? (view.rows as Grouping) : usualGrouping(step.outline.ranks);
+    byId<HTMLSelectElement>("grouping").value = this.timeline.grouping;
+    byId("precision").textContent = precision(step);
+    await this.show(step);
+    if (linked && view.from !== null && view.to !== null) this.timeline.look(view.from, view.to);
   }
 
-  async choose(position: number): Promise<void> {
-    const info = this.run.steps[position];
-    if (!info) return;
-    const request = ++this.loading;
-    const tables = await readStep(this.source, `step/${info.step}`);
-    if (request !== this.loading) return; // another step was chosen meanwhile
-    this.position = position;
-    this.select.value = String(position);
-    const step = new Step(info.step, info.duration_ns, this.run.timeline, tables);
-    this.timeline.show(step, `${stepName(info.step)} · ${formatDuration(info.duration_ns)}`);
+  /** Shows a step, by its number. */
+  async choose(number: number): Promise<void> {
+    const request = ++this.requests;
+    const step = await this.steps.open(`step/${number}`);
+    if (request === this.requests) await this.show(step); // else another step was chosen meanwhile
+  }
+
+  private async show(step: Step): Promise<void> {
+    const { number } = step;
+    this.number = number;
+    const position = this.run.steps.findIndex((info) => info.step === number);
+    this.select.value = String(number);
+    this.timeline.show(step, `${stepName(number)} · ${formatDuration(step.duration)}`);
+    byId<HTMLButtonElement>("previous").disabled = position <= 0;
+    byId<HTMLButtonElement>("next").disabled = position === this.run.steps.length - 1;
+    byId("timeline").ariaLabel = `Timeline of ${stepName(number)}; the tables below have the numbers`;
+    await this.load(this.timeline.visibleRanks);
+    byId("stage").dataset.step = String(number);
+    this.moved();
+  }
+
+  private async load(ranks: readonly number[]): Promise<void> {
+    const { step } = this.timeline;
+    if (!step || !(await this.steps.load(step, ranks)) || step !== this.timeline.step) return;
+    this.timeline.layOut();
     this.minimap.show(step, this.timeline.grouping);
     this.showLegend(step);
-    byId<HTMLButtonElement>("previous").disabled = position === 0;
-    byId<HTMLButtonElement>("next").disabled = position === this.run.steps.length - 1;
-    byId("timeline").ariaLabel = `Timeline of ${stepName(info.step)}; the tables below have the numbers`;
-    byId("stage").dataset.step = String(info.step);
-    this.moved();
+    if (this.timeline.pinned) this.showPinned(this.timeline.pinned);
+  }
+
+  /** Marks ranks as stragglers, by their numbers. */
+  mark(stragglers: ReadonlySet<number>): void {
+    this.timeline.stragglers = stragglers;
+    if (this.timeline.step) this.showLegend(this.timeline.step);
+    this.timeline.redraw();
   }
 
   /** Shows a rank, by its number. */
   showRank(rank: number): void {
-    const index = this.run.timeline.ranks.findIndex((candidate) => candidate.rank === rank);
+    const index = this.timeline.step?.indexOf(rank) ?? -1;
     if (index < 0) return;
     this.timeline.reveal(index);
     byId("timeline").scrollIntoView({ block: "center" });
@@ -95,12 +112,11 @@ export class TimelinePanel {
 
   private get view(): View {
     const { viewport, grouping, colourBy } = this.timeline;
-    const step = this.run.steps[this.position]?.step ?? null;
-    return { step, from: viewport.from, to: viewport.to, rows: grouping, colour: colourBy };
+    return { step: this.number, from: viewport.from, to: viewport.to, rows: grouping, colour: colourBy };
   }
 
   private moved(): void {
-    if (this.position < 0) return;
+    if (this.number === null) return;
     this.minimap.draw();
     keepView(() => this.view);
   }
@@ -109,13 +125,16 @@ export class TimelinePanel {
 
   private addControls(): void {
     const { timeline } = this;
-    this.run.steps.forEach((info, index) => {
+    for (const info of this.run.steps) {
       const name = info.step < 0 ? "whole recording" : String(info.step);
       const option = element("option", [name, formatDuration(info.duration_ns), info.note].filter(Boolean).join(" · "));
-      option.value = String(index);
+      option.value = String(info.step);
       this.select.append(option);
-    });
-    const shift = (by: number) => this.choose(this.position + by);
+    }
+    const shift = (by: number) => {
+      const next = this.run.steps[this.run.steps.findIndex((info) => info.step === this.number) + by];
+      if (next) this.choose(next.step);
+    };
     this.select.addEventListener("change", () => this.choose(Number(this.select.value)));
     const clicks: Record<string, () => void> = {
       previous: () => shift(-1),
@@ -128,7 +147,7 @@ export class TimelinePanel {
       "show-help": () => byId<HTMLDialogElement>("help").showModal(),
     };
     for (const [id, action] of Object.entries(clicks)) byId(id).addEventListener("click", action);
-    byId("show-plan").hidden = this.run.plan === null;
+    byId("show-plan").hidden = !this.run.has_plan;
     this.addChoice("grouping", GROUPINGS, (value) => {
       timeline.setGrouping(value as Grouping);
       if (timeline.step) this.minimap.show(timeline.step, timeline.grouping);
@@ -158,7 +177,6 @@ export class TimelinePanel {
     });
     this.addSearch();
     byId("embedded").textContent = this.run.note;
-    byId("precision").textContent = this.precision();
   }
 
   private addChoice(id: string, values: readonly string[], onChange: (value: string) => void): void {
@@ -172,16 +190,21 @@ export class TimelinePanel {
   }
 
   private async togglePlan(): Promise<void> {
-    const { plan } = this.run;
-    if (!plan) return;
-    this.plan ??= new Step(-1, plan.duration_ns, plan.outline, await readStep(this.source, "plan"));
+    if (!this.run.has_plan) return;
+    this.plan ??= await this.openPlan();
     this.timeline.planned = this.timeline.planned ? null : this.plan;
     byId("show-plan").ariaPressed = String(this.timeline.planned !== null);
     byId("plan-note").textContent = this.timeline.planned
-      ? `The lower bar of a row is the same schedule with mean forwards and backwards and no transfers: ${formatDuration(plan.duration_ns)} ` +
+      ? `The lower bar of a row is the same schedule with mean forwards and backwards and no transfers: ${formatDuration(this.plan.duration)} ` +
         "until the last backward is over, without optimizer and data-parallel communication."
       : "";
     this.timeline.redraw();
+  }
+
+  private async openPlan(): Promise<Step> {
+    const plan = await this.steps.open("plan");
+    await this.steps.load(plan, [...plan.outline.ranks.keys()]);
+    return plan;
   }
 
   private addSearch(): void {
@@ -223,8 +246,27 @@ export class TimelinePanel {
     for (const fact of facts(step, box)) list.append(...factNodes(fact));
     panel.replaceChildren(element("h3", headline(step, box)), list);
     const communication = step.communicationOf(box);
-    const members = communication ? step.participants(communication) : [];
-    if (members.length > 1) panel.append(...this.participantsTable(step, members));
+    if (communication) this.showParticipants(panel, step, communication);
+  }
+
+  private showParticipants(panel: HTMLElement, step: Step, communication: Box): void {
+    const members = step.membersOf(communication);
+    if (members.length < 2) return;
+    const missing = members.filter((rank) => step.isMissing(rank));
+    if (missing.length && members.length <= MOST_READ) {
+      this.load(missing); // which shows this box once more
+      return;
+    }
+    const read = step.participants(communication);
+    if (members.every((rank) => step.isRead(rank)) && read.length > 1)
+      panel.append(...this.participantsTable(step, read));
+    else panel.append(element("p", lastOfAll(step, communication, read.length, members.length)));
+    if (missing.length) {
+      const button = element("button", `Read all ${members.length} ranks of it`);
+      button.type = "button";
+      button.addEventListener("click", () => this.load(missing));
+      panel.append(button);
+    }
   }
 
   private participantsTable(step: Step, members: readonly Box[]): HTMLElement[] {
@@ -289,25 +331,22 @@ export class TimelinePanel {
     );
   }
 
-  private precision(): string {
-    const residual = this.run.timeline.residual_ns;
-    if (!residual) return "The clocks of the hosts could not be aligned: compare times within a host only.";
-    if (!residual.p99) return "";
-    return `Times of different ranks are comparable to within ${formatDuration(residual.p99)} (p99): the band at the pointer is that wide.`;
-  }
-
   private showLegend(step: Step): void {
     const kinds = new Set<string>();
     const roles = new Set<string>();
     for (const table of ["work", "host"] as const) {
-      for (const kind of new Set(step.columns(table).of("kind"))) kinds.add(step.outline.kinds[kind] ?? "");
+      for (const rank of step.outline.ranks.keys()) {
+        for (const kind of new Set(step.columns(table, rank).of("kind"))) kinds.add(step.outline.kinds[kind] ?? "");
+      }
     }
-    const stalls = step.columns("stalls");
-    const role = stalls.of("role");
     let bubbles = false;
-    for (let row = 0; row < stalls.length; row++) {
-      if (kindOf(step, { table: "stalls", rank: 0, row }) === "bubble") bubbles = true;
-      else roles.add(step.outline.roles[role[row]!] ?? "");
+    for (const rank of step.outline.ranks.keys()) {
+      const stalls = step.columns("stalls", rank);
+      const role = stalls.of("role");
+      for (let row = 0; row < stalls.length; row++) {
+        if (kindOf(step, { table: "stalls", rank, row }) === BUBBLE) bubbles = true;
+        else roles.add(step.outline.roles[role[row]!] ?? "");
+      }
     }
     const numbered = (kind: string) => (kind === "forward" || kind === "backward" ? `${kind} (microbatch)` : kind);
     const byMicrobatch = this.timeline.colourBy === "microbatch";
@@ -327,9 +366,24 @@ export class TimelinePanel {
           swatch(this.theme.role(name), `wait for ${name}`, true),
           swatch(this.theme.role(name), `transfer on ${name}`),
         ]),
-      ...(this.run.summary.stragglers.length ? [element("span", "▲ straggler")] : []),
+      ...(this.timeline.stragglers.size ? [element("span", "▲ straggler")] : []),
     );
   }
+}
+
+function lastOfAll(step: Step, communication: Box, read: number, members: number): string {
+  const last = step.indexOf(step.value(communication, "last"));
+  const who =
+    last < 0
+      ? "Which rank came last is not known."
+      : `${step.outline.ranks[last]!.label} came last, as the aligned clocks show it.`;
+  return `${who} The boxes of ${read} of the ${members} ranks that took part are here.`;
+}
+
+function precision({ outline: { residual_ns: residual } }: Step): string {
+  if (!residual) return "The clocks of the hosts could not be aligned: compare times within a host only.";
+  if (!residual.p99) return "";
+  return `Times of different ranks are comparable to within ${formatDuration(residual.p99)} (p99): the band at the pointer is that wide.`;
 }
 
 function waitText(wait: number): string {

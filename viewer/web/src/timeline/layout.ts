@@ -153,10 +153,9 @@ export function layOut(
 
 function laneDepths(step: Step, rank: number): number[] {
   const depths = new Array<number>(step.outline.ranks[rank]!.lanes.length).fill(1);
-  const { first, end } = step.rows("communication", rank);
-  const columns = step.columns("communication");
-  if (end === first) return depths;
+  const columns = step.columns("communication", rank);
   const [lane, sublane] = [columns.of("lane"), columns.of("sublane")];
-  for (let row = first; row < end; row++) depths[lane[row]!] = Math.max(depths[lane[row]!] ?? 1, sublane[row]! + 1);
+  for (let row = 0; row < columns.length; row++)
+    depths[lane[row]!] = Math.max(depths[lane[row]!] ?? 1, sublane[row]! + 1);
   return depths;
 }

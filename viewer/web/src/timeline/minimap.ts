@@ -77,15 +77,15 @@ export class Minimap {
   }
 }
 
-/** Share of each bin of the step in which the ranks are in a phase and do not stall, from 0 to 1. */
-export function busyShare(step: Step, ranks: readonly number[]): Float64Array {
+/** Share of each bin of the step in which the ranks that were read are in a phase and do not stall, from 0 to 1. */
+export function busyShare(step: Step, all: readonly number[]): Float64Array {
+  const ranks = all.filter((rank) => step.columns("work", rank).length);
   const shares = new Float64Array(BINS);
   const bin = step.duration / BINS;
   const add = (table: "work" | "stalls", rank: number, sign: number) => {
-    const columns = step.columns(table);
+    const columns = step.columns(table, rank);
     const [start, duration, depth] = [columns.of("start"), columns.of("duration"), columns.of("depth")];
-    const { first, end } = step.rows(table, rank);
-    for (let row = first; row < end; row++) {
+    for (let row = 0; row < columns.length; row++) {
       if (table === "work" ? depth[row]! > 0 : depth[row] === 0) continue; // outermost work, and stalls inside of it
       const [from, to] = [Math.max(start[row]!, 0), Math.min(start[row]! + duration[row]!, step.duration)];
       for (let index = Math.floor(from / bin); index < BINS && index * bin < to; index++) {

@@ -37,6 +37,7 @@ export interface Scene {
   planned: Step | null; // the ideal schedule, drawn under the rows of the stages it has
 }
 
+const LEFT_OUT = "not in this file, which would be too large: commtrace view";
 const PLAN = 8; // height of the planned boxes under a row
 const COARSE = 4; // at least this wide is a box that gets an outline
 
@@ -85,6 +86,11 @@ export class Painter {
       c.fillStyle = this.theme.of("row");
       const start = viewport.x(step.from[row.rank]!);
       c.fillRect(start, y, viewport.x(step.to[row.rank]!) - start, MAIN);
+      const missing = step.isLeftOut(row.rank) ? LEFT_OUT : step.isRead(row.rank) ? "" : "…";
+      if (missing) {
+        c.fillStyle = this.theme.of("muted");
+        c.fillText(missing, GUTTER + 8, y + MAIN / 2);
+      }
       this.drawWork(scene, row.rank, y);
       this.drawStalls(scene, row.rank, y);
       this.drawHost(scene, row.rank, y);
@@ -113,7 +119,7 @@ export class Painter {
 
   private drawWork(scene: Scene, rank: number, y: number): void {
     const { step } = scene;
-    const work = step.columns("work");
+    const work = step.columns("work", rank);
     const depth = work.of("depth");
     this.eachVisible(scene, "work", rank, (box, x, width) => {
       const kind = kindOf(step, box);
@@ -153,7 +159,7 @@ export class Painter {
 
   private drawStalls(scene: Scene, rank: number, y: number): void {
     const { step } = scene;
-    const stalls = step.columns("stalls");
+    const stalls = step.columns("stalls", rank);
     const [depth, role] = [stalls.of("depth"), stalls.of("role")];
     this.eachVisible(scene, "stalls", rank, (box, x, width) => {
       const inset = depth[box.row]! > 0 ? MAIN * 0.55 : 0;
@@ -178,7 +184,7 @@ export class Painter {
 
   private drawLane(scene: Scene, rank: number, row: LaneRow, y: number): void {
     const { step, viewport } = scene;
-    const communication = step.columns("communication");
+    const communication = step.columns("communication", rank);
     const [lane, sublane, wait] = [communication.of("lane"), communication.of("sublane"), communication.of("wait")];
     const role = this.theme.role(step.outline.ranks[rank]!.lanes[row.lane]!.role);
     this.eachVisible(scene, "communication", rank, (box, x, width) => {
@@ -196,13 +202,12 @@ export class Painter {
     const stage = scene.step.outline.ranks[rank]!.coordinates.pp;
     const index = planned.outline.ranks.findIndex((candidate) => candidate.coordinates.pp === stage);
     if (index < 0) return;
-    const { first, end } = planned.rows("work", index);
-    const work = planned.columns("work");
+    const work = planned.columns("work", index);
     const [start, duration] = [work.of("start"), work.of("duration")];
     const { context: c } = this;
     c.fillStyle = this.theme.of("surface");
     c.fillRect(GUTTER, y + MAIN - PLAN - 1, scene.viewport.width - GUTTER, PLAN + 1);
-    for (let row = first; row < end; row++) {
+    for (let row = 0; row < work.length; row++) {
       const x = scene.viewport.x(start[row]!);
       const width = scene.viewport.x(start[row]! + duration[row]!) - x;
       c.fillStyle = this.theme.of(kindOf(planned, { table: "work", rank: index, row }));
@@ -217,9 +222,8 @@ export class Painter {
     draw: (box: Box, x: number, width: number) => void,
   ): void {
     const { step, viewport } = scene;
-    const { first, end } = step.rows(table, rank);
-    if (first === end) return;
-    const columns = step.columns(table);
+    const columns = step.columns(table, rank);
+    if (!columns.length) return;
     const [start, duration] = [columns.of("start"), columns.of("duration")];
     const layer = layers(
       columns.has("lane") ? columns.of("lane") : null,
@@ -227,7 +231,7 @@ export class Painter {
       table === "work" ? columns.of("kind") : table === "stalls" ? columns.of("state") : null,
     );
     const lastPixel = new Map<number, number>();
-    for (let row = first; row < end; row++) {
+    for (let row = 0; row < columns.length; row++) {
       const begin = start[row]!;
       if (begin > viewport.to) break;
       const finish = begin + duration[row]!;

@@ -54,11 +54,10 @@ function pieces(
   end: number,
   describe: (box: Box) => { name: string; level: number },
 ): Piece[] {
-  const { first, end: last } = step.rows(of.table, of.rank);
-  const columns = step.columns(of.table);
+  const columns = step.columns(of.table, of.rank);
   const [start, duration] = [columns.of("start"), columns.of("duration")];
   const found: Piece[] = [];
-  for (let row = first; row < last && start[row]! < end; row++) {
+  for (let row = 0; row < columns.length && start[row]! < end; row++) {
     const [from, to] = [Math.max(start[row]!, begin), Math.min(start[row]! + duration[row]!, end)];
     if (to > from) found.push({ from, to, ...describe({ ...of, row }) });
   }

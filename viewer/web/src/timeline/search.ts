@@ -60,11 +60,10 @@ function spansNamed(step: Step, text: string): Hit[] {
 function rowsWhere(step: Step, column: string, matches: (value: number) => boolean): Hit[] {
   const found: Hit[] = [];
   for (const table of ["work", "communication"] as const) {
-    const values = step.columns(table).has(column) ? step.columns(table).of(column) : null;
-    if (!values) continue;
     for (let rank = 0; rank < step.outline.ranks.length && found.length < MOST_HITS; rank++) {
-      const { first, end } = step.rows(table, rank);
-      for (let row = first; row < end; row++) {
+      const columns = step.columns(table, rank);
+      const values = columns.of(column);
+      for (let row = 0; row < columns.length; row++) {
         if (!matches(values[row]!)) continue;
         const box: Box = { table, rank, row };
         found.push({ label: `${headline(step, box)} · ${step.outline.ranks[rank]!.label}`, rank, box });

@@ -118,7 +118,7 @@ describe("the search", () => {
   });
 
   it("finds microbatches and names", () => {
-    expect([found("mb 3"), found("attention")]).toEqual([[[1, 1]], [[0, 0]]]);
+    expect([found("mb 3"), found("attention")]).toEqual([[[1, 0]], [[0, 0]]]);
   });
 
   it("finds nothing for nothing", () => {

@@ -1,75 +1,118 @@
-import type { Column, Columns } from "../data/columns";
-import type { StepTables } from "../data/source";
+import { Columns } from "../data/columns";
 import type { Outline } from "../data/types";
 
-export type BoxTable = "work" | "stalls" | "host" | "communication";
+export const BOX_TABLES = ["work", "stalls", "host", "communication"] as const;
+export type BoxTable = (typeof BOX_TABLES)[number];
 
-/** A row of one of the tables of a step. */
+/** A box of a step: a row of one of the tables of a rank. `rank` is the rank's index in the outline. */
 export interface Box {
   table: BoxTable;
-  rank: number; // index among the ranks of the outline
+  rank: number;
   row: number;
-}
-
-export interface RowRange {
-  first: number;
-  end: number;
 }
 
 export const BUBBLE = "bubble";
 
-/** The boxes of one step, by rank. */
+const EMPTY = new Columns(0, new Map());
+
+/** One step: its ranks, and the boxes of the ranks that were read. */
 export class Step {
   readonly from: Float64Array; // begin of the step on each rank of the outline; NaN where it has none
   readonly to: Float64Array;
-  private readonly begins: Record<BoxTable, Int32Array>;
+  private readonly own: Float64Array;
+  private readonly hasBoxes: Uint8Array;
+  private readonly expected = new Set<number>(); // ranks whose boxes were read, or are being read
+  private readonly read = new Set<number>();
+  private readonly boxes: Record<BoxTable, Map<number, Columns>> = {
+    work: new Map(),
+    stalls: new Map(),
+    host: new Map(),
+    communication: new Map(),
+  };
+  private readonly indices: Map<number, number>; // by number of the rank
   private byJoin: Map<number, Box[]> | null = null;
 
+  /** `ranks` are the begin, the end and the own work of the step on each rank. */
   constructor(
+    readonly name: string, // of its resources
     readonly number: number,
     readonly duration: number,
     readonly outline: Outline,
-    private readonly tables: StepTables,
+    ranks: Columns,
   ) {
-    const ranks = outline.ranks.length;
-    this.from = new Float64Array(ranks).fill(Number.NaN);
-    this.to = new Float64Array(ranks).fill(Number.NaN);
-    const [rank, start, end] = ["rank", "start", "end"].map((name) => tables.bounds.of(name)) as [
-      Column,
-      Column,
-      Column,
-    ];
-    for (let row = 0; row < tables.bounds.length; row++) {
-      this.from[rank[row]!] = start[row]!;
-      this.to[rank[row]!] = end[row]!;
+    const count = outline.ranks.length;
+    this.indices = new Map(outline.ranks.map(({ rank }, index) => [rank, index]));
+    this.from = new Float64Array(count).fill(Number.NaN);
+    this.to = new Float64Array(count).fill(Number.NaN);
+    this.own = new Float64Array(count);
+    this.hasBoxes = new Uint8Array(count);
+    const [rank, start, end] = [ranks.of("rank"), ranks.of("start"), ranks.of("end")];
+    const [own, hasBoxes] = [ranks.of("own"), ranks.of("has_boxes")];
+    for (let row = 0; row < ranks.length; row++) {
+      const index = rank[row]!;
+      this.from[index] = start[row]!;
+      this.to[index] = end[row]!;
+      this.own[index] = own[row]!;
+      this.hasBoxes[index] = hasBoxes[row]!;
     }
-    this.begins = {
-      work: tables.work.rankBegins(ranks),
-      stalls: tables.stalls.rankBegins(ranks),
-      host: tables.host.rankBegins(ranks),
-      communication: tables.communication.rankBegins(ranks),
-    };
   }
+
+  // ---- which boxes are there
 
   has(rank: number): boolean {
     return !Number.isNaN(this.from[rank]);
   }
 
-  columns(table: BoxTable): Columns {
-    return this.tables[table];
+  get ranksWithBoxes(): number[] {
+    return [...this.hasBoxes.keys()].filter((rank) => this.hasBoxes[rank]);
   }
 
-  rows(table: BoxTable, rank: number): RowRange {
-    return { first: this.begins[table][rank]!, end: this.begins[table][rank + 1]! };
+  /** Whether the source has no boxes of a rank of this step. */
+  isLeftOut(rank: number): boolean {
+    return this.has(rank) && !this.hasBoxes[rank];
   }
+
+  /** Whether the boxes of a rank could be read, and nobody did. */
+  isMissing(rank: number): boolean {
+    return this.hasBoxes[rank] === 1 && !this.expected.has(rank);
+  }
+
+  /** Whether the boxes of a rank are there. */
+  isRead(rank: number): boolean {
+    return this.read.has(rank);
+  }
+
+  expect(ranks: readonly number[]): void {
+    for (const rank of ranks) this.expected.add(rank);
+  }
+
+  forget(ranks: readonly number[]): void {
+    for (const rank of ranks) this.expected.delete(rank);
+  }
+
+  /** Adds the boxes of ranks, whose rows are consecutive in each table. */
+  add(ranks: readonly number[], tables: Record<BoxTable, Columns>): void {
+    for (const table of BOX_TABLES) {
+      for (const [rank, columns] of tables[table].byRank()) this.boxes[table].set(rank, columns);
+    }
+    for (const rank of ranks) this.read.add(rank);
+    this.byJoin = null;
+  }
+
+  /** The boxes of a rank; none if they were not read. */
+  columns(table: BoxTable, rank: number): Columns {
+    return this.boxes[table].get(rank) ?? EMPTY;
+  }
+
+  // ---- facts of a box
 
   value(box: Box, column: string): number {
-    return this.tables[box.table].of(column)[box.row]!;
+    return this.columns(box.table, box.rank).of(column)[box.row]!;
   }
 
   /** A value of a column that not every table has; −1, for not applicable, where there is none. */
   optional(box: Box, column: string): number {
-    return this.tables[box.table].has(column) ? this.value(box, column) : -1;
+    return this.columns(box.table, box.rank).has(column) ? this.value(box, column) : -1;
   }
 
   start(box: Box): number {
@@ -84,13 +127,19 @@ export class Step {
   communicationOf(box: Box): Box | null {
     if (box.table === "communication") return box;
     if (box.table !== "stalls") return null;
-    const position = this.value(box, "communication");
-    return position < 0
-      ? null
-      : { table: "communication", rank: box.rank, row: this.rows("communication", box.rank).first + position };
+    const row = this.value(box, "communication");
+    return row < 0 ? null : { table: "communication", rank: box.rank, row };
   }
 
-  /** The same communication on all ranks that took part, this one included; sorted by start, the last to come last. */
+  /** The ranks of a communication, by index: the members of its group, or both ends of a message. */
+  membersOf(communication: Box): number[] {
+    const peer = this.value(communication, "peer");
+    if (peer >= 0) return [communication.rank, this.indexOf(peer)].filter((index) => index >= 0);
+    const lane = this.outline.ranks[communication.rank]!.lanes[this.value(communication, "lane")]!;
+    return lane.ranks.map((rank) => this.indexOf(rank)).filter((index) => index >= 0);
+  }
+
+  /** The same communication on all ranks that were read, this one included; sorted by start, the last to come last. */
   participants(communication: Box): Box[] {
     const join = this.optional(communication, "join");
     if (join < 0) return [communication];
@@ -113,40 +162,35 @@ export class Step {
     return this.start(last) - this.start(before) < this.residual(before, last)! ? null : last;
   }
 
-  /** Time of a rank in which it neither waits nor transfers: its own work, ns. */
+  /** Time of a rank outside of stalls: its own work, ns. */
   busy(rank: number): number {
-    if (!this.has(rank)) return 0;
-    const { first, end } = this.rows("stalls", rank);
-    const duration = this.tables.stalls.of("duration");
-    let stalled = 0;
-    for (let row = first; row < end; row++) stalled += duration[row]!;
-    return this.to[rank]! - this.from[rank]! - stalled;
+    return this.own[rank]!;
+  }
+
+  /** Index of a rank in the outline, by its number; −1 if it is not there. */
+  indexOf(rank: number): number {
+    return this.indices.get(rank) ?? -1;
   }
 
   private joins(): Map<number, Box[]> {
     if (this.byJoin) return this.byJoin;
     const found = new Map<number, Box[]>();
-    const { communication } = this.tables;
-    if (communication.has("join")) {
-      const [join, rank, start] = ["join", "rank", "start"].map((name) => communication.of(name)) as [
-        Column,
-        Column,
-        Column,
-      ];
-      for (let row = 0; row < communication.length; row++) {
+    for (const [rank, columns] of this.boxes.communication) {
+      const join = columns.of("join");
+      for (let row = 0; row < columns.length; row++) {
         if (join[row]! < 0) continue;
-        const box: Box = { table: "communication", rank: rank[row]!, row };
+        const box: Box = { table: "communication", rank, row };
         const known = found.get(join[row]!);
         if (known) known.push(box);
         else found.set(join[row]!, [box]);
       }
-      for (const boxes of found.values()) boxes.sort((a, b) => start[a.row]! - start[b.row]! || a.rank - b.rank);
     }
+    for (const boxes of found.values()) boxes.sort((a, b) => this.start(a) - this.start(b) || a.rank - b.rank);
     this.byJoin = found;
     return found;
   }
 }
 
 export function sameBox(a: Box | null, b: Box | null): boolean {
-  return a !== null && b !== null && a.table === b.table && a.row === b.row;
+  return a !== null && b !== null && a.table === b.table && a.rank === b.rank && a.row === b.row;
 }

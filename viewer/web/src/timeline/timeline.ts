@@ -15,6 +15,7 @@ export interface TimelineEvents {
   onPin(box: Box | null): void;
   onSelect(range: TimeRange | null): void;
   onMove(): void; // another window, or other rows
+  onMissing(ranks: number[]): void; // rows are in view whose boxes were not read
 }
 
 interface Drag {
@@ -30,6 +31,7 @@ export class Timeline {
   grouping: Grouping = "none";
   colourBy: ColourBy = "kind";
   planned: Step | null = null;
+  stragglers: ReadonlySet<number> = new Set(); // numbers of ranks
   pinned: Box | null = null;
   selected: TimeRange | null = null;
   readonly openGroups = new Set<string>();
@@ -49,7 +51,6 @@ export class Timeline {
     private readonly canvas: HTMLCanvasElement,
     private readonly tooltip: HTMLElement,
     theme: Theme,
-    private readonly stragglers: ReadonlySet<number>,
     private readonly events: TimelineEvents,
   ) {
     this.context = canvas.getContext("2d")!;
@@ -76,6 +77,14 @@ export class Timeline {
 
   get ranks(): number[] {
     return this.layout.rows.flatMap((row) => (row.type === "rank" ? [row.rank] : []));
+  }
+
+  /** Indices of the ranks whose rows are in view, and of those a screen above and below. */
+  get visibleRanks(): number[] {
+    const [top, height] = [this.scroller.scrollTop, this.canvasHeight];
+    return this.layout.rows.flatMap((row) =>
+      row.type === "rank" && row.y + row.height > top - height && row.y < top + 2 * height ? [row.rank] : [],
+    );
   }
 
   layOut(): void {
@@ -209,6 +218,8 @@ export class Timeline {
 
   private draw(): void {
     if (!this.step) return;
+    const missing = this.visibleRanks.filter((rank) => this.step?.isMissing(rank));
+    if (missing.length) this.events.onMissing(missing);
     const { step, layout, viewport, stragglers, colourBy, hovered, pinned, pointerX, selected, planned, title } = this;
     const scroll = this.scroller.scrollTop;
     this.painter.draw(

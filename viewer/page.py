@@ -1,0 +1,38 @@
+"""The HTML of the page, with its script and its style in it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Final
+
+_PLACEHOLDER: Final = re.compile(r"\{\{(\w+)\}\}")
+
+
+def fill_page(title: str, resources: Sequence[str], *, server: str | None = None) -> str:
+    """Return the page.
+
+    Args:
+        resources: script elements that hold data.
+        server: address that data are read from instead; relative, so that it holds behind a tunnel.
+    """
+    script = _asset("viewer.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    values = {
+        "title": html.escape(title),
+        "style": _asset("viewer.css"),
+        "resources": "\n".join(resources),
+        "script": script,
+        "script_hash": f"sha256-{digest}",
+        "connect": "connect-src 'self'; " if server is not None else "",
+        "server": "" if server is None else f' data-server="{html.escape(server)}"',
+    }
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], _asset("viewer.html"))
+
+
+def _asset(name: str) -> str:
+    return files("commtrace.viewer").joinpath("assets", name).read_text("utf-8")

@@ -30,6 +30,7 @@ from commtrace.analysis.summary import Summary, summarise_steps
 from commtrace.analysis.windows.run import LargeRun, MeasuredRun, Result, WholeRun, survey_large_run
 from commtrace.errors import ConfigurationError, MissingExtraError
 from commtrace.trace.files.locate import NEWEST_RUN
+from commtrace.trace.files.reader import find_files, load_files
 from commtrace.trace.run import Run
 
 if TYPE_CHECKING:
@@ -82,8 +83,10 @@ def open(
     if tables not in _CONVERSIONS:
         raise ConfigurationError(f"tables={tables!r}: write one of {', '.join(_CONVERSIONS)}")
     convert = _CONVERSIONS[tables]()
-    large = None if steps else survey_large_run(Path(path))
-    return RecordedRun(large or load_window(Path(path), steps), steps, convert)
+    if steps:
+        return RecordedRun(load_window(Path(path), steps), steps, convert)
+    files = find_files(path)
+    return RecordedRun(survey_large_run(files) or load_window(load_files(files)), steps, convert)
 
 
 class RecordedRun(Generic[Frame]):

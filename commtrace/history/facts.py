@@ -105,14 +105,16 @@ def read_facts(directory: Path, *, now_ns: int, ask: AskProcess = unknown_proces
 def facts_of(run: Run, *, now_ns: int, ask: AskProcess = unknown_process) -> RunFacts:
     """Return the facts of a run that was loaded in full."""
     lowest = run.ranks[min(run.ranks)].spans
-    steps = lowest.kind == schema.STEP
-    last_step = max(
-        int(trace.spans.step[trace.spans.kind == schema.STEP].max(initial=-1)) for trace in run.ranks.values()
-    )
+    durations, last_step = [], -1
+    if not run.steps_inferred:  # as in the files, in which no step is marked
+        durations = (lowest.end - lowest.start)[lowest.kind == schema.STEP].tolist()
+        last_step = max(
+            int(trace.spans.step[trace.spans.kind == schema.STEP].max(initial=-1)) for trace in run.ranks.values()
+        )
     return _facts(
         run,
         last_step,
-        (lowest.end - lowest.start)[steps].tolist(),
+        durations,
         int(lowest.start.min()) if len(lowest) else None,
         find_endings(run, now_ns, ask),
     )

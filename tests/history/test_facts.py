@@ -50,6 +50,14 @@ def test_a_run_that_was_loaded_in_full_has_the_same_facts(tmp_path: Path) -> Non
     assert facts_of(load_run(run), now_ns=LATER_NS) == read(run)
 
 
+def test_steps_that_no_mark_tells_are_no_facts(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+
+    inferred = facts_of(replace(load_run(run), steps_inferred=True), now_ns=LATER_NS)
+
+    assert (inferred.steps, inferred.step_ns) == (None, None)
+
+
 def test_only_the_ends_of_a_long_run_are_read(tmp_path: Path) -> None:
     run = tmp_path / "run"
     folder = write_rank(run, [*steps(0, 60), mark("end", {})], steps_per_segment=10)

@@ -219,11 +219,36 @@ class _Waits:
 
     @classmethod
     def of(cls, context: Context) -> _Waits:
-        parts = [_waits_of_rank(trace, context) for trace in context.run.ranks.values()]
+        times = {rank: _StepTimes.of(trace.spans) for rank, trace in context.run.ranks.items()}
+        parts = [_waits_of_rank(trace, context, times) for trace in context.run.ranks.values()]
         return cls(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(cls)))
 
 
-def _waits_of_rank(trace: RankTrace, context: Context) -> _Waits:
+class _StepTimes(NamedTuple):
+    """The steps of a rank, by start."""
+
+    number: Int32
+    start: Int64
+    until: Int64  # until each step and those before it have ended
+
+    @classmethod
+    def of(cls, spans: Spans) -> _StepTimes:
+        rows = np.flatnonzero(spans.kind == schema.STEP)
+        rows = rows[np.argsort(spans.start[rows], kind="stable")]
+        return cls(spans.step[rows], spans.start[rows], np.maximum.accumulate(spans.end[rows]))
+
+    def begins(self, numbers: Int32) -> Int64:
+        """Return the starts of the steps with these numbers."""
+        order = np.argsort(self.number, kind="stable")
+        return np.asarray(self.start[order[np.searchsorted(self.number[order], numbers)]])
+
+    def begins_before(self, times: Int64) -> Int64:
+        """Return the start of the step before the first one that ends after each time; of the first step, its own."""
+        place = np.searchsorted(self.until, times, side="right")
+        return np.asarray(self.start[np.maximum(place - 1, 0)])
+
+
+def _waits_of_rank(trace: RankTrace, context: Context, times: Mapping[int, _StepTimes]) -> _Waits:
     spans, own = trace.spans, context.matches.ranks[trace.rank]
     wait = own.wait_ns(spans)
     late = (own.last_rank >= 0) & (own.last_rank != trace.rank) & (wait > 0) & np.isin(spans.step, context.steps)
@@ -235,18 +260,17 @@ def _waits_of_rank(trace: RankTrace, context: Context) -> _Waits:
     rows = np.flatnonzero(late[order])
     chosen, before = order[rows], before[rows]
     last_rank = own.last_rank[chosen].astype(np.int64)
-    comparable = {
-        rank: other
-        for rank, other in context.run.ranks.items()
-        if context.matches.clocks_agree or other.clock_key == trace.clock_key
-    }
-    begin = _begins(spans, spans.step[chosen])
-    earliest = _begins_of_steps_before(spans, begin)
-    for rank in np.unique(last_rank).tolist():
-        if rank in comparable:
-            for_it = np.flatnonzero(last_rank == rank)
-            theirs = _begins_of_steps_before(comparable[rank].spans, begin[for_it])
-            earliest[for_it] = np.maximum(earliest[for_it], theirs)
+    ranks = context.run.ranks
+    comparable = [
+        rank
+        for rank in np.unique(last_rank).tolist()
+        if rank in ranks and (context.matches.clocks_agree or ranks[rank].clock_key == trace.clock_key)
+    ]
+    begin = times[trace.rank].begins(spans.step[chosen])
+    earliest = times[trace.rank].begins_before(begin)
+    for rank in comparable:
+        for_it = np.flatnonzero(last_rank == rank)
+        earliest[for_it] = np.maximum(earliest[for_it], times[rank].begins_before(begin[for_it]))
     since = np.where((before >= 0) & (spans.start[before] >= earliest), spans.end[before], earliest)
     return _Waits(
         rank=np.full(len(chosen), trace.rank, np.int64),
@@ -255,23 +279,8 @@ def _waits_of_rank(trace: RankTrace, context: Context) -> _Waits:
         since=np.minimum(since, spans.start[chosen]),
         start=spans.start[chosen],
         ns=wait[chosen].astype(np.int64),
-        is_comparable=np.isin(last_rank, [*comparable]),
+        is_comparable=np.isin(last_rank, comparable),
     )
-
-
-def _begins(spans: Spans, steps: Int32) -> Int64:
-    """Return the starts of the steps with these numbers."""
-    rows = np.flatnonzero(spans.kind == schema.STEP)
-    rows = rows[np.argsort(spans.step[rows], kind="stable")]
-    return np.asarray(spans.start[rows[np.searchsorted(spans.step[rows], steps)]])
-
-
-def _begins_of_steps_before(spans: Spans, times: Int64) -> Int64:
-    """Return the start of the step before the first one that ends after each time; of the first step, its own."""
-    rows = np.flatnonzero(spans.kind == schema.STEP)
-    rows = rows[np.argsort(spans.start[rows], kind="stable")]
-    place = np.searchsorted(np.maximum.accumulate(spans.end[rows]), times, side="right")
-    return np.asarray(spans.start[rows[np.maximum(place - 1, 0)]])
 
 
 def _due_to(waits: _Waits, context: Context) -> Int64:

@@ -1,6 +1,6 @@
 """Compute everything that ``commtrace straggler`` prints.
 
->>> report_stragglers("commtrace-runs/my-run").findings.verdicts  # doctest: +SKIP
+>>> report_of_steps(open_run("commtrace-runs/my-run")).findings.verdicts  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -76,23 +76,12 @@ class StragglerReport:
         }
 
 
-def report_stragglers(
-    path: str | Path, steps: str | None = None, baseline: Baseline | None = None, workers: Workers = ALONE
-) -> StragglerReport:
+def report_of_steps(run: WholeRun | LargeRun, baseline: Baseline | None = None) -> StragglerReport:
     """Find the stragglers of a job, and replay the job without them.
 
-    ``steps`` is ``A:B`` (B exclusive), ``A:B:k`` or ``A``; by default all complete steps but the first.
-
     Raises:
-        RunNotFoundError: nothing was recorded there.
-        ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
         CommtraceError: no step was recorded in full, only kernels were, or the steps cannot be replayed.
     """
-    return report_of_steps(open_run(path, steps, workers), baseline)
-
-
-def report_of_steps(run: WholeRun | LargeRun, baseline: Baseline | None = None) -> StragglerReport:
-    """Find stragglers in steps that are ready to be measured."""
     path = run.recorded.path
     if is_whatif_run(run.recorded) and isinstance(run, LargeRun):
         run = WholeRun(analyse(path))  # the rules of the study take all steps at once

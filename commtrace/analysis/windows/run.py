@@ -37,8 +37,8 @@ from commtrace.analysis.windows.step_windows import (
 from commtrace.analysis.windows.survey import Survey, survey_rank, survey_run
 from commtrace.errors import CommtraceError
 from commtrace.trace import schema
-from commtrace.trace.files.locate import Segment, find_run_directory
-from commtrace.trace.files.reader import find_segments
+from commtrace.trace.files.locate import Segment
+from commtrace.trace.files.reader import RunFiles, find_files, load_files
 from commtrace.trace.run import Run
 
 MOST_BYTES: Final = 16_000_000
@@ -125,8 +125,10 @@ def open_run(
     most_rows: int = MOST_ROWS,
 ) -> WholeRun | LargeRun:
     """Return the steps of a run that count, ready to be measured; see :func:`measure_run`."""
-    large = None if steps else survey_large_run(path, workers, most_bytes, most_rows)
-    return large or WholeRun(analyse(path, steps))
+    if steps:
+        return WholeRun(analyse(path, steps))
+    files = find_files(path)
+    return survey_large_run(files, workers, most_bytes, most_rows) or WholeRun(analyse(load_files(files)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,18 +227,16 @@ class LargeRun:
 
 
 def survey_large_run(
-    path: str | Path, workers: Workers = ALONE, most_bytes: int = MOST_BYTES, most_rows: int = MOST_ROWS
+    files: RunFiles, workers: Workers = ALONE, most_bytes: int = MOST_BYTES, most_rows: int = MOST_ROWS
 ) -> LargeRun | None:
     """Survey a large run with marked steps; return None for any other. See :func:`measure_run`."""
-    problems: list[str] = []
-    directory = find_run_directory(Path(path))
-    segments = find_segments(directory, problems)
+    segments = files.segments
     if sum(segment.size for own in segments.values() for segment in own) <= most_bytes or _has_few_steps(segments):
         return None
     try:
-        survey = survey_run(directory, segments, problems, workers.executor)
+        survey = survey_run(files, workers.executor)
     except workers.deaths as error:
-        raise CommtraceError(f"A worker died while it looked for the steps of {directory}. {_ADVICE}") from error
+        raise CommtraceError(f"A worker died while it looked for the steps of {files.directory}. {_ADVICE}") from error
     choice = choose_steps(survey.outline, keep_warm_up=False)
     if not survey.alignment.keeps_order:
         choice = without_torn_steps(choice, apply(survey.outline, survey.alignment))

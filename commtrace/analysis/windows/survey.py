@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -26,6 +25,7 @@ from commtrace.errors import RunNotFoundError
 from commtrace.trace import schema
 from commtrace.trace.files.decoding import RankMarks
 from commtrace.trace.files.locate import Segment, missing_ranks, missing_segments
+from commtrace.trace.files.reader import RunFiles
 from commtrace.trace.files.segment_index import Extent, read_forward
 from commtrace.trace.files.side_files import with_side_files
 from commtrace.trace.inputs import printable
@@ -67,19 +67,14 @@ class Survey:
     rows_of_step: Mapping[int, int]  # of all ranks
 
 
-def survey_run(
-    directory: Path,
-    segments: Mapping[int, Sequence[Segment]],
-    known_problems: Sequence[str] = (),
-    executor: Executor | None = None,
-) -> Survey:
-    """Survey every rank of a run. ``segments`` are by rank, oldest first.
+def survey_run(files: RunFiles, executor: Executor | None = None) -> Survey:
+    """Survey every rank of a run.
 
     Raises:
         RunNotFoundError: no rank has rows that can be read, or a worker does not see the files.
         TraceFormatError: the files were written by an incompatible commtrace.
     """
-    problems = [*known_problems]
+    directory, segments, problems = files.directory, files.segments, [*files.problems]
     clocks = {rank: (own[0].metadata.node, own[0].metadata.boot_id) for rank, own in segments.items()}
     look, every = partial(survey_rank, clocks=clocks), executor.map if executor else map
     found = {one.trace.rank: one for one in every(look, [*segments.values()]) if one.extents}

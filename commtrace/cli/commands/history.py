@@ -75,7 +75,7 @@ def hosts(
 
 
 def keep_analysis(
-    run: Path | Run,
+    run: Run,
     verdicts: Iterable[Verdict],
     abstentions: Sequence[str],
     *,
@@ -93,7 +93,7 @@ def keep_analysis(
     )
 
 
-def keep_summary(run: Path, summary: Summary, *, by: str) -> None:
+def keep_summary(run: Run, summary: Summary, *, by: str) -> None:
     """Keep the findings of a summary of a whole run."""
     keep_analysis(
         run,

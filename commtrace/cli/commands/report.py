@@ -61,7 +61,7 @@ def report(
         )
         output.write_text(page.html, encoding="utf-8")
     if len(runs) == 1 and not steps:
-        keep_summary(path, summary, by="report")
+        keep_summary(run.recorded, summary, by="report")
     typer.echo(summary.verdict)
     typer.echo(f"{output}: {len(page.html.encode()) / 1e6:.1f} MB. {page.note}".rstrip())
     typer.echo(f"Next: open it in a browser, or see every event: commtrace export {shlex.join(map(str, runs))}")

@@ -16,8 +16,9 @@ from rich.markup import escape
 
 from commtrace.analysis.formatting import format_ranges, format_ranks, ranges
 from commtrace.analysis.replay.whatif import SLOWEST_PERCENT, WhatIf
-from commtrace.analysis.stragglers.report import StragglerReport, baseline_of, report_stragglers
+from commtrace.analysis.stragglers.report import StragglerReport, baseline_of, report_of_steps
 from commtrace.analysis.stragglers.verdict import format_cause
+from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
     ClusterOption,
@@ -73,7 +74,8 @@ def straggler(
     with chosen_workers(workers, cluster) as chosen:
         path, reference = (Path(one).absolute() if cluster else one for one in (run, baseline))
         normal = baseline_of(reference, chosen) if baseline else None
-        report = report_stragglers(path, steps or None, normal, chosen)
+        opened = open_run(path, steps or None, chosen)
+        report = report_of_steps(opened, normal)
     if json_output:
         sys.stdout.write(json.dumps({"verdict": _verdict(report), **report.to_json()}, allow_nan=False) + "\n")
     else:
@@ -82,7 +84,7 @@ def straggler(
         _print(console, report)
     if len(runs) == 1 and not steps and not baseline:
         keep_analysis(
-            run,
+            opened.recorded,
             report.findings.verdicts,
             report.findings.abstentions,
             by="straggler",

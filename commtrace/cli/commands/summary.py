@@ -16,7 +16,8 @@ from commtrace.analysis.breakdown.modules import ModuleTime
 from commtrace.analysis.breakdown.rank_means import PARTS, ExposedTime, RankMean
 from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.steps.choice import StepChoice
-from commtrace.analysis.summary import Summary, summarise
+from commtrace.analysis.summary import Summary, summarise_steps
+from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
     STEPS_HELP,
@@ -72,13 +73,14 @@ def summary(
     """
     run = run_directory(runs)
     with chosen_workers(workers, cluster) as chosen:
-        found = summarise(run.absolute() if cluster else run, steps or None, chosen)
+        opened = open_run(run.absolute() if cluster else run, steps or None, chosen)
+        found = summarise_steps(opened, is_whole=not steps)
     if json_output:
         sys.stdout.write(json.dumps(found.to_json(), allow_nan=False) + "\n")
     else:
         print_summary(wide_console(), found, all_ranks=all_ranks)
     if len(runs) == 1 and not steps:
-        keep_summary(run, found, by="summary")
+        keep_summary(opened.recorded, found, by="summary")
 
 
 _IDENTITY_VERSIONS: Final = ("commtrace", "torch", "cuda", "nvidia-nccl-cu12", "nvidia-nccl-cu13")

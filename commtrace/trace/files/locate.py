@@ -386,19 +386,18 @@ def two_at_once(
     """Describe jobs that ran at the same time under one name."""
     # Certain only if two processes of one host recorded as the same rank, one still running when the other began. A
     # restarted job, or two recordings in one process, have no such files.
-    ranks = []
-    for rank, own in sorted(chosen.items()):
-        shown = own[0].metadata
-        others = {
-            segment.metadata.session: segment  # the last one of each session
-            for segment in found
-            if segment.metadata.session != shown.session
-            and segment.metadata.pid != shown.pid
-            and (segment.metadata.rank, *_launch(segment.metadata)) == (rank, *_launch(shown))
-            and (segment.metadata.host, segment.metadata.boot_id) == (shown.host, shown.boot_id)
+    last_of_session: dict[tuple[int, int], Segment] = {}  # by rank and session of the other process
+    for segment in found:
+        other = segment.metadata
+        if other.rank in chosen and _is_another_process(other, chosen[other.rank][0].metadata):
+            last_of_session[other.rank, other.session] = segment
+    ranks = sorted(
+        {
+            rank
+            for (rank, _), segment in last_of_session.items()
+            if recorded_until(segment.path) > chosen[rank][0].metadata.anchor.monotonic_ns + _OVERLAP_NS
         }
-        if any(recorded_until(other.path) > shown.anchor.monotonic_ns + _OVERLAP_NS for other in others.values()):
-            ranks.append(rank)
+    )
     if not ranks:
         return []
     listed = f"{'rank' if len(ranks) == 1 else 'ranks'} {_abbreviated(ranks)}"
@@ -407,6 +406,15 @@ def two_at_once(
         f"{listed}: another process recorded the same at the same time: two jobs ran under the name {name}, and what "
         "is shown may be of both. Give each a COMMTRACE_RUN_ID or COMMTRACE_DIR of its own."
     ]
+
+
+def _is_another_process(one: RankMetadata, other: RankMetadata) -> bool:
+    return (
+        one.session != other.session
+        and one.pid != other.pid
+        and _launch(one) == _launch(other)
+        and (one.host, one.boot_id) == (other.host, other.boot_id)
+    )
 
 
 def _launch(metadata: RankMetadata) -> tuple[str, int, int]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -63,17 +63,30 @@ def load_run(path: str | Path, steps: str | StepRange | None = None) -> Run:
         ConfigurationError: ``steps`` cannot be parsed.
     """
     wanted = StepRange.parse(steps) if isinstance(steps, str) else steps
+    return load_files(find_files(path), wanted)
+
+
+class RunFiles(NamedTuple):
+    """The segments of the newest attempt in a run directory, by rank, oldest first; ``problems`` are sentences."""
+
+    directory: Path
+    segments: Mapping[int, list[Segment]]
+    problems: tuple[str, ...]
+
+
+def find_files(path: str | Path) -> RunFiles:
+    """Read the headers of all segments; arguments and errors are those of :func:`load_run`."""
     problems: list[str] = []
     directory = find_run_directory(Path(path))
-    return _loaded(directory, find_segments(directory, problems), wanted, problems, are_all=True)
-
-
-def find_segments(directory: Path, problems: list[str]) -> dict[int, list[Segment]]:
-    """Return the segments of the newest attempt by rank, oldest first; report faults in ``problems``."""
     found = _scan(directory, problems)
     chosen = newest_session(found, problems, _described)
     problems += two_at_once(found, chosen, _recorded_until)
-    return chosen
+    return RunFiles(directory, chosen, tuple(problems))
+
+
+def load_files(files: RunFiles, steps: StepRange | None = None) -> Run:
+    """Load all spans of these segments, or those of some steps. Raises as :func:`load_run`."""
+    return _loaded(files.directory, files.segments, steps, [*files.problems], are_all=True)
 
 
 def load_earlier_attempts(run: Run) -> Iterator[Run]:
@@ -132,7 +145,7 @@ def why_not_one_job(first: Launch, second: Launch) -> str:
 
 def _loaded(
     directory: Path,
-    segments: dict[int, list[Segment]],
+    segments: Mapping[int, list[Segment]],
     wanted: StepRange | None,
     problems: list[str],
     *,

@@ -16,13 +16,13 @@ from commtrace.analysis.steps.attempts import separate_attempts
 from commtrace.analysis.steps.choice import choose_steps
 from commtrace.analysis.windows import survey as survey_module
 from commtrace.analysis.windows.survey import Survey
-from commtrace.analysis.windows.survey import survey_run as survey_segments
+from commtrace.analysis.windows.survey import survey_run as survey_files
 from commtrace.synth import Job, random_clocks, synthesize
 from commtrace.synth.synthesis import write
 from commtrace.trace import schema
 from commtrace.trace.files import segment_index
 from commtrace.trace.files.budget import Budget
-from commtrace.trace.files.reader import find_segments, load_run
+from commtrace.trace.files.reader import find_files, load_run
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.run import Run
 from tests.analysis.windows.recording import record
@@ -32,8 +32,7 @@ from tests.trace.rows import mark, metadata, row, steps
 
 
 def survey_run(directory: Path) -> Survey:
-    problems: list[str] = []
-    return survey_segments(directory, find_segments(directory, problems), problems)
+    return survey_files(find_files(directory))
 
 
 def without_rows(run: Run) -> Run:

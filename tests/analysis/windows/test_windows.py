@@ -36,6 +36,7 @@ from commtrace.errors import CommtraceError
 from commtrace.synth import Fault, Job, random_clocks, synthesize
 from commtrace.synth.synthesis import write
 from commtrace.trace import schema
+from commtrace.trace.files.reader import find_files
 from commtrace.trace.json_values import to_json
 from commtrace.trace.run import Run
 from tests.analysis.steps.test_choice import crossing_run
@@ -285,7 +286,7 @@ def test_windows_of_simulated_jobs_say_what_the_whole_run_says(
 @pytest.mark.parametrize("name", ["far reaching", "repeated", "pipeline"])
 def test_steps_that_lie_apart_are_read_together(name: str, tmp_path: Path) -> None:
     directory = record(MADE[name], tmp_path / "run")
-    whole, large = analyse(directory), survey_large_run(directory, most_bytes=0)
+    whole, large = analyse(directory), survey_large_run(find_files(directory), most_bytes=0)
     assert large is not None
     steps = large.steps.used[::3]
 

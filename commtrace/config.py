@@ -361,7 +361,7 @@ class Config:
         1,
         whole_number(0),
         "Record one step in so many in detail (those whose number it divides), of the others the duration and "
-        "sums. `0`: only steps that are [asked for](recording.md#in-a-run-that-goes-on-for-weeks).",
+        "sums. `0`: only steps that are [asked for](recording.md#runs-of-weeks).",
         example="50",
     )
     keep_steps: int = option(

@@ -93,7 +93,7 @@ def _stop_sentences(diagnosis: Diagnosis, stop: Stop, links: Sequence[Link], hea
         inside = sorted(rank for ranks in stop.operations.values() for rank in ranks)
         advice = "Compare what they called" if len(stop.operations) > 1 else "Look at the network"
         yield (
-            f"  Nobody is missing: all have called it; not come out of it: {format_ranks(inside)}. {advice}."
+            f"  No rank is missing: all have launched it; still inside: {format_ranks(inside)}. {advice}."
             f"{_places(diagnosis, inside)}"
         )
         return

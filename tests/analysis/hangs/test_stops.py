@@ -595,7 +595,7 @@ def test_members_that_called_different_operations_are_told_with_what_and_where()
         "all_reduce by ranks 0, 2; barrier by rank 1."
     )
     assert diagnosis.hang.sentences[1] == (
-        "  Nobody is missing: all have called it; not come out of it: ranks 0–2. Compare what they called. They are: "
+        "  No rank is missing: all have launched it; still inside: ranks 0–2. Compare what they called. They are: "
         "ranks 0, 2 at /job/train.py:9 step; rank 1 at /job/last.py:3 save."
     )
 

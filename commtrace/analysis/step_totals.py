@@ -16,6 +16,7 @@ from commtrace.analysis.breakdown.partition import Partition, concatenate
 from commtrace.analysis.breakdown.rank_means import RankMean, RankTotals, rank_totals
 from commtrace.analysis.breakdown.states import State
 from commtrace.analysis.chain import Analysis
+from commtrace.analysis.communication.bandwidth_by_size import BandwidthBySize, bandwidth_by_size
 from commtrace.analysis.communication.table import CommunicationSums, UnmatchedSums, communication_sums, sum_unmatched
 from commtrace.analysis.matching.coverage import Captured, find_captured
 from commtrace.analysis.pipeline.observed import PipelineTotals, pipeline_totals
@@ -108,6 +109,7 @@ class StepTotals:
     ranks: Mapping[int, RankTotals]
     critical_path: CriticalPath | None  # None without steps or common clocks
     communication: CommunicationSums
+    bandwidth: BandwidthBySize
     unmatched: UnmatchedSums
     modules: tuple[ModuleTime, ...]  # longest first
     captured: Captured
@@ -122,6 +124,7 @@ class StepTotals:
             ranks=add_ranks(self.ranks, later.ranks),
             critical_path=None if path is None or later_path is None else path.plus(later_path),
             communication=self.communication + later.communication,
+            bandwidth=self.bandwidth + later.bandwidth,
             unmatched=self.unmatched + later.unmatched,
             modules=tuple(add_modules(self.modules, later.modules)),
             captured=self.captured + later.captured,
@@ -137,13 +140,14 @@ class StepTotals:
 
 def step_totals(analysis: Analysis) -> StepTotals:
     """Add up the steps that count."""
-    context, times = analysis.context, analysis.partition
+    context, times, alignment = analysis.context, analysis.partition, analysis.alignment
     unmatched = sum_unmatched(context, times)
     return StepTotals(
         steps=SummedSteps.of(times),
         ranks=totals_of_ranks(analysis, unmatched),
         critical_path=critical_path(context, analysis.alignment) if analysis.steps.used else None,
         communication=communication_sums(context.run, context.matches, times, context.roles, context.steps),
+        bandwidth=bandwidth_by_size(context, times, 0 if alignment.refused else alignment.residual_ns["p99"]),
         unmatched=unmatched,
         modules=tuple(module_table(context.run, times, context.steps)),
         captured=find_captured(analysis.run, analysis.roles, context.steps),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from commtrace.analysis.breakdown.critical_path import CriticalPath
 from commtrace.analysis.breakdown.modules import ModuleTime
 from commtrace.analysis.breakdown.rank_means import RankMean
 from commtrace.analysis.breakdown.run_budget import RunBudget, run_budget
+from commtrace.analysis.breakdown.run_steps import Launch, RunSteps, run_steps
 from commtrace.analysis.breakdown.states import COMPUTE
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment
@@ -28,16 +29,17 @@ from commtrace.analysis.problems import find_problems
 from commtrace.analysis.replay.ideal import Ideal
 from commtrace.analysis.replay.scenarios import Places, ReplayedSteps, Scenario, check_steps
 from commtrace.analysis.step_totals import StepTotals, step_totals
-from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
+from commtrace.analysis.steps.attempts import RepeatedStep, repeated_steps
 from commtrace.analysis.steps.choice import StepChoice, Window, recorded_steps
 from commtrace.analysis.steps.detail import RecordedDetail, find_detail
 from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
 from commtrace.analysis.stragglers.search import Findings, MeasuredWork, judge_stragglers, measure_work
 from commtrace.analysis.stragglers.verdict import Verdict, on_gpu
+from commtrace.analysis.timeline import step_durations
 from commtrace.analysis.windows.run import ALONE, LargeRun, MeasuredRun, WholeRun, Workers, open_run, replay_analysis
 from commtrace.trace.files.reader import load_earlier_attempts
-from commtrace.trace.json_values import JsonObject, fields_to_json
+from commtrace.trace.json_values import JsonObject, fields_to_json, to_json
 from commtrace.trace.run import Run
 
 
@@ -83,10 +85,13 @@ class Summary:
     missing: int | None  # communications without a trace, by their numbers; None if only some steps were asked for
     verdict: str  # one sentence on what to look at
     problems: tuple[str, ...]  # of the recording, in sentences
+    # The next two are not part of the JSON.
+    totals: StepTotals = field(repr=False, compare=False)
+    all_steps: RunSteps = field(repr=False, compare=False)  # also those that do not count, of all launches
 
     def to_json(self) -> JsonObject:
         """Return the output of ``commtrace summary --json`` (docs/json/summary.schema.json)."""
-        parts = fields_to_json(self)
+        parts = {one.name: to_json(getattr(self, one.name)) for one in fields(self) if one.compare}
         missing = parts.pop("missing")
         return {**parts, "coverage": {**fields_to_json(self.coverage), "missing": missing}}
 
@@ -119,7 +124,7 @@ def summarise_steps(run: WholeRun | LargeRun, *, is_whole: bool = False) -> Summ
     ranks = totals.means(ranks_of_run)
     communication = totals.communication.table(ranks_of_run)
     unmatched = totals.unmatched.find(recorded)
-    budget, repeated = _launches(recorded, is_whole)
+    budget, launches = _launches(recorded, is_whole)
     awaited = totals.awaited.longest()
     replayed = _replay(run, measured.result)
     findings = replayed.findings or Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
@@ -128,7 +133,7 @@ def summarise_steps(run: WholeRun | LargeRun, *, is_whole: bool = False) -> Summ
         detail=find_detail(recorded),
         alignment=alignment,
         run_budget=budget,
-        repeated_steps=tuple(repeated),
+        repeated_steps=tuple(repeated_steps([launch.steps for launch in launches])),
         ranks=tuple(ranks),
         critical_path=totals.critical_path,
         lost_time=replayed.lost,
@@ -158,6 +163,8 @@ def summarise_steps(run: WholeRun | LargeRun, *, is_whole: bool = False) -> Summ
                 computes=bool(totals.steps.total(COMPUTE).any()),
             )
         ),
+        totals=totals,
+        all_steps=run_steps(launches, steps, step_durations(ranks_of_run, steps.used)),
     )
 
 
@@ -180,21 +187,23 @@ def _measure(analysis: Analysis) -> _Measured:
     return _Measured(step_totals(analysis), measure_work(analysis))
 
 
-def _launches(recorded: Run, is_whole: bool) -> tuple[RunBudget | None, list[RepeatedStep]]:
-    """Return the budget and the repeated steps over all launches of the job, loaded one after the other."""
-    launches: list[LaunchSteps] = []
+def _launches(recorded: Run, is_whole: bool) -> tuple[RunBudget | None, list[Launch]]:
+    """Return the budget, and all launches of the job, oldest first, which are loaded one after the other.
 
-    def earlier() -> Iterator[Run]:
-        for launch in load_earlier_attempts(recorded):
-            launches.append(LaunchSteps.of(launch))
-            yield launch
+    If only some steps were asked for, there is no budget, and earlier launches are without their other steps.
+    """
+    earlier: list[Launch] = []
 
-    budget = run_budget(recorded, earlier()) if is_whole else None
-    if not is_whole:
-        launches += map(LaunchSteps.of, load_earlier_attempts(recorded))
-    repeated = repeated_steps([*launches, LaunchSteps.of(recorded)])
+    def loaded() -> Iterator[Run]:
+        for run in load_earlier_attempts(recorded):
+            earlier.append(Launch.of(run))
+            yield run
+
+    if is_whole:
+        return run_budget(recorded, loaded()), [*earlier, Launch.of(recorded)]
     own = set(recorded_steps(recorded))
-    return budget, [step for step in repeated if is_whole or step.step in own]
+    earlier += [Launch.of(run).only(own) for run in load_earlier_attempts(recorded)]
+    return None, [*earlier, Launch.of(recorded)]
 
 
 class _Replayed(NamedTuple):

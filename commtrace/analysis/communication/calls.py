@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, NamedTuple
 
@@ -10,14 +10,20 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.breakdown.intervals import union
+from commtrace.analysis.breakdown.partition import Partition
 from commtrace.analysis.keys import pack
-from commtrace.analysis.matching.match import RankMatches, communications_of
-from commtrace.analysis.matching.operations import communication_rows, is_kernel_trace, unfinished_rows
-from commtrace.analysis.matching.roles import RankRoles
+from commtrace.analysis.matching.match import Matches, RankMatches, communications_of
+from commtrace.analysis.matching.operations import (
+    communication_rows,
+    is_kernel_trace,
+    unfinished_rows,
+    unfinished_rows_of,
+)
+from commtrace.analysis.matching.roles import RankRoles, Roles
 from commtrace.analysis.statistics import Distribution
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
-from commtrace.trace.run import RankTrace
+from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int32, Int64
 
 
@@ -71,6 +77,22 @@ class CallRows(NamedTuple):
     roles: RankRoles
     stalled_ns: Int64
     unfinished: Bool
+
+
+def rows_of_block(run: Run, block: Block, matches: Matches, roles: Roles, partition: Partition) -> CallRows:
+    """Return the rows of some ranks of a run, with what is known of them."""
+    return CallRows(
+        block,
+        RankMatches(*_of_block(block, matches.ranks, RankMatches)),
+        RankRoles(*_of_block(block, roles.ranks, RankRoles)),
+        block.together({rank: partition.stalled_ns[rank] for rank in block.ranks}),
+        unfinished_rows_of(run, block),
+    )
+
+
+def _of_block(block: Block, parts: Mapping[int, Any], kind: Any) -> Iterator[npt.NDArray[Any]]:
+    for column in fields(kind):
+        yield block.together({rank: getattr(parts[rank], column.name) for rank in block.ranks})
 
 
 def calls_of_rank(

@@ -5,8 +5,8 @@ Where members were not recorded, wait and transfer of a role or a rank cannot be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
@@ -17,19 +17,19 @@ from commtrace.analysis.breakdown.partition import Partition
 from commtrace.analysis.breakdown.states import COMPUTE
 from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH, bus_factor
 from commtrace.analysis.communication.calls import (
-    CallRows,
     Calls,
     CallSums,
     Moved,
     calls_and_stalls,
+    rows_of_block,
     sum_calls,
     sum_stalls,
 )
 from commtrace.analysis.keys import pack, sort_groups
 from commtrace.analysis.matched import Context
-from commtrace.analysis.matching.match import Matches, RankMatches
-from commtrace.analysis.matching.operations import of_one_sort, unfinished_rows_of
-from commtrace.analysis.matching.roles import RankRoles, Roles
+from commtrace.analysis.matching.match import Matches
+from commtrace.analysis.matching.operations import of_one_sort
+from commtrace.analysis.matching.roles import Roles
 from commtrace.analysis.statistics import MOST_EXACT
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
@@ -212,13 +212,7 @@ def _sums_of_block(
     steps: Sequence[int] | None,
     detail: Detail,
 ) -> dict[_Key, CallSums]:
-    known = CallRows(
-        block,
-        RankMatches(*_of_block(block, matches.ranks, RankMatches)),
-        RankRoles(*_of_block(block, roles.ranks, RankRoles)),
-        block.together({rank: partition.stalled_ns[rank] for rank in block.ranks}),
-        unfinished_rows_of(run, block),
-    )
+    known = rows_of_block(run, block, matches, roles, partition)
     calls, stalls = calls_and_stalls(known, steps, sizes_of_stalls=detail is Detail.SIZE)
     sums: dict[_Key, CallSums] = {}
     if len(calls):
@@ -237,11 +231,6 @@ def _grouped(calls: Calls, detail: Detail) -> tuple[list[_Key], Int64, Int64]:
     order, begins = sort_groups(pack(columns))
     keys = zip(*(column[order[begins]].tolist() for column in columns), strict=True)
     return [_Key(*key) for key in keys], order, begins
-
-
-def _of_block(block: Block, parts: Mapping[int, Any], kind: Any) -> Iterator[npt.NDArray[Any]]:
-    for column in fields(kind):
-        yield block.together({rank: getattr(parts[rank], column.name) for rank in block.ranks})
 
 
 def _key_columns(calls: Calls, detail: Detail) -> list[npt.NDArray[Any]]:

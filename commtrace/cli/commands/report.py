@@ -29,6 +29,7 @@ from commtrace.cli.arguments import (
 )
 from commtrace.cli.commands.history import keep_summary
 from commtrace.viewer.choice import MOST_STEPS, steps_to_draw
+from commtrace.viewer.overview import critical_tables, overview
 from commtrace.viewer.report import render
 
 
@@ -52,12 +53,14 @@ def report(
         durations = step_durations(run.aligned, run.steps.used)
         drawn = sorted(steps_to_draw(durations, most_steps))
         analysis = run.read_steps(drawn)
+        timeline = Timeline.of_analysis(analysis)
         page = render(
             summary,
-            Timeline.of_analysis(analysis),
+            timeline,
             durations=durations or None,
             plan=_plan(analysis, drawn) if summary.pipeline else None,
             most_steps=most_steps,
+            views={**overview(summary), **dict(critical_tables(analysis, timeline, drawn))},
         )
         output.write_text(page.html, encoding="utf-8")
     if len(runs) == 1 and not steps:

@@ -104,6 +104,10 @@ def plain(run: MeasuredRun[Told]) -> dict[str, Any]:
         "means": told.times.means(recorded),
         "summed steps": {kind: totals.steps.total(kind).tolist() for kind in {one.kind for one in totals.steps.states}},
         "critical_path": to_json(totals.critical_path),
+        "bandwidth": {
+            key: (own.num_bytes, len(own.busbw_gbps), own.busbw_gbps.median())
+            for key, own in sorted(totals.bandwidth.bins.items())
+        },
         "unmatched": totals.unmatched.find(recorded),
         "modules": [row.to_json() for row in totals.modules],
         "coverage": totals.captured.coverage(recorded),

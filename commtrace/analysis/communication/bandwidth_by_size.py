@@ -1,0 +1,104 @@
+"""The bandwidth of calls by the size of their messages, within and between nodes, in bins that add up over a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.breakdown.partition import Partition
+from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH, bus_factors, moved_bytes
+from commtrace.analysis.communication.calls import Calls, calls_of_rows, rows_of_block
+from commtrace.analysis.keys import pack, sort_groups
+from commtrace.analysis.matched import Context
+from commtrace.analysis.matching.operations import of_one_sort
+from commtrace.analysis.statistics import MOST_EXACT, Distribution
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Bool, Int64
+
+
+class SizeBin(NamedTuple):
+    """Similar calls of one size."""
+
+    role: str
+    operation: str
+    group_size: int
+    reach: int  # 1 within a node, 2 between nodes, −1 if unknown
+    exponent: int  # of the largest power of two up to the bytes of a call
+    is_matched: bool  # on all members: the time is that of the transfer; else it includes waits
+
+
+@dataclass(frozen=True, slots=True)
+class SizeBandwidth:
+    """The calls of one bin."""
+
+    num_bytes: int  # of all calls
+    busbw_gbps: Distribution[float]
+
+    def __add__(self, other: SizeBandwidth) -> SizeBandwidth:
+        return SizeBandwidth(self.num_bytes + other.num_bytes, self.busbw_gbps + other.busbw_gbps)
+
+
+@dataclass(frozen=True, slots=True)
+class BandwidthBySize:
+    """Calls with an end and known bytes. Those of parts of a run add up.
+
+    Left out are calls between nodes that were quicker than the clocks' error, which would look arbitrarily fast.
+    """
+
+    bins: Mapping[SizeBin, SizeBandwidth]
+    uncertain: int  # calls that were left out
+
+    def __add__(self, other: BandwidthBySize) -> BandwidthBySize:
+        both = [*self.bins.items(), *other.bins.items()]
+        return BandwidthBySize(_summed(both), self.uncertain + other.uncertain)
+
+
+def _summed(parts: Iterable[tuple[SizeBin, SizeBandwidth]]) -> dict[SizeBin, SizeBandwidth]:
+    sums: dict[SizeBin, SizeBandwidth] = {}
+    for key, own in parts:
+        sums[key] = sums[key] + own if key in sums else own
+    if sum(len(own.busbw_gbps) for own in sums.values()) > MOST_EXACT:
+        return {key: SizeBandwidth(own.num_bytes, own.busbw_gbps.round()) for key, own in sums.items()}
+    return sums
+
+
+def bandwidth_by_size(context: Context, partition: Partition, residual_ns: int = 0) -> BandwidthBySize:
+    """Return the bandwidth of the calls in the steps that count; ``residual_ns`` is the error between hosts' clocks."""
+    parts, uncertain = [], 0
+    for block in of_one_sort(context.run.blocks):
+        known = rows_of_block(context.run, block, context.matches, context.roles, partition)
+        calls = calls_of_rows(known)
+        timed = calls.finished & np.isin(calls.step, context.steps) & (calls.num_bytes > 0) & (calls.group_size > 1)
+        is_unsure = timed & calls.complete & (calls.nodes > 1) & (calls.transfer < residual_ns)
+        uncertain += int(is_unsure.sum())
+        parts += _bins(context.run, calls, timed & ~is_unsure & (_time(calls) > 0), context.roles.words)
+    return BandwidthBySize(_summed(parts), uncertain)
+
+
+def _time(calls: Calls) -> Int64:
+    return np.where(calls.complete, calls.transfer, calls.duration)
+
+
+def _bins(run: Run, calls: Calls, chosen: Bool, roles: tuple[str, ...]) -> list[tuple[SizeBin, SizeBandwidth]]:
+    calls = calls.take(np.flatnonzero(chosen))
+    if not len(calls):
+        return []
+    exponent = np.frexp(calls.num_bytes.astype(np.float64))[1] - 1
+    columns = [calls.role, calls.name, calls.group_size, np.clip(calls.nodes, -1, 2), exponent, calls.complete]
+    order, begins = sort_groups(pack(columns))
+    bins = []
+    for rows in np.split(order, begins[1:]):
+        role, name, group_size, reach, size, is_matched = (int(column[rows[0]]) for column in columns)
+        operation = run.names[name] if name >= 0 else "unknown"
+        if operation in WITHOUT_BANDWIDTH:
+            continue
+        own = calls.take(rows)
+        moved = moved_bytes(operation, own.num_bytes, own.self_bytes)
+        factors = bus_factors(operation, group_size, own.self_bytes)
+        busbw: Distribution[float] = Distribution.of(moved * factors / _time(own))
+        key = SizeBin(roles[role], operation, group_size, reach if reach > 0 else -1, size, bool(is_matched))
+        bins.append((key, SizeBandwidth(int(own.num_bytes.sum()), busbw)))
+    return bins

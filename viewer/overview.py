@@ -5,7 +5,6 @@ docs/viewer-data.md describes each. All are small: they grow with the steps of a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -20,17 +19,19 @@ from commtrace.analysis.step_totals import SummedSteps
 from commtrace.analysis.summary import Summary
 from commtrace.analysis.timeline import Timeline
 from commtrace.trace.spans import Int64
-from commtrace.viewer.data import encode_table
+from commtrace.viewer.data import Resources, encode_json, encode_table
 
 MOST_BLOCKS: Final = 200
 """Bars of steps that a reader can still tell apart."""
 
 
-def overview(summary: Summary) -> dict[str, bytes]:
+def overview(summary: Summary) -> Resources:
     """Return the resources of a whole run, by name."""
     steps, totals = summary.all_steps, summary.totals
     begin_ns = int(steps.start_ns.min()) if len(steps.step) else 0
     bins = sorted(totals.bandwidth.bins)
+    roles = sorted({key.role for key in bins})
+    operations = sorted({key.operation for key in bins})
     described = {
         "begin_utc": iso_utc(begin_ns) if len(steps.step) else None,
         "median_ns": steps.median_ns,
@@ -38,16 +39,16 @@ def overview(summary: Summary) -> dict[str, bytes]:
         "events": EVENTS,
         "states": [{"kind": state.kind, "detail": state.detail} for state in totals.steps.states],
         "critical_kinds": KINDS,
-        "roles": sorted({key.role for key in bins}),
-        "operations": sorted({key.operation for key in bins}),
+        "roles": roles,
+        "operations": operations,
         "uncertain_calls": totals.bandwidth.uncertain,
     }
     return {
-        "overview.json": json.dumps(described, separators=(",", ":"), allow_nan=False).encode(),
+        "overview.json": encode_json(described),
         "steps": encode_table(_steps(steps, begin_ns)),
         "events": encode_table(_events(steps, begin_ns)),
         "blocks": encode_table(_blocks(totals.steps)),
-        "bandwidth": encode_table(_bandwidth(totals.bandwidth, described["roles"], described["operations"])),
+        "bandwidth": encode_table(_bandwidth(totals.bandwidth, roles, operations)),
     }
 
 

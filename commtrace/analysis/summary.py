@@ -119,7 +119,15 @@ def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> Summary
 
 def summarise_steps(run: WholeRun | LargeRun, *, is_whole: bool = False) -> Summary:
     """Summarise steps. If they are all that was recorded (``is_whole``), gaps in communication numbers are losses."""
-    measured, alignment, ranks_of_run = _measured(run), run.alignment, run.aligned
+    return summarise_measured(run, run.measure(measure_summary), is_whole=is_whole)
+
+
+def summarise_measured(
+    run: WholeRun | LargeRun, measured: MeasuredRun[SummarySums], *, is_whole: bool = False
+) -> Summary:
+    """Summarise steps that were measured with :func:`measure_summary`, maybe together with other measurements."""
+    measured = replace(measured, result=measured.result.joined())
+    alignment, ranks_of_run = run.alignment, run.aligned
     recorded, steps, totals = measured.recorded, measured.steps, measured.result.totals
     ranks = totals.means(ranks_of_run)
     communication = totals.communication.table(ranks_of_run)
@@ -169,22 +177,23 @@ def summarise_steps(run: WholeRun | LargeRun, *, is_whole: bool = False) -> Summ
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
+class SummarySums:
+    """All that a summary needs of some steps; those of several windows of a run add up."""
+
     totals: StepTotals
     work: MeasuredWork
 
-    def __add__(self, later: _Measured) -> _Measured:
-        return _Measured(self.totals + later.totals, self.work + later.work)
+    def __add__(self, later: SummarySums) -> SummarySums:
+        return SummarySums(self.totals + later.totals, self.work + later.work)
+
+    def joined(self) -> SummarySums:
+        """Return the same with the work in one part."""
+        return replace(self, work=self.work.joined())
 
 
-def _measured(run: WholeRun | LargeRun) -> MeasuredRun[_Measured]:
-    measured = run.measure(_measure)
-    result = replace(measured.result, work=measured.result.work.joined())  # the parts can go
-    return replace(measured, result=result)
-
-
-def _measure(analysis: Analysis) -> _Measured:
-    return _Measured(step_totals(analysis), measure_work(analysis))
+def measure_summary(analysis: Analysis) -> SummarySums:
+    """Measure the steps that count."""
+    return SummarySums(step_totals(analysis), measure_work(analysis))
 
 
 def _launches(recorded: Run, is_whole: bool) -> tuple[RunBudget | None, list[Launch]]:
@@ -214,7 +223,7 @@ class _Replayed(NamedTuple):
     lost: LostTime | None = None
 
 
-def _replay(run: WholeRun | LargeRun, measured: _Measured) -> _Replayed:
+def _replay(run: WholeRun | LargeRun, measured: SummarySums) -> _Replayed:
     work, pipeline = measured.work, measured.totals.pipeline
     if not run.steps.used:
         return _Replayed(None, Findings())

@@ -15,6 +15,7 @@ from commtrace.analysis.keys import find_rows, grouped, pack
 from commtrace.analysis.replay.edges import Transfers
 from commtrace.analysis.replay.program import Program, stage_of
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD, Segments, first_of_phase
+from commtrace.analysis.statistics import Float64
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int32, Int64
 
@@ -381,6 +382,24 @@ class StepStatistics:
     @property
     def num_rows(self) -> int:
         return len(self.table) + len(self.transfers)
+
+    def by_rank_and_step(self, values: Int64 | Float64) -> Float64:
+        """Return sums of a column of the table, shape (ranks, steps)."""
+        cell = np.searchsorted(self.ranks, self.table.rank) * len(self.steps) + self.table.step
+        sums = np.bincount(cell, values, minlength=len(self.ranks) * len(self.steps))
+        return np.asarray(sums.reshape(-1, len(self.steps)), np.float64)
+
+    def typical_work_ns(self, work_ns: Float64) -> Float64:
+        """Return the median of the ranks of each rank's stage, in each step; NaN for a rank that is alone in it.
+
+        ``work_ns`` and the result have the shape (ranks, steps).
+        """
+        typical = np.full_like(work_ns, np.nan)
+        for stage in np.unique(self.stages):
+            own = self.stages == stage
+            if np.count_nonzero(own) > 1:
+                typical[own] = np.median(work_ns[own], axis=0)
+        return typical
 
     def halved(self, halvings: int) -> StepStatistics:
         """Return the steps that are drawn with so many halvings of the set of steps."""

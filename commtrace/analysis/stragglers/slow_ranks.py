@@ -220,7 +220,7 @@ def share_of_longer_steps(work: WorkStatistics, rank: int) -> float:
 
 def _works_longer(work: WorkStatistics, rank: int) -> Bool:
     """Return the steps in which a rank's excess is at least half as large as usual."""
-    steps = work.by_every_step(work.table.work_ns)
+    steps = work.of_steps.by_rank_and_step(work.table.work_ns)
     typical = np.maximum(np.median(steps[:, work.steady], axis=1, keepdims=True), 1.0)
     # Steps that are shorter on all ranks need less.
     shorter = np.minimum(np.median(steps / typical, axis=0), 1.0)

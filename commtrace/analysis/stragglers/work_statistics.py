@@ -208,14 +208,7 @@ class WorkStatistics:
 
     def by_step(self, values: Int64 | Float64) -> Float64:
         """Return sums of a column of the table, shape (ranks, steps that count)."""
-        return self.by_every_step(values)[:, self.steady]
-
-    def by_every_step(self, values: Int64 | Float64) -> Float64:
-        """Return sums of a column of the table, shape (ranks, steps of the run)."""
-        steps = len(self.of_steps.steps)
-        cell = np.searchsorted(self.ranks, self.table.rank) * steps + self.table.step
-        sums = np.bincount(cell, values, minlength=len(self.ranks) * steps)
-        return np.asarray(sums.reshape(-1, steps), np.float64)
+        return self.of_steps.by_rank_and_step(values)[:, self.steady]
 
     def beyond_stage(self, values_ns: Float64) -> Float64:
         """Return the values of each rank beyond the median of its stage, in each step that counts."""

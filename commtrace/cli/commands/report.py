@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.pipeline.plan import PlanTimeline, plan_of, plan_timeline
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import build_program
-from commtrace.analysis.summary import summarise_steps
+from commtrace.analysis.summary import SummarySums, measure_summary, summarise_measured
 from commtrace.analysis.timeline import Timeline, step_durations
 from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
@@ -29,6 +30,7 @@ from commtrace.cli.arguments import (
 )
 from commtrace.cli.commands.history import keep_summary
 from commtrace.viewer.choice import MOST_STEPS, steps_to_draw
+from commtrace.viewer.maps import MapSums, map_views, measure_maps
 from commtrace.viewer.overview import critical_tables, overview
 from commtrace.viewer.report import render
 
@@ -48,7 +50,9 @@ def report(
     path = run_directory(runs)
     with Console(stderr=True).status(f"Writing {output}"), chosen_workers(workers, cluster) as chosen:
         run = open_run(path.absolute() if cluster else path, steps or None, chosen)
-        summary = summarise_steps(run, is_whole=not steps)
+        measured = run.measure(_measure)
+        sums = measured.result.summary.joined()
+        summary = summarise_measured(run, replace(measured, result=sums), is_whole=not steps)
         most_steps = None if steps else MOST_STEPS
         durations = step_durations(run.aligned, run.steps.used)
         drawn = sorted(steps_to_draw(durations, most_steps))
@@ -60,7 +64,11 @@ def report(
             durations=durations or None,
             plan=_plan(analysis, drawn) if summary.pipeline else None,
             most_steps=most_steps,
-            views={**overview(summary), **dict(critical_tables(analysis, timeline, drawn))},
+            views={
+                **overview(summary),
+                **dict(critical_tables(analysis, timeline, drawn)),
+                **map_views(measured.result.maps.times, sums.work.steps),
+            },
         )
         output.write_text(page.html, encoding="utf-8")
     if len(runs) == 1 and not steps:
@@ -68,6 +76,21 @@ def report(
     typer.echo(summary.verdict)
     typer.echo(f"{output}: {len(page.html.encode()) / 1e6:.1f} MB. {page.note}".rstrip())
     typer.echo(f"Next: open it in a browser, or see every event: commtrace export {shlex.join(map(str, runs))}")
+
+
+@dataclass(frozen=True, slots=True)
+class _ReportSums:
+    """All that a report needs of some steps, measured together: each window of a large run is read once for it."""
+
+    summary: SummarySums
+    maps: MapSums
+
+    def __add__(self, later: _ReportSums) -> _ReportSums:
+        return _ReportSums(self.summary + later.summary, self.maps + later.maps)
+
+
+def _measure(analysis: Analysis) -> _ReportSums:
+    return _ReportSums(measure_summary(analysis), measure_maps(analysis))
 
 
 def _plan(analysis: Analysis, drawn: Sequence[int]) -> PlanTimeline | None:

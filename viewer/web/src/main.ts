@@ -6,6 +6,7 @@ import { showBreakdown } from "./panels/breakdown";
 import { showCommunication } from "./panels/communication";
 import { showCoverage } from "./panels/coverage";
 import { showHeader } from "./panels/header";
+import { showHeatMap } from "./panels/heat_map";
 import { showCriticalPath, showLostTime } from "./panels/lost_time";
 import { showPipeline } from "./panels/pipeline";
 import { showStragglers, stragglingRanks } from "./panels/stragglers";
@@ -24,10 +25,16 @@ async function start(): Promise<void> {
   byId("theme").addEventListener("click", () => theme.toggle());
   byId("close-help").addEventListener("click", () => byId<HTMLDialogElement>("help").close());
   const source = new EmbeddedSource();
-  const panel = await showTimeline(source, await readRun(source), theme);
+  const run = await readRun(source);
+  const panel = await showTimeline(source, run, theme);
   const summary = await existing(source.json<Summary>("summary.json"), "summary.json");
   panel?.mark(stragglingRanks(summary));
   showSummary(summary, theme, (rank) => panel?.showRank(rank));
+  await showHeatMap(summary, source, theme, async (rank, steps) => {
+    const shown = steps && run.steps.find(({ step }) => step >= steps.first && step <= steps.last);
+    if (shown) await panel?.choose(shown.step);
+    panel?.showRank(rank);
+  });
 }
 
 async function showTimeline(source: Source, run: RunData, theme: Theme): Promise<TimelinePanel | null> {

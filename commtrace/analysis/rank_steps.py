@@ -1,0 +1,105 @@
+"""The times of every rank in every step, or in blocks of neighbouring steps when there are many.
+
+>>> rank_steps(analyse("commtrace-runs/my-run")).of("compute") # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from commtrace.analysis.breakdown.partition import Partition
+from commtrace.analysis.breakdown.states import BUBBLE, COMPUTE, TRANSFER, WAIT
+from commtrace.analysis.chain import Analysis
+from commtrace.analysis.communication.transfers import large_transfers
+from commtrace.trace.spans import Int64
+
+QUANTITIES: Final = ("steps", "wall", "compute", "wait", "transfer", "bubble", "bus_bytes", "bus_ns")
+"""``steps`` is a number, ``bus_bytes`` and ``bus_ns`` are bytes on the bus and time of large calls (busbw is their
+ratio); the others are ns, summed over the steps."""
+
+MOST_BLOCKS: Final = 512
+MOST_CELLS: Final = 32_768
+"""Ranks × blocks that are kept: of more, neighbouring blocks are added up."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """Sums by rank and block of steps. Those of several windows of a run add up."""
+
+    ranks: Int64  # numbers, ascending
+    block: Int64  # step number >> halvings, ascending
+    first: Int64  # first and last step of each block
+    last: Int64
+    values: Int64  # ranks × blocks × QUANTITIES
+    halvings: int = 0
+
+    def __add__(self, other: RankSteps) -> RankSteps:
+        halvings = max(self.halvings, other.halvings)
+        one, another = self._halved(halvings), other._halved(halvings)
+        both = RankSteps(
+            self.ranks,
+            np.concatenate([one.block, another.block]),
+            np.concatenate([one.first, another.first]),
+            np.concatenate([one.last, another.last]),
+            np.concatenate([one.values, another.values], axis=1),
+            halvings,
+        )
+        return both._summed().bounded()
+
+    def of(self, quantity: str) -> Int64:
+        """Return one of the :data:`QUANTITIES`, ranks × blocks."""
+        return np.asarray(self.values[:, :, QUANTITIES.index(quantity)])
+
+    def blocks_of(self, steps: Int64) -> Int64:
+        """Return the index of the block of each step."""
+        return np.searchsorted(self.block, steps >> self.halvings)
+
+    def bounded(self) -> RankSteps:
+        """Return the same with so few blocks as are kept."""
+        bounded = self
+        while len(bounded.block) > max(1, min(MOST_BLOCKS, MOST_CELLS // max(len(self.ranks), 1))):
+            bounded = bounded._halved(bounded.halvings + 1)
+        return bounded
+
+    def _halved(self, halvings: int) -> RankSteps:
+        if halvings == self.halvings:
+            return self
+        return replace(self, block=self.block >> (halvings - self.halvings), halvings=halvings)._summed()
+
+    def _summed(self) -> RankSteps:
+        """Add up equal blocks."""
+        block, begins, which = np.unique(self.block, return_index=True, return_inverse=True)
+        if len(block) == len(self.block):
+            return self
+        values = np.zeros((len(self.ranks), len(block), len(QUANTITIES)), np.int64)
+        np.add.at(values, (slice(None), which.reshape(-1)), self.values)
+        first, last = self.first[begins], self.last[begins]
+        np.minimum.at(first, which, self.first)
+        np.maximum.at(last, which, self.last)
+        return replace(self, block=block, first=first, last=last, values=values)
+
+
+def rank_steps(analysis: Analysis) -> RankSteps:
+    """Add up the steps that count, by rank and step."""
+    times = analysis.partition
+    ranks, steps = np.array([*analysis.context.run.ranks], np.int64), np.unique(times.step).astype(np.int64)
+    values = np.zeros((len(ranks), len(steps), len(QUANTITIES)), np.int64)
+    cell = np.searchsorted(ranks, times.rank), np.searchsorted(steps, times.step)
+    for column, amount in enumerate(_amounts(times)):
+        np.add.at(values[:, :, column], cell, amount)
+    context = analysis.context
+    for block in context.run.blocks:
+        large = large_transfers(context, block)
+        cell = np.searchsorted(ranks, block.rank()[large.row]), np.searchsorted(steps, block.spans.step[large.row])
+        np.add.at(values[:, :, QUANTITIES.index("bus_bytes")], cell, np.rint(large.bus_bytes).astype(np.int64))
+        np.add.at(values[:, :, QUANTITIES.index("bus_ns")], cell, large.ns)
+    return RankSteps(ranks, steps, steps, steps, values).bounded()
+
+
+def _amounts(times: Partition) -> tuple[Int64, ...]:
+    """Return the first columns of the quantities."""
+    one = np.ones(len(times.rank), np.int64)
+    return (one, times.wall_ns, *(times.total(kind) for kind in (COMPUTE, WAIT, TRANSFER, BUBBLE)))

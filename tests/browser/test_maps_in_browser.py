@@ -1,0 +1,112 @@
+"""The maps of a report in a real browser: their numbers are those of the analysis, and they lead to the timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commtrace.analysis.chain import Analysis, analyse
+from commtrace.analysis.summary import measure_summary, summarise_analysis
+from commtrace.analysis.timeline import Timeline
+from commtrace.viewer.maps import map_views, measure_maps
+from commtrace.viewer.report import render
+from tests.browser.test_report_in_browser import Reader
+from tests.pipeline_factory import PipelineJob
+
+SLOW = 5  # stage 1, replica 2
+
+
+@pytest.fixture(scope="module")
+def analysis() -> Analysis:
+    job = PipelineJob(
+        stages=2,
+        microbatches=4,
+        data_parallel=3,
+        transfer_ns=150_000,
+        all_reduce_ns=1_000_000,
+        optimizer_ns=1_000_000,
+        steps=4,
+        extra_forward_ns={SLOW: 325_000},
+        nodes={rank: f"node{rank // 3}" for rank in range(6)},
+    )
+    return analyse(job.run())
+
+
+@pytest.fixture(scope="module")
+def report(analysis: Analysis, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("maps") / "report.html"
+    views = map_views(measure_maps(analysis).times, measure_summary(analysis).work.steps)
+    page = render(summarise_analysis(analysis), Timeline.of_analysis(analysis), views=views)
+    path.write_text(page.html, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def opened(browser: Any, report: Path) -> Iterator[Reader]:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    yield Reader(page).load(report)
+    page.close()
+
+
+def walk(opened: Reader, *keys: str) -> str:
+    """Move the cursor of the heat map and return what is said of its cell."""
+    canvas = opened.page.locator("#heat-map canvas")
+    canvas.focus()
+    for key in keys:
+        canvas.press(key)
+    text: str = opened.page.locator("#heat-map .heat-map p").inner_text()
+    return text
+
+
+def test_the_slow_rank_stands_out_over_data_and_pipeline_parallel(opened: Reader) -> None:
+    assert opened.errors == []
+    assert walk(opened, "ArrowRight", "ArrowRight", "ArrowDown", "ArrowDown") == "1.100 × · dp 2, pp 1 · rank 5"
+
+
+def test_its_numbers_are_those_of_the_summary(opened: Reader, analysis: Analysis) -> None:
+    opened.page.select_option("#heat-map-colours", "bubble")
+    opened.page.select_option("#heat-map-rows", "rank")
+    opened.page.select_option("#heat-map-columns", "host")
+
+    bubble_ns = summarise_analysis(analysis).ranks[3].part("bubble")
+
+    assert (
+        walk(opened, "ArrowRight", *["ArrowDown"] * 3, "ArrowRight")
+        == f"{bubble_ns / 1e6:.3g} ms · rank 3, node1 · rank 3"
+    )
+
+
+def test_enter_shows_the_rank_in_its_step(opened: Reader) -> None:
+    opened.page.select_option("#heat-map-rows", "rank")
+    opened.page.select_option("#heat-map-columns", "step")
+
+    walk(opened, "ArrowRight", *["ArrowDown"] * SLOW, "ArrowRight", "ArrowRight", "Enter")
+
+    opened.wait_for_step(3)
+    assert opened.boxes(rank=SLOW, kind="forward")
+
+
+def test_the_pointer_shows_the_value_and_a_click_the_rank(opened: Reader) -> None:
+    canvas = opened.page.locator("#heat-map canvas")
+    canvas.scroll_into_view_if_needed()
+    canvas.hover(position={"x": 60, "y": 10})
+
+    assert opened.page.locator("#heat-map .tooltip").inner_text().split("\n") == ["1.000 ×", "dp 0, pp 0", "rank 0"]
+
+    canvas.click(position={"x": 60, "y": 10})
+    opened.settle()
+    assert opened.boxes(rank=0, kind="forward")
+
+
+def test_a_report_without_maps_has_no_empty_panel(browser: Any, analysis: Analysis, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(render(summarise_analysis(analysis), Timeline.of_analysis(analysis)).html, encoding="utf-8")
+    page = browser.new_page()
+    opened = Reader(page).load(path)
+
+    assert opened.errors == []
+    assert not page.locator("#heat-map-section").is_visible()
+    page.close()

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pyarrow as pa
+
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.rank_steps import rank_steps
+from commtrace.analysis.replay.step_statistics import StepStatistics
+from commtrace.analysis.stragglers.search import measure_work
+from commtrace.viewer.maps import map_views
+from tests.pipeline_factory import PipelineJob
+
+JOB = PipelineJob(stages=2, microbatches=4, data_parallel=3, optimizer_ns=1_000_000, steps=4)
+
+
+def columns(view: bytes) -> dict[str, list[int]]:
+    table: dict[str, list[int]] = pa.ipc.open_stream(view).read_all().to_pydict()
+    return table
+
+
+def of_job(job: PipelineJob) -> tuple[dict[str, list[int]], object, StepStatistics]:
+    analysis = analyse(job.run())
+    work = measure_work(analysis).steps
+    assert work is not None
+    views = map_views(rank_steps(analysis), work)
+    return columns(views["map"]), json.loads(views["map.json"]), work
+
+
+def test_every_rank_has_a_row_per_block() -> None:
+    table, outline, _ = of_job(JOB)
+
+    assert outline == {
+        "ranks": [0, 1, 2, 3, 4, 5],
+        "blocks": [{"first": step, "last": step} for step in (1, 2, 3)],
+    }
+    assert table["steps"] == [1] * 18
+    assert table["compute"] == [4 * 3_000_000 + 1_000_000] * 18
+
+
+def test_work_is_beside_that_of_the_stage() -> None:
+    table, _, _ = of_job(replace(JOB, extra_forward_ns={4: 250_000}))
+
+    of_rank_4 = slice(12, 15)
+    assert table["work"][of_rank_4] == [14_000_000] * 3
+    assert table["typical_work"] == [13_000_000] * 18
+
+
+def test_a_rank_alone_in_its_stage_has_no_typical_work() -> None:
+    table, _, _ = of_job(replace(JOB, data_parallel=1))
+
+    assert table["typical_work"] == [-1] * 6
+
+
+def test_without_a_replay_work_is_not_known() -> None:
+    analysis = analyse(JOB.run())
+
+    assert columns(map_views(rank_steps(analysis), None)["map"])["work"] == [-1] * 18

@@ -1,0 +1,95 @@
+import type { Source } from "../data/source";
+import type { Summary } from "../data/types";
+import { byId, element } from "../dom";
+import {
+  bounded,
+  type Cell,
+  colourRange,
+  type Grid,
+  type MapOutline,
+  QUANTITIES,
+  RankMap,
+  ranksText,
+} from "../heat_map/grid";
+import { type HeatCells, HeatMap, heatLegend } from "../heat_map/heat_map";
+import type { Theme } from "../theme";
+
+const MOST_ROWS = 128;
+const MOST_COLUMNS = 256;
+
+/** Shows a value of every rank, by two dimensions or over the steps. `onRank` is called with a rank and maybe steps. */
+export async function showHeatMap(
+  { alignment, ranks: times }: Summary,
+  source: Source,
+  theme: Theme,
+  onRank: (rank: number, steps?: { first: number; last: number }) => void,
+): Promise<void> {
+  const [outline, columns] = await Promise.all([source.json<MapOutline>("map.json"), source.table("map")]);
+  if (!outline?.blocks.length || !columns) return;
+  const ranks = new Map(times.map((rank) => [rank.rank, rank]));
+  const clocks = new Map(alignment.hosts.map((host) => [host.host, host.offset_ns]));
+  const map = new RankMap(outline, columns, ranks, alignment.residual_ns ? clocks : new Map());
+  const dimensions = map.dimensions();
+  const quantities = QUANTITIES.filter((quantity) => map.isKnown(quantity));
+  const value = select(
+    "Colours",
+    quantities.map(({ name }) => name),
+  );
+  const rows = select("Rows by", dimensions);
+  const columnsBy = select("Columns by", ["step", ...dimensions]);
+  const isGrid = dimensions.includes("dp") && dimensions.includes("pp");
+  [rows.node.value, columnsBy.node.value] = isGrid ? ["dp", "pp"] : ["rank", "step"];
+  const heat = new HeatMap(theme);
+  const legend = element("div", "", "legend");
+  const hint = element("p", "", "hint");
+  const show = () => {
+    const quantity = quantities.find(({ name }) => name === value.node.value)!;
+    const whole = map.grid(quantity, rows.node.value, columnsBy.node.value);
+    const grid = bounded(whole, quantity, MOST_ROWS, MOST_COLUMNS);
+    const cells = heatCells(grid);
+    heat.show(cells, `${quantity.name} of ranks by ${rows.node.value} and ${columnsBy.node.value}`);
+    legend.replaceChildren(...heatLegend(cells));
+    const several = grid.cells.some((cell) => cell && cell.ranks > 1);
+    hint.textContent =
+      `${quantity.name}: ${quantity.hint}.` +
+      (several ? ` A cell of several ranks shows the ${quantity.lowIsBad ? "lowest" : "highest"} of them.` : "");
+
+    function heatCells(shown: Grid): HeatCells {
+      return {
+        rows: shown.rows,
+        columns: shown.columns,
+        values: shown.cells.map((cell) => cell?.value ?? null),
+        range: colourRange(shown.cells, quantity),
+        lowIsStrong: quantity.lowIsBad ?? false,
+        format: quantity.format,
+        describe: (index) => described(shown, index, quantity.format),
+        onGo: (index) => {
+          const cell = shown.cells[index];
+          if (cell) onRank(cell.rank, outline!.blocks[cell.block]);
+        },
+      };
+    }
+  };
+  for (const { node } of [value, rows, columnsBy]) node.addEventListener("change", show);
+  const bar = element("div", "", "bar");
+  bar.append(value.label, rows.label, columnsBy.label);
+  byId("heat-map").append(bar, legend, heat.node, hint);
+  byId("heat-map-section").hidden = false;
+  show();
+}
+
+function described(grid: Grid, index: number, format: (value: number) => string): string[] {
+  const cell: Cell | null = grid.cells[index] ?? null;
+  const [row, column] = [grid.rows[Math.floor(index / grid.columns.length)], grid.columns[index % grid.columns.length]];
+  const place = `${row}, ${column}`;
+  return cell ? [format(cell.value), place, ranksText(cell)] : ["not known", place];
+}
+
+function select(name: string, values: readonly string[]): { label: HTMLElement; node: HTMLSelectElement } {
+  const label = element("label", `${name} `);
+  const node = element("select");
+  node.append(...values.map((value) => element("option", value)));
+  node.id = `heat-map-${name.split(" ")[0]!.toLowerCase()}`;
+  label.append(node);
+  return { label, node };
+}

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Bool, Int32
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 _FIRST_EARLIER: Final = -2
 """Rows of step n in a repeated attempt have the number −2 − n."""
@@ -98,6 +98,30 @@ def _in_order(times: Sequence[StepTime]) -> Iterator[Attempt]:
         yield Attempt(attempt, time.launch, time.start_ns, time.end_ns - time.start_ns)
 
 
+class Repetitions(NamedTuple):
+    """The steps that one process ran more than once."""
+
+    number: Int32  # ascending
+    until_ns: Int64  # end of the last attempt but one
+
+    @classmethod
+    def of(cls, spans: Spans) -> Repetitions:
+        rows = np.flatnonzero((spans.kind == schema.STEP) & (spans.step >= 0))
+        rows = rows[np.lexsort((spans.end[rows], spans.step[rows]))]
+        number, end = spans.step[rows], spans.end[rows]
+        follows = number[1:] == number[:-1]  # on another attempt of the same step
+        last_but_one = np.flatnonzero(follows & ~np.append(follows[1:], False))
+        return cls(number[last_but_one], end[last_but_one])
+
+    def renumber(self, spans: Spans) -> Spans:
+        """Return spans with other numbers for the rows of all attempts but the last one."""
+        if not len(self.number):
+            return spans
+        at = np.minimum(np.searchsorted(self.number, spans.step), len(self.number) - 1)
+        is_earlier_one = (self.number[at] == spans.step) & (spans.start < self.until_ns[at])
+        return spans.replace(step=np.where(is_earlier_one, _FIRST_EARLIER - spans.step, spans.step))
+
+
 def separate_attempts(run: Run) -> Run:
     """Return the run with other numbers for the rows of all attempts of a step but its last one."""
     ranks = {rank: _with_last_attempts(trace) for rank, trace in run.ranks.items()}
@@ -138,13 +162,5 @@ def number_of(step: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _with_last_attempts(trace: RankTrace) -> RankTrace:
-    spans = trace.spans
-    rows = np.flatnonzero((spans.kind == schema.STEP) & (spans.step >= 0))
-    numbers, count = np.unique(spans.step[rows], return_counts=True)
-    if not (count > 1).any():
-        return trace
-    step = spans.step.copy()
-    for number in numbers[count > 1].tolist():
-        ends = np.sort(spans.end[rows[spans.step[rows] == number]])
-        step[(spans.step == number) & (spans.start < ends[-2])] = earlier_number(number)
-    return replace(trace, spans=spans.replace(step=step))
+    repeated = Repetitions.of(trace.spans)
+    return replace(trace, spans=repeated.renumber(trace.spans)) if len(repeated.number) else trace

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from commtrace.analysis.steps.attempts import number_of
+from commtrace.analysis.steps.choice import contiguous
 from commtrace.trace import schema
-from commtrace.trace.spans import Int64, Spans
+from commtrace.trace.spans import Int32, Int64, Spans
 
 
 class Reach(NamedTuple):
@@ -28,7 +29,7 @@ class StepAxis(NamedTuple):
     A row without the number of a recorded step belongs to the step that had begun last before it; −1 before all.
     """
 
-    number: Int64
+    number: Int32
     start: Int64
     end: Int64
 
@@ -39,10 +40,13 @@ class StepAxis(NamedTuple):
 
     @classmethod
     def of(cls, spans: Spans) -> StepAxis:
-        """Read the steps among these rows."""
-        rows = np.flatnonzero(spans.kind == schema.STEP)
-        rows = rows[np.argsort(spans.start[rows], kind="stable")]
-        return cls(spans.step[rows].astype(np.int64), spans.start[rows], spans.end[rows])
+        """Read the steps among these rows; without a copy if these are nothing but steps, in order."""
+        rows = contiguous(spans.kind == schema.STEP)
+        number, start, end = spans.step[rows], spans.start[rows], spans.end[rows]
+        if (start[1:] < start[:-1]).any():
+            order = np.argsort(start, kind="stable")
+            number, start, end = number[order], start[order], end[order]
+        return cls(number, start, end)
 
     def plus(self, other: StepAxis) -> StepAxis:
         """Return the steps of both."""
@@ -53,6 +57,10 @@ class StepAxis(NamedTuple):
             start[order],
             np.concatenate([self.end, other.end])[order],
         )
+
+    def split(self, at: int) -> tuple[StepAxis, StepAxis]:
+        """Return the steps before a place and the others; negative places count from the end."""
+        return StepAxis(*(column[:at] for column in self)), StepAxis(*(column[at:] for column in self))
 
     def begun(self, times: Int64) -> Int64:
         """Return the place of the last step that had begun at each instant."""
@@ -78,13 +86,10 @@ class StepAxis(NamedTuple):
             place[row] = own[max(int(np.searchsorted(own, begun[row], side="right")) - 1, 0)]
         return place
 
-    def places(self, numbers: Int64) -> Int64:
-        """Return the places of the steps with these numbers, ascending."""
-        return np.flatnonzero(np.isin(self.number, numbers))
-
-    def overlapping(self, begin: int, end: int) -> Int64:
-        """Return the places of the steps that overlap an interval."""
-        return np.flatnonzero((self.start < end) & (self.end > begin))
+    def overlapping(self, begin: Int64, end: Int64) -> tuple[Int64, Int64]:
+        """Return the first and the last place of the steps that overlap each interval; if none does, last < first."""
+        ended = np.maximum.accumulate(self.end)
+        return np.searchsorted(ended, begin, side="right"), np.searchsorted(self.start, end) - 1
 
     def numbers(self, first: int, last: int) -> tuple[int, int]:
         """Return the lowest and the highest number that a row at these places can carry."""

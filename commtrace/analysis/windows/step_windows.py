@@ -13,21 +13,22 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.chain import Analysis, analysis_of
-from commtrace.analysis.clocks.align import Alignment, ClockKey, apply
+from commtrace.analysis.clocks.align import Alignment, apply
 from commtrace.analysis.matched import Context, Matched, matches_of, of_ranks
 from commtrace.analysis.matching.match import match
 from commtrace.analysis.matching.operations import communication_rows
 from commtrace.analysis.matching.roles import find_roles
+from commtrace.analysis.steps.attempts import Repetitions
 from commtrace.analysis.steps.choice import StepChoice, contiguous, select
-from commtrace.analysis.windows.step_axis import StepAxis
-from commtrace.analysis.windows.survey import RankSurvey, Survey, with_last_attempts
+from commtrace.analysis.windows.step_axis import Reach, StepAxis
+from commtrace.analysis.windows.survey import RankSurvey, RowsOfSteps, Survey
 from commtrace.trace import schema
 from commtrace.trace.blocks import blocks_of
 from commtrace.trace.files.decoding import RankMarks
 from commtrace.trace.files.locate import Segment
 from commtrace.trace.files.segment_index import Extent, read_extents
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Bool, Int64, Spans
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 MOST_ROWS: Final = 500_000
 """Rows of a window, over all ranks, unless a single step has more."""
@@ -39,7 +40,7 @@ class RankPart(NamedTuple):
     trace: RankTrace  # its rows are steps
     segments: tuple[Segment, ...]
     extents: tuple[Extent, ...]  # of the rows in the segments
-    repeated: Mapping[int, int]  # by step number, end of the last attempt but one
+    repeated: Repetitions
     places: tuple[tuple[int, int], ...]  # ranges of the trace's steps whose rows are read, inclusive
     far: Spans  # rows of other steps that reach into these
 
@@ -49,7 +50,7 @@ class StepWindow:
     """Steps that are analysed together, and all that a worker needs to read them."""
 
     steps: tuple[int, ...]  # numbers of those that count, ascending
-    steps_of_run: tuple[int, ...]  # the same of the whole run
+    steps_of_run: tuple[int, ...]  # the same of the run, as far as rows that are read belong to them
     ranks: Mapping[int, RankPart]
     outline: Run  # without its ranks
 
@@ -76,24 +77,16 @@ class StepWindow:
 
 def cut_windows(survey: Survey, choice: StepChoice, most_rows: int = MOST_ROWS) -> Iterator[StepWindow]:
     """Cut the steps that count into windows of at most so many rows, but at least one step."""
-    times = _StepTimes.of(survey)
-    for steps in _parts(choice.used, survey.rows_of_step, most_rows):
-        yield _window(survey, choice, times, (steps,))
+    parts = _parts(choice.used, survey.rows_of_step, most_rows)
+    cutter = _Cutter.of(survey, choice, parts)
+    for number in range(len(parts)):
+        yield cutter.window([number])
 
 
 def window_of(survey: Survey, choice: StepChoice, steps: Sequence[int]) -> StepWindow:
     """Return one window of some of the steps that count; steps between them are not read."""
-    return _window(survey, choice, _StepTimes.of(survey), [(step,) for step in sorted(steps)])
-
-
-def _window(survey: Survey, choice: StepChoice, times: _StepTimes, groups: Sequence[tuple[int, ...]]) -> StepWindow:
-    meanwhile = [times.meanwhile(steps) for steps in groups]
-    ranks = {
-        rank: _part(one, [(steps, at[rank]) for steps, at in zip(groups, meanwhile, strict=True)])
-        for rank, one in survey.ranks.items()
-    }
-    own = tuple(step for steps in groups for step in steps)
-    return StepWindow(own, choice.used, ranks, replace(survey.outline, ranks={}))
+    parts = [(step,) for step in sorted(steps)]
+    return _Cutter.of(survey, choice, parts).window(range(len(parts)))
 
 
 def steps_read(recorded: Run, ranks: Sequence[int], steps: Sequence[int]) -> tuple[int, ...]:
@@ -120,82 +113,153 @@ def analyse_window(
     return analysis_of(Matched(recorded, run, alignment, choice, matches, rows, context), tuple(steps_of_run))
 
 
-def _parts(steps: Sequence[int], rows_of_step: Mapping[int, int], most_rows: int) -> list[tuple[int, ...]]:
+def _parts(steps: Sequence[int], rows_of_step: RowsOfSteps, most_rows: int) -> list[tuple[int, ...]]:
     """Return consecutive steps with at most so many rows, or one step."""
     parts: list[list[int]] = []
     rows = 0
-    for step in steps:
-        rows += rows_of_step.get(step, 0)
+    for step, count in zip(steps, rows_of_step.of_steps(np.array(steps, np.int64)).tolist(), strict=True):
+        rows += count
         if not parts or rows > most_rows:
             parts.append([])
-            rows = rows_of_step.get(step, 0)
+            rows = count
         parts[-1].append(step)
     return [tuple(part) for part in parts]
 
 
-class _StepTimes(NamedTuple):
-    """The times of the steps of each rank."""
+class _Bounds(NamedTuple):
+    """A range of places or times for each part of the steps, inclusive; of an empty one the last is below the first."""
 
-    axes: Mapping[int, StepAxis]
-    clocks: Mapping[int, ClockKey | None]  # equal for ranks whose times can be compared
+    first: Int64
+    last: Int64
 
     @classmethod
-    def of(cls, survey: Survey) -> _StepTimes:
-        aligned = apply(survey.outline, survey.alignment)
-        return cls(
-            {rank: StepAxis.of(trace.spans) for rank, trace in aligned.ranks.items()},
-            {rank: trace.clock_key if survey.alignment.refused else None for rank, trace in aligned.ranks.items()},
-        )
+    def of(cls, part: Int64, first: Int64, last: Int64, count: int) -> _Bounds:
+        """Return the bounds of all ranges of each part."""
+        bounds = cls.none(count)
+        np.minimum.at(bounds.first, part, first)
+        np.maximum.at(bounds.last, part, last)
+        return bounds
 
-    def meanwhile(self, steps: tuple[int, ...]) -> dict[int, Int64]:
-        """Return the places of each rank from the first begin of these steps on any rank to their last end."""
-        extents: dict[ClockKey | None, tuple[int, int]] = dict.fromkeys(self.clocks.values(), (0, 0))
-        for rank, axis in self.axes.items():
-            own = np.isin(axis.number, steps)
-            if own.any():
-                begin, end = int(axis.start[own].min()), int(axis.end[own].max())
-                known = extents[self.clocks[rank]]
-                extents[self.clocks[rank]] = (
-                    (begin, end) if known == (0, 0) else (min(begin, known[0]), max(end, known[1]))
-                )
-        return {rank: axis.overlapping(*extents[self.clocks[rank]]) for rank, axis in self.axes.items()}
+    @classmethod
+    def none(cls, count: int) -> _Bounds:
+        limits = np.iinfo(np.int64)
+        return cls(np.full(count, limits.max), np.full(count, limits.min))
+
+    def around(self, other: _Bounds) -> _Bounds:
+        return _Bounds(np.minimum(self.first, other.first), np.maximum(self.last, other.last))
 
 
-def _part(one: RankSurvey, groups: Sequence[tuple[tuple[int, ...], Int64]]) -> RankPart:
-    """Return the part of a rank; ``groups`` pairs steps with the rank's places while any rank was in these."""
-    axis, far = StepAxis.of(one.trace.spans), one.far
-    reach = axis.reach(far)
+class _RankPlaces(NamedTuple):
+    """The steps of a rank, on its own clock."""
+
+    axis: StepAxis
+    around: _Bounds  # places from the first begin of the steps of a part on any rank to their last end
+    far: Reach
+    part_of_far: Int64  # the part with the step of each far row; −1 for none
+
+
+@dataclass(frozen=True, slots=True)
+class _Cutter:
+    """Parts of the steps that count; their places are found at once, as every look takes all steps."""
+
+    survey: Survey
+    used: Int64  # all steps that count
+    parts: Sequence[tuple[int, ...]]
+    ranks: Mapping[int, _RankPlaces]
+
+    @classmethod
+    def of(cls, survey: Survey, choice: StepChoice, parts: Sequence[tuple[int, ...]]) -> _Cutter:
+        steps = np.array([step for part in parts for step in part], np.int64)
+        part_of_step = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        aligned = apply(survey.outline, survey.alignment).ranks
+        clocks = {rank: trace.clock_key if survey.alignment.refused else None for rank, trace in aligned.items()}
+        times = dict.fromkeys(clocks.values(), _Bounds.none(len(parts)))
+        for rank, trace in aligned.items():
+            axis = StepAxis.of(trace.spans)
+            place, part = _of_parts(axis.number, steps, part_of_step)
+            own = _Bounds.of(part, axis.start[place], axis.end[place], len(parts))
+            times[clocks[rank]] = times[clocks[rank]].around(own)
+        ranks = {}
+        for rank, one in survey.ranks.items():
+            axis = StepAxis.of(one.trace.spans)
+            place, part = _of_parts(axis.number, steps, part_of_step)
+            around = _Bounds.of(part, place, place, len(parts))
+            around = around.around(_Bounds(*StepAxis.of(aligned[rank].spans).overlapping(*times[clocks[rank]])))
+            if not len(axis.number):  # read whole
+                around = _Bounds(*np.full((2, len(parts)), -1))
+            part_of_place = np.full(len(axis.number) + 1, -1)
+            part_of_place[place] = part
+            reach = axis.reach(one.far)
+            ranks[rank] = _RankPlaces(axis, around, reach, part_of_place[reach.place])  # −1 reads the last entry
+        return cls(survey, np.array(choice.used, np.int64), parts, ranks)
+
+    def window(self, numbers: Sequence[int]) -> StepWindow:
+        """Return the window of some parts."""
+        ranks = {rank: _part(one, self.ranks[rank], numbers) for rank, one in self.survey.ranks.items()}
+        # Rows that are read carry the numbers of these steps, if any.
+        near = np.unique(np.concatenate([own.step for part in ranks.values() for own in (part.trace.spans, part.far)]))
+        steps_of_run = near[_occur(near, self.used)]
+        own = tuple(step for number in numbers for step in self.parts[number])
+        return StepWindow(own, tuple(steps_of_run.tolist()), ranks, replace(self.survey.outline, ranks={}))
+
+
+def _of_parts(numbers: Int32, steps: Int64, part_of_step: Int64) -> tuple[Int64, Int64]:
+    """Return the places of the steps with a part, and their parts; ``steps`` ascend."""
+    places = np.flatnonzero(_occur(numbers, steps))
+    return places, part_of_step[np.searchsorted(steps, numbers[places])]
+
+
+def _occur(numbers: Int32, steps: Int64) -> Bool:
+    """Return a mask of the numbers among these steps, which ascend."""
+    if not len(steps):
+        return np.zeros(len(numbers), np.bool_)
+    return np.asarray(steps[np.minimum(np.searchsorted(steps, numbers), len(steps) - 1)] == numbers)
+
+
+def _part(one: RankSurvey, places: _RankPlaces, numbers: Sequence[int]) -> RankPart:
+    """Return the rows of a rank in some parts, and around them."""
+    axis, far, reach = places.axis, one.far, places.far
+    described = replace(one.trace, aggregates={}, anchors=(), device_states=())  # these grow with the run
     ranges = []
-    for steps, meanwhile in groups:
-        own = axis.places(np.array(steps))
-        # A rank without recorded steps is read whole.
-        around = [*own.tolist(), *meanwhile.tolist()] or ([] if len(axis.number) else [-1])
-        if around:
+    for number in numbers:
+        around = int(places.around.first[number]), int(places.around.last[number])
+        if around[0] <= around[1]:
             # Two steps before and one after: an operation may be waited for in the next step, ranks may number one
             # communication with different steps, and the cause of a wait began in the step before. The hidden part
             # of a communication is known once all stalls until its end are.
-            launched = communication_rows(far) & np.isin(reach.place, own)
-            first = min([min(around) - 2, *reach.first[launched].tolist()])
-            last = max([max(around) + 1, *reach.last[launched].tolist()])
+            launched = communication_rows(far) & (places.part_of_far == number)
+            first = min([around[0] - 2, *reach.first[launched].tolist()])
+            last = max([around[1] + 1, *reach.last[launched].tolist()])
             ranges.append((first, last))
     if not ranges:
-        bare = replace(one.trace, spans=Spans.empty())
-        return RankPart(bare, one.segments, (), one.repeated, places=(), far=Spans.empty())
-    bounds = [(axis.numbers(*places), axis.times(*places)) for places in ranges]
+        return RankPart(
+            replace(described, spans=Spans.empty()), one.segments[:1], (), one.repeated, places=(), far=Spans.empty()
+        )
     inside = _within(reach.place, ranges)
     touching = np.any([(reach.first <= last) & (reach.last >= first) for first, last in ranges], axis=0)
-    begin, end = max(min(first for first, _ in ranges) - 1, 0), max(last for _, last in ranges) + 2
-    steps_around = np.flatnonzero(one.trace.spans.kind == schema.STEP)[begin:end]
+    begin, steps = _steps_between(one.trace.spans, axis, min(ranges)[0] - 1, max(last for _, last in ranges) + 2)
+    holding = [one.extents.holding(*axis.numbers(*places), *axis.times(*places)) for places in ranges]
+    extents = one.extents.take(np.unique(np.concatenate(holding)))
+    first_segment = min((extent.segment for extent in extents), default=0)
+    last_segment = max((extent.segment for extent in extents), default=0)
     return RankPart(
-        trace=replace(one.trace, spans=one.trace.spans.take(steps_around)),
-        segments=one.segments,
-        extents=tuple(
-            extent for extent in one.extents if any(extent.holds(*numbers, *times) for numbers, times in bounds)
-        ),
+        trace=replace(described, spans=steps),
+        segments=one.segments[first_segment : last_segment + 1],
+        extents=tuple(extent._replace(segment=extent.segment - first_segment) for extent in extents),
         repeated=one.repeated,
         places=tuple((first - begin, last - begin) for first, last in ranges),
         far=far.take(touching & ~inside),
     )
+
+
+def _steps_between(outline: Spans, axis: StepAxis, first: int, end: int) -> tuple[int, Spans]:
+    """Return the steps at these places, and the place of the first one of them."""
+    own = axis.start[max(first, 0) : end]
+    if not len(own):
+        return max(first, 0), Spans.empty()
+    rows = slice(*np.searchsorted(outline.start, [own[0], own[-1] + 1]).tolist())
+    between = outline.take(rows)
+    return int(np.searchsorted(axis.start, own[0])), between.take(np.flatnonzero(between.kind == schema.STEP))
 
 
 def _within(places: Int64, ranges: Sequence[tuple[int, int]]) -> Bool:
@@ -211,7 +275,7 @@ def _read_rank(part: RankPart, names: list[str], problems: list[str]) -> RankTra
     details = dict(trace.details)
     for decoded in read_extents(part.segments, part.extents, marks, problems):
         decoded.rename(names)
-        spans = with_last_attempts(decoded.block.spans, part.repeated)
+        spans = part.repeated.renumber(decoded.block.spans)
         place = axis.reach(spans).place
         rows.append(spans.take(_within(place, part.places)))
         details.update(decoded.ranks[trace.rank].details)

@@ -5,12 +5,11 @@ Memory grows with the number of steps, not with the rows in them.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -19,20 +18,53 @@ from commtrace.analysis.clocks.causality import MOST_MESSAGES
 from commtrace.analysis.clocks.fit import MOST_ENDS, Thinned, least_power, multiples
 from commtrace.analysis.matching.coverage import RowCounts
 from commtrace.analysis.matching.operations import SYNCHRONISING, unfinished_ids
-from commtrace.analysis.steps.attempts import earlier_number
+from commtrace.analysis.steps.attempts import Repetitions
 from commtrace.analysis.windows.step_axis import StepAxis
 from commtrace.errors import RunNotFoundError
 from commtrace.trace import schema
 from commtrace.trace.files.decoding import RankMarks
 from commtrace.trace.files.locate import Segment, missing_ranks, missing_segments
 from commtrace.trace.files.reader import RunFiles
-from commtrace.trace.files.segment_index import Extent, read_forward
+from commtrace.trace.files.segment_index import Extent, Extents, read_forward
 from commtrace.trace.files.side_files import with_side_files
 from commtrace.trace.inputs import printable
 from commtrace.trace.run import DiscardedSegments, RankTrace, Run
-from commtrace.trace.spans import Bool, Spans
+from commtrace.trace.spans import Bool, Int64, Spans
+
+_RECENT_STEPS: Final = 64
+"""The steps before those that are read, among which most rows can be placed."""
 
 _OUTLINE: Final = (schema.STEP, schema.EVALUATION, schema.CHECKPOINT)
+
+
+class RowsOfSteps(NamedTuple):
+    """How many rows steps have."""
+
+    step: Int64  # numbers, ascending
+    count: Int64
+
+    @classmethod
+    def none(cls) -> RowsOfSteps:
+        return cls.of(Spans.empty())
+
+    @classmethod
+    def of(cls, spans: Spans) -> RowsOfSteps:
+        step, count = np.unique(spans.step, return_counts=True)
+        return cls(step.astype(np.int64), count.astype(np.int64))
+
+    @classmethod
+    def sum(cls, parts: Sequence[RowsOfSteps]) -> RowsOfSteps:
+        if not parts:
+            return cls.none()
+        step, which = np.unique(np.concatenate([part.step for part in parts]), return_inverse=True)
+        count = np.zeros(len(step), np.int64)
+        np.add.at(count, which.reshape(-1), np.concatenate([part.count for part in parts]))
+        return cls(step, count)
+
+    def of_steps(self, steps: Int64) -> Int64:
+        """Return the number of rows of each of these steps."""
+        at = np.minimum(np.searchsorted(self.step, steps), len(self.step) - 1)
+        return np.where(self.step[at] == steps, self.count[at], 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +72,21 @@ class RankSurvey:
     """A first look at a rank."""
 
     segments: tuple[Segment, ...]  # oldest first
-    extents: tuple[Extent, ...]  # of the rows of each step in the segments
+    extents: Extents  # of the rows of each step in the segments
     # Its rows are the *outline*: steps, evaluations, checkpoints, waits for input outside of steps, and the first row.
     trace: RankTrace
     far: Spans  # rows that touch a step more than one away from their own
     ends: Thinned  # rows that clocks are fitted by; none if all ranks share a clock
     messages: Thinned  # likewise
-    rows_of_step: Mapping[int, int]
+    rows_of_step: RowsOfSteps
     counts: RowCounts
-    repeated: Mapping[int, int]  # by number of a repeated step, end of the last attempt but one
+    repeated: Repetitions
     names: list[str]  # by code
     problems: tuple[str, ...]
 
     def for_windows(self) -> RankSurvey:
         """Return the survey without what only the survey of the run needs: the rows that clocks are fitted by."""
-        return replace(self, ends=Thinned.none(), messages=Thinned.none(), rows_of_step={})
+        return replace(self, ends=Thinned.none(), messages=Thinned.none(), rows_of_step=RowsOfSteps.none())
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +96,7 @@ class Survey:
     outline: Run  # every rank with the rows of its outline
     ranks: Mapping[int, RankSurvey]  # with the codes of the outline
     alignment: Alignment
-    rows_of_step: Mapping[int, int]  # of all ranks
+    rows_of_step: RowsOfSteps  # of all ranks
 
 
 def survey_run(files: RunFiles, executor: Executor | None = None) -> Survey:
@@ -86,15 +118,12 @@ def survey_run(files: RunFiles, executor: Executor | None = None) -> Survey:
     traces = {rank: one.trace for rank, one in ranks.items()}
     problems += missing_ranks(traces, directory)
     problems += [sentence for one in ranks.values() for sentence in missing_segments([*one.segments], one.trace)]
-    rows_of_step = Counter[int]()
-    for one in ranks.values():
-        rows_of_step.update(one.rows_of_step)
     outline = Run(directory, traces, names, tuple(map(printable, problems)))
     return Survey(
         outline=outline,
         ranks={rank: one.for_windows() for rank, one in ranks.items()},
         alignment=align(_clock_run(outline, ranks) if len(set(clocks.values())) > 1 else outline),
-        rows_of_step=rows_of_step,
+        rows_of_step=RowsOfSteps.sum([one.rows_of_step for one in ranks.values()]),
     )
 
 
@@ -130,15 +159,18 @@ class _Collected:
     clocks: Mapping[int, ClockKey]
     names: list[str] = field(default_factory=list)
     extents: list[Extent] = field(default_factory=list)
-    axis: StepAxis = field(default_factory=StepAxis.none)
+    recent: StepAxis = field(default_factory=StepAxis.none)  # the last steps: to look in all would take ever longer
+    since_ns: int = int(np.iinfo(np.int64).min)  # begin of the first of these; before the first step if they are all
+    highest_before: int = -1  # number of a step before these
     outline: list[Spans] = field(default_factory=list)
     first: Spans = field(default_factory=Spans.empty)
     far: list[Spans] = field(default_factory=list)
     # Rows that end after the last known step wait: a step is written when it has ended.
     waiting: Spans = field(default_factory=Spans.empty)
+    unplaced: list[Spans] = field(default_factory=list)  # rows that recent steps do not place: few
     ends: Thinned = field(default_factory=Thinned.none)
     messages: Thinned = field(default_factory=Thinned.none)
-    rows_of_step: Counter[int] = field(default_factory=Counter)
+    rows_of_step: list[RowsOfSteps] = field(default_factory=list)
     counts: RowCounts = field(default_factory=lambda: RowCounts({}, 0))
     details: dict[int, str] = field(default_factory=dict)
     last_written_ns: int | None = None
@@ -151,54 +183,65 @@ class _Collected:
             return
         if not len(self.first) or spans.start[0] < self.first.start[0]:
             self.first = spans.take(slice(0, 1))
-        self.outline.append(spans.take(np.isin(spans.kind, _OUTLINE)))
-        self.axis = self.axis.plus(StepAxis.of(self.outline[-1]))
-        numbers, counts = np.unique(spans.step, return_counts=True)
-        self.rows_of_step.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+        outline = spans.take(np.isin(spans.kind, _OUTLINE))
+        self.recent = self.recent.plus(StepAxis.of(outline.take(outline.start >= self.since_ns)))
+        _append(self.outline, outline)
+        self.rows_of_step.append(RowsOfSteps.of(spans))
         self.counts += RowCounts.of(spans)
         self._keep_for_clocks(spans, trace)
         self.details.update(trace.details)
-        self._decide(Spans.concatenate([self.waiting, spans]), at_end=False)
+        self._place(Spans.concatenate([self.waiting, spans]))
 
     def survey(self, segments: tuple[Segment, ...], trace: RankTrace, problems: Sequence[str]) -> RankSurvey:
-        self._decide(self.waiting, at_end=True)
-        far = Spans.concatenate(self.far)
+        self._keep(Spans.concatenate([*self.unplaced, self.waiting]), StepAxis.of(Spans.concatenate(self.outline)))
+        far = _in_order(Spans.concatenate(self.far))
         outline = [*self.outline] if len(self.first) and self.first.kind[0] in _OUTLINE else [self.first, *self.outline]
-        spans = Spans.concatenate(outline)
-        spans = spans.take(np.lexsort((spans.start - spans.end, spans.start)))
+        spans = _in_order(Spans.concatenate(outline))
         kept = {*far.id.tolist(), *self.ends.spans.id.tolist(), *self.messages.spans.id.tolist()}
-        repeated = _repeated(spans)
+        repeated = Repetitions.of(spans)
         return RankSurvey(
             segments=segments,
-            extents=tuple(self.extents),
+            extents=Extents.of(self.extents),
             trace=replace(
                 trace,
-                spans=with_last_attempts(spans, repeated),
+                spans=repeated.renumber(spans),
                 last_written_ns=self.last_written_ns,
                 details={number: text for number, text in self.details.items() if number in kept},
             ),
-            far=with_last_attempts(far, repeated),
-            ends=replace(self.ends, spans=with_last_attempts(self.ends.spans, repeated)),
-            messages=replace(self.messages, spans=with_last_attempts(self.messages.spans, repeated)),
-            rows_of_step=self.rows_of_step,
+            far=repeated.renumber(far),
+            ends=replace(self.ends, spans=repeated.renumber(self.ends.spans)),
+            messages=replace(self.messages, spans=repeated.renumber(self.messages.spans)),
+            rows_of_step=RowsOfSteps.sum(self.rows_of_step),
             counts=self.counts,
             repeated=repeated,
             names=self.names,
             problems=tuple(problems),
         )
 
-    def _decide(self, spans: Spans, *, at_end: bool) -> None:
-        """Keep rows that reach far, or wait for input between steps; put off rows that cannot be placed yet."""
-        axis = self.axis
-        known = np.ones(len(spans), np.bool_)
-        if not at_end:
-            known = np.asarray(spans.end <= axis.start.max()) if len(axis.start) else ~known
+    def _place(self, spans: Spans) -> None:
+        """Place rows among the recent steps; put off those that these cannot place, or not yet."""
+        known = np.zeros(len(spans), np.bool_)
+        if len(self.recent.start):
+            known = np.asarray(spans.end <= self.recent.start[-1])
         self.waiting = spans.take(~known)
         spans = spans.take(known)
+        reach = self.recent.reach(spans)
+        is_only_recent = (reach.place <= reach.first) | (spans.step > self.highest_before)
+        by_number = np.isin(spans.step, self.recent.number) & is_only_recent
+        placed = (spans.start >= self.since_ns) & ((spans.step < 0) | by_number)
+        _append(self.unplaced, spans.take(~placed))
+        self._keep(spans.take(placed), self.recent)
+        if len(self.recent.start) > _RECENT_STEPS:
+            before, self.recent = self.recent.split(-_RECENT_STEPS)
+            self.highest_before = max(self.highest_before, int(before.number.max()))
+            self.since_ns = int(self.recent.start[0])
+
+    def _keep(self, spans: Spans, axis: StepAxis) -> None:
+        """Keep rows that reach far, or wait for input between steps."""
         reach = axis.reach(spans)
         other = spans.kind != schema.STEP
-        self.far.append(spans.take(other & ((reach.last - reach.place > 1) | (reach.place - reach.first > 1))))
-        self.outline.append(spans.take((spans.kind == schema.DATA) & ~_within_a_step(axis, spans)))
+        _append(self.far, spans.take(other & ((reach.last - reach.place > 1) | (reach.place - reach.first > 1))))
+        _append(self.outline, spans.take((spans.kind == schema.DATA) & ~_within_a_step(axis, spans)))
 
     def _keep_for_clocks(self, spans: Spans, trace: RankTrace) -> None:
         if len(set(self.clocks.values())) < 2:
@@ -226,23 +269,13 @@ class _Collected:
         return self.names.index(name) if name in self.names else -2
 
 
-def _repeated(outline: Spans) -> dict[int, int]:
-    rows = np.flatnonzero((outline.kind == schema.STEP) & (outline.step >= 0))
-    numbers, count = np.unique(outline.step[rows], return_counts=True)
-    return {
-        number: int(np.sort(outline.end[rows[outline.step[rows] == number]])[-2])
-        for number in numbers[count > 1].tolist()
-    }
+def _append(parts: list[Spans], spans: Spans) -> None:
+    if len(spans):
+        parts.append(spans)
 
 
-def with_last_attempts(spans: Spans, repeated: Mapping[int, int]) -> Spans:
-    """Renumber the rows of all attempts of a step but its last."""
-    if not repeated:
-        return spans
-    step = spans.step.copy()
-    for number, until in repeated.items():
-        step[(spans.step == number) & (spans.start < until)] = earlier_number(number)
-    return spans.replace(step=step)
+def _in_order(spans: Spans) -> Spans:
+    return spans.take(np.lexsort((spans.start - spans.end, spans.start)))
 
 
 def _within_a_step(axis: StepAxis, spans: Spans) -> Bool:

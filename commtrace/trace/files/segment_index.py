@@ -10,11 +10,13 @@ import os
 import socket
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
@@ -32,7 +34,7 @@ from commtrace.trace.files.messages import (
     unpacked_bytes,
 )
 from commtrace.trace.inputs import open_file
-from commtrace.trace.spans import Spans
+from commtrace.trace.spans import Int64, Spans
 
 _MOST_UNPACKED: Final = 256 << 20
 _MOST_UNPACKED_PER_BYTE: Final = 100
@@ -253,11 +255,54 @@ class Extent(NamedTuple):
         begins = spans.start[spans.step < 0]
         return cls(segment, *batches, _end_byte(index, batches[1]), len(spans), *_range(steps), *_range(begins))
 
-    def holds(self, first_step: int, last_step: int, begin_ns: int, end_ns: int) -> bool:
-        """Return whether it may hold rows of these steps, or rows of no step that begin in this time; all inclusive."""
-        of_steps = max(first_step, self.first_step) <= min(last_step, self.last_step)
-        between = self.first_ns <= self.last_ns and max(begin_ns, self.first_ns) <= min(end_ns, self.last_ns)
-        return of_steps or between
+
+class _Ranges(NamedTuple):
+    """Ranges that mostly ascend; ends are inclusive, of an empty one the last is below the first."""
+
+    first: Int64
+    last: Int64
+    first_from_here: Int64  # the lowest first of this and all later ones
+    last_so_far: Int64  # the highest last of this and all earlier ones
+
+    @classmethod
+    def of(cls, first: Int64, last: Int64) -> _Ranges:
+        is_empty, limits = last < first, np.iinfo(np.int64)
+        lowest = np.where(is_empty, limits.max, first)[::-1]
+        highest = np.where(is_empty, limits.min, last)
+        return cls(first, last, np.minimum.accumulate(lowest)[::-1], np.maximum.accumulate(highest))
+
+    def overlapping(self, first: int, last: int) -> Int64:
+        """Return the places of the ranges that overlap another one."""
+        begin = int(np.searchsorted(self.last_so_far, first))
+        end = int(np.searchsorted(self.first_from_here, last, side="right"))
+        near = slice(begin, max(begin, end))
+        low, high = np.maximum(self.first[near], first), np.minimum(self.last[near], last)
+        return begin + np.flatnonzero(low <= high)
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """The extents of a rank, in the order of its files."""
+
+    rows: Int64  # one per extent, its fields
+    steps: _Ranges
+    times: _Ranges
+
+    @classmethod
+    def of(cls, extents: Sequence[Extent]) -> Extents:
+        rows = np.array(extents, np.int64).reshape(-1, len(Extent._fields))
+        *_, first_step, last_step, first_ns, last_ns = rows.T
+        return cls(rows, _Ranges.of(first_step, last_step), _Ranges.of(first_ns, last_ns))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def holding(self, first_step: int, last_step: int, begin_ns: int, end_ns: int) -> Int64:
+        """Return the places of those with rows of these steps, or of no step that begin in this time; all inclusive."""
+        return np.union1d(self.steps.overlapping(first_step, last_step), self.times.overlapping(begin_ns, end_ns))
+
+    def take(self, places: Int64) -> tuple[Extent, ...]:
+        return tuple(Extent(*row) for row in self.rows[places].tolist())
 
 
 def read_forward(

@@ -60,10 +60,16 @@ def test_a_row_touches_the_steps_in_which_it_lasts() -> None:
     ]
 
 
-def test_steps_that_overlap_an_interval() -> None:
-    assert AXIS.overlapping(190, 200).tolist() == []
-    assert AXIS.overlapping(189, 201).tolist() == [0, 1]
-    assert AXIS.places(np.array([7, 4, 6])).tolist() == [0, 2]
+def test_steps_that_overlap_intervals() -> None:
+    first, last = AXIS.overlapping(np.array([190, 189, 0, 400]), np.array([200, 201, 900, 500]))
+
+    assert list(zip(first.tolist(), last.tolist(), strict=True)) == [(1, 0), (0, 1), (0, 2), (3, 2)]
+
+
+def test_the_last_steps_are_split_off() -> None:
+    before, last = AXIS.split(-2)
+
+    assert (before.number.tolist(), last.number.tolist()) == ([4], [5, 7])
 
 
 def test_what_tells_rows_of_some_places() -> None:

@@ -48,7 +48,7 @@ def test_all_but_the_rows_is_what_the_reader_reads(name: str, tmp_path: Path) ->
     assert repr(without_rows(survey.outline)) == repr(without_rows(run))
     assert run_budget(survey.outline) == run_budget(run)
     assert choose_steps(survey.outline, keep_warm_up=False) == choose_steps(run, keep_warm_up=False)
-    assert sum(survey.rows_of_step.values()) == sum(len(trace.spans) for trace in run.ranks.values())
+    assert survey.rows_of_step.count.sum() == sum(len(trace.spans) for trace in run.ranks.values())
 
 
 def test_the_outline_has_steps_saves_evaluations_and_the_first_row(tmp_path: Path) -> None:
@@ -92,17 +92,24 @@ def test_clocks_are_fitted_as_by_all_rows(tmp_path: Path, monkeypatch: pytest.Mo
         assert survey_run(tmp_path / "run").alignment == alignment
 
 
-def test_what_is_read_in_many_parts_is_what_is_read_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = record(far_reaching_run(), tmp_path / "run", steps_per_segment=100)
-    whole = survey_run(directory).ranks[1]
+@pytest.mark.parametrize("recent", [1, 2, 64])
+@pytest.mark.parametrize("name", [*MADE, "far"])
+def test_what_is_read_in_many_parts_is_what_is_read_in_one(
+    name: str, recent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = {**MADE, "far": far_reaching_run()}[name]
+    survey = survey_run(record(run, tmp_path / "run", steps_per_segment=100))
     monkeypatch.setattr("commtrace.trace.files.compaction.is_worthwhile", lambda *_: False)
     monkeypatch.setattr(segment_index, "_BYTES_AT_ONCE", 1)
-    parts = survey_run(record(far_reaching_run(), tmp_path / "parts", steps_per_segment=100)).ranks[1]
+    monkeypatch.setattr(survey_module, "_RECENT_STEPS", recent)
+    in_parts = survey_run(record(run, tmp_path / "parts", steps_per_segment=100))
 
-    assert len(parts.extents) > len(whole.extents) == 1
-    assert sorted(parts.far.start.tolist()) == sorted(whole.far.start.tolist())
-    assert parts.trace.spans.start.tolist() == whole.trace.spans.start.tolist()
-    assert parts.rows_of_step == whole.rows_of_step
+    for rank, whole in survey.ranks.items():
+        parts = in_parts.ranks[rank]
+        assert len(parts.extents) > len(whole.extents) == 1
+        assert parts.far.start.tolist() == whole.far.start.tolist()
+        assert parts.trace.spans.start.tolist() == whole.trace.spans.start.tolist()
+        assert [column.tolist() for column in parts.rows_of_step] == [column.tolist() for column in whole.rows_of_step]
 
 
 def test_steps_of_which_a_part_was_deleted_are_left_out(tmp_path: Path) -> None:

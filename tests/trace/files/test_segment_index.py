@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,7 +16,14 @@ from commtrace.trace.files.compaction import compact
 from commtrace.trace.files.decoding import RankMarks
 from commtrace.trace.files.locate import Segment
 from commtrace.trace.files.reader import load_run, newest_segments
-from commtrace.trace.files.segment_index import Extent, SegmentIndex, SegmentReplacedError, read_extents, read_forward
+from commtrace.trace.files.segment_index import (
+    Extent,
+    Extents,
+    SegmentIndex,
+    SegmentReplacedError,
+    read_extents,
+    read_forward,
+)
 from commtrace.trace.files.writer import SegmentWriter, segment_paths
 from tests.trace.rows import mark, metadata, row, steps
 
@@ -161,7 +169,8 @@ def test_marks_are_those_of_all_parts(tmp_path: Path) -> None:
 def test_only_the_batches_of_some_steps_are_read(tmp_path: Path) -> None:
     segments = recorded(tmp_path)
     found, _ = all_of(segments)
-    wanted = [extent for extent in found if extent.holds(4, 5, 1, 0)]
+    extents = Extents.of(found)
+    wanted = extents.take(extents.holding(4, 5, 1, 0))
 
     assert starts(segments, wanted) == [400, 410, 500, 510, 600, 600, 610, 700, 710]
 
@@ -170,9 +179,18 @@ def test_only_the_batches_of_some_steps_are_read(tmp_path: Path) -> None:
     ("begin", "end", "is_held"), [(600, 600, True), (0, 599, False), (601, 900, False), (1, 0, False), (0, 900, True)]
 )
 def test_rows_of_no_step_are_found_by_time(begin: int, end: int, *, is_held: bool) -> None:
-    extent = Extent(0, 0, 1, 10, 5, 0, -1, 600, 600)
+    extents = Extents.of([Extent(0, 0, 1, 10, 5, 0, -1, 600, 600)])
 
-    assert extent.holds(3, 9, begin, end) is is_held
+    assert len(extents.holding(3, 9, begin, end)) == is_held
+
+
+def test_steps_are_found_where_they_do_not_ascend() -> None:
+    ranges = [(0, 3), (2, 5), (0, -1), (0, 1), (6, 9), (4, 4)]
+    extents = Extents.of([Extent(0, at, at + 1, 10, 5, *steps, 0, -1) for at, steps in enumerate(ranges)])
+
+    for first, last in itertools.combinations_with_replacement(range(11), 2):
+        held = [at for at, (low, high) in enumerate(ranges) if max(first, low) <= min(last, high)]
+        assert extents.holding(first, last, 1, 0).tolist() == held
 
 
 def test_parts_of_a_large_segment_are_read_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +203,8 @@ def test_parts_of_a_large_segment_are_read_one_after_the_other(tmp_path: Path, m
     assert len(whole[0]) == 1
     assert len(parts) > 10  # a batch each
     assert sorted(rows) == sorted(whole[1])
-    assert starts(segments, [extent for extent in parts if extent.holds(7, 7, 1, 0)]) == [700, 710]
+    extents = Extents.of(parts)
+    assert starts(segments, extents.take(extents.holding(7, 7, 1, 0))) == [700, 710]
 
 
 def test_a_segment_that_was_compacted_meanwhile_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

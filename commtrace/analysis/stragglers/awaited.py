@@ -6,7 +6,8 @@ ended or the step before began.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final, NamedTuple
 
@@ -28,7 +29,7 @@ from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace
-from commtrace.trace.spans import Bool, Int32, Int64, Spans
+from commtrace.trace.spans import Bool, Int8, Int32, Int64, Spans
 
 EVALUATION, CHECKPOINT, GC, DATA, COMPUTE, COMMUNICATION, USER, NOTHING = (
     "evaluation", "checkpoint", "gc", "data", "compute", "communication", "user", "nothing",
@@ -84,6 +85,12 @@ _STANDS_OUT: Final = 1.5
 """Multiple of the share that each rank would have if all were waited for equally."""
 
 _MOST_RANKS: Final = 3
+
+_MOST_EXACT: Final = 500_000
+"""Activities of ranks in steps, 17 bytes each, that are kept. Of more, only the longest steps are."""
+
+_LONGEST_STEPS: Final = 1_024
+"""Steps that are then kept of each activity of each rank."""
 
 _WORTH_A_WORD: Final = 0.1
 
@@ -141,45 +148,83 @@ class Awaited:
 class _Dues:
     """Waits, summed by awaited rank, its activity (index into ``_ACTIVITIES``, or ``_UNKNOWN``) and step."""
 
-    last_rank: Int64
-    activity: Int64
-    step: Int64
+    last_rank: Int32
+    activity: Int8
+    step: Int32
     ns: Int64
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Dues]) -> _Dues:
+        return cls(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(cls)))
+
+    def take(self, rows: Int64) -> _Dues:
+        return _Dues(*(getattr(self, one.name)[rows] for one in fields(self)))
+
+    def sums(self) -> Counter[tuple[int, int]]:
+        """Return the sum over the steps, by rank and activity."""
+        first, which = grouped(pack((self.last_rank, self.activity)))
+        ns = np.zeros(len(first), np.int64)
+        np.add.at(ns, which, self.ns)
+        keys = zip(self.last_rank[first].tolist(), self.activity[first].tolist(), strict=True)
+        return Counter(dict(zip(keys, ns.tolist(), strict=True)))
+
+    def longest_steps(self) -> tuple[_Dues, _Dues]:
+        """Return the longest steps of each activity of each rank, and all others."""
+        order = np.lexsort((self.step, -self.ns, self.activity, self.last_rank))
+        activity, last_rank = self.activity[order], self.last_rank[order]
+        begins = np.flatnonzero(np.append(True, (activity[1:] != activity[:-1]) | (last_rank[1:] != last_rank[:-1])))
+        place = np.arange(len(order)) - np.repeat(begins, np.diff(np.append(begins, len(order))))
+        return self.take(order[place < _LONGEST_STEPS]), self.take(order[place >= _LONGEST_STEPS])
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitedTotals:
-    """Waits in some steps. Totals of consecutive windows of a run add up to those of the run."""
+    """Waits in some steps. Totals of consecutive windows of a run add up to those of the run.
 
-    parts: tuple[_Dues, ...]  # one per window
-    steps: tuple[int, ...]
+    Of a long run only the longest steps of each activity of each rank are kept, and the sum over its others.
+    """
+
+    parts: tuple[_Dues, ...]  # of consecutive steps, or in any order if there are others
+    others_ns: Mapping[tuple[int, int], int]  # sum over the other steps, by rank and activity
+    steps: tuple[Int64, ...]  # of each window
     ranks: frozenset[int]  # those that count
 
     def __add__(self, later: AwaitedTotals) -> AwaitedTotals:
-        return AwaitedTotals(self.parts + later.parts, self.steps + later.steps, self.ranks | later.ranks)
+        parts, steps, ranks = self.parts + later.parts, self.steps + later.steps, self.ranks | later.ranks
+        others = Counter(self.others_ns) + Counter(later.others_ns)
+        if not others and sum(len(part.ns) for part in parts) <= _MOST_EXACT:
+            return AwaitedTotals(parts, others, steps, ranks)
+        kept, new = _Dues.joined(parts).longest_steps()
+        return AwaitedTotals((kept,), others + new.sums(), steps, ranks)
 
     def longest(self) -> list[Awaited]:
         """Return the ranks that others waited longest for, at most three."""
-        dues = _Dues(*(np.concatenate([getattr(part, one.name) for part in self.parts]) for one in fields(_Dues)))
-        total = int(dues.ns.sum())
+        dues = _Dues.joined(self.parts)
         ranks, which = np.unique(dues.last_rank, return_inverse=True)
         waited = np.zeros(len(ranks), np.int64)
         np.add.at(waited, which, dues.ns)
+        for (rank, _), ns in self.others_ns.items():
+            waited[np.searchsorted(ranks, rank)] += ns
+        total = int(waited.sum())
+        steps = np.concatenate(self.steps).tolist()
         longest = [at for at in np.argsort(-waited, kind="stable").tolist() if int(ranks[at]) in self.ranks]
-        return [self._awaited(int(ranks[at]), dues, np.flatnonzero(which == at), total) for at in longest[:_MOST_RANKS]]
-
-    def _awaited(self, rank: int, dues: _Dues, rows: Int64, total: int) -> Awaited:
-        wait_ns = int(dues.ns[rows].sum())
-        by_step = np.zeros((len(_ACTIVITIES), len(self.steps)), np.int64)
-        known = rows[dues.activity[rows] != _UNKNOWN]
-        np.add.at(by_step, (dues.activity[known], np.searchsorted(self.steps, dues.step[known])), dues.ns[known])
-        # Waits with an unknown activity are divided like the others.
-        of_known = by_step * (wait_ns / max(int(by_step.sum()), 1))
-        activities = [
-            AwaitedActivity(activity, round(float(own.sum())), occurrence(self.steps, own))
-            for activity, own in zip(_ACTIVITIES, of_known, strict=True)
-            if own.any()
+        return [
+            self._awaited(int(ranks[at]), int(waited[at]), dues.take(np.flatnonzero(which == at)), steps, total)
+            for at in longest[:_MOST_RANKS]
         ]
+
+    def _awaited(self, rank: int, wait_ns: int, dues: _Dues, steps: Sequence[int], total: int) -> Awaited:
+        by_step = np.zeros((len(_ACTIVITIES), len(steps)), np.int64)
+        known = np.flatnonzero(dues.activity != _UNKNOWN)
+        np.add.at(by_step, (dues.activity[known], np.searchsorted(steps, dues.step[known])), dues.ns[known])
+        others = np.array([self.others_ns.get((rank, activity), 0) for activity in range(len(_ACTIVITIES))])
+        # Waits with an unknown activity are divided like the others.
+        share_of_known = wait_ns / max(int(by_step.sum() + others.sum()), 1)
+        activities = []
+        for activity, own, more in zip(_ACTIVITIES, by_step * share_of_known, others * share_of_known, strict=True):
+            if own.any():
+                when = occurrence(steps, own, float(more))
+                activities.append(AwaitedActivity(activity, round(float(own.sum() + more)), when))
         share = wait_ns / total
         stands_out = share * len(self.ranks) >= _STANDS_OUT
         return Awaited(rank, wait_ns, share, stands_out, tuple(sorted(activities, key=lambda one: -one.wait_ns)))
@@ -199,8 +244,8 @@ def awaited_totals(context: Context) -> AwaitedTotals:
     total = np.zeros(len(first), np.int64)
     np.add.at(total, which, ns)
     last_rank, activity, step = (key[first] for key in keys)
-    dues = _Dues(last_rank, activity, step, total)
-    return AwaitedTotals((dues,), context.steps, frozenset(context.run.ranks))
+    dues = _Dues(last_rank.astype(np.int32), activity.astype(np.int8), step.astype(np.int32), total)
+    return AwaitedTotals((dues,), {}, (np.array(context.steps, np.int64),), frozenset(context.run.ranks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ _MOST_NAMED: Final = 6
 
 
 class Occurrence(NamedTuple):
-    """The fewest steps that hold most of a time; ``steps`` is ascending, and empty if the time is 0."""
+    """The fewest steps that hold most of a time."""
 
-    steps: tuple[int, ...]
+    steps: tuple[int, ...]  # ascending; empty if the time is 0, or in more steps than are kept of a long run
     total_ns: int
     num_steps: int
 
@@ -49,14 +49,16 @@ class Occurrence(NamedTuple):
         return {"steps": list(self.steps), "total_ns": self.total_ns, "num_steps": self.num_steps}
 
 
-def occurrence(steps: Sequence[int], times_ns: npt.NDArray[np.generic]) -> Occurrence:
-    """Return the steps in which a time occurred; ``times_ns`` is by step."""
+def occurrence(steps: Sequence[int], times_ns: npt.NDArray[np.generic], others_ns: float = 0.0) -> Occurrence:
+    """Return the steps in which a time occurred; ``times_ns`` is by step, ``others_ns`` in shorter steps, not known."""
     times = np.maximum(np.asarray(times_ns, np.float64), 0.0)
-    total = float(times.sum())
+    total = float(times.sum()) + others_ns
     if not total:
         return Occurrence((), 0, len(steps))
     order = np.argsort(-times, kind="stable")
     enough = int(np.searchsorted(np.cumsum(times[order]), _MOST_OF_IT * total)) + 1
+    if enough > len(steps):
+        return Occurrence((), round(total), len(steps))
     return Occurrence(tuple(sorted(int(steps[at]) for at in order[:enough])), round(total), len(steps))
 
 

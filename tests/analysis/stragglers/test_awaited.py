@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import reduce
+from operator import add
+
+import numpy as np
+import pytest
+
 from commtrace.analysis.chain import analyse
+from commtrace.analysis.stragglers import awaited
 from commtrace.analysis.stragglers.awaited import awaited_totals
 from commtrace.analysis.summary import summarise
 from commtrace.trace.run import Run
@@ -102,3 +110,31 @@ def test_what_a_rank_did_whose_clock_is_another_one_is_not_known() -> None:
     assert (rank_1.rank, rank_1.wait_ns, rank_1.activities) == (1, 3 * 30 * MS, ())
     assert rank_1.describe() == "rank 1 (100% of all waiting)"
     assert "clock" in rank_1.next_step
+
+
+def test_of_a_long_run_the_longest_steps_of_each_activity_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = dict.fromkeys(range(3, 20, 2), ("gc", 10)) | {6: ("evaluation", 300), 10: ("evaluation", 400)}
+    exact = awaited_totals(analyse(job(late, num_steps=20)).context)
+    (dues,) = exact.parts
+    windows = [
+        replace(
+            exact, parts=(dues.take(np.flatnonzero(np.isin(dues.step, steps))),), steps=(np.array(steps, np.int64),)
+        )
+        for steps in (range(1, 5), range(5, 9), range(9, 16), range(16, 20))
+    ]
+    (whole,) = exact.longest()
+    monkeypatch.setattr(awaited, "_MOST_EXACT", 3)
+    monkeypatch.setattr(awaited, "_LONGEST_STEPS", 2)
+    in_turn, in_pairs = reduce(add, windows), (windows[0] + windows[1]) + (windows[2] + windows[3])
+
+    for totals in (in_turn, in_pairs):
+        (rank_0,) = totals.longest()
+        assert (rank_0.wait_ns, rank_0.share) == (whole.wait_ns, 1.0)
+        of_activity = {one.activity: one for one in rank_0.activities}
+        assert of_activity["evaluation"] == next(one for one in whole.activities if one.activity == "evaluation")
+        collections = of_activity["gc"]
+        assert (collections.when.steps, collections.when.is_rare, collections.when.num_steps) == ((), False, 19)
+        assert collections.when.total_ns == collections.wait_ns == 9 * 8 * MS
+        assert {one.activity: one.wait_ns for one in whole.activities} == {
+            one.activity: one.wait_ns for one in rank_0.activities
+        }

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from commtrace.analysis.chain import Analysis, analyse
+from commtrace.analysis.communication.table import Detail, communication_table
 from commtrace.analysis.summary import measure_summary, summarise_analysis
 from commtrace.analysis.timeline import Timeline
 from commtrace.viewer.maps import map_views, measure_maps
+from commtrace.viewer.network import measure_network, network_views
 from commtrace.viewer.report import render
 from tests.browser.test_report_in_browser import Reader
 from tests.pipeline_factory import PipelineJob
@@ -38,7 +40,10 @@ def analysis() -> Analysis:
 @pytest.fixture(scope="module")
 def report(analysis: Analysis, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("maps") / "report.html"
-    views = map_views(measure_maps(analysis).times, measure_summary(analysis).work.steps)
+    views = {
+        **map_views(measure_maps(analysis).times, measure_summary(analysis).work.steps),
+        **network_views(analysis.run, measure_network(analysis)),
+    }
     page = render(summarise_analysis(analysis), Timeline.of_analysis(analysis), views=views)
     path.write_text(page.html, encoding="utf-8")
     return path
@@ -51,13 +56,13 @@ def opened(browser: Any, report: Path) -> Iterator[Reader]:
     page.close()
 
 
-def walk(opened: Reader, *keys: str) -> str:
-    """Move the cursor of the heat map and return what is said of its cell."""
-    canvas = opened.page.locator("#heat-map canvas")
+def walk(opened: Reader, *keys: str, panel: str = "#heat-map") -> str:
+    """Move the cursor of a heat map and return what is said of its cell."""
+    canvas = opened.page.locator(f"{panel} canvas")
     canvas.focus()
     for key in keys:
         canvas.press(key)
-    text: str = opened.page.locator("#heat-map .heat-map p").inner_text()
+    text: str = opened.page.locator(f"{panel} .heat-map p").inner_text()
     return text
 
 
@@ -101,6 +106,38 @@ def test_the_pointer_shows_the_value_and_a_click_the_rank(opened: Reader) -> Non
     assert opened.boxes(rank=0, kind="forward")
 
 
+def test_messages_between_nodes_are_those_of_the_summary(opened: Reader, analysis: Analysis) -> None:
+    opened.page.select_option("#network-traffic", "messages")
+    opened.page.select_option("#network-colours", "bytes")
+    rows = [row for row in summarise_analysis(analysis).communication if row.operation == "recv"]
+
+    said = [
+        walk(opened, *keys, panel="#network") for keys in (["ArrowRight", "ArrowRight"], ["ArrowDown", "ArrowLeft"])
+    ]
+
+    half = sum(row.num_bytes or 0 for row in rows) / 2e3  # from either node to the other
+    assert [one.split(" · ")[:2] for one in said] == [
+        [f"{half:.3g} kB in all steps", "node0 to node1"],
+        [f"{half:.3g} kB in all steps", "node1 to node0"],
+    ]
+
+
+def test_groups_are_those_of_the_communication_by_group(opened: Reader, analysis: Analysis) -> None:
+    context = analysis.context
+    by_group = communication_table(
+        context.run, context.matches, analysis.partition, context.roles, context.steps, Detail.GROUP
+    )
+
+    shown = opened.page.locator("#groups tbody tr").all_inner_texts()
+
+    assert [[*row.split("\t")[:2], row.split("\t")[4]] for row in shown] == [
+        [row.role, row.operation, str(row.count)] for row in by_group
+    ]
+    of_slow_rank = next(row for row in shown if row.startswith("dp\tall_reduce\t3–5"))
+    assert of_slow_rank.endswith("(of 3)")
+    assert f"rank {SLOW}: 100.0 %" in of_slow_rank
+
+
 def test_a_report_without_maps_has_no_empty_panel(browser: Any, analysis: Analysis, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text(render(summarise_analysis(analysis), Timeline.of_analysis(analysis)).html, encoding="utf-8")
@@ -108,5 +145,6 @@ def test_a_report_without_maps_has_no_empty_panel(browser: Any, analysis: Analys
     opened = Reader(page).load(path)
 
     assert opened.errors == []
-    assert not page.locator("#heat-map-section").is_visible()
+    for section in ("#heat-map-section", "#network-section", "#groups-section"):
+        assert not page.locator(section).is_visible()
     page.close()

@@ -149,11 +149,7 @@ def _slow_of(links: Sequence[Link], traffic: Traffic) -> SlowLinks | None:
     own = [link for link in links if link.traffic == traffic]
     between = [link for link in own if link.is_between_nodes]
     within = [link.gbps for link in own if not link.is_between_nodes]
-    slow = []
-    for link in between:
-        others = [other.gbps for other in between if other is not link]
-        if others and link.gbps <= SLOW * _usual(others):
-            slow.append(link)
+    slow = [link for link in between if link.gbps <= SLOW * (usual_gbps(link, between) or 0)]
     if slow:
         usual = [link.gbps for link in between if link not in slow]
         return _slowest_first(slow, _usual(usual), within_nodes=False)
@@ -161,6 +157,16 @@ def _slow_of(links: Sequence[Link], traffic: Traffic) -> SlowLinks | None:
     if one_pair and within:
         slow = [link for link in between if link.gbps <= SLOW * _usual(within)]
     return _slowest_first(slow, _usual(within), within_nodes=True) if slow else None
+
+
+def usual_gbps(link: Link, links: Sequence[Link]) -> float | None:
+    """Return the usual bandwidth of the other links like this one; None if there is none."""
+    others = [
+        other.gbps
+        for other in links
+        if other.traffic == link.traffic and other.is_between_nodes == link.is_between_nodes and other is not link
+    ]
+    return _usual(others) if others else None
 
 
 def _slowest_first(slow: Sequence[Link], usual_gbps: float, *, within_nodes: bool) -> SlowLinks:

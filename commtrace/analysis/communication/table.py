@@ -160,8 +160,16 @@ class CommunicationSums:
 
     def table(self, run: Run) -> list[Communication]:
         """Return the table; only the process groups of the run are used."""
-        table = [_row(run, key, self.calls[key], self.compute_ns, self.detail) for key in sorted(self.calls)]
+        table = [row for _, row in self.rows(run)]
         return sorted(table, key=lambda row: (-row.exposed_ns, -row.duration_sum_ns, row.role, row.operation))
+
+    def rows(self, run: Run) -> list[tuple[CommunicationKey, Communication]]:
+        """Return the rows of the table with their keys, ascending."""
+        return [(key, _row(run, key, self.calls[key], self.compute_ns, self.detail)) for key in sorted(self.calls)]
+
+    def bus_bytes(self, key: CommunicationKey) -> float:
+        """Return the bytes on the bus of the calls of known size, on every rank that made them."""
+        return _on_the_bus(key.operation, key.group_size, self.calls[key].all)
 
 
 def communication_sums(

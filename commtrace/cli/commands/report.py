@@ -31,6 +31,7 @@ from commtrace.cli.arguments import (
 from commtrace.cli.commands.history import keep_summary
 from commtrace.viewer.choice import MOST_STEPS, steps_to_draw
 from commtrace.viewer.maps import MapSums, map_views, measure_maps
+from commtrace.viewer.network import NetworkSums, measure_network, network_views
 from commtrace.viewer.overview import critical_tables, overview
 from commtrace.viewer.report import render
 
@@ -68,6 +69,7 @@ def report(
                 **overview(summary),
                 **dict(critical_tables(analysis, timeline, drawn)),
                 **map_views(measured.result.maps.times, sums.work.steps),
+                **network_views(run.aligned, measured.result.network),
             },
         )
         output.write_text(page.html, encoding="utf-8")
@@ -84,13 +86,14 @@ class _ReportSums:
 
     summary: SummarySums
     maps: MapSums
+    network: NetworkSums
 
     def __add__(self, later: _ReportSums) -> _ReportSums:
-        return _ReportSums(self.summary + later.summary, self.maps + later.maps)
+        return _ReportSums(self.summary + later.summary, self.maps + later.maps, self.network + later.network)
 
 
 def _measure(analysis: Analysis) -> _ReportSums:
-    return _ReportSums(measure_summary(analysis), measure_maps(analysis))
+    return _ReportSums(measure_summary(analysis), measure_maps(analysis), measure_network(analysis))
 
 
 def _plan(analysis: Analysis, drawn: Sequence[int]) -> PlanTimeline | None:

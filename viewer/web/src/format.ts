@@ -23,6 +23,11 @@ export function formatBytes(bytes: Maybe): string {
   return `${significant(size)} ${units[unit]}`;
 }
 
+/** A bandwidth given in GB/s, which is bytes per ns. */
+export function formatBandwidth(gbps: Maybe): string {
+  return gbps === null || gbps === undefined ? "–" : `${formatBytes(gbps * 1e9)}/s`;
+}
+
 export function formatMilliseconds(ns: number): string {
   return (ns / 1e6).toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 }

@@ -5,9 +5,11 @@ import { byId, element } from "./dom";
 import { showBreakdown } from "./panels/breakdown";
 import { showCommunication } from "./panels/communication";
 import { showCoverage } from "./panels/coverage";
+import { showGroups } from "./panels/groups";
 import { showHeader } from "./panels/header";
 import { showHeatMap } from "./panels/heat_map";
 import { showCriticalPath, showLostTime } from "./panels/lost_time";
+import { showNetwork } from "./panels/network";
 import { showPipeline } from "./panels/pipeline";
 import { showStragglers, stragglingRanks } from "./panels/stragglers";
 import { TimelinePanel } from "./panels/timeline";
@@ -35,6 +37,9 @@ async function start(): Promise<void> {
     if (shown) await panel?.choose(shown.step);
     panel?.showRank(rank);
   });
+  const showRank = (rank: number) => panel?.showRank(rank);
+  await showNetwork(summary, source, theme, showRank);
+  await showGroups(source, showRank);
 }
 
 async function showTimeline(source: Source, run: RunData, theme: Theme): Promise<TimelinePanel | null> {

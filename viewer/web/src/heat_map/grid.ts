@@ -2,7 +2,7 @@
 
 import type { Columns } from "../data/columns";
 import type { RankTimes } from "../data/types";
-import { formatDuration, significant } from "../format";
+import { formatBandwidth, formatDuration } from "../format";
 
 /** The resource `map.json`: what the rows of the table `map` are, rank by rank, and of each rank block by block. */
 export interface MapOutline {
@@ -19,8 +19,6 @@ export interface Quantity {
   typical?: number; // the faintest colour, where it is known beforehand
   format(value: number): string;
 }
-
-const SPEED = (value: number) => `${significant(value)} GB/s`;
 
 export const QUANTITIES: readonly Quantity[] = [
   {
@@ -42,7 +40,7 @@ export const QUANTITIES: readonly Quantity[] = [
     above: ["bus_bytes"],
     below: "bus_ns",
     lowIsBad: true,
-    format: SPEED,
+    format: formatBandwidth,
   },
   {
     name: "clock offset",

@@ -199,6 +199,6 @@ export function heatLegend(cells: HeatCells): HTMLElement[] {
   const unknown = element("span");
   const mark = element("i", "", "swatch");
   mark.style.setProperty("--colour", "var(--row)");
-  unknown.append(mark, "not known, or no such ranks");
+  unknown.append(mark, "nothing is known");
   return [entry, unknown];
 }

@@ -1,3 +1,4 @@
+import { labelledSelect } from "../controls";
 import type { Source } from "../data/source";
 import type { Summary } from "../data/types";
 import { byId, element } from "../dom";
@@ -31,12 +32,13 @@ export async function showHeatMap(
   const map = new RankMap(outline, columns, ranks, alignment.residual_ns ? clocks : new Map());
   const dimensions = map.dimensions();
   const quantities = QUANTITIES.filter((quantity) => map.isKnown(quantity));
-  const value = select(
+  const value = labelledSelect(
+    "heat-map-colours",
     "Colours",
     quantities.map(({ name }) => name),
   );
-  const rows = select("Rows by", dimensions);
-  const columnsBy = select("Columns by", ["step", ...dimensions]);
+  const rows = labelledSelect("heat-map-rows", "Rows by", dimensions);
+  const columnsBy = labelledSelect("heat-map-columns", "Columns by", ["step", ...dimensions]);
   const isGrid = dimensions.includes("dp") && dimensions.includes("pp");
   [rows.node.value, columnsBy.node.value] = isGrid ? ["dp", "pp"] : ["rank", "step"];
   const heat = new HeatMap(theme);
@@ -83,13 +85,4 @@ function described(grid: Grid, index: number, format: (value: number) => string)
   const [row, column] = [grid.rows[Math.floor(index / grid.columns.length)], grid.columns[index % grid.columns.length]];
   const place = `${row}, ${column}`;
   return cell ? [format(cell.value), place, ranksText(cell)] : ["not known", place];
-}
-
-function select(name: string, values: readonly string[]): { label: HTMLElement; node: HTMLSelectElement } {
-  const label = element("label", `${name} `);
-  const node = element("select");
-  node.append(...values.map((value) => element("option", value)));
-  node.id = `heat-map-${name.split(" ")[0]!.toLowerCase()}`;
-  label.append(node);
-  return { label, node };
 }

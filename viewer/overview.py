@@ -28,6 +28,7 @@ MOST_BLOCKS: Final = 200
 def overview(summary: Summary) -> Resources:
     """Return the resources of a whole run, by name."""
     steps, totals = summary.all_steps, summary.totals
+    summed = totals.steps
     begin_ns = int(steps.start_ns.min()) if len(steps.step) else 0
     bins = sorted(totals.bandwidth.bins)
     roles = sorted({key.role for key in bins})
@@ -37,7 +38,7 @@ def overview(summary: Summary) -> Resources:
         "median_ns": steps.median_ns,
         "reasons": steps.reasons,
         "events": EVENTS,
-        "states": [{"kind": state.kind, "detail": state.detail} for state in totals.steps.states],
+        "states": [{"kind": state.kind, "detail": state.detail} for state in summed.states],
         "critical_kinds": KINDS,
         "roles": roles,
         "operations": operations,
@@ -47,7 +48,7 @@ def overview(summary: Summary) -> Resources:
         "overview.json": encode_json(described),
         "steps": encode_table(_steps(steps, begin_ns)),
         "events": encode_table(_events(steps, begin_ns)),
-        "blocks": encode_table(_blocks(totals.steps)),
+        "blocks": encode_table(_blocks(summed)),
         "bandwidth": encode_table(_bandwidth(totals.bandwidth, roles, operations)),
     }
 

@@ -42,13 +42,14 @@ class SummedSteps:
         np.add.at(ns, which.reshape(-1), partition.ns)
         return cls(partition.states, step.astype(np.int64), ns, len(np.unique(partition.rank)))
 
-    def __add__(self, later: SummedSteps) -> SummedSteps:
-        """Return these steps and later ones of the same ranks."""
-        return SummedSteps(
-            self.states,
-            np.concatenate([self.step, later.step]),
-            np.concatenate([self.ns, later.ns]),
-            max(self.num_ranks, later.num_ranks),
+    @classmethod
+    def joined(cls, parts: Sequence[SummedSteps]) -> SummedSteps:
+        """Return the steps of all parts, which are of the same ranks."""
+        return cls(
+            parts[0].states,
+            np.concatenate([part.step for part in parts]),
+            np.concatenate([part.ns for part in parts]),
+            max(part.num_ranks for part in parts),
         )
 
     def total(self, kind: str, detail: str | None = None) -> Int64:
@@ -105,7 +106,7 @@ def totals_of_ranks(analysis: Analysis, unmatched: UnmatchedSums | None = None) 
 class StepTotals:
     """Sums over some steps. Totals of several windows of a run add up to those of the run."""
 
-    steps: SummedSteps
+    parts: tuple[SummedSteps, ...]  # of consecutive steps
     ranks: Mapping[int, RankTotals]
     critical_path: CriticalPath | None  # None without steps or common clocks
     communication: CommunicationSums
@@ -120,7 +121,7 @@ class StepTotals:
     def __add__(self, later: StepTotals) -> StepTotals:
         path, later_path = self.critical_path, later.critical_path
         return StepTotals(
-            steps=self.steps + later.steps,
+            parts=self.parts + later.parts,
             ranks=add_ranks(self.ranks, later.ranks),
             critical_path=None if path is None or later_path is None else path.plus(later_path),
             communication=self.communication + later.communication,
@@ -135,7 +136,12 @@ class StepTotals:
 
     def means(self, run: Run) -> list[RankMean]:
         """Return the mean step of every rank that has steps; ``run`` describes the ranks."""
-        return means_of_ranks(run, self.ranks, self.steps.states)
+        return means_of_ranks(run, self.ranks, self.parts[0].states)
+
+    @property
+    def steps(self) -> SummedSteps:
+        """Return the time of each step; parts are joined anew each time."""
+        return SummedSteps.joined(self.parts)
 
 
 def step_totals(analysis: Analysis) -> StepTotals:
@@ -143,7 +149,7 @@ def step_totals(analysis: Analysis) -> StepTotals:
     context, times, alignment = analysis.context, analysis.partition, analysis.alignment
     unmatched = sum_unmatched(context, times)
     return StepTotals(
-        steps=SummedSteps.of(times),
+        parts=(SummedSteps.of(times),),
         ranks=totals_of_ranks(analysis, unmatched),
         critical_path=critical_path(context, analysis.alignment) if analysis.steps.used else None,
         communication=communication_sums(context.run, context.matches, times, context.roles, context.steps),

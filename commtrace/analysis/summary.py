@@ -136,6 +136,7 @@ def summarise_measured(
     awaited = totals.awaited.longest()
     replayed = _replay(run, measured.result)
     findings = replayed.findings or Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
+    summed = totals.steps
     return Summary(
         run=_identity(recorded, steps),
         detail=find_detail(recorded),
@@ -158,7 +159,7 @@ def summarise_measured(
             findings.verdicts,
             unmatched.roles | roles_of_one_rank(communication),
             awaited=awaited,
-            steps=totals.steps,
+            steps=summed,
         ),
         problems=tuple(
             find_problems(
@@ -168,7 +169,7 @@ def summarise_measured(
                 measured.counts,
                 totals.numbers,
                 communication,
-                computes=bool(totals.steps.total(COMPUTE).any()),
+                computes=bool(summed.total(COMPUTE).any()),
             )
         ),
         totals=totals,

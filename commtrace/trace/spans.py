@@ -82,6 +82,10 @@ class Spans:
     def replace(self, **columns: npt.NDArray[np.generic]) -> Spans:
         return Spans(*(columns.get(column.name, getattr(self, column.name)) for column in fields(self)))
 
+    def narrowed(self) -> Spans:
+        """Return the same rows; columns in which all are equal hold the value once, and are read-only."""
+        return Spans(*(_narrowed(getattr(self, column.name)) for column in fields(self)))
+
     @classmethod
     def empty(cls) -> Spans:
         return cls(*(np.empty(0, dtype) for dtype in DTYPE_OF_COLUMN.values()))
@@ -120,6 +124,11 @@ class Spans:
                 for name, dtype in DTYPE_OF_COLUMN.items()
             )
         )
+
+
+def _narrowed(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    is_one_value = len(column) > 0 and bool((column == column[0]).all())
+    return np.broadcast_to(column[:1].copy(), len(column)) if is_one_value else column
 
 
 def _coded(row: Mapping[str, Any], names: list[str]) -> dict[str, object]:

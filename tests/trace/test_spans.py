@@ -50,6 +50,16 @@ def test_take_replace_and_concatenate_keep_rows_together() -> None:
     assert len(both) == 3
 
 
+def test_columns_of_one_value_hold_it_once() -> None:
+    spans = Spans.from_rows([{"kind": "step", "start": i, "end": i + 10, "step": i} for i in range(4)], [])
+    narrowed = spans.narrowed()
+
+    assert repr(narrowed) == repr(spans)
+    assert narrowed.kind.strides == (0,)
+    assert narrowed.start is spans.start
+    assert len(Spans.empty().narrowed()) == 0
+
+
 def test_no_spans_have_every_column_in_its_type() -> None:
     for spans in (Spans.empty(), Spans.concatenate([])):
         assert len(spans) == 0

@@ -80,7 +80,7 @@ def test_many_steps_are_few_blocks() -> None:
     summary = summarise_analysis(analysis)
     steps = summary.totals.steps
     many = SummedSteps(steps.states, np.arange(1_001), np.ones((1_001, len(steps.states)), np.int64), 4)
-    written = overview(replace(summary, totals=replace(summary.totals, steps=many)))
+    written = overview(replace(summary, totals=replace(summary.totals, parts=(many,))))
     blocks = decoded(written["blocks"])
 
     bounds = sorted(set(zip(blocks["first"], blocks["last"], blocks["rank_steps"], strict=True)))

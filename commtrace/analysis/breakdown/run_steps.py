@@ -7,7 +7,7 @@ Steps that do not count in the numbers of a summary are here too, with the reaso
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Final, NamedTuple
@@ -15,8 +15,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.breakdown.intervals import union
+from commtrace.analysis.keys import pack
 from commtrace.analysis.statistics import robust_sigma
-from commtrace.analysis.steps.attempts import LaunchSteps, StepTime
+from commtrace.analysis.steps.attempts import LaunchSteps
 from commtrace.analysis.steps.choice import DURATION_ONLY, StepChoice
 from commtrace.trace import schema
 from commtrace.trace.run import Run
@@ -56,10 +57,9 @@ class Launch(NamedTuple):
         kinds = (schema.EVALUATION, schema.CHECKPOINT)
         return cls(LaunchSteps.of(run), tuple(chain.from_iterable(_events(run, kind) for kind in kinds)))
 
-    def only(self, steps: Container[int]) -> Launch:
+    def only(self, steps: Collection[int]) -> Launch:
         """Return the launch with these steps alone, and without what happened between them."""
-        times = tuple(time for time in self.steps.times if time.step in steps)
-        return Launch(LaunchSteps(times, self.steps.is_numbered), ())
+        return Launch(self.steps.only(steps), ())
 
 
 def _events(run: Run, kind: int) -> list[Event]:
@@ -113,64 +113,57 @@ def run_steps(launches: Sequence[Launch], choice: StepChoice, durations: Mapping
 
     ``durations`` are of the steps that count, ns on a common clock; those of others are by the clocks of the hosts.
     """
-    newest = max((time.launch for launch in launches for time in launch.steps.times), default=0)
-    is_numbered = all(launch.steps.is_numbered for launch in launches)
-    times = sorted((time for launch in launches for time in launch.steps.times), key=lambda time: time.start_ns)
-    kept = _kept(times, is_numbered=is_numbered)
-    counting = set(choice.used)
+    own = [launch.steps for launch in launches]
+    launch = np.repeat([one.launch for one in own], [len(one.step) for one in own])
+    columns = zip(*((one.step, one.occurrence, one.start_ns, one.end_ns) for one in own), strict=True)
+    step, occurrence, start_ns, end_ns = (np.concatenate(column) for column in columns)
+    is_numbered = all(one.is_numbered for one in own)
+    is_last = _is_last_attempt(step, launch, occurrence, is_numbered=is_numbered)
+    newest = int(launch.max(initial=0))
+    counts = is_last & (launch == newest) & np.isin(step, choice.used)
+    in_order = np.argsort(start_ns, kind="stable")
     reasons: dict[str, int] = {}
-
-    def reason(time: StepTime) -> int:
-        if time is not kept[_identity(time, is_numbered=is_numbered)]:
-            return reasons.setdefault(REPEATED, len(reasons))
-        if time.launch < newest:
-            return reasons.setdefault(EARLIER_LAUNCH, len(reasons))
-        if time.step in counting:
-            return -1
-        return reasons.setdefault(choice.left_out.get(time.step, NOT_CHOSEN), len(reasons))
-
-    why = [reason(time) for time in times]
+    why = np.full(len(step), -1)
+    for row in in_order[~counts[in_order]].tolist():
+        if not is_last[row]:
+            reason = REPEATED
+        elif launch[row] < newest:
+            reason = EARLIER_LAUNCH
+        else:
+            reason = choice.left_out.get(int(step[row]), NOT_CHOSEN)
+        why[row] = reasons.setdefault(reason, len(reasons))
+    duration_ns = end_ns - start_ns
+    known = np.array([durations.get(number, -1) for number in step[counts].tolist()], np.int64)
+    duration_ns[counts] = np.where(known >= 0, known, duration_ns[counts])
     return RunSteps(
-        step=np.array([time.step for time in times], np.int64),
-        launch=np.array([time.launch for time in times], np.int64),
-        start_ns=np.array([time.start_ns for time in times], np.int64),
-        duration_ns=np.array(
-            [
-                durations.get(time.step, time.end_ns - time.start_ns) if own < 0 else time.end_ns - time.start_ns
-                for time, own in zip(times, why, strict=True)
-            ],
-            np.int64,
-        ),
-        reason=np.array(why, np.int64),
+        step=step[in_order],
+        launch=launch[in_order],
+        start_ns=start_ns[in_order],
+        duration_ns=duration_ns[in_order],
+        reason=why[in_order],
         reasons=tuple(reasons),
         events=tuple(
             sorted(
-                [*chain.from_iterable(launch.events for launch in launches), *_restarts(launches)],
+                [*chain.from_iterable(one.events for one in launches), *_restarts(own)],
                 key=lambda event: (event.start_ns, event.kind),
             )
         ),
     )
 
 
-def _identity(time: StepTime, *, is_numbered: bool) -> tuple[int, int]:
-    """Return equal keys for attempts of one step; only numbers of the program's own identify those of two launches."""
-    return (0 if is_numbered else time.launch, time.step)
+def _is_last_attempt(step: Int64, launch: Int64, occurrence: Int64, *, is_numbered: bool) -> Bool:
+    """Return a mask of the last attempt of each step; only numbers of the program's own tell those of two launches."""
+    job = np.zeros_like(launch) if is_numbered else launch
+    order = np.lexsort((occurrence, launch, step, job))
+    key = pack((job, step))[order]
+    is_last = np.empty(len(step), np.bool_)
+    is_last[order] = np.append(key[1:] != key[:-1], True)[: len(step)]
+    return is_last
 
 
-def _kept(times: Sequence[StepTime], *, is_numbered: bool) -> dict[tuple[int, int], StepTime]:
-    """Return the last attempt of each step."""
-    kept: dict[tuple[int, int], StepTime] = {}
-    for time in times:
-        known = kept.get(_identity(time, is_numbered=is_numbered))
-        if known is None or (known.launch, known.occurrence) <= (time.launch, time.occurrence):
-            kept[_identity(time, is_numbered=is_numbered)] = time
-    return kept
-
-
-def _restarts(launches: Sequence[Launch]) -> list[Event]:
+def _restarts(launches: Sequence[LaunchSteps]) -> list[Event]:
     """Return the time from the last step of each launch to the first one of the next."""
-    with_steps = [launch.steps.times for launch in launches if launch.steps.times]
+    with_steps = [launch for launch in launches if len(launch.step)]
     return [
-        Event(RESTART, max(time.end_ns for time in earlier), min(time.start_ns for time in later))
-        for earlier, later in pairwise(with_steps)
+        Event(RESTART, int(earlier.end_ns.max()), int(later.start_ns.min())) for earlier, later in pairwise(with_steps)
     ]

@@ -212,21 +212,31 @@ class Scenario:
 MEASURED = Scenario()
 
 
+class ReplayedSums(NamedTuple):
+    """Sums over steps in several scenarios."""
+
+    num_steps: int
+    measured_ns: int  # mean over the ranks
+    replayed_ns: Int64  # of each scenario
+    work_ns: Int64  # work and pauses of all ranks, of each scenario
+
+    def plus(self, other: ReplayedSums) -> ReplayedSums:
+        return ReplayedSums(*(own + more for own, more in zip(self, other, strict=True)))
+
+
 @dataclass(frozen=True, slots=True)
 class ReplayedSteps:
     """Steps in several scenarios."""
 
-    steps: Int64  # their numbers, ascending
-    measured_ns: Int64  # mean over the ranks
+    steps: Int64  # numbers of those in the statistics, ascending
     replayed_ns: Int64  # shape (scenarios, steps)
-    work_ns: Int64  # work and pauses summed over the ranks, shape (scenarios, steps)
+    sums: ReplayedSums  # with steps that are not in the statistics
 
     def __add__(self, later: ReplayedSteps) -> ReplayedSteps:
         return ReplayedSteps(
             np.concatenate([self.steps, later.steps]),
-            np.concatenate([self.measured_ns, later.measured_ns]),
             np.hstack([self.replayed_ns, later.replayed_ns]),
-            np.hstack([self.work_ns, later.work_ns]),
+            self.sums.plus(later.sums),
         )
 
 
@@ -237,6 +247,7 @@ class PlacedProgram:
     program: Program
     segments: PlacedSegments
     transfers: PlacedTransfers
+    drawn: Bool  # of each step: it is in the statistics
 
     @classmethod
     def of(cls, run: Run, program: Program, places: Places) -> PlacedProgram:
@@ -259,6 +270,7 @@ class PlacedProgram:
                 index[transfers.step],
                 transfers.ns,
             ),
+            np.isin(program.steps, places.steps),
         )
 
     def replay(self, scenarios: Sequence[Scenario]) -> ReplayedSteps:
@@ -272,7 +284,9 @@ class PlacedProgram:
             worked[at] = np.bincount(
                 segments.step, segments.total_ns if segment_ns is None else segment_ns, minlength=steps
             )
-        return ReplayedSteps(program.steps, program.measured_step_times(), replayed, worked)
+        measured_ns = int(program.measured_step_times().sum())
+        sums = ReplayedSums(steps, measured_ns, replayed.sum(axis=1), worked.sum(axis=1))
+        return ReplayedSteps(program.steps[self.drawn], replayed[:, self.drawn], sums)
 
     def _durations(self, scenario: Scenario) -> tuple[Int64 | None, Int64 | None]:
         """Return the durations of segments and of transfers; None if they are as measured."""
@@ -291,7 +305,7 @@ class PlacedProgram:
 
 def check_steps(statistics: StepStatistics, replayed: ReplayedSteps) -> None:
     """Raise CommtraceError if files were deleted since the statistics were made."""
-    if not np.isin(statistics.steps, replayed.steps).all():
+    if not np.array_equal(statistics.steps, replayed.steps):
         raise CommtraceError("Steps were deleted while they were analysed, to keep to the budget: try again.")
 
 
@@ -313,8 +327,7 @@ class Replay:
         asked = [one for one in scenarios if one != MEASURED]
         found: list[Int64] = []
         if asked:
-            replayed = self.replay(asked)
-            found = [*replayed.replayed_ns[:, np.isin(replayed.steps, self._statistics.steps)]]
+            found = [*self.replay(asked).replayed_ns]
         return [self._statistics.replayed_ns if one == MEASURED else found.pop(0) for one in scenarios]
 
     def saved_ns(self, scenario: Scenario, beside: Scenario = MEASURED) -> Int64:

@@ -5,13 +5,14 @@ A summary's tables are of the last attempt of each step; all attempts are listed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from commtrace.analysis.keys import grouped, pack
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
@@ -19,16 +20,6 @@ from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 _FIRST_EARLIER: Final = -2
 """Rows of step n in a repeated attempt have the number −2 − n."""
-
-
-class StepTime(NamedTuple):
-    """A step of the job in one launch: from its earliest begin on any rank to its latest end, epoch ns."""
-
-    step: int
-    occurrence: int  # number of earlier runs in this launch
-    launch: int  # number of earlier starts of the job
-    start_ns: int
-    end_ns: int
 
 
 class Attempt(NamedTuple):
@@ -50,52 +41,76 @@ class RepeatedStep(NamedTuple):
         return {"step": self.step, "attempts": [attempt._asdict() for attempt in self.attempts]}
 
 
-class LaunchSteps(NamedTuple):
-    """The times of every attempt of every step of one launch; ``is_numbered`` if the program numbers its steps."""
+@dataclass(frozen=True, slots=True)
+class LaunchSteps:
+    """Every attempt of every step of one launch, by number and occurrence: columns of equal length.
 
-    times: tuple[StepTime, ...]
-    is_numbered: bool
+    A step lasts from its earliest begin on any rank to its latest end, epoch ns.
+    """
+
+    launch: int  # number of earlier starts of the job
+    is_numbered: bool  # the program numbers its steps
+    step: Int64
+    occurrence: Int64  # number of earlier runs in this launch
+    start_ns: Int64
+    end_ns: Int64
 
     @classmethod
     def of(cls, launch: Run) -> LaunchSteps:
         is_numbered = all("step_numbers" in trace.topology for trace in launch.ranks.values())
-        return cls(tuple(_step_times(launch)), is_numbered)
+        columns = _NO_TIMES
+        for trace in launch.ranks.values():
+            columns = _together(columns, _times_of_rank(trace))
+        return cls(launch.any_metadata.attempt, is_numbered, *columns)
+
+    def only(self, steps: Collection[int]) -> LaunchSteps:
+        """Return the attempts of these steps."""
+        rows = np.isin(self.step, [*steps])
+        return replace(
+            self, **{name: getattr(self, name)[rows] for name in ("step", "occurrence", "start_ns", "end_ns")}
+        )
 
 
-def _step_times(launch: Run) -> Iterable[StepTime]:
-    times: dict[tuple[int, int], StepTime] = {}
-    for trace in launch.ranks.values():
-        spans, anchor = trace.spans, trace.metadata.anchor
-        rows = np.flatnonzero(spans.kind == schema.STEP)
-        rows = rows[np.argsort(spans.start[rows], kind="stable")]
-        offset = anchor.realtime_ns - anchor.monotonic_ns
-        numbers = number_of(spans.step[rows]).tolist()
-        before: dict[int, int] = {}
-        for step, start, end in zip(numbers, spans.start[rows].tolist(), spans.end[rows].tolist(), strict=True):
-            occurrence = before[step] = before.get(step, -1) + 1
-            own = StepTime(step, occurrence, trace.metadata.attempt, start + offset, end + offset)
-            known = times.get((step, occurrence), own)
-            times[step, occurrence] = own._replace(
-                start_ns=min(own.start_ns, known.start_ns), end_ns=max(own.end_ns, known.end_ns)
-            )
-    return times.values()
+_Times: TypeAlias = tuple[Int64, Int64, Int64, Int64]
+_NO_TIMES: Final[_Times] = (np.zeros(0, np.int64),) * 4
+
+
+def _times_of_rank(trace: RankTrace) -> _Times:
+    spans, anchor = trace.spans, trace.metadata.anchor
+    rows = np.flatnonzero(spans.kind == schema.STEP)
+    number = number_of(spans.step[rows]).astype(np.int64)
+    order = np.lexsort((spans.start[rows], number))
+    rows, number = rows[order], number[order]
+    first, which = grouped(number)
+    offset = anchor.realtime_ns - anchor.monotonic_ns
+    return number, np.arange(len(rows)) - first[which], spans.start[rows] + offset, spans.end[rows] + offset
+
+
+def _together(one: _Times, other: _Times) -> _Times:
+    """Return each attempt from its earlier begin to its later end."""
+    step, occurrence, start, end = (np.concatenate(columns) for columns in zip(one, other, strict=True))
+    first, which = grouped(pack((step, occurrence)))
+    start_ns, end_ns = start[first], end[first]
+    np.minimum.at(start_ns, which, start)
+    np.maximum.at(end_ns, which, end)
+    return step[first], occurrence[first], start_ns, end_ns
 
 
 def repeated_steps(launches: Sequence[LaunchSteps]) -> list[RepeatedStep]:
     """Return the steps that ran more than once, ascending; launches are oldest first."""
     # Only numbers of the program's own identify the steps of two launches.
     comparable = launches if all(launch.is_numbered for launch in launches) else launches[-1:]
-    by_step: dict[int, list[StepTime]] = {}
-    for launch in comparable:
-        for time in launch.times:
-            by_step.setdefault(time.step, []).append(time)
-    return [RepeatedStep(step, tuple(_in_order(times))) for step, times in sorted(by_step.items()) if len(times) > 1]
-
-
-def _in_order(times: Sequence[StepTime]) -> Iterator[Attempt]:
-    ordered = sorted(times, key=lambda time: (time.launch, time.occurrence))
-    for attempt, time in enumerate(ordered, 1):
-        yield Attempt(attempt, time.launch, time.start_ns, time.end_ns - time.start_ns)
+    if not comparable:
+        return []
+    step, count = np.unique(np.concatenate([launch.step for launch in comparable]), return_counts=True)
+    again = step[count > 1]
+    by_step: dict[int, list[Attempt]] = {number: [] for number in again.tolist()}
+    for launch in sorted(comparable, key=lambda launch: launch.launch):
+        own = launch.only(again.tolist())
+        for number, start, end in zip(own.step.tolist(), own.start_ns.tolist(), own.end_ns.tolist(), strict=True):
+            attempts = by_step[number]
+            attempts.append(Attempt(len(attempts) + 1, launch.launch, start, end - start))
+    return [RepeatedStep(number, tuple(attempts)) for number, attempts in by_step.items()]
 
 
 class Repetitions(NamedTuple):

@@ -9,10 +9,12 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.matching.roles import role_of
+from commtrace.analysis.statistics import Float64
 from commtrace.trace import schema
 from commtrace.trace.aggregates import read_aggregates
 from commtrace.trace.json_values import JsonObject, fields_to_json
 from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Int32
 
 _EVERY_STEP: Final = 1
 
@@ -79,30 +81,28 @@ class RecordedDetail:
 def find_detail(run: Run) -> RecordedDetail:
     samples = {int(trace.recording.get("sample", _EVERY_STEP)) for trace in run.ranks.values()}
     summed = {step for trace in run.ranks.values() for step in trace.aggregates if step >= 0}
-    times = _step_times(run)
+    steps, times = _step_times(run)
     return RecordedDetail(
         every=min(samples, default=_EVERY_STEP),
-        steps=len(times),
-        steps_in_detail=len(set(times) - summed),
-        step_time_ns=_distribution(list(times.values())),
+        steps=len(steps),
+        steps_in_detail=len(steps) - int(np.isin(steps, [*summed]).sum()),
+        step_time_ns=_distribution(times.tolist()),
         sums=tuple(_sums(run)),
         triggers=tuple(_triggers(run)),
         discarded=_discarded(run.ranks.values()),
     )
 
 
-def _step_times(run: Run) -> dict[int, float]:
+def _step_times(run: Run) -> tuple[Int32, Float64]:
+    """Return the numbers of all steps, and the mean time of each over its ranks."""
     steps, durations = [], []
     for trace in run.ranks.values():
         rows = trace.spans.kind == schema.STEP
         steps.append(trace.spans.step[rows])
         durations.append(trace.spans.end[rows] - trace.spans.start[rows])
-    if not steps:
-        return {}
     numbers, which = np.unique(np.concatenate(steps), return_inverse=True)
     which = which.reshape(-1)
-    means = np.bincount(which, np.concatenate(durations)) / np.bincount(which) if len(which) else np.empty(0)
-    return {int(number): float(mean) for number, mean in zip(numbers, means, strict=True)}
+    return numbers, np.bincount(which, np.concatenate(durations)) / np.bincount(which)
 
 
 def _distribution(times: list[float]) -> StepTimes | None:

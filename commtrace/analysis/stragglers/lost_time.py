@@ -92,9 +92,10 @@ def lost_time(
 
     ``replayed`` are in :func:`scenarios_of_lost_time`; ``gpus`` is None if the job did not run on GPUs.
     """
-    num_steps, steps_ns = len(replayed.steps), _sum(replayed.measured_ns)
-    as_replayed, without_input, only_work, even, without_transfers, without_launches = map(_sum, replayed.replayed_ns)
-    ideal_ns = round(_sum(replayed.work_ns[-1]) / len(statistics.ranks))
+    sums = replayed.sums
+    num_steps, steps_ns = sums.num_steps, sums.measured_ns
+    as_replayed, without_input, only_work, even, without_transfers, without_launches = sums.replayed_ns.tolist()
+    ideal_ns = round(int(sums.work_ns[-1]) / len(statistics.ranks))
 
     is_pipeline = len(np.unique(statistics.table.entries.stage)) > 1
     waiting = without_launches - ideal_ns
@@ -117,10 +118,6 @@ def lost_time(
             parts[part] -= cost_ns
             stragglers_ns += cost_ns
     return LostTime(num_steps, gpus, steps_ns, ideal_ns, stragglers_ns, **parts)
-
-
-def _sum(step_ns: Int64) -> int:
-    return int(step_ns.sum())
 
 
 def _ideal_work(table: WorkTable) -> Int64:

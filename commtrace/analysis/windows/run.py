@@ -12,15 +12,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass, replace
-from functools import partial, reduce
-from operator import add
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from commtrace.analysis.chain import Analysis, analyse
-from commtrace.analysis.clocks.align import Alignment, apply
+from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.matched import of_ranks
 from commtrace.analysis.matching.coverage import RowCounts
 from commtrace.analysis.replay.scenarios import PlacedProgram, Places, Replay, ReplayedSteps, Scenario, replay_of
@@ -184,7 +183,7 @@ class LargeRun:
     @property
     def aligned(self) -> Run:
         """Return the ranks that count, on one clock, with rows of steps but not of what happened in them."""
-        return of_ranks(apply(self.survey.outline, self.survey.alignment), self.steps.ranks)
+        return of_ranks(self.survey.aligned, self.steps.ranks)
 
     @property
     def alignment(self) -> Alignment:
@@ -200,15 +199,19 @@ class LargeRun:
         outline, alignment = self.survey.outline, self.survey.alignment
         one = partial(_measure_window, measure=measure, alignment=alignment, ranks=self.steps.ranks)
         windows = cut_windows(self.survey, self.steps, self.most_rows)
-        whole = reduce(add, _in_order(one, windows, self.workers))
-        if whole.result is None:
-            raise CommtraceError(
-                f"{outline.path}: all of its steps were deleted while they were read. {whole.problems[0]}"
-            )
-        new = (one for one in dict.fromkeys(whole.problems) if one not in outline.problems)
-        recorded = replace(outline, problems=(*outline.problems, *new))
+        sums: Result | None = None
+        used, problems = list[int](), list[str]()
+        for part in _in_order(one, windows, self.workers):
+            used += part.steps
+            problems += part.problems
+            if part.result is not None:
+                sums = part.result if sums is None else sums + part.result
+        if sums is None:
+            raise CommtraceError(f"{outline.path}: all of its steps were deleted while they were read. {problems[0]}")
+        recorded = replace(outline, problems=tuple(dict.fromkeys((*outline.problems, *problems))))
         counts = {rank: one.counts for rank, one in self.survey.ranks.items()}
-        return MeasuredRun(recorded, alignment, replace(self.steps, used=whole.steps), counts, whole.result)
+        steps = self.steps if len(used) == len(self.steps.used) else replace(self.steps, used=tuple(used))
+        return MeasuredRun(recorded, alignment, steps, counts, sums)
 
     def read_steps(self, steps: Sequence[int]) -> Analysis:
         """Read and analyse some of the steps that count, as far as they still exist. They may lie far apart."""
@@ -239,7 +242,7 @@ def survey_large_run(
         raise CommtraceError(f"A worker died while it looked for the steps of {files.directory}. {_ADVICE}") from error
     choice = choose_steps(survey.outline, keep_warm_up=False)
     if not survey.alignment.keeps_order:
-        choice = without_torn_steps(choice, apply(survey.outline, survey.alignment))
+        choice = without_torn_steps(choice, survey.aligned)
     return LargeRun(survey, choice, workers, most_rows) if choice.used else None
 
 
@@ -259,12 +262,6 @@ class _WindowResult(Generic[Result]):
     result: Result | None
     steps: tuple[int, ...]
     problems: tuple[str, ...]
-
-    def __add__(self, other: _WindowResult[Result]) -> _WindowResult[Result]:
-        results = [one for one in (self.result, other.result) if one is not None]
-        return _WindowResult(
-            reduce(add, results) if results else None, self.steps + other.steps, self.problems + other.problems
-        )
 
 
 def _measure_window(

@@ -171,7 +171,7 @@ class _Cutter:
     def of(cls, survey: Survey, choice: StepChoice, parts: Sequence[tuple[int, ...]]) -> _Cutter:
         steps = np.array([step for part in parts for step in part], np.int64)
         part_of_step = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-        aligned = apply(survey.outline, survey.alignment).ranks
+        aligned = survey.aligned.ranks
         clocks = {rank: trace.clock_key if survey.alignment.refused else None for rank, trace in aligned.items()}
         times = dict.fromkeys(clocks.values(), _Bounds.none(len(parts)))
         for rank, trace in aligned.items():

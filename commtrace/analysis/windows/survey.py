@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.clocks.align import Alignment, ClockKey, align
+from commtrace.analysis.clocks.align import Alignment, ClockKey, align, apply
 from commtrace.analysis.clocks.causality import MOST_MESSAGES
 from commtrace.analysis.clocks.fit import MOST_ENDS, Thinned, least_power, multiples
 from commtrace.analysis.matching.coverage import RowCounts
@@ -84,6 +84,10 @@ class RankSurvey:
     names: list[str]  # by code
     problems: tuple[str, ...]
 
+    def narrowed(self) -> RankSurvey:
+        """Return the same with less memory: most of the outline are steps, which differ in three columns of twenty."""
+        return replace(self, trace=replace(self.trace, spans=self.trace.spans.narrowed()))
+
     def for_windows(self) -> RankSurvey:
         """Return the survey without what only the survey of the run needs: the rows that clocks are fitted by."""
         return replace(self, ends=Thinned.none(), messages=Thinned.none(), rows_of_step=RowsOfSteps.none())
@@ -98,6 +102,15 @@ class Survey:
     alignment: Alignment
     rows_of_step: RowsOfSteps  # of all ranks
 
+    @property
+    def aligned(self) -> Run:
+        """Return the outline on the clock of the reference host."""
+        moved = apply(self.outline, self.alignment)
+        if moved is self.outline:
+            return moved
+        ranks = {rank: replace(trace, spans=trace.spans.narrowed()) for rank, trace in moved.ranks.items()}
+        return replace(moved, ranks=ranks)
+
 
 def survey_run(files: RunFiles, executor: Executor | None = None) -> Survey:
     """Survey every rank of a run.
@@ -109,11 +122,11 @@ def survey_run(files: RunFiles, executor: Executor | None = None) -> Survey:
     directory, segments, problems = files.directory, files.segments, [*files.problems]
     clocks = {rank: (own[0].metadata.node, own[0].metadata.boot_id) for rank, own in segments.items()}
     look, every = partial(survey_rank, clocks=clocks), executor.map if executor else map
-    found = {one.trace.rank: one for one in every(look, [*segments.values()]) if one.extents}
+    found = {one.trace.rank: one.narrowed() for one in every(look, [*segments.values()]) if len(one.extents)}
     if not found:
         raise RunNotFoundError(f"{directory}: no readable spans. " + " ".join(problems))
     names: list[str] = []
-    ranks = {rank: _recoded(found[rank], names) for rank in sorted(found)}
+    ranks = {rank: _recoded(found[rank], names).narrowed() for rank in sorted(found)}
     problems += [sentence for one in ranks.values() for sentence in one.problems]
     traces = {rank: one.trace for rank, one in ranks.items()}
     problems += missing_ranks(traces, directory)

@@ -249,7 +249,7 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
         "        assert end.code == (3 if command[0] == 'trigger' else 0), (command, end.code)\n"
     )
 
-    assert {command[0] for command in commands} == set(COMMANDS) - {"bench", "run", "import", "monitor"}
+    assert {command[0] for command in commands} == set(COMMANDS) - {"bench", "run", "import", "monitor", "view"}
     _in_a_new_interpreter(source)
     assert (tmp_path / "report.html").stat().st_size > 1_000
     assert (tmp_path / "trace").stat().st_size > 100

@@ -39,12 +39,15 @@ def encode_json(value: Mapping[str, object]) -> bytes:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
-def run_json(title: str, drawn: DrawnSteps, steps: Sequence[int], note: str, *, has_plan: bool) -> dict[str, object]:
-    """Return the resource that a page reads first: the steps that it offers, and a note on their choice."""
+def run_json(
+    title: str, drawn: DrawnSteps, steps: Sequence[int], note: str, *, has_plan: bool, can_show_all: bool = False
+) -> dict[str, object]:
+    """Return the resource that a page reads first: the steps that it lists, and a note on their choice."""
     return {
         "version": VERSION,
         "title": title,
         "steps": [drawn.entry(step) for step in steps],
+        "can_show": sorted(drawn.durations) if can_show_all else list(steps),
         "first_shown": drawn.preferred[0] if steps else None,
         "has_plan": has_plan,
         "note": note,
@@ -53,13 +56,16 @@ def run_json(title: str, drawn: DrawnSteps, steps: Sequence[int], note: str, *, 
 
 def step_resources(timeline: Timeline, step: int, outline: str, ranks: Collection[int] | None = None) -> Resources:
     """Return a step with the boxes of all ranks, or of these, by index; ``outline`` names the outline's resource."""
-    boxes = timeline.step(step, ranks)
-    described = {"step": step, "duration_ns": boxes["duration_ns"], "outline": outline}
     return {
-        f"step/{step}.json": encode_json(described),
+        f"step/{step}.json": encode_json(step_json(timeline, step, outline)),
         f"step/{step}/ranks": ranks_table(timeline.bounds(step), ranks),
-        **box_tables(boxes, f"step/{step}"),
+        **box_tables(timeline.step(step, ranks), f"step/{step}"),
     }
+
+
+def step_json(timeline: Timeline, step: int, outline: str) -> dict[str, object]:
+    """Return what a step is, without its tables; ``outline`` names the resource of its outline."""
+    return {"step": step, "duration_ns": timeline.duration_ns(step), "outline": outline}
 
 
 def plan_resources(plan: PlanTimeline) -> Resources:

@@ -42,6 +42,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     ),
     "summary": _Command("Print where the time of a run went, and what to look at.", analyses=True),
     "report": _Command("Write the timeline and the breakdown of a run as one HTML file.", analyses=True),
+    "view": _Command("Show a run in a browser, however large it is.", analyses=True),
     "top": _Command("Show in the terminal where the time of a running job goes.", analyses=True),
     "doctor": _Command("Check the installation, or a run: where it hangs, what it misses.", analyses=True),
     "straggler": _Command("Print which ranks slow the job, why, and what that costs.", analyses=True),

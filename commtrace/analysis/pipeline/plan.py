@@ -5,15 +5,18 @@ The recorded order and dependencies are kept. Time that the real step takes beyo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
 import numpy as np
 
+from commtrace.analysis.chain import Analysis
 from commtrace.analysis.keys import pack
 from commtrace.analysis.replay.edges import worked_before
+from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.ideal import mean_segments
-from commtrace.analysis.replay.program import Program, stage_of
+from commtrace.analysis.replay.program import Program, build_program, stage_of
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD
 from commtrace.analysis.timeline import BUBBLE, Outline, OutlineRank, RankBoxes, StepBoxes, rank_label
 from commtrace.trace import schema
@@ -51,6 +54,16 @@ class PlanTimeline(TypedDict):
 
     outline: Outline
     step: StepBoxes
+
+
+def plan_of_steps(analysis: Analysis, steps: Sequence[int]) -> PlanTimeline | None:
+    """Return the schedule with the mean forwards and backwards of these steps; None if there is none."""
+    rows = analysis.replayed
+    try:
+        plan = plan_of(rows.run, build_program(rows.run, rows.matches, np.array(steps, np.int64)))
+    except ReplayError:
+        return None  # the summary meets the same error, and reports it
+    return plan_timeline(rows.run, plan) if plan else None
 
 
 def plan_of(run: Run, program: Program) -> Plan | None:

@@ -73,6 +73,9 @@ class Workers(NamedTuple):
 
 ALONE: Final = Workers()
 
+OnProgress = Callable[[int, int], None]
+"""Called with the number of steps that a pass over a run has measured, and of all its steps."""
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun(Generic[Result]):
@@ -174,6 +177,7 @@ class LargeRun:
     steps: StepChoice
     workers: Workers = ALONE
     most_rows: int = MOST_ROWS  # of a window, unless a single step has more
+    on_progress: OnProgress | None = None
 
     @property
     def recorded(self) -> Run:
@@ -203,6 +207,8 @@ class LargeRun:
         used, problems = list[int](), list[str]()
         for part in _in_order(one, windows, self.workers):
             used += part.steps
+            if self.on_progress is not None:
+                self.on_progress(len(used), len(self.steps.used))
             problems += part.problems
             if part.result is not None:
                 sums = part.result if sums is None else sums + part.result

@@ -1,4 +1,5 @@
 import "./viewer.css";
+import { ServerSource } from "./data/server";
 import { EmbeddedSource, existing, readRun, type Source } from "./data/source";
 import type { RunData, Summary } from "./data/types";
 import { byId, element } from "./dom";
@@ -11,6 +12,7 @@ import { showHeatMap } from "./panels/heat_map";
 import { showCriticalPath, showLostTime } from "./panels/lost_time";
 import { showNetwork } from "./panels/network";
 import { showPipeline } from "./panels/pipeline";
+import { showProgress, showRuns, watchGrowth } from "./panels/served";
 import { showStragglers, stragglingRanks } from "./panels/stragglers";
 import { TimelinePanel } from "./panels/timeline";
 import { Theme } from "./theme";
@@ -26,15 +28,28 @@ async function start(): Promise<void> {
   const theme = new Theme();
   byId("theme").addEventListener("click", () => theme.toggle());
   byId("close-help").addEventListener("click", () => byId<HTMLDialogElement>("help").close());
-  const source = new EmbeddedSource();
+  const served = document.documentElement.dataset.server;
+  if (served === undefined) await showRun(new EmbeddedSource(), theme);
+  else {
+    const token = new URLSearchParams(location.search).get("token") ?? "";
+    const source = new ServerSource("data/", token, showProgress);
+    if (served === "") await showRuns(source, token);
+    else {
+      watchGrowth(source);
+      await showRun(source, theme);
+    }
+  }
+}
+
+async function showRun(source: Source, theme: Theme): Promise<void> {
   const run = await readRun(source);
   const panel = await showTimeline(source, run, theme);
   const summary = await existing(source.json<Summary>("summary.json"), "summary.json");
   panel?.mark(stragglingRanks(summary));
   showSummary(summary, theme, (rank) => panel?.showRank(rank));
   await showHeatMap(summary, source, theme, async (rank, steps) => {
-    const shown = steps && run.steps.find(({ step }) => step >= steps.first && step <= steps.last);
-    if (shown) await panel?.choose(shown.step);
+    const shown = steps && run.can_show.find((step) => step >= steps.first && step <= steps.last);
+    if (shown !== undefined) await panel?.choose(shown);
     panel?.showRank(rank);
   });
   const showRank = (rank: number) => panel?.showRank(rank);

@@ -41,7 +41,8 @@ export interface StepInfo {
 export interface RunData {
   version: number;
   title: string;
-  steps: StepInfo[]; // those that the page offers
+  steps: StepInfo[]; // those that the page lists
+  can_show: number[]; // all that can be shown, ascending
   first_shown: number | null; // a step
   has_plan: boolean;
   note: string;

@@ -55,7 +55,7 @@ export class TimelinePanel {
     const view = readView(location.hash);
     if (view.colour === "microbatch") this.timeline.colourBy = "microbatch";
     byId<HTMLSelectElement>("colour-by").value = this.timeline.colourBy;
-    const linked = view.step !== null && this.run.steps.some((info) => info.step === view.step);
+    const linked = view.step !== null && this.run.can_show.includes(view.step);
     const step = await this.steps.open(`step/${linked ? view.step : this.run.first_shown}`);
     const isGrouping = GROUPINGS.includes(view.rows as Grouping);
     this.timeline.grouping = isGrouping ? (view.rows as Grouping) : usualGrouping(step.outline.ranks);
@@ -75,11 +75,12 @@ export class TimelinePanel {
   private async show(step: Step): Promise<void> {
     const { number } = step;
     this.number = number;
-    const position = this.run.steps.findIndex((info) => info.step === number);
+    const position = this.run.can_show.indexOf(number);
+    if (!this.run.steps.some((info) => info.step === number)) this.addOption(number, step.duration, "");
     this.select.value = String(number);
     this.timeline.show(step, `${stepName(number)} · ${formatDuration(step.duration)}`);
     byId<HTMLButtonElement>("previous").disabled = position <= 0;
-    byId<HTMLButtonElement>("next").disabled = position === this.run.steps.length - 1;
+    byId<HTMLButtonElement>("next").disabled = position === this.run.can_show.length - 1;
     byId("timeline").ariaLabel = `Timeline of ${stepName(number)}; the tables below have the numbers`;
     await this.load(this.timeline.visibleRanks);
     byId("stage").dataset.step = String(number);
@@ -125,16 +126,20 @@ export class TimelinePanel {
 
   private addControls(): void {
     const { timeline } = this;
-    for (const info of this.run.steps) {
-      const name = info.step < 0 ? "whole recording" : String(info.step);
-      const option = element("option", [name, formatDuration(info.duration_ns), info.note].filter(Boolean).join(" · "));
-      option.value = String(info.step);
-      this.select.append(option);
-    }
+    const { steps, can_show } = this.run;
+    for (const info of steps) this.addOption(info.step, info.duration_ns, info.note);
     const shift = (by: number) => {
-      const next = this.run.steps[this.run.steps.findIndex((info) => info.step === this.number) + by];
-      if (next) this.choose(next.step);
+      const next = can_show[can_show.indexOf(this.number ?? -1) + by];
+      if (next !== undefined) this.choose(next);
     };
+    const any = byId<HTMLInputElement>("any-step");
+    any.hidden = can_show.length === steps.length;
+    any.title = `${can_show[0]} to ${can_show.at(-1)}`;
+    any.addEventListener("change", () => {
+      const number = Number(any.value);
+      any.setCustomValidity(can_show.includes(number) ? "" : `Step ${any.value} was not recorded, or is left out.`);
+      if (any.reportValidity()) this.choose(number);
+    });
     this.select.addEventListener("change", () => this.choose(Number(this.select.value)));
     const clicks: Record<string, () => void> = {
       previous: () => shift(-1),
@@ -177,6 +182,14 @@ export class TimelinePanel {
     });
     this.addSearch();
     byId("embedded").textContent = this.run.note;
+  }
+
+  private addOption(step: number, duration: number, note: string): void {
+    if ([...this.select.options].some((option) => option.value === String(step))) return;
+    const name = step < 0 ? "whole recording" : String(step);
+    const option = element("option", [name, formatDuration(duration), note].filter(Boolean).join(" · "));
+    option.value = String(step);
+    this.select.append(option);
   }
 
   private addChoice(id: string, values: readonly string[], onChange: (value: string) => void): void {

@@ -1,0 +1,75 @@
+"""``commtrace view RUN``: the page of a run, from a server on this machine."""
+
+from __future__ import annotations
+
+import getpass
+import secrets
+import socket
+import time
+import webbrowser
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commtrace.cli.arguments import ClusterOption, WorkersOption, chosen_workers
+from commtrace.history.runs import list_runs
+from commtrace.trace.files.locate import RUNS, find_run_directory, rank_directories, runs_below
+from commtrace.trace.processes import process_state
+from commtrace.viewer.run_view import RunView
+from commtrace.viewer.server import RunServer
+
+
+def view(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|DIR",
+            help=f"A run directory, or a directory of runs, which are listed. Default: {RUNS}.",
+            show_default=False,
+        ),
+    ] = RUNS,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 for a free one.")] = 0,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser here.")] = False,
+    workers: WorkersOption = None,
+    cluster: ClusterOption = "",
+) -> None:
+    """Show a run in a browser, however large it is, also while it is recorded.
+
+    The page is that of `commtrace report`, but every step and rank can be seen: their data are read when they are
+    looked at. The server listens on this machine only, and asks for the token in the address that it prints. Ctrl-C
+    ends it.
+    """
+    single = _single_run(run)
+    directory = single.parent if single else run
+    with chosen_workers(workers, cluster) as chosen:
+        server = RunServer(
+            partial(_paths, directory) if single is None else lambda: {single.name: single},
+            partial(RunView, workers=chosen),
+            lambda: list_runs(directory, now_ns=time.time_ns(), ask=process_state).to_json(),
+            token=secrets.token_urlsafe(16),
+            port=port,
+        )
+        address = server.address(single.name if single else "")
+        typer.echo(f"{single or run}\n  {address}")
+        tunnel = f"ssh -L {server.port}:127.0.0.1:{server.port} {getpass.getuser()}@{socket.gethostname()}"
+        typer.echo(f"From another machine: {tunnel}, then open that address there. Ctrl-C ends it.")
+        if open_browser:
+            webbrowser.open(address)
+        try:
+            server.serve()
+        except KeyboardInterrupt:
+            typer.echo("")
+
+
+def _single_run(path: Path) -> Path | None:
+    """Return the run that is meant; None for a directory of several."""
+    if path.is_dir() and not rank_directories(path) and len(runs_below(path)) > 1:
+        return None
+    return find_run_directory(path).absolute()
+
+
+def _paths(directory: Path) -> Mapping[str, Path]:
+    return {path.name: path.absolute() for path in runs_below(directory)}

@@ -1,0 +1,149 @@
+"""The page of ``commtrace view``: boxes are read when their rows come into view."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commtrace.analysis.summary import summarise
+from commtrace.synth import Fault, Job, synthesize, write
+from commtrace.viewer.run_view import RunView
+from commtrace.viewer.server import RunServer
+from tests.browser.test_report_in_browser import Reader
+
+RANKS = 64
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("runs")
+    job = Job(pp=4, dp=16, microbatches=4, steps=14, faults=(Fault("slow-rank", (37,), 1.5),))
+    write(synthesize(job), directory / "many")
+    write(synthesize(Job(pp=2, steps=4)), directory / "few")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def server(runs: Path) -> Iterator[RunServer]:
+    listed = {
+        "path": str(runs),
+        "runs": [
+            {"directory": name, "state": "ended", "facts": None, "verdict": None, "problems": ["not judged"]}
+            for name in ("few", "many")
+        ],
+    }
+    server = RunServer(lambda: {name: runs / name for name in ("few", "many")}, RunView, lambda: listed, "a-token")
+    thread = threading.Thread(target=server.serve, daemon=True)
+    thread.start()
+    yield server
+    server.close()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def reader(browser: Any) -> Iterator[Reader]:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    yield Reader(page)
+    page.close()
+
+
+def opened(reader: Reader, server: RunServer) -> Reader:
+    reader.page.goto(server.address("many"))
+    reader.page.wait_for_selector("html[data-ready]")
+    reader.settle()
+    return reader
+
+
+def read_ranks(reader: Reader, table: str = "work") -> set[int]:
+    """Ranks whose boxes the page has asked for."""
+    asked: set[int] = set()
+    for request in reader.requests:
+        if found := re.search(rf"/step/\d+/{table}\?ranks=(.*)$", request):
+            for part in found[1].split(","):
+                first, _, last = part.partition("-")
+                asked |= set(range(int(first), int(last or first) + 1))
+    return asked
+
+
+def test_a_closed_group_reads_the_boxes_of_its_representatives(reader: Reader, server: RunServer, runs: Path) -> None:
+    page = opened(reader, server).page
+
+    assert page.locator("#verdict").inner_text() == summarise(runs / "many").verdict
+    assert "rank 37" in page.locator("#verdict").inner_text().lower()
+    shown = {box["rank"] for box in reader.boxes()}
+    assert 37 in shown
+    assert shown == read_ranks(reader)
+    assert len(shown) == 8
+    assert not reader.errors
+
+
+def test_opening_a_group_reads_its_ranks_once(reader: Reader, server: RunServer) -> None:
+    opened(reader, server)
+    before = read_ranks(reader)
+
+    canvas = reader.page.locator("#timeline").bounding_box()
+    with reader.page.expect_response(re.compile(r"/work\?ranks=")):
+        reader.page.mouse.click(canvas["x"] + 40, canvas["y"] + 34)  # the heading of stage 0
+
+    assert read_ranks(reader) - before == set(range(16)) - before
+    asked = [request for request in reader.requests if "/work?ranks=" in request]
+    assert len(asked) == 2
+    assert not reader.errors
+
+
+def test_a_pinned_collective_reads_all_that_took_part(reader: Reader, server: RunServer) -> None:
+    opened(reader, server)
+    waits = reader.boxes(table="stalls", headline="wait for dp")
+    longest = max(waits, key=lambda box: box["width"])
+
+    reader.point_at(longest)
+    canvas = reader.page.locator("#timeline").bounding_box()
+    reader.page.mouse.click(
+        canvas["x"] + longest["x"] + longest["width"] / 2, canvas["y"] + longest["y"] + longest["height"] / 2
+    )
+    reader.page.wait_for_selector("#pinned table")
+
+    members = {rank for rank in range(RANKS) if rank // 16 == longest["rank"] // 16}
+    assert members <= read_ranks(reader, "communication")
+    assert reader.page.locator("#pinned tbody tr").count() == 16
+    assert "came last" in reader.page.locator("#pinned").inner_text()
+
+
+def test_any_step_can_be_shown(reader: Reader, server: RunServer) -> None:
+    page = opened(reader, server).page
+    listed = page.locator("#step option").evaluate_all("(options) => options.map((option) => Number(option.value))")
+    other = next(step for step in range(1, 14) if step not in listed)
+
+    page.fill("#any-step", str(other))
+    page.press("#any-step", "Enter")
+    reader.wait_for_step(other)
+
+    assert reader.window()["step"] == other
+    page.fill("#any-step", "99")
+    page.press("#any-step", "Enter")
+    assert "was not recorded" in page.evaluate("document.getElementById('any-step').validationMessage")
+    assert not reader.errors
+
+
+def test_the_list_of_runs_leads_to_their_pages(reader: Reader, server: RunServer) -> None:
+    reader.page.goto(server.address())
+    reader.page.wait_for_selector("#runs tbody tr")
+
+    assert [cell.inner_text() for cell in reader.page.locator("#runs td:first-child").all()] == ["many", "few"]
+    reader.page.locator("#runs tbody tr").nth(1).click()
+    reader.page.wait_for_selector("html[data-ready] #stage[data-step]")
+
+    assert "/run/few/" in reader.page.url
+    assert not reader.errors
+
+
+def test_a_wrong_address_is_explained(reader: Reader, server: RunServer) -> None:
+    reader.page.goto(server.address("many").replace("a-token", "another"))
+
+    assert "commtrace view" in reader.page.locator("body").inner_text()

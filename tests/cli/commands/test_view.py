@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from typer.testing import CliRunner
+
+from commtrace.cli.main import app
+from tests.cli.recorded import record
+from tests.pipeline_factory import PipelineJob
+
+runner = CliRunner()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_it_prints_an_address_and_ends_with_an_interrupt(tmp_path: Path, several: bool) -> None:
+    run = PipelineJob(stages=2, microbatches=2, steps=4).run()
+    for name in ("one", "two") if several else ("one",):
+        record(run, tmp_path / name)
+    command = [sys.executable, "-m", "commtrace", "view", str(tmp_path), "--workers", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(3)]
+            address = lines[1].strip()
+            with urlopen(address, timeout=60) as answer:
+                assert b"<!doctype html>" in answer.read()
+            port = re.findall(r":(\d+)/", address)[0]
+            assert f"ssh -L {port}:127.0.0.1:{port} " in lines[2]
+            if several:
+                with urlopen(address.replace("/?", "/data/runs.json?"), timeout=60) as answer:
+                    assert {one["directory"] for one in json.load(answer)["runs"]} == {"one", "two"}
+            else:
+                assert "/run/one/?token=" in address
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_a_directory_without_a_run_is_a_message(tmp_path: Path) -> None:
+    result = runner.invoke(app, ["view", str(tmp_path)])
+
+    assert result.exit_code == 2
+    assert "holds no recorded run" in result.output or "holds no recorded run" in result.stderr

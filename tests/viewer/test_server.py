@@ -1,0 +1,186 @@
+"""The server of ``commtrace view``, asked over HTTP."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pyarrow as pa
+import pytest
+
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.summary import summarise
+from commtrace.analysis.timeline import Timeline
+from commtrace.analysis.windows.run import open_run
+from commtrace.viewer.data import step_resources
+from commtrace.viewer.run_view import RunView
+from commtrace.viewer.server import RunServer
+from tests.cli.recorded import record
+from tests.pipeline_factory import PipelineJob
+
+TOKEN = "a-token"
+LIMIT_S = 60.0
+
+
+@dataclass
+class Client:
+    server: RunServer
+
+    def ask(self, path: str, *, token: str = TOKEN, method: str = "GET") -> tuple[int, bytes]:
+        address = f"http://127.0.0.1:{self.server.port}/{path}"
+        request = Request(address, headers={"Authorization": f"Bearer {token}"}, method=method)
+        try:
+            with urlopen(request, timeout=LIMIT_S) as answer:
+                return answer.status, answer.read()
+        except HTTPError as error:
+            return error.code, error.read()
+
+    def ready(self, path: str) -> bytes:
+        """Return a resource when it is no longer pending."""
+        deadline = time.monotonic() + LIMIT_S
+        while (answer := self.ask(path))[0] == 202:
+            assert time.monotonic() < deadline, answer
+            time.sleep(0.02)
+        assert answer[0] == 200, answer
+        return answer[1]
+
+    def json(self, path: str) -> Any:
+        return json.loads(self.ready(path))
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[[Path], Client]]:
+    servers = []
+
+    def start(*runs: Path) -> Client:
+        paths = {run.name: run for run in runs}
+        server = RunServer(lambda: paths, RunView, lambda: {"runs": sorted(paths)}, TOKEN)
+        thread = threading.Thread(target=server.serve, daemon=True)
+        thread.start()
+        servers.append((server, thread))
+        return Client(server)
+
+    yield start
+    for server, thread in servers:
+        server.close()
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    job = PipelineJob(stages=2, microbatches=4, data_parallel=2, transfer_ns=1_000, steps=14)
+    return record(job.run(), tmp_path_factory.mktemp("runs") / "run")
+
+
+def test_nothing_is_answered_without_the_token(serve: Callable[[Path], Client], recorded: Path) -> None:
+    client = serve(recorded)
+
+    for path in ("", "data/runs.json", "run/run/", "run/run/data/run.json", "run/run/state"):
+        assert client.ask(path, token="another")[0] == 403
+    assert client.ask("run/run/read", token="", method="POST")[0] == 403
+    assert client.ask(f"run/run/?token={TOKEN}", token="")[0] == 200
+
+
+def test_the_server_listens_on_this_machine_only(serve: Callable[[Path], Client], recorded: Path) -> None:
+    assert serve(recorded).server.address("run").startswith("http://127.0.0.1:")
+
+
+def test_the_resources_are_those_of_the_analysis(serve: Callable[[Path], Client], recorded: Path) -> None:
+    client = serve(recorded)
+
+    run = client.json("run/run/data/run.json")
+    summary = client.json("run/run/data/summary.json")
+
+    assert summary == json.loads(json.dumps(summarise(recorded).to_json()))
+    assert run["can_show"] == list(range(1, 14))
+    assert len(run["steps"]) == 10
+    shown = run["first_shown"]
+    described = client.json(f"run/run/data/step/{shown}.json")
+    assert described["duration_ns"] == next(one["duration_ns"] for one in run["steps"] if one["step"] == shown)
+    assert len(client.json(f"run/run/data/{described['outline']}")["ranks"]) == 4
+    expected = step_resources(Timeline.of_analysis(analyse(recorded)), shown, described["outline"])
+    for table in ("ranks", "work", "stalls", "communication"):
+        assert client.ready(f"run/run/data/step/{shown}/{table}") == expected[f"step/{shown}/{table}"]
+
+
+def test_boxes_are_those_of_the_ranks_that_are_asked_for(serve: Callable[[Path], Client], recorded: Path) -> None:
+    client = serve(recorded)
+    client.ready("run/run/data/run.json")
+
+    table = pa.ipc.open_stream(client.ready("run/run/data/step/3/work?ranks=0,2-3")).read_all()
+
+    assert set(table["rank"].to_pylist()) == {0, 2, 3}
+    assert client.ask("run/run/data/step/3/work?ranks=all") == (
+        422,
+        b"ranks=all: write numbers and ranges, like 0-3,8",
+    )
+
+
+def test_a_large_run_is_served_step_by_step(
+    serve: Callable[[Path], Client], recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = serve(recorded)
+    steps = [whole.ready(f"run/run/data/step/{step}/{table}") for step in (2, 9) for table in ("ranks", "work")]
+    monkeypatch.setattr(
+        "commtrace.viewer.run_view.open_run",
+        lambda path, steps, workers: open_run(path, steps, workers, most_bytes=0, most_rows=50),
+    )
+    monkeypatch.setattr("commtrace.viewer.run_view.MOST_ROWS", 0)
+
+    windows = serve(recorded)
+
+    of_windows = [windows.ready(f"run/run/data/step/{step}/{table}") for step in (2, 9) for table in ("ranks", "work")]
+    assert of_windows == steps
+    assert windows.json("run/run/data/summary.json") == whole.json("run/run/data/summary.json")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["run/other/", "run/other/data/run.json", "run/run/data/step/99.json", "run/run/data/step/2/nothing", "x",
+     "run/run/data/step/two.json", "run/../data/runs.json", "run/run/data/nothing"],
+)  # fmt: skip
+def test_what_is_not_there_is_not_found(serve: Callable[[Path], Client], recorded: Path, path: str) -> None:
+    client = serve(recorded)
+    client.ready("run/run/data/summary.json")
+    client.ready("run/run/data/steps")
+
+    assert client.ask(path)[0] == 404
+
+
+def test_a_run_that_cannot_be_read_is_a_sentence(serve: Callable[[Path], Client], tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    (broken / "rank-00000").mkdir(parents=True)
+    (broken / "rank-00000" / "spans-0000.arrows").write_bytes(b"no trace at all")
+    client = serve(broken)
+
+    deadline = time.monotonic() + LIMIT_S
+    while (answer := client.ask("run/broken/data/run.json"))[0] == 202 and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+    assert answer[0] == 422
+    assert "broken" in answer[1].decode()
+
+
+def test_a_run_that_has_grown_is_read_again(serve: Callable[[Path], Client], recorded: Path, tmp_path: Path) -> None:
+    growing = tmp_path / "growing"
+    shutil.copytree(recorded, growing)
+    client = serve(growing)
+    assert client.json("run/growing/data/run.json")["can_show"][-1] == 13
+    assert client.json("run/growing/state") == {"has_grown": False}
+
+    shutil.rmtree(growing)
+    record(PipelineJob(stages=2, microbatches=4, data_parallel=2, transfer_ns=1_000, steps=20).run(), growing)
+
+    assert client.json("run/growing/state") == {"has_grown": True}
+    assert client.ask("run/growing/read", method="POST")[0] == 200
+    assert client.json("run/growing/data/run.json")["can_show"][-1] == 19
+    assert client.json("run/growing/state") == {"has_grown": False}

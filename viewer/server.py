@@ -1,0 +1,210 @@
+"""Serve runs to a browser on this machine.
+
+Addresses, all behind a token: ``/`` lists the runs, ``/run/NAME/`` is the page of one, ``/run/NAME/data/RESOURCE`` are
+its data (docs/viewer-data.md), ``/run/NAME/state`` says whether it has grown, and a POST to ``/run/NAME/read`` makes
+the server read it again.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hmac
+import json
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from commtrace.errors import CommtraceError, ConfigurationError
+from commtrace.viewer.page import fill_page
+from commtrace.viewer.run_view import Pending, RunView
+
+_LOOPBACK: Final = "127.0.0.1"
+_COMPRESSED_FROM: Final = 4096
+"""Bytes of an answer from which compression pays, behind a slow tunnel at least."""
+
+
+class RunServer:
+    """Serves the runs of a site until it is closed.
+
+    Args:
+        paths: the run directories, by the name in their address.
+        open_view: starts to read a run.
+        list_runs: what ``/data/runs.json`` answers, a JSON object.
+        token: must come with every request, as ``?token=`` or in the header ``Authorization: Bearer``.
+        port: 0 for a free one.
+    """
+
+    def __init__(
+        self,
+        paths: Callable[[], Mapping[str, Path]],
+        open_view: Callable[[Path], RunView],
+        list_runs: Callable[[], Mapping[str, object]],
+        token: str,
+        port: int = 0,
+    ) -> None:
+        self._paths = paths
+        self._open_view = open_view
+        self.list_runs = list_runs
+        self._token = token
+        self._views: dict[str, RunView] = {}
+        self._lock = threading.Lock()
+        self._http = ThreadingHTTPServer((_LOOPBACK, port), _handler_of(self))
+        self._http.daemon_threads = True
+
+    @property
+    def port(self) -> int:
+        return int(self._http.server_address[1])
+
+    def address(self, run: str = "") -> str:
+        """Return the address of the list of runs, or of one of them, with the token."""
+        path = f"run/{run}/" if run else ""
+        return f"http://{_LOOPBACK}:{self.port}/{path}?token={self._token}"
+
+    def serve(self) -> None:
+        """Answer requests until :meth:`close` is called from another thread."""
+        self._http.serve_forever(poll_interval=0.2)
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+    def admits(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode(), self._token.encode())
+
+    def view(self, run: str) -> RunView | None:
+        """Return a run that is read, or begin to read it; None if there is none of this name."""
+        path = self._paths().get(run)
+        if path is None:
+            return None
+        with self._lock:
+            if run not in self._views:
+                self._views[run] = self._open_view(path)
+            return self._views[run]
+
+    def read_again(self, run: str) -> bool:
+        """Forget a run, so that the next request reads what was recorded meanwhile; return whether it was read."""
+        with self._lock:
+            return self._views.pop(run, None) is not None
+
+
+def _handler_of(server: RunServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(_Handler):
+        site = server
+
+    return Handler
+
+
+class _Handler(BaseHTTPRequestHandler):
+    site: RunServer
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        self._answer(self._post)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing: a page asks for many resources."""
+
+    # ---- what is answered
+
+    def _answer(self, answer: Callable[[list[str], dict[str, list[str]]], None]) -> None:
+        address = urlsplit(self.path)
+        query = parse_qs(address.query)
+        given = self.headers.get("Authorization", "").removeprefix("Bearer ") or query.get("token", [""])[0]
+        if not self.site.admits(given):
+            self._text(HTTPStatus.FORBIDDEN, "Open the address that `commtrace view` printed; it ends with a token.")
+            return
+        try:
+            answer([unquote(part) for part in address.path.strip("/").split("/")], query)
+        except CommtraceError as error:
+            self._text(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+        except ConnectionError:
+            self.close_connection = True  # the page was closed
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            self._text(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error} (see the terminal)")
+
+    def _get(self, parts: list[str], query: Mapping[str, list[str]]) -> None:
+        match parts:
+            case [""]:
+                self._send(fill_page("commtrace", [], server="").encode(), "text/html; charset=utf-8")
+            case ["data", "runs.json"]:
+                self._send(json.dumps(self.site.list_runs(), allow_nan=False).encode(), "application/json")
+            case ["run", name]:
+                if self.site.view(name) is None:
+                    self._no_run(name)
+                else:
+                    page = fill_page(f"commtrace · {name}", [], server=name)
+                    self._send(page.encode(), "text/html; charset=utf-8")
+            case ["run", name, "state"]:
+                view = self.site.view(name)
+                if view is None:
+                    self._no_run(name)
+                else:
+                    self._send(json.dumps({"has_grown": view.has_grown()}).encode(), "application/json")
+            case ["run", name, "data", *resource]:
+                self._resource(name, "/".join(resource), _ranks(query))
+            case _:
+                self._text(HTTPStatus.NOT_FOUND, "There is nothing at this address.")
+
+    def _post(self, parts: list[str], query: Mapping[str, list[str]]) -> None:
+        match parts:
+            case ["run", name, "read"]:
+                self.site.read_again(name)
+                self._send(b"{}", "application/json")
+            case _:
+                self._text(HTTPStatus.NOT_FOUND, "There is nothing at this address.")
+
+    def _resource(self, run: str, name: str, ranks: Collection[int] | None) -> None:
+        view = self.site.view(run)
+        if view is None:
+            self._no_run(run)
+            return
+        found = view.resource(name, ranks)
+        if found is None:
+            self._text(HTTPStatus.NOT_FOUND, f"The run has no {name}.")
+        elif isinstance(found, Pending):
+            self._send(json.dumps(found._asdict()).encode(), "application/json", HTTPStatus.ACCEPTED)
+        else:
+            kind = "application/json" if name.endswith(".json") else "application/vnd.apache.arrow.stream"
+            self._send(found, kind)
+
+    def _no_run(self, name: str) -> None:
+        self._text(HTTPStatus.NOT_FOUND, f"There is no run {name} here. Open the list of runs.")
+
+    # ---- how
+
+    def _text(self, status: HTTPStatus, text: str) -> None:
+        self._send(text.encode(), "text/plain; charset=utf-8", status)
+
+    def _send(self, content: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
+        headers = {"Content-Type": kind, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        if len(content) >= _COMPRESSED_FROM and "gzip" in self.headers.get("Accept-Encoding", ""):
+            content = gzip.compress(content, compresslevel=1)
+            headers["Content-Encoding"] = "gzip"
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def _ranks(query: Mapping[str, list[str]]) -> frozenset[int] | None:
+    """Return the ranks of ``?ranks=0-3,8``; None if they are not limited."""
+    if "ranks" not in query:
+        return None
+    ranks: set[int] = set()
+    for part in query["ranks"][0].split(","):
+        first, _, last = part.partition("-")
+        if not (first + last).isdecimal():
+            raise ConfigurationError(f"ranks={query['ranks'][0]}: write numbers and ranges, like 0-3,8")
+        ranks.update(range(int(first), int(last or first) + 1))
+    return frozenset(ranks)

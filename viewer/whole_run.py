@@ -1,0 +1,43 @@
+"""What the page shows of a whole run: its summary, and the views beside it, read in one pass over a large run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from commtrace.analysis.chain import Analysis
+from commtrace.analysis.summary import Summary, SummarySums, measure_summary, summarise_measured
+from commtrace.analysis.windows.run import LargeRun, MeasuredRun, WholeRun
+from commtrace.viewer.data import Resources
+from commtrace.viewer.maps import MapSums, map_views, measure_maps
+from commtrace.viewer.network import NetworkSums, measure_network, network_views
+from commtrace.viewer.overview import overview
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """All measurements of some steps, made together: each window of a large run is read once for them."""
+
+    summary: SummarySums
+    maps: MapSums
+    network: NetworkSums
+
+    def __add__(self, later: _Sums) -> _Sums:
+        return _Sums(self.summary + later.summary, self.maps + later.maps, self.network + later.network)
+
+
+def _measure(analysis: Analysis) -> _Sums:
+    return _Sums(measure_summary(analysis), measure_maps(analysis), measure_network(analysis))
+
+
+def summarise_with_views(run: WholeRun | LargeRun, *, is_whole: bool) -> tuple[Summary, Resources]:
+    """Return the summary of a run and the resources of its views; ``is_whole``: its steps are all that was recorded."""
+    measured = run.measure(_measure)
+    sums = measured.result.summary.joined()
+    of_summary = MeasuredRun(measured.recorded, measured.alignment, measured.steps, measured.counts, sums)
+    summary = summarise_measured(run, of_summary, is_whole=is_whole)
+    views = {
+        **overview(summary),
+        **map_views(measured.result.maps.times, sums.work.steps),
+        **network_views(run.aligned, measured.result.network),
+    }
+    return summary, views

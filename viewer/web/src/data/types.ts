@@ -128,6 +128,28 @@ export interface Pipeline {
   per_stage?: Record<string, StageValue>[];
 }
 
+export interface ModuleTime {
+  module: string;
+  modules: number;
+  calls: number;
+  forward_ns: number;
+  backward_ns: number;
+  recompute_ns: number;
+  exposed_ns: number;
+  median_step_ns: number;
+  p95_step_ns: number;
+  slowest_rank: number | null;
+  slowest_rank_slower: number | null;
+}
+
+/** Wall time of a run by its parts, as `training_ns` and so on. */
+export interface RunBudget extends Record<string, unknown> {
+  wall_ns: number;
+  attempts: number;
+  goodput: number | null;
+  ranks: Record<string, number>[];
+}
+
 /** `commtrace summary --json` (docs/json/summary.schema.json), as far as the page reads it. */
 export interface Summary {
   run: {
@@ -150,13 +172,14 @@ export interface Summary {
     residual_ns: Residual | null;
     hosts: { host: string; offset_ns: number; drift_ppm: number }[];
   };
-  run_budget: ({ wall_ns: number; attempts: number; goodput: number | null } & Record<string, unknown>) | null;
+  run_budget: RunBudget | null;
   repeated_steps: { step: number; attempts: { attempt: number; start_ns: number; duration_ns: number }[] }[];
   ranks: RankTimes[];
   critical_path: { steps: number; ns: number; uncertain_ns: number; shares: PathShare[] } | null;
   lost_time: ({ gpus: number | null; steps_ns: number; ideal_ns: number } & Record<string, number | null>) | null;
   awaited: Awaited[];
   communication: Communication[];
+  modules: ModuleTime[];
   pipeline: Pipeline | null;
   stragglers: Straggler[];
   coverage: { captured: unknown; dropped: unknown; not_visible: unknown };

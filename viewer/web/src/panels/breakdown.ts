@@ -1,65 +1,117 @@
+// The mean step of ranks, of groups of them, or of blocks of steps, as stacked bars and as a table.
+
 import { type Part, stackedBar, swatch } from "../bars";
+import type { Overview } from "../data/overview";
 import type { RankTimes, Summary } from "../data/types";
-import { byId, element } from "../dom";
+import { button, byId, element } from "../dom";
 import { formatDuration, formatMilliseconds, formatPercent, rankLabel } from "../format";
+import { blocksOf, type StepTimes } from "../overview/blocks";
 import { type ColumnOf, dataTable } from "../table";
 import type { Theme } from "../theme";
 
-const BY = ["rank", "stage", "host", "replica", "longest step"] as const;
-type By = (typeof BY)[number];
+const MOST_RANKS = 64; // beyond this, the ranks are summed up by stage or host to begin with
+const MOST_BARS = 200; // so many are shown without asking
+const DIMENSIONS: Record<string, string> = {
+  pp: "stage",
+  dp: "replica",
+  tp: "tensor rank",
+  cp: "context rank",
+  ep: "expert rank",
+};
+const IN_ORDER = "their order";
 
-const MOST_BARS = 64; // beyond this, the ranks are summed up by stage or host to begin with
-
-interface Bar {
+export interface Bar {
   label: string;
-  ranks: RankTimes[];
-  times: RankTimes;
+  times: StepTimes;
+  hidden_ns: number | null;
+  show: (() => void) | null; // leads to the spans behind it
 }
 
-/** Shows the mean step of ranks, or of groups of them, as stacked bars and as a table. */
-export function showBreakdown(summary: Summary, theme: Theme, onRank: (rank: number) => void): void {
-  const { ranks, run } = summary;
+export interface Leads {
+  rank(rank: number): void;
+  /** Shows a step; null where it is not in the timeline. */
+  step(step: number): (() => void) | null;
+}
+
+export function showBreakdown(summary: Summary, overview: Overview | null, theme: Theme, leads: Leads): void {
+  const { ranks } = summary;
   const roles = [...new Set(ranks.flatMap((rank) => Object.keys(rank.exposed_ns)))].sort();
-  const steps = run.steps.count || 1;
+  const steps = summary.run.steps.count || 1;
   byId("breakdown-hint").textContent =
     `Mean per step over ${steps} ${steps > 1 ? "steps" : "step"}. The parts of a rank add up to its wall time; ` +
     "what is in no span is shown as other.";
-  const labels = new Map(ranks.map((rank) => [rank.rank, rankLabel(rank, run.parallel)]));
-  const select = byId<HTMLSelectElement>("breakdown-by");
-  select.append(...BY.map((by) => element("option", by)));
-  select.value =
-    ranks.length > MOST_BARS ? (new Set(ranks.map((rank) => rank.coordinates.pp)).size > 1 ? "stage" : "host") : "rank";
-  const show = () => draw(bars(ranks, select.value as By, labels), roles, theme, onRank);
-  select.addEventListener("change", show);
-  show();
+  const ways = waysToGroup(ranks, overview);
+  const by = byId<HTMLSelectElement>("breakdown-by");
+  by.append(...ways.map((way) => element("option", way)));
+  by.value = ranks.length > MOST_RANKS ? (ways.includes("stage") ? "stage" : "host") : "rank";
+  const sort = byId<HTMLSelectElement>("breakdown-sort");
+  let showAll = false;
+  const draw = () => {
+    const bars = by.value === "step" && overview ? barsOfSteps(overview, leads) : barsOfRanks(summary, by.value, leads);
+    const parts = presentParts(bars, roles, theme);
+    const options = [IN_ORDER, "whole", ...parts.map(({ name }) => name)];
+    const chosen = options.includes(sort.value) ? sort.value : IN_ORDER;
+    sort.replaceChildren(...options.map((name) => element("option", name)));
+    sort.value = chosen;
+    const ordered = sorted(bars, chosen, roles, theme);
+    drawBars(showAll ? ordered : ordered.slice(0, MOST_BARS), ordered.length, parts, roles, theme, () => {
+      showAll = true;
+      draw();
+    });
+    const table = byId("breakdown-table");
+    const fill = () => table.replaceChildren(tableOf(ordered, parts, roles, theme));
+    if (ordered.length <= MOST_RANKS || byId<HTMLDetailsElement>("breakdown-details").open) fill();
+    else table.replaceChildren();
+  };
+  for (const select of [by, sort]) select.addEventListener("change", draw);
+  byId("breakdown-details").addEventListener("toggle", () => byId("breakdown-table").childElementCount || draw());
+  draw();
 }
 
-function bars(ranks: readonly RankTimes[], by: By, labels: ReadonlyMap<number, string>): Bar[] {
-  const single = (rank: RankTimes): Bar => ({
-    label: labels.get(rank.rank) ?? `rank ${rank.rank}`,
-    ranks: [rank],
+function waysToGroup(ranks: readonly RankTimes[], overview: Overview | null): string[] {
+  const varies = (value: (rank: RankTimes) => unknown) => new Set(ranks.map(value)).size > 1;
+  return [
+    "rank",
+    ...Object.entries(DIMENSIONS)
+      .filter(([dimension]) => varies((rank) => rank.coordinates[dimension]))
+      .map(([, name]) => name),
+    "host",
+    ...((overview?.blocks.length ?? 0) > 0 ? ["step"] : []),
+  ];
+}
+
+export function barsOfRanks({ ranks, run }: Pick<Summary, "ranks" | "run">, by: string, leads: Leads): Bar[] {
+  const single = (rank: RankTimes, label: string): Bar => ({
+    label,
     times: rank,
+    hidden_ns: rank.hidden_ns,
+    show: () => leads.rank(rank.rank),
   });
-  if (by === "rank") return ranks.map(single);
-  if (by === "longest step") return ranks.map(single).sort((a, b) => b.times.wall_ns - a.times.wall_ns);
-  const key = (rank: RankTimes) =>
-    by === "host"
-      ? rank.host
-      : by === "stage"
-        ? `stage ${rank.coordinates.pp ?? 0}`
-        : `replica ${rank.coordinates.dp ?? 0}`;
+  if (by === "rank") return ranks.map((rank) => single(rank, rankLabel(rank, run.parallel)));
+  const dimension = Object.entries(DIMENSIONS).find(([, name]) => name === by)?.[0];
   const groups = new Map<string, RankTimes[]>();
-  for (const rank of ranks) groups.set(key(rank), [...(groups.get(key(rank)) ?? []), rank]);
+  for (const rank of ranks) {
+    const key = dimension ? `${by} ${rank.coordinates[dimension] ?? 0}` : rank.host;
+    const known = groups.get(key);
+    if (known) known.push(rank);
+    else groups.set(key, [rank]);
+  }
   const collator = new Intl.Collator("en", { numeric: true });
   return [...groups]
     .sort(([a], [b]) => collator.compare(a, b))
-    .map(([label, members]) => ({
-      label: `${label} · mean of ${members.length}`,
-      ranks: members,
-      times: mean(members),
-    }));
+    .map(([name, members]) => single(mean(members), `${name} · mean of ${members.length}`));
 }
 
+function barsOfSteps(overview: Overview, leads: Leads): Bar[] {
+  return blocksOf(overview).map(({ first, last, times }) => ({
+    label: first === last ? `step ${first}` : `steps ${first}–${last}`,
+    times,
+    hidden_ns: null,
+    show: leads.step(first),
+  }));
+}
+
+/** The mean of ranks, under the first one's number. */
 function mean(ranks: readonly RankTimes[]): RankTimes {
   const average = (value: (rank: RankTimes) => number) =>
     ranks.reduce((sum, rank) => sum + value(rank), 0) / ranks.length;
@@ -76,13 +128,13 @@ function mean(ranks: readonly RankTimes[]): RankTimes {
       transfer: average((rank) => rank.exposed_ns[role]?.transfer ?? 0),
     },
   ]);
-  return { ...ranks[0]!, ...numbers, exposed_ns: Object.fromEntries(exposed) };
+  return { ...ranks[0]!, ...numbers, rank: ranks[0]!.rank, exposed_ns: Object.fromEntries(exposed) };
 }
 
 /** The parts of a rank's step in the order in which they are stacked; together they are its wall time. */
-export function partsOf(rank: RankTimes, roles: readonly string[], theme: Theme): Part[] {
+export function partsOf(times: StepTimes, roles: readonly string[], theme: Pick<Theme, "role">): Part[] {
   const exposed = roles.flatMap((role) => {
-    const { wait, transfer } = rank.exposed_ns[role] ?? { wait: 0, transfer: 0 };
+    const { wait, transfer } = times.exposed_ns[role] ?? { wait: 0, transfer: 0 };
     const colour = theme.role(role);
     return [
       { name: `${role} wait`, ns: wait, colour, hatched: true },
@@ -90,53 +142,86 @@ export function partsOf(rank: RankTimes, roles: readonly string[], theme: Theme)
     ];
   });
   return [
-    { name: "compute", ns: rank.compute_ns, colour: "forward" },
+    { name: "compute", ns: times.compute_ns, colour: "forward" },
     ...exposed,
-    { name: "exposed memory", ns: rank.exposed_memory_ns, colour: "span" },
-    { name: "pipeline bubble", ns: rank.bubble_ns, colour: "bubble", hatched: true },
-    { name: "idle", ns: rank.idle_ns, colour: "idle" },
-    { name: "data", ns: rank.data_ns, colour: "data" },
-    { name: "checkpoint", ns: rank.checkpoint_ns, colour: "checkpoint" },
-    { name: "gc", ns: rank.gc_ns, colour: "gc" },
-    { name: "other", ns: rank.other_ns, colour: "other" },
+    { name: "exposed memory", ns: times.exposed_memory_ns, colour: "span" },
+    { name: "pipeline bubble", ns: times.bubble_ns, colour: "bubble", hatched: true },
+    { name: "idle", ns: times.idle_ns, colour: "idle" },
+    { name: "data", ns: times.data_ns, colour: "data" },
+    { name: "checkpoint", ns: times.checkpoint_ns, colour: "checkpoint" },
+    { name: "gc", ns: times.gc_ns, colour: "gc" },
+    { name: "other", ns: times.other_ns, colour: "other" },
   ];
 }
 
-function draw(shown: readonly Bar[], roles: readonly string[], theme: Theme, onRank: (rank: number) => void): void {
+type Colours = Pick<Theme, "role">;
+
+function presentParts(bars: readonly Bar[], roles: readonly string[], theme: Colours): Part[] {
+  const every = bars.map((bar) => partsOf(bar.times, roles, theme));
+  return (every[0] ?? []).filter(({ name }, at) => name === "other" || every.some((parts) => parts[at]!.ns > 0));
+}
+
+/** Largest first by a part, or by the whole; in their order otherwise. */
+export function sorted(bars: readonly Bar[], by: string, roles: readonly string[], theme: Colours): Bar[] {
+  if (by === IN_ORDER) return [...bars];
+  const value = ({ times }: Bar) => (by === "whole" ? times.wall_ns : partOf(times, by, roles, theme));
+  return bars.toSorted((a, b) => value(b) - value(a));
+}
+
+function partOf(times: StepTimes, name: string, roles: readonly string[], theme: Colours): number {
+  return partsOf(times, roles, theme).find((part) => part.name === name)?.ns ?? 0;
+}
+
+function drawBars(
+  shown: readonly Bar[],
+  count: number,
+  parts: readonly Part[],
+  roles: readonly string[],
+  theme: Colours,
+  showAll: () => void,
+): void {
   const longest = Math.max(1, ...shown.map(({ times }) => times.wall_ns));
-  const rows = shown.map((bar) => ({ ...bar, parts: partsOf(bar.times, roles, theme) }));
-  const somewhere = new Set(rows.flatMap(({ parts }) => parts.filter(({ ns }) => ns > 0).map(({ name }) => name)));
-  const present = (rows[0]?.parts ?? []).filter(({ name }) => somewhere.has(name) || name === "other");
-  byId("breakdown-legend").replaceChildren(...present.map((part) => swatch(part.colour, part.name, part.hatched)));
+  byId("breakdown-legend").replaceChildren(...parts.map((part) => swatch(part.colour, part.name, part.hatched)));
   byId("breakdown").replaceChildren(
-    ...rows.flatMap(({ label, ranks, times, parts }) => {
+    ...shown.flatMap(({ label, times, show }) => {
+      const own = partsOf(times, roles, theme);
+      const share = (part: Part) => formatPercent(part.ns / times.wall_ns);
       const bar = stackedBar(
-        parts,
+        own,
         longest,
-        (part) => `${part.name}: ${formatDuration(part.ns)}, ${formatPercent(part.ns / times.wall_ns)} of the step`,
+        (part) => `${part.name}: ${formatDuration(part.ns)}, ${share(part)} of the step`,
       );
-      const name = element("button", label, "link");
-      name.type = "button";
-      name.title = "Show this rank in the timeline";
-      name.disabled = ranks.length > 1;
-      name.addEventListener("click", () => onRank(ranks[0]!.rank));
+      bar.role = "img";
+      bar.ariaLabel = `${label}: ${own.flatMap((part) => (part.ns > 0 ? [`${part.name} ${share(part)}`] : [])).join(", ")}`;
+      const name = button(label, show ? "Show this in the timeline" : "Not in the timeline", () => show?.());
+      name.className = "link";
+      name.disabled = show === null;
       return [name, bar, element("span", formatDuration(times.wall_ns))];
     }),
   );
-  const value = (row: (typeof rows)[number], name: string) => row.parts.find((part) => part.name === name)?.ns ?? 0;
-  const columns: ColumnOf<(typeof rows)[number]>[] = [
-    { heading: "rank", text: (row) => row.label, order: (row) => row.ranks[0]!.rank, isWords: true },
-    { heading: "wall ms", text: (row) => formatMilliseconds(row.times.wall_ns), order: (row) => row.times.wall_ns },
-    ...present.map(({ name }) => ({
-      heading: `${name} ms`,
-      text: (row: (typeof rows)[number]) => formatMilliseconds(value(row, name)),
-      order: (row: (typeof rows)[number]) => value(row, name),
-    })),
-    {
-      heading: "hidden communication ms",
-      text: (row) => formatMilliseconds(row.times.hidden_ns),
-      order: (row) => row.times.hidden_ns,
-    },
-  ];
-  byId("breakdown-table").replaceChildren(dataTable(columns, rows));
+  const rest = byId("breakdown-rest");
+  rest.hidden = count <= shown.length;
+  rest.replaceChildren(
+    `${shown.length} of ${count.toLocaleString("en-US")} bars are shown. `,
+    button(`Show all ${count.toLocaleString("en-US")}`, "Show the bars of all of them", showAll),
+  );
+}
+
+function tableOf(bars: readonly Bar[], parts: readonly Part[], roles: readonly string[], theme: Colours): HTMLElement {
+  const number = (heading: string, value: (bar: Bar) => number): ColumnOf<Bar> => ({
+    heading: `${heading} ms`,
+    text: (bar) => formatMilliseconds(value(bar)),
+    order: value,
+  });
+  const hidden = bars.some((bar) => bar.hidden_ns !== null);
+  return dataTable(
+    [
+      { heading: "of", text: (bar) => bar.label, isWords: true },
+      number("wall", (bar) => bar.times.wall_ns),
+      ...parts.map(({ name }) => number(name, (bar) => partOf(bar.times, name, roles, theme))),
+      ...(hidden ? [number("hidden communication", (bar: Bar) => bar.hidden_ns ?? 0)] : []),
+    ],
+    bars,
+    (bar) => bar.show?.(),
+  );
 }

@@ -1,17 +1,6 @@
 import type { Summary } from "../data/types";
 import { byId, element } from "../dom";
-import { formatDuration, formatPercent, joined } from "../format";
-
-const BUDGET_PARTS: Record<string, string> = {
-  training: "training steps",
-  repeated: "steps that were done again",
-  evaluation: "evaluation",
-  checkpoint: "checkpoints",
-  loading: "loading data between steps",
-  start: "start",
-  restart: "restarts",
-  unknown: "not known",
-};
+import { formatDuration, joined } from "../format";
 
 const MOST_REPEATED = 10;
 
@@ -29,23 +18,7 @@ export function showHeader(summary: Summary): void {
     clocks(summary),
   ]);
   byId("verdict").textContent = summary.verdict;
-  byId("run-budget").textContent = budgetText(summary.run_budget);
   byId("notes").append(...repeatedSteps(summary), ...summary.problems.map((problem) => element("li", problem)));
-}
-
-/** The wall time of the whole run, largest part first; empty for a report of some steps. */
-function budgetText(budget: Summary["run_budget"]): string {
-  if (!budget?.wall_ns) return "";
-  const parts = Object.entries(BUDGET_PARTS)
-    .map(([part, name]) => ({ name, ns: Number(budget[`${part}_ns`] ?? 0) }))
-    .filter(({ ns }) => ns >= 0.001 * budget.wall_ns)
-    .sort((a, b) => b.ns - a.ns)
-    .map(({ name, ns }) => `${name} ${formatPercent(ns / budget.wall_ns)} (${formatDuration(ns)})`);
-  const attempts = budget.attempts > 1 ? ` in ${budget.attempts} attempts` : "";
-  return (
-    `Whole run: ${formatDuration(budget.wall_ns)}${attempts}, goodput ${formatPercent(budget.goodput)} ` +
-    `(training steps that were kept). Mean of the ranks: ${parts.join(", ")}.`
-  );
 }
 
 function repeatedSteps(summary: Summary): HTMLElement[] {

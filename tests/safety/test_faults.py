@@ -55,12 +55,12 @@ NO_HOOKS = frozenset(function.__code__ for function in (Triggers.open, selection
 """What jobs call themselves, in place of the harvester's thread or of a command."""
 ALONE = {**jobs.ALONE, **models.ALONE}
 ELSEWHERE: Final = {
-    "data_parallel": ("module_spans",),
     "found_steps": ("data_parallel",),
     "fully_sharded": ("found_steps",),
     "fully_sharded_by_a_wrapper": ("found_steps",),
+    "module_spans": ("data_parallel", "requested_modules"),
     "pipelined": ("found_steps",),
-    "requested_modules": ("module_spans",),
+    "requested_modules": ("data_parallel",),
     "steps_in_the_backward": ("fully_sharded_by_a_wrapper",),
 }
 """By job, others that go much the same way: what they break is broken again only in `make test-long`."""

@@ -1,10 +1,12 @@
-"""A few steps of a DDP model, started by whatever launcher.
+"""A few steps of a tiny model whose gradients are averaged, started by whatever launcher.
 
 srun python tests/e2e/launchers/programs/few_steps.py --auto
 
 With ``--auto`` the script itself imports commtrace.auto; else ``commtrace run`` has to. ``--targets DIRECTORY`` has
 rank 0 write down which Prometheus targets there are while the job runs, to ``DIRECTORY.json``. With ``--fail-once
 FILE`` all ranks fail behind the first step of the job's first attempt, which makes the file.
+
+Without DDP and torch.optim, which import torch's compiler: that takes as long as importing torch.
 """
 
 from __future__ import annotations
@@ -35,16 +37,19 @@ def main(arguments: Sequence[str]) -> None:
     import torch
     import torch.distributed as dist
 
+    import commtrace
+
     torch.set_num_threads(1)
     os.environ.update(rendezvous(os.environ))
     dist.init_process_group("gloo")
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model = torch.nn.Linear(8, 8)
     has_failed = options.fail_once is None or options.fail_once.exists()
-    for _ in range(STEPS):
-        model(torch.ones(2, 8)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    for number in range(STEPS):
+        with commtrace.step(number):
+            model.zero_grad()
+            model(torch.ones(2, 8)).sum().backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
         if not has_failed:
             dist.barrier()  # all have looked for the file
             options.fail_once.touch()

@@ -22,6 +22,8 @@ CHECKED := tests/test_import_rules.py tests/test_public_api.py tests/test_docs.p
 PIP_QUIET ?= --quiet
 PIP := $(BIN)/python -m pip $(PIP_QUIET) --disable-pip-version-check --retries 10 --timeout 120
 export PIP_NO_INPUT := 1
+# Tests start hundreds of Pythons, each of which would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The newest versions, in an environment of their own: this torch is a CUDA build of 3 to 4 GB for most Pythons.
 PYTHON_NEWEST ?= $(shell for python in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/python3.12; do \

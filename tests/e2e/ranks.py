@@ -10,7 +10,7 @@ rank fails the others are terminated.
 from __future__ import annotations
 
 import gc
-import importlib
+import importlib.util
 import os
 import signal
 import socket
@@ -25,8 +25,9 @@ import torch.distributed as dist
 ADDRESS: Final = "127.0.0.1"
 
 
-IMPORTED: Final = ("torch._dynamo", "pyarrow")
-"""What optimizers import, which takes as long as torch itself; what commtrace writes with."""
+IMPORTED: Final = ("torch._dynamo", "pyarrow", "pandas")
+"""What optimizers import, which takes as long as torch itself; what commtrace writes with, and what pyarrow imports as
+soon as it converts a list if it is installed."""
 
 
 def main(imports: Sequence[str], number: int, script: str, arguments: Sequence[str]) -> None:
@@ -35,7 +36,8 @@ def main(imports: Sequence[str], number: int, script: str, arguments: Sequence[s
     run_id = str(uuid.uuid4())
     ranks = {}
     for module in (*IMPORTED, *imports):
-        importlib.import_module(module)
+        if importlib.util.find_spec(module):
+            importlib.import_module(module)
     gc.freeze()  # else each rank goes through all modules when it ends, and copies them
     for rank in range(number):
         process = os.fork()

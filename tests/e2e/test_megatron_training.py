@@ -34,7 +34,7 @@ def train(
     *options: object,
     processes: int = 4,
     variables: Mapping[str, str] | None = None,
-    start: Starter = launch,
+    start: Starter = fork_with_megatron,
 ) -> str:
     """Run the example; the losses and gradient norms of its iterations, bit for bit."""
     losses = directory / "losses.txt"
@@ -49,8 +49,8 @@ def train(
 
 @pytest.mark.timeout(700)  # three trainings
 def test_losses_are_bitwise_equal_with_commtrace_with_all_that_it_can_do_and_without(tmp_path: Path) -> None:
-    plain = train(tmp_path / "plain", "--pipeline", 2, "--overlap", variables=NOTHING, start=fork_with_megatron)
-    recorded = train(tmp_path, "--pipeline", 2, "--overlap", start=fork_with_megatron)
+    plain = train(tmp_path / "plain", "--pipeline", 2, "--overlap", variables=NOTHING)
+    recorded = train(tmp_path, "--pipeline", 2, "--overlap")
     with_everything = train(tmp_path / "everything", "--pipeline", 2, "--overlap", variables=EVERYTHING)
 
     assert recorded == with_everything == plain
@@ -78,7 +78,7 @@ def test_losses_are_bitwise_equal_with_commtrace_with_all_that_it_can_do_and_wit
 
 
 def test_interleaved_schedule_with_two_chunks_per_rank(tmp_path: Path) -> None:
-    train(tmp_path, "--pipeline", 2, "--virtual-pipeline", 2, processes=2, start=fork_with_megatron)
+    train(tmp_path, "--pipeline", 2, "--virtual-pipeline", 2, processes=2)
 
     run = load_run(tmp_path / "run")
     assert run.problems == ()
@@ -95,7 +95,7 @@ def test_interleaved_schedule_with_two_chunks_per_rank(tmp_path: Path) -> None:
 
 
 def test_tensor_and_sequence_parallelism(tmp_path: Path) -> None:
-    train(tmp_path, "--tensor", 2, "--sequence-parallel", processes=2, start=fork_with_megatron)
+    train(tmp_path, "--tensor", 2, "--sequence-parallel", processes=2, start=launch)
 
     run = load_run(tmp_path / "run")
     for rank, trace in run.ranks.items():

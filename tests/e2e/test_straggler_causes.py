@@ -28,7 +28,9 @@ PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "injected_causes.py"
 MICROBATCHES, SLOW_FORWARD_MS = 8, 60
 """What the others need for a forward while ranks share few cores, a tenth to a half of this, makes it cost less."""
 # A small model: where four ranks share few cores, what they compute would make each other late.
-OPTIONS = ["--pipeline", "2", "--microbatches", str(MICROBATCHES), "--hidden", "64", "--sequence", "32"]
+OPTIONS = [
+    "--pipeline", "2", "--microbatches", str(MICROBATCHES), "--layers", "2", "--hidden", "64", "--sequence", "32",
+]  # fmt: skip
 
 CAUSES: dict[str, tuple[tuple[str, ...], str | None, set[int]]] = {
     "communication": (("communication",), None, {1}),

@@ -74,6 +74,17 @@ def c10d(port: int, *options: str) -> list[str]:
     return [*TORCHRUN, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", *options]
 
 
+def command(way: str, launcher: Sequence[str], *options: str) -> list[str]:
+    """Return the program behind its launcher, recorded in one of the ways that there are."""
+    scripts = {"import": ["--import"], "import, and no time": ["--import", "--steps", "1"]}
+    script = [str(REPOSITORY / PROGRAM), *scripts.get(way, []), *options]
+    if way == "run before the launcher":
+        return [*COMMTRACE_RUN, *launcher, *script]
+    if way == "run behind the launcher":
+        return [*launcher, "--no-python", *COMMTRACE_RUN, sys.executable, *script]
+    return [*launcher, *script]
+
+
 def only_run(folder: Path) -> Run:
     runs = [path for path in (folder / "commtrace-runs").iterdir() if path.is_dir()]
     (directory,) = [path for path in runs if not path.is_symlink()]
@@ -81,6 +92,11 @@ def only_run(folder: Path) -> Run:
     run = load_run(directory)
     assert run.path.name == run.any_metadata.run_id
     return run
+
+
+def assert_recorded_here(outputs: Sequence[str], run: Run) -> None:
+    assert [line for output in outputs for line in output.splitlines() if str(run.path) in line]
+    assert "nothing was recorded" not in "".join(outputs)
 
 
 def assert_is_one_run(run: Run, attempt: int = 0) -> None:
@@ -97,9 +113,10 @@ def assert_is_one_run(run: Run, attempt: int = 0) -> None:
     ("way", "rendezvous"),
     [
         ("run before the launcher", "static"),
-        ("run behind the launcher", "c10d"),
         ("import, and no time", "c10d"),
-        # The other combinations. A script that imports commtrace and has time is restarted below, too.
+        # The other combinations. Below, `commtrace run` behind the launcher is restarted, and a script that imports
+        # commtrace and has time is given two names.
+        pytest.param("run behind the launcher", "c10d", marks=pytest.mark.long),
         pytest.param("import", "static", marks=pytest.mark.long),
         pytest.param("import", "c10d", marks=pytest.mark.long),
         pytest.param("run before the launcher", "c10d", marks=pytest.mark.long),
@@ -110,41 +127,41 @@ def assert_is_one_run(run: Run, attempt: int = 0) -> None:
 def test_two_nodes_are_one_run(way: str, rendezvous: str, tmp_path: Path) -> None:
     port = free_port()
     launchers = [static(node, port) if rendezvous == "static" else c10d(port, "--rdzv-id", "7") for node in range(2)]
-    program = str(REPOSITORY / PROGRAM)
-    scripts = {"import": ["--import"], "import, and no time": ["--import", "--steps", "1"]}
-    script = [program, *scripts.get(way, [])]
-    if way == "run before the launcher":
-        commands = [[*COMMTRACE_RUN, *launcher, *script] for launcher in launchers]
-    elif way == "run behind the launcher":
-        commands = [[*launcher, "--no-python", *COMMTRACE_RUN, sys.executable, *script] for launcher in launchers]
-    else:
-        commands = [[*launcher, *script] for launcher in launchers]
 
-    outputs = launch_nodes(commands, tmp_path)
+    outputs = launch_nodes([command(way, launcher) for launcher in launchers], tmp_path)
 
     run = only_run(tmp_path)
     assert_is_one_run(run)
     if rendezvous == "c10d":
         assert run.any_metadata.run_id == "7"
-    told = [line for output in outputs for line in output.splitlines() if str(run.path) in line]
-    assert told
-    assert "nothing was recorded" not in "".join(outputs)
+    assert_recorded_here(outputs, run)
 
 
-@pytest.mark.parametrize("failing", [3, pytest.param(0, marks=pytest.mark.long)])
-def test_a_restart_after_a_failure_of_one_node_is_the_next_attempt_of_all(failing: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("way", "failing"),
+    [
+        ("run behind the launcher", 3),
+        pytest.param("import", 3, marks=pytest.mark.long),
+        pytest.param("import", 0, marks=pytest.mark.long),
+    ],
+)
+def test_a_restart_after_a_failure_of_one_node_is_the_next_attempt_of_all(
+    way: str, failing: int, tmp_path: Path
+) -> None:
     """Each attempt with a store of its own: in the one that torchrun keeps, gloo finds ranks that have ended."""
-    script = [str(REPOSITORY / PROGRAM), "--import", "--steps", "20", "--fails", str(failing)]
     launcher = c10d(free_port(), "--rdzv-id", "7", "--max-restarts", "2")
+    restarted = command(way, launcher, "--steps", "20", "--fails", str(failing))
 
-    launch_nodes([[*launcher, *script]] * 2, tmp_path, [{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}] * 2)
+    outputs = launch_nodes([restarted] * 2, tmp_path, [{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}] * 2)
 
-    (directory,) = [path for path in (tmp_path / "commtrace-runs").iterdir() if not path.is_symlink()]
-    run = load_run(directory)
+    run = only_run(tmp_path)
     metadata = [trace.metadata for trace in run.ranks.values()]
     assert len(metadata) == 4
     assert {one.attempt for one in metadata} == {1}
+    assert {one.run_id for one in metadata} == {"7"}
     assert [one.local_rank for one in metadata] == [0, 1, 0, 1]
+    assert sorted({one.node for one in metadata}) == ["node-0", "node-1"]
+    assert_recorded_here(outputs, run)
 
 
 def test_nodes_that_were_given_other_names_are_one_run_and_it_is_said(tmp_path: Path) -> None:

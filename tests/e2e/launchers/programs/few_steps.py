@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--local_rank", type=int)  # from DeepSpeed's launcher
     options = parser.parse_args(arguments)
     if options.auto:
-        import commtrace.auto  # noqa: F401
+        import commtrace.auto
 
     import torch
     import torch.distributed as dist

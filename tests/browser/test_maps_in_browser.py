@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.communication.table import Detail, communication_table
+from commtrace.analysis.comparison.compare import step_series
 from commtrace.analysis.stragglers.report import report_of_steps
 from commtrace.analysis.summary import measure_summary, summarise_analysis
 from commtrace.analysis.timeline import Timeline
 from commtrace.analysis.windows.run import WholeRun
+from commtrace.viewer.comparison import comparison_resources
 from commtrace.viewer.maps import map_views, measure_maps
 from commtrace.viewer.network import measure_network, network_views
 from commtrace.viewer.report import render
@@ -24,20 +27,21 @@ from tests.pipeline_factory import PipelineJob
 SLOW = 5  # stage 1, replica 2
 
 
+FASTER = PipelineJob(
+    stages=2,
+    microbatches=4,
+    data_parallel=3,
+    transfer_ns=150_000,
+    all_reduce_ns=1_000_000,
+    optimizer_ns=1_000_000,
+    steps=4,
+    nodes={rank: f"node{rank // 3}" for rank in range(6)},
+)
+
+
 @pytest.fixture(scope="module")
 def analysis() -> Analysis:
-    job = PipelineJob(
-        stages=2,
-        microbatches=4,
-        data_parallel=3,
-        transfer_ns=150_000,
-        all_reduce_ns=1_000_000,
-        optimizer_ns=1_000_000,
-        steps=4,
-        extra_forward_ns={SLOW: 325_000},
-        nodes={rank: f"node{rank // 3}" for rank in range(6)},
-    )
-    return analyse(job.run())
+    return analyse(replace(FASTER, extra_forward_ns={SLOW: 325_000}).run())
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,7 @@ def report(analysis: Analysis, tmp_path_factory: pytest.TempPathFactory) -> Path
         **map_views(measure_maps(analysis).times, measure_summary(analysis).work.steps),
         **network_views(analysis.run, measure_network(analysis)),
         **slowdown_views(WholeRun(analysis), measure_summary(analysis).work),
+        **comparison_resources(WholeRun(analyse(replace(FASTER.run(), path=Path("faster")))), WholeRun(analysis)),
     }
     page = render(summarise_analysis(analysis), Timeline.of_analysis(analysis), views=views)
     path.write_text(page.html, encoding="utf-8")
@@ -153,6 +158,21 @@ def test_the_slowdown_of_each_stage_is_that_of_the_replay(opened: Reader, analys
     ]
 
 
+def test_another_run_is_compared_and_drawn_under_this_one(opened: Reader, analysis: Analysis) -> None:
+    rows = opened.page.locator("#comparison tbody").first.locator("tr").all_inner_texts()
+    opened.page.focus("#timeline")
+    opened.page.keyboard.press("o")
+    opened.page.wait_for_selector("#show-other[aria-pressed=true]")
+
+    step_ms = [series.wall_ns[0] / 1e6 for series in (step_series(analyse(FASTER.run())), step_series(analysis))]
+    assert rows[0].split("\t")[:3] == ["step", *(f"{ms:.2f}" for ms in step_ms)]
+    assert opened.page.locator("#comparison > p").first.inner_text().startswith("Whether a step of")  # of 3 steps
+    assert "of the other run" in opened.page.locator("#plan-note").inner_text()
+    opened.page.keyboard.press("o")
+    opened.page.wait_for_selector("#show-other[aria-pressed=false]")
+    assert opened.errors == []
+
+
 def test_a_report_without_maps_has_no_empty_panel(browser: Any, analysis: Analysis, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text(render(summarise_analysis(analysis), Timeline.of_analysis(analysis)).html, encoding="utf-8")
@@ -160,6 +180,6 @@ def test_a_report_without_maps_has_no_empty_panel(browser: Any, analysis: Analys
     opened = Reader(page).load(path)
 
     assert opened.errors == []
-    for section in ("#heat-map-section", "#network-section", "#groups-section"):
+    for section in ("#heat-map-section", "#network-section", "#groups-section", "#comparison-section", "#show-other"):
         assert not page.locator(section).is_visible()
     page.close()

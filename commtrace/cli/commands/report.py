@@ -23,6 +23,7 @@ from commtrace.cli.arguments import (
 )
 from commtrace.cli.commands.history import keep_summary
 from commtrace.viewer.choice import MOST_STEPS, steps_to_draw
+from commtrace.viewer.comparison import comparison_resources
 from commtrace.viewer.overview import critical_tables
 from commtrace.viewer.report import render
 from commtrace.viewer.whole_run import summarise_with_views
@@ -32,18 +33,25 @@ def report(
     runs: RunsArgument = DEFAULT_RUNS,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("report.html"),
     steps: StepsOption = "",
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Another run: show what differs, and its typical step.", show_default=False),
+    ] = None,
     workers: WorkersOption = None,
     cluster: ClusterOption = "",
 ) -> None:
     """Write the timeline and the breakdown of a run as one HTML file.
 
     It opens offline. The timeline holds up to ten steps, the typical and the slowest one among them, or all steps
-    that --steps asks for.
+    that --steps asks for. With --against, it shows what differs from another run, and the typical step of that run
+    under the steps of this one.
     """
     path = run_directory(runs)
     with Console(stderr=True).status(f"Writing {output}"), chosen_workers(workers, cluster) as chosen:
         run = open_run(path.absolute() if cluster else path, steps or None, chosen)
         summary, views = summarise_with_views(run, is_whole=not steps)
+        other = against.absolute() if against and cluster else against
+        compared = comparison_resources(open_run(other, steps or None, chosen), run) if other else {}
         most_steps = None if steps else MOST_STEPS
         durations = step_durations(run.aligned, run.steps.used)
         drawn = sorted(steps_to_draw(durations, most_steps))
@@ -55,7 +63,7 @@ def report(
             durations=durations or None,
             plan=plan_of_steps(analysis, drawn) if summary.pipeline else None,
             most_steps=most_steps,
-            views=views | dict(critical_tables(analysis, timeline, drawn)),
+            views=views | compared | dict(critical_tables(analysis, timeline, drawn)),
         )
         output.write_text(page.html, encoding="utf-8")
     if len(runs) == 1 and not steps:

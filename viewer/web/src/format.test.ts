@@ -1,5 +1,13 @@
 import { describe, expect, it } from "vitest";
-import { formatBytes, formatClock, formatDuration, formatPercent, formatRanks, niceTick } from "./format";
+import {
+  formatBandwidth,
+  formatBytes,
+  formatClock,
+  formatDuration,
+  formatPercent,
+  formatRanks,
+  niceTick,
+} from "./format";
 
 describe("numbers for people", () => {
   it("gives three digits and the unit", () => {
@@ -11,6 +19,7 @@ describe("numbers for people", () => {
       "-1.5 µs",
     ]);
     expect([0, 999, 1000, 47244640256].map(formatBytes)).toEqual(["0 B", "999 B", "1 kB", "47.2 GB"]);
+    expect([0.0005, 44.1, -2, null].map(formatBandwidth)).toEqual(["500 kB/s", "44.1 GB/s", "-2 GB/s", "–"]);
     expect(formatPercent(0.1234)).toBe("12.3 %");
   });
 

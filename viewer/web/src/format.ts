@@ -34,7 +34,8 @@ export function formatBytes(bytes: Maybe): string {
 
 /** A bandwidth given in GB/s, which is bytes per ns. */
 export function formatBandwidth(gbps: Maybe): string {
-  return gbps === null || gbps === undefined ? "–" : `${formatBytes(gbps * 1e9)}/s`;
+  if (gbps === null || gbps === undefined) return "–";
+  return `${gbps < 0 ? "-" : ""}${formatBytes(Math.abs(gbps) * 1e9)}/s`;
 }
 
 export function formatMilliseconds(ns: number): string {

@@ -8,6 +8,7 @@ import { showBandwidth } from "./panels/bandwidth";
 import { type Leads, showBreakdown } from "./panels/breakdown";
 import { showBudget } from "./panels/budget";
 import { showCommunication } from "./panels/communication";
+import { showComparison } from "./panels/comparison";
 import { showCoverage } from "./panels/coverage";
 import { showExposed } from "./panels/exposed";
 import { showGroups } from "./panels/groups";
@@ -57,6 +58,7 @@ async function showRun(source: Source, theme: Theme): Promise<void> {
   const overview = await readOverview(source);
   showSummary(summary, overview, theme, leads);
   showOverview(overview, run, theme, leads);
+  if (await showComparison(source)) panel?.offerOther();
   await showHeatMap(summary, source, theme, async (rank, steps) => {
     const shown = steps && run.can_show.find((step) => step >= steps.first && step <= steps.last);
     if (shown !== undefined) await panel?.choose(shown);

@@ -27,7 +27,7 @@ export class TimelinePanel {
   private readonly select = byId<HTMLSelectElement>("step");
   private readonly steps: Steps;
   private number: number | null = null; // of the step that is shown
-  private plan: Step | null = null;
+  private readonly under = new Map<string, Step>();
   private requests = 0;
 
   constructor(
@@ -148,7 +148,8 @@ export class TimelinePanel {
       "zoom-out": () => timeline.zoom(1 / 0.6),
       fit: () => timeline.fit(),
       lanes: () => this.toggleLanes(),
-      "show-plan": () => this.togglePlan(),
+      "show-plan": () => this.toggleUnder("plan"),
+      "show-other": () => this.toggleUnder("other"),
       "show-help": () => byId<HTMLDialogElement>("help").showModal(),
     };
     for (const [id, action] of Object.entries(clicks)) byId(id).addEventListener("click", action);
@@ -168,7 +169,8 @@ export class TimelinePanel {
         "[": () => shift(-1),
         "]": () => shift(1),
         c: () => this.toggleLanes(),
-        p: () => this.togglePlan(),
+        p: () => this.toggleUnder("plan"),
+        o: () => this.toggleUnder("other"),
         "/": () => byId("search").focus(),
       };
       const action = keys[event.key];
@@ -202,22 +204,27 @@ export class TimelinePanel {
     byId("lanes").ariaPressed = String(this.timeline.toggleLanes());
   }
 
-  private async togglePlan(): Promise<void> {
-    if (!this.run.has_plan) return;
-    this.plan ??= await this.openPlan();
-    this.timeline.planned = this.timeline.planned ? null : this.plan;
-    byId("show-plan").ariaPressed = String(this.timeline.planned !== null);
-    byId("plan-note").textContent = this.timeline.planned
-      ? `The lower bar of a row is the same schedule with mean forwards and backwards and no transfers: ${formatDuration(this.plan.duration)} ` +
-        "until the last backward is over, without optimizer and data-parallel communication."
-      : "";
+  /** Offers the typical step of another run, the resource `other`, under the steps of this one. */
+  offerOther(): void {
+    byId("show-other").hidden = false;
+  }
+
+  private async toggleUnder(name: "plan" | "other"): Promise<void> {
+    if (byId(`show-${name}`).hidden) return;
+    const shown = this.timeline.planned?.name === name ? null : await this.openUnder(name);
+    this.timeline.planned = shown;
+    for (const one of ["plan", "other"]) byId(`show-${one}`).ariaPressed = String(shown?.name === one);
+    byId("plan-note").textContent = shown ? noteUnder(shown) : "";
     this.timeline.redraw();
   }
 
-  private async openPlan(): Promise<Step> {
-    const plan = await this.steps.open("plan");
-    await this.steps.load(plan, [...plan.outline.ranks.keys()]);
-    return plan;
+  private async openUnder(name: string): Promise<Step> {
+    const known = this.under.get(name);
+    if (known) return known;
+    const step = await this.steps.open(name);
+    await this.steps.load(step, [...step.outline.ranks.keys()]);
+    this.under.set(name, step);
+    return step;
   }
 
   private addSearch(): void {
@@ -401,4 +408,14 @@ function precision({ outline: { residual_ns: residual } }: Step): string {
 
 function waitText(wait: number): string {
   return wait < 0 ? "–" : formatDuration(wait);
+}
+
+function noteUnder(step: Step): string {
+  if (step.name === "other") {
+    return `The lower bar of a row is ${stepName(step.number)} of the other run, its typical one, on the same rank: ${formatDuration(step.duration)}.`;
+  }
+  return (
+    `The lower bar of a row is the same schedule with mean forwards and backwards and no transfers: ${formatDuration(step.duration)} ` +
+    "until the last backward is over, without optimizer and data-parallel communication."
+  );
 }

@@ -34,7 +34,7 @@ export interface Scene {
   pinned: Box | null;
   pointerX: number | null;
   selected: TimeRange | null;
-  planned: Step | null; // the ideal schedule, drawn under the rows of the stages it has
+  planned: Step | null; // drawn under the rows: the ideal schedule of their stage, or another run's step of their rank
 }
 
 const LEFT_OUT = "not in this file, which would be too large: commtrace view";
@@ -199,10 +199,14 @@ export class Painter {
   }
 
   private drawPlanned(scene: Scene, planned: Step, rank: number, y: number): void {
-    const stage = scene.step.outline.ranks[rank]!.coordinates.pp;
-    const index = planned.outline.ranks.findIndex((candidate) => candidate.coordinates.pp === stage);
+    const own = scene.step.outline.ranks[rank]!;
+    const index =
+      planned.name === "plan"
+        ? planned.outline.ranks.findIndex(({ coordinates }) => coordinates.pp === own.coordinates.pp)
+        : planned.indexOf(own.rank);
     if (index < 0) return;
     const work = planned.columns("work", index);
+    if (!work.length) return;
     const [start, duration] = [work.of("start"), work.of("duration")];
     const { context: c } = this;
     c.fillStyle = this.theme.of("surface");

@@ -27,7 +27,7 @@ PAUSES: Final = (DATA, GC, CHECKPOINT, EVALUATION)
 """Causes with spans of their own that are no work."""
 
 MOST_ROWS: Final = 3_000_000
-"""Rows of work and transfers that are kept, about 40 bytes each. Of a longer run, steps are drawn."""
+"""Rows of work and transfers that are kept, about 30 bytes each. Of a longer run, steps are drawn with half as many."""
 
 FEWEST_STEPS: Final = 64
 """Steps that are always kept."""
@@ -444,7 +444,8 @@ class StatisticsParts:
         """Return these with steps halved until they have few enough rows."""
         halvings = max(part.halvings for part in self.parts)
         parts = tuple(part.halved(halvings) for part in self.parts)
-        while sum(part.num_rows for part in parts) > MOST_ROWS:
+        # All are in memory twice when they are joined: what is drawn leaves room for what else grows with a run.
+        while sum(part.num_rows for part in parts) > (MOST_ROWS // 2 if halvings else MOST_ROWS):
             halvings += 1
             halved = tuple(part.halved(halvings) for part in parts)
             if sum(len(part.steps) for part in halved) < FEWEST_STEPS:

@@ -30,7 +30,7 @@ from commtrace.trace.files.segment_index import Extent, read_extents
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
-MOST_ROWS: Final = 500_000
+MOST_ROWS: Final = 250_000
 """Rows of a window, over all ranks, unless a single step has more."""
 
 

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -206,7 +207,7 @@ def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[Segment
             continue
         for path in paths:
             try:
-                found.append(_read_header(path))
+                segment = _read_header(path)
             except FileNotFoundError:
                 continue  # a running job has just deleted it, and reports that in a `discarded` mark
             except (pa.ArrowException, OSError) as error:
@@ -217,6 +218,10 @@ def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[Segment
             except ValueError as error:
                 why = f"its header is damaged or of another program ({first_line(error)})"
                 problems.append(f"{path}: skipped, {why}. Copy it again.")
+            else:
+                # A long run has thousands of segments, and kilobytes of metadata in each.
+                is_same = bool(found) and found[-1].metadata == segment.metadata
+                found.append(replace(segment, metadata=found[-1].metadata) if is_same else segment)
     return found
 
 

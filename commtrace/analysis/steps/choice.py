@@ -22,7 +22,7 @@ from commtrace.trace.files.reader import load_run
 from commtrace.trace.json_values import JsonObject, to_json
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.selection import StepRange
-from commtrace.trace.spans import Bool, Spans
+from commtrace.trace.spans import Bool, Int32, Spans
 
 _ENOUGH_STEPS_FOR_A_WARM_UP: Final = 3
 _NO_STEP: Final = -1
@@ -143,30 +143,35 @@ def choose_steps(run: Run, *, keep_warm_up: bool) -> StepChoice:
 
     The first of at least three is left out as warm-up, unless ``keep_warm_up``: the user chose the steps.
     """
-    of_rank = {rank: set(_recorded_steps(trace)) for rank, trace in run.ranks.items()}
-    reporting = tuple(rank for rank, steps in of_rank.items() if steps)
+    of_rank = {rank: _recorded_steps(trace) for rank, trace in run.ranks.items()}
+    reporting = tuple(rank for rank, steps in of_rank.items() if len(steps))
     if not reporting:
         return StepChoice((), {}, tuple(of_rank))
-    recorded = sorted(set[int]().union(*of_rank.values()))
+    recorded = common = of_rank[reporting[0]]
+    for rank in reporting[1:]:
+        own = of_rank[rank]
+        if not (np.array_equal(own, recorded) and np.array_equal(own, common)):
+            recorded, common = np.union1d(recorded, own), np.intersect1d(common, own)
     summed = {step for rank in reporting for step in run.ranks[rank].aggregates}
-    common = set(recorded).intersection(*(of_rank[rank] for rank in reporting))
-    complete = sorted(common - summed)
+    complete = common[~np.isin(common, [*summed])]
+    rest = recorded[~np.isin(recorded, complete)]
     left_out = {
-        step: DURATION_ONLY if step in common else "not recorded in full by every rank"
-        for step in recorded
-        if step not in complete
+        step: DURATION_ONLY if is_common else "not recorded in full by every rank"
+        for step, is_common in zip(rest.tolist(), np.isin(rest, common).tolist(), strict=True)
     }
-    begins_here = complete[:1] == recorded[:1] and not any(trace.discarded for trace in run.ranks.values())
+    begins_here = np.array_equal(complete[:1], recorded[:1]) and not any(
+        trace.discarded for trace in run.ranks.values()
+    )
     if not keep_warm_up and begins_here and len(complete) >= _ENOUGH_STEPS_FOR_A_WARM_UP:
-        left_out[complete[0]] = WARM_UP
+        left_out[int(complete[0])] = WARM_UP
         complete = complete[1:]
-    return StepChoice(tuple(complete), dict(sorted(left_out.items())), reporting)
+    return StepChoice(tuple(complete.tolist()), dict(sorted(left_out.items())), reporting)
 
 
-def _recorded_steps(trace: RankTrace) -> list[int]:
+def _recorded_steps(trace: RankTrace) -> Int32:
     spans = trace.spans
     steps = np.unique(spans.step[np.flatnonzero(spans.kind == schema.STEP)])
-    return [int(step) for step in steps[~is_earlier(steps)]]
+    return steps[~is_earlier(steps)]
 
 
 def without_torn_steps(choice: StepChoice, run: Run) -> StepChoice:

@@ -49,7 +49,7 @@ FEWEST_STEPS: Final = 5
 
 
 _ADVICE: Final = (
-    "It may have run out of memory, of which each worker takes about 500 MB: use --workers 1, or give the workers of a "
+    "It may have run out of memory, of which each worker takes about 300 MB: use --workers 1, or give the workers of a "
     "cluster more memory or fewer threads each."
 )
 

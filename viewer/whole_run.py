@@ -8,6 +8,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.summary import Summary, SummarySums, measure_summary, summarise_measured
 from commtrace.analysis.windows.run import LargeRun, MeasuredRun, WholeRun
 from commtrace.viewer.data import Resources
+from commtrace.viewer.health import health_resources
 from commtrace.viewer.maps import MapSums, map_views, measure_maps
 from commtrace.viewer.network import NetworkSums, measure_network, network_views
 from commtrace.viewer.overview import overview
@@ -41,5 +42,6 @@ def summarise_with_views(run: WholeRun | LargeRun, *, is_whole: bool) -> tuple[S
         **map_views(measured.result.maps.times, sums.work.steps),
         **network_views(run.aligned, measured.result.network),
         **slowdown_views(run, sums.work),
+        **health_resources(measured.recorded),
     }
     return summary, views

@@ -112,3 +112,14 @@ class HangReport:
             "in_flight": [communication.to_json() for communication in self.in_flight],
             "threads": [fields_to_json(stack) for stack in self.threads],
         }
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenHang:
+    """What a reader needs of the file of a :class:`HangReport`."""
+
+    time: float  # epoch seconds
+    no_progress_ns: int
+    metadata: RankMetadata
+    in_flight: tuple[InFlight, ...]
+    threads: tuple[ThreadStack, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,15 @@ from commtrace.analysis.summary import measure_summary, summarise_analysis
 from commtrace.analysis.timeline import Timeline
 from commtrace.analysis.windows.run import WholeRun
 from commtrace.viewer.comparison import comparison_resources
+from commtrace.viewer.health import health_resources
 from commtrace.viewer.maps import map_views, measure_maps
 from commtrace.viewer.network import measure_network, network_views
 from commtrace.viewer.report import render
 from commtrace.viewer.slowdown import slowdown_views
 from tests.browser.test_report_in_browser import Reader
 from tests.pipeline_factory import PipelineJob
+from tests.viewer.test_health import hang
+from tests.viewer.test_report import HOSTILE
 
 SLOW = 5  # stage 1, replica 2
 
@@ -171,6 +175,27 @@ def test_another_run_is_compared_and_drawn_under_this_one(opened: Reader, analys
     opened.page.keyboard.press("o")
     opened.page.wait_for_selector("#show-other[aria-pressed=false]")
     assert opened.errors == []
+
+
+def test_hangs_show_their_stacks_and_no_name_becomes_markup(browser: Any, analysis: Analysis, tmp_path: Path) -> None:
+    folder = tmp_path / "rank-00000"
+    folder.mkdir()
+    (folder / "hang-001.json").write_text(json.dumps(hang(0, f"{HOSTILE}.py:1 f").to_json()))
+    ranks = {rank: replace(trace, dropped={"stall": rank + 1}) for rank, trace in analysis.recorded.ranks.items()}
+    views = health_resources(replace(analysis.recorded, path=tmp_path, ranks=ranks))
+    path = tmp_path / "report.html"
+    page = render(summarise_analysis(analysis), Timeline.of_analysis(analysis), views=views)
+    path.write_text(page.html, encoding="utf-8")
+    opened = Reader(browser.new_page()).load(path)
+
+    opened.page.locator("#coverage summary").click()
+
+    assert opened.errors == []
+    assert "<script>alert(1)" in opened.page.locator("#coverage pre").inner_text()
+    assert opened.page.locator("#coverage pre *").count() == 0
+    lost = opened.page.locator("#coverage .data-table", has_text="kinds").locator("tbody tr").all_inner_texts()
+    assert lost[0].split("\t") == ["5", "6", "6 stall"]
+    opened.page.close()
 
 
 def test_a_report_without_maps_has_no_empty_panel(browser: Any, analysis: Analysis, tmp_path: Path) -> None:

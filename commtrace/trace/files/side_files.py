@@ -7,6 +7,8 @@
   later. Rows would come too late: the launcher kills this rank within about a tenth of a second.
 
 A rank that ends cleanly removes the last two.
+
+``hang-NNN.json`` is written each time a rank makes no progress (:mod:`commtrace.trace.hang_report`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from pathlib import Path
 from typing import Final
 
 from commtrace.trace import schema
-from commtrace.trace.inputs import decode_json, open_file, read_file
+from commtrace.trace.hang_report import WrittenHang
+from commtrace.trace.inputs import decode_json, open_file, printable_json, read_file
 from commtrace.trace.run import PeerLook, RankTrace
 
 _LOSSES: Final = re.compile(r"lost-([0-9]{1,19})-([0-9]{1,15})")
@@ -29,6 +32,7 @@ _OF_ANY_KIND: Final = "span"
 _FRAME: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _OWN_FILES: Final = f"{Path(__file__).resolve().parents[2]}/"
 _MOST_BYTES: Final = 65_536
+_MOST_BYTES_OF_HANG: Final = 4_000_000
 
 
 def with_side_files(trace: RankTrace, rank_directory: Path) -> RankTrace:
@@ -115,3 +119,16 @@ def _with_gone_peers(trace: RankTrace, rank_directory: Path) -> RankTrace:
 
 def _looks_path(rank_directory: Path, session: int) -> Path:
     return rank_directory / f"gone-{session}"
+
+
+def read_last_hang(rank_directory: Path, session: int, problems: list[str]) -> WrittenHang | None:
+    """Return the last report of a hang in this recording; None without one. ``problems`` gets what is unreadable."""
+    for path in sorted(rank_directory.glob("hang-*.json"), reverse=True):
+        try:
+            report: WrittenHang = printable_json(read_file(path, _MOST_BYTES_OF_HANG), WrittenHang)
+        except (OSError, ValueError) as error:
+            problems.append(f"{path}: not read: {error}")
+            continue
+        if report.metadata.session == session:
+            return report
+    return None

@@ -13,6 +13,7 @@ import { showCoverage } from "./panels/coverage";
 import { showExposed } from "./panels/exposed";
 import { showGroups } from "./panels/groups";
 import { showHeader } from "./panels/header";
+import { showHealth } from "./panels/health";
 import { showHeatMap } from "./panels/heat_map";
 import { showCriticalPath, showLostTime } from "./panels/lost_time";
 import { showModules } from "./panels/modules";
@@ -68,6 +69,7 @@ async function showRun(source: Source, theme: Theme): Promise<void> {
   await showSlowdown(source, showRank);
   await showNetwork(summary, source, theme, showRank);
   await showGroups(source, showRank);
+  await showHealth(source, summary);
 }
 
 /** From a number to the spans behind it. */

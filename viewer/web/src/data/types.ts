@@ -170,7 +170,7 @@ export interface Summary {
     method: string;
     observations: number;
     residual_ns: Residual | null;
-    hosts: { host: string; offset_ns: number; drift_ppm: number }[];
+    hosts: { host: string; offset_ns: number; drift_ppm: number; steps?: unknown[] }[];
   };
   run_budget: RunBudget | null;
   repeated_steps: { step: number; attempts: { attempt: number; start_ns: number; duration_ns: number }[] }[];

@@ -44,15 +44,27 @@ export const QUANTITIES: readonly Quantity[] = [
   },
   {
     name: "clock offset",
-    hint: "the clock of the rank's host before it was corrected, beside the reference",
-    above: ["clock"],
+    hint: "the clock of the rank's host beside the reference, before it was corrected; it counts from the start of the host",
+    above: ["offset_ns"],
     below: "steps",
     format: formatDuration,
+  },
+  {
+    name: "clock drift",
+    hint: "how much faster than the reference the clock of the rank's host runs, before it was corrected",
+    above: ["drift_ppm"],
+    below: "steps",
+    format: (value) => `${value.toFixed(2)} ppm`,
   },
 ];
 
 function perStep(name: string, what: string, above: readonly string[]): Quantity {
   return { name, hint: `time per step in which ${what}`, above, below: "steps", format: formatDuration };
+}
+
+export interface Clock {
+  offset_ns: number;
+  drift_ppm: number;
 }
 
 /** One cell: the value of the rank that stands out most of those that are in it. */
@@ -77,7 +89,7 @@ export class RankMap {
     readonly outline: MapOutline,
     private readonly columns: Columns,
     private readonly ranks: ReadonlyMap<number, RankTimes>,
-    private readonly clocks: ReadonlyMap<string, number>, // offset by host, ns
+    private readonly clocks: ReadonlyMap<string, Clock>, // by host
   ) {
     outline.ranks.forEach((rank, index) => {
       this.place.set(rank, index);
@@ -100,11 +112,12 @@ export class RankMap {
   }
 
   private amount(name: string, row: number, rank: number): number {
-    return name === "clock" ? (this.clocks.get(this.ranks.get(rank)?.host ?? "") ?? 0) : this.columns.of(name)[row]!;
+    if (!isOfClock(name)) return this.columns.of(name)[row]!;
+    return this.clocks.get(this.ranks.get(rank)?.host ?? "")?.[name] ?? 0;
   }
 
   isKnown(quantity: Quantity): boolean {
-    if (quantity.above[0] === "clock") return this.clocks.size > 1;
+    if (quantity.above.some(isOfClock)) return this.clocks.size > 1;
     return this.outline.ranks.some((rank) => this.value(quantity, rank) !== null);
   }
 
@@ -164,6 +177,10 @@ export class RankMap {
     }
     return found;
   }
+}
+
+function isOfClock(name: string): name is keyof Clock {
+  return name === "offset_ns" || name === "drift_ppm";
 }
 
 function worse(quantity: Quantity, one: Cell | null, other: Cell | null): Cell | null {

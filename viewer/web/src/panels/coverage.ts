@@ -7,15 +7,11 @@ import { described } from "./stragglers";
 export function showCoverage({ alignment, coverage, run }: Summary): void {
   const residual = alignment.residual_ns;
   const versions = Object.entries(run.versions ?? {}).map(([name, version]) => `${name} ${version}`);
-  const hosts = alignment.hosts.map(
-    (host) => `${host.host}: offset ${formatDuration(host.offset_ns)}, drift ${host.drift_ppm.toFixed(2)} ppm`,
-  );
   const spread = residual
     ? `residual p50 ${formatDuration(residual.p50)}, p99 ${formatDuration(residual.p99)}, max ${formatDuration(residual.max)}`
     : "";
   const rows: [string, string][] = [
     ["clock alignment", joined([alignment.method, `${alignment.observations} observations`, spread])],
-    ["clocks of the hosts", hosts.join("; ") || "–"],
     ["captured", described(coverage.captured)],
     ["dropped", described(coverage.dropped) || "nothing"],
     [

@@ -28,7 +28,7 @@ export async function showHeatMap(
   const [outline, columns] = await Promise.all([source.json<MapOutline>("map.json"), source.table("map")]);
   if (!outline?.blocks.length || !columns) return;
   const ranks = new Map(times.map((rank) => [rank.rank, rank]));
-  const clocks = new Map(alignment.hosts.map((host) => [host.host, host.offset_ns]));
+  const clocks = new Map(alignment.hosts.map((host) => [host.host, host]));
   const map = new RankMap(outline, columns, ranks, alignment.residual_ns ? clocks : new Map());
   const dimensions = map.dimensions();
   const quantities = QUANTITIES.filter((quantity) => map.isKnown(quantity));

@@ -37,6 +37,7 @@ async function start(): Promise<void> {
   const theme = new Theme();
   byId("theme").addEventListener("click", () => theme.toggle());
   byId("close-help").addEventListener("click", () => byId<HTMLDialogElement>("help").close());
+  listSections();
   const served = document.documentElement.dataset.server;
   if (served === undefined) await showRun(new EmbeddedSource(), theme);
   else {
@@ -70,6 +71,23 @@ async function showRun(source: Source, theme: Theme): Promise<void> {
   await showNetwork(summary, source, theme, showRank);
   await showGroups(source, showRank);
   await showHealth(source, summary);
+}
+
+/** A click scrolls there; the address keeps the view of the timeline. */
+function listSections(): void {
+  const headings = [...document.querySelectorAll<HTMLElement>("section h2")];
+  byId("sections").append(
+    ...headings.map((heading) => {
+      const link = element("button", heading.textContent ?? "", "link");
+      link.type = "button";
+      link.addEventListener("click", () => {
+        heading.tabIndex = -1;
+        heading.focus({ preventScroll: true });
+        heading.closest("section")?.scrollIntoView();
+      });
+      return link;
+    }),
+  );
 }
 
 /** From a number to the spans behind it. */

@@ -56,6 +56,7 @@ def reader(browser: Any) -> Iterator[Reader]:
 def opened(reader: Reader, server: RunServer) -> Reader:
     reader.page.goto(server.address("many"))
     reader.page.wait_for_selector("html[data-ready]")
+    reader.page.locator("#stage").scroll_into_view_if_needed()
     reader.settle()
     return reader
 

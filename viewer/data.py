@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from commtrace.analysis.breakdown.critical_path import KINDS
 from commtrace.analysis.pipeline.plan import PlanTimeline
 from commtrace.analysis.timeline import Lane, Outline, RankBounds, RankBoxes, StepBoxes, Timeline
 from commtrace.viewer.choice import DrawnSteps
@@ -49,6 +50,7 @@ def run_json(
         "steps": [drawn.entry(step) for step in steps],
         "can_show": sorted(drawn.durations) if can_show_all else list(steps),
         "first_shown": drawn.preferred[0] if steps else None,
+        "critical_kinds": KINDS,
         "has_plan": has_plan,
         "note": note,
     }

@@ -39,7 +39,6 @@ def overview(summary: Summary) -> Resources:
         "reasons": steps.reasons,
         "events": EVENTS,
         "states": [{"kind": state.kind, "detail": state.detail} for state in summed.states],
-        "critical_kinds": KINDS,
         "roles": roles,
         "operations": operations,
         "uncertain_calls": totals.bandwidth.uncertain,

@@ -217,3 +217,39 @@ def test_a_report_without_these_data_leaves_the_sections_out(reader: Reader, rep
     for section in ("#budget-section", "#steps-section", "#bandwidth-section", "#modules-section"):
         assert not reader.page.locator(section).is_visible()
     assert reader.errors == []
+
+
+def test_a_key_lights_up_the_critical_path_of_the_step(opened: Reader, report: Report) -> None:
+    opened.page.locator("#timeline").press("k")
+    beside = opened.page.locator("#critical-beside")
+    beside.locator("tbody tr").first.wait_for()
+    rows = cells(opened, "#critical-beside")
+    step = int(opened.window()["step"])
+    steps = report.summary.all_steps
+    (took,) = steps.duration_ns[steps.step == step]
+
+    # The path begins where the step before it ends, if that is later than its first begin.
+    assert beside.locator("h3").inner_text().startswith(f"Critical path of step {step}: ")
+    assert sum(float(row[2].removesuffix(" %")) for row in rows) == pytest.approx(100, abs=0.06 * len(rows))
+    assert rows == sorted(rows, key=lambda row: -float(row[2].removesuffix(" %")))
+    assert beside.locator("h3").inner_text().endswith(duration(took))
+    assert opened.page.locator("#show-critical").get_attribute("aria-pressed") == "true"
+
+    rows_of_work = beside.locator("tbody tr").filter(has_text="backward")
+    rows_of_work.first.click()
+    opened.settle()
+    window = opened.window()
+    assert window["to"] - window["from"] < took
+
+    opened.page.locator("#timeline").press("k")
+    assert not beside.is_visible()
+    assert opened.errors == []
+
+
+def test_the_critical_path_follows_the_step(opened: Reader, report: Report) -> None:
+    opened.page.click("#show-critical")
+    other = next(step for step in report.embedded if step != opened.window()["step"])
+    opened.page.select_option("#step", str(other))
+    opened.wait_for_step(other)
+
+    assert opened.page.locator("#critical-beside h3").inner_text().startswith(f"Critical path of step {other}: ")

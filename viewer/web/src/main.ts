@@ -128,7 +128,7 @@ function showSummary(summary: Summary, overview: Overview | null, theme: Theme, 
   showBudget(summary, leads.rank);
   showBreakdown(summary, overview, theme, leads);
   showExposed(summary, theme);
-  showCriticalPath(summary, theme);
+  showCriticalPath(summary, theme, leads.rank);
   showLostTime(summary);
   showStragglers(summary, leads.rank);
   showPipeline(summary, leads.rank);

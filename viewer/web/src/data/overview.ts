@@ -9,7 +9,6 @@ export interface OverviewTerms {
   reasons: string[];
   events: string[];
   states: { kind: string; detail: string }[];
-  critical_kinds: string[];
   roles: string[];
   operations: string[];
   uncertain_calls: number;

@@ -42,6 +42,7 @@ export interface RunData {
   version: number;
   title: string;
   steps: StepInfo[]; // those that the page lists
+  critical_kinds: string[]; // of pieces of critical paths
   can_show: number[]; // all that can be shown, ascending
   first_shown: number | null; // a step
   has_plan: boolean;

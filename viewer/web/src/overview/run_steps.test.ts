@@ -9,7 +9,6 @@ const TERMS: OverviewTerms = {
   reasons: ["warm-up", "done again later", "of an earlier launch"],
   events: ["evaluation", "checkpoint", "restart"],
   states: [],
-  critical_kinds: [],
   roles: [],
   operations: [],
   uncertain_calls: 0,

@@ -19,19 +19,20 @@ const LOST_PARTS: readonly (readonly [key: string, name: string, colour: string]
   ["rest_ns", "the rest", "other"],
 ];
 
-export function showCriticalPath({ critical_path: path }: Summary, theme: Theme): void {
+export function showCriticalPath({ critical_path: path }: Summary, theme: Theme, onRank: (rank: number) => void): void {
   const panel = byId("critical-path");
   if (!path?.ns) {
     const text = "Unknown: no step was recorded in full, or the clocks of the hosts could not be aligned.";
     panel.append(element("p", text, "empty"));
     return;
   }
-  const sums = new Map<string, Part>();
+  const sums = new Map<string, Part & { rank: number }>();
   for (const share of path.shares) {
     const name = shareName(share);
     const known = sums.get(name)?.ns ?? 0;
     sums.set(name, {
       name,
+      rank: share.rank,
       ns: known + share.ns,
       colour: shareColour(share, theme),
       hatched: share.kind === "unknown",
@@ -58,7 +59,9 @@ export function showCriticalPath({ critical_path: path }: Summary, theme: Theme)
         { heading: "share", text: ({ ns }) => formatPercent(ns / path.ns), order: ({ ns }) => ns },
       ],
       parts,
+      ({ rank }) => onRank(rank),
     ),
+    element("p", "The key k in the timeline shows the path of one step. A click on a row shows its rank.", "hint"),
   );
 }
 

@@ -17,6 +17,7 @@ import { partition } from "../timeline/partition";
 import { search } from "../timeline/search";
 import { type Box, BUBBLE, type Step } from "../timeline/step";
 import { factNodes, Timeline } from "../timeline/timeline";
+import { CriticalPathPanel } from "./critical_path";
 
 const MOST_READ = 64; // so many ranks of a communication are read without asking
 const PHASES = ["forward", "backward", "recompute", "optimizer", "data", "checkpoint", "gc"];
@@ -26,6 +27,7 @@ export class TimelinePanel {
   private readonly minimap: Minimap;
   private readonly select = byId<HTMLSelectElement>("step");
   private readonly steps: Steps;
+  private readonly criticalPath: CriticalPathPanel;
   private number: number | null = null; // of the step that is shown
   private readonly under = new Map<string, Step>();
   private requests = 0;
@@ -46,6 +48,7 @@ export class TimelinePanel {
       const half = (this.timeline.viewport.to - this.timeline.viewport.from) / 2;
       this.timeline.look(centre - half, centre + half);
     });
+    this.criticalPath = new CriticalPathPanel(source, this.timeline, run.critical_kinds);
     window.addEventListener("resize", () => this.minimap.draw());
     this.addControls();
   }
@@ -82,7 +85,7 @@ export class TimelinePanel {
     byId<HTMLButtonElement>("previous").disabled = position <= 0;
     byId<HTMLButtonElement>("next").disabled = position === this.run.can_show.length - 1;
     byId("timeline").ariaLabel = `Timeline of ${stepName(number)}; the tables below have the numbers`;
-    await this.load(this.timeline.visibleRanks);
+    await Promise.all([this.load(this.timeline.visibleRanks), this.criticalPath.update()]);
     byId("stage").dataset.step = String(number);
     this.moved();
   }
@@ -171,6 +174,7 @@ export class TimelinePanel {
         c: () => this.toggleLanes(),
         p: () => this.toggleUnder("plan"),
         o: () => this.toggleUnder("other"),
+        k: () => this.criticalPath.toggle(),
         "/": () => byId("search").focus(),
       };
       const action = keys[event.key];

@@ -4,6 +4,7 @@ import { formatDuration, niceTick } from "../format";
 import { MICROBATCH_COLOURS, type Theme } from "../theme";
 import { kindOf, nameOf } from "./facts";
 import { GUTTER, HEADING, LANE, type LaneRow, type Layout, MAIN, type RankRow, RULER } from "./layout";
+import type { Overlay } from "./overlay";
 import { type Box, type BoxTable, BUBBLE, type Step, sameBox } from "./step";
 import type { Viewport } from "./viewport";
 
@@ -35,6 +36,7 @@ export interface Scene {
   pointerX: number | null;
   selected: TimeRange | null;
   planned: Step | null; // drawn under the rows: the ideal schedule of their stage, or another run's step of their rank
+  overlay: Overlay | null;
 }
 
 const LEFT_OUT = "not in this file, which would be too large: commtrace view";
@@ -64,6 +66,8 @@ export class Painter {
       if (row.type === "rank") this.drawRank(scene, row, y, width);
       else this.drawHeading(row.label, row.open, y, width);
     }
+    const { overlay } = scene;
+    if (overlay) this.clipped(GUTTER, RULER, width - GUTTER, height - RULER, () => overlay.draw(c, scene, this.theme));
     this.drawSelected(scene, width);
     for (const box of [scene.pinned, scene.hovered]) if (box) this.drawParticipants(scene, box, width);
     this.drawRuler(scene, width);

@@ -4,6 +4,7 @@ import { element } from "../dom";
 import type { Theme } from "../theme";
 import { type Fact, facts, headline, kindOf } from "./facts";
 import { type Grouping, GUTTER, HEADING, type Layout, layOut, MAIN, type Row, RULER } from "./layout";
+import type { Overlay } from "./overlay";
 import { type ColourBy, type DrawnBox, Painter, type TimeRange } from "./painter";
 import { type Box, type Step, sameBox } from "./step";
 import { Viewport } from "./viewport";
@@ -31,6 +32,7 @@ export class Timeline {
   grouping: Grouping = "none";
   colourBy: ColourBy = "kind";
   planned: Step | null = null;
+  overlay: Overlay | null = null;
   stragglers: ReadonlySet<number> = new Set(); // numbers of ranks
   pinned: Box | null = null;
   selected: TimeRange | null = null;
@@ -220,10 +222,37 @@ export class Timeline {
     if (!this.step) return;
     const missing = this.visibleRanks.filter((rank) => this.step?.isMissing(rank));
     if (missing.length) this.events.onMissing(missing);
-    const { step, layout, viewport, stragglers, colourBy, hovered, pinned, pointerX, selected, planned, title } = this;
+    const {
+      step,
+      layout,
+      viewport,
+      stragglers,
+      colourBy,
+      hovered,
+      pinned,
+      pointerX,
+      selected,
+      planned,
+      overlay,
+      title,
+    } = this;
     const scroll = this.scroller.scrollTop;
     this.painter.draw(
-      { step, layout, viewport, scroll, title, stragglers, colourBy, hovered, pinned, pointerX, selected, planned },
+      {
+        step,
+        layout,
+        viewport,
+        scroll,
+        title,
+        stragglers,
+        colourBy,
+        hovered,
+        pinned,
+        pointerX,
+        selected,
+        planned,
+        overlay,
+      },
       viewport.width,
       this.canvasHeight,
     );

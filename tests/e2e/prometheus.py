@@ -12,10 +12,12 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 PROGRAM = shutil.which("prometheus")
 PROMTOOL = shutil.which("promtool")
+
+T = TypeVar("T")
 
 _CONFIGURATION = """
 global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
@@ -97,11 +99,10 @@ class Prometheus:
         alerts = self._get("/api/v1/alerts")["alerts"]
         return [alert["labels"] for alert in alerts if alert["state"] == "firing"]
 
-    def alert(self, name: str) -> Mapping[str, Any]:
-        """The only alert of this name that fires."""
+    def alerts(self, name: str) -> list[Mapping[str, Any]]:
+        """The alerts of this name that fire."""
         alerts = self._get("/api/v1/alerts")["alerts"]
-        (found,) = [one for one in alerts if one["labels"]["alertname"] == name and one["state"] == "firing"]
-        return dict(found)
+        return [one for one in alerts if one["labels"]["alertname"] == name and one["state"] == "firing"]
 
     def rules(self) -> list[Mapping[str, Any]]:
         """All rules with their health."""
@@ -142,12 +143,13 @@ def running(directory: Path, targets: Path, rules: Path) -> Iterator[Prometheus]
         server.stop()
 
 
-def until(is_so: Callable[[], object], seconds: float, told: Callable[[], object] = lambda: "") -> None:
-    """Wait for something to become true; fail with what ``told`` says after so many seconds."""
+def until(is_so: Callable[[], T], seconds: float, told: Callable[[], object] = lambda: "") -> T:
+    """Wait for something to become true, and return it; fail with what ``told`` says after so many seconds."""
     deadline = time.monotonic() + seconds
-    while not is_so():
+    while not (found := is_so()):
         assert time.monotonic() < deadline, f"not so after {seconds:g} s: {told()}"
         time.sleep(0.3)
+    return found
 
 
 def free_port() -> int:

@@ -1,17 +1,23 @@
-"""A real Prometheus scrapes a real job of four ranks: all panels and rules have data, and the slow rank is named."""
+"""A real Prometheus scrapes a real job of four ranks: all panels and rules have data, and the slow rank is named.
+
+On a busy machine a scrape may come too late, and a rank may really be slow for a moment: what comes true is waited for.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +31,7 @@ from tests.e2e.launch import Completed, fork
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(600),  # it waits for as long as a busy machine needs
+    pytest.mark.timeout(700),  # it waits for as long as a busy machine needs
     pytest.mark.skipif(prometheus.PROGRAM is None, reason="prometheus is not installed: apt-get install prometheus"),
 ]
 
@@ -38,6 +44,8 @@ EMPTY_WHILE_NOBODY_IS_SLOW = {
 }
 EMPTY_UNLESS_A_RANK_HANGS = {"commtrace / Health of commtrace: Ranks that wait"}
 SPLIT = "commtrace_exposed_split_seconds_total"
+SECONDS = 120
+"""Most that is waited for one thing."""
 
 
 class Job:
@@ -55,6 +63,15 @@ class Job:
 
     def stragglers(self) -> list[str]:
         return [labels["rank"] for labels in self.server.firing() if labels["alertname"] == "CommtraceStraggler"]
+
+    def of_all_ranks(self, expr: str) -> list[prometheus.Sample]:
+        """Wait for a sample of each rank: one whose last scrape failed has none."""
+
+        def found() -> list[prometheus.Sample]:
+            samples = self.server.query(expr)
+            return samples if len(samples) == 4 else []
+
+        return prometheus.until(found, SECONDS, lambda: self.server.query(expr))
 
 
 def panels() -> Iterator[tuple[str, str]]:
@@ -90,7 +107,7 @@ def test_panels_rules_and_alerts_see_a_real_run(tmp_path: Path) -> None:
         prometheus.running(tmp_path, targets, rules) as server,
         _critical_path(tmp_path),
     ):
-        training = pool.submit(fork, program, 4, environment, 500)
+        training = pool.submit(fork, program, 4, environment, 550)
         job = Job(tmp_path, server)
         try:
             _nobody_is_slow(job)
@@ -139,10 +156,10 @@ def _critical_path(directory: Path) -> Iterator[None]:
 
 def _nobody_is_slow(job: Job) -> None:
     """Longer than the alert would need, and counted from when there is a score for every rank."""
-    prometheus.until(lambda: len(job.server.query("commtrace:straggler_score:ratio")) == 4, 90)
-    prometheus.until(lambda: job.has_data("min_over_time(commtrace:straggler_score:ratio[8s] offset 8s)"), 60)
-    assert job.stragglers() == [], job.server.query("commtrace:straggler_score:ratio")
-    ranks = {sample.labels["rank"]: sample.labels for sample in job.server.query("commtrace_last_step")}
+    job.of_all_ranks("commtrace:straggler_score:ratio")
+    prometheus.until(lambda: job.has_data("min_over_time(commtrace:straggler_score:ratio[8s] offset 8s)"), SECONDS)
+    prometheus.until(lambda: not job.stragglers(), SECONDS, lambda: job.server.query("commtrace:straggler_score:ratio"))
+    ranks = {sample.labels["rank"]: sample.labels for sample in job.of_all_ranks("commtrace_last_step")}
     assert sorted(ranks) == ["0", "1", "2", "3"]
     assert {name: ranks["3"][name] for name in ("run_id", "pp", "dp", "tp", "local_rank")} == {
         "run_id": "watched", "pp": "1", "dp": "1", "tp": "0", "local_rank": "3",
@@ -150,13 +167,18 @@ def _nobody_is_slow(job: Job) -> None:
 
 
 def _everything_has_data(job: Job) -> None:
-    prometheus.until(lambda: len(job.server.query(f"sum by (rank) (rate({SPLIT}[{WINDOW}])) > 0")) == 4, 60)
-    missing = {title: expr for title, expr in panels() if not job.has_data(expr)}
-    assert set(missing) <= {*EMPTY_WHILE_NOBODY_IS_SLOW, *EMPTY_UNLESS_A_RANK_HANGS}, missing
-    silent = [rule.record for rule in recording_rules(TIMING) if not job.has_data(rule.record)]
-    assert silent == []
-    blind = {alert.name: one for alert in alerts(TIMING) for one in alert.operands if not job.has_data(one)}
-    assert blind == {}
+    job.of_all_ranks(f"sum by (rank) (rate({SPLIT}[{WINDOW}])) > 0")
+    empty = {*EMPTY_WHILE_NOBODY_IS_SLOW, *EMPTY_UNLESS_A_RANK_HANGS}
+    expressions = {
+        **{title: expr for title, expr in panels() if title not in empty},
+        **{rule.record: rule.record for rule in recording_rules(TIMING)},
+        **{f"{alert.name}: {one}": one for alert in alerts(TIMING) for one in alert.operands},
+    }
+
+    def without_data() -> list[str]:
+        return [name for name, expr in expressions.items() if not job.has_data(expr)]
+
+    prometheus.until(lambda: not without_data(), SECONDS, without_data)
     assert [rule["name"] for rule in job.server.rules() if rule["health"] != "ok"] == []
 
 
@@ -166,31 +188,36 @@ def _the_parts_are_the_step(job: Job) -> None:
         "sum without (operation, role) (commtrace_exposed_seconds_total)",
         *(f"commtrace_{part}_seconds_total" for part in ("bubble", "data", "checkpoint", "gc", "other")),
     ]
-    rest = job.server.query(f"{' + '.join(parts)} - commtrace_step_duration_seconds_sum")
+    rest = job.of_all_ranks(f"{' + '.join(parts)} - commtrace_step_duration_seconds_sum")
     assert [sample.value for sample in rest] == pytest.approx([0.0] * 4, abs=1e-6)
 
 
 def _exemplars_lead_to_traces(job: Job) -> None:
-    found = {
-        exemplar["labels"]["trace_id"] for exemplar in job.server.exemplars("commtrace_step_duration_seconds_bucket")
-    }
+    found = prometheus.until(lambda: job.server.exemplars("commtrace_step_duration_seconds_bucket"), SECONDS)
     steps = {f"{trace_id('watched', step):032x}" for step in range(2_000)}
 
-    assert found
-    assert found <= steps
+    assert {exemplar["labels"]["trace_id"] for exemplar in found} <= steps
 
 
 def _the_slow_rank_is_named(job: Job) -> None:
     job.slow_file.touch()
-    prometheus.until(job.stragglers, 60, lambda: job.server.query("commtrace:straggler_score:ratio"))
-    assert job.stragglers() == [SLOW_RANK]
-    alert = job.server.alert("CommtraceStraggler")
+
+    def its_alerts() -> list[Mapping[str, Any]]:
+        found = job.server.alerts("CommtraceStraggler")
+        return found if [one["labels"]["rank"] for one in found] == [SLOW_RANK] else []
+
+    (alert,) = prometheus.until(its_alerts, SECONDS, lambda: job.server.query("commtrace:straggler_score:ratio"))
     assert f"commtrace straggler {job.directory / 'run'}. On " in alert["annotations"]["description"], alert
-    prometheus.until(
-        lambda: all(job.has_data(expr) for title, expr in panels() if title not in EMPTY_UNLESS_A_RANK_HANGS), 60
-    )
-    (found,) = job.server.query("commtrace_straggler_cost_seconds")
-    assert found.labels["straggler_rank"] == SLOW_RANK
+
+    def without_data() -> list[str]:
+        return [title for title, expr in panels() if title not in EMPTY_UNLESS_A_RANK_HANGS and not job.has_data(expr)]
+
+    def named() -> list[str]:
+        found = job.server.query("commtrace_straggler_cost_seconds")
+        return [sample.labels["straggler_rank"] for sample in found]
+
+    prometheus.until(lambda: not without_data(), SECONDS, without_data)
+    prometheus.until(lambda: named() == [SLOW_RANK], SECONDS, named)
     _every_rank_tells_how_slow_it_is(job)
     _the_slow_rank_is_on_the_critical_path(job)
 
@@ -203,8 +230,8 @@ def _the_slow_rank_is_on_the_critical_path(job: Job) -> None:
         told = job.server.query(f"{rate} / ignoring (rank, kind) group_left () sum({rate})")
         return {(one.labels["rank"], one.labels["kind"]): one.value for one in told}
 
-    prometheus.until(lambda: shares().get((SLOW_RANK, "forward"), 0) > 0.35, 60, shares)
-    prometheus.until(lambda: shares().get(("0", "forward"), 0) < 0.1, 60, shares)
+    prometheus.until(lambda: shares().get((SLOW_RANK, "forward"), 0) > 0.35, SECONDS, shares)
+    prometheus.until(lambda: shares().get(("0", "forward"), 0) < 0.1, SECONDS, shares)
 
 
 def _every_rank_tells_how_slow_it_is(job: Job) -> None:
@@ -217,7 +244,7 @@ def _every_rank_tells_how_slow_it_is(job: Job) -> None:
         told = scores()
         return len(told) == 4 and told.pop(SLOW_RANK) > 1.5 and max(told.values()) < 1.3
 
-    prometheus.until(is_as_expected, 60, scores)
+    prometheus.until(is_as_expected, SECONDS, scores)
 
 
 def _the_others_wait_and_it_does_not(job: Job) -> None:
@@ -225,12 +252,12 @@ def _the_others_wait_and_it_does_not(job: Job) -> None:
 
     def rate(part: str) -> dict[str, float]:
         told = job.server.query(f'sum by (rank) (rate({SPLIT}{{role="dp", part="{part}"}}[{WINDOW}]))')
-        return {sample.labels["rank"]: sample.value for sample in told}
+        return defaultdict(lambda: math.nan, {sample.labels["rank"]: sample.value for sample in told})
 
     prometheus.until(
-        lambda: rate("wait")["0"] > 10 * rate("transfer")["0"], 60, lambda: (rate("wait"), rate("transfer"))
+        lambda: rate("wait")["0"] > 10 * rate("transfer")["0"], SECONDS, lambda: (rate("wait"), rate("transfer"))
     )
-    prometheus.until(lambda: rate("wait")[SLOW_RANK] < 0.2 * rate("wait")["0"], 60, lambda: rate("wait"))
+    prometheus.until(lambda: rate("wait")[SLOW_RANK] < 0.2 * rate("wait")["0"], SECONDS, lambda: rate("wait"))
     exposed = "sum without (part) (commtrace_exposed_split_seconds_total) - commtrace_exposed_seconds_total > 1e-6"
     assert job.server.query(exposed) == []
 
@@ -241,19 +268,19 @@ def _alerts_survive_a_restart_of_prometheus(job: Job) -> None:
     def scores() -> object:
         return job.server.query("commtrace:straggler_score:ratio")
 
-    prometheus.until(lambda: job.stragglers() == [SLOW_RANK], 60, scores)
+    prometheus.until(lambda: job.stragglers() == [SLOW_RANK], SECONDS, scores)
     job.server.stop()
     job.server.start()
-    prometheus.until(lambda: job.stragglers() == [SLOW_RANK], 60, scores)
+    prometheus.until(lambda: job.stragglers() == [SLOW_RANK], SECONDS, scores)
     job.slow_file.unlink()
-    prometheus.until(lambda: not job.stragglers(), 60, scores)
+    prometheus.until(lambda: not job.stragglers(), SECONDS, scores)
 
 
 def _training_goes_on_without_prometheus(job: Job) -> None:
     """It is killed while it scrapes once a second; ranks answer the next one that asks as before."""
     before = [last_step(job, rank) for rank in range(4)]
     job.server.kill()
-    prometheus.until(lambda: all(last_step(job, rank) > before[rank] + 20 for rank in range(4)), 60)
+    prometheus.until(lambda: all(last_step(job, rank) > before[rank] + 20 for rank in range(4)), SECONDS)
 
 
 def last_step(job: Job, rank: int) -> int:

@@ -25,7 +25,7 @@ from tests.e2e.launch import REPOSITORY, Completed, run
 
 PROGRAMS: Final = ("unshare", "nsenter", "setpriv", "ip", "tc", "mount")
 _NETWORK: Final = "10.77.0."
-_SECONDS_TO_START: Final = 10.0
+_SECONDS_TO_START: Final = 60.0
 _UNSHARE: Final = ("unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child=KILL")
 """unshare(1) makes the mounts of the new namespace private, so that none is seen outside."""
 

@@ -14,13 +14,14 @@ from tests.e2e.launchers.recipes import PATH, execute_on_all
 
 pytestmark = pytest.mark.e2e
 
-MEGABITS_PER_SECOND = 400
+MEGABITS_PER_SECOND = 200
+"""Little enough for a busy machine: at 400, of a load of 60, half of it was measured."""
 GBPS = MEGABITS_PER_SECOND / 8e3 * 1448 / 1514
 """Of a full frame, which is what the limit counts, these are the bytes of a message."""
 TOLERANCE = 0.15
-"""0.86 to 1.0 times the limit were measured on 2 cores with 16 to 40 processes to run."""
+"""0.86 to 1.0 times a limit of 400 Mbit/s were measured on 2 cores with 16 to 40 processes to run."""
 NUM_BYTES = 16 << 20
-"""0.35 s over the limited link, so that an error of the clocks of some ms does not count."""
+"""0.7 s over the limited link, so that an error of the clocks of some ms does not count."""
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from commtrace.live.summary import Device
 from commtrace.trace import schema
 
 WORK_SECONDS, SLOW_SECONDS, SLOW_RANK = 0.05, 0.1, 1
-LONGEST_SECONDS = 270.0
+LONGEST_SECONDS = 470.0
 
 
 def main(directory: Path) -> None:

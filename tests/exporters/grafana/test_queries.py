@@ -144,17 +144,24 @@ def step_seconds() -> tuple[float, float]:
     return rank.usual[-1].duration_ns / 1e9, rank.slow[-1].duration_ns / 1e9
 
 
+# Scraped once a minute, as docs/grafana.md says of so many ranks. With a scrape every 15 s and rules every 5 s, making
+# the series would take an hour: 50 million samples, and 900 evaluations of the rules.
+THOUSAND = Simulation(tp=8, pp=4, dp=32, slow_rank=517, scrape_seconds=60, rule_seconds=15, processes=2)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_thousand_ranks_are_shown_within_two_seconds(tmp_path: Path) -> None:
-    end = int(time.time()) // 15 * 15
-    with stored(Simulation(tp=8, pp=4, dp=32, slow_rank=517), tmp_path, end) as server:
-        slow = []
-        for query in queries():
-            query.run(server, end)  # from the disk
-            before = time.monotonic()
-            found = query.run(server, end)
-            if time.monotonic() - before > 2:
-                slow.append(query.title)
-            assert found or query.title in EMPTY_WHILE_ALL_IS_WELL
-    assert slow == []
+    end = int(time.time()) // 60 * 60
+    asked = list(queries(scrape_seconds=THOUSAND.scrape_seconds))
+    with stored(THOUSAND, tmp_path, end) as server:
+        seconds = {one: min(seconds_of(one, server, end) for _ in range(3)) for one in asked}
+        empty = {one.title for one in asked if not one.run(server, end)}
+    assert {one.title: seconds[one] for one in asked if seconds[one] > 2} == {}
+    assert empty <= EMPTY_WHILE_ALL_IS_WELL
+
+
+def seconds_of(query: PanelQuery, server: Prometheus, end: int) -> float:
+    before = time.monotonic()
+    query.run(server, end)
+    return time.monotonic() - before

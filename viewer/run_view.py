@@ -161,9 +161,9 @@ class RunView:
         listed = sorted(drawn.preferred)
         others = len(drawn.durations) - len(listed)
         note = f"The list has the typical and the slowest step; {others:,} more can be shown." if others else ""
-        has_plan = bool(listed) and "plan.json" in self._plan(opened)
+        stages = {trace.coordinates.get("pp", 0) for trace in opened.run.aligned.ranks.values()}
         title = f"commtrace · {opened.run.recorded.any_metadata.run_id}"
-        return run_json(title, drawn, listed, note, has_plan=has_plan, can_show_all=True)
+        return run_json(title, drawn, listed, note, has_plan=len(stages) > 1, can_show_all=True)
 
     def _of_timeline(self, opened: _Opened, name: str, ranks: Collection[int] | None) -> bytes | None:
         if name.startswith("plan"):

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
 
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.summary import Summary, SummarySums, measure_summary, summarise_measured
 from commtrace.analysis.windows.run import LargeRun, MeasuredRun, WholeRun
+from commtrace.viewer.choice import MOST_STEPS
 from commtrace.viewer.data import Resources
 from commtrace.viewer.health import health_resources
 from commtrace.viewer.maps import MapSums, map_views, measure_maps
 from commtrace.viewer.network import NetworkSums, measure_network, network_views
 from commtrace.viewer.overview import overview
 from commtrace.viewer.slowdown import slowdown_views
+
+MOST_ROWS_DRAWN: Final = 2_000_000
+"""Rows of the steps that a report reads to draw them; more boxes than half of them do not fit into it."""
+
+
+def most_steps_drawn(run: WholeRun | LargeRun) -> int:
+    """Return how many steps a report of the run draws: as many as can be read at once, and two at least."""
+    if isinstance(run, WholeRun):
+        return MOST_STEPS
+    return min(MOST_STEPS, max(2, MOST_ROWS_DRAWN // int(np.median(run.survey.rows_of_step.count))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,11 @@ from commtrace.cli.arguments import (
     run_directory,
 )
 from commtrace.cli.commands.history import keep_summary
-from commtrace.viewer.choice import MOST_STEPS, steps_to_draw
+from commtrace.viewer.choice import steps_to_draw
 from commtrace.viewer.comparison import comparison_resources
 from commtrace.viewer.overview import critical_tables
 from commtrace.viewer.report import render
-from commtrace.viewer.whole_run import summarise_with_views
+from commtrace.viewer.whole_run import most_steps_drawn, summarise_with_views
 
 
 def report(
@@ -52,7 +52,7 @@ def report(
         summary, views = summarise_with_views(run, is_whole=not steps)
         other = against.absolute() if against and cluster else against
         compared = comparison_resources(open_run(other, steps or None, chosen), run) if other else {}
-        most_steps = None if steps else MOST_STEPS
+        most_steps = None if steps else most_steps_drawn(run)
         durations = step_durations(run.aligned, run.steps.used)
         drawn = sorted(steps_to_draw(durations, most_steps))
         analysis = run.read_steps(drawn)

@@ -215,7 +215,15 @@ export class TimelinePanel {
 
   private async toggleUnder(name: "plan" | "other"): Promise<void> {
     if (byId(`show-${name}`).hidden) return;
-    const shown = this.timeline.planned?.name === name ? null : await this.openUnder(name);
+    let shown: Step | null = null;
+    if (this.timeline.planned?.name !== name) {
+      try {
+        shown = await this.openUnder(name);
+      } catch (error) {
+        byId("plan-note").textContent = `It cannot be shown: ${error instanceof Error ? error.message : error}`;
+        return;
+      }
+    }
     this.timeline.planned = shown;
     for (const one of ["plan", "other"]) byId(`show-${one}`).ariaPressed = String(shown?.name === one);
     byId("plan-note").textContent = shown ? noteUnder(shown) : "";

@@ -250,11 +250,11 @@ class PlacedProgram:
     drawn: Bool  # of each step: it is in the statistics
 
     @classmethod
-    def of(cls, run: Run, program: Program, places: Places) -> PlacedProgram:
-        """Locate a program, read from ``run``, in the statistics of the whole run."""
+    def of(cls, run: Run, program: Program, places: Places, table: TransferTable | None = None) -> PlacedProgram:
+        """Locate a program, read from ``run``, in the statistics of the whole run; ``table`` has its transfers."""
         segments, transfers = program.segments, program.transfers
         index = np.minimum(np.searchsorted(places.steps, program.steps), len(places.steps) - 1)
-        table = TransferTable.of(run, transfers)
+        table = TransferTable.of(run, transfers) if table is None else table
         return cls(
             program,
             PlacedSegments(
@@ -338,7 +338,9 @@ class Replay:
 
 def replay_of(run: Run, program: Program, statistics: StepStatistics) -> Replay:
     """Return the replay of a program that was read from ``run``."""
-    return Replay(statistics, PlacedProgram.of(run, program, Places.of(statistics)).replay)
+    is_of_all_steps = len(statistics.steps) == len(program.steps)
+    placed = PlacedProgram.of(run, program, Places.of(statistics), statistics.transfers if is_of_all_steps else None)
+    return Replay(statistics, placed.replay)
 
 
 def _numbers_in(known: tuple[NamedTuple, ...], keys: tuple[NamedTuple, ...]) -> Int64:

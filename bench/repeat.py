@@ -15,17 +15,18 @@ from pathlib import Path
 
 import numpy as np
 
+from commtrace.analysis.keys import grouped, pack
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.schema import Row, mark_row
-from commtrace.trace.spans import Spans
+from commtrace.trace.spans import Int64, Spans
 
 
 def repeated(spans: Spans, times: int, length_ns: int) -> Iterator[Spans]:
     """Yield the rows of each repetition."""
-    steps, numbers, ids = (int(column.max()) + 1 for column in (spans.step, spans.seq, spans.id))
+    steps, ids, numbers = int(spans.step.max()) + 1, int(spans.id.max()) + 1, numbers_of_each(spans)
     for number in range(times):
         yield spans.replace(
             start=spans.start + number * length_ns,
@@ -35,6 +36,16 @@ def repeated(spans: Spans, times: int, length_ns: int) -> Iterator[Spans]:
             id=np.where(spans.id >= 0, spans.id + number * ids, -1),
             stalled_on=np.where(spans.stalled_on >= 0, spans.stalled_on + number * ids, -1),
         )
+
+
+def numbers_of_each(spans: Spans) -> Int64:
+    """Return, by row, how many numbers its communications have: per group, messages per direction and peer as well."""
+    is_message = spans.kind == schema.P2P
+    series = pack([spans.group, is_message, *(np.where(is_message, own, -1) for own in (spans.peer, spans.name))])
+    _, which = grouped(series)
+    last = np.full(which.max() + 1, -1)
+    np.maximum.at(last, which, spans.seq)
+    return np.asarray(last[which] + 1)
 
 
 def marks_of(trace: RankTrace) -> list[Row]:

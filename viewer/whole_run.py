@@ -48,14 +48,16 @@ def _measure(analysis: Analysis) -> _Sums:
 def summarise_with_views(run: WholeRun | LargeRun, *, is_whole: bool) -> tuple[Summary, Resources]:
     """Return the summary of a run and the resources of its views; ``is_whole``: its steps are all that was recorded."""
     measured = run.measure(_measure)
-    sums = measured.result.summary.joined()
-    of_summary = MeasuredRun(measured.recorded, measured.alignment, measured.steps, measured.counts, sums)
+    recorded, result = measured.recorded, measured.result
+    maps, network, sums = result.maps, result.network, result.summary.joined()
+    of_summary = MeasuredRun(recorded, measured.alignment, measured.steps, measured.counts, sums)
+    del measured, result  # the parts of the sums can go
     summary = summarise_measured(run, of_summary, is_whole=is_whole)
     views = {
         **overview(summary),
-        **map_views(measured.result.maps.times, sums.work.steps),
-        **network_views(run.aligned, measured.result.network),
+        **map_views(maps.times, sums.work.steps),
+        **network_views(run.aligned, network),
         **slowdown_views(run, sums.work),
-        **health_resources(measured.recorded),
+        **health_resources(recorded),
     }
     return summary, views

@@ -170,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         found = view.resource(name, ranks)
         if found is None:
-            self._text(HTTPStatus.NOT_FOUND, f"The run has no {name}.")
+            self._send(b"", "text/plain", HTTPStatus.NO_CONTENT)  # no error: not every run has everything
         elif isinstance(found, Pending):
             self._send(json.dumps(found._asdict()).encode(), "application/json", HTTPStatus.ACCEPTED)
         else:

@@ -144,16 +144,25 @@ def test_a_large_run_is_served_step_by_step(
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["run/other/", "run/other/data/run.json", "run/run/data/step/99.json", "run/run/data/step/2/nothing", "x",
-     "run/run/data/step/two.json", "run/../data/runs.json", "run/run/data/nothing"],
-)  # fmt: skip
-def test_what_is_not_there_is_not_found(serve: Callable[[Path], Client], recorded: Path, path: str) -> None:
+    ("path", "status"),
+    [
+        ("x", 404),
+        ("run/other/", 404),
+        ("run/other/data/run.json", 404),
+        ("run/other/state", 404),
+        ("run/../data/runs.json", 404),
+        ("run/run/data/step/99.json", 204),
+        ("run/run/data/step/2/nothing", 204),
+        ("run/run/data/step/two.json", 204),
+        ("run/run/data/nothing", 204),
+    ],
+)
+def test_what_is_not_there(serve: Callable[[Path], Client], recorded: Path, path: str, status: int) -> None:
     client = serve(recorded)
     client.ready("run/run/data/summary.json")
     client.ready("run/run/data/steps")
 
-    assert client.ask(path)[0] == 404
+    assert client.ask(path)[0] == status
 
 
 def test_a_run_that_cannot_be_read_is_a_sentence(serve: Callable[[Path], Client], tmp_path: Path) -> None:

@@ -29,10 +29,7 @@ describe("a server", () => {
   });
 
   it("has null for what is not there, and its own words for what failed", async () => {
-    answering(
-      new Response("The run has no x.json.", { status: 404 }),
-      new Response("The file is cut off.", { status: 422 }),
-    );
+    answering(new Response(null, { status: 204 }), new Response("The file is cut off.", { status: 422 }));
     const source = new ServerSource("data/", "", () => {});
 
     expect(await source.json("x.json")).toBeNull();

@@ -31,10 +31,10 @@ export class ServerSource implements Source {
     return response && decodeColumns(new Uint8Array(await response.arrayBuffer()));
   }
 
-  /** The answer of the server; null where it has no such resource. Throws its message where it failed. */
+  /** The answer of the server; null where the run has no such resource. Throws its message where it failed. */
   async ask(address: string, method = "GET"): Promise<Response | null> {
     const response = await fetch(address, { method, headers: { Authorization: `Bearer ${this.token}` } });
-    if (response.status === 404) return null;
+    if (response.status === 204) return null;
     if (!response.ok) throw new Error(await response.text());
     return response;
   }

@@ -216,6 +216,10 @@ class _Design:
             ]
         )
         self._factors = np.stack([ones, since_a / self.length, -ones, -since_b / self.length])
+        # Few pairs of clocks are compared with each other: only their cells of the normal matrix are not zero.
+        cells = self._columns[:, np.newaxis] * (2 * count) + self._columns
+        self._cells, of_cell = np.unique(cells, return_inverse=True)
+        self._of_cell = of_cell.reshape(cells.shape)
 
     def residual(self, solution: Float64) -> Float64:
         return np.asarray(self._target - (solution[self._columns] * self._factors).sum(axis=0))
@@ -254,12 +258,13 @@ class _Design:
     def _normal(self, weights: Float64, scale: float, free: npt.NDArray[np.bool_]) -> tuple[Float64, Float64]:
         """Return the normal equations of weighted least squares, for readings that are wrong by ``scale`` ns."""
         size = 2 * self._count
-        normal, right = np.zeros(size * size), np.zeros(size)
-        for column, factor in zip(self._columns, self._factors, strict=True):
+        normal, right = np.zeros(len(self._cells)), np.zeros(size)
+        for column, factor, cells in zip(self._columns, self._factors, self._of_cell, strict=True):
             right += np.bincount(column, weights * factor * self._target, size)
-            for other, other_factor in zip(self._columns, self._factors, strict=True):
-                normal += np.bincount(column * size + other, weights * factor * other_factor, size * size)
-        matrix = normal.reshape(size, size)
+            for cell, other_factor in zip(cells, self._factors, strict=True):
+                normal += np.bincount(cell, weights * factor * other_factor, len(normal))
+        matrix = np.zeros((size, size))
+        matrix.reshape(-1)[self._cells] = normal
         drifts = np.arange(1, size, 2)
         matrix[drifts, drifts] += (scale / (_LIKELY_DRIFT * self.length)) ** 2
         return matrix[np.ix_(free, free)], right[free]

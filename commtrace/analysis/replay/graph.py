@@ -10,6 +10,7 @@ A node is an instant, such as the end of a stall or the arrival of the last part
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -106,15 +107,12 @@ def graph_of_steps(sources: Int64, targets: Int64, step: Int64) -> StepsGraph:
     node_bounds = bounds_of(sizes)
     within = np.empty(len(step), np.int64)
     within[nodes] = np.arange(len(step)) - np.repeat(node_bounds[:-1], sizes)
-    step_of_edge = step[sources]
-    edges = np.argsort(pack((step_of_edge, within[sources], within[targets])), kind="stable")
-    edge_bounds = bounds_of(np.bincount(step_of_edge, minlength=len(sizes)))
     own_nodes = [nodes[first:end] for first, end in pairwise(node_bounds)]
-    own_edges = [edges[first:end] for first, end in pairwise(edge_bounds)]
+    own_edges = _edges_of_steps(within[sources], within[targets], step[sources], len(sizes))
 
     alike: dict[tuple[int, bytes, bytes], list[int]] = {}
     for number, (own, size) in enumerate(zip(own_edges, sizes.tolist(), strict=True)):
-        ends = within[sources[own]].tobytes(), within[targets[own]].tobytes()
+        ends = _digest(within[sources[own]]), _digest(within[targets[own]])
         alike.setdefault((size, *ends), []).append(number)
     parts = []
     for numbers in (several for several in alike.values() if len(several) > 1):
@@ -130,6 +128,17 @@ def graph_of_steps(sources: Int64, targets: Int64, step: Int64) -> StepsGraph:
         graph = ReplayGraph.from_edges(len(own_node), position[sources[own_edge]], position[targets[own_edge]])
         parts.append(_AlikeSteps(graph, own_edge[:, np.newaxis], own_node[:, np.newaxis]))
     return StepsGraph(len(step), tuple(parts))
+
+
+def _edges_of_steps(sources: Int64, targets: Int64, step: Int64, num_steps: int) -> list[Int64]:
+    """Return the numbers of the edges of each step, by source and target within the step."""
+    edges = np.argsort(pack((step, sources, targets)), kind="stable")
+    bounds = bounds_of(np.bincount(step, minlength=num_steps))
+    return [edges[first:end] for first, end in pairwise(bounds)]
+
+
+def _digest(numbers: Int64) -> bytes:
+    return hashlib.blake2b(numbers.data, digest_size=16).digest()
 
 
 class _Order(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -120,24 +120,58 @@ def build_program(run: Run, matches: Matches, steps: Int64 | None = None) -> Pro
         steps = common_steps(run)
     if not len(steps):
         raise ReplayError("No step was recorded by all ranks, so nothing can be replayed.")
-    lanes, launches = _lanes(run, matches, StepBounds.of(run, steps))
-    joins = join_launches(run, launches, clocks_agree=matches.clocks_agree)
-    edges, stalls = connect(lanes, joins)
+    connected = _connected(run, matches, StepBounds.of(run, steps))
+    edges, segments = connected.edges, connected.segments
     return Program(
-        graph=graph_of_steps(edges.source, edges.target, _step_of_node(lanes, joins)),
+        graph=graph_of_steps(edges.source, edges.target, connected.step_of_node),
         edges=edges,
-        segments=lanes.segments,
-        transfers=joins.transfers,
-        stalls=stalls,
-        piece_ns=lanes.piece_ns,
-        piece_segment=lanes.piece_segment,
+        segments=segments,
+        transfers=connected.transfers,
+        stalls=connected.stalls,
+        piece_ns=connected.piece_ns,
+        piece_segment=connected.piece_segment,
         steps=steps,
         ranks=np.array(sorted(run.ranks), np.int64),
+        first_node=connected.first_node,
+        last_node=connected.last_node,
+        start_ns=connected.start_ns,
+        end_ns=connected.end_ns,
+        work=same_work(segments),
+    )
+
+
+class _Connected(NamedTuple):
+    """All of a program but its graph, without what was needed only to connect the lanes."""
+
+    edges: Edges
+    stalls: StallNodes
+    transfers: Transfers
+    segments: Segments
+    piece_ns: Int64
+    piece_segment: Int64
+    first_node: Int64
+    last_node: Int64
+    start_ns: Int64
+    end_ns: Int64
+    step_of_node: Int64
+
+
+def _connected(run: Run, matches: Matches, bounds: StepBounds) -> _Connected:
+    lanes, launches = _lanes(run, matches, bounds)
+    joins = join_launches(run, launches, clocks_agree=matches.clocks_agree)
+    edges, stalls = connect(lanes, joins)
+    return _Connected(
+        edges=edges,
+        stalls=stalls,
+        transfers=joins.transfers,
+        segments=lanes.segments,
+        piece_ns=lanes.piece_ns,
+        piece_segment=lanes.piece_segment,
         first_node=lanes.first_node,
         last_node=lanes.last_node,
         start_ns=lanes.step_start,
         end_ns=lanes.step_end,
-        work=same_work(lanes.segments),
+        step_of_node=_step_of_node(lanes, joins),
     )
 
 

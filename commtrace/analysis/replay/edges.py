@@ -10,6 +10,7 @@ import numpy as np
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.matching.operations import codes_named
 from commtrace.analysis.replay.lanes import Lanes, Launches
+from commtrace.analysis.replay.segments import narrow
 from commtrace.trace import schema
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int32, Int64
@@ -19,12 +20,12 @@ from commtrace.trace.spans import Bool, Int32, Int64
 class Edges:
     """Edges in order: along lanes, lanes to joins, launches to own stalls, joins to stalls, joins to their brackets."""
 
-    source: Int64
-    target: Int64
-    first_piece: Int64  # of the work on the first so many edges
-    end_piece: Int64
+    source: Int32
+    target: Int32
+    first_piece: Int32  # of the work on the first so many edges
+    end_piece: Int32
     work_ns: Int64  # in these pieces
-    transfer: Int64  # on the last so many edges; −1 for none
+    transfer: Int32  # on the last so many edges; −1 for none
     fixed_ns: Int64  # on each edge besides
 
     def __len__(self) -> int:
@@ -46,9 +47,9 @@ class StallNodes:
     rank: Int32
     row: Int32
     step: Int32
-    node: Int64  # end of the stall
-    lane_edge: Int64  # edge into ``node`` along the lane: begin of the stall, but for the edge's ``fixed_ns``
-    join_node: Int64  # start of the last participant; −1 if the stall did not depend on others
+    node: Int32  # end of the stall
+    lane_edge: Int32  # edge into ``node`` along the lane: begin of the stall, but for the edge's ``fixed_ns``
+    join_node: Int32  # start of the last participant; −1 if the stall did not depend on others
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -85,15 +86,17 @@ def connect(lanes: Lanes, joins: Joins) -> tuple[Edges, StallNodes]:
         [lanes.node_piece[into - 1], lanes.node_piece[starts.node[helps]], lanes.node_piece[starts.node[own]]]
     )
     end_piece = np.concatenate([lanes.node_piece[into], starts.piece[helps], starts.piece[own]])
+    source = np.concatenate([into - 1, starts.node[helps], starts.node[own], join_of_wait, member + nodes])
+    target = np.concatenate(
+        [into, joins.helps[helps] + nodes, waits.node[on_own], waits.node[on_join], bracket + nodes]
+    )
     edges = Edges(
-        source=np.concatenate([into - 1, starts.node[helps], starts.node[own], join_of_wait, member + nodes]),
-        target=np.concatenate(
-            [into, joins.helps[helps] + nodes, waits.node[on_own], waits.node[on_join], bracket + nodes]
-        ),
-        first_piece=first_piece,
-        end_piece=end_piece,
+        source=narrow(source),
+        target=narrow(target),
+        first_piece=narrow(first_piece),
+        end_piece=narrow(end_piece),
         work_ns=work_between(worked_before(lanes.piece_ns), first_piece, end_piece),
-        transfer=np.concatenate([own, which[on_join], np.full(len(member), -1)]),
+        transfer=narrow(np.concatenate([own, which[on_join], np.full(len(member), -1)])),
         fixed_ns=np.concatenate(
             [
                 along[into],
@@ -104,10 +107,11 @@ def connect(lanes: Lanes, joins: Joins) -> tuple[Edges, StallNodes]:
             ]
         ),
     )
-    join_node = np.full(len(waits), -1)
+    join_node = np.full(len(waits), -1, np.int32)
     join_node[on_join] = join_of_wait
     edge_of_node = np.cumsum(ends_piece) - 1
-    stalls = StallNodes(waits.rank, waits.row, waits.step, waits.node, edge_of_node[waits.node], join_node)
+    lane_edge = narrow(edge_of_node[waits.node])
+    stalls = StallNodes(waits.rank, waits.row, waits.step, narrow(waits.node), lane_edge, join_node)
     return edges, stalls
 
 
@@ -118,7 +122,7 @@ def worked_before(piece_ns: Int64) -> Int64:
     return before
 
 
-def work_between(before: Int64, first_piece: Int64, end_piece: Int64) -> Int64:
+def work_between(before: Int64, first_piece: Int32 | Int64, end_piece: Int32 | Int64) -> Int64:
     """Return the working time from one piece to another; ``before`` is from :func:`worked_before`."""
     work = before.take(end_piece)
     work -= before.take(first_piece)
@@ -148,7 +152,7 @@ class Transfers:
     row: Int32
     step: Int32  # index into the steps of the program
     join: Int64  # equal for the participants of one communication
-    participants: Int64  # that were found
+    participants: Int32  # that were found
     name: Int32
     bytes: Int64
     eager: Bool  # ended before the last participant started
@@ -191,7 +195,7 @@ def join_launches(run: Run, launches: Launches, *, clocks_agree: bool) -> Joins:
         row=launches.row,
         step=launches.step,
         join=join,
-        participants=np.bincount(join, minlength=count)[join],
+        participants=narrow(np.bincount(join, minlength=count))[join],
         name=launches.name,
         bytes=launches.bytes,
         eager=eager,

@@ -17,11 +17,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from commtrace.analysis.keys import concatenated_ranges, pack
 from commtrace.errors import CommtraceError
 from commtrace.trace.blocks import bounds_of
-from commtrace.trace.spans import Int64
+from commtrace.trace.spans import Int32, Int64
+
+_Integers = npt.NDArray[np.integer]
 
 
 class ReplayError(CommtraceError):
@@ -37,16 +40,16 @@ class ReplayGraph:
     _levels: tuple[_Level, ...]
 
     @classmethod
-    def from_edges(cls, num_nodes: int, sources: Int64, targets: Int64) -> ReplayGraph:
+    def from_edges(cls, num_nodes: int, sources: _Integers, targets: _Integers) -> ReplayGraph:
         """Order the graph with these edges. Raise ReplayError if they form a circle."""
         degree = np.bincount(targets, minlength=num_nodes)
         level = _levels(num_nodes, sources, targets, degree)
         # Within a level, nodes with equally many incoming edges are neighbours.
-        node_order = np.argsort(pack((level, degree)), kind="stable")
-        position = np.empty(num_nodes, np.int64)
+        node_order = _order(pack((level, degree)))
+        position = np.empty(num_nodes, np.int32)
         position[node_order] = np.arange(num_nodes)
         blocks = _Blocks.of(level[node_order], degree[node_order])
-        edge_order = blocks.edges(np.argsort(targets, kind="stable"), (np.cumsum(degree) - degree)[node_order])
+        edge_order = blocks.edges(_order(targets), (np.cumsum(degree) - degree)[node_order])
         levels = tuple(blocks.levels(position[sources[edge_order]]))
         return cls(num_nodes, _Order(edge_order, node_order, position), levels)
 
@@ -88,11 +91,11 @@ class _AlikeSteps(NamedTuple):
     """Steps with the same dependencies."""
 
     graph: ReplayGraph  # of one step
-    edges: Int64  # numbers in the whole graph, one column per step
-    nodes: Int64  # numbers in the whole graph, one column per step
+    edges: Int32  # numbers in the whole graph, one column per step
+    nodes: Int32  # numbers in the whole graph, one column per step
 
 
-def graph_of_steps(sources: Int64, targets: Int64, step: Int64) -> StepsGraph:
+def graph_of_steps(sources: _Integers, targets: _Integers, step: _Integers) -> StepsGraph:
     """Return the graph with these edges, each within one step; ``step`` is of each node, from 0.
 
     Steps with the same edges, in any order, are replayed together: nearly all steps of a job are alike.
@@ -103,9 +106,9 @@ def graph_of_steps(sources: Int64, targets: Int64, step: Int64) -> StepsGraph:
     Raises:
         ReplayError: the edges form a circle.
     """
-    nodes, sizes = np.argsort(step, kind="stable"), np.bincount(step)
+    nodes, sizes = _order(step), np.bincount(step)
     node_bounds = bounds_of(sizes)
-    within = np.empty(len(step), np.int64)
+    within = np.empty(len(step), np.int32)
     within[nodes] = np.arange(len(step)) - np.repeat(node_bounds[:-1], sizes)
     own_nodes = [nodes[first:end] for first, end in pairwise(node_bounds)]
     own_edges = _edges_of_steps(within[sources], within[targets], step[sources], len(sizes))
@@ -123,37 +126,42 @@ def graph_of_steps(sources: Int64, targets: Int64, step: Int64) -> StepsGraph:
     others = [numbers[0] for numbers in alike.values() if len(numbers) == 1]
     if others:  # steps that are like no other one, together
         own_node, own_edge = (np.concatenate([own[number] for number in others]) for own in (own_nodes, own_edges))
-        position = np.empty(len(step), np.int64)
+        position = np.empty(len(step), np.int32)
         position[own_node] = np.arange(len(own_node))
         graph = ReplayGraph.from_edges(len(own_node), position[sources[own_edge]], position[targets[own_edge]])
         parts.append(_AlikeSteps(graph, own_edge[:, np.newaxis], own_node[:, np.newaxis]))
     return StepsGraph(len(step), tuple(parts))
 
 
-def _edges_of_steps(sources: Int64, targets: Int64, step: Int64, num_steps: int) -> list[Int64]:
+def _edges_of_steps(sources: Int32, targets: Int32, step: _Integers, num_steps: int) -> list[Int32]:
     """Return the numbers of the edges of each step, by source and target within the step."""
-    edges = np.argsort(pack((step, sources, targets)), kind="stable")
+    edges = _order(pack((step, sources, targets)))
     bounds = bounds_of(np.bincount(step, minlength=num_steps))
     return [edges[first:end] for first, end in pairwise(bounds)]
 
 
-def _digest(numbers: Int64) -> bytes:
+def _order(keys: npt.NDArray[np.integer]) -> Int32:
+    """Return the order that sorts the keys, as 32 bits: a graph has the size of a window, of which much is indices."""
+    return np.argsort(keys, kind="stable").astype(np.int32)
+
+
+def _digest(numbers: Int32) -> bytes:
     return hashlib.blake2b(numbers.data, digest_size=16).digest()
 
 
 class _Order(NamedTuple):
     """The order in which a graph is replayed."""
 
-    edges: Int64  # numbers, in that order
-    nodes: Int64  # numbers, in that order
-    position: Int64  # of each node in that order
+    edges: Int32  # numbers, in that order
+    nodes: Int32  # numbers, in that order
+    position: Int32  # of each node in that order
 
 
 class _Level(NamedTuple):
     """Nodes whose edges all come from earlier levels."""
 
     edges: slice
-    sources: Int64  # of each edge
+    sources: Int32  # of each edge
     blocks: tuple[_Block, ...]
 
 
@@ -170,11 +178,11 @@ class _Blocks(NamedTuple):
 
     node: Int64  # the first of each run, then the number of all nodes
     edge: Int64  # the first of each run, then the number of all edges
-    level: Int64
+    level: Int32
     degree: Int64
 
     @classmethod
-    def of(cls, level: Int64, degree: Int64) -> _Blocks:
+    def of(cls, level: Int32, degree: Int64) -> _Blocks:
         head = np.ones(len(level), np.bool_)
         head[1:] = (level[1:] != level[:-1]) | (degree[1:] != degree[:-1])
         first = np.flatnonzero(head)
@@ -182,9 +190,9 @@ class _Blocks(NamedTuple):
         edge = np.concatenate([[0], np.cumsum(np.diff(node) * degree[first])])
         return cls(node, edge, level[first], degree[first])
 
-    def edges(self, by_target: Int64, first: Int64) -> Int64:
+    def edges(self, by_target: Int32, first: Int64) -> Int32:
         """Return the edges in the order of the blocks; ``first`` is each node's first edge among ``by_target``."""
-        order = np.empty(len(by_target), np.int64)
+        order = np.empty(len(by_target), np.int32)
         for begin, end, edge, degree in zip(
             self.node[:-1].tolist(), self.node[1:].tolist(), self.edge[:-1].tolist(), self.degree.tolist(), strict=True
         ):
@@ -195,7 +203,7 @@ class _Blocks(NamedTuple):
             order[edge : edge + len(nth)] = by_target[nth]
         return order
 
-    def levels(self, sources: Int64) -> Iterator[_Level]:
+    def levels(self, sources: Int32) -> Iterator[_Level]:
         """Yield all levels but the first, whose nodes have no incoming edges."""
         changes = np.flatnonzero(np.diff(self.level, prepend=-1, append=-1)).tolist()
         node, edge, degrees = self.node.tolist(), self.edge.tolist(), self.degree.tolist()
@@ -208,13 +216,13 @@ class _Blocks(NamedTuple):
             yield _Level(slice(begin, edge[end]), sources[begin : edge[end]], blocks)
 
 
-def _levels(num_nodes: int, sources: Int64, targets: Int64, degree: Int64) -> Int64:
+def _levels(num_nodes: int, sources: _Integers, targets: _Integers, degree: Int64) -> Int32:
     """Return the length, in edges, of the longest path to each node; ``degree`` counts incoming edges."""
-    by_source = np.argsort(sources, kind="stable")
+    by_source = _order(sources)
     successors = targets[by_source]
     first = np.concatenate([[0], np.cumsum(np.bincount(sources, minlength=num_nodes))])
     waiting = degree.astype(np.int32)
-    level = np.zeros(num_nodes, np.int64)
+    level = np.zeros(num_nodes, np.int32)
     listed = np.empty(num_nodes, np.int32)
     frontier = np.flatnonzero(waiting == 0)
     reached, depth = len(frontier), 0

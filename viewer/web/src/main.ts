@@ -80,10 +80,15 @@ function listSections(): void {
     ...headings.map((heading) => {
       const link = element("button", heading.textContent ?? "", "link");
       link.type = "button";
+      const section = heading.closest("section")!;
+      new MutationObserver(() => {
+        link.hidden = section.hidden;
+      }).observe(section, { attributeFilter: ["hidden"] });
+      link.hidden = section.hidden;
       link.addEventListener("click", () => {
         heading.tabIndex = -1;
         heading.focus({ preventScroll: true });
-        heading.closest("section")?.scrollIntoView();
+        section.scrollIntoView();
       });
       return link;
     }),

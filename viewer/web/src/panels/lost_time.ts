@@ -7,7 +7,14 @@ import { formatDuration, formatMilliseconds, formatPercent, significant } from "
 import { dataTable } from "../table";
 import type { Theme } from "../theme";
 
-const KIND_COLOURS: Record<string, string> = { input: "data", "garbage collection": "gc" };
+const KIND_COLOURS: Record<string, string> = {
+  input: "data",
+  "garbage collection": "gc",
+  host: "idle",
+  copies: "span",
+  "other compute": "span",
+  unknown: "bubble",
+};
 
 const LOST_PARTS: readonly (readonly [key: string, name: string, colour: string])[] = [
   ["ideal_ns", "ideal", "forward"],

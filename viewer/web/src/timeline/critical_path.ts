@@ -91,7 +91,10 @@ export class CriticalPath implements Overlay {
     c.fillStyle = theme.of("surface");
     c.fill("evenodd");
     c.globalAlpha = 1;
-    c.strokeStyle = theme.of("critical");
+    c.strokeStyle = c.fillStyle = theme.of("critical");
+    c.globalAlpha = 0.3;
+    for (const { place, x, width } of drawn) if (place.height < MAIN) c.fillRect(x, place.y, width, place.height);
+    c.globalAlpha = 1;
     c.lineWidth = 2;
     for (const { piece, place, x, width } of drawn) {
       c.setLineDash(piece.uncertain ? [3, 3] : []);

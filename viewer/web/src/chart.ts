@@ -115,8 +115,16 @@ export class Chart {
   }
 }
 
+/** Distances of the ticks of an axis of whole numbers. */
+export const WHOLE = Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((factor) => factor * 10 ** power)).flat();
+
+/** Labels of ticks one by one; a logarithmic axis has null for those that it leaves out. */
+export function each(label: (tick: number) => string): (ticks: number[]) => string[] {
+  return (ticks) => ticks.map((tick) => (tick === null ? "" : label(tick)));
+}
+
 /** An axis in the colours of the theme; `steps` are the distances that ticks may have. */
-export function axis(theme: Theme, values: (value: number) => string, size = 56, steps?: number[]): uPlot.Axis {
+export function axis(theme: Theme, labels: (ticks: number[]) => string[], size = 56, steps?: number[]): uPlot.Axis {
   return {
     ...(steps ? { incrs: steps } : {}),
     stroke: () => theme.of("muted"),
@@ -124,7 +132,7 @@ export function axis(theme: Theme, values: (value: number) => string, size = 56,
     grid: { stroke: () => theme.of("line"), width: 1 },
     ticks: { stroke: () => theme.of("line"), width: 1 },
     size,
-    values: (_, splits) => splits.map((split) => (split === null ? "" : values(split))),
+    values: (_, ticks) => labels(ticks),
   };
 }
 

@@ -4,12 +4,19 @@ import {
   formatBytes,
   formatClock,
   formatDuration,
+  formatDurations,
   formatPercent,
   formatRanks,
   niceTick,
 } from "./format";
 
 describe("numbers for people", () => {
+  it("tells the ticks of an axis apart", () => {
+    expect(formatDurations([165.8e6, 166e6, 166.2e6])).toEqual(["165.8 ms", "166.0 ms", "166.2 ms"]);
+    expect(formatDurations([0, 5e8, 1e9])).toEqual(["0.0 s", "0.5 s", "1.0 s"]);
+    expect(formatDurations([0, 20e6])).toEqual(["0 ms", "20 ms"]);
+  });
+
   it("gives three digits and the unit", () => {
     expect([12, 1234, 1_234_567, 2e9, -1500].map(formatDuration)).toEqual([
       "12 ns",

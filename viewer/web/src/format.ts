@@ -6,6 +6,13 @@ export function significant(value: number): string {
   return value.toLocaleString("en-US", { maximumSignificantDigits: 3, useGrouping: false });
 }
 
+const UNITS = [
+  [1e9, "s"],
+  [1e6, "ms"],
+  [1e3, "µs"],
+  [1, "ns"],
+] as const;
+
 export function formatDuration(ns: Maybe): string {
   if (ns === null || ns === undefined) return "–";
   const size = Math.abs(ns);
@@ -22,6 +29,15 @@ export function formatClock(ns: number): string {
   const two = (value: number) => String(value).padStart(2, "0");
   const [minutes, rest] = [Math.floor(seconds / 60) % 60, seconds % 60];
   return seconds < 3600 ? `${minutes}:${two(rest)}` : `${Math.floor(seconds / 3600)}:${two(minutes)}:${two(rest)}`;
+}
+
+/** Durations along an axis, in one unit, with the digits that tell neighbours apart. */
+export function formatDurations(ticks: readonly number[]): string[] {
+  const largest = Math.max(...ticks.map(Math.abs), 1);
+  const [unit, name] = UNITS.find(([size]) => largest >= size)!;
+  const distance = ticks.length > 1 ? Math.abs(ticks[1]! - ticks[0]!) / unit : 1;
+  const digits = distance > 0 ? Math.max(0, -Math.floor(Math.log10(distance) + 1e-9)) : 0;
+  return ticks.map((tick) => `${(tick / unit).toFixed(digits)} ${name}`);
 }
 
 export function formatBytes(bytes: Maybe): string {

@@ -2,7 +2,7 @@
 
 import type uPlot from "uplot";
 import { swatch } from "../bars";
-import { axis, Chart, logTicks, type Points } from "../chart";
+import { axis, Chart, each, logTicks, type Points } from "../chart";
 import type { Overview } from "../data/overview";
 import { byId, element } from "../dom";
 import { formatBytes, formatPercent } from "../format";
@@ -95,7 +95,7 @@ function drawChart(bins: readonly Bin[], best: Best, theme: Theme): void {
         x: { time: false, distr: 3, range: () => [x[0]! / 1.6, x.at(-1)! * 1.6] },
         y: { distr: 3, range: () => [low / 1.6, high * 1.6] },
       },
-      axes: [logAxis(axis(theme, formatBytes, 34)), logAxis(axis(theme, rate, 76))],
+      axes: [logAxis(axis(theme, each(formatBytes), 34)), logAxis(axis(theme, each(rate), 76))],
       series: [
         {},
         { ...curve, stroke: () => theme.of("text") },

@@ -2,11 +2,11 @@
 
 import type uPlot from "uplot";
 import { swatch } from "../bars";
-import { axis, Chart, type Points } from "../chart";
+import { axis, Chart, each, type Points, WHOLE } from "../chart";
 import type { Overview } from "../data/overview";
 import type { RunData } from "../data/types";
 import { button, byId, element } from "../dom";
-import { formatClock, formatDuration, formatPercent, joined, stepName } from "../format";
+import { formatClock, formatDuration, formatDurations, formatPercent, joined, stepName } from "../format";
 import { type Along, RunSteps } from "../overview/run_steps";
 import type { Theme } from "../theme";
 import type { Leads } from "./breakdown";
@@ -132,10 +132,10 @@ function drawChart(
     pick: (index) => show(rows[index]!),
   };
   const options = {
-    scales: { x: { time: false } },
+    scales: { x: { time: false }, y: { range: rangeOf(median) } },
     axes: [
-      along === "step" ? axis(theme, String, 34) : axis(theme, formatClock, 34, TIME_STEPS),
-      axis(theme, formatDuration, 64),
+      along === "step" ? axis(theme, each(String), 34, WHOLE) : axis(theme, each(formatClock), 34, TIME_STEPS),
+      axis(theme, formatDurations, 64),
     ],
     series: [{}, { stroke: () => theme.of("forward"), width: 1.2, spanGaps: true, points: { show: false } }],
   };
@@ -153,6 +153,12 @@ function drawChart(
       drawMarks(context, plot, steps, rows, x, inTimeline, theme);
     },
   );
+}
+
+/** The axis spans a tenth of the median at least: scatter of a part of a percent is to look like that. */
+function rangeOf(median: number | null): uPlot.Range.Function {
+  const [least, most] = median === null ? [Infinity, -Infinity] : [0.95 * median, 1.05 * median];
+  return (_, low, high) => [Math.min(low ?? Infinity, least), Math.max(high ?? -Infinity, most)];
 }
 
 function noteOf(

@@ -29,6 +29,7 @@ from commtrace.analysis.stragglers.search import Findings, judge_stragglers, mea
 from commtrace.analysis.summary import Summary, summarise_steps
 from commtrace.analysis.windows.run import LargeRun, MeasuredRun, Result, WholeRun, survey_large_run
 from commtrace.errors import ConfigurationError, MissingExtraError
+from commtrace.plots.run_plots import RunPlots
 from commtrace.trace.files.locate import NEWEST_RUN
 from commtrace.trace.files.reader import find_files, load_files
 from commtrace.trace.run import Run
@@ -179,6 +180,11 @@ class RecordedRun(Generic[Frame]):
     def summary(self) -> Summary:
         """Return everything that ``commtrace summary`` prints."""
         return summarise_steps(self._run, is_whole=self._steps is None)
+
+    @property
+    def plot(self) -> RunPlots:
+        """Return the figures: ``run.plot.timeline(step=12)``, ``breakdown()`` and ``heat_map()``."""
+        return RunPlots(self._run)
 
     def align(self) -> Alignment:
         """Return the alignment of the hosts' clocks, or the reason for its failure."""

@@ -41,7 +41,8 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     # readers of a recorded run; an exporter is one too when it is called by `commtrace export`
     "analysis": frozenset({"errors", "trace"}),
     "tables": frozenset({"trace", "analysis"}),
-    "recorded_run": frozenset({"errors", "trace", "analysis", "tables"}),
+    "plots": frozenset({"errors", "trace", "analysis"}),
+    "recorded_run": frozenset({"errors", "trace", "analysis", "plots", "tables"}),
     "sql": frozenset({"errors", "trace", "recorded_run", "tables"}),
     "top": frozenset({"errors", "trace", "analysis", "redaction"}),
     "history": frozenset({"errors", "trace", "analysis"}),
@@ -60,6 +61,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "live",
         "top",
         "importers",
+        "plots",
         "synth",
         "exporters",
         "viewer",
@@ -76,7 +78,8 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
 
 WITHOUT_TORCH: Final = (
     "errors", "trace", "options", "config", "launchers", "agreement", "identity", "analysis",
-    "tables", "recorded_run", "sql", "history", "importers", "synth", "live", "top", "viewer", "cli", "", "__main__",
+    "tables", "plots", "recorded_run", "sql", "history", "importers", "synth", "live", "top", "viewer", "cli", "",
+    "__main__",
 )  # fmt: skip
 
 
@@ -249,7 +252,7 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
         "        assert end.code == (3 if command[0] == 'trigger' else 0), (command, end.code)\n"
     )
 
-    assert {command[0] for command in commands} == set(COMMANDS) - {"bench", "run", "import", "monitor", "view"}
+    assert {command[0] for command in commands} == set(COMMANDS) - {"bench", "run", "import", "monitor", "view", "plot"}
     _in_a_new_interpreter(source)
     assert (tmp_path / "report.html").stat().st_size > 1_000
     assert (tmp_path / "trace").stat().st_size > 100

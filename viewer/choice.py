@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from commtrace.analysis.timeline import RankBounds, Timeline
+from commtrace.analysis.timeline import Timeline, representatives, typical_step
 
 MOST_STEPS: Final = 10
 
@@ -16,9 +16,8 @@ def steps_to_draw(durations: Mapping[int, int], most: int | None = MOST_STEPS) -
     steps = sorted(durations)
     if not steps:
         return []
-    by_duration = sorted(steps, key=lambda step: (durations[step], step))
-    typical, slowest = by_duration[(len(steps) - 1) // 2], by_duration[-1]
-    first = list(dict.fromkeys([typical, slowest]))
+    slowest = max(steps, key=lambda step: (durations[step], step))
+    first = list(dict.fromkeys([typical_step(durations), slowest]))
     others = [step for step in steps if step not in first]
     count = len(others) if most is None else min(max(most - len(first), 0), len(others))
     spread = [others[position * (len(others) - 1) // max(count - 1, 1)] for position in range(count)]
@@ -75,7 +74,7 @@ def ranks_to_draw(
     stages = [rank["coordinates"].get("pp", 0) for rank in ranks]
     always = [index for index, rank in enumerate(ranks) if rank["rank"] in named]
     for step in steps:
-        always += _representatives(timeline.bounds(step), stages)
+        always += [rank for pair in representatives(timeline.bounds(step), stages).values() for rank in pair]
     chosen = dict.fromkeys(always)
     by_replica = sorted(range(len(ranks)), key=lambda index: (ranks[index]["coordinates"].get("dp", 0), index))
     room = most_boxes - _boxes_of(chosen, sizes)
@@ -87,18 +86,6 @@ def ranks_to_draw(
             break
         chosen[rank] = None
     return frozenset(chosen)
-
-
-def _representatives(bounds: Sequence[RankBounds], stages: Sequence[int]) -> list[int]:
-    """Return the median and the slowest rank of each stage: by own work, as the page does."""
-    of_stage: dict[int, list[RankBounds]] = {}
-    for one in bounds:
-        of_stage.setdefault(stages[one.rank_index], []).append(one)
-    found = []
-    for members in of_stage.values():
-        by_work = sorted(members, key=lambda one: (one.own_ns, one.rank_index))
-        found += [by_work[(len(by_work) - 1) // 2].rank_index, by_work[-1].rank_index]
-    return found
 
 
 def _boxes_of(ranks: Iterable[int], sizes: Sequence[Mapping[int, int]]) -> int:

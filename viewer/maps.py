@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from commtrace.analysis.chain import Analysis
-from commtrace.analysis.rank_steps import QUANTITIES, RankSteps, rank_steps
+from commtrace.analysis.rank_steps import QUANTITIES, UNKNOWN, RankSteps, rank_steps, work_beside_typical
 from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.trace.spans import Int64
 from commtrace.viewer.data import encode_table
-
-UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,7 @@ def map_views(times: RankSteps, work: StepStatistics | None) -> Mapping[str, byt
     steps = times.of("steps")
     columns = {"steps": steps}
     columns |= {name: _per_step(times.of(name), steps) for name in QUANTITIES if name != "steps"}
-    columns |= dict(zip(("work", "typical_work"), _work(times, work), strict=True))
+    columns |= dict(zip(("work", "typical_work"), work_beside_typical(times, work), strict=True))
     described = {
         "ranks": times.ranks.tolist(),
         "blocks": [
@@ -53,22 +50,3 @@ def map_views(times: RankSteps, work: StepStatistics | None) -> Mapping[str, byt
 
 def _per_step(sums: Int64, steps: Int64) -> Int64:
     return np.where(steps > 0, np.rint(sums / np.maximum(steps, 1)), UNKNOWN).astype(np.int64)
-
-
-def _work(times: RankSteps, work: StepStatistics | None) -> tuple[Int64, Int64]:
-    """Return the own work of each rank per step and the median of its stage, ns, by rank and block."""
-    shape = times.of("steps").shape
-    if work is None:
-        return (np.full(shape, UNKNOWN, np.int64),) * 2
-    own = work.by_rank_and_step(work.table.work_ns)
-    typical = work.typical_work_ns(own)
-    rank, block = np.searchsorted(times.ranks, work.ranks), times.blocks_of(work.steps)
-    number = np.bincount(block, minlength=shape[1])
-
-    def mean(values: npt.NDArray[np.float64]) -> Int64:
-        sums = np.zeros(shape)
-        np.add.at(sums, (rank[:, np.newaxis], block[np.newaxis, :]), values)
-        known = (number > 0) & np.isfinite(sums)
-        return np.where(known, np.rint(np.nan_to_num(sums) / np.maximum(number, 1)), UNKNOWN).astype(np.int64)
-
-    return mean(own), mean(typical)

@@ -9,16 +9,20 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from commtrace.analysis.breakdown.partition import Partition
 from commtrace.analysis.breakdown.states import BUBBLE, COMPUTE, TRANSFER, WAIT
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication.transfers import large_transfers
+from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.trace.spans import Int64
 
 QUANTITIES: Final = ("steps", "wall", "compute", "wait", "transfer", "bubble", "bus_bytes", "bus_ns")
 """``steps`` is a number, ``bus_bytes`` and ``bus_ns`` are bytes on the bus and time of large calls (busbw is their
 ratio); the others are ns, summed over the steps."""
+
+UNKNOWN: Final = -1
 
 MOST_BLOCKS: Final = 512
 MOST_CELLS: Final = 32_768
@@ -103,3 +107,25 @@ def _amounts(times: Partition) -> tuple[Int64, ...]:
     """Return the first columns of the quantities."""
     one = np.ones(len(times.rank), np.int64)
     return (one, times.wall_ns, *(times.total(kind) for kind in (COMPUTE, WAIT, TRANSFER, BUBBLE)))
+
+
+def work_beside_typical(times: RankSteps, work: StepStatistics | None) -> tuple[Int64, Int64]:
+    """Return the own work of each rank per step and the median of its stage, ns, by rank and block.
+
+    It is :data:`UNKNOWN` of ranks alone in their stage, and without ``work``, where steps could not be replayed.
+    """
+    shape = times.of("steps").shape
+    if work is None:
+        return (np.full(shape, UNKNOWN, np.int64),) * 2
+    own = work.by_rank_and_step(work.table.work_ns)
+    typical = work.typical_work_ns(own)
+    rank, block = np.searchsorted(times.ranks, work.ranks), times.blocks_of(work.steps)
+    number = np.bincount(block, minlength=shape[1])
+
+    def mean(values: npt.NDArray[np.float64]) -> Int64:
+        sums = np.zeros(shape)
+        np.add.at(sums, (rank[:, np.newaxis], block[np.newaxis, :]), values)
+        known = (number > 0) & np.isfinite(sums)
+        return np.where(known, np.rint(np.nan_to_num(sums) / np.maximum(number, 1)), UNKNOWN).astype(np.int64)
+
+    return mean(own), mean(typical)

@@ -111,6 +111,13 @@ class RankBounds(NamedTuple):
     own_ns: int  # of it outside of stalls
 
 
+class Representatives(NamedTuple):
+    """Two ranks that stand for a stage, by index in the outline; the same one twice if it is alone."""
+
+    median: int
+    slowest: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Rank:
     """A rank, prepared for finding the rows of a step."""
@@ -318,6 +325,23 @@ def _prepare(index: int, trace: RankTrace, matches: Matches) -> _Rank:
         lanes,
         unfinished_rows(trace),
     )
+
+
+def representatives(bounds: Sequence[RankBounds], stages: Sequence[int]) -> dict[int, Representatives]:
+    """Return the median and the slowest rank of each stage by own work; ``stages`` is by index in the outline."""
+    of_stage: dict[int, list[RankBounds]] = {}
+    for one in bounds:
+        of_stage.setdefault(stages[one.rank_index], []).append(one)
+    found = {}
+    for stage, ranks in of_stage.items():
+        by_work = sorted(ranks, key=lambda one: (one.own_ns, one.rank_index))
+        found[stage] = Representatives(by_work[(len(by_work) - 1) // 2].rank_index, by_work[-1].rank_index)
+    return found
+
+
+def typical_step(durations: Mapping[int, int]) -> int:
+    """Return the step of median duration."""
+    return sorted(durations, key=lambda step: (durations[step], step))[(len(durations) - 1) // 2]
 
 
 def step_durations(run: Run, steps: Sequence[int]) -> dict[int, int]:

@@ -282,8 +282,8 @@ def judge(case: Case, victim: int, failed_at: float, folder: Path) -> Outcome:
         first = diagnosis.first_failure
         return Outcome(first is not None and list(first.ranks) == [victim], None, None, None, tuple(sentences))
     is_right = diagnosis.hang.is_hung and [root.rank for root in diagnosis.hang.chains.roots] == [victim]
-    doing, rank = diagnosis.hang.doing.get(victim), diagnosis.rank(victim)
-    at = (rank.stack_at if rank is not None else None) or (doing.at if doing is not None else None) or ""
+    activity, rank = diagnosis.hang.last_activities.get(victim), diagnosis.rank(victim)
+    at = (rank.stack_at if rank is not None else None) or (activity.at if activity is not None else None) or ""
     expected = {"stuck in data": "load", "holds the GIL": "hold_the_lock"}.get(case.fault)
     place = None if expected is None else f"{__file__}:" in at and at.endswith(f" {expected}")
     path = folder / "run" / "monitor.jsonl"

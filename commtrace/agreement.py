@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from commtrace.options import is_run_id
 
@@ -141,7 +141,7 @@ def _parsed(value: bytes) -> _Announcement | None:
     if len(value) > _MOST_BYTES:
         return None
     try:
-        fields: Any = json.loads(value)
+        fields: object = json.loads(value)
     except ValueError:
         return None
     if not isinstance(fields, list) or [type(field) for field in fields] != [int, int, int, str]:

@@ -14,7 +14,8 @@ import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from types import ModuleType
+from typing import Final, NamedTuple
 
 from commtrace import launchers
 from commtrace.agreement import Agreed, Agreement, Store
@@ -96,7 +97,7 @@ class Identity:
         except (RuntimeError, ValueError) as error:  # the training thread has just destroyed the group
             _logger.debug("commtrace: the owner of the job's store is not known: %s", error)
             return False
-        while hasattr(store, "underlying_store"):
+        while store is not None and hasattr(store, "underlying_store"):
             store = store.underlying_store
         address = getattr(store, "host", None), getattr(store, "port", None)
         return address == launchers.agent_store(self._environment)
@@ -285,8 +286,8 @@ def _name_of_launcher(environment: Mapping[str, str]) -> str:
     return _name_of_process(os.getppid() if is_launched else os.getpid())
 
 
-def _default_store() -> Any:
-    distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
+def _default_store() -> Store | None:
+    distributed = sys.modules.get("torch.distributed.distributed_c10d")
     return distributed._get_default_store() if distributed is not None and distributed.is_initialized() else None
 
 
@@ -330,13 +331,13 @@ def clock_anchor(tries: int = 5) -> ClockAnchor:
 
 def current_place() -> Place | None:
     """Return this process's place in torch.distributed; None if that is not initialised."""
-    distributed: Any = sys.modules.get("torch.distributed")
+    distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return Place(distributed.get_rank(), distributed.get_world_size(), _backend(distributed))
 
 
-def _backend(distributed: Any) -> str:
+def _backend(distributed: ModuleType) -> str:
     """Return the backend as the script named it, else the one that torch chose: ``gloo``, ``cpu:gloo,cuda:nccl``."""
     named = str(distributed.get_backend())
     if named != "undefined":
@@ -348,7 +349,7 @@ def _backend(distributed: Any) -> str:
 
 def device(number: int | None = None) -> tuple[str, str]:
     """Return name and UUID of device ``number``, or of the one in use, without creating a context on one."""
-    torch: Any = sys.modules.get("torch")
+    torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         used = _device_in_use(torch) if number is None else number
         if used is not None:
@@ -357,7 +358,7 @@ def device(number: int | None = None) -> tuple[str, str]:
     return platform.machine() + " cpu", ""
 
 
-def _device_in_use(torch: Any) -> int | None:
+def _device_in_use(torch: ModuleType) -> int | None:
     """Return the process's local rank if that device has a context, else the first device with one."""
     in_use = [number for number in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(number)]
     local_rank = launchers.local_rank(os.environ)
@@ -371,7 +372,7 @@ def _versions() -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    torch: Any = sys.modules.get("torch")
+    torch = sys.modules.get("torch")
     if torch is not None and getattr(torch.version, "cuda", None):
         found["cuda"] = str(torch.version.cuda)
     return found

@@ -86,7 +86,7 @@ def open(
     convert = _CONVERSIONS[tables]()
     if steps:
         return RecordedRun(load_window(Path(path), steps), steps, convert)
-    files = find_files(path)
+    files = find_files(Path(path))
     return RecordedRun(survey_large_run(files) or load_window(load_files(files)), steps, convert)
 
 

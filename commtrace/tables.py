@@ -37,7 +37,7 @@ from commtrace.analysis.steps.choice import StepChoice
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.trace import schema
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Bool, Int64, Spans
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 DONE_AGAIN: Final = "done again later"
 """Reason to leave out an attempt of a step that the same process repeated."""
@@ -358,11 +358,11 @@ def stages(bubbles: Sequence[StageBubble]) -> pa.Table:
     return _of_rows((asdict(stage) for stage in bubbles), STAGES)
 
 
-def _of_rows(rows: Iterable[Mapping[str, Any]], columns: pa.Schema) -> pa.Table:
+def _of_rows(rows: Iterable[Mapping[str, object]], columns: pa.Schema) -> pa.Table:
     return pa.Table.from_pylist([{name: row.get(name) for name in columns.names} for row in rows], schema=columns)
 
 
-def _repeated(of_ranks: Mapping[int, Spans]) -> npt.NDArray[Any]:
+def _repeated(of_ranks: Mapping[int, Spans]) -> Int32:
     return np.repeat(np.array(list(of_ranks), np.int32), [len(own) for own in of_ranks.values()])
 
 
@@ -378,7 +378,7 @@ def _where_it_applies(column: npt.NDArray[np.generic]) -> pa.Array:
     return pa.array(column, mask=column == schema.NOT_APPLICABLE)
 
 
-def _words(codes: npt.NDArray[Any], words: Sequence[str]) -> pa.Array:
+def _words(codes: npt.NDArray[np.integer], words: Sequence[str]) -> pa.Array:
     """Return codes as strings; negative codes are null."""
     return pa.DictionaryArray.from_arrays(
         pa.array(codes.astype(np.int32), mask=codes < 0), pa.array(words, pa.string())

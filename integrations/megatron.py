@@ -11,14 +11,13 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from commtrace.capture.hooks import RAISED, Arguments, Function, Hooks, Keywords, installed
 from commtrace.capture.records import Coordinates, Span
 from commtrace.capture.tracer import Tracer
 from commtrace.installation import warn_if_untried
 from commtrace.integrations.topology import (
-    Topology,
     collection_roles,
     communicator_roles,
     megatron_framework,
@@ -26,6 +25,9 @@ from commtrace.integrations.topology import (
     megatron_topology,
 )
 from commtrace.trace import schema
+
+if TYPE_CHECKING:
+    from commtrace.trace.topology import Topology  # msgspec is not imported in training
 
 PART: Final = "megatron"
 
@@ -189,16 +191,16 @@ class MegatronIntegration:
         # Of a pipeline of several modules, only the communicator knows the stages of the whole.
         self._stage = getattr(communicator, "current_stage", self._stage)
 
-    def _report_schedule(self, schedule: str, arguments: Mapping[str, object]) -> None:
+    def _report_schedule(self, schedule: str, arguments: Mapping[str, Any]) -> None:
         model = arguments.get("model")
         parallel_state = self._parallel_state
         pipeline = parallel_state is not None and parallel_state.model_parallel_is_initialized()
         stages = parallel_state.get_pipeline_model_parallel_world_size() if pipeline and parallel_state else 1
-        topology = {
+        topology: Topology = {
             "schedule": _SCHEDULES[schedule],
             "stages": int(getattr(arguments.get("p2p_communicator"), "total_stages", stages)),
             "chunks": len(model) if isinstance(model, Sequence) else 1,
-            "microbatches": arguments.get("num_microbatches", schema.NOT_APPLICABLE),
+            "microbatches": int(arguments.get("num_microbatches", schema.NOT_APPLICABLE)),
         }
         if topology != self._schedule:
             self._schedule = topology

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import torch
 from torch.distributed import ProcessGroup
@@ -16,11 +16,11 @@ from torch.distributed import ProcessGroup
 from commtrace.capture.tracer import Tracer
 from commtrace.trace.metadata import UNKNOWN_ROLE
 
+if TYPE_CHECKING:
+    from commtrace.trace.topology import Topology  # msgspec is not imported in training
+
 GroupRoles: TypeAlias = list[tuple[ProcessGroup, str]]
 """Every group once, with its role."""
-
-Topology: TypeAlias = dict[str, object]
-"""Fields of the mark ``topology`` (trace/marks.py)."""
 
 _MEANINGLESS: Final = re.compile(rf"{UNKNOWN_ROLE}|world|default|dim_\d+")
 """Roles without a meaning: torch's own defaults, those of unnamed meshes among them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -149,7 +149,7 @@ def encode_table(columns: Mapping[str, npt.NDArray[np.int64]]) -> bytes:
     return stream
 
 
-def _smallest(values: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+def _smallest(values: npt.NDArray[np.int64]) -> npt.NDArray[np.integer]:
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     for dtype in (np.int8, np.int16, np.int32):
         limits = np.iinfo(dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ MOST_EXACT: Final = 1_000_000
 _BITS: Final = 11
 """Leading bits that are kept of very many values, which are then wrong by at most one part in 2^11."""
 
-Values = npt.NDArray[Any]
+Values = npt.NDArray[np.integer | np.floating]
 Value = TypeVar("Value", int, float)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath
 from commtrace.analysis.breakdown.modules import ModuleTime
@@ -41,6 +41,7 @@ from commtrace.analysis.windows.run import ALONE, LargeRun, MeasuredRun, WholeRu
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, fields_to_json, to_json
 from commtrace.trace.run import Run
+from commtrace.trace.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +281,7 @@ def _most_waited_for(ranks: Sequence[RankMean]) -> str:
 def _identity(run: Run, steps: StepChoice) -> RunIdentity:
     metadata = run.any_metadata
     parallel: dict[str, int] = {}
-    topology: dict[str, Any] = {}
+    topology: Topology = {}
     for trace in run.ranks.values():
         parallel.update(trace.parallel)
         topology.update(trace.topology)

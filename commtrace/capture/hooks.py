@@ -60,7 +60,7 @@ class Hooks:
         self._part = part
         self._tracer = tracer
         self._attributes: list[tuple[object, str, object, object]] = []
-        self._items: list[tuple[dict[Any, Any], object, object, object]] = []
+        self._items: list[tuple[dict[object, object], object, object, object]] = []
         self._cells: list[tuple[CellType, object, object]] = []
         self._waiting: list[tuple[str, Callable[[ModuleType], None]]] = []
 
@@ -117,7 +117,7 @@ class Hooks:
     def owners_of(self, name: str) -> list[object]:
         return [owner for owner, replaced, _, _ in self._attributes if replaced == name]
 
-    def replace_item(self, table: dict[Any, Any], key: object, wrap: Wrap) -> None:
+    def replace_item(self, table: dict[object, object], key: object, wrap: Wrap) -> None:
         original = table[key]
         replacement = wrap(original)
         self._items.append((table, key, original, replacement))
@@ -245,7 +245,7 @@ def keep_compiler_out(tracer: Tracer) -> Callable[[], None]:
 
 
 def _skip_own_files(rules: ModuleType) -> Callable[[], None]:
-    names: dict[str, Any] = vars(rules)
+    names = vars(rules)
     skipped: list[str] = names["SKIP_DIRS"]
     before = list(skipped)
     names["add"](capture.__name__)

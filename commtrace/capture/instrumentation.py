@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from commtrace import identity
 from commtrace.capture import hooks, triggers
@@ -40,6 +40,9 @@ from commtrace.trace.hang_report import HangReport
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.schema import MarkDetail, mark_row
 from commtrace.trace.selection import DetailPlan, StepRange
+
+if TYPE_CHECKING:
+    from commtrace.trace.topology import Recording  # msgspec is not imported in training
 
 _logger = logging.getLogger("commtrace")
 
@@ -316,11 +319,12 @@ class Instrumentation:
         return [*self._process_groups.unfinished(), *self._cpp.unfinished()]
 
 
-def recording_options(config: Config) -> dict[str, object]:
+def recording_options(config: Config) -> Recording:
     """Return the options that limit the recording and are not at their default: readers see no loss in them."""
     options = ("steps", "sample", "keep_steps", "keep_bytes", "skip_roles")
     usual = Config()
-    return {name: getattr(config, name) for name in options if getattr(config, name) != getattr(usual, name)}
+    changed = {name: getattr(config, name) for name in options if getattr(config, name) != getattr(usual, name)}
+    return cast("Recording", changed)
 
 
 def _holds_a_recording(directory: Path) -> bool:

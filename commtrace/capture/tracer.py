@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from commtrace.capture.collectives.groups import GroupRegistry
 from commtrace.capture.collectives.operations import Unmeasured
@@ -19,6 +19,8 @@ from commtrace.trace.selection import DetailPlan, StepRange
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+    from commtrace.trace.topology import Topology  # msgspec is not imported in training
 
 _HOST_LANE_KINDS = frozenset({schema.DATA, schema.CHECKPOINT, schema.GC, schema.EVALUATION})
 
@@ -79,7 +81,7 @@ class Tracer:
         self._counted_on = 0
         self.failures_recorded = 0
         self._at_steps: tuple[tuple[int, Callable[[], None]], ...] = ()
-        self._topology: dict[str, Any] = {}
+        self._topology: Topology = {}
         self._topology_version = 0
         self._lock = threading.RLock()
         self._is_abandoned = False
@@ -269,16 +271,16 @@ class Tracer:
     def set_role(self, process_group: ProcessGroup, role: str) -> None:
         self.groups.set_role(process_group, role)
 
-    def set_topology(self, topology: dict[str, object]) -> None:
+    def set_topology(self, topology: Topology) -> None:
         """Merge ``coordinates``, ``parallel``, ``framework``, ``schedule``, … into the topology of this rank."""
         with self._lock:
             self._topology.update(topology)
             self._topology_version += 1
 
-    def topology(self) -> tuple[int, dict[str, Any]]:
+    def topology(self) -> tuple[int, Topology]:
         """Return a version that changes with the topology, and the topology."""
         with self._lock:
-            return self._topology_version, dict(self._topology)
+            return self._topology_version, self._topology.copy()
 
     def abandon_after_fork(self) -> None:
         """Stop recording in a forked child, even if it trains."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -107,7 +107,7 @@ def _dask(address: str) -> Iterator[Workers]:
     except ImportError as error:
         raise MissingExtraError("--cluster needs Dask: pip install 'commtrace[cluster]'") from error
     try:
-        client: Any = Client(f"tcp://{address}", timeout=10)
+        client = Client(f"tcp://{address}", timeout=10)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{address}: no Dask scheduler answers there ({error})") from error
     try:

@@ -30,7 +30,7 @@ class _Command(NamedTuple):
     """
 
     summary: str  # here, so that commtrace --help imports no command
-    settings: Mapping[str, Any] = {}
+    settings: Mapping[str, bool] = {}
     analyses: bool = False  # reads whole runs and starts no program of the user's
     module: str = ""
 

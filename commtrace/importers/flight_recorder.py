@@ -18,7 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from types import NoneType
+from typing import Annotated, Final
 
 import msgspec
 
@@ -260,7 +261,7 @@ class _GroupInDump(msgspec.Struct):
 
 
 class _Dump(msgspec.Struct):
-    entries: list[Any]
+    entries: list[object]
     version: str | int | float | None = ""
     pg_config: dict[str | int, _GroupInDump] | None = None
 
@@ -288,9 +289,9 @@ class _EntryInDump(msgspec.Struct):
     input_dtypes: list[str] | None = None
     output_dtypes: list[str] | None = None
     frames: list[_Frame] | None = None
-    time_created_ns: Any = None
-    time_discovered_started_ns: Any = None
-    time_discovered_completed_ns: Any = None
+    time_created_ns: object = None
+    time_discovered_started_ns: object = None
+    time_discovered_completed_ns: object = None
 
 
 def _described(entry: object) -> _EntryInDump | None:
@@ -355,9 +356,9 @@ def _entry(entry: _EntryInDump, groups: Mapping[str, Group]) -> Entry:
     )
 
 
-def _time(value: Any) -> int | None:
+def _time(value: object) -> int | None:
     try:
-        time = int(value or 0)
+        time = int(value or 0) if isinstance(value, (int, float, str, NoneType)) else 0
     except (TypeError, ValueError, OverflowError):
         return None
     return time if 0 < time <= _LATEST_NS else None

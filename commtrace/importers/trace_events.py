@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -60,8 +60,8 @@ class Event(msgspec.Struct, gc=False):
 
 class _Document(msgspec.Struct):
     traceEvents: list[Event] | None = None  # noqa: N815 -- the name in the file
-    distributedInfo: dict[str, Any] | None = None  # noqa: N815
-    deviceProperties: list[dict[str, Any]] | None = None  # noqa: N815
+    distributedInfo: dict[str, object] | None = None  # noqa: N815
+    deviceProperties: list[dict[str, object]] | None = None  # noqa: N815
     baseTimeNanoseconds: int | None = None  # noqa: N815
 
 
@@ -86,7 +86,7 @@ class Distributed(msgspec.Struct, frozen=True):
     pg_config: list[ConfiguredGroup] | None = None
 
 
-def _distributed(info: dict[str, Any]) -> Distributed:
+def _distributed(info: dict[str, object]) -> Distributed:
     try:
         return msgspec.convert(info, Distributed)
     except (msgspec.ValidationError, RecursionError) as error:

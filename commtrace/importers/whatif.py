@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -294,7 +294,7 @@ def _may_lack(column: npt.NDArray[np.generic]) -> bool:
     return not np.issubdtype(column.dtype, np.integer)  # pyarrow gives integers with nulls as floats
 
 
-def _check_places(path: Path, columns: Mapping[str, Any]) -> None:
+def _check_places(path: Path, columns: Mapping[str, npt.NDArray[np.integer | np.floating]]) -> None:
     for name in ("rank", "stage", "dp_rank", "step", "seq_id"):
         missing = int(np.isnan(columns[name].astype(np.float64)).sum()) if _may_lack(columns[name]) else 0
         if missing:
@@ -316,7 +316,7 @@ def _since_the_step_began(start: npt.NDArray[np.generic], step: Int64) -> npt.ND
     return np.asarray(seconds - first[step])
 
 
-def _check_times(path: Path, columns: Mapping[str, Any]) -> None:
+def _check_times(path: Path, columns: Mapping[str, npt.NDArray[np.integer | np.floating]]) -> None:
     for name in ("start_ts", "duration"):
         seconds = columns[name].astype(np.float64)
         bad = int((~(np.abs(seconds) <= _LONGEST_SECONDS)).sum())  # NaN compares as False
@@ -329,7 +329,7 @@ def _check_times(path: Path, columns: Mapping[str, Any]) -> None:
         raise ImportFileError(f"{path}: no operation takes any time. Is duration in seconds?")
 
 
-def _workers(path: Path, columns: Mapping[str, Any]) -> tuple[list[_Worker], Int64]:
+def _workers(path: Path, columns: Mapping[str, npt.NDArray[np.integer | np.floating]]) -> tuple[list[_Worker], Int64]:
     ranks, example, which = np.unique(columns["rank"], return_index=True, return_inverse=True)
     places = [columns[name][example] for name in ("stage", "dp_rank")]
     if any((columns[name] != place[which]).any() for name, place in zip(("stage", "dp_rank"), places, strict=True)):
@@ -358,11 +358,13 @@ def _types(optype: pa.ChunkedArray) -> tuple[list[str], Int64]:
     return [printable(words[code]) for code in used.tolist()], which.astype(np.int64)
 
 
-def _nanoseconds(seconds: Any) -> Int64:
+def _nanoseconds(seconds: npt.NDArray[np.integer | np.floating]) -> Int64:
     return np.asarray(np.rint(seconds.astype(np.float64) * 1e9), np.int64)
 
 
-def _lay_out(numbers: Int64, step: Int64, columns: Mapping[str, object]) -> tuple[_Steps, Int64, Int64]:
+def _lay_out(
+    numbers: Int64, step: Int64, columns: Mapping[str, npt.NDArray[np.integer | np.floating]]
+) -> tuple[_Steps, Int64, Int64]:
     """Return the steps, end to end, and the start and end of each row."""
     start = _nanoseconds(columns["start_ts"])
     end = start + _nanoseconds(columns["duration"])

@@ -7,7 +7,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from commtrace.trace.hang_report import HangReport
 from commtrace.trace.marks import Marks, read_state
 from commtrace.trace.metadata import ClockAnchor, DeviceState, RankMetadata
 from commtrace.trace.schema import Row
+from commtrace.trace.topology import Topology
 
 if TYPE_CHECKING:
     from commtrace.live.monitoring.findings import JobView, LiveEvent, LiveStraggler
@@ -37,7 +38,7 @@ class LiveBudget:
         self._ns = [0] * len(PARTS)
         self._pending: list[tuple[int, int, int]] = []
 
-    def add(self, rows: Iterable[Row], topology: Mapping[str, object]) -> None:
+    def add(self, rows: Iterable[Row], topology: Topology) -> None:
         """Take the rows of one pass. ``topology`` has the start of the process, and the recorded steps unless all."""
         found = [(PART_OF_KIND[row.kind], row.start, row.end) for row in rows if row.kind in PART_OF_KIND]
         self._pending += found
@@ -45,7 +46,7 @@ class LiveBudget:
         if step_ends:
             self._close(max(step_ends), topology)
 
-    def _close(self, until_ns: int, topology: Mapping[str, Any]) -> None:
+    def _close(self, until_ns: int, topology: Topology) -> None:
         claims = [PartIntervals(part, np.array([start]), np.array([end])) for part, start, end in self._pending]
         first_ns = min(start for part, start, _ in self._pending if part == TRAINING)
         if self._began_ns is None:
@@ -121,7 +122,7 @@ class LiveRank:
     @property
     def ranks_of_node(self) -> range | None:
         """Return the ranks on this rank's node; None if the launcher does not say."""
-        size: int | None = self.marks.topology.get("ranks_per_node")
+        size = self.marks.topology.get("ranks_per_node")
         first = self.rank - self.metadata.local_rank
         return range(first, first + size) if size else None
 

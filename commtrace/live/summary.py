@@ -6,7 +6,7 @@ import hashlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from commtrace.analysis.matching.roles import PIPELINE
 from commtrace.trace.schema import Row
@@ -21,7 +21,7 @@ class Device(NamedTuple):
 
 def training_device() -> Device | None:
     """Return the device with the highest peak of torch's allocator, without waiting for it; None if none is in use."""
-    torch: Any = sys.modules.get("torch")
+    torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
     # The harvester's current device need not be the training thread's; a rank allocates on one device.

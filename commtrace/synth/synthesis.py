@@ -33,13 +33,13 @@ from commtrace.trace.metadata import ClockAnchor, Group, RankMetadata
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans
+from commtrace.trace.topology import Topology, without_place
 
 _LATE_NS: Final = 5_000_000.0
 """Mean lateness of an outlier."""
 
 _SCHEDULE_NAMES: Final = {"interleaved": "interleaved 1f1b"}
 
-_OWN_FIELDS: Final = ("coordinates", "parallel")
 _AS_IS: Final = (
     "kind", "name", "lane", "step", "microbatch", "chunk", "stage", "seq", "dtype", "is_async", "id", "stalled_on",
     "timing",
@@ -81,12 +81,12 @@ class Synthetic:
             groups=self._layout.groups_of(rank),
             coordinates=self._layout.coordinates(rank),
             parallel=self._layout.parallel(),
-            topology={name: value for name, value in self.topology(rank).items() if name not in _OWN_FIELDS},
+            topology=without_place(self.topology(rank)),
             dropped=dropped,
             anchors=self._anchors(rank),
         )
 
-    def topology(self, rank: int) -> dict[str, object]:
+    def topology(self, rank: int) -> Topology:
         """Return the topology that the integration of Megatron would record."""
         return {
             "coordinates": self._layout.coordinates(rank),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from commtrace.trace import schema
 from commtrace.trace.inputs import printable
@@ -123,5 +123,5 @@ class AggregatingSink:
 
     def _aggregate_mark(self, step: int) -> Row:
         own = self._sums.pop(step, {})
-        detail: list[Any] = [[schema.KINDS[key[0]], *key[1:], *sums] for key, sums in own.items()]
+        detail = [[schema.KINDS[key[0]], *key[1:], *sums] for key, sums in own.items()]
         return mark_row(AGGREGATE, detail, step)

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from commtrace.errors import TraceFormatError
 from commtrace.trace.spans import Int32, Int64, Spans
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 ROWS_OF_BLOCK: Final = 125_000
 """Enough to hide numpy's overhead, few enough for the caches of a core. A rank is never divided."""
@@ -45,11 +47,11 @@ class Block:
             for rank, (begin, end) in zip(self.ranks, pairwise(self.bounds.tolist()), strict=True)
         }
 
-    def split(self, column: npt.NDArray[np.generic]) -> dict[int, npt.NDArray[Any]]:
+    def split(self, column: npt.NDArray[_Scalar]) -> dict[int, npt.NDArray[_Scalar]]:
         """Return each rank's part of a column of the block, without a copy."""
         return {rank: column[own] for rank, own in self.slices().items()}
 
-    def together(self, parts: Mapping[int, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    def together(self, parts: Mapping[int, npt.NDArray[_Scalar]]) -> npt.NDArray[_Scalar]:
         """Join the parts of a column, one per rank, to a column of the block."""
         return np.concatenate([parts[rank] for rank in self.ranks])
 
@@ -58,7 +60,7 @@ class Block:
         for rank, rows in self.slices().items():
             yield Block((rank,), bounds_of([rows.stop - rows.start]), self.spans.take(rows))
 
-    def per_row(self, of_rank: npt.NDArray[np.generic]) -> npt.NDArray[Any]:
+    def per_row(self, of_rank: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]:
         """Repeat a value per rank, in the order of ``ranks``, for every row of the rank."""
         return np.repeat(of_rank, np.diff(self.bounds))
 

@@ -14,7 +14,10 @@ import stat
 import threading
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+if TYPE_CHECKING:
+    from msgspec.json import Decoder
 
 _T = TypeVar("_T")
 
@@ -24,7 +27,7 @@ MOST_RANKS: Final = 1 << 20
 LONGEST_WORD: Final = 8_192
 """Characters of a name; kernels of C++ templates have some thousand."""
 
-_DECODERS: Final[dict[Any, Any]] = {}
+_DECODERS: Final[dict[object, Decoder[Any]]] = {}
 
 _MAKING: Final = threading.Lock()
 """msgspec 0.22 lets a thread use a decoder that another one is still building, and crashes the process."""

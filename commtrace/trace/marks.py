@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -24,23 +24,13 @@ from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json
 from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, RankMetadata
 from commtrace.trace.run import DiscardedSegments, Drop, FailedCommunication, TriggeredDetail
-
-_LARGEST: Final = 2**62
-"""Sums and differences of two such numbers still fit into 64 bits."""
+from commtrace.trace.topology import Count, Number, Step, Time, Topology, Word
 
 _LARGEST_SUM: Final = 2**52
 """Of a step: 52 days of nanoseconds, 4 PB. A thousand of them can be added up."""
 
-Time = Annotated[int, Meta(ge=-_LARGEST, le=_LARGEST)]
-Count = Annotated[int, Meta(ge=0, le=_LARGEST)]
 Identity = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
-Number = Annotated[int, Meta(ge=-1, le=_LARGEST)]
-Step = Annotated[int, Meta(ge=-1, lt=2**31 - 1)]
 Rank = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
-Size = Annotated[int, Meta(ge=0, le=MOST_RANKS)]
-Word = Annotated[str, Meta(max_length=65_536)]
-Sizes = Annotated[dict[Word, Size], Meta(max_length=64)]
-Plain = Word | int | float | bool | None
 
 
 class _Group(Struct):
@@ -51,36 +41,6 @@ class _Group(Struct):
     name: Word = ""
     description: Word = ""
     backend: Word = ""
-
-
-class _Device(Struct):
-    name: Word
-    uuid: Word
-
-
-# Several are merged, such as {"coordinates": {"tp": 0}, "parallel": {"tp": 2}}. recording: the options;
-# invisible_paths: {name: "active" or "loaded"}; first_step: of the process; step_numbers: their source if the program
-# counts its steps.
-class _Topology(Struct, omit_defaults=True):
-    coordinates: Sizes | UnsetType = UNSET
-    parallel: Sizes | UnsetType = UNSET
-    framework: Annotated[dict[Word, Word], Meta(max_length=64)] | UnsetType = UNSET
-    device: _Device | UnsetType = UNSET
-    recording: Annotated[dict[Word, Plain | list[Word]], Meta(max_length=256)] | UnsetType = UNSET
-    invisible_paths: Annotated[dict[Word, Word], Meta(max_length=4096)] | UnsetType = UNSET
-    not_visible: Annotated[list[Word], Meta(max_length=4096)] | UnsetType = UNSET  # by older recorders
-    process_start_ns: Time | UnsetType = UNSET
-    ranks_per_node: Size | UnsetType = UNSET
-    first_step: Step | UnsetType = UNSET
-    step_numbers: Word | UnsetType = UNSET
-    schedule: Word | UnsetType = UNSET
-    stages: Size | UnsetType = UNSET
-    chunks: Size | UnsetType = UNSET
-    microbatches: Count | UnsetType = UNSET
-    zero_stage: Size | UnsetType = UNSET
-    stage_indices: Annotated[list[Size], Meta(max_length=MOST_RANKS)] | UnsetType = UNSET
-    without_times: bool | UnsetType = UNSET
-    whatif: Annotated[dict[Word, Count], Meta(max_length=256)] | UnsetType = UNSET
 
 
 class _ClockAnchor(Struct):
@@ -193,7 +153,7 @@ class _Failed(Struct):
 # "hidden_ends" (capture/device/hidden_ends.py). "dropped" counts spans by kind since the previous such mark.
 _TYPES: Final[Mapping[str, Any]] = {
     "process_group": _Group,
-    "topology": _Topology,
+    "topology": Topology,
     "clock_anchor": _ClockAnchor,
     "dropped": Annotated[dict[Word, Count], Meta(max_length=256)],
     "in_flight": Annotated[list[_InFlight], Meta(max_length=65_536)],
@@ -234,7 +194,7 @@ def _read_group(text: str, most_ranks: int) -> dict[str, Any]:
 
 def topology_fields() -> set[str]:
     """Return the declared fields of a topology."""
-    return set(_Topology.__struct_fields__)
+    return set(Topology.__annotations__)
 
 
 def _check_members(ranks: list[int], most_ranks: int) -> None:
@@ -244,15 +204,8 @@ def _check_members(ranks: list[int], most_ranks: int) -> None:
         raise ValueError(f"a group of a job of {most_ranks} ranks holds rank {ranks[-1]}")
 
 
-def _check_topology(detail: dict[str, Any]) -> None:
-    recording, whatif = detail.get("recording", {}), detail.get("whatif")
-    sample = recording.get("sample", 1)
-    if (
-        not isinstance(sample, int)
-        or not 0 <= sample < _LARGEST
-        or not isinstance(recording.get("skip_roles", []), list)
-    ):
-        raise ValueError("no recording has such options")
+def _check_topology(detail: Topology) -> None:
+    whatif = detail.get("whatif")
     if whatif is None:
         return
     if not whatif.get("seq_stride") or not whatif.get("pp_size"):
@@ -280,7 +233,7 @@ class Marks:
 
     def __init__(self) -> None:
         self.groups: dict[int, Group] = {}
-        self.topology: Mapping[str, Any] = {}
+        self.topology: Topology = {}
         self.dropped: Mapping[str, int] = {}
         self.anchors: list[ClockAnchor] = []
         self.in_flight: tuple[InFlight, ...] = ()
@@ -307,14 +260,12 @@ class Marks:
     @property
     def coordinates(self) -> Mapping[str, int]:
         """Return the position in each parallel dimension; empty without an integration."""
-        coordinates: Mapping[str, int] = self.topology.get("coordinates", {})
-        return coordinates
+        return self.topology.get("coordinates", {})
 
     @property
     def parallel(self) -> Mapping[str, int]:
         """Return the size of each parallel dimension; empty without an integration."""
-        sizes: Mapping[str, int] = self.topology.get("parallel", {})
-        return sizes
+        return self.topology.get("parallel", {})
 
     def completed(self, metadata: RankMetadata) -> RankMetadata:
         """Return the metadata with the device, which may be unknown when the header is written."""
@@ -328,7 +279,7 @@ class Marks:
         if name == "process_group":
             self.groups[detail["id"]] = Group(**{**detail, "ranks": tuple(detail["ranks"])})
         elif name == "topology":
-            self.topology = {**self.topology, **detail}
+            self.topology = cast(Topology, {**self.topology, **detail})
         elif name == "dropped":
             if at_ns is not None:
                 self.drops.append(Drop(at_ns, detail))

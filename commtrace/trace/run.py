@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from commtrace.trace.blocks import Block, blocks_of
 from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, RankMetadata
 from commtrace.trace.spans import Spans
+
+if TYPE_CHECKING:  # msgspec is not imported in training
+    from commtrace.trace.topology import Recording, Topology
 
 _BLOCKS: Final = "_blocks"
 
@@ -62,6 +65,10 @@ class PeerLook(NamedTuple):
     ended: tuple[int, ...]  # since the last look; none to show that the rank itself is still there
 
 
+def _no_facts() -> Topology:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class RankTrace:
     """Everything that one rank recorded. Times are ns of its own clock; empty or None means unknown or none."""
@@ -72,7 +79,7 @@ class RankTrace:
     coordinates: Mapping[str, int] = field(default_factory=dict)  # position in each parallel dimension
     parallel: Mapping[str, int] = field(default_factory=dict)  # size of each
     # further facts from the framework: framework, schedule, microbatches, …
-    topology: Mapping[str, Any] = field(default_factory=dict)
+    topology: Topology = field(default_factory=_no_facts)
     dropped: Mapping[str, int] = field(default_factory=dict)  # number of spans lost, by kind
     anchors: tuple[ClockAnchor, ...] = ()  # the monotonic clock against the wall clock
     in_flight: tuple[InFlight, ...] = ()  # as of its last report
@@ -102,21 +109,19 @@ class RankTrace:
         return self.metadata.rank
 
     @property
-    def recording(self) -> Mapping[str, Any]:
+    def recording(self) -> Recording:
         """Return the recording options: ``sample``, ``skip_roles``, …; empty if imported."""
-        options: Mapping[str, Any] = self.topology.get("recording", {})
-        return options
+        return self.topology.get("recording", {})
 
     @property
     def process_start_ns(self) -> int | None:
         """Return the start of its process; None if unknown."""
-        start_ns = self.topology.get("process_start_ns")
-        return start_ns if isinstance(start_ns, int) else None
+        return self.topology.get("process_start_ns")
 
     @property
     def first_step(self) -> int:
         """Return the first step of the process: the warm-up, recorded or not."""
-        return int(self.topology.get("first_step", 0))
+        return self.topology.get("first_step", 0)
 
     @property
     def has_times(self) -> bool:

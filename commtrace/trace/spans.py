@@ -18,7 +18,7 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
-DTYPE_OF_COLUMN: Mapping[str, Any] = {
+DTYPE_OF_COLUMN: Mapping[str, type[np.signedinteger | np.bool_]] = {
     "kind": np.int8,
     "name": np.int32,
     "lane": np.int8,
@@ -73,7 +73,7 @@ class Spans:
     def __len__(self) -> int:
         return len(self.kind)
 
-    def take(self, rows: npt.NDArray[Any] | slice) -> Spans:
+    def take(self, rows: npt.NDArray[np.integer | np.bool_] | slice) -> Spans:
         """Select rows by a mask, by indices (in that order) or by a slice (without copying)."""
         if not isinstance(rows, slice) and rows.dtype == np.bool_:
             rows = np.flatnonzero(rows)  # once instead of once for each column

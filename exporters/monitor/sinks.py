@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from commtrace.config import MonitorConfig
 from commtrace.exporters.monitor.hangs import HUNG, RESUMED
@@ -199,7 +199,7 @@ class _Failure(NamedTuple):
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Makes a redirect an error: urllib would follow it by a GET without the event, to any address."""
 
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, *_: object) -> None:
         return None
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from commtrace.config import Config
 from commtrace.errors import ConfigurationError, MissingExtraError
@@ -141,7 +141,7 @@ def processor_of(provider: TracerProvider | None) -> SpanProcessor | None:
         return None
     from opentelemetry.sdk.trace import SpanProcessor
 
-    processor: Any = getattr(provider, "_active_span_processor", None)
+    processor: object = getattr(provider, "_active_span_processor", None)
     if not isinstance(processor, SpanProcessor):
         return None
     return processor if getattr(processor, "_span_processors", ()) else None

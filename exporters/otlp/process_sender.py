@@ -18,15 +18,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from commtrace.config import Config
 from commtrace.errors import CommtraceError
 from commtrace.exporters.otlp.queue import Job, MetricsSnapshot, Settle
 from commtrace.live.rank import LiveRank
 from commtrace.trace.metadata import Group, RankMetadata
+from commtrace.trace.topology import Topology
 
 if TYPE_CHECKING:
+    from opentelemetry.util.types import AttributeValue
+
     from commtrace.exporters.otlp.sender import Sender
 
 _SECONDS_BETWEEN_LOOKS: Final = 0.5
@@ -44,8 +47,8 @@ class Update(NamedTuple):
     """Changed facts about the rank; not answered."""
 
     groups: Mapping[int, Group]
-    topology: Mapping[str, Any]
-    provider_attributes: Mapping[str, Any]
+    topology: Topology
+    provider_attributes: Mapping[str, AttributeValue]
 
 
 class SendSpans(NamedTuple):
@@ -135,7 +138,7 @@ class ProcessSender:
     """
 
     def __init__(self, config: Config, rank: LiveRank) -> None:
-        self.provider_attributes: Mapping[str, Any] = {}
+        self.provider_attributes: Mapping[str, AttributeValue] = {}
         self._start_message = Start(config, rank.metadata, rank.directory)
         self._rank = rank
         self._last_update: Update | None = None

@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final, Protocol
 
 from commtrace.exporters.scalars.series import PREFIX, Finding, Point
 
 _STEP: Final = "step"
 _MOST_FINDINGS: Final = 100
+
+
+class _WandbRun(Protocol):
+    """The part of ``wandb.Run`` that is used."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def summary(self) -> MutableMapping[str, object]: ...
+
+    def define_metric(self, name: str, *, step_metric: str) -> object: ...
+
+    def log(self, data: Mapping[str, float], *, commit: bool) -> None: ...
+
+
+class _MlflowRunInfo(Protocol):
+    @property
+    def run_id(self) -> str: ...
+
+
+class _MlflowRun(Protocol):
+    """The part of ``mlflow.ActiveRun`` that is used."""
+
+    @property
+    def info(self) -> _MlflowRunInfo: ...
 
 
 class _Log:
@@ -32,7 +58,7 @@ class WandbRuns:
     """
 
     def __init__(self) -> None:
-        self._run: Any = None
+        self._run: _WandbRun | None = None
         self._row = -1
         self._axes: set[str] = set()
         self._log = _Log()
@@ -45,7 +71,7 @@ class WandbRuns:
         run = _open_wandb_run()
         if run is not None and run is self._run:
             with _until_finished(run):
-                return bool(run.step != self._row)
+                return run.step != self._row
         return True  # steps while no run is open are in no row
 
     def write(self, points: Sequence[Point], findings: Sequence[Finding]) -> None:
@@ -57,7 +83,7 @@ class WandbRuns:
     def close(self) -> None:
         """Leave the run to the script."""
 
-    def _write(self, run: Any, points: Sequence[Point], findings: Sequence[Finding]) -> None:
+    def _write(self, run: _WandbRun, points: Sequence[Point], findings: Sequence[Finding]) -> None:
         if run is not self._run:
             self._run, self._log = run, _Log()
             self._axes.clear()
@@ -73,13 +99,13 @@ class WandbRuns:
             run.summary[f"{PREFIX}/findings"] = self._log.add(findings)
 
 
-def _open_wandb_run() -> Any:
-    run = getattr(sys.modules.get("wandb"), "run", None)
+def _open_wandb_run() -> _WandbRun | None:
+    run: _WandbRun | None = getattr(sys.modules.get("wandb"), "run", None)
     return None if run is None or getattr(run, "disabled", False) else run
 
 
 @contextmanager
-def _until_finished(run: Any) -> Iterator[None]:
+def _until_finished(run: _WandbRun) -> Iterator[None]:
     """Ignore exceptions of a run that the script has finished meanwhile."""
     try:
         yield
@@ -105,7 +131,7 @@ class MlflowRuns:
         run = _open_mlflow_run()
         if run is None:
             return
-        mlflow: Any = sys.modules["mlflow"]
+        mlflow = sys.modules["mlflow"]
         if run.info.run_id != self._run_id:
             self._run_id, self._log = run.info.run_id, _Log()
         client = mlflow.MlflowClient()
@@ -123,7 +149,7 @@ class MlflowRuns:
         """Leave the run to the script."""
 
 
-def _open_mlflow_run() -> Any:
+def _open_mlflow_run() -> _MlflowRun | None:
     """Return the newest run that any thread has open, None if there is none.
 
     Raises:
@@ -134,8 +160,10 @@ def _open_mlflow_run() -> Any:
         return None
     # The public active_run() knows only runs of the calling thread, but before MLflow 2.14, those of all threads.
     of_any_thread = getattr(fluent, "_get_latest_active_run", None)
+    run: _MlflowRun | None
     if of_any_thread is not None:
-        return of_any_thread()
+        run = of_any_thread()
+        return run
     run = fluent.active_run()
     if run is None:
         version = getattr(sys.modules.get("mlflow"), "__version__", "?")

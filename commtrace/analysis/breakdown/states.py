@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -114,8 +114,7 @@ class LaneIntervals(NamedTuple):
     def filled(self) -> LaneIntervals:
         """Return the intervals that are not empty."""
         rows = np.flatnonzero(self.end > self.start)
-        columns: list[Any] = [column[rows] for column in self]
-        return LaneIntervals(*columns)
+        return LaneIntervals._make(column[rows] for column in self)
 
 
 class ReadyTimes(NamedTuple):
@@ -163,8 +162,7 @@ class LaneStates(NamedTuple):
 
 def together(parts: Sequence[LaneIntervals]) -> LaneIntervals:
     """Return the intervals of all parts."""
-    columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return LaneIntervals(*columns)
+    return LaneIntervals._make(np.concatenate(column) for column in zip(*parts, strict=True))
 
 
 def lane_states(run: Run, block: Block, ready_times: ReadyTimes, roles: Roles, axis: Int64) -> LaneStates:

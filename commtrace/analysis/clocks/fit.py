@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +83,7 @@ def _changes(values: Int64) -> npt.NDArray[np.bool_]:
     return changes
 
 
-def _collectives(run: Run, keys: Sequence[tuple[str, str]]) -> tuple[Any, ...]:
+def _collectives(run: Run, keys: Sequence[tuple[str, str]]) -> tuple[Int64, ...]:
     """Return group, seq, clock, start, end and step of the synchronising collectives of all ranks."""
     number = {key: position for position, key in enumerate(keys)}
     rows = [_synchronising(run, block) for block in run.blocks]
@@ -349,14 +349,14 @@ NEVER_STEPPED: Final = PiecewiseClock(())
 """The later parts of a clock that has none."""
 
 
-def least_power(numbers: npt.NDArray[np.generic], fewer_than: int, power: int = 0) -> int:
+def least_power(numbers: npt.NDArray[np.integer], fewer_than: int, power: int = 0) -> int:
     """Return the smallest k ≥ ``power`` with fewer multiples of 2^k than the limit."""
     while np.count_nonzero(multiples(numbers, power)) >= fewer_than and power < 62:
         power += 1
     return power
 
 
-def multiples(numbers: npt.NDArray[Any], power: int) -> Bool:
+def multiples(numbers: npt.NDArray[np.integer], power: int) -> Bool:
     return np.asarray(numbers & ((1 << power) - 1) == 0)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Int64
+from commtrace.trace.spans import Int32, Int64
 
 _FEW_UNMATCHED: Final = 0.05
 """Unmatched share of a role's stalls that does not change the findings on the rest."""
@@ -241,7 +241,7 @@ def _grouped(calls: Calls, detail: Detail) -> tuple[list[_Key], Int64, Int64]:
     return [_Key(*key) for key in keys], order, begins
 
 
-def _key_columns(calls: Calls, detail: Detail) -> list[npt.NDArray[Any]]:
+def _key_columns(calls: Calls, detail: Detail) -> list[Int32 | Int64]:
     divided_by = np.zeros(len(calls), np.int64)
     if detail is Detail.SIZE:
         divided_by = _power_of_two(calls.num_bytes)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from commtrace.trace.json_values import JsonObject
 
-Samples = npt.NDArray[np.floating[Any] | np.integer[Any]]
+Samples = npt.NDArray[np.floating | np.integer]
 
 FEWEST_SAMPLES: Final = 5
 """Fewest steps from which the noise can be known."""

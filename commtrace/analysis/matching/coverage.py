@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from commtrace.analysis.matching.roles import Roles
 from commtrace.trace import schema
 from commtrace.trace.metadata import IMPORTED
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Spans
+from commtrace.trace.spans import Int64, Spans
 
 _USUAL_BYPASS: Final = {
     "tp": "user buffers of Transformer Engine or symmetric memory",
@@ -249,7 +249,7 @@ def _unwritten(trace: RankTrace, arrivals: RankArrivals, by_others: int) -> int 
     return None if is_complete and by_others <= 0 else max(0, by_others)
 
 
-def _gaps(known: Any, end: int) -> list[tuple[int, int]]:
+def _gaps(known: Int64, end: int) -> list[tuple[int, int]]:
     edges = np.concatenate([[-1], known, [end]])
     holes = np.flatnonzero(np.diff(edges) > 1)
     return [(int(edges[at]) + 1, int(edges[at + 1]) - 1) for at in holes[:_MOST_RANGES]]
@@ -287,7 +287,7 @@ def _messages(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
     }
 
 
-def _numbers(trace: RankTrace, kind: int) -> tuple[Any, Any]:
+def _numbers(trace: RankTrace, kind: int) -> tuple[Int64, Int64]:
     spans = trace.spans
     rows = np.flatnonzero((spans.kind == kind) & (spans.group >= 0) & (spans.seq >= 0))
     if not len(rows):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -306,14 +306,14 @@ class Buckets(NamedTuple):
     size: Int64
     of_sorted_row: Int64  # bucket of each sorted row
 
-    def maximum(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def maximum(self, values: npt.NDArray[np.integer]) -> Int64:
         """Return the largest value in each bucket; values are aligned with the unsorted rows."""
         return np.asarray(np.maximum.reduceat(values[self.order], self.first))
 
-    def minimum(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def minimum(self, values: npt.NDArray[np.integer]) -> Int64:
         return np.asarray(np.minimum.reduceat(values[self.order], self.first))
 
-    def differ(self, values: npt.NDArray[Any]) -> Bool:
+    def differ(self, values: npt.NDArray[np.generic]) -> Bool:
         ordered = values[self.order]
         changes = ordered[1:] != ordered[:-1]
         changes &= self.of_sorted_row[1:] == self.of_sorted_row[:-1]

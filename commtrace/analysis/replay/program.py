@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -205,7 +205,7 @@ def stage_of(trace: RankTrace) -> int:
     return int(stages[0]) if len(stages) else 0
 
 
-def by_rank(program: Program, rank: Int32, row: Int32, values: Callable[[int], npt.NDArray[Any]]) -> Int64:
+def by_rank(program: Program, rank: Int32, row: Int32, values: Callable[[int], Int64 | npt.NDArray[np.bool_]]) -> Int64:
     """Return the value of its rank at each row; ``rank`` must come in ascending runs."""
     picked = np.empty(len(rank), np.int64)
     heads = np.flatnonzero(np.diff(rank, prepend=-1))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +76,7 @@ def whatif_trace_of(run: Run) -> WhatIfTrace:
         raise TraceFormatError(_what_is_irregular(run, steps, (stage, optype, seq), step, dp_rank))
     first = np.full(len(steps), np.iinfo(np.int64).max)
     np.minimum.at(first, step, start)
-    names: npt.NDArray[Any] = np.array(types)[optype]
+    names: npt.NDArray[np.str_] = np.array(types)[optype]
     in_phase = np.isin(types, ("forward-compute", "backward-compute"))[optype]
     return WhatIfTrace(
         sizes={name: int(value) for name, value in study.items() if name != "seq_stride"},

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from types import ModuleType
+from typing import Final, NamedTuple
 
 PART: Final = "search for invisible communication"
 
@@ -14,7 +15,7 @@ CAPTURED_COMMUNICATION: Final = "communication captured into CUDA graphs"
 ACTIVE: Final = "active"
 LOADED: Final = "loaded"
 
-Modules = Mapping[str, Any]
+Modules = Mapping[str, ModuleType]
 
 
 class InvisiblePath(NamedTuple):

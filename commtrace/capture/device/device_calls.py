@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from commtrace.capture.collectives.untraced_paths import CAPTURED_COMMUNICATION
 from commtrace.capture.device.clock import CudaClock, CudaMark, Mark
 from commtrace.capture.device.hidden_ends import FlightRecorder, HiddenEnds
+from commtrace.capture.hooks import Arguments, Keywords
 from commtrace.capture.records import (
     DeviceCall,
     Launch,
@@ -428,5 +429,5 @@ class StreamWaits:
         tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
 
 
-def _stream_of(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> torch.cuda.Stream | None:
+def _stream_of(arguments: Arguments, keywords: Keywords) -> torch.cuda.Stream | None:
     return arguments[0] if arguments else keywords.get("stream")

@@ -7,7 +7,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from types import ModuleType
+from typing import Final
 
 from commtrace.capture.device.clock import now_ns
 from commtrace.trace.metadata import SLOWDOWNS, DeviceState
@@ -64,7 +65,7 @@ class DeviceWatch:
 
     def _run(self, uuid: str) -> None:
         try:
-            nvml: Any = importlib.import_module("pynvml")
+            nvml = importlib.import_module("pynvml")
         except ImportError:
             return
         try:
@@ -80,11 +81,12 @@ class DeviceWatch:
             self._failed(PART, error)
 
 
-def read_device(nvml: Any, device: Any, at_ns: int) -> DeviceState:
-    def query(name: str, *arguments: object) -> Any:
+def read_device(nvml: ModuleType, device: object, at_ns: int) -> DeviceState:
+    def query(name: str, *arguments: object) -> int | None:
         ask = getattr(nvml, name, None)  # older ones lack some
         try:
-            return None if ask is None else ask(device, *arguments)
+            answer: int | None = None if ask is None else ask(device, *arguments)
+            return answer
         except nvml.NVMLError:
             return None  # this device does not say, or not to this user
 
@@ -108,7 +110,7 @@ def read_device(nvml: Any, device: Any, at_ns: int) -> DeviceState:
     )
 
 
-def _link_errors(nvml: Any, query: Callable[..., Any]) -> Iterator[int]:
+def _link_errors(nvml: ModuleType, query: Callable[..., int | None]) -> Iterator[int]:
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         if query("nvmlDeviceGetNvLinkState", link) != nvml.NVML_FEATURE_ENABLED:
             continue

@@ -12,7 +12,7 @@ import statistics
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from commtrace.capture.collectives.operations import LEGACY
 from commtrace.capture.device.clock import now_ns
@@ -222,7 +222,7 @@ def dump_of(backend: str) -> bytes:
     """Return a backend's flight recorder as JSON; empty where this torch has no such function."""
     import torch
 
-    c10d: Any = torch._C._distributed_c10d
+    c10d = vars(torch._C)["_distributed_c10d"]
     # The old backend keeps a recorder of its own. The others are recorded by torch's hook, by the backend's name.
     if backend != LEGACY.name:
         return bytes(c10d._dump_fr_trace_json(True, False, backend))

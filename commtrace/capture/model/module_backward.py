@@ -53,7 +53,9 @@ class BackwardSpans:
         self._part = part
         self.make_rows = module_rows(tracer.clock)
         self._open: dict[int, list[_Open]] = {}
-        self.hook_type, self.key, self.attach = Hook, KEY, attach  # for code that may not import this module
+        # For code that may not import this module. Torch's own keys are numbers.
+        self.hook_type, self.attach = Hook, attach
+        self.key: object = KEY
         self.begins, self.completes = _hooks(tracer, part, self.make_rows, self._open, self._new_pass)
 
     def forget(self) -> None:

@@ -206,7 +206,7 @@ class SampledSteps:
         )
         for name, dtype in DTYPE_OF_COLUMN.items():
             most_code = _CODES.get(name, len(sample.words) if name in ("name", "dtype") else None)
-            limits = np.iinfo(np.int8 if dtype is np.bool_ else dtype)
+            limits = np.iinfo(np.int8 if issubclass(dtype, np.bool_) else dtype)
             low, high = int(columns[name].min(initial=0)), int(columns[name].max(initial=0))
             lowest = limits.min if most_code is None else schema.NOT_APPLICABLE
             if low < lowest or high > limits.max or (most_code is not None and high >= max(most_code, 1)):

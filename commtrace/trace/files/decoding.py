@@ -19,6 +19,7 @@ from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.run import RankTrace
 from commtrace.trace.selection import StepRange
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans
+from commtrace.trace.topology import without_place
 
 _LATEST_NS: Final = 2**61
 """The year 2043 of an imported trace; differences of such times fit into 64 bits."""
@@ -221,7 +222,7 @@ def _trace(
         groups=marks.groups,
         coordinates=marks.coordinates,
         parallel=marks.parallel,
-        topology={key: value for key, value in marks.topology.items() if key not in ("coordinates", "parallel")},
+        topology=without_place(marks.topology),
         dropped=marks.dropped,
         anchors=(metadata.anchor, *marks.anchors),
         in_flight=marks.in_flight,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -367,7 +367,7 @@ def _end_byte(index: SegmentIndex, end_batch: int) -> int:
     return last.offset + last.size
 
 
-def _range(values: npt.NDArray[Any]) -> tuple[int, int]:
+def _range(values: npt.NDArray[np.integer]) -> tuple[int, int]:
     return (int(values.min()), int(values.max())) if len(values) else (0, -1)
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -215,7 +216,7 @@ class _RankTail:
         end = self._begin if self._at == len(self._indexes) - 1 else 0
         head: list[pa.Table] = []
         for at in range(min(end, _MOST_HEAD)):
-            part = self._guarded(index, lambda at=at: index.read(at, at + 1))
+            part = self._guarded(index, partial(index.read, at, at + 1))
             if part is None:
                 break
             head.append(part)
@@ -231,7 +232,7 @@ class _RankTail:
     def all_problems(self) -> list[str]:
         return [*self.problems, *(problem for index in self._indexes for problem in index.problems)]
 
-    def _guarded(self, index: SegmentIndex, read: Any) -> object:
+    def _guarded(self, index: SegmentIndex, read: Callable[[], object]) -> object:
         """Return the result of ``read``; None if the file is gone or broken, which is reported once."""
         try:
             return read()

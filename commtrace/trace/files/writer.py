@@ -258,7 +258,7 @@ class SegmentWriter:
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=schema.SCHEMA)
 
-    def _column(self, field: pa.Field, values: npt.NDArray[np.generic], names: Sequence[str]) -> pa.Array:
+    def _column(self, field: pa.Field, values: npt.NDArray[np.integer], names: Sequence[str]) -> pa.Array:
         if field.name in _CLOSED_VOCABULARIES:
             return pa.DictionaryArray.from_arrays(pa.array(values, pa.int8()), _CLOSED_VOCABULARIES[field.name])
         if field.name in self._words:
@@ -289,7 +289,7 @@ class _Vocabulary:
             codes = [self._codes[value] for value in values]
         return pa.DictionaryArray.from_arrays(pa.array(codes, self._index_type), self._words)
 
-    def recode(self, codes: npt.NDArray[Any], names: Sequence[str]) -> pa.Array:
+    def recode(self, codes: npt.NDArray[np.integer], names: Sequence[str]) -> pa.Array:
         """Translate codes of ``names`` into own ones; negative codes become null."""
         used = np.unique(codes[codes >= 0]).tolist()
         if any(names[code] not in self._codes for code in used):

@@ -1,0 +1,72 @@
+"""The place of a rank in its job, and facts of its framework and recording: the mark ``topology``.
+
+The bounds of the fields are those that :mod:`commtrace.trace.marks` checks.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypedDict
+
+from msgspec import Meta
+
+from commtrace.trace.inputs import MOST_RANKS
+
+LARGEST: Final = 2**62
+"""Sums and differences of two such numbers still fit into 64 bits."""
+
+Time = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
+Count = Annotated[int, Meta(ge=0, le=LARGEST)]
+Number = Annotated[int, Meta(ge=-1, le=LARGEST)]
+Step = Annotated[int, Meta(ge=-1, lt=2**31 - 1)]
+Size = Annotated[int, Meta(ge=0, le=MOST_RANKS)]
+Word = Annotated[str, Meta(max_length=65_536)]
+Sizes = Annotated[dict[Word, Size], Meta(max_length=64)]
+
+
+class Device(TypedDict):
+    name: Word
+    uuid: Word
+
+
+class Recording(TypedDict, total=False):
+    """Options that leave something out, unless at their default."""
+
+    steps: Word
+    sample: Count
+    keep_steps: Count
+    keep_bytes: Count
+    skip_roles: Annotated[list[Word], Meta(max_length=256)]
+
+
+# Several are merged, such as {"coordinates": {"tp": 0}, "parallel": {"tp": 2}}. invisible_paths: {name: "active" or
+# "loaded"}; first_step: of the process; step_numbers: their source if the program counts its steps.
+class Topology(TypedDict, total=False):
+    """The place of a rank in the job, and facts of its framework and recording."""
+
+    coordinates: Sizes
+    parallel: Sizes
+    framework: Annotated[dict[Word, Word], Meta(max_length=64)]
+    device: Device
+    recording: Recording
+    invisible_paths: Annotated[dict[Word, Word], Meta(max_length=4096)]
+    not_visible: Annotated[list[Word], Meta(max_length=4096)]  # by older recorders
+    process_start_ns: Time
+    ranks_per_node: Size
+    first_step: Step
+    step_numbers: Word
+    schedule: Word
+    stages: Size
+    chunks: Size
+    microbatches: Number
+    zero_stage: Size
+    stage_indices: Annotated[list[Size], Meta(max_length=MOST_RANKS)]
+    without_times: bool
+    whatif: Annotated[dict[Word, Count], Meta(max_length=256)]
+
+
+def without_place(topology: Topology) -> Topology:
+    """Return a topology without coordinates and sizes, which a trace has in fields of its own."""
+    facts = topology.copy()
+    facts.pop("coordinates", None)
+    facts.pop("parallel", None)
+    return facts

@@ -56,7 +56,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "trigger": _Command("Record coming steps of a running job in detail, on all ranks."),
     "monitor": _Command("Watch a running job: which ranks are slow, why, what it costs."),
     "metrics": _Command("Export the critical path of a run to Prometheus or OpenTelemetry.", analyses=True),
-    "export": _Command("Write a run for the Perfetto UI or another viewer.", analyses=True),
+    "export": _Command("Write a run for the Perfetto UI, or its tables as files.", analyses=True),
     "plot": _Command("Draw a run as SVG, PNG or PDF: timeline, breakdown or heat map.", analyses=True),
     "import": _Command("Make a run from a recording of another program.", analyses=True),
     "merge": _Command("Merge the ranks of one job from several nodes."),

@@ -53,7 +53,7 @@ _ROW_LAYER, _WORK_LAYER, _STALL_LAYER, _HOST_LAYER, _TEXT_LAYER = 0, 1, 6, 7, 8
 
 
 class _Row(NamedTuple):
-    index: int  # of the rank in the outline
+    rank_index: int  # in the ranks of the outline
     label: str
 
 
@@ -79,11 +79,11 @@ def draw_timeline(
     """
     outline = timeline.outline()
     rows = _rows(timeline, step, outline, ranks)
-    boxes_of = {one["rank_index"]: one for one in timeline.step(step, {row.index for row in rows})["ranks"]}
+    boxes_of = {one["rank_index"]: one for one in timeline.step(step, {row.rank_index for row in rows})["ranks"]}
     duration_ms = timeline.duration_ns(step) / 1e6
     drawing = _Drawing(outline, colour_by, duration_ms)
     for place, row in enumerate(rows):
-        drawing.add_rank(boxes_of[row.index], place)
+        drawing.add_rank(boxes_of[row.rank_index], place)
     title = f"{run_id} · {'whole recording' if step < 0 else f'step {step}'} · {duration_ms:.4g} ms"
     caption = f"{_clocks(outline)} {_shown(len(rows), len(outline['ranks']), is_choice=ranks is not None)}".strip()
     with new_plot(len(rows) * _ROW_INCHES + 1.3, title, caption) as (plot, axes):

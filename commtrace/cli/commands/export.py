@@ -13,36 +13,51 @@ from commtrace.analysis.steps.choice import load_window
 from commtrace.analysis.timeline import Timeline
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, StepsOption, run_directory
 from commtrace.cli.output import PlainConsole, duration
+from commtrace.cli.table_files import write_csv, write_parquet
 from commtrace.exporters import chrome_trace, perfetto
 
 _MANY_SLICES = 2_000_000
 
 
 class Format(str, Enum):
-    """The format of the file."""
+    """The format of the file, or of the files."""
 
     PERFETTO = "perfetto"
     CHROME = "chrome"
+    CSV = "csv"
+    PARQUET = "parquet"
 
 
 def export(
     runs: RunsArgument = DEFAULT_RUNS,
-    format: Annotated[Format, typer.Option(help="perfetto (for ui.perfetto.dev) or chrome (JSON).")] = Format.PERFETTO,
+    format: Annotated[
+        Format,
+        typer.Option(help="perfetto (for ui.perfetto.dev) or chrome (JSON); csv or parquet for all tables."),
+    ] = Format.PERFETTO,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="The file to write. Default: trace.pftrace or trace.json.", show_default=False
+            "--output",
+            "-o",
+            help="The file to write, or the directory of the tables. Default: trace.pftrace, trace.json or tables.",
+            show_default=False,
         ),
     ] = None,
     steps: StepsOption = "",
 ) -> None:
-    """Write a run for the Perfetto UI or another viewer.
+    """Write a run for the Perfetto UI, or its tables as files.
 
     A process per rank; in it the schedule, the stalls and a track for every process group; arrows from sends to their
     receives. The perfetto format is Perfetto's own and needs the perfetto package; without it the Chrome JSON is
     written, which the Perfetto UI opens as well.
+
+    With csv or parquet, a file for each of the tables that `commtrace sql` has: spans, steps, ranks and so on. Existing
+    ones are replaced.
     """
     run = run_directory(runs)
+    if format in (Format.CSV, Format.PARQUET):
+        _write_tables(run, steps, format, output or Path("tables"))
+        return
     console = PlainConsole(stderr=True)
     window = load_window(run, steps or None)
     timeline = Timeline.of_recording(window.context, window.wanted)
@@ -62,6 +77,27 @@ def export(
         console.print("That is more than a browser draws smoothly: choose steps with --steps A:B.")
     num_steps = f"{len(timeline.steps)} step{'s' * (len(timeline.steps) != 1)}"
     typer.echo(f"{target}: {num_steps}, {num_slices} slices. Next: open it at https://ui.perfetto.dev")
+
+
+def _write_tables(run: Path, steps: str, format: Format, directory: Path) -> None:
+    from commtrace.recorded_run import open as open_run
+    from commtrace.sql import TABLES
+
+    recorded = open_run(run, steps=steps or None)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, make in TABLES.items():
+        if name == "files":  # rows as they were recorded, which other programs read from the run itself
+            continue
+        rows = make(recorded)
+        path = directory / f"{name}.{format.value}"
+        if format is Format.PARQUET:
+            write_parquet(rows, path)
+        else:
+            with path.open("w", newline="", encoding="utf-8") as file:
+                write_csv(rows, file)
+        typer.echo(f"{path}: {len(rows)} rows")
+    for problem in recorded.problems:
+        typer.echo(f"! {problem}", err=True)
 
 
 def _clocks(timeline: Timeline) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import sys
@@ -19,8 +18,8 @@ from rich.table import Table
 
 from commtrace.cli.arguments import StepsOption
 from commtrace.cli.output import wide_console
+from commtrace.cli.table_files import write_csv, write_parquet
 from commtrace.errors import ConfigurationError
-from commtrace.trace.inputs import printable
 
 _MOST_ROWS: Final = 1_000
 _WIDEST: Final = 10_000
@@ -63,17 +62,12 @@ def sql(
         typer.echo(f"! {problem}", err=True)
     rows = answer(recorded, query)
     if output_format is Format.PARQUET:
-        import pyarrow.parquet
-
-        pyarrow.parquet.write_table(rows, output)
+        assert output is not None
+        write_parquet(rows, output)
         return
     with _opened(output) as file:
         if output_format is Format.CSV:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(rows.column_names)
-            is_terminal = output is None and sys.stdout.isatty()
-            for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
-                writer.writerow(_for_terminal(value) if is_terminal else value for value in row)
+            write_csv(rows, file, for_terminal=output is None and sys.stdout.isatty())
         elif output_format is Format.JSON:
             json.dump([_jsonable(row) for row in rows.to_pylist()], file, allow_nan=False, default=str)
             file.write("\n")
@@ -83,11 +77,6 @@ def sql(
 
 def _opened(output: Path | None) -> AbstractContextManager[IO[str]]:
     return nullcontext(sys.stdout) if output is None else output.open("w", newline="")
-
-
-def _for_terminal(value: object) -> object:
-    """Return a value without the control characters that a recording may hold."""
-    return printable(value) if isinstance(value, str) else value
 
 
 def _jsonable(value: object) -> object:

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
+import commtrace
 from commtrace.cli.main import app
 from commtrace.exporters import perfetto
+from commtrace.sql import TABLES
 from tests.cli.recorded import record
 from tests.pipeline_factory import PipelineJob
+from tests.two_ranks import write_two_ranks
 
 runner = CliRunner()
 
@@ -38,6 +44,32 @@ def test_perfetto_is_native_where_its_package_is_installed(recorded: Path, tmp_p
     assert result.exit_code == 0, result.output
     assert not output.read_bytes().startswith(b"{")
     assert "https://ui.perfetto.dev" in result.stdout
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_every_table_is_a_file(suffix: str, tmp_path: Path) -> None:
+    run, tables = write_two_ranks(tmp_path / "run"), tmp_path / "tables"
+
+    result = runner.invoke(app, ["export", str(run), "--format", suffix, "-o", str(tables)])
+
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in tables.iterdir()} == {f"{name}.{suffix}" for name in TABLES if name != "files"}
+    read = pyarrow.csv.read_csv if suffix == "csv" else pyarrow.parquet.read_table
+    opened = commtrace.open(run)
+    spans, steps = read(tables / f"spans.{suffix}"), read(tables / f"steps.{suffix}")
+    assert f"{tables / f'spans.{suffix}'}: {len(spans)} rows" in result.stdout
+    for name in ("rank", "start_ns", "end_ns", "kind", "bytes"):
+        assert spans[name].to_pylist() == opened.spans()[name].to_pylist()
+    assert steps["compute_ns"].to_pylist() == opened.steps()["compute_ns"].to_pylist()
+
+
+def test_lists_of_ranks_are_text_in_csv(tmp_path: Path) -> None:
+    run = write_two_ranks(tmp_path / "run")
+
+    runner.invoke(app, ["export", str(run), "--format", "csv", "-o", str(tmp_path)])
+
+    with (tmp_path / "communication_by_group.csv").open(newline="") as file:
+        assert {row["ranks"] for row in csv.DictReader(file)} == {"[0, 1]"}
 
 
 def test_without_the_package_chrome_json_is_written_and_said(

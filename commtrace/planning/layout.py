@@ -1,0 +1,176 @@
+"""How a model is divided between ranks, and what each of them keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import lcm
+from typing import Literal, TypeAlias
+
+from commtrace.errors import ConfigurationError
+from commtrace.planning.model import Model
+
+Group: TypeAlias = tuple[int, ...]
+"""The global ranks of a process group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Parallel sizes, the batch, and what is sharded, recomputed and fused.
+
+    Raises:
+        ConfigurationError: the sizes contradict one another.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    ep: int = 1
+    expert_tp: int = 0  # tensor parallel size of experts; 0: tp
+    chunks: int = 1  # model chunks of each pipeline rank: the virtual pipeline size
+    microbatch: int = 1  # sequences
+    microbatches: int = 1  # of each rank in an iteration
+    sequence_parallel: bool = False
+    distributed_optimizer: bool = False
+    zero_stage: int | None = None  # DeepSpeed's 0 to 3; None: not DeepSpeed
+    recompute: Literal["none", "selective", "full"] = "none"
+    flash_attention: bool = False
+    fused_cross_entropy: bool = False
+    cp_communication: Literal["ring", "all_to_all"] = "ring"
+    overlap_gradients: bool = False  # gradients are reduced during the last backward, in buckets
+    bucket_elements: int = 0  # largest bucket; 0: max(40,000,000, 1,000,000 · dp)
+    parameter_bytes: int = 2
+    gradient_bytes: int = 0  # 0: 4 in Megatron-LM, 2 in DeepSpeed
+    optimizer_bytes: int = 12  # of each parameter: an fp32 copy and Adam's two moments
+
+    def __post_init__(self) -> None:
+        if not self.expert_tp:
+            object.__setattr__(self, "expert_tp", self.tp)
+        if not self.gradient_bytes:
+            object.__setattr__(self, "gradient_bytes", 4 if self.zero_stage is None else 2)
+        sizes = ("tp", "pp", "dp", "cp", "ep", "expert_tp", "chunks", "microbatch", "microbatches")
+        for name in (*sizes, "parameter_bytes", "gradient_bytes", "optimizer_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}: give a number above 0")
+        if (self.tp * self.cp * self.dp) % (self.expert_tp * self.ep):
+            raise ConfigurationError(
+                f"tp · cp · dp ({self.tp * self.cp * self.dp}) is no multiple of expert_tp · ep "
+                f"({self.expert_tp * self.ep}): lower ep, or use more ranks"
+            )
+        if self.sequence_parallel and self.tp == 1:
+            raise ConfigurationError("sequence_parallel divides activations over tp, which is 1: leave it out")
+        if self.chunks > 1 and self.pp == 1:
+            raise ConfigurationError(f"{self.chunks} chunks need a pipeline: raise pp above 1, or leave chunks out")
+        if self.chunks > 1 and self.microbatches % self.pp:
+            raise ConfigurationError(
+                f"the interleaved schedule needs a multiple of pp ({self.pp}) microbatches, not {self.microbatches}: "
+                "change the global batch, or leave chunks out"
+            )
+        if self.zero_stage is not None and not 0 <= self.zero_stage <= 3:
+            raise ConfigurationError(f"zero_stage is {self.zero_stage}: DeepSpeed has 0, 1, 2 and 3")
+        if self.zero_stage is not None and self.distributed_optimizer:
+            raise ConfigurationError(
+                "distributed_optimizer is Megatron-LM's and zero_stage DeepSpeed's: give one of them"
+            )
+
+    def check(self, model: Model) -> None:
+        """Raise ConfigurationError if ``model`` cannot be divided in this way."""
+        parts = self.pp * self.chunks
+        if model.layers % parts:
+            raise ConfigurationError(
+                f"{model.layers} layers cannot be divided evenly into pp · chunks = {parts} parts: change pp or chunks"
+            )
+        for name in ("heads", "query_groups", "vocabulary", "ffn"):
+            if getattr(model, name) % self.tp:
+                unit = lcm(self.tp, 128) if name == "vocabulary" else self.tp
+                padded = -(-getattr(model, name) // unit) * unit
+                raise ConfigurationError(
+                    f"{name} ({getattr(model, name)}) is no multiple of tp ({self.tp}): "
+                    f"lower tp, or change {name} to {padded}"
+                )
+        if model.sequence % (self.cp * (self.tp if self.sequence_parallel else 1)):
+            raise ConfigurationError(
+                f"sequence ({model.sequence}) cannot be divided over cp ({self.cp}) and, with sequence_parallel, tp "
+                f"({self.tp})"
+            )
+        if self.ep > 1 and model.experts % self.ep:
+            raise ConfigurationError(f"{model.experts} experts cannot be divided over ep = {self.ep}: lower ep")
+        if self.ep > 1 and not model.experts:
+            raise ConfigurationError(f"ep is {self.ep}, but the model has no experts: leave ep out, or give experts")
+        if model.experts and model.expert_ffn % self.expert_tp:
+            raise ConfigurationError(f"expert_ffn ({model.expert_ffn}) is no multiple of expert_tp ({self.expert_tp})")
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def data_copies(self) -> int:
+        """The ranks that hold the same dense parameters, and so share the distributed optimizer: dp · cp."""
+        return self.dp * self.cp
+
+    @property
+    def expert_data_copies(self) -> int:
+        """The ranks that hold the same expert parameters."""
+        return self.tp * self.cp * self.dp // (self.expert_tp * self.ep)
+
+    def stage_ranks(self, stage: int) -> range:
+        """Return the ranks of a pipeline stage; the pipeline is the outermost dimension."""
+        size = self.world_size // self.pp
+        return range(stage * size, (stage + 1) * size)
+
+    def stage_layers(self, model: Model, stage: int) -> tuple[range, ...]:
+        """Return the layers of each chunk of a stage."""
+        size = model.layers // (self.pp * self.chunks)
+        begins = [(chunk * self.pp + stage) * size for chunk in range(self.chunks)]
+        return tuple(range(begin, begin + size) for begin in begins)
+
+    def tp_group(self, rank: int) -> Group:
+        begin = rank // self.tp * self.tp
+        return tuple(range(begin, begin + self.tp))
+
+    def cp_group(self, rank: int) -> Group:
+        return self._along(rank, self.tp, self.cp)
+
+    def dp_cp_group(self, rank: int) -> Group:
+        return self._along(rank, self.tp, self.cp * self.dp)
+
+    def pp_group(self, rank: int) -> Group:
+        return self._along(rank, self.tp * self.cp * self.dp, self.pp)
+
+    def ep_group(self, rank: int) -> Group:
+        return self._along(rank, self.expert_tp, self.ep)
+
+    def tp_ep_group(self, rank: int) -> Group:
+        return self._along(rank, 1, self.expert_tp * self.ep)
+
+    def expert_dp_group(self, rank: int) -> Group:
+        return self._along(rank, self.expert_tp * self.ep, self.expert_data_copies)
+
+    def embedding_group(self, rank: int) -> Group:
+        """Return the ranks of the first and the last stage that share a tied embedding."""
+        pipeline = self.pp_group(rank)
+        return (pipeline[0], pipeline[-1])
+
+    def _along(self, rank: int, stride: int, size: int) -> Group:
+        """Return the ranks that differ from ``rank`` only in the dimension of this stride and size.
+
+        Megatron-core's order is tp-cp-ep-dp-pp, the first the innermost; experts have an order of their own.
+        """
+        begin = rank - rank // stride % size * stride
+        return tuple(range(begin, begin + stride * size, stride))
+
+
+def groups(layout: Layout, role: str) -> Iterator[Group]:
+    """Yield every process group of a role of Megatron-core, in the order of its lowest ranks."""
+    find = {
+        "tp": layout.tp_group,
+        "pp": layout.pp_group,
+        "cp": layout.cp_group,
+        "dp-cp": layout.dp_cp_group,
+        "ep": layout.ep_group,
+        "tp-ep": layout.tp_ep_group,
+        "expert-dp": layout.expert_dp_group,
+    }[role]
+    yield from dict.fromkeys(find(rank) for rank in range(layout.world_size))

@@ -120,6 +120,16 @@ def test_the_output_in_the_readme_is_that_of_the_job_in_its_picture(tmp_path: Pa
     assert places == sorted(places)
 
 
+def test_the_plan_in_the_documentation_is_what_is_printed() -> None:
+    page = (ROOT / "docs" / "plan.md").read_text()
+    command, printed = re.findall(r"^```(?:console|text)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[:2]
+    words = shlex.split(command.removeprefix("$ commtrace ").replace("\\\n", " "))
+    result = CliRunner().invoke(app, words)
+
+    assert result.exit_code == 1, result.output
+    assert [line.rstrip() for line in result.stdout.splitlines()] == printed.splitlines()
+
+
 def test_every_command_is_documented() -> None:
     used = {shlex.split(line)[1] for _, line in COMMAND_LINES if line.startswith("commtrace ")}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -48,6 +49,8 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "history": frozenset({"errors", "trace", "analysis"}),
     "importers": frozenset({"errors", "trace"}),
     "synth": frozenset({"errors", "trace"}),
+    # before a run
+    "planning": frozenset({"errors", "trace", "analysis"}),
     "exporters": BASE | {"options", "recorder", "analysis", "live", "redaction"},
     "viewer": frozenset({"errors", "trace", "analysis"}),
     "cli": BASE
@@ -63,6 +66,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "importers",
         "plots",
         "synth",
+        "planning",
         "exporters",
         "viewer",
         "recorded_run",
@@ -78,8 +82,8 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
 
 WITHOUT_TORCH: Final = (
     "errors", "trace", "options", "config", "launchers", "agreement", "identity", "analysis",
-    "tables", "plots", "recorded_run", "sql", "history", "importers", "synth", "live", "top", "viewer", "cli", "",
-    "__main__",
+    "tables", "plots", "recorded_run", "sql", "history", "importers", "synth", "planning", "live", "top", "viewer", "cli",
+    "", "__main__",
 )  # fmt: skip
 
 
@@ -221,6 +225,8 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
     forward = [row(kind=schema.FORWARD, step=step, start=100 * step + 5, end=100 * step + 50) for step in range(8)]
     for name in ("run", "other"):
         write_rank(tmp_path / name, [*steps(0, 8), *forward])
+    model = {"layers": 2, "hidden": 64, "heads": 4, "sequence": 32, "vocabulary": 128}
+    (tmp_path / "plan.json").write_text(json.dumps({"model": model}))
     write_rank(tmp_path / "ended", [*steps(0, 8), *forward, mark("end", {})])
     commands = [
         ["summary", str(tmp_path / "run")],
@@ -240,6 +246,7 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
         ["list", str(tmp_path)],
         ["hosts", str(tmp_path)],
         ["merge", str(tmp_path / "run"), "-o", str(tmp_path / "merged")],
+        ["plan", str(tmp_path / "plan.json")],
     ]
     source = (
         "import sys\n"

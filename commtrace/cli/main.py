@@ -60,6 +60,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "plot": _Command("Draw a run as SVG, PNG or PDF: timeline, breakdown or heat map.", analyses=True),
     "import": _Command("Make a run from a recording of another program.", analyses=True),
     "merge": _Command("Merge the ranks of one job from several nodes."),
+    "plan": _Command("Print what a job will hold and send, before it runs."),
     "synth": _Command("Make a run of a simulated job, and the truth about it.", analyses=True),
 }
 

@@ -73,6 +73,12 @@ def num_bytes(count: float | None) -> str:
     return f"{count:.0f} B"
 
 
+def binary_bytes(count: float) -> str:
+    """Return ``24.3 GiB``, in powers of two, as the memory of devices is given."""
+    exponent, unit = next((exponent, unit) for exponent, unit in _BINARY if count >= 1 << exponent or not exponent)
+    return f"{_three_digits(count / (1 << exponent)) if exponent else round(count)} {unit}"
+
+
 def power_of_two(num_bytes: int) -> str:
     """Return the range of sizes from a power of two to the next: ``32–64 KiB``, ``0.5–1 MiB``; ``0 B`` for 0."""
     if num_bytes == 0:

@@ -127,7 +127,7 @@ def _tensor_parallel(model: Model, layout: Layout, stage: int) -> Iterator[Traff
 
 def _context_parallel(model: Model, layout: Layout, stage: int) -> Iterator[Traffic]:
     cp, attentions = layout.cp, layout.microbatches * len(_layers(model, layout, stage))
-    if cp == 1:
+    if cp == 1 or layout.cp_communication == "other":
         return
     tokens = (model.sequence // cp) * layout.microbatch
     if layout.cp_communication == "all_to_all":
@@ -147,7 +147,7 @@ def _context_parallel(model: Model, layout: Layout, stage: int) -> Iterator[Traf
 
 def _expert_parallel(model: Model, layout: Layout, stage: int) -> Iterator[Traffic]:
     layers = sum(model.has_experts(layer) for layer in _layers(model, layout, stage))
-    if not layers or layout.ep == 1:
+    if not layers or layout.ep == 1 or layout.expert_dispatcher == "other":
         return
     calls = layers * layout.microbatches
     tp_ep = layout.expert_tp * layout.ep

@@ -37,7 +37,8 @@ class Layout:
     recompute: Literal["none", "selective", "full"] = "none"
     flash_attention: bool = False
     fused_cross_entropy: bool = False
-    cp_communication: Literal["ring", "all_to_all"] = "ring"
+    cp_communication: Literal["ring", "all_to_all", "other"] = "ring"
+    expert_dispatcher: Literal["all_to_all", "other"] = "all_to_all"
     overlap_gradients: bool = False  # gradients are reduced during the last backward, in buckets
     bucket_elements: int = 0  # largest bucket; 0: max(40,000,000, 1,000,000 · dp)
     parameter_bytes: int = 2
@@ -167,6 +168,7 @@ def groups(layout: Layout, role: str) -> Iterator[Group]:
     find = {
         "tp": layout.tp_group,
         "pp": layout.pp_group,
+        "embedding": layout.embedding_group,
         "cp": layout.cp_group,
         "dp-cp": layout.dp_cp_group,
         "ep": layout.ep_group,

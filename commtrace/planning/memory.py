@@ -93,9 +93,9 @@ def stage_memory(model: Model, layout: Layout, stage: int) -> Memory:
 def layer_activations(model: Model, layout: Layout, layer: int) -> tuple[Activations, ...]:
     """Return what one layer keeps of one microbatch until its backward, without full recomputation.
 
-    Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", table 2, for any ffn,
-    for groups of queries, and with 6 instead of 4 bytes for each element of a gated MLP, which keeps the outputs of both
-    matrices and their product. Tokens are taken to be divided evenly between experts.
+    Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", table 2, for any
+    ffn, for groups of queries, and with 6 instead of 4 bytes for each element of a gated MLP, which keeps the outputs
+    of both matrices and their product. Tokens are taken to be divided evenly between experts.
     """
     tokens = model.sequence // layout.cp * layout.microbatch
     row = tokens * model.hidden

@@ -34,7 +34,7 @@ class Model:
     experts: int = 0  # 0: no mixture of experts
     experts_per_token: int = 2
     expert_ffn: int = 0  # 0: ffn
-    moe_every: int = 1  # every how manieth layer has experts, beginning with the first
+    moe_every: int = 1  # 2: every second layer has experts, the first among them
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "sequence", "vocabulary", "experts_per_token", "moe_every"):

@@ -63,9 +63,7 @@ def megatron_estimate(t: int, p: int, m: int, v: int = 1) -> int:
     ("t", "p", "m", "v"), [(1, 1, 8, 1), (4, 1, 8, 1), (4, 4, 8, 1), (2, 4, 2, 1), (2, 4, 8, 2), (4, 2, 8, 4)]
 )
 def test_the_activations_of_the_first_stage_are_megatron_s_estimate(t: int, p: int, m: int, v: int) -> None:
-    layout = Layout(
-        tp=t, pp=p, chunks=v, microbatch=B, microbatches=m, sequence_parallel=t > 1, recompute="selective"
-    )
+    layout = Layout(tp=t, pp=p, chunks=v, microbatch=B, microbatches=m, sequence_parallel=t > 1, recompute="selective")
 
     assert stage_memory(GPT, layout, 0).activations_bytes == megatron_estimate(t, p, m, v)
 

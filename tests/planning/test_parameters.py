@@ -53,9 +53,7 @@ def test_mixtral_8x7b() -> None:
 
 
 def test_the_total_of_the_sample_of_megatron_issue_488() -> None:
-    sample = Model(
-        layers=32, hidden=4096, heads=32, sequence=2048, vocabulary=50_432, ffn=10_880, gated=True
-    )
+    sample = Model(layers=32, hidden=4096, heads=32, sequence=2048, vocabulary=50_432, ffn=10_880, gated=True)
 
     dense = 50_432 * 4096 + 2048 * 4096 + 2 * 4096
     biases = 3 * 4096 + 4096 + 2 * 10_880 + 4096

@@ -1,0 +1,236 @@
+"""A Megatron-LM command line as a model and a layout, with Megatron-LM's own arguments and defaults."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Final, Literal, NamedTuple, NoReturn
+
+from commtrace.errors import ConfigurationError
+from commtrace.planning.layout import Layout
+from commtrace.planning.model import Model
+
+_NOT_PLANNED: Final = {
+    "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split", "--cpu-offloading",
+    "--data-parallel-sharding-strategy", "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers",
+    "--fp8-format", "--fp8-param-gather", "--multi-latent-attention", "--mtp-num-layers",
+    "--moe-shared-expert-intermediate-size", "--num-distributed-optimizer-instances", "--optimizer-cpu-offload",
+    "--pipeline-model-parallel-layout", "--qk-layernorm", "--recompute-modules", "--use-custom-fsdp",
+    "--use-megatron-fsdp", "--use-precision-aware-optimizer", "--use-torch-fsdp2",
+}  # fmt: skip
+"""Arguments on which the numbers depend, but which are not understood."""
+
+
+class MegatronJob(NamedTuple):
+    """A job of Megatron-LM."""
+
+    model: Model
+    layout: Layout
+    ignored: tuple[str, ...]  # arguments that are not known here
+    notes: tuple[str, ...]  # what is taken for granted, in sentences
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(f"{self.prog}: {message}")
+
+
+def parse_megatron_command(command: Sequence[str], gpus: int | None = None) -> MegatronJob:
+    """Return the model and layout of ``torchrun … pretrain_gpt.py --tensor-model-parallel-size 2 …``.
+
+    Args:
+        command: The words of the command. What stands before the script is the launcher's.
+        gpus: Ranks of the job, where the launcher's words do not tell.
+
+    Raises:
+        ConfigurationError: a size is missing or impossible.
+    """
+    scripts = [index for index, word in enumerate(command) if word.endswith(".py")]
+    if not scripts:
+        raise ConfigurationError("the command has no script that ends with .py, such as pretrain_gpt.py")
+    script = scripts[0]
+    parsed, unknown = _megatron_parser(PurePath(command[script]).name).parse_known_args(list(command[script + 1 :]))
+    world_size = _launched_ranks(command[:script]) if gpus is None else gpus
+    ignored = tuple(dict.fromkeys(word.partition("=")[0] for word in unknown if word.startswith("--")))
+    model = _model(parsed)
+    return MegatronJob(
+        model=model,
+        layout=_layout(parsed, model, world_size),
+        ignored=tuple(word for word in ignored if word not in _NOT_PLANNED),
+        notes=(*_not_planned(ignored), *_assumed(parsed)),
+    )
+
+
+def _launched_ranks(words: Sequence[str]) -> int:
+    parser = _Parser(prog="the launcher", add_help=False, allow_abbrev=False)
+    parser.add_argument("--nnodes", default="1")
+    parser.add_argument("--nproc-per-node", "--nproc_per_node", default="1")
+    launched, _ = parser.parse_known_args(list(words))
+    if not (launched.nnodes.isdecimal() and launched.nproc_per_node.isdecimal()):
+        raise ConfigurationError(
+            f"--nnodes {launched.nnodes} --nproc-per-node {launched.nproc_per_node} do not say how many ranks there "
+            "are: give --gpus"
+        )
+    return int(launched.nnodes) * int(launched.nproc_per_node)
+
+
+def _megatron_parser(script: str) -> argparse.ArgumentParser:
+    """Return a parser with the arguments of Megatron-LM on which a plan depends, and their defaults there."""
+    parser = _Parser(prog=script, add_help=False, allow_abbrev=False)
+    for name in ("num-layers", "hidden-size", "num-attention-heads", "seq-length", "micro-batch-size", "vocab-size"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    for name in (
+        "ffn-hidden-size", "kv-channels", "max-position-embeddings", "global-batch-size", "num-experts",
+        "moe-ffn-hidden-size", "expert-tensor-parallel-size", "num-layers-per-virtual-pipeline-stage",
+        "num-virtual-stages-per-pipeline-rank", "ddp-bucket-size", "recompute-num-layers",
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=0)
+    for name in (
+        "num-query-groups", "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
+        "expert-model-parallel-size",
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=1)
+    for name in (
+        "swiglu", "disable-bias-linear", "add-qkv-bias", "untie-embeddings-and-output-weights", "group-query-attention",
+        "sequence-parallel", "use-distributed-optimizer", "recompute-activations", "bf16", "fp16", "use-flash-attn",
+        "overlap-grad-reduce", "cross-entropy-loss-fusion", "accumulate-allreduce-grads-in-fp32",
+        "grad-reduce-in-bf16",
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--make-vocab-size-divisible-by", type=int, default=128)
+    parser.add_argument("--moe-router-topk", type=int, default=2)
+    parser.add_argument("--moe-layer-freq", default="1")
+    parser.add_argument("--moe-token-dispatcher-type", default="allgather")
+    parser.add_argument("--position-embedding-type", default="learned_absolute")
+    parser.add_argument("--normalization", default="LayerNorm", choices=("LayerNorm", "RMSNorm"))
+    parser.add_argument("--recompute-granularity", choices=("full", "selective"))
+    parser.add_argument("--recompute-method", default="uniform")
+    parser.add_argument("--cp-comm-type", default="p2p", nargs="+")
+    parser.add_argument("--transformer-impl", default="transformer_engine")
+    parser.add_argument("--attention-backend", default="auto")
+    parser.add_argument("--optimizer", default="adam")
+    return parser
+
+
+def _model(parsed: argparse.Namespace) -> Model:
+    hidden, is_gated = parsed.hidden_size, parsed.swiglu
+    if not parsed.moe_layer_freq.isdecimal():
+        raise ConfigurationError("--moe-layer-freq is understood as a number only, such as 2 for every second layer")
+    position_types: dict[str, Literal["learned", "rope", "none"]] = {
+        "learned_absolute": "learned",
+        "rope": "rope",
+        "yarn": "rope",
+        "none": "none",
+    }
+    if parsed.position_embedding_type not in position_types:
+        raise ConfigurationError(
+            f"--position-embedding-type {parsed.position_embedding_type} is not understood: "
+            f"only {', '.join(position_types)}"
+        )
+    unit = parsed.make_vocab_size_divisible_by * parsed.tensor_model_parallel_size
+    return Model(
+        layers=parsed.num_layers,
+        hidden=hidden,
+        heads=parsed.num_attention_heads,
+        sequence=parsed.seq_length,
+        vocabulary=-(-parsed.vocab_size // unit) * unit,
+        ffn=parsed.ffn_hidden_size or (8 * hidden // 3 // 64 * 64 if is_gated else 4 * hidden),
+        query_groups=parsed.num_query_groups if parsed.group_query_attention else 0,
+        head_size=parsed.kv_channels,
+        gated=is_gated,
+        linear_bias=not parsed.disable_bias_linear,
+        qkv_bias=parsed.add_qkv_bias or not parsed.disable_bias_linear,
+        normalization=parsed.normalization,
+        positions=position_types[parsed.position_embedding_type],
+        max_positions=parsed.max_position_embeddings,
+        tied_embeddings=not parsed.untie_embeddings_and_output_weights,
+        experts=parsed.num_experts,
+        experts_per_token=parsed.moe_router_topk if parsed.num_experts else 2,
+        expert_ffn=parsed.moe_ffn_hidden_size,
+        moe_every=int(parsed.moe_layer_freq),
+    )
+
+
+def _layout(parsed: argparse.Namespace, model: Model, world_size: int) -> Layout:
+    tp, pp, cp = (
+        parsed.tensor_model_parallel_size,
+        parsed.pipeline_model_parallel_size,
+        parsed.context_parallel_size,
+    )
+    dp = _divided(world_size, tp * pp * cp, "ranks", "tp · pp · cp; --gpus gives the number of ranks")
+    global_batch = parsed.global_batch_size or parsed.micro_batch_size * dp
+    recompute: Literal["none", "selective", "full"] = "selective" if parsed.recompute_activations else "none"
+    is_fp32 = not (parsed.bf16 or parsed.fp16)
+    accumulates_in_fp32 = is_fp32 or parsed.bf16 or parsed.accumulate_allreduce_grads_in_fp32
+    has_fp32_gradients = accumulates_in_fp32 and not parsed.grad_reduce_in_bf16
+    return Layout(
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        cp=cp,
+        ep=parsed.expert_model_parallel_size,
+        expert_tp=parsed.expert_tensor_parallel_size,
+        chunks=_chunks(parsed, model),
+        microbatch=parsed.micro_batch_size,
+        microbatches=_divided(global_batch, parsed.micro_batch_size * dp, "sequences", "the microbatches of all ranks"),
+        sequence_parallel=parsed.sequence_parallel and tp > 1,  # Megatron-LM turns it off as well
+        distributed_optimizer=parsed.use_distributed_optimizer,
+        recompute=parsed.recompute_granularity or recompute,
+        flash_attention=_has_flash_attention(parsed),
+        fused_cross_entropy=parsed.cross_entropy_loss_fusion,
+        cp_communication=_cp_communication(parsed.cp_comm_type),
+        expert_dispatcher="all_to_all" if parsed.moe_token_dispatcher_type == "alltoall" else "other",
+        overlap_gradients=parsed.overlap_grad_reduce,
+        bucket_elements=parsed.ddp_bucket_size,
+        parameter_bytes=4 if is_fp32 else 2,
+        gradient_bytes=4 if has_fp32_gradients else 2,
+        # without a copy of fp32 parameters; with one of the gradients, where those are not in fp32
+        optimizer_bytes=8 if is_fp32 else 12 if has_fp32_gradients else 16,
+    )
+
+
+def _divided(whole: int, part: int, what: str, by_what: str) -> int:
+    if part < 1 or whole < 1 or whole % part:
+        raise ConfigurationError(f"{whole} {what} cannot be divided by {part}, {by_what}")
+    return whole // part
+
+
+def _chunks(parsed: argparse.Namespace, model: Model) -> int:
+    if parsed.num_virtual_stages_per_pipeline_rank:
+        return int(parsed.num_virtual_stages_per_pipeline_rank)
+    if not parsed.num_layers_per_virtual_pipeline_stage:
+        return 1
+    layers_of_chunks = parsed.num_layers_per_virtual_pipeline_stage * parsed.pipeline_model_parallel_size
+    return _divided(model.layers, layers_of_chunks, "layers", "the layers of one chunk on every stage")
+
+
+def _cp_communication(given: str | list[str]) -> Literal["ring", "all_to_all", "other"]:
+    kinds: dict[str, Literal["ring", "all_to_all"]] = {"p2p": "ring", "a2a": "all_to_all"}
+    name = given if isinstance(given, str) else given[0] if len(given) == 1 else ""
+    return kinds.get(name, "other")
+
+
+def _has_flash_attention(parsed: argparse.Namespace) -> bool:
+    if parsed.use_flash_attn or parsed.attention_backend in ("flash", "fused"):
+        return True
+    is_half = parsed.bf16 or parsed.fp16
+    return bool(parsed.attention_backend == "auto" and parsed.transformer_impl == "transformer_engine" and is_half)
+
+
+def _not_planned(names: Sequence[str]) -> tuple[str, ...]:
+    found = ", ".join(name for name in names if name in _NOT_PLANNED)
+    return (f"The numbers depend on {found}, which a plan does not understand yet.",) if found else ()
+
+
+def _assumed(parsed: argparse.Namespace) -> tuple[str, ...]:
+    notes = []
+    if _has_flash_attention(parsed) and not parsed.use_flash_attn and parsed.attention_backend == "auto":
+        notes.append("Transformer Engine is taken to choose flash or fused attention.")
+    if parsed.recompute_granularity == "full" and (
+        parsed.recompute_num_layers > 1 or parsed.recompute_method != "uniform"
+    ):
+        notes.append("Full recomputation is counted layer by layer (--recompute-method uniform, 1 layer).")
+    if parsed.optimizer != "adam":
+        notes.append(f"The optimizer's states are those of Adam, not of {parsed.optimizer}.")
+    return tuple(notes)

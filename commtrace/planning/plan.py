@@ -1,0 +1,195 @@
+"""The plan: what a model in a layout will hold and send, by stage and in the cluster, and what would take less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from commtrace.errors import ConfigurationError
+from commtrace.planning.communication import Traffic, stage_traffic, total_bytes
+from commtrace.planning.layout import Layout, groups
+from commtrace.planning.memory import Memory, stage_memory
+from commtrace.planning.model import Model
+from commtrace.planning.parameters import model_parameters, stage_parameters
+from commtrace.planning.schedule import Bubble, ideal_bubble
+from commtrace.trace.json_values import JsonObject, to_json
+
+_ROLES: Final = ("tp", "cp", "dp-cp", "pp", "embedding", "ep", "tp-ep", "expert-dp")
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """A pipeline stage. All of its ranks hold and send the same."""
+
+    stage: int
+    ranks: range
+    layers: tuple[range, ...]  # of each model chunk
+    parameters: int  # of each rank
+    memory: Memory
+    traffic: tuple[Traffic, ...]
+
+    def to_json(self) -> JsonObject:
+        return {
+            "stage": self.stage,
+            "ranks": list(self.ranks),
+            "layers": [list(chunk) for chunk in self.layers],
+            "parameters": self.parameters,
+            "memory": self.memory.to_json(),
+            "traffic": to_json(self.traffic),
+        }
+
+
+class RoleTotal(NamedTuple):
+    """The communication of all ranks in process groups of one role, in one iteration."""
+
+    role: str
+    calls: int  # on all ranks; a message counts where it is sent
+    tensor_bytes: int
+    wire_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A model in a layout."""
+
+    model: Model
+    layout: Layout
+    parameters: int  # of the model; a tied embedding counts once
+    bubble: Bubble
+    stages: tuple[StagePlan, ...]
+    notes: tuple[str, ...]  # what the numbers leave out, in sentences
+
+    @property
+    def fullest(self) -> StagePlan:
+        """The stage whose ranks need most memory."""
+        return max(self.stages, key=lambda stage: stage.memory.peak_bytes)
+
+    def role_totals(self) -> tuple[RoleTotal, ...]:
+        """Return the communication of the cluster by role."""
+        totals = []
+        for role in _ROLES:
+            calls = tensor_bytes = wire_bytes = 0
+            for stage in self.stages:
+                rows = [row for row in stage.traffic if row.role == role]
+                tensor, wire = total_bytes(rows)
+                calls += len(stage.ranks) * sum(row.count for row in rows if row.operation != "recv")
+                tensor_bytes += len(stage.ranks) * tensor
+                wire_bytes += len(stage.ranks) * wire
+            if calls:
+                totals.append(RoleTotal(role, calls, tensor_bytes, wire_bytes))
+        return tuple(totals)
+
+    def groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """Return the process groups by role."""
+        used = {row.role for stage in self.stages for row in stage.traffic}
+        return {role: tuple(groups(self.layout, role)) for role in _ROLES if role in used}
+
+    def to_json(self) -> JsonObject:
+        return {
+            "parameters": self.parameters,
+            "world_size": self.layout.world_size,
+            "bubble": to_json(self.bubble),
+            "stages": to_json(self.stages),
+            "communication": to_json(self.role_totals()),
+            "groups": to_json(self.groups()),
+            "notes": to_json(self.notes),
+            "model": to_json(self.model),
+            "layout": to_json(self.layout),
+        }
+
+
+def make_plan(model: Model, layout: Layout, notes: tuple[str, ...] = ()) -> Plan:
+    """Return what ``model`` in ``layout`` will hold and send.
+
+    Args:
+        notes: What is known to be left out already.
+
+    Raises:
+        ConfigurationError: the model cannot be divided in this way.
+    """
+    layout.check(model)
+    return Plan(
+        model=model,
+        layout=layout,
+        parameters=model_parameters(model, layout),
+        bubble=ideal_bubble(layout),
+        stages=tuple(_plan_stage(model, layout, stage) for stage in range(layout.pp)),
+        notes=(*notes, *_notes(model, layout)),
+    )
+
+
+def _plan_stage(model: Model, layout: Layout, stage: int) -> StagePlan:
+    return StagePlan(
+        stage=stage,
+        ranks=layout.stage_ranks(stage),
+        layers=layout.stage_layers(model, stage),
+        parameters=sum(parameter.elements for parameter in stage_parameters(model, layout, stage)),
+        memory=stage_memory(model, layout, stage),
+        traffic=() if layout.zero_stage is not None else stage_traffic(model, layout, stage),
+    )
+
+
+def _notes(model: Model, layout: Layout) -> Iterator[str]:
+    if layout.zero_stage is not None:
+        yield "The communication of DeepSpeed is not computed, only memory."
+    if layout.zero_stage == 3:
+        yield "Parameters that ZeRO 3 has gathered (up to stage3_max_live_parameters) are not in the peak."
+    if model.experts:
+        yield "Tokens are taken to be divided evenly between experts; uneven routing takes more memory and time."
+    if model.experts and layout.tp > 1:
+        yield "What tensor parallel ranks exchange for the experts' layers is not counted, only for their attention."
+    if model.experts and layout.ep > 1 and layout.expert_dispatcher == "other":
+        yield "Only the communication of the all-to-all token dispatcher is known: that of ep is left out."
+    if layout.cp > 1 and layout.cp_communication == "other":
+        yield "Only ring and all-to-all context parallelism are known: the communication of cp is left out."
+
+
+class Alternative(NamedTuple):
+    """A change of the layout, for the same number of ranks and the same global batch."""
+
+    change: str
+    layout: Layout
+    peak_bytes: int
+
+
+def alternatives(plan: Plan) -> tuple[Alternative, ...]:
+    """Return the single changes of the layout that lower the peak memory of the fullest rank."""
+    found = []
+    for change, layout in _changes(plan.layout):
+        try:
+            changed = make_plan(plan.model, layout)
+        except ConfigurationError:  # such as more tensor parallel ranks than heads
+            continue
+        peak_bytes = changed.fullest.memory.peak_bytes
+        if peak_bytes < plan.fullest.memory.peak_bytes:
+            found.append(Alternative(change, layout, peak_bytes))
+    return tuple(found)
+
+
+def _changes(layout: Layout) -> Iterator[tuple[str, Layout]]:
+    """Yield changes of a layout, those first that cost little or no time."""
+    if not layout.flash_attention:
+        yield "flash attention", replace(layout, flash_attention=True)
+    if layout.zero_stage is None and not layout.distributed_optimizer:
+        yield "distributed optimizer", replace(layout, distributed_optimizer=True)
+    if layout.zero_stage is not None and layout.zero_stage < 3:
+        yield f"ZeRO stage {layout.zero_stage + 1}", replace(layout, zero_stage=layout.zero_stage + 1)
+    if layout.tp > 1 and not layout.sequence_parallel:
+        yield "sequence parallelism", replace(layout, sequence_parallel=True)
+    if layout.microbatch % 2 == 0:
+        smaller = replace(layout, microbatch=layout.microbatch // 2, microbatches=2 * layout.microbatches)
+        yield f"microbatch of {smaller.microbatch}, {smaller.microbatches} microbatches", smaller
+    if layout.recompute == "none" and not layout.flash_attention:
+        yield "selective recomputation", replace(layout, recompute="selective")
+    if layout.dp % 2 == 0:
+        wider = replace(
+            layout,
+            tp=2 * layout.tp,
+            dp=layout.dp // 2,
+            microbatches=2 * layout.microbatches,
+            expert_tp=0 if layout.expert_tp == layout.tp else layout.expert_tp,
+        )
+        yield f"tp {wider.tp}, dp {wider.dp}", wider
+    if layout.recompute != "full":
+        yield "full recomputation", replace(layout, recompute="full")

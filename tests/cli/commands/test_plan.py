@@ -1,0 +1,103 @@
+"""``commtrace plan``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from commtrace.cli.main import app
+from tests.json_schemas import errors
+
+MEGATRON = shlex.split(
+    "torchrun --nproc-per-node 4 pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 "
+    "--seq-length 32 --max-position-embeddings 32 --vocab-size 128 --micro-batch-size 2 --global-batch-size 16 --bf16"
+)
+MODEL = {"layers": 4, "hidden": 64, "heads": 4, "sequence": 32, "vocabulary": 128}
+
+
+def run_plan(*words: str) -> Result:
+    return CliRunner().invoke(app, ["plan", *words])
+
+
+def plan_file(folder: Path, **layout: Any) -> str:
+    path = folder / "job.json"
+    path.write_text(json.dumps({"model": MODEL, "layout": layout}))
+    return str(path)
+
+
+def test_a_command_of_megatron() -> None:
+    result = run_plan("--", *MEGATRON, "--tensor-model-parallel-size", "2", "--lr", "1")
+
+    assert result.exit_code == 0
+    lines = [line.rstrip() for line in result.stdout.splitlines()]
+    assert lines[0] == "218,496 parameters on 4 GPUs (tp 2 · dp 2), 4 microbatches of 2 × 32 tokens."
+    assert lines[1].startswith("At its peak a GPU needs ")
+    assert "Ignored: --lr" in lines
+    assert "tp     all_reduce  layers         forward      32      2  8.19 kB   262 kB       262 kB" in lines
+
+
+@pytest.mark.parametrize(("memory", "exit_code", "verdict"), [("80", 0, "Fits"), ("0.001", 1, "Does not fit")])
+def test_whether_it_fits_is_the_exit_code(tmp_path: Path, memory: str, exit_code: int, verdict: str) -> None:
+    path = plan_file(tmp_path)
+    as_text, as_json = run_plan(path, "--memory", memory), run_plan(path, "--memory", memory, "--json")
+
+    assert (as_text.exit_code, as_json.exit_code) == (exit_code, exit_code)
+    assert f"{verdict}: a GPU needs " in as_text.stdout
+    assert json.loads(as_json.stdout)["fits"] is (exit_code == 0)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"tp": 2, "pp": 2, "dp": 2, "microbatches": 4, "sequence_parallel": True, "distributed_optimizer": True},
+        {"dp": 4, "zero_stage": 3},
+        {"cp": 2, "recompute": "full"},
+    ],
+)
+def test_json_is_what_the_schema_says(tmp_path: Path, layout: dict[str, Any]) -> None:
+    printed = json.loads(run_plan(plan_file(tmp_path, **layout), "--json").stdout)
+
+    assert list(errors("plan", printed)) == []
+    assert printed["parameters"] == 210_304
+
+
+def test_stages_with_the_same_communication_share_a_table(tmp_path: Path) -> None:
+    printed = run_plan(plan_file(tmp_path, pp=4, microbatches=8)).stdout
+
+    assert "Communication of each GPU on stages 1–2 in one iteration" in printed
+    assert "Ideal pipeline bubble: 27% of the step, 38% of the work." in printed
+
+
+def test_deepspeed_has_memory_and_says_what_is_missing(tmp_path: Path) -> None:
+    printed = run_plan(plan_file(tmp_path, dp=4, zero_stage=3)).stdout
+
+    assert "! The communication of DeepSpeed is not computed, only memory." in printed
+    assert "Communication of" not in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["absent.yaml"], "absent.yaml: No such file"),
+        (["--memory", "-1", "--", *MEGATRON], "--memory is -1"),
+        (["--", *MEGATRON, "--pipeline-model-parallel-size", "3"], "4 ranks cannot be divided by 3"),
+        (["--", *MEGATRON, "--num-query-groups", "1", "--group-query-attention", "--tensor-model-parallel-size", "2"],
+         "query_groups (1) is no multiple of tp (2)"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_planned_is_an_error(words: list[str], message: str) -> None:
+    result = run_plan(*words)
+
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_gpus_are_of_a_command(tmp_path: Path) -> None:
+    assert "in a file, set dp" in run_plan(plan_file(tmp_path), "--gpus", "8").stderr
+    assert "on 8 GPUs" in run_plan("--gpus", "8", "--", *MEGATRON).stdout

@@ -1,0 +1,132 @@
+"""Megatron-LM's arguments, as people write them."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from commtrace.errors import ConfigurationError
+from commtrace.planning.layout import Layout
+from commtrace.planning.megatron_arguments import MegatronJob, parse_megatron_command
+from commtrace.planning.model import Model
+
+GPT = (
+    "torchrun --nnodes 2 --nproc-per-node=8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 "
+    "--num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 4 "
+    "--global-batch-size 512 --vocab-size 50257 --bf16 --lr 1e-4 --data-path my-corpus "
+)
+
+
+def parse(more: str = "", gpus: int | None = None) -> MegatronJob:
+    return parse_megatron_command(shlex.split(GPT + more), gpus)
+
+
+def test_a_command_line() -> None:
+    job = parse("--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --use-flash-attn")
+
+    assert job.model == Model(layers=24, hidden=2048, heads=16, sequence=2048, vocabulary=50_432)
+    assert job.layout == Layout(
+        tp=2, pp=2, dp=4, microbatch=4, microbatches=32, sequence_parallel=True, flash_attention=True,
+        expert_dispatcher="other",
+    )  # fmt: skip
+    assert job.ignored == ("--lr", "--data-path")
+    assert job.notes == ()
+
+
+def test_a_llama() -> None:
+    job = parse(
+        "--swiglu --disable-bias-linear --normalization RMSNorm --position-embedding-type rope --num-query-groups 8 "
+        "--group-query-attention --untie-embeddings-and-output-weights --use-distributed-optimizer "
+        "--recompute-activations --attention-backend unfused"
+    )
+
+    assert job.model == Model(
+        layers=24, hidden=2048, heads=16, sequence=2048, vocabulary=50_304, ffn=5440, query_groups=8, gated=True,
+        linear_bias=False, qkv_bias=False, normalization="RMSNorm", positions="rope", tied_embeddings=False,
+    )  # fmt: skip
+    assert (job.layout.recompute, job.layout.distributed_optimizer, job.layout.dp) == ("selective", True, 16)
+    assert not job.layout.flash_attention
+
+
+def test_experts() -> None:
+    job = parse(
+        "--num-experts 8 --moe-router-topk 1 --moe-ffn-hidden-size 1024 --moe-layer-freq 2 "
+        "--expert-model-parallel-size 4 --moe-token-dispatcher-type alltoall"
+    )
+
+    assert (job.model.experts, job.model.experts_per_token, job.model.expert_ffn, job.model.moe_every) == (
+        8,
+        1,
+        1024,
+        2,
+    )
+    assert (job.layout.ep, job.layout.expert_dispatcher) == (4, "all_to_all")
+
+
+@pytest.mark.parametrize(
+    ("more", "chunks"),
+    [("", 1), ("--num-layers-per-virtual-pipeline-stage 3", 4), ("--num-virtual-stages-per-pipeline-rank 2", 2)],
+)
+def test_chunks(more: str, chunks: int) -> None:
+    assert parse(f"--pipeline-model-parallel-size 2 {more}").layout.chunks == chunks
+
+
+@pytest.mark.parametrize(
+    ("words", "layout_bytes"),
+    [
+        ("--bf16", (2, 4, 12)),
+        ("--bf16 --grad-reduce-in-bf16", (2, 2, 16)),
+        ("--fp16", (2, 2, 16)),
+        ("--fp16 --accumulate-allreduce-grads-in-fp32", (2, 4, 12)),
+        ("", (4, 4, 8)),
+    ],
+)
+def test_precisions(words: str, layout_bytes: tuple[int, int, int]) -> None:
+    layout = parse_megatron_command(shlex.split(GPT.replace("--bf16", words))).layout
+
+    assert (layout.parameter_bytes, layout.gradient_bytes, layout.optimizer_bytes) == layout_bytes
+
+
+def test_context_parallelism() -> None:
+    kinds = [parse(f"--context-parallel-size 2 --cp-comm-type {name}").layout for name in ("p2p", "a2a", "allgather")]
+
+    assert [layout.cp_communication for layout in kinds] == ["ring", "all_to_all", "other"]
+    assert {layout.cp for layout in kinds} == {2}
+
+
+def test_what_is_taken_for_granted_is_said() -> None:
+    job = parse(
+        "--mtp-num-layers 1 --optimizer sgd --recompute-granularity full --recompute-method block "
+        "--recompute-num-layers 2"
+    )
+
+    assert job.ignored == ("--lr", "--data-path")
+    assert job.notes == (
+        "The numbers depend on --mtp-num-layers, which a plan does not understand yet.",
+        "Transformer Engine is taken to choose flash or fused attention.",
+        "Full recomputation is counted layer by layer (--recompute-method uniform, 1 layer).",
+        "The optimizer's states are those of Adam, not of sgd.",
+    )
+
+
+def test_ranks_can_be_given() -> None:
+    assert parse(gpus=4).layout.dp == 4
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("torchrun", "no script that ends with .py"),
+        (GPT.replace("--num-layers 24", ""), "pretrain_gpt.py: the following arguments are required: --num-layers"),
+        (GPT.replace("--hidden-size 2048", "--hidden-size wide"), "--hidden-size: invalid int value: 'wide'"),
+        (GPT.replace("--nnodes 2", "--nnodes 1:4"), "do not say how many ranks there are: give --gpus"),
+        (GPT + "--tensor-model-parallel-size 3", "16 ranks cannot be divided by 3"),
+        (GPT.replace("512", "500"), "500 sequences cannot be divided by 64"),
+        (GPT + "--position-embedding-type relative", "relative is not understood: only learned_absolute"),
+        (GPT + "--moe-layer-freq [0,1]", "as a number only"),
+    ],
+)
+def test_a_command_that_cannot_be_planned_says_why(command: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message.replace("[", r"\[")):
+        parse_megatron_command(shlex.split(command))

@@ -82,8 +82,8 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
 
 WITHOUT_TORCH: Final = (
     "errors", "trace", "options", "config", "launchers", "agreement", "identity", "analysis",
-    "tables", "plots", "recorded_run", "sql", "history", "importers", "synth", "planning", "live", "top", "viewer", "cli",
-    "", "__main__",
+    "tables", "plots", "recorded_run", "sql", "history", "importers", "synth", "planning", "live", "top", "viewer",
+    "cli", "", "__main__",
 )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ export class Chart {
   readonly plot: uPlot;
   private current: number | null = null;
   private pressed: number | null = null;
+  private readonly removed = new AbortController();
   private readonly note = element("div", "", "tooltip");
   private readonly spoken = element("div", "", "spoken");
 
@@ -68,8 +69,16 @@ export class Chart {
     });
     root.addEventListener("keydown", (event) => this.onKey(event));
     root.addEventListener("blur", () => this.show(null));
-    window.addEventListener("resize", () => this.plot.setSize({ width: this.width, height: this.height }));
-    theme.onChange(() => this.plot.redraw());
+    const resize = () => this.plot.setSize({ width: this.width, height: this.height });
+    window.addEventListener("resize", resize, { signal: this.removed.signal });
+    theme.onChange(() => this.removed.signal.aborted || this.plot.redraw());
+  }
+
+  remove(): void {
+    this.removed.abort();
+    this.plot.destroy();
+    this.note.remove();
+    this.spoken.remove();
   }
 
   private get width(): number {

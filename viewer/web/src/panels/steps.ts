@@ -42,9 +42,10 @@ export function showSteps(overview: Overview, run: Pick<RunData, "steps">, theme
   };
   const select = byId<HTMLSelectElement>("steps-along");
   select.append(...(["step", "time"] as const).map((along) => element("option", along)));
+  let chart: Chart | null = null;
   const draw = () => {
-    byId("steps-chart").replaceChildren();
-    drawChart(steps, select.value as Along, median, inTimeline, theme, show);
+    chart?.remove();
+    chart = drawChart(steps, select.value as Along, median, inTimeline, theme, show);
   };
   select.addEventListener("change", draw);
   draw();
@@ -113,7 +114,7 @@ function drawChart(
   inTimeline: ReadonlyMap<number, string>,
   theme: Theme,
   show: (row: number) => void,
-): void {
+): Chart {
   const rows = steps.order(along);
   const x = rows.map((row) => steps.at(row, along));
   const line = rows.map((row) => (steps.isUsual(row) ? steps.duration[row]! : null));
@@ -139,7 +140,7 @@ function drawChart(
     ],
     series: [{}, { stroke: () => theme.of("forward"), width: 1.2, spanGaps: true, points: { show: false } }],
   };
-  new Chart(
+  return new Chart(
     byId("steps-chart"),
     theme,
     `Duration of ${steps.length} steps along the ${along === "step" ? "step numbers" : "time of the run"}`,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -74,6 +75,12 @@ class Prometheus:
         assert self._process is not None
         self._process.kill()
         self._process.wait()
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time that the process has used, user and system."""
+        assert self._process is not None
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def query(self, expr: str) -> list[Sample]:
         """What an expression gives now."""

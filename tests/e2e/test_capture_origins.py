@@ -6,7 +6,7 @@ The programs are in ``tests/e2e/programs/origins_*.py``; what is compared is in 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
 from tests.e2e import oracle
-from tests.e2e.launch import REPOSITORY, WAYS, Starter, fork, launch
+from tests.e2e.launch import REPOSITORY, WAYS, fork
 from tests.e2e.traces import rows
 
 pytestmark = [
@@ -38,11 +38,11 @@ def run_program(
     way: tuple[Path, ...] = (),
     env: Mapping[str, str] | None = None,
     timeout: float = 240,
-    start: Starter = fork,
+    imports: Sequence[str] = (),
 ) -> Run:
     """The recorded run of a program, whose profiles lie in ``folder``."""
     environment = {"COMMTRACE_DIR": str(folder / "run"), "PYTHONPATH": str(REPOSITORY), **(env or {})}
-    completed = start([*way, PROGRAMS / name, *sections, folder], ranks, environment, timeout)
+    completed = fork([*way, PROGRAMS / name, *sections, folder], ranks, environment, timeout, imports)
     assert completed.returncode == 0, completed.stdout
     run = load_run(folder / "run")
     assert sorted(run.ranks) == list(range(ranks))
@@ -92,7 +92,7 @@ def test_every_communication_is_recorded_once_where_torch_checks_the_calls_of_al
 def test_every_communication_of_deepspeed_is_recorded_once(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed", reason="deepspeed is not installed: pip install 'commtrace[deepspeed]'")
 
-    run = run_program("origins_deepspeed.py", 2, tmp_path, start=launch)
+    run = run_program("origins_deepspeed.py", 2, tmp_path, imports=["deepspeed"])
 
     assert_agrees(run, tmp_path, 2)
 

@@ -78,12 +78,12 @@ class RankSteps:
         block, begins, which = np.unique(self.block, return_index=True, return_inverse=True)
         if len(block) == len(self.block):
             return self
-        values = np.zeros((len(self.ranks), len(block), len(QUANTITIES)), np.int64)
-        np.add.at(values, (slice(None), which.reshape(-1)), self.values)
+        by_block = np.zeros((len(block), len(self.ranks), len(QUANTITIES)), np.int64)
+        np.add.at(by_block, which.reshape(-1), self.values.transpose(1, 0, 2))
         first, last = self.first[begins], self.last[begins]
         np.minimum.at(first, which, self.first)
         np.maximum.at(last, which, self.last)
-        return replace(self, block=block, first=first, last=last, values=values)
+        return replace(self, block=block, first=first, last=last, values=by_block.transpose(1, 0, 2))
 
 
 def rank_steps(analysis: Analysis) -> RankSteps:

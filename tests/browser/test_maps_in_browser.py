@@ -152,13 +152,13 @@ def test_groups_are_those_of_the_communication_by_group(opened: Reader, analysis
 
 
 def test_the_slowdown_of_each_stage_is_that_of_the_replay(opened: Reader, analysis: Analysis) -> None:
-    by_stage = report_of_steps(WholeRun(analysis)).to_json()["S_by_stage"]
+    by_stage = report_of_steps(WholeRun(analysis)).slowdown.by_stage
     opened.page.select_option("#slowdown-by", "stage")
 
     shown = opened.page.locator("#slowdown tbody tr").all_inner_texts()
 
     assert [row.split("\t")[:2] for row in shown] == [
-        [stage, f"{slowdown:.4f}"] for stage, slowdown in sorted(by_stage.items(), key=lambda one: -one[1])
+        [str(stage), f"{slowdown:.4f}"] for stage, slowdown in sorted(by_stage.items(), key=lambda one: -one[1])
     ]
 
 

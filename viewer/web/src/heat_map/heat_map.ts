@@ -156,7 +156,12 @@ export class HeatMap {
     context.textAlign = "right";
     const everyRow = Math.ceil(12 / this.cellHeight);
     for (let row = 0; row < cells.rows.length; row += everyRow) {
-      context.fillText(cells.rows[row]!, this.gutter - GAP / 2, (row + 0.5) * this.cellHeight, this.gutter - GAP);
+      context.fillText(
+        cells.rows[row]!,
+        this.gutter - GAP / 2,
+        Math.max((row + 0.5) * this.cellHeight, 6),
+        this.gutter - GAP,
+      );
     }
     context.textAlign = "center";
     const widest = Math.max(1, ...cells.columns.map((column) => context.measureText(column).width));
@@ -165,7 +170,7 @@ export class HeatMap {
     for (let column = 0; column < cells.columns.length; column += everyColumn) {
       const half = context.measureText(cells.columns[column]!).width / 2;
       const x = this.gutter + (column + 0.5) * this.cellWidth;
-      context.fillText(cells.columns[column]!, Math.max(x, half), y);
+      context.fillText(cells.columns[column]!, Math.min(Math.max(x, half), this.node.clientWidth - half), y);
     }
   }
 

@@ -1,6 +1,16 @@
 import { describe, expect, it } from "vitest";
 import { columnsOf } from "../testing";
-import { ALL, type GroupCall, type Groups, MESSAGES, matrix, partsOfNodes, partsOfRanks, trafficKinds } from "./matrix";
+import {
+  ALL,
+  besideSimilar,
+  type GroupCall,
+  type Groups,
+  MESSAGES,
+  matrix,
+  partsOfNodes,
+  partsOfRanks,
+  trafficKinds,
+} from "./matrix";
 
 const call = (group: number, operation: string, busBytes: number, gbps: number | null): GroupCall => ({
   group,
@@ -33,13 +43,14 @@ const MESSAGE = columnsOf(
   ["sender", "receiver", "calls", "bytes", "large_bytes", "large_ns"],
   [{ sender: 0, receiver: 2, calls: 5, bytes: 5000, large_bytes: 4000, large_ns: 100 }],
 );
-const NODES = partsOfNodes([0, 1, 2, 3].map((rank) => ({ rank, host: rank < 2 ? "n2" : "n10" })));
+const RANKS = [0, 1, 2, 3].map((rank) => ({ rank, host: rank < 2 ? "n2" : "n10" }));
+const NODES = partsOfNodes(RANKS);
 
 describe("a matrix of the network", () => {
   it("has nodes in the order of their numbers", () => {
     expect(NODES).toEqual([
-      { name: "n2", ranks: [0, 1] },
-      { name: "n10", ranks: [2, 3] },
+      { name: "n2", ranks: [0, 1], host: "n2" },
+      { name: "n10", ranks: [2, 3], host: "n10" },
     ]);
   });
 
@@ -55,9 +66,14 @@ describe("a matrix of the network", () => {
     const flows = matrix(NODES, GROUPS, MESSAGE, ALL);
     expect(flows[0]).toMatchObject({ gbps: 90, of: "all_reduce of tp, 2 ranks", isOwn: true });
     expect(flows[1]).toMatchObject({ gbps: 20, of: "all_reduce of dp, 4 ranks", isOwn: true });
-    const ranks = matrix(partsOfRanks([0, 1, 2, 3], 4), GROUPS, MESSAGE, ALL);
+    const ranks = matrix(partsOfRanks(RANKS, 4), GROUPS, MESSAGE, ALL);
     expect(ranks[2]).toMatchObject({ gbps: 40, of: MESSAGES, isOwn: true });
     expect(ranks[3]).toMatchObject({ gbps: 20, of: "all_reduce of dp, 4 ranks", isOwn: false });
+  });
+
+  it("compares a bandwidth with those of the same traffic within nodes, or between them", () => {
+    const flows = matrix(NODES, GROUPS, MESSAGE, ALL);
+    expect(besideSimilar(NODES, flows)).toEqual([90 / 85, 1, 1, 80 / 85]);
   });
 
   it("offers the traffic with most bytes first", () => {
@@ -65,9 +81,9 @@ describe("a matrix of the network", () => {
   });
 
   it("puts neighbours together where ranks are many", () => {
-    expect(partsOfRanks([0, 1, 2, 3, 4], 2)).toEqual([
-      { name: "ranks 0–2", ranks: [0, 1, 2] },
-      { name: "ranks 3–4", ranks: [3, 4] },
+    expect(partsOfRanks([...RANKS, { rank: 4, host: "n10" }], 2)).toEqual([
+      { name: "ranks 0–2", ranks: [0, 1, 2], host: null },
+      { name: "ranks 3–4", ranks: [3, 4], host: "n10" },
     ]);
   });
 });

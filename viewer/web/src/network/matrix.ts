@@ -34,6 +34,7 @@ export interface Groups {
 export interface Part {
   name: string;
   ranks: number[];
+  host: string | null; // of all its ranks; null if they are on several
 }
 
 export interface Flow {
@@ -145,12 +146,40 @@ function flow({ bytes, messageBytes, messageNs, slowest }: Sums): Flow {
   return { bytes, gbps: slowest?.gbps ?? null, of: slowest?.of ?? "", isOwn: slowest?.isOwn ?? false };
 }
 
+/** Each bandwidth as a share of the median of cells with the same traffic, within a node or between nodes. */
+export function besideSimilar(parts: readonly Part[], flows: readonly (Flow | null)[]): (number | null)[] {
+  const kind = (flow: Flow, index: number) => {
+    const [from, to] = [parts[Math.floor(index / parts.length)]!, parts[index % parts.length]!];
+    return `${flow.of} ${from.host !== null && from.host === to.host}`;
+  };
+  const similar = new Map<string, number[]>();
+  flows.forEach((flow, index) => {
+    if (flow?.gbps == null) return;
+    const own = similar.get(kind(flow, index));
+    if (own) own.push(flow.gbps);
+    else similar.set(kind(flow, index), [flow.gbps]);
+  });
+  const medians = new Map([...similar].map(([name, values]) => [name, median(values)]));
+  return flows.map((flow, index) => (flow?.gbps == null ? null : flow.gbps / medians.get(kind(flow, index))!));
+}
+
+function median(values: readonly number[]): number {
+  const sorted = [...values].sort((a, b) => a - b);
+  return (sorted[(sorted.length - 1) >> 1]! + sorted[sorted.length >> 1]!) / 2;
+}
+
 /** Ranks as parts, neighbours together where there are more than `most`. */
-export function partsOfRanks(ranks: readonly number[], most: number): Part[] {
-  const together = Math.max(1, Math.ceil(ranks.length / most));
-  return Array.from({ length: Math.ceil(ranks.length / together) }, (_, index) => {
-    const own = ranks.slice(index * together, (index + 1) * together);
-    return { name: own.length > 1 ? `ranks ${own[0]}–${own.at(-1)}` : `rank ${own[0]}`, ranks: own };
+export function partsOfRanks(ranks: readonly { rank: number; host: string }[], most: number): Part[] {
+  const sorted = [...ranks].sort((a, b) => a.rank - b.rank);
+  const together = Math.max(1, Math.ceil(sorted.length / most));
+  return Array.from({ length: Math.ceil(sorted.length / together) }, (_, index) => {
+    const own = sorted.slice(index * together, (index + 1) * together);
+    const [first, last] = [own[0]!, own.at(-1)!];
+    return {
+      name: own.length > 1 ? `ranks ${first.rank}–${last.rank}` : `rank ${first.rank}`,
+      ranks: own.map(({ rank }) => rank),
+      host: own.every(({ host }) => host === first.host) ? first.host : null,
+    };
   });
 }
 
@@ -162,5 +191,7 @@ export function partsOfNodes(ranks: readonly { rank: number; host: string }[]): 
     else nodes.set(host, [rank]);
   }
   const collator = new Intl.Collator("en", { numeric: true });
-  return [...nodes].map(([name, own]) => ({ name, ranks: own })).sort((a, b) => collator.compare(a.name, b.name));
+  return [...nodes]
+    .map(([host, own]) => ({ name: host, ranks: own, host }))
+    .sort((a, b) => collator.compare(a.name, b.name));
 }

@@ -6,11 +6,21 @@ import type { Summary } from "../data/types";
 import { byId, element } from "../dom";
 import { formatBandwidth, formatBytes } from "../format";
 import { type HeatCells, HeatMap, heatLegend } from "../heat_map/heat_map";
-import { ALL, type Flow, type Groups, matrix, partsOfNodes, partsOfRanks, trafficKinds } from "../network/matrix";
+import {
+  ALL,
+  besideSimilar,
+  type Flow,
+  type Groups,
+  matrix,
+  partsOfNodes,
+  partsOfRanks,
+  trafficKinds,
+} from "../network/matrix";
 import { dataTable } from "../table";
 import type { Theme } from "../theme";
 
 const MOST_PARTS = 128;
+const SIMILAR = "bandwidth beside similar pairs";
 
 interface Link {
   operation: string;
@@ -39,12 +49,14 @@ export async function showNetwork(
   if (!groups?.calls.length || !links || !messages) return;
   const panel = byId("network");
   const nodes = partsOfNodes(summary.ranks);
-  const ranks = partsOfRanks(
-    summary.ranks.map(({ rank }) => rank).sort((a, b) => a - b),
-    MOST_PARTS,
-  );
+  const ranks = partsOfRanks(summary.ranks, MOST_PARTS);
   const between = labelledSelect("network-between", "Between", nodes.length > 1 ? ["nodes", "ranks"] : ["ranks"]);
-  const colours = labelledSelect("network-colours", "Colours", ["bandwidth", "bytes"]);
+  const all = matrix(ranks, groups, messages, ALL);
+  const isKnown = { speed: all.some((flow) => flow?.gbps != null), bytes: all.some((flow) => flow?.bytes) };
+  const colours = labelledSelect("network-colours", "Colours", [
+    ...(isKnown.speed ? [SIMILAR, "bandwidth"] : []),
+    ...(isKnown.bytes ? ["bytes"] : []),
+  ]);
   const traffic = labelledSelect("network-traffic", "Traffic", trafficKinds(groups, messages));
   const heat = new HeatMap(theme);
   const legend = element("div", "", "legend");
@@ -52,36 +64,46 @@ export async function showNetwork(
     const parts = between.node.value === "nodes" ? nodes.slice(0, MOST_PARTS) : ranks;
     const names = parts.map(({ name }) => name);
     const flows = matrix(parts, groups, messages, traffic.node.value);
-    const isBytes = colours.node.value === "bytes";
-    const values = flows.map((flow) => (isBytes ? (flow?.bytes ?? null) : (flow?.gbps ?? null)));
+    const by = colours.node.value;
+    const values =
+      by === SIMILAR
+        ? besideSimilar(parts, flows)
+        : flows.map((flow) => (by === "bytes" ? flow?.bytes : flow?.gbps) ?? null);
     const known = values.filter((value) => value !== null);
-    const high = Math.max(...known, 0);
+    const [lowest, highest] = [Math.min(...known), Math.max(...known, 1e-9)];
     const cells: HeatCells = {
       rows: names,
       columns: names,
       values,
-      range: [isBytes ? 0 : Math.min(...known, 0.95 * high), Math.max(high, 1e-9)],
-      lowIsStrong: !isBytes,
-      format: isBytes ? formatBytes : formatBandwidth,
+      range:
+        by === "bytes"
+          ? [0, highest]
+          : by === SIMILAR
+            ? [Math.min(lowest, 0.9), 1]
+            : [Math.min(lowest, 0.95 * highest), highest],
+      lowIsStrong: by !== "bytes",
+      format:
+        by === "bytes" ? formatBytes : by === SIMILAR ? (share) => `${(100 * share).toFixed(0)} %` : formatBandwidth,
       describe: (index) => {
         const [from, to] = [Math.floor(index / parts.length), index % parts.length];
         return described(flows[index] ?? null, names[from]!, names[to]!);
       },
       onGo: (index) => onRank(parts[Math.floor(index / parts.length)]!.ranks[0]!),
     };
-    heat.show(cells, `${colours.node.value} from each of the ${between.node.value} to each other`);
+    heat.show(cells, `${by} from each of the ${between.node.value} to each other`);
     legend.replaceChildren(...heatLegend(cells));
   };
   for (const { node } of [between, colours, traffic]) node.addEventListener("change", show);
   const bar = element("div", "", "bar");
   bar.append(between.label, colours.label, traffic.label);
-  panel.append(bar, legend, heat.node);
+  if (isKnown.bytes) panel.append(bar, legend, heat.node);
+  else panel.append(element("p", "The bytes of the communications are not known.", "empty"));
   if (nodes.length > MOST_PARTS) panel.append(element("p", `The first ${MOST_PARTS} nodes are shown.`, "hint"));
   panel.append(
     element(
       "p",
       "Rows send, columns receive. The bytes of a collective are spread evenly over the pairs of its group. Bandwidth is that of calls of at " +
-        `least 1 MiB, after the last member had arrived: of messages, or the slowest median busbw of a group (${ALL}: of any).`,
+        `least 1 MiB, after the last member had arrived: of messages, or the slowest median busbw of a group (${ALL}: of any). Similar pairs have the same traffic, within a node or between nodes; 100 % is their median.`,
       "hint",
     ),
     element("h3", "Links between nodes, slowest beside similar ones first"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,12 +76,23 @@ def test_a_schema_is_one(name: str) -> None:
         ("top", ["slow"]),
         ("list", ["all"]),
         ("hosts", ["all"]),
+        ("metrics", ["pipeline"]),
+        ("metrics", ["two"]),
     ],
 )
 def test_what_is_printed_is_what_the_schema_says(command: str, names: list[str], runs: dict[str, str]) -> None:
     told = _told(command, *(runs.get(name, name) for name in names))
 
     assert list(errors(command, told)) == []
+
+
+def test_a_written_report_is_what_the_schema_says(runs: dict[str, str], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    told = _told("report", runs["two"], "-o", str(page), "--steps=1:3")
+
+    assert list(errors("report", told)) == []
+    assert (told["path"], told["bytes"], told["steps"]) == (str(page), page.stat().st_size, [1, 2])
+    assert (told["left_out"], told["verdict"][-1]) == ([], ".")
 
 
 def test_the_words_for_where_and_why_are_those_of_verdicts(runs: dict[str, str]) -> None:
@@ -124,7 +136,9 @@ def test_the_report_of_a_trigger_is_what_the_schema_says() -> None:
     assert printed["late"] == {"2": 44}
 
 
-@pytest.mark.parametrize("command", ["compare", "pipeline", "bandwidth", "straggler", "doctor", "top", "list", "hosts"])
+@pytest.mark.parametrize(
+    "command", ["compare", "pipeline", "bandwidth", "straggler", "doctor", "top", "list", "hosts", "metrics"]
+)
 def test_the_verdict_is_the_first_field(command: str, runs: dict[str, str]) -> None:
     names = {"compare": ["two", "nodes"], "list": ["all"], "hosts": ["all"]}.get(command, ["pipeline"])
     printed = _told(command, *(runs[name] for name in names))

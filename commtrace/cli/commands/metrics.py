@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from commtrace.analysis.path_totals import PathTotals
-from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
+from commtrace.cli.arguments import DEFAULT_RUNS, JsonOption, RunsArgument, run_directory
 from commtrace.errors import CommtraceError, MissingExtraError, RunNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from commtrace.analysis.breakdown.critical_path import CriticalPath
     from commtrace.exporters.prometheus.critical_path import PathCollector
+    from commtrace.trace.json_values import JsonObject
 
 _SECONDS = 15.0
 
@@ -33,11 +36,13 @@ def metrics(
     ] = "",
     otlp: Annotated[bool, typer.Option("--otlp", help="Send them over OTLP to OTEL_EXPORTER_OTLP_ENDPOINT.")] = False,
     every: Annotated[float, typer.Option(help="Seconds between two updates until the run ends; 0: once.", min=0)] = 0.0,
+    json_output: JsonOption = False,
 ) -> None:
     """Export the critical path of a run as metrics: what the length of the job's steps consists of.
 
     Sums by rank, kind and role over all steps that all ranks have recorded; of a running job, some seconds behind it.
-    Without an option they are printed. With --serve they are updated every 15 seconds until Ctrl-C.
+    Without an option they are printed in the format of Prometheus. With --serve they are updated every 15 seconds until
+    Ctrl-C.
     """
     from commtrace.exporters.prometheus.critical_path import PathCollector
 
@@ -59,7 +64,9 @@ def metrics(
             if not pause or (totals.has_ended and not serve):
                 break
             time.sleep(pause)
-    if not (output or serve or otlp):
+    if json_output:
+        typer.echo(json.dumps(path_json(totals), allow_nan=False))
+    elif not (output or serve or otlp):
         typer.echo(_as_text(collector), nl=False)
 
 
@@ -76,6 +83,29 @@ def _read_on(totals: PathTotals, problem: str, *, waits: bool) -> str:
         problem = f"{totals.num_left_out} steps are left out: the clocks of the hosts could not be aligned."
         typer.echo(f"commtrace: {problem}", err=True)
     return problem
+
+
+def path_json(totals: PathTotals) -> JsonObject:
+    """Return the sums so far; before the first step the critical path has no shares."""
+    path, lost = totals.path, totals.lost
+    return {
+        "verdict": _verdict(path),
+        "run": totals.run_id,
+        "last_step": totals.last_step,
+        "has_ended": totals.has_ended,
+        "steps_left_out": totals.num_left_out,
+        "critical_path": path.to_json(),
+        "lost_time": None if lost is None else lost.to_json(),
+        "nodes": {str(rank): node for rank, node in totals.nodes.items()},
+    }
+
+
+def _verdict(path: CriticalPath) -> str:
+    if not path.shares:
+        return "No step has been recorded by all ranks yet."
+    share = path.shares[0]
+    what = " ".join(filter(None, (share.role, share.kind)))
+    return f"{share.ns / path.ns:.0%} of the critical path of {path.num_steps} steps is {what} of rank {share.rank}."
 
 
 def _as_text(collector: PathCollector) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +17,7 @@ from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
     ClusterOption,
+    JsonOption,
     RunsArgument,
     StepsOption,
     WorkersOption,
@@ -22,11 +25,24 @@ from commtrace.cli.arguments import (
     run_directory,
 )
 from commtrace.cli.commands.history import keep_summary
+from commtrace.trace.json_values import fields_to_json
 from commtrace.viewer.choice import steps_to_draw
 from commtrace.viewer.comparison import comparison_resources
 from commtrace.viewer.overview import critical_tables
 from commtrace.viewer.report import render
 from commtrace.viewer.whole_run import most_steps_drawn, summarise_with_views
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenReport:
+    """The file that was written."""
+
+    verdict: str
+    path: str
+    bytes: int
+    steps: tuple[int, ...]  # in its timeline, ascending
+    left_out: tuple[int, ...]  # of its timeline, ascending; its numbers are those of all steps
+    note: str  # sentences on the choice of steps and ranks
 
 
 def report(
@@ -39,6 +55,7 @@ def report(
     ] = None,
     workers: WorkersOption = None,
     cluster: ClusterOption = "",
+    json_output: JsonOption = False,
 ) -> None:
     """Write the timeline and the breakdown of a run as one HTML file.
 
@@ -68,6 +85,12 @@ def report(
         output.write_text(page.html, encoding="utf-8")
     if len(runs) == 1 and not steps:
         keep_summary(run.recorded, summary, by="report")
+    left_out = tuple(sorted(set(durations) - set(page.embedded)))
+    size = output.stat().st_size
+    if json_output:
+        written = WrittenReport(summary.verdict, str(output), size, page.embedded, left_out, page.note)
+        typer.echo(json.dumps(fields_to_json(written), allow_nan=False))
+        return
     typer.echo(summary.verdict)
-    typer.echo(f"{output}: {len(page.html.encode()) / 1e6:.1f} MB. {page.note}".rstrip())
+    typer.echo(f"{output}: {size / 1e6:.1f} MB. {page.note}".rstrip())
     typer.echo(f"Next: open it in a browser, or see every event: commtrace export {shlex.join(map(str, runs))}")

@@ -100,7 +100,8 @@ def injected_environment(environment: Mapping[str, str], options: Mapping[str, s
     given = {**environment, **{f"COMMTRACE_{name.upper()}": value for name, value in options.items()}}
     config = Config.from_env(given)
     injected = {**given, "COMMTRACE_DIR": os.path.abspath(config.dir or DEFAULT_DIRECTORY)}
-    if launchers.is_on_one_node(environment):
+    # A name of the launcher reaches all ranks, and may change below: torchrun's own id counts before Slurm's.
+    if launchers.is_on_one_node(environment) and not launchers.job_name(environment):
         injected["COMMTRACE_RUN_ID"] = identity.run_id(config, environment)
     if config.enabled:  # where it is off, nothing is to be imported at all, on no node
         search_path = [str(Path(commtrace._inject.__file__).parent), environment.get("PYTHONPATH", "")]

@@ -60,6 +60,17 @@ def test_the_lost_time_adds_up_to_the_steps(recorded: Path) -> None:
     assert float(parts["bubble"]) == pytest.approx(lost.bubble_ns / 1e9)
 
 
+def test_as_json_they_are_in_nanoseconds(recorded: Path) -> None:
+    printed = json.loads(runner.invoke(app, ["metrics", str(recorded), "--json"]).stdout)
+    summary = summarise(recorded, "0:")
+    assert summary.critical_path
+    assert summary.lost_time
+
+    assert printed["critical_path"] == summary.critical_path.to_json()
+    assert printed["lost_time"] == summary.lost_time.to_json()
+    assert (printed["run"], printed["last_step"], printed["has_ended"]) == ("made-run", 5, False)
+
+
 def test_a_file_for_node_exporter_is_written_whole(recorded: Path, tmp_path: Path) -> None:
     printed = runner.invoke(app, ["metrics", str(recorded)]).stdout
 

@@ -87,6 +87,13 @@ def test_behind_the_launcher_of_one_node_all_ranks_are_named_after_that() -> Non
     assert names.pop().endswith(f"-{os.getppid()}")
 
 
+def test_a_name_of_slurm_is_left_to_the_ranks_as_torchrun_may_have_another() -> None:
+    task = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"}
+
+    assert "COMMTRACE_RUN_ID" in injected_environment(task, {})
+    assert "COMMTRACE_RUN_ID" not in injected_environment({**task, "SLURM_JOB_ID": "47", "SLURM_STEP_ID": "0"}, {})
+
+
 def test_where_it_is_off_nothing_is_put_before_pythons_modules_on_any_node() -> None:
     environment = injected_environment({"COMMTRACE_ENABLED": "0", "PYTHONPATH": "/mine"}, {})
 

@@ -253,3 +253,14 @@ def test_the_critical_path_follows_the_step(opened: Reader, report: Report) -> N
     opened.wait_for_step(other)
 
     assert opened.page.locator("#critical-beside h3").inner_text().startswith(f"Critical path of step {other}: ")
+
+
+def test_numbers_of_communication_lead_to_the_spans_behind_them(opened: Reader) -> None:
+    opened.page.locator("#exposed tbody tr").filter(has_text="dp").click()
+    opened.settle()
+    assert "dp" in opened.page.locator("#pinned h3").inner_text()
+
+    opened.page.locator("#bandwidth-section summary").click()
+    opened.page.locator("#bandwidth-table tbody tr").filter(has_text="all_reduce").first.click()
+    assert "all_reduce" in opened.page.locator("#hits button").first.inner_text()
+    assert opened.errors == []

@@ -25,6 +25,7 @@ import { showSteps } from "./panels/steps";
 import { showStragglers, stragglingRanks } from "./panels/stragglers";
 import { TimelinePanel } from "./panels/timeline";
 import { Theme } from "./theme";
+import { longestStall } from "./timeline/search";
 
 declare global {
   interface Window {
@@ -102,14 +103,30 @@ function leadsTo(panel: TimelinePanel | null, run: RunData): Leads {
     await panel?.choose(step);
     byId("timeline").scrollIntoView({ block: "center" });
   };
-  return { rank: (rank) => panel?.showRank(rank), step: (step) => (known.has(step) ? () => show(step) : null) };
+  return {
+    rank: (rank) => panel?.showRank(rank),
+    step: (step) => (known.has(step) ? () => show(step) : null),
+    stall: (role) => {
+      const step = panel?.timeline.step;
+      const box = step ? longestStall(step, role) : null;
+      if (box) panel?.timeline.goTo(box);
+      byId("timeline").scrollIntoView({ block: "center" });
+    },
+    find: (text) => {
+      const input = byId<HTMLInputElement>("search");
+      input.value = text;
+      input.dispatchEvent(new Event("input"));
+      byId("timeline").scrollIntoView({ block: "center" });
+      input.focus({ preventScroll: true });
+    },
+  };
 }
 
 function showOverview(overview: Overview | null, run: RunData, theme: Theme, leads: Leads): void {
   for (const section of ["steps-section", "bandwidth-section"]) byId(section).hidden = !overview;
   if (!overview) return;
   showSteps(overview, run, theme, leads);
-  showBandwidth(overview, theme);
+  showBandwidth(overview, theme, leads);
 }
 
 async function showTimeline(source: Source, run: RunData, theme: Theme): Promise<TimelinePanel | null> {
@@ -132,7 +149,7 @@ function showSummary(summary: Summary, overview: Overview | null, theme: Theme, 
   showHeader(summary);
   showBudget(summary, leads.rank);
   showBreakdown(summary, overview, theme, leads);
-  showExposed(summary, theme);
+  showExposed(summary, theme, leads);
   showCriticalPath(summary, theme, leads.rank);
   showLostTime(summary);
   showStragglers(summary, leads.rank);

@@ -47,7 +47,7 @@ describe("blocks of steps", () => {
 
 describe("bars", () => {
   const ranks = [rank(0, 0, 100), rank(1, 0, 120, 5), rank(2, 1, 80, 25)];
-  const leads = { rank: () => undefined, step: () => null };
+  const leads = { rank: () => undefined, step: () => null, stall: () => undefined, find: () => undefined };
   const labels = (bars: readonly Bar[]) => bars.map(({ label }) => label);
   const theme = { role: (role: string) => role };
 

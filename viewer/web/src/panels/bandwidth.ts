@@ -9,12 +9,13 @@ import { formatBytes, formatPercent } from "../format";
 import { type Bin, bestSeen, binsOf, type Reach } from "../overview/bandwidth";
 import { type ColumnOf, dataTable } from "../table";
 import type { Theme } from "../theme";
+import type { Leads } from "./breakdown";
 
 const HEIGHT = 320;
 const SIZE = 5; // of a mark
 
 /** Hides the section where no call has a bandwidth. */
-export function showBandwidth(overview: Overview, theme: Theme): void {
+export function showBandwidth(overview: Overview, theme: Theme, leads: Leads): void {
   const bins = binsOf(overview).filter(({ median }) => median > 0);
   byId("bandwidth-section").hidden = !bins.length;
   if (!bins.length) return;
@@ -29,12 +30,13 @@ export function showBandwidth(overview: Overview, theme: Theme): void {
     ...(bins.some((bin) => !bin.isMatched) ? [element("span", "hollow: not matched, with waits")] : []),
     element("span", "lines: the best seen"),
   );
-  drawChart(bins, best, theme);
-  byId("bandwidth-table").replaceChildren(table(bins, best));
+  const find = (bin: Bin) => leads.find(bin.operation);
+  drawChart(bins, best, theme, find);
+  byId("bandwidth-table").replaceChildren(table(bins, best, find));
   const { uncertain_calls: uncertain } = overview.terms;
   byId("bandwidth-note").textContent =
     "Each mark is the median bus bandwidth of the calls of one role, operation and group size whose bytes share a power of two; " +
-    "waiting for other ranks is left out where all of them were recorded. Drag to zoom, double click to see all." +
+    "waiting for other ranks is left out where all of them were recorded. A click finds such calls in the step of the timeline. Drag to zoom, double click to see all." +
     (uncertain ? ` Left out: ${uncertain} calls between nodes that were quicker than the clocks' error.` : "");
 }
 
@@ -58,7 +60,7 @@ function shareOfBest(bin: Bin, best: Best): number | null {
   return same ? bin.median / same.best : null;
 }
 
-function drawChart(bins: readonly Bin[], best: Best, theme: Theme): void {
+function drawChart(bins: readonly Bin[], best: Best, theme: Theme, find: (bin: Bin) => void): void {
   const x = [...new Set(bins.map(({ bytes }) => bytes))].sort((a, b) => a - b);
   const at = (reach: Reach) => {
     const known = new Map(best[reach].map((one) => [one.bytes, one.best]));
@@ -83,6 +85,7 @@ function drawChart(bins: readonly Bin[], best: Best, theme: Theme): void {
         bin.isMatched ? "" : "not matched on all members: waits are part of the time",
       ].filter(Boolean);
     },
+    pick: (index) => find(bins[index]!),
   };
   const curve = { width: 1.5, spanGaps: true, points: { show: false } };
   new Chart(
@@ -132,7 +135,7 @@ function drawMark(c: CanvasRenderingContext2D, plot: uPlot, bin: Bin, colour: st
   else c.stroke();
 }
 
-function table(bins: readonly Bin[], best: Best): HTMLElement {
+function table(bins: readonly Bin[], best: Best, find: (bin: Bin) => void): HTMLElement {
   const number = (heading: string, value: (bin: Bin) => number, text: (value: number) => string): ColumnOf<Bin> => ({
     heading,
     text: (bin) => text(value(bin)),
@@ -159,5 +162,6 @@ function table(bins: readonly Bin[], best: Best): HTMLElement {
       },
     ],
     bins,
+    find,
   );
 }

@@ -31,6 +31,10 @@ export interface Leads {
   rank(rank: number): void;
   /** Shows a step; null where it is not in the timeline. */
   step(step: number): (() => void) | null;
+  /** Shows the longest stall on a role in the step that is shown. */
+  stall(role: string): void;
+  /** Searches the step that is shown. */
+  find(text: string): void;
 }
 
 export function showBreakdown(summary: Summary, overview: Overview | null, theme: Theme, leads: Leads): void {

@@ -5,8 +5,9 @@ import { formatDuration, formatPercent } from "../format";
 import { type ExposedRole, exposedRoles } from "../overview/exposed";
 import { dataTable } from "../table";
 import type { Theme } from "../theme";
+import type { Leads } from "./breakdown";
 
-export function showExposed(summary: Summary, theme: Theme): void {
+export function showExposed(summary: Summary, theme: Theme, leads: Leads): void {
   const panel = byId("exposed");
   const rows = exposedRoles(summary);
   if (!rows.length) {
@@ -54,6 +55,7 @@ export function showExposed(summary: Summary, theme: Theme): void {
         time("if its transfers were gone: at most", ({ saved }) => saved),
       ],
       rows,
+      ({ role }) => leads.stall(role),
     ),
     element("p", explanation(summary, rows), "hint"),
   );
@@ -69,6 +71,7 @@ function explanation({ lost_time: lost }: Summary, rows: readonly ExposedRole[])
   return (
     "Per step, mean of the ranks. Waiting for the neighbours of a pipeline is in the bubble. If its transfers were gone: what they " +
     "take on the critical path, so no step can become shorter by more." +
+    " A click on a role shows its longest stall in the step of the timeline." +
     (hasWait ? " Waits are not made shorter by a faster network: the last member has to come earlier." : "") +
     whole
   );

@@ -56,6 +56,20 @@ function spansNamed(step: Step, text: string): Hit[] {
   return names.size ? rowsWhere(step, "name", (value) => names.has(value)) : [];
 }
 
+/** The longest stall on a role among the ranks whose boxes are there; null without any. */
+export function longestStall(step: Step, role: string): Box | null {
+  let [longest, most] = [null as Box | null, 0];
+  for (const rank of step.outline.ranks.keys()) {
+    const stalls = step.columns("stalls", rank);
+    const [roles, duration] = [stalls.of("role"), stalls.of("duration")];
+    for (let row = 0; row < stalls.length; row++) {
+      if (duration[row]! <= most || step.outline.roles[roles[row]!] !== role) continue;
+      [longest, most] = [{ table: "stalls", rank, row }, duration[row]!];
+    }
+  }
+  return longest;
+}
+
 /** The first such box of each rank. */
 function rowsWhere(step: Step, column: string, matches: (value: number) => boolean): Hit[] {
   const found: Hit[] = [];

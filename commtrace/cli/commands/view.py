@@ -6,6 +6,7 @@ import getpass
 import secrets
 import signal
 import socket
+import tempfile
 import time
 import webbrowser
 from collections.abc import Mapping
@@ -15,7 +16,9 @@ from typing import Annotated
 
 import typer
 
+from commtrace.analysis.timeline import Timeline
 from commtrace.cli.arguments import ClusterOption, WorkersOption, chosen_workers
+from commtrace.exporters import chrome_trace, perfetto
 from commtrace.history.runs import list_runs
 from commtrace.trace.files.locate import RUNS, find_run_directory, rank_directories, runs_below
 from commtrace.trace.processes import process_state
@@ -48,7 +51,7 @@ def view(
     with chosen_workers(workers, cluster) as chosen:
         server = RunServer(
             partial(_paths, directory) if single is None else lambda: {single.name: single},
-            partial(RunView, workers=chosen),
+            partial(RunView, workers=chosen, trace_of=perfetto_trace),
             lambda: list_runs(directory, now_ns=time.time_ns(), ask=process_state).to_json(),
             token=secrets.token_urlsafe(16),
             port=port,
@@ -64,6 +67,15 @@ def view(
             server.serve()
         except KeyboardInterrupt:
             typer.echo("")
+
+
+def perfetto_trace(timeline: Timeline, step: int) -> bytes:
+    """Return a step for the Perfetto UI, in its own format if the perfetto package is installed, else Chrome JSON."""
+    exporter = perfetto if perfetto.is_available() else chrome_trace
+    with tempfile.TemporaryDirectory(prefix="commtrace-") as directory:
+        path = Path(directory) / "trace"
+        exporter.write(timeline.outline(), [timeline.step(step)], path)
+        return path.read_bytes()
 
 
 def _single_run(path: Path) -> Path | None:

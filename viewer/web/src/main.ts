@@ -18,6 +18,7 @@ import { showHeatMap } from "./panels/heat_map";
 import { showCriticalPath, showLostTime } from "./panels/lost_time";
 import { showModules } from "./panels/modules";
 import { showNetwork } from "./panels/network";
+import { offerPerfetto } from "./panels/perfetto";
 import { showPipeline } from "./panels/pipeline";
 import { showProgress, showRuns, watchGrowth } from "./panels/served";
 import { showSlowdown } from "./panels/slowdown";
@@ -55,6 +56,9 @@ async function start(): Promise<void> {
 async function showRun(source: Source, theme: Theme): Promise<void> {
   const run = await readRun(source);
   const panel = await showTimeline(source, run, theme);
+  if (panel && source instanceof ServerSource) {
+    offerPerfetto(source, run.title, () => panel.timeline.step?.number ?? null);
+  }
   const summary = await existing(source.json<Summary>("summary.json"), "summary.json");
   panel?.mark(stragglingRanks(summary));
   const leads = leadsTo(panel, run);

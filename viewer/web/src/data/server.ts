@@ -31,6 +31,11 @@ export class ServerSource implements Source {
     return response && decodeColumns(new Uint8Array(await response.arrayBuffer()));
   }
 
+  /** A resource as it is. */
+  async bytes(name: string): Promise<ArrayBuffer | null> {
+    return (await this.ready(name))?.arrayBuffer() ?? null;
+  }
+
   /** The answer of the server; null where the run has no such resource. Throws its message where it failed. */
   async ask(address: string, method = "GET"): Promise<Response | null> {
     const response = await fetch(address, { method, headers: { Authorization: `Bearer ${this.token}` } });

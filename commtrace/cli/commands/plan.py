@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from enum import Enum
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Final
@@ -16,6 +17,7 @@ from commtrace.cli.arguments import JsonOption
 from commtrace.cli.output import binary_bytes, num_bytes, share, wide_console
 from commtrace.errors import ConfigurationError
 from commtrace.planning.megatron_arguments import parse_megatron_command
+from commtrace.planning.megatron_issue_488 import Compared, compare, sample_plan
 from commtrace.planning.plan import Alternative, Plan, StagePlan, alternatives, make_plan
 from commtrace.planning.plan_file import read_plan_file
 from commtrace.trace.json_values import to_json
@@ -24,20 +26,29 @@ _FILES: Final = (".json", ".yaml", ".yml")
 _GIB: Final = 1 << 30
 
 
+class Known(str, Enum):
+    """A job whose estimate by another tool is known."""
+
+    MEGATRON_ISSUE_488 = "megatron-issue-488"
+
+
 def plan(
     job: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             help="A YAML or JSON file, or after -- the command of a Megatron-LM job.",
             metavar="FILE | -- COMMAND…",
             show_default=False,
         ),
-    ],
+    ] = None,
     gpus: Annotated[
         int | None, typer.Option(min=1, help="Ranks of the job. Default: those that torchrun's arguments give.")
     ] = None,
     memory: Annotated[
         float | None, typer.Option(metavar="GIB", help="Memory of a GPU: print whether the job fits into it.")
+    ] = None,
+    like: Annotated[
+        Known | None, typer.Option(help="Plan the sample of another tool instead, with its numbers beside.")
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -48,15 +59,25 @@ def plan(
     """
     if memory is not None and memory <= 0:
         raise ConfigurationError(f"--memory is {memory:g}: give the memory of a GPU in GiB, such as 80")
-    planned, ignored = _planned(job, gpus)
+    if (like is None) == (not job) or (like is not None and gpus is not None):
+        raise ConfigurationError("give either a file, a command after --, or --like, which needs nothing else")
+    planned, ignored = _planned(job, gpus) if job else (sample_plan(), ())
+    compared = compare(planned) if like is not None else ()
     found = alternatives(planned)
     fits = None if memory is None else planned.fullest.memory.peak_bytes <= memory * _GIB
     if json_output:
         head = {"verdict": _verdict(planned, memory), "fits": fits}
-        rest = {"alternatives": to_json(found), "ignored_arguments": to_json(ignored)}
+        rest = {
+            "alternatives": to_json(found),
+            "ignored_arguments": to_json(ignored),
+            "compared": to_json(compared),
+        }
         typer.echo(json.dumps({**head, **planned.to_json(), **rest}, indent=2))
     else:
-        _print_plan(wide_console(), planned, ignored, found, memory)
+        console = wide_console()
+        _print_plan(console, planned, ignored, found, memory)
+        if compared:
+            _print_compared(console, compared)
     raise typer.Exit(1 if fits is False else 0)
 
 
@@ -194,4 +215,16 @@ def _print_alternatives(console: Console, found: Sequence[Alternative], memory: 
         fits = () if memory is None else ("fits" if one.peak_bytes <= memory * _GIB else "does not fit",)
         table.add_row(one.change, binary_bytes(one.peak_bytes), *fits)
     console.print("\nOne change that would need less memory")
+    console.print(table)
+
+
+def _print_compared(console: Console, compared: Sequence[Compared]) -> None:
+    table = _table("", "number", "tool", "here", "what is wrong in the tool's, or differs", left=["", "number"])
+    table.columns[-1].justify = "left"
+    for one in compared:
+        is_bytes = one.unit == "bytes"
+        numbers = (f"{number / _GIB:,.1f} GiB" if is_bytes else f"{number:,}" for number in (one.tool, one.ours))
+        quantity = one.quantity if is_bytes or one.quantity == one.unit else f"{one.quantity} {one.unit}"
+        table.add_row(one.of, f"{quantity}{' bytes' * is_bytes}", *numbers, one.difference)
+    console.print("\nBeside the analysis tool of Megatron-LM's issue 488")
     console.print(table)

@@ -101,3 +101,19 @@ def test_what_cannot_be_planned_is_an_error(words: list[str], message: str) -> N
 def test_gpus_are_of_a_command(tmp_path: Path) -> None:
     assert "in a file, set dp" in run_plan(plan_file(tmp_path), "--gpus", "8").stderr
     assert "on 8 GPUs" in run_plan("--gpus", "8", "--", *MEGATRON).stdout
+
+
+def test_the_numbers_of_another_tool_stand_beside() -> None:
+    as_text, as_json = run_plan("--like", "megatron-issue-488"), run_plan("--like", "megatron-issue-488", "--json")
+    lines = [" ".join(line.split()) for line in as_text.stdout.splitlines()]
+
+    assert "fullest GPU total bytes 40.2 GiB 36.4 GiB the sum" in lines
+    assert "one iteration all operations 34,818 35,136 the sum" in lines
+    assert any(line.startswith("one iteration data bytes 12.8 GiB 153.3 GiB that of one GPU") for line in lines)
+    assert list(errors("plan", json.loads(as_json.stdout))) == []
+    assert len(json.loads(as_json.stdout)["compared"]) == 20
+
+
+@pytest.mark.parametrize("words", [[], ["--like", "megatron-issue-488", "--", *MEGATRON]])
+def test_one_job_is_needed(words: list[str]) -> None:
+    assert "give either a file, a command after --, or --like" in run_plan(*words).stderr

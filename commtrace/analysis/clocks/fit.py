@@ -170,13 +170,14 @@ def fit_clocks(observations: Observations, count: int) -> list[LinearClock]:
     since_b = (observations.time_b - origins[observations.clock_b]).astype(np.float64)
     design = _Design(observations, since_a, since_b, count)
     none = np.zeros(count, np.bool_)
-    solution, errors = design.fit(none, np.zeros(2 * count), precision_ns=_ROUGH_NS)
+    solution = design.fit(none, np.zeros(2 * count), precision_ns=_ROUGH_NS)
+    errors = design.errors(solution)
     readings = np.bincount(observations.clock_a, minlength=count) + np.bincount(observations.clock_b, minlength=count)
     # The scatter of few readings is often smaller than their error.
     needed = _SIGMAS_OF_A_DRIFT * (1 + _FEW_READINGS / np.maximum(readings, 1))
     invisible = np.abs(solution[1::2]) < needed * errors[1::2]
     held = np.append(True, invisible[1:])
-    solution, _ = design.fit(held if invisible[1:].any() else none, solution, precision_ns=_PRECISE_NS)
+    solution = design.fit(held if invisible[1:].any() else none, solution, precision_ns=_PRECISE_NS)
     offsets, seconds_of_drift = solution[0::2], solution[1::2]
     return [
         LinearClock(
@@ -224,10 +225,8 @@ class _Design:
     def residual(self, solution: Float64) -> Float64:
         return np.asarray(self._target - (solution[self._columns] * self._factors).sum(axis=0))
 
-    def fit(
-        self, without_drift: npt.NDArray[np.bool_], start: Float64, *, precision_ns: float
-    ) -> tuple[Float64, Float64]:
-        """Return the best unknowns and their standard errors.
+    def fit(self, without_drift: npt.NDArray[np.bool_], start: Float64, *, precision_ns: float) -> Float64:
+        """Return the best unknowns.
 
         Drifts in the mask ``without_drift`` stay zero; ``start`` changes the number of rounds, not the result.
         """
@@ -244,10 +243,17 @@ class _Design:
             scale, weights = self._robust(solution)
             if np.abs(solution - previous).max() < precision_ns:
                 break
+        return solution
+
+    def errors(self, solution: Float64) -> Float64:
+        """Return the standard errors of the best unknowns, all of them free."""
+        free = np.ones(2 * self._count, np.bool_)
+        free[:2] = False
+        scale, weights = self._robust(solution)
         matrix, _ = self._normal(weights, scale, free)
         errors = np.zeros(len(free))
         errors[free] = scale * np.sqrt(np.diag(np.linalg.inv(matrix)))
-        return solution, errors
+        return errors
 
     def _robust(self, solution: Float64) -> tuple[float, Float64]:
         """Return the scatter of readings around these clocks, ns, and Huber's weight of each."""

@@ -166,136 +166,166 @@ def _overview() -> list[Row]:
     return [
         Row(_first_row(worst), height=5),
         Row(_second_row(), height=4),
-        Row(
-            [
-                table(
-                    ALERTS,
-                    [
-                        Query(
-                            "count by (alertname, severity, node) "
-                            f'(ALERTS{{{RUN}, alertname=~"Commtrace.*", alertstate="firing"}})',
-                            "alerts",
-                        )
-                    ],
-                    [
-                        Column("alertname", "Alert", link=_TO_RUNBOOK),
-                        Column("severity", "Severity"),
-                        _NODE_COLUMN,
-                        Column("Value", "How many", "none"),
-                    ],
-                    "That fire now, with a link to what to do. Empty is good.",
-                ),
-                table(
-                    FOUND, [Query(f"commtrace_straggler_cost_seconds{{{RUN}}}", "cost")],
-                    [
-                        Column("straggler_rank", "Slow rank", link=_to("rank", "rank", _CELL)),
-                        Column("place", "Place"),
-                        Column("cause", "Cause"),
-                        Column("Value", "Costs per step", "s"),
-                    ],
-                    "Slow ranks, with cause and cost (COMMTRACE_EXPORT=prometheus,monitor). Empty is good.",
-                ),
-            ],
-            height=6,
-        ),
-        Row(
-            [
-                timeline(
-                    "Nodes, slowest first",
-                    Query(_worst("node", f"commtrace:node_straggler_score:max{{{RUN}}}", _MOST_NODES), "{{node}}"),
-                    f"The slowest rank of each node over time: own work by that of its peers. Shown are the "
-                    f"{_MOST_NODES} nodes that were slowest in this range.",
-                    SLOW,
-                    _to("node", "node", _NODE_LABEL),
-                ),
-                table(
-                    "Slowest ranks", [Query(f"topk(10, commtrace:straggler_score:ratio{{{RUN}}})", "score")],
-                    [*_PLACE, Column("Value", "Score", "none", SLOW)],
-                    "Own work of a rank by what the ranks of its stage need. Click for rank or node.",
-                ),
-            ],
-            title="Who is slow, since when",
-            height=11,
-        ),
-        Row(
-            [
-                heatmap(
-                    "Steps by duration", "s",
-                    Query(f"commtrace:step_duration_seconds_bucket:rate{{{RUN}}}", "{{le}}"),
-                    "Buckets are 5 % apart around the usual duration. A change moves the band; outliers are above it.",
-                ),
-                lines(
-                    "Step time", "s",
-                    Query(f"commtrace:step_seconds:median{{{RUN}}}", "median"),
+        _alerts_and_findings(),
+        _slow_nodes_and_ranks(),
+        _step_times(),
+        _parts_and_roles(),
+        _bubble_waits_and_goodput(),
+        _critical_path_and_losses(),
+    ]
+
+
+def _alerts_and_findings() -> Row:
+    """Return the tables that are empty while all is well."""
+    return Row(
+        [
+            table(
+                ALERTS,
+                [
                     Query(
-                        f"histogram_quantile(0.95, commtrace:step_duration_seconds_bucket:rate{{{RUN}}})", "95 %"
-                    ),
-                    Query(f"commtrace:run_step_seconds:mean{{{RUN}}}", "mean"),
-                    Query(f"commtrace:step_seconds:median{{{RUN}}} offset 1h", "median 1 h before"),
-                    Query(
-                        "histogram_quantile(0.5, rate(commtrace_step_duration_seconds_bucket"
-                        f'{{{RUN}, rank="0"}}[$__rate_interval]))', "rank 0", exemplars=True,
-                    ),
-                    text="A point is a step; it leads to its trace.", from_zero=False,
+                        "count by (alertname, severity, node) "
+                        f'(ALERTS{{{RUN}, alertname=~"Commtrace.*", alertstate="firing"}})',
+                        "alerts",
+                    )
+                ],
+                [
+                    Column("alertname", "Alert", link=_TO_RUNBOOK),
+                    Column("severity", "Severity"),
+                    _NODE_COLUMN,
+                    Column("Value", "How many", "none"),
+                ],
+                "That fire now, with a link to what to do. Empty is good.",
+            ),
+            table(
+                FOUND, [Query(f"commtrace_straggler_cost_seconds{{{RUN}}}", "cost")],
+                [
+                    Column("straggler_rank", "Slow rank", link=_to("rank", "rank", _CELL)),
+                    Column("place", "Place"),
+                    Column("cause", "Cause"),
+                    Column("Value", "Costs per step", "s"),
+                ],
+                "Slow ranks, with cause and cost (COMMTRACE_EXPORT=prometheus,monitor). Empty is good.",
+            ),
+        ],
+        height=6,
+    )  # fmt: skip
+
+
+def _slow_nodes_and_ranks() -> Row:
+    """Return the nodes over time, and the slowest ranks."""
+    return Row(
+        [
+            timeline(
+                "Nodes, slowest first",
+                Query(_worst("node", f"commtrace:node_straggler_score:max{{{RUN}}}", _MOST_NODES), "{{node}}"),
+                f"The slowest rank of each node over time: own work by that of its peers. Shown are the "
+                f"{_MOST_NODES} nodes that were slowest in this range.",
+                SLOW,
+                _to("node", "node", _NODE_LABEL),
+            ),
+            table(
+                "Slowest ranks", [Query(f"topk(10, commtrace:straggler_score:ratio{{{RUN}}})", "score")],
+                [*_PLACE, Column("Value", "Score", "none", SLOW)],
+                "Own work of a rank by what the ranks of its stage need. Click for rank or node.",
+            ),
+        ],
+        title="Who is slow, since when",
+        height=11,
+    )  # fmt: skip
+
+
+def _step_times() -> Row:
+    """Return the durations of steps."""
+    return Row(
+        [
+            heatmap(
+                "Steps by duration", "s",
+                Query(f"commtrace:step_duration_seconds_bucket:rate{{{RUN}}}", "{{le}}"),
+                "Buckets are 5 % apart around the usual duration. A change moves the band; outliers are above it.",
+            ),
+            lines(
+                "Step time", "s",
+                Query(f"commtrace:step_seconds:median{{{RUN}}}", "median"),
+                Query(
+                    f"histogram_quantile(0.95, commtrace:step_duration_seconds_bucket:rate{{{RUN}}})", "95 %"
                 ),
-            ],
-            title="How fast",
-            height=9,
-        ),
-        Row(
-            [
-                lines(
-                    "Where the step goes", "s", *_parts_of_run(), stacked=True,
-                    text="Mean over ranks, per step. The parts add up to the step.",
+                Query(f"commtrace:run_step_seconds:mean{{{RUN}}}", "mean"),
+                Query(f"commtrace:step_seconds:median{{{RUN}}} offset 1h", "median 1 h before"),
+                Query(
+                    "histogram_quantile(0.5, rate(commtrace_step_duration_seconds_bucket"
+                    f'{{{RUN}, rank="0"}}[$__rate_interval]))', "rank 0", exemplars=True,
                 ),
-                lines(
-                    "Exposed by role", "percentunit",
-                    Query(f"commtrace:role_exposed:mean{{{RUN}}}", "{{role}}"), stacked=True,
-                    text="Share of the step in which a rank stalls for communication, waiting included.",
+                text="A point is a step; it leads to its trace.", from_zero=False,
+            ),
+        ],
+        title="How fast",
+        height=9,
+    )  # fmt: skip
+
+
+def _parts_and_roles() -> Row:
+    """Return the parts of a step, and its exposed communication."""
+    return Row(
+        [
+            lines(
+                "Where the step goes", "s", *_parts_of_run(), stacked=True,
+                text="Mean over ranks, per step. The parts add up to the step.",
+            ),
+            lines(
+                "Exposed by role", "percentunit",
+                Query(f"commtrace:role_exposed:mean{{{RUN}}}", "{{role}}"), stacked=True,
+                text="Share of the step in which a rank stalls for communication, waiting included.",
+            ),
+        ],
+        title="Where the time goes",
+    )  # fmt: skip
+
+
+def _bubble_waits_and_goodput() -> Row:
+    """Return bubble by stage, waiting for the last rank, and the wall time."""
+    return Row(
+        [
+            lines(
+                "Bubble by stage", "percentunit",
+                Query(f"commtrace:stage_bubble:mean{{{RUN}}}", "stage {{pp}}"),
+                text="Share of the step in which a rank stalls for its neighbour in the pipeline.",
+            ),
+            _by_operation(
+                "Waiting for the last rank", "percentunit", "commtrace:exposed_wait:ratio",
+                "Of the exposed time of those calls that the monitor compares between ranks; the rest is transfer.",
+            ),
+            shares(
+                "Wall time of the job", "percentunit",
+                Query(
+                    f"commtrace:run_seconds:mean{{{RUN}}} / ignoring (part) group_left () "
+                    f"sum by (run_id) (commtrace:run_seconds:mean{{{RUN}}})", "{{part}}",
                 ),
-            ],
-            title="Where the time goes",
-        ),
-        Row(
-            [
-                lines(
-                    "Bubble by stage", "percentunit",
-                    Query(f"commtrace:stage_bubble:mean{{{RUN}}}", "stage {{pp}}"),
-                    text="Share of the step in which a rank stalls for its neighbour in the pipeline.",
+                "Since this launch began, mean over ranks. Goodput is the share of training.",
+            ),
+        ],
+    )  # fmt: skip
+
+
+def _critical_path_and_losses() -> Row:
+    """Return the critical path and the lost time."""
+    return Row(
+        [
+            lines(
+                "Critical path", "percentunit",
+                Query(
+                    _share("rate", "commtrace_critical_path_seconds_total", "rank, kind"),
+                    "rank {{rank}}: {{kind}}",
                 ),
-                _by_operation(
-                    "Waiting for the last rank", "percentunit", "commtrace:exposed_wait:ratio",
-                    "Of the exposed time of those calls that the monitor compares between ranks; the rest is transfer.",
-                ),
-                shares(
-                    "Wall time of the job", "percentunit",
-                    Query(
-                        f"commtrace:run_seconds:mean{{{RUN}}} / ignoring (part) group_left () "
-                        f"sum by (run_id) (commtrace:run_seconds:mean{{{RUN}}})", "{{part}}",
-                    ),
-                    "Since this launch began, mean over ranks. Goodput is the share of training.",
-                ),
-            ],
-        ),
-        Row(
-            [
-                lines(
-                    "Critical path", "percentunit",
-                    Query(
-                        _share("rate", "commtrace_critical_path_seconds_total", "rank, kind"),
-                        "rank {{rank}}: {{kind}}",
-                    ),
-                    stacked=True,
-                    text="Share of the steps by rank and kind, the ten largest. From commtrace metrics RUN --serve.",
-                ),
-                lines(
-                    "Lost time", "percentunit",
-                    Query(_share("delta", "commtrace_lost_seconds", "part"), "{{part}}"), stacked=True,
-                    text="Share of the job's steps: the ideal time, and each loss. From commtrace metrics RUN --serve.",
-                ),
-            ],
-        ),
-    ]  # fmt: skip
+                stacked=True,
+                text="Share of the steps by rank and kind, the ten largest. From commtrace metrics RUN --serve.",
+            ),
+            lines(
+                "Lost time", "percentunit",
+                Query(_share("delta", "commtrace_lost_seconds", "part"), "{{part}}"), stacked=True,
+                text="Share of the job's steps: the ideal time, and each loss. From commtrace metrics RUN --serve.",
+            ),
+        ],
+    )  # fmt: skip
 
 
 def _first_row(worst: str) -> list[Panel]:

@@ -373,9 +373,14 @@ def _hung() -> Alert:
     )
 
 
+def _unanswered(timing: Timing, by: str) -> str:
+    """Return the expression for those of which no target has answered for a while."""
+    return f"max by ({by}) (max_over_time({_TARGETS}[{timing.gone}])) == 0"
+
+
 def _gone(timing: Timing) -> Alert:
     # Not "for", which restarts with Prometheus. A rank that was started again has a target for each launch for a while.
-    silent = f"max by (run_id, rank) (max_over_time({_TARGETS}[{timing.gone}])) == 0"
+    silent = _unanswered(timing, "run_id, rank")
     # Of a job that was cancelled, none answers; of one that was started again, none did before.
     others = f"count by (run_id) ({_TARGETS} == 1 and {_TARGETS} offset {timing.gone} == 1)"
     return Alert(
@@ -394,7 +399,7 @@ def _gone(timing: Timing) -> Alert:
 
 
 def _ended(timing: Timing) -> Alert:
-    none = f"max by (run_id) (max_over_time({_TARGETS}[{timing.gone}])) == 0"
+    none = _unanswered(timing, "run_id")
     lately = f"max by (run_id) (max_over_time({_TARGETS}[{timing.baseline}])) == 1"
     return Alert(
         name="CommtraceJobKilled",

@@ -98,7 +98,7 @@ class RankTrace:
     gone_peers: tuple[PeerLook, ...] = ()  # looks at other ranks of its host that ended
     stack: tuple[str, ...] = ()  # of its main thread when no Python thread could run, innermost first
     # texts of the marks, by step without detail
-    aggregates: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    aggregates: Mapping[int, Sequence[str]] = field(default_factory=dict)
     discarded: DiscardedSegments | None = None  # to keep to the budget
     progress: tuple[tuple[int, int], ...] = ()  # (step, ns) while nothing was recorded
     triggers: tuple[TriggeredDetail, ...] = ()  # requests for detail during the run

@@ -41,7 +41,7 @@ class RowsOfSteps(NamedTuple):
     """How many rows steps have."""
 
     step: Int64  # numbers, ascending
-    count: Int64
+    num_rows: Int64
 
     @classmethod
     def none(cls) -> RowsOfSteps:
@@ -58,13 +58,13 @@ class RowsOfSteps(NamedTuple):
             return cls.none()
         step, which = np.unique(np.concatenate([part.step for part in parts]), return_inverse=True)
         count = np.zeros(len(step), np.int64)
-        np.add.at(count, which.reshape(-1), np.concatenate([part.count for part in parts]))
+        np.add.at(count, which.reshape(-1), np.concatenate([part.num_rows for part in parts]))
         return cls(step, count)
 
     def of_steps(self, steps: Int64) -> Int64:
         """Return the number of rows of each of these steps."""
         at = np.minimum(np.searchsorted(self.step, steps), len(self.step) - 1)
-        return np.where(self.step[at] == steps, self.count[at], 0)
+        return np.where(self.step[at] == steps, self.num_rows[at], 0)
 
 
 @dataclass(frozen=True, slots=True)

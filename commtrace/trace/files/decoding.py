@@ -61,7 +61,7 @@ class DecodedBlock(NamedTuple):
 
 class RankMarks(NamedTuple):
     marks: Marks
-    aggregates: dict[int, list[str]]
+    aggregates: dict[int, list[str]]  # by step
 
     @classmethod
     def none(cls) -> RankMarks:
@@ -238,8 +238,11 @@ def _trace(
         exception=marks.exception,
         exception_frames=marks.exception_frames,
         failures=tuple(marks.failures),
-        aggregates={
-            step: tuple(texts)
+        # Not copied for each part of a long run that is read forward.
+        aggregates=rank_marks.aggregates
+        if steps is None and discarded < 0
+        else {
+            step: texts
             for step, texts in rank_marks.aggregates.items()
             if (steps is None or step in steps) and not 0 <= step <= discarded
         },

@@ -48,7 +48,7 @@ def test_all_but_the_rows_is_what_the_reader_reads(name: str, tmp_path: Path) ->
     assert repr(without_rows(survey.outline)) == repr(without_rows(run))
     assert run_budget(survey.outline) == run_budget(run)
     assert choose_steps(survey.outline, keep_warm_up=False) == choose_steps(run, keep_warm_up=False)
-    assert survey.rows_of_step.count.sum() == sum(len(trace.spans) for trace in run.ranks.values())
+    assert survey.rows_of_step.num_rows.sum() == sum(len(trace.spans) for trace in run.ranks.values())
 
 
 def test_the_outline_has_steps_saves_evaluations_and_the_first_row(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def add_legend(axes: Axes, entries: Mapping[str, Fill]) -> None:
         list(map(printable, entries)),
         loc="lower left",
         bbox_to_anchor=(0, 1),
-        ncols=8,
+        ncols=6,
         borderaxespad=0.2,
         frameon=False,
         handlelength=1.6,

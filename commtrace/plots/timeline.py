@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
@@ -133,7 +134,7 @@ class _Drawing:
     def add_rank(self, rank: RankBoxes, place: int) -> None:
         top = place - BOX_HEIGHT / 2
         self._add(_ROW_LAYER, Fill("row"), rank["start"], rank["end"] - rank["start"], top, BOX_HEIGHT)
-        self._add_work(rank["work"], top)
+        self._add_work(rank["work"], rank["stalls"], top)
         self._add_stalls(rank["stalls"], top)
         host = rank["host"]
         for kind, start, duration in zip(host["kind"], host["start"], host["duration"], strict=True):
@@ -142,7 +143,8 @@ class _Drawing:
             self._meanings[Fill(colour)][colour if colour == name else "other spans"] = None
             self._add(_HOST_LAYER, Fill(colour), start, duration, top + BOX_HEIGHT - _HOST_HEIGHT, _HOST_HEIGHT)
 
-    def _add_work(self, work: Columns, top: float) -> None:
+    def _add_work(self, work: Columns, stalls: Columns, top: float) -> None:
+        nested = sorted(start for start, depth in zip(stalls["start"], stalls["depth"], strict=True) if depth > 0)
         columns = (work[name] for name in ("kind", "name", "start", "duration", "microbatch", "chunk", "depth"))
         for kind_code, name_code, start, duration, microbatch, chunk, depth in zip(*columns, strict=True):
             kind = self._outline["kinds"][kind_code]
@@ -155,7 +157,10 @@ class _Drawing:
             room = self._points_per_ms * duration / 1e6
             if not depth and len(text) * _POINTS_PER_CHARACTER + 2 <= room:
                 ink = COLOURS.get(f"on-{fill.colour}", COLOURS["text"])
-                self._labels.append(_Label((start + duration / 2) / 1e6, top + BOX_HEIGHT / 2, text, ink))
+                # Above the stalls inside the box, which cover its lower part.
+                is_interrupted = bisect_left(nested, start) < bisect_left(nested, start + duration)
+                middle = (_STALL_INSET if is_interrupted else BOX_HEIGHT) / 2
+                self._labels.append(_Label((start + duration / 2) / 1e6, top + middle, text, ink))
 
     def _work_fill(self, kind: str, name: str, microbatch: int) -> Fill:
         if self._colour_by == "microbatch" and microbatch >= 0 and kind in ("forward", "backward"):

@@ -26,7 +26,7 @@ def most_steps_drawn(run: WholeRun | LargeRun) -> int:
     """Return how many steps a report of the run draws: as many as can be read at once, and two at least."""
     if isinstance(run, WholeRun):
         return MOST_STEPS
-    return min(MOST_STEPS, max(2, MOST_ROWS_DRAWN // int(np.median(run.survey.rows_of_step.count))))
+    return min(MOST_STEPS, max(2, MOST_ROWS_DRAWN // int(np.median(run.survey.rows_of_step.num_rows))))
 
 
 @dataclass(frozen=True, slots=True)

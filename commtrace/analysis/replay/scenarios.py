@@ -221,7 +221,12 @@ class ReplayedSums(NamedTuple):
     work_ns: Int64  # work and pauses of all ranks, of each scenario
 
     def plus(self, other: ReplayedSums) -> ReplayedSums:
-        return ReplayedSums(*(own + more for own, more in zip(self, other, strict=True)))
+        return ReplayedSums(
+            self.num_steps + other.num_steps,
+            self.measured_ns + other.measured_ns,
+            self.replayed_ns + other.replayed_ns,
+            self.work_ns + other.work_ns,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,8 @@ class StepAxis(NamedTuple):
 
     def split(self, at: int) -> tuple[StepAxis, StepAxis]:
         """Return the steps before a place and the others; negative places count from the end."""
-        return StepAxis(*(column[:at] for column in self)), StepAxis(*(column[at:] for column in self))
+        before = StepAxis(self.number[:at], self.start[:at], self.end[:at])
+        return before, StepAxis(self.number[at:], self.start[at:], self.end[at:])
 
     def begun(self, times: Int64) -> Int64:
         """Return the place of the last step that had begun at each instant."""

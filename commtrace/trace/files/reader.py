@@ -198,7 +198,7 @@ def _read_block(segments: Mapping[int, list[Segment]], steps: StepRange | None) 
 
 def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[Segment]:
     """Read the headers of all segments, or of the ``newest`` last ones of each rank."""
-    found = []
+    found: list[Segment] = []
     for folder in rank_directories(directory):
         try:
             paths = segment_paths(folder)[-newest:]

@@ -115,7 +115,7 @@ def _tensor_parallel(model: Model, layout: Layout, stage: int) -> Iterator[Traff
             yield row("reduce_scatter", "recomputed layers", "backward", blocks, hidden_bytes, "source")
         parts = [one for one in stage_parameters(model, layout, stage) if one.is_sequence_parallel]
         gradient_bytes = layout.gradient_bytes * sum(one.elements for one in parts)
-        yield row("all_reduce", "gradients of norms and biases", "step", 1, gradient_bytes)
+        yield row("all_reduce", "norm and bias gradients", "step", 1, gradient_bytes)
     if is_last:  # also where the group has only one rank
         loss_bytes = _LOSS_BYTES * (model.sequence // layout.cp) * layout.microbatch
         if layout.fused_cross_entropy:

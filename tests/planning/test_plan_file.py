@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from commtrace.errors import ConfigurationError
+from commtrace.errors import ConfigurationError, MissingExtraError
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
 from commtrace.planning.plan_file import read_plan_file
@@ -35,19 +36,38 @@ def test_json(tmp_path: Path) -> None:
     assert read_plan_file(write(tmp_path, text, "plan.json"))[1] == Layout()
 
 
+MODEL_JSON = '{"layers": 4, "hidden": 64, "heads": 4, "sequence": 32, "vocabulary": 128}'
+
+
+def job(layout: str) -> str:
+    return f'{{"model": {MODEL_JSON}, "layout": {layout}}}'
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model: [", "plan.yaml: "),
-        ("layers: 4", "expected the parts model and layout"),
-        ("model: 4", "model has no fields"),
-        (f"model: {MODEL}\nlayout: {{tensor: 2}}", "layout has no field tensor; its fields are tp, pp, dp"),
-        ("model: {layers: 4}", "model: Object missing required field `hidden`"),
-        (f"model: {MODEL}\nlayout: {{tp: two}}", r"layout: Expected `int`, got `str` - at `\$.tp`"),
-        (f"model: {MODEL}\nlayout: {{recompute: some}}", "layout: Invalid enum value 'some'"),
-        (f"model: {MODEL}\nlayout: {{tp: 0}}", "layout: tp is 0: give a number above 0"),
+        ("{", "plan.json: Input data was truncated"),
+        ('{"layers": 4}', "expected the parts model and layout"),
+        ('{"model": 4}', "model has no fields"),
+        ('{"model": {"layers": 4}}', "model: Object missing required field `hidden`"),
+        (job('{"tensor": 2}'), "layout has no field tensor; its fields are tp, pp, dp"),
+        (job('{"tp": "two"}'), r"layout: Expected `int`, got `str` - at `\$.tp`"),
+        (job('{"recompute": "some"}'), "layout: Invalid enum value 'some'"),
+        (job('{"tp": 0}'), "layout: tp is 0: give a number above 0"),
     ],
 )
 def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        read_plan_file(write(tmp_path, text))
+        read_plan_file(write(tmp_path, text, "plan.json"))
+
+
+def test_yaml_that_is_none_says_where(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"plan\.yaml: "):
+        read_plan_file(write(tmp_path, "model: ["))
+
+
+def test_without_pyyaml_the_message_has_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+
+    with pytest.raises(MissingExtraError, match="pip install pyyaml, or write the file as JSON"):
+        read_plan_file(write(tmp_path, f"model: {MODEL}"))

@@ -129,11 +129,11 @@ def _print_plan(
         _print_alternatives(console, found, memory)
 
 
-def _table(*columns: str, left: Sequence[str] = ()) -> Table:
+def _table(*columns: str, left: Sequence[str] = (), wrapped: str = "") -> Table:
     table = Table(box=None, pad_edge=False)
     for column in columns:
-        is_left = column in left
-        table.add_column(column, justify="left" if is_left else "right", no_wrap=is_left)
+        is_left = column in left or column == wrapped
+        table.add_column(column, justify="left" if is_left else "right", no_wrap=column != wrapped)
     return table
 
 
@@ -195,7 +195,7 @@ def _print_traffic(console: Console, stages: Sequence[StagePlan], pipeline: int)
     is_all_counted = all(row.basis == "counted" for row in traffic)
     words = ("role", "operation", "of", "when")
     columns = (*words, "count", "ranks", "each", "tensors", "on the wire", "basis")
-    table = _table(*columns[: -1 if is_all_counted else None], left=[*words, "basis"])
+    table = _table(*columns[: -1 if is_all_counted else None], left=[*words, "basis"], wrapped="of")
     for row in traffic:
         basis = () if is_all_counted else ("" if row.basis == "counted" else row.basis,)
         sizes = (row.bytes_per_call, row.tensor_bytes, row.wire_bytes)
@@ -219,8 +219,8 @@ def _print_alternatives(console: Console, found: Sequence[Alternative], memory: 
 
 
 def _print_compared(console: Console, compared: Sequence[Compared]) -> None:
-    table = _table("", "number", "tool", "here", "what is wrong in the tool's, or differs", left=["", "number"])
-    table.columns[-1].justify = "left"
+    why = "what is wrong in the tool's, or differs"
+    table = _table("", "number", "tool", "here", why, left=["", "number"], wrapped=why)
     for one in compared:
         is_bytes = one.unit == "bytes"
         numbers = (f"{number / _GIB:,.1f} GiB" if is_bytes else f"{number:,}" for number in (one.tool, one.ours))

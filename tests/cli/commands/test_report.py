@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from commtrace.analysis.windows.run import open_run
 from commtrace.cli.main import app
+from tests.analysis.comparison.test_compare import job
 from tests.cli.recorded import record
 from tests.pipeline_factory import PipelineJob
 
@@ -51,7 +53,8 @@ def test_of_a_large_run_only_the_steps_that_are_drawn_are_read(tmp_path: Path, m
     of_whole, of_windows = map(_resources, pages)
     assert of_whole.keys() - of_windows.keys() == {"slowdown.json"}  # it reads the run again
     assert of_windows.keys() <= of_whole.keys()
-    for name in ("run.json", "summary.json", "plan.json", "plan/work"):
+    maps = ("map.json", "map", "groups.json", "links.json", "messages", "health.json")
+    for name in ("run.json", "summary.json", "plan.json", "plan/work", *maps):
         assert of_windows[name] == of_whole[name]
 
 
@@ -64,3 +67,17 @@ def test_a_directory_without_a_run_is_a_message(tmp_path: Path) -> None:
 
     assert result.exit_code == 2
     assert "holds no recorded run" in result.output
+
+
+def test_a_report_against_another_run_has_the_differences_and_a_step_of_it(tmp_path: Path) -> None:
+    before, after = record(job(), tmp_path / "a"), record(job(transfer=80), tmp_path / "b")
+    compared = json.loads(runner.invoke(app, ["compare", str(before), str(after), "--json"]).output)
+
+    result = runner.invoke(app, ["report", str(after), "--against", str(before), "-o", str(tmp_path / "report.html")])
+
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "report.html").read_text("utf-8")
+    embedded = re.search(r'id="resource:comparison.json">(.*?)</script>', page)
+    assert embedded is not None
+    assert json.loads(embedded[1])["parts_ns"] == compared["parts_ns"]
+    assert 'id="resource:other/work"' in page

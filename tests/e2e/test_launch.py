@@ -41,9 +41,15 @@ def test_a_rank_that_fails_ends_the_others_and_the_job(start: Starter, tmp_path:
 
 def test_a_job_that_hangs_is_aborted_with_its_stacks(start: Starter, tmp_path: Path) -> None:
     script = tmp_path / "hang.py"
-    script.write_text("import time\ndef where_it_hangs():\n    time.sleep(1000)\nwhere_it_hangs()\n")
+    hanging = tmp_path / "hanging"
+    script.write_text(
+        f"import pathlib, time\ndef where_it_hangs():\n    pathlib.Path({str(hanging)!r}).touch()\n"
+        "    time.sleep(1000)\nwhere_it_hangs()\n"
+    )
 
-    completed = start([script], nproc=2, timeout=25)  # a busy machine needs some of it to import torch
+    completed = start([script], nproc=2, timeout=25)
+    if not hanging.exists():  # a busy machine needs longer to import torch
+        completed = start([script], nproc=2, timeout=150)
 
     assert completed.timed_out
     assert completed.returncode != 0

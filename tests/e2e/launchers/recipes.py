@@ -33,7 +33,7 @@ def recipe(page: str, name: str, own: Mapping[str, object]) -> str:
 
 
 def execute(
-    node: Node, script: str, directory: Path, env: Mapping[str, str] | None = None, timeout: float = 120.0
+    node: Node, script: str, directory: Path, env: Mapping[str, str] | None = None, timeout: float = 240.0
 ) -> Completed:
     """Run a shell script on a node, in ``directory``, with this Python's programs on PATH."""
     inside = f"cd {directory}\n{script}"
@@ -41,7 +41,7 @@ def execute(
 
 
 def execute_on_all(
-    nodes: list[Node], script: str, directory: Path, env: Mapping[str, str] | None = None, timeout: float = 120.0
+    nodes: list[Node], script: str, directory: Path, env: Mapping[str, str] | None = None, timeout: float = 240.0
 ) -> list[Completed]:
     """Run a shell script on all nodes at the same time; NODE_RANK tells it which one it is on."""
     with ThreadPoolExecutor(len(nodes)) as pool:

@@ -46,7 +46,7 @@ def _run_pods(nodes: list[Node], tmp_path: Path, name: str, processes: int) -> N
     with ThreadPoolExecutor(len(nodes)) as pool:
         environments = [_operators_variables(index, len(nodes), processes) for index in range(len(nodes))]
         running = [
-            pool.submit(node.run, command, {**live_environment(tmp_path), **variables}, 120.0)
+            pool.submit(node.run, command, {**live_environment(tmp_path), **variables}, 240.0)
             for node, command, variables in zip(nodes, commands, environments, strict=True)
         ]
         completed = [job.result() for job in running]

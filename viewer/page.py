@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Final
 
+_PERFETTO_UI: Final = "https://ui.perfetto.dev"
+"""Only in a page that is served: the file of a report holds no address of another host."""
+
 _PLACEHOLDER: Final = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -29,7 +32,7 @@ def fill_page(title: str, resources: Sequence[str], *, server: str | None = None
         "script": script,
         "script_hash": f"sha256-{digest}",
         "connect": "connect-src 'self'; " if server is not None else "",
-        "server": "" if server is None else f' data-server="{html.escape(server)}"',
+        "server": "" if server is None else f' data-server="{html.escape(server)}" data-perfetto="{_PERFETTO_UI}"',
     }
     return _PLACEHOLDER.sub(lambda match: values[match[1]], _asset("viewer.html"))
 

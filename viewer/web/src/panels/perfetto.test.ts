@@ -1,7 +1,8 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import type { ServerSource } from "../data/server";
-import { offerPerfetto, PERFETTO_UI } from "./perfetto";
+import { offerPerfetto } from "./perfetto";
 
+const PERFETTO_UI = "https://perfetto.example";
 const trace = new ArrayBuffer(4);
 const source = {
   bytes: async (name: string) => (name === "step/3/perfetto" ? trace : null),
@@ -26,6 +27,7 @@ const state = () => document.getElementById("perfetto-state")!.textContent;
 
 beforeEach(() => {
   vi.useFakeTimers();
+  document.documentElement.dataset.perfetto = PERFETTO_UI;
   document.body.innerHTML = '<button id="open-perfetto" hidden></button><span id="perfetto-state"></span>';
 });
 afterEach(() => {

@@ -1,26 +1,25 @@
 // Opens the step that is shown in the Perfetto UI, which takes traces from the page that opened it. Only the browser has
-// the trace then: https://perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui
+// the trace then ("deep linking" in the documentation of Perfetto).
 
 import type { ServerSource } from "../data/server";
 import { byId } from "../dom";
 import { stepName } from "../format";
 
-export const PERFETTO_UI = "https://ui.perfetto.dev";
-
 const ASK_EVERY = 100; // ms
 const GIVE_UP_AFTER = 60_000; // ms
 const UNREACHABLE =
-  "The Perfetto UI does not answer. Can this browser reach https://ui.perfetto.dev? The file for it: commtrace export";
+  "The Perfetto UI does not answer. Can this browser reach ui.perfetto.dev? The file for it: commtrace export";
 
 /** Shows the button; `step` is the number of the step that is in view. */
 export function offerPerfetto(source: ServerSource, run: string, step: () => number | null): void {
+  const address = document.documentElement.dataset.perfetto!; // every page that is served has it
   const button = byId<HTMLButtonElement>("open-perfetto");
   const state = byId("perfetto-state");
   button.hidden = false;
   button.addEventListener("click", async () => {
     const number = step();
     // At once: a browser blocks pages that are opened later than the click. It can be talked to only with an opener.
-    const ui = number === null ? null : window.open(PERFETTO_UI, "_blank");
+    const ui = number === null ? null : window.open(address, "_blank");
     if (number === null || !ui) {
       state.textContent = number === null ? "" : "The browser did not let this page open another one.";
       return;
@@ -30,10 +29,10 @@ export function offerPerfetto(source: ServerSource, run: string, step: () => num
     try {
       const trace = await source.bytes(`step/${number}/perfetto`);
       if (!trace) throw new Error(`There is no trace of ${stepName(number)}.`);
-      await answered(ui);
+      await answered(ui, address);
       const title = `${run}: ${stepName(number)}`.replaceAll(" · ", ": "); // of "·" the UI would make a gap
       const perfetto = { buffer: trace, title };
-      ui.postMessage({ perfetto }, PERFETTO_UI, [trace]);
+      ui.postMessage({ perfetto }, address, [trace]);
       state.textContent = "";
     } catch (error) {
       state.textContent = error instanceof Error ? error.message : String(error);
@@ -44,7 +43,7 @@ export function offerPerfetto(source: ServerSource, run: string, step: () => num
 }
 
 /** Waits until the UI listens: it has no event for that, but answers. */
-export function answered(ui: Window): Promise<void> {
+function answered(ui: Window, address: string): Promise<void> {
   return new Promise((resolve, reject) => {
     const begin = Date.now();
     const end = () => {
@@ -52,7 +51,7 @@ export function answered(ui: Window): Promise<void> {
       window.removeEventListener("message", onMessage);
     };
     const onMessage = (event: MessageEvent) => {
-      if (event.source !== ui || event.origin !== PERFETTO_UI || event.data !== "PONG") return;
+      if (event.source !== ui || event.origin !== address || event.data !== "PONG") return;
       end();
       resolve();
     };
@@ -60,7 +59,7 @@ export function answered(ui: Window): Promise<void> {
       if (ui.closed || Date.now() - begin > GIVE_UP_AFTER) {
         end();
         reject(new Error(UNREACHABLE));
-      } else ui.postMessage("PING", PERFETTO_UI);
+      } else ui.postMessage("PING", address);
     }, ASK_EVERY);
     window.addEventListener("message", onMessage);
   });

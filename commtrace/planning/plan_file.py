@@ -28,7 +28,9 @@ def read_plan_file(path: Path) -> tuple[Model, Layout]:
     try:
         content = msgspec.json.decode(text) if path.suffix == ".json" else msgspec.yaml.decode(text)
     except ImportError as error:
-        raise MissingExtraError("a plan in YAML needs PyYAML: pip install 'commtrace[plan]', or write the file as JSON") from error
+        raise MissingExtraError(
+            "a plan in YAML needs PyYAML: pip install 'commtrace[plan]', or write the file as JSON"
+        ) from error
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"{path}: {error}") from error
     if not isinstance(content, dict) or not {"model"} <= set(content) <= {"model", "layout"}:

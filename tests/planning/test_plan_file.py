@@ -69,5 +69,5 @@ def test_yaml_that_is_none_says_where(tmp_path: Path) -> None:
 def test_without_pyyaml_the_message_has_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
 
-    with pytest.raises(MissingExtraError, match="PyYAML: pip install 'commtrace.plan.', or write"):
+    with pytest.raises(MissingExtraError, match=r"PyYAML: pip install 'commtrace\[plan\]', or write"):
         read_plan_file(write(tmp_path, f"model: {MODEL}"))

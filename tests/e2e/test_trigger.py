@@ -112,6 +112,7 @@ def test_all_ranks_record_the_same_steps_in_detail_and_go_back(tmp_path: Path, p
     asked += list(range(signalled.first, signalled.end))
     job.until(lambda run: latest(run) >= signalled.end + 5)
     late = trigger(job, "--after", "1", "--num-steps", "2")  # 20 ms from now: nobody can have seen it by then
+    job.until(lambda run: latest(run) >= late["end"])
     job.end()
 
     run = load_run(job.directory)

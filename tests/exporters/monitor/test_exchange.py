@@ -266,7 +266,7 @@ IMPOSTORS: dict[str, tuple[Callable[[socket.socket], object], str]] = {
         lambda connection: connection.sendall(GREETING + bytes(NONCE_BYTES) + b"\xff" * HEADER_BYTES), "too long"
     ),
     "never ends": (_sends_forever, "COMMTRACE_MONITOR_TOKEN|reset|pipe|too long"),
-    "trickles": (_trickles, "timed out|no whole answer"),
+    "trickles": (_trickles, "timed out|no whole answer|not a commtrace monitor"),
     "a reply without the token": (
         lambda connection: connection.sendall(GREETING + bytes(NONCE_BYTES) + header(bytes(32), b"{}") + b"{}"),
         "different tokens",

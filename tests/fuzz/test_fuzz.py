@@ -13,7 +13,7 @@ import pytest
 from tests.fuzz.mutators import damage_bytes
 from tests.fuzz.runner import run_inputs
 
-INPUTS = int(os.environ.get("FUZZ_INPUTS", "3000"))
+INPUTS = int(os.environ.get("FUZZ_INPUTS", "1000"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 PARTS = 4
 """Each in one process, so that pytest's own workers share them."""

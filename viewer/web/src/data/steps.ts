@@ -30,10 +30,10 @@ export class Steps {
     return new Step(name, described.step, described.duration_ns, await this.outline(described.outline), ranks);
   }
 
-  /** Reads the boxes of ranks that are not there yet; returns whether there were any. */
-  async load(step: Step, ranks: readonly number[]): Promise<boolean> {
+  /** Reads the boxes of ranks that are not there yet, and returns these ranks. */
+  async load(step: Step, ranks: readonly number[]): Promise<readonly number[]> {
     const missing = ranks.filter((rank) => step.isMissing(rank));
-    if (!missing.length) return false;
+    if (!missing.length) return [];
     const wanted = this.source.isWhole ? step.ranksWithBoxes : missing;
     step.expect(wanted);
     try {
@@ -48,7 +48,7 @@ export class Steps {
       step.forget(wanted);
       throw error;
     }
-    return true;
+    return wanted;
   }
 
   private async outline(name: string): Promise<Outline> {

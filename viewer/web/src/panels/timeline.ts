@@ -1,6 +1,5 @@
 // The timeline with its controls: steps, grouping, colours, search, what is pinned, what is selected.
 
-import { swatch } from "../bars";
 import type { Source } from "../data/source";
 import { Steps } from "../data/steps";
 import type { RunData } from "../data/types";
@@ -8,19 +7,19 @@ import { byId, element } from "../dom";
 import { formatDuration, formatPercent, stepName } from "../format";
 import { keepView, readView, type View } from "../link";
 import { dataTable } from "../table";
-import { MICROBATCH_COLOURS, type Theme } from "../theme";
-import { facts, headline, kindOf } from "../timeline/facts";
+import type { Theme } from "../theme";
+import { facts, headline } from "../timeline/facts";
 import { GROUPINGS, type Grouping, usualGrouping } from "../timeline/layout";
 import { Minimap } from "../timeline/minimap";
 import type { ColourBy, TimeRange } from "../timeline/painter";
 import { partition } from "../timeline/partition";
 import { search } from "../timeline/search";
-import { type Box, BUBBLE, type Step } from "../timeline/step";
+import type { Box, Step } from "../timeline/step";
 import { factNodes, Timeline } from "../timeline/timeline";
 import { CriticalPathPanel } from "./critical_path";
+import { Legend } from "./legend";
 
 const MOST_READ = 64; // so many ranks of a communication are read without asking
-const PHASES = ["forward", "backward", "recompute", "optimizer", "data", "checkpoint", "gc"];
 
 export class TimelinePanel {
   readonly timeline: Timeline;
@@ -30,6 +29,7 @@ export class TimelinePanel {
   private readonly criticalPath: CriticalPathPanel;
   private number: number | null = null; // of the step that is shown
   private readonly under = new Map<string, Step>();
+  private legend: Legend | null = null;
   private requests = 0;
 
   constructor(
@@ -81,6 +81,7 @@ export class TimelinePanel {
     const position = this.run.can_show.indexOf(number);
     if (!this.run.steps.some((info) => info.step === number)) this.addOption(number, step.duration, "");
     this.select.value = String(number);
+    this.legend = new Legend(step);
     this.timeline.show(step, `${stepName(number)} · ${formatDuration(step.duration)}`);
     byId<HTMLButtonElement>("previous").disabled = position <= 0;
     byId<HTMLButtonElement>("next").disabled = position === this.run.can_show.length - 1;
@@ -92,17 +93,19 @@ export class TimelinePanel {
 
   private async load(ranks: readonly number[]): Promise<void> {
     const { step } = this.timeline;
-    if (!step || !(await this.steps.load(step, ranks)) || step !== this.timeline.step) return;
+    const added = step ? await this.steps.load(step, ranks) : [];
+    if (!step || !added.length || step !== this.timeline.step) return;
     this.timeline.layOut();
     this.minimap.show(step, this.timeline.grouping);
-    this.showLegend(step);
+    this.legend?.add(added);
+    this.showLegend();
     if (this.timeline.pinned) this.showPinned(this.timeline.pinned);
   }
 
   /** Marks ranks as stragglers, by their numbers. */
   mark(stragglers: ReadonlySet<number>): void {
     this.timeline.stragglers = stragglers;
-    if (this.timeline.step) this.showLegend(this.timeline.step);
+    this.showLegend();
     this.timeline.redraw();
   }
 
@@ -163,7 +166,7 @@ export class TimelinePanel {
     });
     this.addChoice("colour-by", ["kind", "microbatch"], (value) => {
       timeline.colourBy = value as ColourBy;
-      if (timeline.step) this.showLegend(timeline.step);
+      this.showLegend();
       timeline.redraw();
       this.moved();
     });
@@ -363,43 +366,8 @@ export class TimelinePanel {
     );
   }
 
-  private showLegend(step: Step): void {
-    const kinds = new Set<string>();
-    const roles = new Set<string>();
-    for (const table of ["work", "host"] as const) {
-      for (const rank of step.outline.ranks.keys()) {
-        for (const kind of new Set(step.columns(table, rank).of("kind"))) kinds.add(step.outline.kinds[kind] ?? "");
-      }
-    }
-    let bubbles = false;
-    for (const rank of step.outline.ranks.keys()) {
-      const stalls = step.columns("stalls", rank);
-      const role = stalls.of("role");
-      for (let row = 0; row < stalls.length; row++) {
-        if (kindOf(step, { table: "stalls", rank, row }) === BUBBLE) bubbles = true;
-        else roles.add(step.outline.roles[role[row]!] ?? "");
-      }
-    }
-    const numbered = (kind: string) => (kind === "forward" || kind === "backward" ? `${kind} (microbatch)` : kind);
-    const byMicrobatch = this.timeline.colourBy === "microbatch";
-    const phases = PHASES.filter(
-      (kind) => kinds.has(kind) && !(byMicrobatch && (kind === "forward" || kind === "backward")),
-    );
-    byId("legend").replaceChildren(
-      ...(byMicrobatch ? [element("span", "forward, and paler backward, by microbatch:")] : []),
-      ...(byMicrobatch
-        ? Array.from({ length: MICROBATCH_COLOURS }, (_, index) => swatch(`microbatch-${index}`, String(index)))
-        : []),
-      ...phases.map((kind) => swatch(kind, numbered(kind))),
-      ...(bubbles ? [swatch("bubble", "pipeline bubble", true)] : []),
-      ...[...roles]
-        .sort()
-        .flatMap((name) => [
-          swatch(this.theme.role(name), `wait for ${name}`, true),
-          swatch(this.theme.role(name), `transfer on ${name}`),
-        ]),
-      ...(this.timeline.stragglers.size ? [element("span", "▲ straggler")] : []),
-    );
+  private showLegend(): void {
+    this.legend?.show(this.theme, this.timeline.colourBy, this.timeline.stragglers.size > 0);
   }
 }
 

@@ -7,6 +7,7 @@ import type { Viewport } from "./viewport";
 
 const BINS = 600;
 const MOST_ROWS = 8;
+const MOST_RANKS = 8; // of a group: more would look alike, and take long
 export const MINIMAP_HEIGHT = 36;
 
 export class Minimap {
@@ -77,9 +78,9 @@ export class Minimap {
   }
 }
 
-/** Share of each bin of the step in which the ranks that were read are in a phase and do not stall, from 0 to 1. */
+/** Share of each bin of the step in which ranks are in a phase and do not stall, from 0 to 1; of the first that were read. */
 export function busyShare(step: Step, all: readonly number[]): Float64Array {
-  const ranks = all.filter((rank) => step.columns("work", rank).length);
+  const ranks = all.filter((rank) => step.columns("work", rank).length).slice(0, MOST_RANKS);
   const shares = new Float64Array(BINS);
   const bin = step.duration / BINS;
   const add = (table: "work" | "stalls", rank: number, sign: number) => {

@@ -402,11 +402,25 @@ function layers(lane: Codes, sublane: Codes, colour: Codes): (row: number) => nu
 }
 
 /** As much of a text as fits; nothing when not even one character and an ellipsis do. */
+const WIDTHS = new Map<string, number>(); // of texts; to measure one takes as long as to draw it
+const MOST_WIDTHS = 20_000;
+
+function widthOf(context: CanvasRenderingContext2D, text: string): number {
+  let width = WIDTHS.get(text);
+  if (width === undefined) {
+    if (WIDTHS.size >= MOST_WIDTHS) WIDTHS.clear();
+    width = context.measureText(text).width;
+    WIDTHS.set(text, width);
+  }
+  return width;
+}
+
+/** A text cut to a width, in the one font of the timeline. */
 export function clip(context: CanvasRenderingContext2D, text: string, width: number): string {
-  if (context.measureText(text).width <= width) return text;
+  if (widthOf(context, text) <= width) return text;
   for (let length = Math.min(text.length - 1, Math.floor(width / 4)); length > 0; length--) {
     const shorter = `${text.slice(0, length)}…`;
-    if (context.measureText(shorter).width <= width) return shorter;
+    if (widthOf(context, shorter) <= width) return shorter;
   }
   return "";
 }

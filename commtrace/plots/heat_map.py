@@ -146,10 +146,10 @@ def draw_heat_map(
         bar = axes.figure.colorbar(mesh, ax=axes, label=quantity.label, pad=0.01, fraction=0.03)
         bar.outline.set_visible(False)
         if grid.values.size <= _MOST_NUMBERED and len(grid.columns) <= _MOST_COLUMNS_NUMBERED:
-            colours = mesh.to_rgba(grid.values)
+            of_cell = mesh.to_rgba(grid.values)
             for (row, column), number in np.ndenumerate(grid.values):
                 if not np.isnan(number):
-                    red, green, blue, _ = colours[row, column]
+                    red, green, blue, _ = of_cell[row, column]
                     ink = "#1b1b1b" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "#ffffff"
                     axes.text(column, row, f"{number:.4g}", ha="center", va="center", fontsize=SMALL, color=ink)
     return plot

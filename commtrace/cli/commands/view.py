@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import getpass
+import multiprocessing
+import os
 import secrets
 import signal
 import socket
@@ -12,7 +15,7 @@ import webbrowser
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -66,7 +69,7 @@ def view(
         try:
             server.serve()
         except KeyboardInterrupt:
-            typer.echo("")
+            _end()
 
 
 def perfetto_trace(timeline: Timeline, step: int) -> bytes:
@@ -76,6 +79,14 @@ def perfetto_trace(timeline: Timeline, step: int) -> bytes:
         path = Path(directory) / "trace"
         exporter.write(timeline.outline(), [timeline.step(step)], path)
         return path.read_bytes()
+
+
+def _end() -> NoReturn:
+    """End at once. Threads that read a run cannot be stopped, and Python's usual exit would abort in their C++ code."""
+    for worker in multiprocessing.active_children():
+        worker.terminate()
+    atexit._run_exitfuncs()
+    os._exit(0)
 
 
 def _single_run(path: Path) -> Path | None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from commtrace.analysis.breakdown.partition import Partition
 from commtrace.analysis.breakdown.rank_means import RankMean
+from commtrace.analysis.breakdown.run_steps import REPEATED
 from commtrace.analysis.breakdown.states import (
     BUBBLE,
     CHECKPOINT,
@@ -38,9 +39,6 @@ from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.trace import schema
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int32, Int64, Spans
-
-DONE_AGAIN: Final = "done again later"
-"""Reason to leave out an attempt of a step that the same process repeated."""
 
 _WORD: Final = pa.dictionary(pa.int32(), pa.string())
 _RANKS: Final = pa.list_(pa.int32())
@@ -258,7 +256,7 @@ def steps(recorded: Run, choice: StepChoice, partition: Partition) -> pa.Table:
     again = is_earlier(others.step)
     counted = len(partition.rank)
     left_out = [
-        DONE_AGAIN if repeated else choice.left_out.get(step)
+        REPEATED if repeated else choice.left_out.get(step)
         for step, repeated in zip(others.step.tolist(), again.tolist(), strict=True)
     ]
     columns = {

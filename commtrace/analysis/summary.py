@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath
 from commtrace.analysis.breakdown.modules import ModuleTime
@@ -64,6 +64,9 @@ class RunIdentity:
     parallel: Mapping[str, int]  # size of each parallel dimension
 
 
+NOT_IN_JSON: Final = ("totals", "all_steps")
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """The time of a run by cause. All but ``run_budget`` and ``repeated_steps`` is of the steps that count."""
@@ -86,13 +89,13 @@ class Summary:
     missing: int | None  # communications without a trace, by their numbers; None if only some steps were asked for
     verdict: str  # one sentence on what to look at
     problems: tuple[str, ...]  # of the recording, in sentences
-    # The next two are not part of the JSON.
+    # The next two are for pages that show more, and not part of the JSON (NOT_IN_JSON).
     totals: StepTotals = field(repr=False, compare=False)
     all_steps: RunSteps = field(repr=False, compare=False)  # also those that do not count, of all launches
 
     def to_json(self) -> JsonObject:
         """Return the output of ``commtrace summary --json`` (docs/json/summary.schema.json)."""
-        parts = {one.name: to_json(getattr(self, one.name)) for one in fields(self) if one.compare}
+        parts = {one.name: to_json(getattr(self, one.name)) for one in fields(self) if one.name not in NOT_IN_JSON}
         missing = parts.pop("missing")
         return {**parts, "coverage": {**fields_to_json(self.coverage), "missing": missing}}
 

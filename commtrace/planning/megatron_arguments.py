@@ -40,8 +40,8 @@ def parse_megatron_command(command: Sequence[str], gpus: int | None = None) -> M
     """Return the model and layout of ``torchrun … pretrain_gpt.py --tensor-model-parallel-size 2 …``.
 
     Args:
-        command: The words of the command. What stands before the script is the launcher's.
-        gpus: Ranks of the job, where the launcher's words do not tell.
+        command: The command. Arguments before the script are the launcher's.
+        gpus: Ranks of the job, if the launcher's arguments do not give them.
 
     Raises:
         ConfigurationError: a size is missing or impossible.

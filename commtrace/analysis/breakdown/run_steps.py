@@ -26,7 +26,7 @@ from commtrace.trace.spans import Bool, Int64
 EVENTS: Final = (schema.KINDS[schema.EVALUATION], schema.KINDS[schema.CHECKPOINT], "restart")
 RESTART: Final = EVENTS[2]
 
-REPEATED: Final = "done again later"
+REPEATED: Final = "done again later"  # by the same process
 EARLIER_LAUNCH: Final = "of an earlier launch"
 NOT_CHOSEN: Final = "not among the steps asked for"
 

@@ -7,6 +7,7 @@ GIL held, so it is for steps in detail.
 
 from __future__ import annotations
 
+import importlib
 import json
 import statistics
 import time
@@ -220,9 +221,7 @@ class FlightRecorder:
 
 def dump_of(backend: str) -> bytes:
     """Return a backend's flight recorder as JSON; empty where this torch has no such function."""
-    import torch
-
-    c10d = vars(torch._C)["_distributed_c10d"]
+    c10d = importlib.import_module("torch._C._distributed_c10d")  # has no stubs
     # The old backend keeps a recorder of its own. The others are recorded by torch's hook, by the backend's name.
     if backend != LEGACY.name:
         return bytes(c10d._dump_fr_trace_json(True, False, backend))

@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import numpy as np
 
-from commtrace.analysis.chain import Analysis
-from commtrace.analysis.rank_steps import QUANTITIES, UNKNOWN, RankSteps, rank_steps, work_beside_typical
+from commtrace.analysis.rank_steps import QUANTITIES, UNKNOWN, RankSteps, work_beside_typical
 from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.trace.spans import Int64
-from commtrace.viewer.data import encode_table
+from commtrace.viewer.data import Resources, encode_json, encode_table
 
 
-@dataclass(frozen=True, slots=True)
-class MapSums:
-    """All that the maps need of some steps; those of several windows of a run add up."""
-
-    times: RankSteps
-
-    def __add__(self, later: MapSums) -> MapSums:
-        return MapSums(self.times + later.times)
-
-
-def measure_maps(analysis: Analysis) -> MapSums:
-    """Measure the steps that count."""
-    return MapSums(rank_steps(analysis))
-
-
-def map_views(times: RankSteps, work: StepStatistics | None) -> Mapping[str, bytes]:
+def map_resources(times: RankSteps, work: StepStatistics | None) -> Resources:
     """Return the resources; ``work`` is None where the steps could not be replayed: slowness is then not known."""
     steps = times.of("steps")
     columns = {"steps": steps}
@@ -43,7 +23,7 @@ def map_views(times: RankSteps, work: StepStatistics | None) -> Mapping[str, byt
         ],
     }
     return {
-        "map.json": json.dumps(described, separators=(",", ":")).encode(),
+        "map.json": encode_json(described),
         "map": encode_table({name: column.reshape(-1) for name, column in columns.items()}),
     }
 

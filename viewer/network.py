@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from commtrace.analysis.chain import Analysis
-from commtrace.analysis.communication.groups import GroupOperation, GroupTotals, measure_groups
+from commtrace.analysis.communication.groups import Arrivals, GroupOperation, GroupTotals, measure_groups
 from commtrace.analysis.communication.links import LinkSpeeds, find_slow_links, measure_links, usual_gbps
 from commtrace.analysis.communication.table import Communication, CommunicationKey
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import Run
-from commtrace.viewer.data import encode_table
+from commtrace.viewer.data import Resources, encode_json, encode_table
 
 QUANTILES: Final = (1, 25, 50, 75, 99)
 """Percent; of the busbw of large calls."""
@@ -41,23 +41,22 @@ def measure_network(analysis: Analysis) -> NetworkSums:
     return NetworkSums(measure_groups(analysis), measure_links(context.run, context.matches, context.steps))
 
 
-def network_views(run: Run, sums: NetworkSums) -> Mapping[str, bytes]:
+def network_resources(run: Run, sums: NetworkSums) -> Resources:
     """Return the resources; only the process groups of the run are used."""
     return {
-        "groups.json": _encoded(_groups(run, sums.groups)),
-        "links.json": _encoded(_links(sums.links)),
+        "groups.json": encode_json(_groups(run, sums.groups)),
+        "links.json": encode_json(_links(sums.links)),
         "messages": _messages(sums.groups),
     }
-
-
-def _encoded(value: JsonObject) -> bytes:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _groups(run: Run, totals: GroupTotals) -> JsonObject:
     rows = [(key, row) for key, row in totals.calls.rows(run) if row.group_size != 1 and row.ranks]
     numbers = {group: number for number, group in enumerate(dict.fromkeys(key.detail for key, _ in rows))}
     members = {key.detail: row for key, row in rows}
+    arrivals = defaultdict[int, list[tuple[int, Arrivals]]](list)
+    for (group, rank), own in totals.arrivals.items():
+        arrivals[group].append((rank, own))
     return {
         "groups": [
             {
@@ -65,7 +64,7 @@ def _groups(run: Run, totals: GroupTotals) -> JsonObject:
                 "ranks": members[group].ranks,
                 "inter_node": members[group].inter_node,
                 "compared": totals.compared.get(group, 0),
-                "last": _last(totals, group),
+                "last": _last(arrivals[group]),
             }
             for group in numbers
         ],
@@ -73,10 +72,10 @@ def _groups(run: Run, totals: GroupTotals) -> JsonObject:
     }
 
 
-def _last(totals: GroupTotals, group: int) -> list[JsonObject]:
-    found = [(rank, own) for (of_group, rank), own in totals.arrivals.items() if of_group == group]
-    longest = sorted(found, key=lambda one: (-one[1].times, one[0]))[:MOST_LAST]
-    return [{"rank": rank, "times": own.times, "wait_ns": own.wait_ns} for rank, own in longest]
+def _last(arrivals: Sequence[tuple[int, Arrivals]]) -> list[JsonObject]:
+    """Return the ranks of a group that came last most often."""
+    most_often = sorted(arrivals, key=lambda one: (-one[1].times, one[0]))[:MOST_LAST]
+    return [{"rank": rank, "times": own.times, "wait_ns": own.wait_ns} for rank, own in most_often]
 
 
 def _call(totals: GroupTotals, key: CommunicationKey, row: Communication) -> JsonObject:

@@ -25,7 +25,7 @@ MOST_BLOCKS: Final = 200
 """Bars of steps that a reader can still tell apart."""
 
 
-def overview(summary: Summary) -> Resources:
+def overview_resources(summary: Summary) -> Resources:
     """Return the resources of a whole run, by name."""
     steps, totals = summary.all_steps, summary.totals
     summed = totals.steps

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-
 from commtrace.analysis.stragglers.report import slowdown_of
 from commtrace.analysis.stragglers.search import MeasuredWork
 from commtrace.analysis.whatif_traces.trace import is_whatif_run
 from commtrace.analysis.windows.run import LargeRun, WholeRun
+from commtrace.viewer.data import Resources, encode_json
 
 
-def slowdown_views(run: WholeRun | LargeRun, work: MeasuredWork) -> Mapping[str, bytes]:
+def slowdown_resources(run: WholeRun | LargeRun, work: MeasuredWork) -> Resources:
     """Return the resource, or nothing where steps cannot be replayed, or would have to be read again for it."""
     steps = work.steps
     if isinstance(run, LargeRun) or not run.steps.used:
@@ -19,4 +17,4 @@ def slowdown_views(run: WholeRun | LargeRun, work: MeasuredWork) -> Mapping[str,
     if not is_whatif_run(run.recorded) and (steps is None or not steps.measured_ns.any()):
         return {}
     slowdown = slowdown_of(run, work, run.replay(steps) if steps else None)
-    return {"slowdown.json": json.dumps(slowdown.to_json(), separators=(",", ":"), allow_nan=False).encode()}
+    return {"slowdown.json": encode_json(slowdown.to_json())}

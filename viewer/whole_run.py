@@ -8,15 +8,16 @@ from typing import Final
 import numpy as np
 
 from commtrace.analysis.chain import Analysis
+from commtrace.analysis.rank_steps import RankSteps, rank_steps
 from commtrace.analysis.summary import Summary, SummarySums, measure_summary, summarise_measured
 from commtrace.analysis.windows.run import LargeRun, MeasuredRun, WholeRun
 from commtrace.viewer.choice import MOST_STEPS
 from commtrace.viewer.data import Resources
 from commtrace.viewer.health import health_resources
-from commtrace.viewer.maps import MapSums, map_views, measure_maps
-from commtrace.viewer.network import NetworkSums, measure_network, network_views
-from commtrace.viewer.overview import overview
-from commtrace.viewer.slowdown import slowdown_views
+from commtrace.viewer.maps import map_resources
+from commtrace.viewer.network import NetworkSums, measure_network, network_resources
+from commtrace.viewer.overview import overview_resources
+from commtrace.viewer.slowdown import slowdown_resources
 
 MOST_ROWS_DRAWN: Final = 2_000_000
 """Rows of the steps that a report reads to draw them; more boxes than half of them do not fit into it."""
@@ -34,30 +35,30 @@ class _Sums:
     """All measurements of some steps, made together: each window of a large run is read once for them."""
 
     summary: SummarySums
-    maps: MapSums
+    times: RankSteps
     network: NetworkSums
 
     def __add__(self, later: _Sums) -> _Sums:
-        return _Sums(self.summary + later.summary, self.maps + later.maps, self.network + later.network)
+        return _Sums(self.summary + later.summary, self.times + later.times, self.network + later.network)
 
 
 def _measure(analysis: Analysis) -> _Sums:
-    return _Sums(measure_summary(analysis), measure_maps(analysis), measure_network(analysis))
+    return _Sums(measure_summary(analysis), rank_steps(analysis), measure_network(analysis))
 
 
 def summarise_with_views(run: WholeRun | LargeRun, *, is_whole: bool) -> tuple[Summary, Resources]:
     """Return the summary of a run and the resources of its views; ``is_whole``: its steps are all that was recorded."""
     measured = run.measure(_measure)
     recorded, result = measured.recorded, measured.result
-    maps, network, sums = result.maps, result.network, result.summary.joined()
+    times, network, sums = result.times, result.network, result.summary.joined()
     of_summary = MeasuredRun(recorded, measured.alignment, measured.steps, measured.counts, sums)
     del measured, result  # the parts of the sums can go
     summary = summarise_measured(run, of_summary, is_whole=is_whole)
     views = {
-        **overview(summary),
-        **map_views(maps.times, sums.work.steps),
-        **network_views(run.aligned, network),
-        **slowdown_views(run, sums.work),
+        **overview_resources(summary),
+        **map_resources(times, sums.work.steps),
+        **network_resources(run.aligned, network),
+        **slowdown_resources(run, sums.work),
         **health_resources(recorded),
     }
     return summary, views

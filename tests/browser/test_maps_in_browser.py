@@ -13,16 +13,17 @@ import pytest
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.communication.table import Detail, communication_table
 from commtrace.analysis.comparison.compare import step_series
+from commtrace.analysis.rank_steps import rank_steps
 from commtrace.analysis.stragglers.report import report_of_steps
 from commtrace.analysis.summary import measure_summary, summarise_analysis
 from commtrace.analysis.timeline import Timeline
 from commtrace.analysis.windows.run import WholeRun
 from commtrace.viewer.comparison import comparison_resources
 from commtrace.viewer.health import health_resources
-from commtrace.viewer.maps import map_views, measure_maps
-from commtrace.viewer.network import measure_network, network_views
+from commtrace.viewer.maps import map_resources
+from commtrace.viewer.network import measure_network, network_resources
 from commtrace.viewer.report import render
-from commtrace.viewer.slowdown import slowdown_views
+from commtrace.viewer.slowdown import slowdown_resources
 from tests.browser.test_report_in_browser import Reader
 from tests.pipeline_factory import PipelineJob
 from tests.viewer.test_health import hang
@@ -52,9 +53,9 @@ def analysis() -> Analysis:
 def report(analysis: Analysis, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("maps") / "report.html"
     views = {
-        **map_views(measure_maps(analysis).times, measure_summary(analysis).work.steps),
-        **network_views(analysis.run, measure_network(analysis)),
-        **slowdown_views(WholeRun(analysis), measure_summary(analysis).work),
+        **map_resources(rank_steps(analysis), measure_summary(analysis).work.steps),
+        **network_resources(analysis.run, measure_network(analysis)),
+        **slowdown_resources(WholeRun(analysis), measure_summary(analysis).work),
         **comparison_resources(WholeRun(analyse(replace(FASTER.run(), path=Path("faster")))), WholeRun(analysis)),
     }
     page = render(summarise_analysis(analysis), Timeline.of_analysis(analysis), views=views)

@@ -15,7 +15,7 @@ from commtrace.analysis.summary import Summary, summarise_analysis
 from commtrace.analysis.timeline import Timeline
 from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace.run import Run
-from commtrace.viewer.overview import critical_tables, overview
+from commtrace.viewer.overview import critical_tables, overview_resources
 from commtrace.viewer.report import render
 from tests.browser.test_report_in_browser import Reader
 from tests.factory import make_run, span
@@ -41,7 +41,7 @@ def written(run: Run, directory: Path) -> Report:
     analysis = analyse(run)
     summary, timeline = summarise_analysis(analysis, is_whole=True), Timeline.of_analysis(analysis)
     tables = dict(critical_tables(analysis, timeline, timeline.steps))
-    page = render(summary, timeline, most_steps=5, views={**overview(summary), **tables})
+    page = render(summary, timeline, most_steps=5, views={**overview_resources(summary), **tables})
     path = directory / "report.html"
     path.write_text(page.html, encoding="utf-8")
     return Report(path, summary, page.embedded)

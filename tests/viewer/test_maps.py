@@ -9,7 +9,7 @@ from commtrace.analysis.chain import analyse
 from commtrace.analysis.rank_steps import rank_steps
 from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.stragglers.search import measure_work
-from commtrace.viewer.maps import map_views
+from commtrace.viewer.maps import map_resources
 from tests.pipeline_factory import PipelineJob
 
 JOB = PipelineJob(stages=2, microbatches=4, data_parallel=3, optimizer_ns=1_000_000, steps=4)
@@ -24,7 +24,7 @@ def of_job(job: PipelineJob) -> tuple[dict[str, list[int]], object, StepStatisti
     analysis = analyse(job.run())
     work = measure_work(analysis).steps
     assert work is not None
-    views = map_views(rank_steps(analysis), work)
+    views = map_resources(rank_steps(analysis), work)
     return columns(views["map"]), json.loads(views["map.json"]), work
 
 
@@ -56,4 +56,4 @@ def test_a_rank_alone_in_its_stage_has_no_typical_work() -> None:
 def test_without_a_replay_work_is_not_known() -> None:
     analysis = analyse(JOB.run())
 
-    assert columns(map_views(rank_steps(analysis), None)["map"])["work"] == [-1] * 18
+    assert columns(map_resources(rank_steps(analysis), None)["map"])["work"] == [-1] * 18

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from commtrace.analysis.chain import analyse
-from commtrace.viewer.network import measure_network, network_views
+from commtrace.viewer.network import measure_network, network_resources
 from tests.factory import collective, group, make_run, span
 from tests.pipeline_factory import PipelineJob
 
@@ -36,7 +36,7 @@ def test_groups_have_their_members_calls_and_last_ranks() -> None:
     }
     analysis = analyse(make_run(rows, [everyone], nodes={0: "a", 1: "b"}), "0")
 
-    views = network_views(analysis.run, measure_network(analysis))
+    views = network_resources(analysis.run, measure_network(analysis))
 
     groups: Any = json.loads(views["groups.json"])
     speed = 4 * MIB / (4 * MS)
@@ -71,7 +71,7 @@ def test_groups_have_their_members_calls_and_last_ranks() -> None:
 def test_messages_are_a_table_by_sender_and_receiver() -> None:
     analysis = analyse(PipelineJob(stages=2, microbatches=3, steps=3).run())
 
-    table = pa.ipc.open_stream(network_views(analysis.run, measure_network(analysis))["messages"]).read_all()
+    table = pa.ipc.open_stream(network_resources(analysis.run, measure_network(analysis))["messages"]).read_all()
 
     assert table.select(["sender", "receiver", "calls"]).to_pydict() == {
         "sender": [0, 1],
@@ -83,7 +83,7 @@ def test_messages_are_a_table_by_sender_and_receiver() -> None:
 def test_a_run_without_communication_has_empty_resources() -> None:
     analysis = analyse(make_run({0: [span("step", 0, 100, step=0)]}), "0")
 
-    views = network_views(analysis.run, measure_network(analysis))
+    views = network_resources(analysis.run, measure_network(analysis))
 
     assert json.loads(views["groups.json"]) == {"groups": [], "calls": []}
     assert json.loads(views["links.json"]) == {"links": [], "slow_links": None}

@@ -15,7 +15,7 @@ from commtrace.analysis.step_totals import SummedSteps
 from commtrace.analysis.summary import summarise_analysis
 from commtrace.analysis.timeline import Timeline
 from commtrace.trace.run import Run
-from commtrace.viewer.overview import MOST_BLOCKS, critical_tables, overview
+from commtrace.viewer.overview import MOST_BLOCKS, critical_tables, overview_resources
 from tests.factory import make_run, span
 from tests.pipeline_factory import PipelineJob
 
@@ -33,7 +33,7 @@ def decoded(stream: bytes) -> dict[str, list[int]]:
 
 def resources(run: Run) -> tuple[Any, dict[str, dict[str, list[int]]], Analysis]:
     analysis = analyse(run)
-    written = overview(summarise_analysis(analysis))
+    written = overview_resources(summarise_analysis(analysis))
     described = json.loads(written.pop("overview.json"))
     return described, {name: decoded(table) for name, table in written.items()}, analysis
 
@@ -80,7 +80,7 @@ def test_many_steps_are_few_blocks() -> None:
     summary = summarise_analysis(analysis)
     steps = summary.totals.steps
     many = SummedSteps(steps.states, np.arange(1_001), np.ones((1_001, len(steps.states)), np.int64), 4)
-    written = overview(replace(summary, totals=replace(summary.totals, parts=(many,))))
+    written = overview_resources(replace(summary, totals=replace(summary.totals, parts=(many,))))
     blocks = decoded(written["blocks"])
 
     bounds = sorted(set(zip(blocks["first"], blocks["last"], blocks["rank_steps"], strict=True)))

@@ -7,14 +7,14 @@ from commtrace.analysis.stragglers.report import report_of_steps
 from commtrace.analysis.stragglers.search import measure_work
 from commtrace.analysis.windows.run import WholeRun
 from commtrace.trace.run import Run
-from commtrace.viewer.slowdown import slowdown_views
+from commtrace.viewer.slowdown import slowdown_resources
 from tests.factory import make_run, span
 from tests.pipeline_factory import PipelineJob
 
 
 def views(run: Run) -> dict[str, bytes]:
     analysis = analyse(run)
-    return dict(slowdown_views(WholeRun(analysis), measure_work(analysis)))
+    return dict(slowdown_resources(WholeRun(analysis), measure_work(analysis)))
 
 
 def test_the_numbers_are_those_of_the_straggler_command() -> None:

@@ -18,7 +18,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from commtrace.errors import CommtraceError, ConfigurationError
 from commtrace.viewer.page import fill_page
@@ -38,6 +38,9 @@ class RunServer:
         list_runs: what ``/data/runs.json`` answers, a JSON object.
         token: must come with every request, as ``?token=`` or in the header ``Authorization: Bearer``.
         port: 0 for a free one.
+
+    Raises:
+        ConfigurationError: the port is taken, or reserved.
     """
 
     def __init__(
@@ -54,7 +57,13 @@ class RunServer:
         self._token = token
         self._views: dict[str, RunView] = {}
         self._lock = threading.Lock()
-        self._http = ThreadingHTTPServer((_LOOPBACK, port), _handler_of(self))
+        try:
+            self._http = ThreadingHTTPServer((_LOOPBACK, port), _handler_of(self))
+        except OSError as error:
+            raise ConfigurationError(
+                f"port {port} of this machine cannot be used ({error.strerror}): take another --port, or leave it out "
+                "for a free one"
+            ) from error
         self._http.daemon_threads = True
 
     @property
@@ -63,7 +72,7 @@ class RunServer:
 
     def address(self, run: str = "") -> str:
         """Return the address of the list of runs, or of one of them, with the token."""
-        path = f"run/{run}/" if run else ""
+        path = f"run/{quote(run, safe='')}/" if run else ""
         return f"http://{_LOOPBACK}:{self.port}/{path}?token={self._token}"
 
     def serve(self) -> None:
@@ -119,15 +128,26 @@ class _Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         query = parse_qs(address.query)
         given = self.headers.get("Authorization", "").removeprefix("Bearer ") or query.get("token", [""])[0]
-        if not self.site.admits(given):
-            self._text(HTTPStatus.FORBIDDEN, "Open the address that `commtrace view` printed; it ends with a token.")
-            return
         try:
-            answer([unquote(part) for part in address.path.strip("/").split("/")], query)
+            if self.site.admits(given):
+                self._answer_or_explain(answer, [unquote(part) for part in address.path.strip("/").split("/")], query)
+            else:
+                self._text(HTTPStatus.FORBIDDEN, "Open the address that `commtrace view` printed, with its token.")
+        except ConnectionError:
+            self.close_connection = True  # the page was closed
+
+    def _answer_or_explain(
+        self,
+        answer: Callable[[list[str], dict[str, list[str]]], None],
+        parts: list[str],
+        query: dict[str, list[str]],
+    ) -> None:
+        try:
+            answer(parts, query)
         except CommtraceError as error:
             self._text(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         except ConnectionError:
-            self.close_connection = True  # the page was closed
+            raise
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
             self._text(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error} (see the terminal)")

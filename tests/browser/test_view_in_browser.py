@@ -148,3 +148,14 @@ def test_a_wrong_address_is_explained(reader: Reader, server: RunServer) -> None
     reader.page.goto(server.address("many").replace("a-token", "another"))
 
     assert "commtrace view" in reader.page.locator("body").inner_text()
+
+
+def test_a_server_that_has_ended_is_said(reader: Reader, server: RunServer) -> None:
+    page = opened(reader, server).page
+    page.route("**/data/step/**", lambda route: route.abort())
+
+    page.fill("#any-step", "3")
+    page.press("#any-step", "Enter")
+    page.wait_for_selector("#failure:visible")
+
+    assert "Start commtrace view again" in page.locator("#failure").inner_text()

@@ -205,3 +205,12 @@ def test_a_run_that_has_grown_is_read_again(serve: Callable[[Path], Client], rec
     assert client.ask("run/growing/read", method="POST")[0] == 200
     assert client.json("run/growing/data/run.json")["can_show"][-1] == 19
     assert client.json("run/growing/state") == {"has_grown": False}
+
+
+def test_the_address_of_a_run_with_any_name(serve: Callable[[Path], Client], recorded: Path, tmp_path: Path) -> None:
+    named = tmp_path / "lr=0.1 #2?"
+    shutil.copytree(recorded, named)
+    server = serve(named).server
+
+    with urlopen(server.address(named.name), timeout=LIMIT_S) as answer:
+        assert b"lr=0.1 #2?" in answer.read()

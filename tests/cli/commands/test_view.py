@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -51,3 +52,12 @@ def test_a_directory_without_a_run_is_a_message(tmp_path: Path) -> None:
 
     assert result.exit_code == 2
     assert "holds no recorded run" in result.output or "holds no recorded run" in result.stderr
+
+
+def test_a_port_that_is_taken_is_a_message(tmp_path: Path) -> None:
+    record(PipelineJob(stages=2, microbatches=2, steps=4).run(), tmp_path / "one")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = runner.invoke(app, ["view", str(tmp_path), "--port", str(taken.getsockname()[1])])
+
+    assert result.exit_code == 2
+    assert "take another --port" in " ".join(result.stderr.split())

@@ -164,12 +164,12 @@ function showSummary(summary: Summary, overview: Overview | null, theme: Theme, 
 }
 
 window.commtraceViewer = null;
-start()
-  .then(() => {
-    document.documentElement.dataset.ready = "";
-  })
-  .catch((error: unknown) => {
-    const text = error instanceof Error ? error.message : String(error);
-    byId("notes").prepend(element("li", `This page could not be shown: ${text}`));
-    throw error;
-  });
+const { dataset } = document.documentElement;
+window.addEventListener("unhandledrejection", ({ reason }) => {
+  const text = reason instanceof Error ? reason.message : String(reason);
+  byId("failure").textContent = "ready" in dataset ? text : `This page could not be shown: ${text}`;
+  byId("failure").hidden = false;
+});
+start().then(() => {
+  dataset.ready = "";
+});

@@ -38,7 +38,10 @@ export class ServerSource implements Source {
 
   /** The answer of the server; null where the run has no such resource. Throws its message where it failed. */
   async ask(address: string, method = "GET"): Promise<Response | null> {
-    const response = await fetch(address, { method, headers: { Authorization: `Bearer ${this.token}` } });
+    const headers = { Authorization: `Bearer ${this.token}` };
+    const response = await fetch(address, { method, headers }).catch(() => {
+      throw new Error("The server has ended. Start commtrace view again, and open the address that it prints.");
+    });
     if (response.status === 204) return null;
     if (!response.ok) throw new Error(await response.text());
     return response;

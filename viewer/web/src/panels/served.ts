@@ -70,8 +70,13 @@ export function showProgress(progress: Progress | null): void {
 /** Looks now and then whether more was recorded, and offers to read it. */
 export function watchGrowth(source: ServerSource): void {
   const timer = setInterval(async () => {
-    const state = await source.ask("state");
-    if (!state || !((await state.json()) as { has_grown: boolean }).has_grown) return;
+    try {
+      const state = await source.ask("state");
+      if (!state || !((await state.json()) as { has_grown: boolean }).has_grown) return;
+    } catch (error) {
+      clearInterval(timer); // once is enough
+      throw error;
+    }
     clearInterval(timer);
     const again = element("button", "Read it again");
     again.type = "button";

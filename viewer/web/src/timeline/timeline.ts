@@ -5,7 +5,7 @@ import type { Theme } from "../theme";
 import { type Fact, facts, headline, kindOf } from "./facts";
 import { type Grouping, GUTTER, HEADING, type Layout, layOut, MAIN, type Row, RULER } from "./layout";
 import type { Overlay } from "./overlay";
-import { type ColourBy, type DrawnBox, Painter, type TimeRange } from "./painter";
+import { type ColourBy, type DrawnBox, Painter, type Scene, type TimeRange } from "./painter";
 import { type Box, type Step, sameBox } from "./step";
 import { Viewport } from "./viewport";
 
@@ -222,40 +222,22 @@ export class Timeline {
     if (!this.step) return;
     const missing = this.visibleRanks.filter((rank) => this.step?.isMissing(rank));
     if (missing.length) this.events.onMissing(missing);
-    const {
-      step,
-      layout,
-      viewport,
-      stragglers,
-      colourBy,
-      hovered,
-      pinned,
-      pointerX,
-      selected,
-      planned,
-      overlay,
-      title,
-    } = this;
-    const scroll = this.scroller.scrollTop;
-    this.painter.draw(
-      {
-        step,
-        layout,
-        viewport,
-        scroll,
-        title,
-        stragglers,
-        colourBy,
-        hovered,
-        pinned,
-        pointerX,
-        selected,
-        planned,
-        overlay,
-      },
-      viewport.width,
-      this.canvasHeight,
-    );
+    const scene: Scene = {
+      step: this.step,
+      layout: this.layout,
+      viewport: this.viewport,
+      scroll: this.scroller.scrollTop,
+      title: this.title,
+      stragglers: this.stragglers,
+      colourBy: this.colourBy,
+      hovered: this.hovered,
+      pinned: this.pinned,
+      pointerX: this.pointerX,
+      selected: this.selected,
+      planned: this.planned,
+      overlay: this.overlay,
+    };
+    this.painter.draw(scene, this.viewport.width, this.canvasHeight);
   }
 
   private get canvasHeight(): number {

@@ -51,6 +51,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "synth": frozenset({"errors", "trace"}),
     # before a run
     "planning": frozenset({"errors", "trace", "analysis"}),
+    "benchmarks": BASE | {"launchers", "analysis"},
     "exporters": BASE | {"options", "recorder", "analysis", "live", "redaction"},
     "viewer": frozenset({"errors", "trace", "analysis"}),
     "cli": BASE
@@ -67,6 +68,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "plots",
         "synth",
         "planning",
+        "benchmarks",
         "exporters",
         "viewer",
         "recorded_run",
@@ -259,7 +261,9 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
         "        assert end.code == (3 if command[0] == 'trigger' else 0), (command, end.code)\n"
     )
 
-    assert {command[0] for command in commands} == set(COMMANDS) - {"bench", "run", "import", "monitor", "view", "plot"}
+    assert {command[0] for command in commands} == set(COMMANDS) - {
+        "bench overhead", "bench collectives", "run", "import", "monitor", "view", "plot",
+    }  # fmt: skip
     _in_a_new_interpreter(source)
     assert (tmp_path / "report.html").stat().st_size > 1_000
     assert (tmp_path / "trace").stat().st_size > 100

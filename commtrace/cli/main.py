@@ -26,7 +26,7 @@ _HELP: Final = {"help_option_names": ["-h", "--help"]}
 class _Command(NamedTuple):
     """A command: the function of its name in its module of ``commtrace.cli.commands``, by default that of its name.
 
-    Where Python has a name, ``_`` is appended to it.
+    Where Python has a name, ``_`` is appended to it; a space in it is ``_``.
     """
 
     summary: str  # here, so that commtrace --help imports no command
@@ -52,7 +52,8 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "list": _Command("List the runs of a directory with their verdicts.", analyses=True, module="history"),
     "hosts": _Command("Print which hosts were named how often over all runs.", analyses=True, module="history"),
     "compare": _Command("Print what changed between two runs; fail if slower.", analyses=True),
-    "bench": _Command("Measure what recording costs a training command."),
+    "bench overhead": _Command("Measure what recording costs a training command."),
+    "bench collectives": _Command("Measure the bandwidth of collectives, with torchrun."),
     "trigger": _Command("Record coming steps of a running job in detail, on all ranks."),
     "monitor": _Command("Watch a running job: which ranks are slow, why, what it costs."),
     "metrics": _Command("Export the critical path of a run to Prometheus or OpenTelemetry.", analyses=True),
@@ -65,24 +66,39 @@ COMMANDS: Final[Mapping[str, _Command]] = {
 }
 
 
+GROUPS: Final[Mapping[str, str]] = {
+    "bench": "Measure the cost of recording, the network, the accelerators.",
+}
+"""Commands whose first word is the same, and what they have in common."""
+
+
 class _LazyGroup(TyperGroup):
-    def __init__(self, **attributes: Any) -> None:
+    """Commands that are imported when they are called; ``prefix`` is what their names in COMMANDS begin with."""
+
+    def __init__(self, prefix: str = "", **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands.update(
-            {
-                name: TyperCommand(name, help=command.summary, context_settings=_HELP)
-                for name, command in COMMANDS.items()
-            }
-        )
+        self._prefix = prefix
+        for name, command in COMMANDS.items():
+            if name.startswith(prefix):
+                first, _, rest = name.removeprefix(prefix).partition(" ")
+                summary = GROUPS[first] if rest else command.summary
+                self.commands[first] = TyperCommand(first, help=summary, context_settings=_HELP)
 
     def resolve_command(self, context: Any, arguments: list[str]) -> Any:
         name, command, rest = super().resolve_command(context, arguments)
-        if name is not None and name in COMMANDS and COMMANDS[name].analyses:
+        known = f"{self._prefix}{name}"
+        if known in COMMANDS and COMMANDS[known].analyses:
             # Before numpy is imported: OpenBLAS's threads wait for one another on busy cores, which took a hundred
             # times as long as the small clock fit itself.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
             import_pyarrow()
-        return name, command and load_command(str(name)), rest
+        if command is None:
+            return name, None, rest
+        return name, load_group(known) if known in GROUPS else load_command(known), rest
+
+
+class _CatchingGroup(_LazyGroup):
+    """The whole program: an error of the user is one line."""
 
     def invoke(self, context: Any) -> object:
         try:
@@ -104,7 +120,7 @@ def _message(error: CommtraceError | OSError) -> str:
 
 def command_function(name: str) -> Callable[..., None]:
     """Return the function of a command; its docstring is the help."""
-    identifier = f"{name}_" if iskeyword(name) or hasattr(builtins, name) else name
+    identifier = f"{name}_" if iskeyword(name) or hasattr(builtins, name) else name.replace(" ", "_")
     module = import_module(f"commtrace.cli.commands.{COMMANDS[name].module or identifier}")
     function: Callable[..., None] = getattr(module, identifier)
     return function
@@ -118,9 +134,20 @@ def load_command(name: str) -> TyperCommand:
     return command
 
 
+def load_group(name: str) -> TyperGroup:
+    """Return one of the :data:`GROUPS`, with its commands."""
+    return _LazyGroup(
+        f"{name} ", name=name, help=GROUPS[name], no_args_is_help=True, context_settings=_HELP, rich_markup_mode=None
+    )
+
+
 # Plain help: rich's markup would turn the ":B:" of "A:B:k" into an emoji.
 app = typer.Typer(
-    cls=_LazyGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=_HELP
+    cls=_CatchingGroup,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings=_HELP,
 )
 
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace import __version__
-from commtrace.cli.main import COMMANDS, app, command_function, load_command
+from commtrace.cli.main import COMMANDS, GROUPS, app, command_function, load_command
 from commtrace.errors import RunNotFoundError
 from tests.cli.recorded import record
 from tests.pipeline_factory import PipelineJob
@@ -34,19 +34,24 @@ def test_without_arguments_it_says_what_it_can_do() -> None:
     result = runner.invoke(app, [], prog_name="commtrace")
 
     assert "Usage: commtrace" in result.output
-    assert all(command in result.output for command in COMMANDS)
+    assert all(command.partition(" ")[0] in result.output for command in COMMANDS)
 
 
 def test_the_list_of_commands_fits_a_terminal() -> None:
     result = runner.invoke(app, ["--help"], terminal_width=80)
+    of_groups = {name: runner.invoke(app, [name, "--help"], terminal_width=80).output for name in GROUPS}
 
     for name, command in COMMANDS.items():
-        assert re.search(rf"^  {name} +{re.escape(command.summary)}$", result.output, re.MULTILINE)
+        group, _, own = name.rpartition(" ")
+        output = of_groups[group] if group else result.output
+        assert re.search(rf"^  {own} +{re.escape(command.summary)}$", output, re.MULTILINE)
+    for name, summary in GROUPS.items():
+        assert re.search(rf"^  {name} +{re.escape(summary)}$", result.output, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself(name: str) -> None:
-    result = runner.invoke(app, [name, "--help"], prog_name="commtrace")
+    result = runner.invoke(app, [*name.split(), "--help"], prog_name="commtrace")
 
     assert result.exit_code == 0
     assert f"Usage: commtrace {name}" in result.output

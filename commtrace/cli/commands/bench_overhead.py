@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -35,8 +35,7 @@ class BenchError(CommtraceError):
     """The measured command failed."""
 
 
-def bench(
-    what: Annotated[Literal["overhead"], typer.Argument(help="What to measure: overhead.", show_default=False)],
+def bench_overhead(
     command: Annotated[list[str], typer.Argument(help="The training command, after --.", show_default=False)],
     pairs: Annotated[int, typer.Option(min=1, help="Number of runs without commtrace, and of runs with it.")] = 5,
     json_output: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, in nanoseconds.")] = False,

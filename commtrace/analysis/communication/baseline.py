@@ -1,0 +1,206 @@
+"""What a network was measured to carry, as a file, and recorded communication as a share of it.
+
+``commtrace bench collectives -o FILE`` writes the file. A share compares times: the calls of one kind and size would
+have taken so long at the measured bandwidth, and took so long in the run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.communication.bandwidth import bus_factor
+from commtrace.analysis.communication.links import SMALLEST_BYTES, Link, Traffic
+from commtrace.errors import ConfigurationError
+from commtrace.trace.inputs import printable_json, read_file
+from commtrace.trace.json_values import JsonObject
+
+FORMAT: Final = "commtrace baseline 1"
+
+_MOST_BYTES: Final = 256 << 20
+_FARTHEST: Final = 2.0
+"""Sizes up to so much below the smallest measured one, or above the largest, are compared with it."""
+
+
+class Spread(NamedTuple):
+    """A quantity over the iterations of a measurement."""
+
+    mean: float
+    min: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One operation of one size on one group. Times are those of its slowest member, in each iteration."""
+
+    operation: str
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]  # of the members, each once
+    num_bytes: int  # S of commtrace.analysis.communication.bandwidth
+    dtype: str
+    iterations: int
+    duration_ns: Spread
+
+    @property
+    def inter_node(self) -> bool:
+        return len(self.nodes) > 1
+
+    @property
+    def algbw_gbps(self) -> Spread:
+        """Return bytes over time: the mean is that of the mean time, the smallest that of the longest."""
+        time = self.duration_ns
+        return Spread(self.num_bytes / time.mean, self.num_bytes / time.max, self.num_bytes / time.min)
+
+    @property
+    def busbw_gbps(self) -> Spread:
+        factor = bus_factor(self.operation, len(self.ranks))
+        return Spread(*(factor * one for one in self.algbw_gbps))
+
+    def to_json(self) -> JsonObject:
+        return {
+            "operation": self.operation,
+            "ranks": list(self.ranks),
+            "group_size": len(self.ranks),
+            "nodes": list(self.nodes),
+            "inter_node": self.inter_node,
+            "bytes": self.num_bytes,
+            "dtype": self.dtype,
+            "iterations": self.iterations,
+            "duration_ns": self.duration_ns._asdict(),
+            "algbw_gbps": self.algbw_gbps._asdict(),
+            "busbw_gbps": self.busbw_gbps._asdict(),
+        }
+
+
+class Kind(NamedTuple):
+    """Groups that are alike."""
+
+    operation: str
+    group_size: int
+    inter_node: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What was measured, and where."""
+
+    made: Mapping[str, str]  # backend, device, date, versions
+    measurements: tuple[Measurement, ...]
+    _by_kind: dict[Kind, dict[tuple[int, ...], list[Measurement]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        for one in sorted(self.measurements, key=lambda each: each.num_bytes):
+            kind = Kind(one.operation, len(one.ranks), one.inter_node)
+            self._by_kind.setdefault(kind, {}).setdefault(one.ranks, []).append(one)
+
+    def duration_ns(self, kind: Kind, num_bytes: float, ranks: Sequence[int] | None = None) -> float | None:
+        """Return how long such a call took; None if nothing of the kind was measured near this size.
+
+        Args:
+            kind: messages have two members, whatever the group in which they are sent.
+            ranks: the members; if they were not measured, or are not given, the median of all groups alike.
+        """
+        if kind.operation in ("send", "recv"):
+            kind = Kind("send", 2, kind.inter_node)
+        groups = self._by_kind.get(kind, {})
+        own = groups.get(tuple(ranks)) if ranks is not None else None
+        found = [_interpolated(each, num_bytes) for each in ([own] if own else groups.values())]
+        known = [time for time in found if time is not None]
+        return median(known) if known else None
+
+    def links(self) -> list[Link]:
+        """Return the bandwidth between nodes and within them, of groups on two nodes at most and large messages."""
+        return [
+            Link(
+                Traffic(one.operation, len(one.ranks), one.num_bytes.bit_length() - 1),
+                min(one.nodes),
+                max(one.nodes),
+                one.iterations,
+                one.busbw_gbps.mean,
+            )
+            for one in self.measurements
+            if len(one.nodes) <= 2 and len(one.ranks) > 1 and one.num_bytes >= SMALLEST_BYTES
+        ]
+
+    def to_json(self) -> JsonObject:
+        """Return the content of a baseline file (docs/json/bench-collectives.schema.json)."""
+        return {
+            "format": FORMAT,
+            "made": dict(self.made),
+            "measurements": [one.to_json() for one in self.measurements],
+        }
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(self.to_json(), allow_nan=False, indent=1) + "\n")
+
+
+def _interpolated(measured: Sequence[Measurement], num_bytes: float) -> float | None:
+    """Return the time at a size: between two sizes on a line in logarithms, beyond all at the bandwidth of the last."""
+    smallest, largest = measured[0], measured[-1]
+    if not smallest.num_bytes / _FARTHEST <= num_bytes <= largest.num_bytes * _FARTHEST:
+        return None
+    if num_bytes > largest.num_bytes:
+        return largest.duration_ns.mean * num_bytes / largest.num_bytes
+    sizes = np.log([one.num_bytes for one in measured])
+    times = np.log([one.duration_ns.mean for one in measured])
+    return float(np.exp(np.interp(np.log(num_bytes), sizes, times)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    mean: float
+    min: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredRow:
+    operation: str
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    bytes: int
+    dtype: str
+    iterations: int
+    duration_ns: _Times
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    format: str
+    made: dict[str, str]
+    measurements: tuple[_StoredRow, ...]
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Read a baseline file.
+
+    Raises:
+        ConfigurationError: it is none, or damaged.
+        OSError: it cannot be read.
+    """
+    try:
+        stored = printable_json(read_file(path, _MOST_BYTES), _Stored)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{path} is no baseline ({error}): `commtrace bench collectives -o FILE` writes one"
+        ) from error
+    if stored.format != FORMAT:
+        raise ConfigurationError(f"{path}: expected the format {FORMAT!r}, not {stored.format!r}: measure it again")
+    return Baseline(stored.made, tuple(_measurements(path, stored.measurements)))
+
+
+def _measurements(path: Path, rows: Iterable[_StoredRow]) -> Iterable[Measurement]:
+    for row in rows:
+        time = Spread(row.duration_ns.mean, row.duration_ns.min, row.duration_ns.max)
+        if not (row.bytes > 0 and row.ranks and row.nodes and 0 < time.min <= time.mean <= time.max < np.inf):
+            raise ConfigurationError(f"{path}: a measurement of {row.operation} has impossible numbers: measure again")
+        yield Measurement(row.operation, row.ranks, row.nodes, row.bytes, row.dtype, row.iterations, time)

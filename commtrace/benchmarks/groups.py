@@ -1,0 +1,90 @@
+"""Choose the groups of ranks that are measured, by a word of the user's.
+
+>>> choose_groups("pairs", ["a", "a", "b", "b"])
+(Round(groups=((0, 1, 2, 3),)),)
+>>> choose_groups("across", ["a", "a", "b", "b"])
+(Round(groups=((0, 2), (1, 3))),)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from commtrace.errors import ConfigurationError
+
+WORDS: Final = ("world", "node", "across", "pairs")
+
+
+class Round(NamedTuple):
+    """Groups without a common member, which are measured at the same time."""
+
+    groups: tuple[tuple[int, ...], ...]
+
+
+def choose_groups(word: str, nodes: Sequence[str]) -> tuple[Round, ...]:
+    """Return the rounds that a word means; those of one rank are left out.
+
+    Args:
+        word: ``world``; ``node``: the ranks of each node; ``across``: the ranks at the same place of all nodes;
+            ``pairs``: all ranks of two nodes, each two nodes once; or ranks such as ``0-3,8``.
+        nodes: of each rank.
+
+    Raises:
+        ConfigurationError: the word is none of these, names a rank that the job has not, or leaves no group.
+    """
+    rounds = tuple(Round(groups) for groups in _groups(word, nodes) if groups)
+    if not rounds:
+        raise ConfigurationError(
+            f"--group {word} leaves no group of several ranks: the job has {len(nodes)} on {len(set(nodes))} nodes. "
+            "COMMTRACE_NODE_ID gives processes of one machine the names of several nodes."
+        )
+    return rounds
+
+
+def _groups(word: str, nodes: Sequence[str]) -> Iterator[tuple[tuple[int, ...], ...]]:
+    by_node: dict[str, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        by_node.setdefault(node, []).append(rank)
+    if word == "world":
+        yield _several([range(len(nodes))])
+    elif word == "node":
+        yield _several(by_node.values())
+    elif word == "across":
+        places = range(max(map(len, by_node.values())))
+        yield _several([[ranks[place] for ranks in by_node.values() if place < len(ranks)] for place in places])
+    elif word == "pairs":
+        for pairs in tournament([*by_node]):
+            yield _several([sorted([*by_node[one], *by_node[other]]) for one, other in pairs])
+    else:
+        yield _several([_ranks(word, len(nodes))])
+
+
+def _several(groups: Iterable[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(ranks) for ranks in groups if len(ranks) > 1)
+
+
+def _ranks(word: str, world_size: int) -> list[int]:
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", word, re.ASCII):
+        raise ConfigurationError(f"--group {word}: write {', '.join(WORDS)}, or ranks such as 0-3,8")
+    ranks: set[int] = set()
+    for part in word.split(","):
+        first, _, last = part.partition("-")
+        if int(last or first) >= world_size:
+            raise ConfigurationError(f"--group {word}: the job has ranks 0 to {world_size - 1}")
+        ranks.update(range(int(first), int(last or first) + 1))
+    return sorted(ranks)
+
+
+def tournament(names: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
+    """Yield rounds of disjoint pairs, in which every two of the names meet once.
+
+    All but the first move by one place around a table from round to round (the circle method).
+    """
+    seats: list[str | None] = [*names, *([None] if len(names) % 2 else [])]
+    for _ in range(len(seats) - 1):
+        half = len(seats) // 2
+        meeting = zip(seats[:half], reversed(seats[half:]), strict=True)
+        yield [(one, other) for one, other in meeting if one is not None and other is not None]
+        seats[1:] = [seats[-1], *seats[1:-1]]

@@ -1,0 +1,185 @@
+"""The processes of a benchmark as one job: where each runs, how they agree, and how a user stops them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from commtrace import launchers
+from commtrace.config import Config
+from commtrace.errors import CommtraceError, ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+_T = TypeVar("_T")
+
+_SECONDS_TO_STOP: Final = 10.0
+"""A rank that has not stopped so long after a signal waits for another one that never will."""
+
+_SHARE_OF_MEMORY: Final = 0.8
+
+
+class BenchmarkError(CommtraceError):
+    """The job of a benchmark could not go on."""
+
+
+class Stop:
+    """Whether the user wants to end the job: SIGINT and SIGTERM ask for it."""
+
+    def __init__(self) -> None:
+        self.is_requested = False
+        self.last_words: Callable[[], None] = lambda: None  # what is left to say if a rank does not answer
+
+    def request(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
+        self.is_requested = True
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """This process among those of the job. Ranks agree through ``control``, a group of gloo."""
+
+    rank: int
+    nodes: tuple[str, ...]  # of each rank
+    backend: str
+    device: torch.device
+    device_name: str
+    control: ProcessGroup
+    stop: Stop = field(default_factory=Stop)
+
+    @property
+    def world_size(self) -> int:
+        return len(self.nodes)
+
+    def gather(self, value: _T) -> list[_T]:
+        """Return the value of every rank, on all ranks."""
+        import torch.distributed as dist
+
+        values: list[_T | None] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.control)
+        return [value for value in values if value is not None]
+
+    def most_bytes(self) -> int:
+        """Return the memory that every rank can use."""
+        return min(self.gather(self._own_memory()))
+
+    def _own_memory(self) -> int:
+        import torch
+
+        if self.device.type == "cuda":
+            return int(torch.cuda.mem_get_info(self.device)[0] * _SHARE_OF_MEMORY)
+        # Emulated nodes share the memory of the machine, too: the ranks of one host count.
+        hosts = self.gather(socket.gethostname())
+        return int(_free_memory() * _SHARE_OF_MEMORY) // hosts.count(socket.gethostname())
+
+
+def _free_memory() -> int:
+    """Return the free bytes of this machine, or of the container if it has fewer."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) << 10
+    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
+    if limit.exists() and (text := limit.read_text().strip()) != "max":
+        free = min(free, int(text) - int(used.read_text()))
+    return max(free, 0)
+
+
+@contextmanager
+def join(backend: str = "", seconds: float = 300.0) -> Iterator[Job]:
+    """Yield this process's place in the job that a launcher started.
+
+    Args:
+        backend: ``nccl`` or ``gloo``; by default NCCL where there is a GPU.
+        seconds: a rank that does not answer for so long ends the job.
+
+    Raises:
+        ConfigurationError: no launcher started this process.
+        BenchmarkError: the ranks did not find one another.
+    """
+    place = launchers.position(os.environ)
+    if place is None or "MASTER_ADDR" not in os.environ:
+        raise ConfigurationError(
+            "this needs the processes of a job: torchrun --nproc-per-node 8 -m commtrace bench …; "
+            "under another launcher MASTER_ADDR and MASTER_PORT must be set"
+        )
+    import torch
+    import torch.distributed as dist
+
+    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    device = _own_device(backend, place.local_rank or 0)
+    try:
+        dist.init_process_group(
+            backend, rank=place.rank, world_size=place.world_size, timeout=timedelta(seconds=seconds)
+        )
+        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
+    except (RuntimeError, ValueError) as error:
+        raise BenchmarkError(
+            f"rank {place.rank} did not reach the others within {seconds:g} s ({_first_line(error)}): "
+            "`torchrun … -m commtrace preflight` says which ranks are missing"
+        ) from error
+    names: list[str | None] = [None] * place.world_size
+    dist.all_gather_object(names, Config.from_env().node_id or socket.gethostname(), group=control)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    job = Job(place.rank, tuple(map(str, names)), backend, device, name, control)
+    with _stopped_by_signals(job.stop):
+        yield job
+    # Not after an error: other ranks may wait for this one, and destroying waits for them.
+    dist.destroy_process_group()
+
+
+def _own_device(backend: str, local_rank: int) -> torch.device:
+    import torch
+
+    if backend != "nccl":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if not count:
+        raise ConfigurationError("NCCL needs GPUs, and this process sees none: use --backend gloo")
+    device = torch.device("cuda", local_rank % count)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+@contextmanager
+def _stopped_by_signals(stop: Stop) -> Iterator[None]:
+    """Ask to stop at a signal. If that takes long, a thread says the last words and ends the process.
+
+    The main thread may be inside a collective that never ends, where Python runs no handler: the wake-up descriptor of
+    signals is written nevertheless.
+    """
+    waiting, woken = socket.socketpair()
+    woken.setblocking(False)
+    ended = threading.Event()
+
+    def end_for_certain() -> None:
+        while number := waiting.recv(1):
+            if number[0] in (signal.SIGINT, signal.SIGTERM):
+                stop.request()
+                if not ended.wait(_SECONDS_TO_STOP):
+                    stop.last_words()
+                    os._exit(128 + number[0])
+
+    threading.Thread(target=end_for_certain, name="commtrace-stop", daemon=True).start()
+    handlers = {number: signal.signal(number, stop.request) for number in (signal.SIGINT, signal.SIGTERM)}
+    descriptor = signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        ended.set()
+        signal.set_wakeup_fd(descriptor)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        woken.close()

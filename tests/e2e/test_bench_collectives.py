@@ -1,0 +1,95 @@
+"""``commtrace bench collectives`` in real processes of gloo: two emulated nodes, a user who stops it, a dead rank."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from commtrace.analysis.communication.baseline import read_baseline
+from commtrace.benchmarks.operations import OPERATIONS
+from commtrace.cli.main import app
+from tests.e2e.launch import fork
+from tests.json_schemas import errors
+
+pytestmark = pytest.mark.e2e
+
+COMMAND = ["tests/e2e/programs/commtrace_command.py", "bench", "collectives"]
+ENDLESS = [
+    "--operations",
+    "all_reduce,broadcast",
+    "--min-bytes",
+    "64K",
+    "--max-bytes",
+    "64K",
+    "--iterations",
+    "9999999",
+]
+
+
+def test_every_operation_on_two_nodes_and_within_them(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    sizes = ["--min-bytes", "30000", "--max-bytes", "64K", "--warmup", "1", "--iterations", "2"]
+    groups = ["--group", "world", "--group", "node", "--group", "across"]
+    outputs = ["-o", str(path), "--plot", str(tmp_path / "bandwidth.svg"), "--json"]
+    job = fork([*COMMAND, *sizes, *groups, *outputs], 4, {"RANKS_PER_NODE": "2"})
+    assert job.returncode == 0, job.stdout
+    told = json.loads(re.findall(r"^\{.*\}$", job.stdout, re.MULTILINE)[0])
+
+    assert list(errors("bench-collectives", told)) == []
+    found = read_baseline(path).measurements
+    pairs = [(0, 1), (2, 3), (0, 2), (1, 3)]
+    expected = {(name, ranks) for name in OPERATIONS for ranks in [(0, 1, 2, 3), *pairs] if name != "send"}
+    expected |= {("send", ranks) for ranks in [(0, 3), *pairs]}
+    assert {(one.operation, one.ranks) for one in found} == expected
+    assert {one.num_bytes for one in found} == {30_000, 60_000}
+    assert {one.iterations for one in found} == {2}
+    assert {one.nodes for one in found if one.ranks == (2, 3)} == {("node1",)}
+    assert {one.nodes for one in found if one.ranks == (1, 3)} == {("node0", "node1")}
+    assert told["made"]["backend"] == "gloo"
+    assert (tmp_path / "bandwidth.svg").read_text().count("all_to_all") >= 1
+
+
+def test_a_user_who_stops_it_gets_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    job = fork([*COMMAND, *ENDLESS, "-o", str(path)], 2, {"FAULT": "SIGINT@12"})
+
+    assert "Stopped early. Highest busbw: " in job.stdout
+    (one,) = read_baseline(path).measurements
+    assert (one.operation, one.ranks, one.num_bytes) == ("all_reduce", (0, 1), 1 << 16)
+    assert one.iterations == 12 - 5  # the agreement before the thirteenth stops both
+
+
+def test_what_was_measured_before_a_rank_died_is_printed(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    words = ["--operations", "broadcast,all_reduce", "--min-bytes", "64K", "--max-bytes", "64K"]
+    job = fork([*COMMAND, *words, "-o", str(path), "--timeout", "20"], 2, {"FAULT": "SIGKILL@30"})
+
+    assert job.returncode == 1
+    assert not job.timed_out, job.stdout
+    assert [one.operation for one in read_baseline(path).measurements] == ["broadcast"]
+
+
+def test_without_a_launcher_it_says_how_to_start_it() -> None:
+    result = CliRunner(env={"RANK": None, "WORLD_SIZE": None}).invoke(app, ["bench", "collectives"])
+
+    assert result.exit_code == 2
+    assert "torchrun --nproc-per-node 8 -m commtrace bench" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--operations", "all_reduce,all"], "--operations all: write some of all_reduce"),
+        (["--min-bytes", "0"], "--min-bytes 0: write bytes"),
+        (["--max-bytes", "4T"], "--max-bytes 4T: write bytes"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "collectives", *words])
+
+    assert result.exit_code == 2
+    assert said in result.stderr

@@ -13,6 +13,7 @@ from typing import Final
 
 from commtrace.cli.main import COMMANDS
 from commtrace.trace import schema
+from tests.search.test_aceso import small_profile
 from tests.trace.rows import mark, row, steps, write_rank
 
 PACKAGE: Final = Path(__file__).resolve().parents[1] / "commtrace"
@@ -52,6 +53,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     # before a run
     "planning": frozenset({"errors", "trace", "analysis"}),
     "benchmarks": BASE | {"launchers", "analysis"},
+    "search": frozenset({"errors", "trace", "analysis", "planning"}),
     "exporters": BASE | {"options", "recorder", "analysis", "live", "redaction"},
     "viewer": frozenset({"errors", "trace", "analysis"}),
     "cli": BASE
@@ -69,6 +71,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "synth",
         "planning",
         "benchmarks",
+        "search",
         "exporters",
         "viewer",
         "recorded_run",
@@ -84,8 +87,8 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
 
 WITHOUT_TORCH: Final = (
     "errors", "trace", "options", "config", "launchers", "agreement", "identity", "analysis",
-    "tables", "plots", "recorded_run", "sql", "history", "importers", "synth", "planning", "live", "top", "viewer",
-    "cli", "", "__main__",
+    "tables", "plots", "recorded_run", "sql", "history", "importers", "synth", "planning", "search", "live", "top",
+    "viewer", "cli", "", "__main__",
 )  # fmt: skip
 
 
@@ -229,6 +232,7 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
         write_rank(tmp_path / name, [*steps(0, 8), *forward])
     model = {"layers": 2, "hidden": 64, "heads": 4, "sequence": 32, "vocabulary": 128}
     (tmp_path / "plan.json").write_text(json.dumps({"model": model}))
+    small_profile(tmp_path)
     write_rank(tmp_path / "ended", [*steps(0, 8), *forward, mark("end", {})])
     commands = [
         ["summary", str(tmp_path / "run")],
@@ -249,6 +253,7 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
         ["hosts", str(tmp_path)],
         ["merge", str(tmp_path / "run"), "-o", str(tmp_path / "merged")],
         ["plan", str(tmp_path / "plan.json")],
+        ["search", str(tmp_path), "--aceso", str(configuration(tmp_path))],
     ]
     source = (
         "import sys\n"

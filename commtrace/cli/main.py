@@ -62,6 +62,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "import": _Command("Make a run from a recording of another program.", analyses=True),
     "merge": _Command("Merge the ranks of one job from several nodes."),
     "plan": _Command("Print what a job will hold and send, before it runs."),
+    "search": _Command("Print the layouts in which a model should train fastest.", analyses=True),
     "synth": _Command("Make a run of a simulated job, and the truth about it.", analyses=True),
 }
 

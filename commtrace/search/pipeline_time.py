@@ -1,0 +1,108 @@
+"""How long a pipeline takes: its schedule is replayed, each forward and backward after what it depends on.
+
+The closed formula (m − 1)·max(F + B) + Σ(F + B) is exact only for equal stages and messages that take no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+
+class ChunkTimes(NamedTuple):
+    """One model chunk of a stage: the times of one microbatch."""
+
+    forward_ns: int
+    backward_ns: int
+
+    @property
+    def both_ns(self) -> int:
+        return self.forward_ns + self.backward_ns
+
+
+class _Action(NamedTuple):
+    is_forward: bool
+    chunk: int
+    microbatch: int
+
+
+def schedule(stages: int, stage: int, chunks: int, microbatches: int) -> Iterator[_Action]:
+    """Yield what a stage does, in Megatron-core's order: 1F1B, with several chunks the interleaved 1F1B.
+
+    Source: megatron/core/pipeline_parallel/schedules.py, with microbatch groups as large as the pipeline.
+    """
+    total = chunks * microbatches
+    stages_after = stages - stage - 1
+    warm_up = min(total, stages_after if chunks == 1 else 2 * stages_after + (chunks - 1) * stages)
+
+    def action(position: int, is_forward: bool) -> _Action:
+        if chunks == 1:
+            return _Action(is_forward, 0, position)
+        round_of_chunks, within = divmod(position, stages * chunks)
+        chunk = within // stages if is_forward else chunks - 1 - within // stages
+        return _Action(is_forward, chunk, round_of_chunks * stages + within % stages)
+
+    for position in range(warm_up):
+        yield action(position, True)
+    for position in range(warm_up, total):
+        yield action(position, True)
+        yield action(position - warm_up, False)
+    for position in range(total - warm_up, total):
+        yield action(position, False)
+
+
+def pipeline_ns(stages: Sequence[Sequence[ChunkTimes]], microbatches: int, message_ns: int = 0) -> int:
+    """Return the time from the first forward to the last backward of any stage.
+
+    Args:
+        stages: The chunks of each stage.
+        microbatches: Of an iteration. With several chunks a multiple of the number of stages.
+        message_ns: From the end of a forward or backward to when the next stage has its result.
+    """
+    pipeline, chunks = len(stages), len(stages[0])
+    parts = pipeline * chunks  # of the model, in the order of its layers: part = chunk · pipeline + stage
+    last_part = parts - 1
+    forward_end = [[-1] * microbatches for _ in range(parts)]
+    backward_end = [[-1] * microbatches for _ in range(parts)]
+    orders = [tuple(schedule(pipeline, stage, chunks, microbatches)) for stage in range(pipeline)]
+    free = [0] * pipeline
+    position = [0] * pipeline
+    waiting = set(range(pipeline))
+    while waiting:
+        has_moved = False
+        for stage in sorted(waiting):
+            order, times = orders[stage], stages[stage]
+            while position[stage] < len(order):
+                is_forward, chunk, microbatch = order[position[stage]]
+                part = chunk * pipeline + stage
+                if is_forward:
+                    ready = 0 if part == 0 else forward_end[part - 1][microbatch]
+                elif part == last_part:
+                    ready = forward_end[part][microbatch]
+                else:
+                    ready = backward_end[part + 1][microbatch]
+                if ready < 0:
+                    break
+                is_own = part == (0 if is_forward else last_part)
+                start = max(free[stage], ready if is_own or pipeline == 1 else ready + message_ns)
+                if is_forward:
+                    free[stage] = forward_end[part][microbatch] = start + times[chunk].forward_ns
+                else:
+                    free[stage] = backward_end[part][microbatch] = start + times[chunk].backward_ns
+                position[stage] += 1
+                has_moved = True
+        waiting = {stage for stage in waiting if position[stage] < len(orders[stage])}
+        assert has_moved or not waiting, "the schedule waits for itself"
+    return max(free)
+
+
+def shortest_pipeline_ns(stages: Sequence[Sequence[ChunkTimes]], microbatches: int) -> int:
+    """Return a bound that no schedule goes below.
+
+    The busiest stage does all its work; before its first forward the stages before it do one forward each, and after
+    its last backward one backward each.
+    """
+    return max(
+        microbatches * sum(chunk.both_ns for chunk in own) + sum(before[0].both_ns for before in stages[:stage])
+        for stage, own in enumerate(stages)
+    )

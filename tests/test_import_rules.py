@@ -13,7 +13,7 @@ from typing import Final
 
 from commtrace.cli.main import COMMANDS
 from commtrace.trace import schema
-from tests.search.test_aceso import small_profile
+from tests.search.test_aceso import configuration, small_profile
 from tests.trace.rows import mark, row, steps, write_rank
 
 PACKAGE: Final = Path(__file__).resolve().parents[1] / "commtrace"

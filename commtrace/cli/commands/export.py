@@ -14,6 +14,7 @@ from commtrace.analysis.timeline import Timeline
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, StepsOption, run_directory
 from commtrace.cli.output import PlainConsole, duration
 from commtrace.cli.table_files import write_csv, write_parquet
+from commtrace.errors import ConfigurationError
 from commtrace.exporters import chrome_trace, perfetto
 
 _MANY_SLICES = 2_000_000
@@ -26,24 +27,34 @@ class Format(str, Enum):
     CHROME = "chrome"
     CSV = "csv"
     PARQUET = "parquet"
+    AICB = "aicb"
+    SIMAI = "simai"
 
 
 def export(
     runs: RunsArgument = DEFAULT_RUNS,
     format: Annotated[
         Format,
-        typer.Option(help="perfetto (for ui.perfetto.dev) or chrome (JSON); csv or parquet for all tables."),
+        typer.Option(
+            help="perfetto (for ui.perfetto.dev) or chrome (JSON); csv or parquet for all tables; aicb or simai for "
+            "these simulators."
+        ),
     ] = Format.PERFETTO,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
-            help="The file to write, or the directory of the tables. Default: trace.pftrace, trace.json or tables.",
+            help="The file to write, or the directory of several. Default: trace.pftrace, trace.json, tables, aicb or "
+            "simai.",
             show_default=False,
         ),
     ] = None,
     steps: StepsOption = "",
+    rank: Annotated[
+        int | None,
+        typer.Option(min=0, help="aicb, simai: the rank to write. Default: the lowest.", show_default=False),
+    ] = None,
 ) -> None:
     """Write a run for the Perfetto UI, or its tables as files.
 
@@ -53,8 +64,20 @@ def export(
 
     With csv or parquet, a file for each of the tables that `commtrace sql` has: spans, steps, ranks and so on. Existing
     ones are replaced.
+
+    With aicb, the communication log of one rank as AICB writes it, and AICB's tables. With simai, a measured step of
+    one rank as a SimAI workload, the overlap ratios and the row of results of SimAI-Analytical, and compute files.
     """
     run = run_directory(runs)
+    if rank is not None and format not in (Format.AICB, Format.SIMAI):
+        raise ConfigurationError("--rank belongs to --format aicb and simai; the other formats have all ranks")
+    if format in (Format.AICB, Format.SIMAI):
+        # imported here: a trace for Perfetto needs none of it
+        from commtrace.cli import simulator_files
+
+        write = simulator_files.write_aicb if format is Format.AICB else simulator_files.write_simai
+        write(run, steps or None, rank, output or Path(format.value))
+        return
     if format in (Format.CSV, Format.PARQUET):
         _write_tables(run, steps, format, output or Path("tables"))
         return

@@ -97,3 +97,33 @@ def test_an_unknown_format_is_an_error(recorded: Path) -> None:
     result = runner.invoke(app, ["export", str(recorded), "--format", "xml"])
 
     assert result.exit_code == 2
+
+
+def test_aicb_has_a_log_and_two_tables(tmp_path: Path) -> None:
+    run, target = write_two_ranks(tmp_path / "run"), tmp_path / "aicb"
+
+    result = runner.invoke(app, ["export", str(run), "--format", "aicb", "-o", str(target), "--rank", "1"])
+
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in target.iterdir()) == ["communication.csv", "iterations.csv", "log.csv"]
+    assert "rank 1, 0 calls before the first step and 3 in 3 steps, 6 lines" in result.stdout
+    assert "AICB's analyser takes that step for the init phase" in result.output
+
+
+def test_simai_has_a_workload_and_what_was_measured(tmp_path: Path) -> None:
+    run, target = write_two_ranks(tmp_path / "run"), tmp_path / "simai"
+
+    result = runner.invoke(app, ["export", str(run), "--format", "simai", "-o", str(target)])
+
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in target.iterdir()) == ["overlap.txt", "result.csv", "workload.txt"]
+    assert (target / "overlap.txt").read_text() == "-dp_o 0.0000\n"
+    assert "ALLREDUCE\t1024" in (target / "workload.txt").read_text()
+    assert "no compute file: record with COMMTRACE_MODULES=depth=4" in result.output
+
+
+def test_a_rank_belongs_to_the_simulators(recorded: Path) -> None:
+    result = runner.invoke(app, ["export", str(recorded), "--rank", "1"])
+
+    assert result.exit_code == 2
+    assert "--rank belongs to --format aicb and simai" in result.output

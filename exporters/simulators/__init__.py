@@ -1,0 +1,1 @@
+"""Files of AICB and SimAI, filled from measurements or from a plan."""

@@ -17,6 +17,7 @@ from commtrace.capture.hooks import RAISED, Arguments, Function, Hooks, Keywords
 from commtrace.capture.records import Coordinates, Span
 from commtrace.capture.tracer import Tracer
 from commtrace.installation import warn_if_untried
+from commtrace.integrations.megatron_sizes import megatron_sizes
 from commtrace.integrations.topology import (
     collection_roles,
     communicator_roles,
@@ -75,6 +76,7 @@ class MegatronIntegration:
         self._known_groups: tuple[int, ...] = ()
         self._stage = 0
         self._schedule: Topology = {}
+        self._shape: tuple[object, object] = (None, None)
         self._evaluations = 0
         self._numbered = False
         self._open_optimizers = 0
@@ -202,9 +204,11 @@ class MegatronIntegration:
             "chunks": len(model) if isinstance(model, Sequence) else 1,
             "microbatches": int(arguments.get("num_microbatches", schema.NOT_APPLICABLE)),
         }
-        if topology != self._schedule:
-            self._schedule = topology
-            self._tracer.set_topology({**topology, "framework": megatron_framework()})
+        shape = (arguments.get("seq_length"), arguments.get("micro_batch_size"))
+        if topology != self._schedule or shape != self._shape:
+            self._schedule, self._shape = topology, shape
+            sizes = megatron_sizes(model, *shape)
+            self._tracer.set_topology({**topology, **sizes, "framework": megatron_framework()})
 
     def _time_finalization(self, model: object) -> Callable[[], None]:
         """Time the schedule's call after the last backward as a phase; return the function that undoes it."""

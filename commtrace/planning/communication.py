@@ -23,6 +23,9 @@ When: TypeAlias = Literal["forward", "backward", "step"]
 Basis: TypeAlias = Literal["counted", "source", "estimate"]
 """Where a row's count and bytes come from: ranks that ran, Megatron-core's source, or even routing to experts."""
 
+GRADIENT_NORM: Final = "gradient norm"
+
+_NORM_BYTES: Final = 4
 _PARAMETER_ALIGNMENT: Final = 64  # elements
 _BUCKET_ALIGNMENT: Final = 128
 _MIN_BUCKET_ELEMENTS: Final = 40_000_000
@@ -67,7 +70,7 @@ def stage_traffic(model: Model, layout: Layout, stage: int) -> tuple[Traffic, ..
     """
     if layout.zero_stage is not None:
         raise ValueError("DeepSpeed's communication follows other rules")
-    parts = (_tensor_parallel, _context_parallel, _expert_parallel, _pipeline, _gradients)
+    parts = (_tensor_parallel, _context_parallel, _expert_parallel, _pipeline, _gradients, _optimizer)
     return tuple(row for part in parts for row in part(model, layout, stage) if row.count)
 
 
@@ -194,6 +197,12 @@ def _gradients(model: Model, layout: Layout, stage: int) -> Iterator[Traffic]:
     if model.tied_embeddings and layout.pp > 1 and stage in (0, layout.pp - 1):
         embedding_bytes = layout.gradient_bytes * (model.vocabulary // layout.tp) * model.hidden
         yield Traffic("embedding", "all_reduce", "gradients", "step", 1, embedding_bytes, 2)
+
+
+def _optimizer(model: Model, layout: Layout, stage: int) -> Iterator[Traffic]:
+    """Yield the all-reduce of the squared norm of all gradients, over which the distributed optimizer's shards lie."""
+    role, size = ("dist-opt", layout.world_size) if layout.distributed_optimizer else ("mp", layout.tp * layout.pp)
+    yield Traffic(role, "all_reduce", GRADIENT_NORM, "step", int(layout.clip_gradients), _NORM_BYTES, size)
 
 
 def bucket_elements(

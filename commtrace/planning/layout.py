@@ -29,6 +29,8 @@ class Layout:
     ep: int = 1
     expert_tp: int = 0  # tensor parallel size of experts; 0: tp
     chunks: int = 1  # model chunks of each pipeline rank: the virtual pipeline size
+    first_stage_layers: int = 0  # 0: as many as the other stages
+    last_stage_layers: int = 0
     microbatch: int = 1  # sequences
     microbatches: int = 1  # of each rank in an iteration
     sequence_parallel: bool = False
@@ -44,6 +46,7 @@ class Layout:
     parameter_bytes: int = 2
     gradient_bytes: int = 0  # 0: 4 in Megatron-LM, 2 in DeepSpeed
     optimizer_bytes: int = 12  # of each parameter: an fp32 copy and Adam's two moments
+    clip_gradients: bool = True  # by their norm over all ranks
 
     def __post_init__(self) -> None:
         if not self.expert_tp:
@@ -77,11 +80,7 @@ class Layout:
 
     def check(self, model: Model) -> None:
         """Raise ConfigurationError if ``model`` cannot be divided in this way."""
-        parts = self.pp * self.chunks
-        if model.layers % parts:
-            raise ConfigurationError(
-                f"{model.layers} layers cannot be divided evenly into pp · chunks = {parts} parts: change pp or chunks"
-            )
+        self._check_stages(model)
         for name in ("heads", "query_groups", "vocabulary", "ffn"):
             if getattr(model, name) % self.tp:
                 unit = lcm(self.tp, 128) if name == "vocabulary" else self.tp
@@ -102,6 +101,21 @@ class Layout:
         if model.experts and model.expert_ffn % self.expert_tp:
             raise ConfigurationError(f"expert_ffn ({model.expert_ffn}) is no multiple of expert_tp ({self.expert_tp})")
 
+    def _check_stages(self, model: Model) -> None:
+        sizes = self.stage_sizes(model)
+        if sum(sizes) == model.layers and min(sizes) > 0 and not any(size % self.chunks for size in sizes):
+            return
+        if not (self.first_stage_layers or self.last_stage_layers):
+            parts = self.pp * self.chunks
+            raise ConfigurationError(
+                f"{model.layers} layers cannot be divided evenly into pp · chunks = {parts} parts: change pp or chunks"
+            )
+        raise ConfigurationError(
+            f"{model.layers} layers cannot be divided into {self.pp} stages of {self.chunks} chunks with "
+            f"first_stage_layers {self.first_stage_layers} and last_stage_layers {self.last_stage_layers}: the other "
+            "stages need equal shares of what is left"
+        )
+
     @property
     def world_size(self) -> int:
         return self.tp * self.cp * self.dp * self.pp
@@ -121,11 +135,19 @@ class Layout:
         size = self.world_size // self.pp
         return range(stage * size, (stage + 1) * size)
 
+    def stage_sizes(self, model: Model) -> tuple[int, ...]:
+        """Return the number of layers of each stage."""
+        ends = {0: self.first_stage_layers, self.pp - 1: self.last_stage_layers}
+        given = {stage: layers for stage, layers in ends.items() if layers}
+        others = max(self.pp - len(given), 1)
+        each = (model.layers - sum(given.values())) // others
+        return tuple(given.get(stage, each) for stage in range(self.pp))
+
     def stage_layers(self, model: Model, stage: int) -> tuple[range, ...]:
         """Return the layers of each chunk of a stage."""
-        size = model.layers // (self.pp * self.chunks)
-        begins = [(chunk * self.pp + stage) * size for chunk in range(self.chunks)]
-        return tuple(range(begin, begin + size) for begin in begins)
+        sizes = [size // self.chunks for size in self.stage_sizes(model)]
+        begins = [chunk * sum(sizes) + sum(sizes[:stage]) for chunk in range(self.chunks)]
+        return tuple(range(begin, begin + sizes[stage]) for begin in begins)
 
     def tp_group(self, rank: int) -> Group:
         begin = rank // self.tp * self.tp
@@ -154,6 +176,15 @@ class Layout:
         pipeline = self.pp_group(rank)
         return (pipeline[0], pipeline[-1])
 
+    def mp_group(self, rank: int) -> Group:
+        """Return the ranks that hold one copy of the model: those of tp and pp."""
+        first = rank % (self.world_size // self.pp) // self.tp * self.tp
+        pipelines = (self.pp_group(first + offset) for offset in range(self.tp))
+        return tuple(sorted(member for pipeline in pipelines for member in pipeline))
+
+    def world_group(self, rank: int) -> Group:
+        return tuple(range(self.world_size))
+
     def _along(self, rank: int, stride: int, size: int) -> Group:
         """Return the ranks that differ from ``rank`` only in the dimension of this stride and size.
 
@@ -174,5 +205,7 @@ def groups(layout: Layout, role: str) -> Iterator[Group]:
         "ep": layout.ep_group,
         "tp-ep": layout.tp_ep_group,
         "expert-dp": layout.expert_dp_group,
+        "mp": layout.mp_group,
+        "dist-opt": layout.world_group,
     }[role]
     yield from dict.fromkeys(find(rank) for rank in range(layout.world_size))

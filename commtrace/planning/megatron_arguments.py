@@ -12,12 +12,11 @@ from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
 
 _NOT_PLANNED: Final = {
-    "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split", "--cpu-offloading",
-    "--data-parallel-sharding-strategy", "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers",
-    "--fp8-format", "--fp8-param-gather", "--multi-latent-attention", "--mtp-num-layers",
-    "--moe-shared-expert-intermediate-size", "--num-distributed-optimizer-instances", "--optimizer-cpu-offload",
-    "--pipeline-model-parallel-layout", "--qk-layernorm", "--recompute-modules", "--use-custom-fsdp",
-    "--use-megatron-fsdp", "--use-precision-aware-optimizer", "--use-torch-fsdp2",
+    "--cpu-offloading", "--data-parallel-sharding-strategy", "--fp8-format", "--fp8-param-gather",
+    "--moe-shared-expert-intermediate-size", "--mtp-num-layers", "--multi-latent-attention",
+    "--num-distributed-optimizer-instances", "--optimizer-cpu-offload", "--pipeline-model-parallel-layout",
+    "--qk-layernorm", "--recompute-modules", "--use-custom-fsdp", "--use-megatron-fsdp",
+    "--use-precision-aware-optimizer", "--use-torch-fsdp2",
 }  # fmt: skip
 """Arguments on which the numbers depend, but which are not understood."""
 
@@ -84,6 +83,7 @@ def _megatron_parser(script: str) -> argparse.ArgumentParser:
         "ffn-hidden-size", "kv-channels", "max-position-embeddings", "global-batch-size", "num-experts",
         "moe-ffn-hidden-size", "expert-tensor-parallel-size", "num-layers-per-virtual-pipeline-stage",
         "num-virtual-stages-per-pipeline-rank", "ddp-bucket-size", "recompute-num-layers",
+        "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=0)
     for name in (
@@ -95,7 +95,7 @@ def _megatron_parser(script: str) -> argparse.ArgumentParser:
         "swiglu", "disable-bias-linear", "add-qkv-bias", "untie-embeddings-and-output-weights", "group-query-attention",
         "sequence-parallel", "use-distributed-optimizer", "recompute-activations", "bf16", "fp16", "use-flash-attn",
         "overlap-grad-reduce", "cross-entropy-loss-fusion", "accumulate-allreduce-grads-in-fp32",
-        "grad-reduce-in-bf16",
+        "grad-reduce-in-bf16", "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
     ):  # fmt: skip
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--make-vocab-size-divisible-by", type=int, default=128)
@@ -110,6 +110,7 @@ def _megatron_parser(script: str) -> argparse.ArgumentParser:
     parser.add_argument("--transformer-impl", default="transformer_engine")
     parser.add_argument("--attention-backend", default="auto")
     parser.add_argument("--optimizer", default="adam")
+    parser.add_argument("--clip-grad", type=float, default=1.0)
     return parser
 
 
@@ -164,6 +165,7 @@ def _layout(parsed: argparse.Namespace, model: Model, world_size: int) -> Layout
     is_fp32 = not (parsed.bf16 or parsed.fp16)
     accumulates_in_fp32 = is_fp32 or parsed.bf16 or parsed.accumulate_allreduce_grads_in_fp32
     has_fp32_gradients = accumulates_in_fp32 and not parsed.grad_reduce_in_bf16
+    first_stage_layers, last_stage_layers = _end_stages(parsed)
     return Layout(
         tp=tp,
         pp=pp,
@@ -172,6 +174,8 @@ def _layout(parsed: argparse.Namespace, model: Model, world_size: int) -> Layout
         ep=parsed.expert_model_parallel_size,
         expert_tp=parsed.expert_tensor_parallel_size,
         chunks=_chunks(parsed, model),
+        first_stage_layers=first_stage_layers,
+        last_stage_layers=last_stage_layers,
         microbatch=parsed.micro_batch_size,
         microbatches=_divided(global_batch, parsed.micro_batch_size * dp, "sequences", "the microbatches of all ranks"),
         sequence_parallel=parsed.sequence_parallel and tp > 1,  # Megatron-LM turns it off as well
@@ -187,7 +191,19 @@ def _layout(parsed: argparse.Namespace, model: Model, world_size: int) -> Layout
         gradient_bytes=4 if has_fp32_gradients else 2,
         # without a copy of fp32 parameters; with one of the gradients, where those are not in fp32
         optimizer_bytes=8 if is_fp32 else 12 if has_fp32_gradients else 16,
+        clip_gradients=parsed.clip_grad > 0,
     )
+
+
+def _end_stages(parsed: argparse.Namespace) -> tuple[int, int]:
+    """Return the layers of the first and the last stage; 0 where they are those of the others."""
+    embedding = int(parsed.account_for_embedding_in_pipeline_split)
+    loss = int(parsed.account_for_loss_in_pipeline_split)
+    if not (embedding or loss):
+        return parsed.decoder_first_pipeline_num_layers, parsed.decoder_last_pipeline_num_layers
+    what = "layers, the embedding and the loss counted as they are asked to"
+    each = _divided(parsed.num_layers + embedding + loss, parsed.pipeline_model_parallel_size, what, "the stages")
+    return each - embedding, each - loss
 
 
 def _divided(whole: int, part: int, what: str, by_what: str) -> int:

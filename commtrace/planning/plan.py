@@ -15,7 +15,7 @@ from commtrace.planning.parameters import model_parameters, stage_parameters
 from commtrace.planning.schedule import Bubble, ideal_bubble
 from commtrace.trace.json_values import JsonObject, to_json
 
-_ROLES: Final = ("tp", "cp", "dp-cp", "pp", "embedding", "ep", "tp-ep", "expert-dp")
+_ROLES: Final = ("tp", "cp", "dp-cp", "pp", "embedding", "ep", "tp-ep", "expert-dp", "mp", "dist-opt")
 
 
 @dataclass(frozen=True, slots=True)

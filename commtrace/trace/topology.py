@@ -21,6 +21,8 @@ Step = Annotated[int, Meta(ge=-1, lt=2**31 - 1)]
 Size = Annotated[int, Meta(ge=0, le=MOST_RANKS)]
 Word = Annotated[str, Meta(max_length=65_536)]
 Sizes = Annotated[dict[Word, Size], Meta(max_length=64)]
+Facts = Annotated[dict[Word, bool | Count | Word], Meta(max_length=64)]
+Elements = Annotated[list[Count], Meta(max_length=65_536)]
 
 
 class Device(TypedDict):
@@ -59,6 +61,11 @@ class Topology(TypedDict, total=False):
     chunks: Size
     microbatches: Number
     zero_stage: Size
+    model: Facts  # by the names of commtrace.planning.model.Model
+    layout: Facts  # by those of commtrace.planning.layout.Layout that are not among the sizes above
+    not_planned: Annotated[list[Word], Meta(max_length=64)]  # options that a plan does not know
+    zero: Facts  # by the names of commtrace.planning.zero.ZeroOptions
+    parameter_elements: Elements  # of every parameter tensor, in the order of the model
     stage_indices: Annotated[list[Size], Meta(max_length=MOST_RANKS)]
     without_times: bool
     whatif: Annotated[dict[Word, Count], Meta(max_length=256)]

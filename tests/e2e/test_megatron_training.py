@@ -19,7 +19,7 @@ from tests.e2e.test_safety_everything import (
     assert_nobody_complained,
     places,
 )
-from tests.e2e.traces import role_of, rows
+from tests.e2e.traces import beside_plan, role_of, rows
 
 pytestmark = pytest.mark.e2e
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")
@@ -59,6 +59,7 @@ def test_losses_are_bitwise_equal_with_commtrace_with_all_that_it_can_do_and_wit
 
     run = load_run(tmp_path / "run")
     assert run.problems == ()
+    assert_is_as_planned(tmp_path / "run")
     assert sorted(run.ranks) == [0, 1, 2, 3]
     for rank, trace in run.ranks.items():
         assert trace.coordinates["pp"] == rank // 2
@@ -82,6 +83,11 @@ def test_interleaved_schedule_with_two_chunks_per_rank(tmp_path: Path) -> None:
 
     run = load_run(tmp_path / "run")
     assert run.problems == ()
+    beside = beside_plan(tmp_path / "run")
+    assert beside.differences == 0, beside.verdict
+    # The chunks behind the first one reduce all of their buckets together.
+    explained = {(row.ranks, row.operation) for row in beside.rows if row.verdict == "explained"}
+    assert explained == {((1,), "all_gather"), ((1,), "reduce_scatter")}
     every = [0, 1, 2, 3]
     for rank, trace in run.ranks.items():
         assert trace.topology["schedule"] == "interleaved 1f1b"
@@ -98,11 +104,18 @@ def test_tensor_and_sequence_parallelism(tmp_path: Path) -> None:
     train(tmp_path, "--tensor", 2, "--sequence-parallel", processes=2, start=launch)
 
     run = load_run(tmp_path / "run")
+    assert_is_as_planned(tmp_path / "run")
     for rank, trace in run.ranks.items():
         assert trace.topology["schedule"] == "no pipelining"
         in_forward = [row for row in rows(run, rank, schema.COLLECTIVE, step=1) if row["microbatch"] == 2]
         assert {"all_gather", "reduce_scatter"} <= {row["name"] for row in in_forward}
         assert {role_of(trace, row["group"]) for row in in_forward} == {"tp"}
+
+
+def assert_is_as_planned(directory: Path) -> None:
+    beside = beside_plan(directory)
+    assert {row.verdict for row in beside.rows} == {"same"}, [row for row in beside.rows if row.reason]
+    assert "dist-opt" in {row.role for row in beside.rows}
 
 
 def phases(run: Run, rank: int, step: int) -> dict[tuple[str, int], list[int]]:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from commtrace.analysis.windows.run import measure_run
+from commtrace.planning.against import Beside, expected_of, put_beside
+from commtrace.planning.counted import count_steps
+from commtrace.planning.plan import make_plan
+from commtrace.planning.recorded_job import recorded_job
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 
@@ -19,6 +25,13 @@ def role_of(trace: RankTrace, group: int, peer: int = -1) -> str:
         if pipelines:
             return min(pipelines, key=lambda known: known.size).role
     return trace.groups[group].role
+
+
+def beside_plan(directory: Path) -> Beside:
+    """What a run should have sent by its own sizes, beside what it sent."""
+    measured = measure_run(directory, count_steps)
+    plan = make_plan(*recorded_job(measured.recorded))
+    return put_beside(expected_of(plan), measured.result)
 
 
 def rows(run: Run, rank: int, *kinds: int, **columns: int) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from commtrace.planning.model import Model
 from commtrace.planning.parameters import chunk_parameters
 
 SMALL = Model(layers=4, hidden=64, heads=4, sequence=32, vocabulary=128)
-SHARDED = Layout(microbatches=4, distributed_optimizer=True)
+SHARDED = Layout(microbatches=4, distributed_optimizer=True, clip_gradients=False)  # no optimizer made a step
 
 
 def calls(model: Model, layout: Layout, stage: int = 0) -> Counter[tuple[str, str, int]]:

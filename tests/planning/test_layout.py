@@ -96,3 +96,33 @@ def test_a_model_that_cannot_be_built_says_why(fields: dict[str, Any], message: 
     sizes = {"layers": 4, "hidden": 64, "heads": 4, "sequence": 32, "vocabulary": 128}
     with pytest.raises(ConfigurationError, match=message):
         Model(**{**sizes, **fields})
+
+
+UNEVEN = Model(layers=10, hidden=64, heads=4, sequence=32, vocabulary=128)
+
+
+def test_the_first_and_the_last_stage_may_have_fewer_layers() -> None:
+    layout = Layout(pp=4, first_stage_layers=1, last_stage_layers=3)
+
+    assert layout.stage_sizes(UNEVEN) == (1, 3, 3, 3)
+    assert [layout.stage_layers(UNEVEN, stage) for stage in range(4)] == [
+        (range(1),), (range(1, 4),), (range(4, 7),), (range(7, 10),),
+    ]  # fmt: skip
+
+
+def test_chunks_of_uneven_stages() -> None:
+    layout = Layout(pp=2, chunks=2, microbatches=2, first_stage_layers=4)
+
+    assert layout.stage_layers(UNEVEN, 0) == (range(2), range(5, 7))
+    assert layout.stage_layers(UNEVEN, 1) == (range(2, 5), range(7, 10))
+
+
+@pytest.mark.parametrize("ends", [{"first_stage_layers": 2}, {"first_stage_layers": 5, "last_stage_layers": 5}])
+def test_uneven_stages_that_do_not_fit_are_refused(ends: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match="10 layers cannot be divided into 4 stages of 1 chunks with"):
+        Layout(pp=4, **ends).check(UNEVEN)
+
+
+def test_a_copy_of_the_model() -> None:
+    assert list(groups(Layout(tp=2, pp=2, dp=2), "mp")) == [(0, 1, 4, 5), (2, 3, 6, 7)]
+    assert list(groups(Layout(tp=2, dp=2), "dist-opt")) == [(0, 1, 2, 3)]

@@ -130,3 +130,24 @@ def test_ranks_can_be_given() -> None:
 def test_a_command_that_cannot_be_planned_says_why(command: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message.replace("[", r"\[")):
         parse_megatron_command(shlex.split(command))
+
+
+@pytest.mark.parametrize(
+    ("words", "ends"),
+    [
+        ("--num-layers 10 --decoder-first-pipeline-num-layers 4", (4, 0)),
+        ("--num-layers 11 --account-for-embedding-in-pipeline-split", (5, 6)),
+        ("--num-layers 10 --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split", (5, 5)),
+    ],
+)
+def test_uneven_stages(words: str, ends: tuple[int, int]) -> None:
+    job = parse_megatron_command(
+        shlex.split(
+            "torchrun --nproc-per-node 2 x.py --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 99 "
+            f"--max-position-embeddings 32 --micro-batch-size 1 --pipeline-model-parallel-size 2 --clip-grad 0 {words}"
+        )
+    )
+
+    assert (job.layout.first_stage_layers, job.layout.last_stage_layers) == ends
+    assert not job.layout.clip_gradients
+    assert sum(job.layout.stage_sizes(job.model)) == job.model.layers

@@ -13,13 +13,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from commtrace.cli.arguments import JsonOption
+from commtrace.cli.arguments import JsonOption, StepsOption
+from commtrace.cli.beside import print_beside
 from commtrace.cli.output import binary_bytes, num_bytes, share, wide_console
 from commtrace.errors import ConfigurationError
 from commtrace.planning.megatron_arguments import parse_megatron_command
 from commtrace.planning.megatron_issue_488 import Compared, compare, sample_plan
 from commtrace.planning.plan import Alternative, Plan, StagePlan, alternatives, make_plan
 from commtrace.planning.plan_file import read_plan_file
+from commtrace.planning.recorded_job import recorded_job
+from commtrace.trace.files.reader import load_run
 from commtrace.trace.json_values import to_json
 
 _FILES: Final = (".json", ".yaml", ".yml")
@@ -36,8 +39,8 @@ def plan(
     job: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A YAML or JSON file, or after -- the command of a Megatron-LM job.",
-            metavar="FILE | -- COMMAND…",
+            help="A YAML or JSON file, a recorded run, or after -- the command of a Megatron-LM job.",
+            metavar="FILE | RUN | -- COMMAND…",
             show_default=False,
         ),
     ] = None,
@@ -50,17 +53,31 @@ def plan(
     like: Annotated[
         Known | None, typer.Option(help="Plan the sample of another tool instead, with its numbers beside.")
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN", help="Print what each rank of this run sent beside what it should. The job may be left out."
+        ),
+    ] = None,
+    steps: StepsOption = "",
     json_output: JsonOption = False,
 ) -> None:
     """Print what a training job will hold and send, before it runs.
 
     Memory of each GPU by pipeline stage, the communication of Megatron-core by role, and the ideal bubble. All numbers
-    follow from formulas; nothing is started or measured. With --memory it ends with 1 if the job will not fit.
+    follow from formulas; nothing is started or measured. With --memory it ends with 1 if the job will not fit; with
+    --against if the run sent something else.
     """
     if memory is not None and memory <= 0:
         raise ConfigurationError(f"--memory is {memory:g}: give the memory of a GPU in GiB, such as 80")
+    if against is not None:
+        if like is not None or memory is not None:
+            raise ConfigurationError("--against compares communication: leave out --like and --memory")
+        print_beside(against, _planned(job, gpus)[0] if job else None, steps, json_output=json_output)
+    if steps:
+        raise ConfigurationError("--steps belongs to --against RUN")
     if (like is None) == (not job) or (like is not None and gpus is not None):
-        raise ConfigurationError("give either a file, a command after --, or --like, which needs nothing else")
+        raise ConfigurationError("give either a file, a run, a command after --, or --like, which needs nothing else")
     planned, ignored = _planned(job, gpus) if job else (sample_plan(), ())
     compared = compare(planned) if like is not None else ()
     found = alternatives(planned)
@@ -87,6 +104,10 @@ def _planned(job: Sequence[str], gpus: int | None) -> tuple[Plan, tuple[str, ...
         if gpus is not None:
             raise ConfigurationError("--gpus belongs to a command: in a file, set dp of the layout")
         return make_plan(*read_plan_file(Path(job[0]))), ()
+    if len(job) == 1 and Path(job[0]).is_dir():
+        if gpus is not None:
+            raise ConfigurationError("--gpus belongs to a command: a run has recorded its ranks")
+        return make_plan(*recorded_job(load_run(job[0]))), ()
     megatron = parse_megatron_command(job, gpus)
     return make_plan(megatron.model, megatron.layout, megatron.notes), megatron.ignored
 

@@ -12,7 +12,12 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from commtrace.cli.main import app
+from commtrace.planning.layout import Layout
+from commtrace.planning.model import Model
+from commtrace.planning.plan import make_plan
+from commtrace.trace import schema
 from tests.json_schemas import errors
+from tests.trace.rows import mark, row, write_rank
 
 MEGATRON = shlex.split(
     "torchrun --nproc-per-node 4 pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 "
@@ -103,6 +108,98 @@ def test_gpus_are_of_a_command(tmp_path: Path) -> None:
     assert "on 8 GPUs" in run_plan("--gpus", "8", "--", *MEGATRON).stdout
 
 
+LAYOUT = {"microbatch": 2, "parameter_bytes": 2, "gradient_bytes": 4, "distributed_optimizer": True}
+
+
+def recorded(folder: Path, missing: str = "", **facts: Any) -> str:
+    """Write a run of two ranks that sent what is planned for the sizes in ``facts``, without one operation."""
+    model = Model(layers=4, hidden=64, heads=4, sequence=32, vocabulary=128)
+    layout = Layout(dp=2, microbatches=3, microbatch=2, distributed_optimizer=True)
+    traffic = [row for row in make_plan(model, layout).stages[0].traffic if row.operation != missing]
+    groups = {"dp-cp": (1, "dp"), "dist-opt": (2, "dist-opt"), "tp": (3, "tp")}
+    for rank in (0, 1):
+        rows = [
+            mark("process_group", {"id": number, "ranks": [rank] if role == "tp" else [0, 1], "ordinal": 0,
+                                   "role": role, "name": role, "description": "", "backend": "gloo"})
+            for number, role in groups.values()
+        ]  # fmt: skip
+        parallel = {"tp": 1, "pp": 1, "dp": 2, "cp": 1, "ep": 1}
+        rows += [
+            mark("topology", {"coordinates": {"dp": rank}, "parallel": parallel, "microbatches": 3, "chunks": 1}),
+            mark("topology", facts),
+            row(kind=schema.STEP, name="step", step=0, start=0, end=100_000),
+            row(kind=schema.OPTIMIZER, name="adam", step=0, start=90_000, end=91_000),
+        ]
+        calls = [call for call in traffic for _ in range(call.count)]
+        rows += [
+            row(kind=schema.COLLECTIVE, name=call.operation, lane=schema.COMMUNICATION, step=0, id=number, seq=number,
+                group=groups[call.role][0], start=100 * number, end=100 * number + 50, bytes=call.bytes_per_call)
+            for number, call in enumerate(calls, 1)
+        ]  # fmt: skip
+        write_rank(folder, [*rows, mark("end", {})], rank=rank, world_size=2)
+    return str(folder)
+
+
+def test_a_run_that_sends_what_it_should(tmp_path: Path) -> None:
+    run = recorded(tmp_path, model=MODEL, layout=LAYOUT)
+    as_text, as_json = run_plan("--against", run), run_plan("--against", run, "--json")
+    printed = json.loads(as_json.stdout)
+
+    assert (as_text.exit_code, as_json.exit_code) == (0, 0), as_text.output
+    lines = [line.rstrip() for line in as_text.stdout.splitlines()]
+    assert "0 differences in 4 kinds of communication." in lines
+    assert "0–1    tp        all_reduce            9     9        2.30 kB     2.30 kB  same" in lines
+    assert list(errors("plan-against", printed)) == []
+    assert {row["verdict"] for row in printed["rows"]} == {"same"}
+
+
+def test_a_run_that_sends_something_else_ends_with_1(tmp_path: Path) -> None:
+    run = recorded(tmp_path, missing="all_gather", model=MODEL, layout=LAYOUT)
+    result = run_plan("--against", run)
+
+    assert result.exit_code == 1
+    assert "ranks 0–1, dp all_gather: Not sent, or on a path" in result.stdout
+    assert json.loads(run_plan("--against", run, "--json").stdout)["differences"] == 1
+
+
+def test_a_run_beside_another_plan(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", model=MODEL, layout=LAYOUT)
+    same = plan_file(tmp_path, dp=2, microbatches=3, microbatch=2, distributed_optimizer=True)
+    other = [*MEGATRON, "--use-distributed-optimizer", "--tensor-model-parallel-size", "2", "--gpus", "2"]
+
+    assert run_plan("--against", run, same).exit_code == 0
+    assert run_plan("--against", run, "--gpus", "2", "--", *other).exit_code == 1
+
+
+def test_the_plan_of_a_run(tmp_path: Path) -> None:
+    result = run_plan(recorded(tmp_path, model=MODEL, layout=LAYOUT, not_planned=["fp8"]))
+
+    assert result.exit_code == 0
+    assert result.stdout.startswith("210,304 parameters on 2 GPUs (dp 2), 3 microbatches of 2 × 32 tokens.")
+    assert "! The numbers depend on fp8, which a plan does not understand yet." in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({}, "the sizes of its model were not recorded"),
+        ({"model": {**MODEL, "layers": 0}}, "the recorded sizes do not fit together: layers is 0"),
+        ({"model": MODEL, "layout": {"tensor": True, "microbatch": 0}}, "do not fit together: microbatch is 0"),
+    ],
+)
+def test_a_run_without_sizes_says_what_to_give(tmp_path: Path, facts: dict[str, Any], message: str) -> None:
+    result = run_plan("--against", recorded(tmp_path, **facts))
+
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
+def test_what_does_not_belong_to_a_comparison_is_refused(tmp_path: Path) -> None:
+    assert "leave out --like and --memory" in run_plan("--against", str(tmp_path), "--memory", "1").stderr
+    assert "--steps belongs to --against" in run_plan("--steps", "1", plan_file(tmp_path)).stderr
+    assert "no" in run_plan("--against", str(tmp_path)).stderr
+
+
 def test_the_numbers_of_another_tool_stand_beside() -> None:
     as_text, as_json = run_plan("--like", "megatron-issue-488"), run_plan("--like", "megatron-issue-488", "--json")
     lines = [" ".join(line.split()) for line in as_text.stdout.splitlines()]
@@ -116,4 +213,4 @@ def test_the_numbers_of_another_tool_stand_beside() -> None:
 
 @pytest.mark.parametrize("words", [[], ["--like", "megatron-issue-488", "--", *MEGATRON]])
 def test_one_job_is_needed(words: list[str]) -> None:
-    assert "give either a file, a command after --, or --like" in run_plan(*words).stderr
+    assert "give either a file, a run, a command after --, or --like" in run_plan(*words).stderr

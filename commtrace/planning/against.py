@@ -1,0 +1,285 @@
+"""What a job should send beside what its ranks were recorded to send, and a sentence for each difference."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from commtrace.analysis.formatting import format_ranges, format_ranks, ranges
+from commtrace.errors import ConfigurationError
+from commtrace.planning.communication import GRADIENT_NORM, Traffic
+from commtrace.planning.counted import OUTSIDE, UNEVEN, Call, CountedSteps, Counts, Shape, shape
+from commtrace.planning.plan import Plan
+from commtrace.trace.json_values import JsonObject, fields_to_json
+
+Verdict: TypeAlias = Literal["same", "explained", "different"]
+
+_MOST_SIZES: Final = 4
+
+
+class Expected(NamedTuple):
+    """What each of some ranks should send in an iteration."""
+
+    ranks: Sequence[int]
+    traffic: tuple[Traffic, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The calls of one role and operation, of each of some ranks in one step.
+
+    Bytes are of full tensors. ``measured_bytes`` is the mean of these ranks where routing makes them uneven; None if
+    the bytes of a call were not recorded.
+    """
+
+    ranks: tuple[int, ...]
+    role: str
+    operation: str
+    expected_count: int
+    measured_count: int
+    expected_bytes: int
+    measured_bytes: int | None
+    verdict: Verdict
+    reason: str  # a sentence; empty if both are the same
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A plan beside a recorded run."""
+
+    rows: tuple[Row, ...]
+    steps: tuple[int, ...]  # that were compared: in which the first rank sent what it usually did
+    notes: tuple[str, ...]
+
+    @property
+    def differences(self) -> int:
+        """The rows that differ without an explanation in the run itself."""
+        return sum(row.verdict == "different" for row in self.rows)
+
+    @property
+    def verdict(self) -> str:
+        """What to look at, in a sentence."""
+        worst = max(self.rows, key=_lost, default=None)
+        if worst is None:
+            return "Nothing was expected, and nothing was recorded."
+        if worst.verdict == "different":
+            number = f"{self.differences} difference{'s' if self.differences != 1 else ''}"
+            return f"{number}. The largest: {worst.role} {worst.operation}. {worst.reason}"
+        return f"0 differences in {len(self.rows)} kind{'s' * (len(self.rows) != 1)} of communication."
+
+    def to_json(self) -> JsonObject:
+        head: JsonObject = {"verdict": self.verdict, "differences": self.differences}
+        return {**head, **fields_to_json(self)}
+
+
+def _lost(row: Row) -> tuple[bool, int]:
+    return row.verdict == "different", abs((row.measured_bytes or 0) - row.expected_bytes)
+
+
+def put_beside(expected: Iterable[Expected], counted: CountedSteps, problems: Sequence[str] = ()) -> Beside:
+    """Compare what ranks should send with what they usually did send in a step.
+
+    Args:
+        expected: By ranks; those that were not recorded are left out and named.
+        counted: The steps of a run.
+        problems: Of the run, which may explain that calls are missing.
+
+    Raises:
+        ConfigurationError: no rank of the plan was recorded.
+    """
+    expected = list(expected)
+    planned = sorted(rank for one in expected for rank in one.ranks)
+    absent = [rank for rank in planned if rank not in counted.ranks]
+    others = sorted(set(counted.ranks).difference(planned))
+    if len(absent) == len(planned):
+        raise ConfigurationError(
+            f"of {format_ranks(planned)}, which the plan has, none was recorded: compare the plan with its own run"
+        )
+    rows: list[Row] = []
+    for one in expected:
+        alike: dict[Shape, list[int]] = defaultdict(list)
+        for rank in one.ranks:
+            if rank in counted.ranks:
+                alike[shape(counted.usual(rank).counts)].append(rank)
+        for ranks in alike.values():
+            rows += _rows(tuple(ranks), one.traffic, [counted.usual(rank).counts for rank in ranks], counted)
+    some_rank = next(rank for rank in planned if rank in counted.ranks)
+    notes = _notes(expected, counted, absent, others, some_rank)
+    return Beside(tuple(_joined(rows)), counted.usual(some_rank).steps, (*notes, *problems))
+
+
+def _joined(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield rows that are equal on several sets of ranks once."""
+    ranks: dict[Row, list[int]] = defaultdict(list)
+    for row in rows:
+        ranks[replace(row, ranks=())] += row.ranks
+    for row, together in ranks.items():
+        yield replace(row, ranks=tuple(sorted(together)))
+
+
+def expected_of(plan: Plan) -> list[Expected]:
+    """Return what the ranks of a plan should send, with the roles that are recorded."""
+    has_context_parallelism = plan.layout.cp > 1
+    return [
+        Expected(
+            stage.ranks,
+            stage.traffic
+            if has_context_parallelism
+            else tuple(replace(row, role=row.role.removesuffix("-cp")) for row in stage.traffic),
+        )
+        for stage in plan.stages
+    ]
+
+
+def _notes(
+    expected: Sequence[Expected], counted: CountedSteps, absent: list[int], others: list[int], some_rank: int
+) -> Iterator[str]:
+    if absent:
+        yield f"The plan also has {format_ranks(absent)}: not recorded, so not compared."
+    if others:
+        yield f"The run also has {format_ranks(others)}; the plan is of a smaller job."
+    if not counted.optimizer_steps and any(row.what == GRADIENT_NORM for one in expected for row in one.traffic):
+        yield "No optimizer made a step in these steps, so that the norm of the gradients is not expected."
+    unusual = counted.unusual_steps(some_rank)
+    if unusual:
+        yield (
+            f"Rank {some_rank} sent something else in the steps {format_ranges(ranges(unusual))}, which are not "
+            f"compared; see them with --steps {unusual[0]}."
+        )
+
+
+def _rows(
+    ranks: tuple[int, ...], traffic: Iterable[Traffic], measured: Sequence[Counts], run: CountedSteps
+) -> Iterator[Row]:
+    sizes = _expected_sizes(traffic, has_optimizer=run.optimizer_steps > 0)
+    calls: dict[tuple[str, str], dict[Call, int]] = defaultdict(dict)
+    for call, count in measured[0].items():
+        calls[call.role, call.operation][call] = count
+    uneven_bytes = _uneven_bytes(measured)
+    for role, operation in sorted({*sizes, *calls}):
+        wanted, sent = sizes.get((role, operation), Counter()), calls.get((role, operation), {})
+        of_sizes: Counter[int] = Counter()
+        for call, count in sent.items():
+            of_sizes[call.num_bytes] += count
+        difference = _Difference(operation, wanted, of_sizes, sent, run.recomputations > 0)
+        verdict, reason = difference.explained()
+        num_bytes: int | None = sum(size * count for size, count in of_sizes.items())
+        if operation == UNEVEN:
+            num_bytes = uneven_bytes.get(role, num_bytes)
+        yield Row(
+            ranks=ranks,
+            role=role,
+            operation=operation,
+            expected_count=wanted.total(),
+            measured_count=of_sizes.total(),
+            expected_bytes=sum(size * count for size, count in wanted.items()),
+            measured_bytes=None if -1 in of_sizes else num_bytes,
+            verdict=verdict,
+            reason=reason,
+        )
+
+
+def _expected_sizes(traffic: Iterable[Traffic], has_optimizer: bool) -> dict[tuple[str, str], Counter[int]]:
+    """Return the count by bytes of each role and operation."""
+    sizes: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
+    for row in traffic:
+        if has_optimizer or row.what != GRADIENT_NORM:
+            sizes[row.role, row.operation][row.bytes_per_call] += row.count
+    return sizes
+
+
+def _uneven_bytes(measured: Sequence[Counts]) -> dict[str, int]:
+    """Return by role the mean over ranks of the bytes that routing makes uneven."""
+    totals: Counter[str] = Counter()
+    for counts in measured:
+        for call, count in counts.items():
+            if call.operation == UNEVEN:
+                totals[call.role] += call.num_bytes * count
+    return {role: round(total / len(measured)) for role, total in totals.items()}
+
+
+class _Difference(NamedTuple):
+    """Calls by bytes, as expected and as measured, of one role and operation."""
+
+    operation: str
+    wanted: Counter[int]
+    sent: Counter[int]
+    calls: Mapping[Call, int]
+    recomputes: bool
+
+    def explained(self) -> tuple[Verdict, str]:
+        """Return whether it is a difference, and why."""
+        wanted, sent = self.wanted, self.sent
+        if wanted == sent:
+            return "same", ""
+        if -1 in sent:
+            verdict: Verdict = "explained" if wanted.total() == sent.total() else "different"
+            return verdict, "The bytes of some calls were not recorded."
+        if self.operation == UNEVEN and wanted.total() == sent.total():
+            return "explained", "As many calls as expected; their bytes follow the routing of tokens to experts."
+        missing, extra = wanted - sent, sent - wanted
+        if extra.total() == 1 and missing.total() > 1 and _bytes(extra) == _bytes(missing):
+            return "explained", f"{missing.total()} buckets went in one coalesced call of {_bytes(extra):,} bytes."
+        return "different", self._reason()
+
+    def _reason(self) -> str:
+        wanted, sent = self.wanted, self.sent
+        if not sent:
+            return (
+                "Not sent, or on a path that commtrace does not see: commtrace doctor names the paths that it does not."
+            )
+        if not wanted:
+            return f"Not in the plan: {_calls(sent)}{self._places()}. Of the script, or of an option the plan lacks."
+        times = {sent[size] / count for size, count in wanted.items()}
+        if sent.keys() == wanted.keys() and len(times) == 1 and (factor := times.pop()) > 1 and factor == int(factor):
+            return f"Sent {'twice' if factor == 2 else f'{int(factor)} times'}{self._places()}."
+        missing, extra = wanted - sent, sent - wanted
+        if extra and not missing:
+            return self._further(extra)
+        if missing and not extra:
+            return f"{_calls(missing)} {'is' if missing.total() == 1 else 'are'} missing."
+        ratio = _ratio(wanted, sent)
+        if ratio is not None:
+            return f"Each call has {ratio:g} times the bytes: another precision, sequence or microbatch than planned."
+        if _bytes(wanted) == _bytes(sent):
+            return f"The same bytes, divided otherwise: {_calls(extra)} instead of {_calls(missing)}."
+        return f"{_calls(extra)} instead of {_calls(missing)}{self._places()}."
+
+    def _further(self, extra: Counter[int]) -> str:
+        in_backward = sum(count for call, count in self.calls.items() if call.when == "backward")
+        if self.operation == "all_gather" and in_backward >= extra.total() and not self.recomputes:
+            return f"Extra all-gather in the backward: parameters do not stay live. {_calls(extra)} more than planned."
+        if self.recomputes and in_backward >= extra.total():
+            return f"The forward's calls again in the backward, which recomputes activations: {_calls(extra)} more."
+        return f"{_calls(extra)} more than planned{self._places()}."
+
+    def _places(self) -> str:
+        """Return where in the step the calls were, if they were all in one phase."""
+        places = {call.when for call in self.calls}
+        if len(places) != 1 or places == {OUTSIDE}:
+            return ""
+        return f", in the {places.pop()}"
+
+
+def _bytes(sizes: Counter[int]) -> int:
+    return sum(size * count for size, count in sizes.items())
+
+
+def _ratio(wanted: Counter[int], sent: Counter[int]) -> float | None:
+    """Return the factor between the bytes of all calls, if there is one."""
+    ours, theirs = (sorted(sizes.elements()) for sizes in (wanted, sent))
+    if len(ours) != len(theirs) or 0 in ours:
+        return None
+    ratios = {one / other for one, other in zip(theirs, ours, strict=True)}
+    return ratios.pop() if len(ratios) == 1 else None
+
+
+def _calls(sizes: Counter[int]) -> str:
+    """Return ``3 calls of 4,096 bytes, 1 of 128``, the largest first."""
+    first, *others = sorted(sizes.items(), reverse=True)
+    parts = [f"{first[1]:,} call{'s' * (first[1] != 1)} of {first[0]:,} bytes"]
+    parts += [f"{count:,} of {size:,}" for size, count in others[: _MOST_SIZES - 1]]
+    left_out = len(others) - _MOST_SIZES + 1
+    return ", ".join(parts) + (f" and {left_out} other sizes" if left_out > 0 else "")

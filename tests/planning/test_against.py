@@ -1,0 +1,192 @@
+"""What ranks sent beside what they should: every difference has a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from commtrace.analysis.chain import analyse
+from commtrace.errors import ConfigurationError
+from commtrace.planning.against import Beside, Expected, Row, expected_of, put_beside
+from commtrace.planning.communication import GRADIENT_NORM, Traffic
+from commtrace.planning.counted import CountedSteps, count_steps
+from commtrace.planning.layout import Layout
+from commtrace.planning.model import Model
+from commtrace.planning.plan import make_plan
+from tests.factory import collective, group, make_run, span
+
+DP = group("dp", 0, 1)
+
+Sent = tuple[str, int]
+"""An operation and its bytes."""
+
+
+def counted(
+    in_forward: Sequence[Sent] = (),
+    in_backward: Sequence[Sent] = (),
+    *,
+    steps: int = 1,
+    further: Sequence[Sent] = (),
+    optimizer: bool = True,
+    recomputes: bool = False,
+) -> CountedSteps:
+    """Two ranks that send this in every step; ``further`` in the last one only, behind the backward."""
+    rows = []
+    for step in range(steps):
+        begin = 1000 * step
+        rows += [
+            span("step", begin, begin + 1000, step=step),
+            span("forward", begin, begin + 300, step=step, microbatch=0),
+            span("backward", begin + 300, begin + 600, step=step, microbatch=0),
+        ]
+        if optimizer:
+            rows.append(span("optimizer", begin + 900, begin + 1000, step=step))
+        if recomputes:
+            rows.append(span("recompute", begin + 310, begin + 320, step=step))
+        places = [(begin, in_forward), (begin + 300, in_backward)]
+        if step == steps - 1:
+            places.append((begin + 600, further))
+        for start, sent in places:
+            for number, (operation, num_bytes) in enumerate(sent):
+                at = start + 5 * number
+                rows.append(collective(operation, DP, len(rows), at, at + 4, bytes=num_bytes, step=step))
+    return count_steps(analyse(make_run({0: rows, 1: rows}, [DP])))
+
+
+def planned(*calls: tuple[str, int, int], what: str = "gradients") -> list[Expected]:
+    """Calls of ranks 0 and 1 over dp: operation, count, bytes."""
+    return [Expected(range(2), tuple(Traffic("dp", name, what, "step", count, size, 2) for name, count, size in calls))]
+
+
+def only_row(beside: Beside) -> Row:
+    (row,) = beside.rows
+    return row
+
+
+def test_the_same_is_no_difference() -> None:
+    beside = put_beside(planned(("all_reduce", 2, 64)), counted(in_backward=[("all_reduce", 64)] * 2, steps=3))
+
+    assert only_row(beside) == Row((0, 1), "dp", "all_reduce", 2, 2, 128, 128, "same", "")
+    assert (beside.differences, beside.steps, beside.notes) == (0, (1, 2), ())
+    assert beside.verdict == "0 differences in 1 kind of communication."
+
+
+GATHERS = [("all_gather", 100), ("all_gather", 28)]
+
+
+@pytest.mark.parametrize(
+    ("expected", "run", "reason"),
+    [
+        (
+            planned(("all_gather", 1, 100), ("all_gather", 1, 28)),
+            counted(GATHERS, GATHERS),
+            "Sent twice.",
+        ),
+        (
+            planned(("all_gather", 1, 100), ("all_gather", 1, 28)),
+            counted(GATHERS, GATHERS[:1]),
+            "Extra all-gather in the backward: parameters do not stay live. 1 call of 100 bytes more than planned.",
+        ),
+        (
+            planned(("all_reduce", 1, 100)),
+            counted([("all_reduce", 100)], [("all_reduce", 100), ("all_reduce", 8)], recomputes=True),
+            "The forward's calls again in the backward, which recomputes activations: 1 call of 100 bytes, 1 of 8 "
+            "more.",
+        ),
+        (
+            planned(("all_reduce", 1, 100)),
+            counted(in_backward=[("all_reduce", 100), ("all_reduce", 8), ("all_reduce", 8)]),
+            "2 calls of 8 bytes more than planned, in the backward.",
+        ),
+        (planned(("all_reduce", 3, 100)), counted([("all_reduce", 100)] * 2), "1 call of 100 bytes is missing."),
+        (planned(("all_reduce", 1, 100)), counted(), "Not sent, or on a path that commtrace does not see"),
+        (planned(), counted([("broadcast", 8)]), "Not in the plan: 1 call of 8 bytes, in the forward. Of the script"),
+        (
+            planned(("all_reduce", 1, 100), ("all_reduce", 2, 60)),
+            counted([("all_reduce", 200), ("all_reduce", 120), ("all_reduce", 120)]),
+            "Each call has 2 times the bytes: another precision",
+        ),
+        (
+            planned(("all_reduce", 2, 50)),
+            counted([("all_reduce", 40), ("all_reduce", 60)]),
+            "The same bytes, divided otherwise: 1 call of 60 bytes, 1 of 40 instead of 2 calls of 50 bytes.",
+        ),
+        (
+            planned(("all_reduce", 2, 50)),
+            counted([("all_reduce", 40), ("all_reduce", 70)]),
+            "1 call of 70 bytes, 1 of 40 instead of 2 calls of 50 bytes, in the forward.",
+        ),
+    ],
+)
+def test_every_difference_has_a_sentence(expected: list[Expected], run: CountedSteps, reason: str) -> None:
+    beside = put_beside(expected, run)
+
+    assert only_row(beside).verdict == "different"
+    assert only_row(beside).reason.startswith(reason)
+    assert beside.differences == 1
+    assert beside.verdict.startswith("1 difference. The largest: dp ")
+
+
+def test_buckets_in_one_coalesced_call_are_no_difference() -> None:
+    row = only_row(put_beside(planned(("all_gather", 1, 100), ("all_gather", 1, 28)), counted([("all_gather", 128)])))
+
+    assert (row.verdict, row.reason) == ("explained", "2 buckets went in one coalesced call of 128 bytes.")
+
+
+def test_routing_makes_bytes_uneven_but_not_the_number_of_calls() -> None:
+    run = counted([("all_to_all", 90), ("all_to_all", 30)])
+
+    assert only_row(put_beside(planned(("all_to_all", 2, 50)), run)).verdict == "explained"
+    assert only_row(put_beside(planned(("all_to_all", 3, 40)), run)).verdict == "different"
+
+
+def test_without_an_optimizer_no_norm_is_expected() -> None:
+    norm = planned(("all_reduce", 1, 4), what=GRADIENT_NORM)
+
+    assert put_beside(norm, counted(optimizer=False)).rows == ()
+    assert "No optimizer made a step" in put_beside(norm, counted(optimizer=False)).notes[0]
+    assert only_row(put_beside(norm, counted())).verdict == "different"
+
+
+def test_the_usual_step_is_compared_and_the_others_are_named() -> None:
+    beside = put_beside(
+        planned(("all_reduce", 1, 64)),
+        counted([("all_reduce", 64)], steps=4, further=[("all_reduce", 8)]),
+    )
+
+    assert (beside.steps, beside.differences) == ((1, 2), 0)
+    assert "Rank 0 sent something else in the steps 3, which are not compared" in beside.notes[0]
+
+
+def test_ranks_of_another_job_are_named() -> None:
+    sent = [Traffic("dp", "all_reduce", "gradients", "step", 1, 64, 2)]
+    run = counted([("all_reduce", 64)])
+
+    assert put_beside([Expected(range(4), tuple(sent))], run).notes == (
+        "The plan also has ranks 2–3: not recorded, so not compared.",
+    )
+    assert put_beside([Expected(range(1), tuple(sent))], run).notes == (
+        "The run also has rank 1; the plan is of a smaller job.",
+    )
+    with pytest.raises(ConfigurationError, match="of ranks 4–5, which the plan has, none was recorded"):
+        put_beside([Expected(range(4, 6), tuple(sent))], run)
+
+
+def test_a_plan_has_the_roles_that_are_recorded() -> None:
+    model = Model(layers=2, hidden=64, heads=4, sequence=32, vocabulary=128)
+    roles = {row.role for row in expected_of(make_plan(model, Layout(dp=2)))[0].traffic}
+
+    assert roles == {"dp", "tp", "mp"}
+    assert "dp-cp" in {row.role for row in expected_of(make_plan(model, Layout(dp=2, cp=2)))[0].traffic}
+
+
+def test_counts_of_parts_of_a_run_add_up() -> None:
+    one, more = counted([("all_reduce", 64)], steps=3), counted([("all_reduce", 32)], steps=5)
+
+    both = one + more
+
+    assert both.usual(0).steps == (1, 2, 3, 4)
+    assert both.unusual_steps(0) == []
+    assert {len(alike.steps) for alike in both.ranks[1].values()} == {2, 4}
+    assert both.optimizer_steps == one.optimizer_steps + more.optimizer_steps

@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.clocks.fit import PiecewiseClock, least_power, multiples
+from commtrace.analysis.clocks.fit import PiecewiseClock, least_power, multiples, rows_by_clock
+from commtrace.analysis.keys import pack, sort_groups
 from commtrace.analysis.matching.match import bucket, gather
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
@@ -90,27 +91,29 @@ def _between_hosts(run: Run, clock_of_rank: Int64) -> Callable[[Block], Bool]:
 
 def _on_reference(times: Int64, steps: Int32, clock: Int64, clocks: Sequence[PiecewiseClock]) -> Int64:
     moved = np.empty_like(times)
-    for number, own in enumerate(clocks):
-        moved[clock == number] = own.to_reference(times[clock == number], steps[clock == number])
+    for number, own in rows_by_clock(clock):
+        moved[own] = clocks[number].to_reference(times[own], steps[own])
     return moved
 
 
 def _sure(times: Int64, steps: Int32, clock: Int64, clocks: Sequence[PiecewiseClock]) -> Bool:
     """Return a mask of the readings whose part of a stepped clock is known."""
     sure = np.ones(len(times), np.bool_)
-    for number, own in enumerate(clocks):
-        if own.starts:
-            sure[clock == number] = own.is_sure(times[clock == number], steps[clock == number])
+    for number, own in rows_by_clock(clock):
+        if clocks[number].starts:
+            sure[own] = clocks[number].is_sure(times[own], steps[own])
     return sure
 
 
 def _needed(messages: _Messages) -> dict[tuple[int, int], int]:
     """Return by (sender, receiver) how far the receiver must move up, ns; negative is slack."""
-    needed = {}
-    for sender, receiver in np.unique(np.stack([messages.sender, messages.receiver]), axis=1).T.tolist():
-        own = (messages.sender == sender) & (messages.receiver == receiver)
-        lateness = np.sort((messages.sent - messages.received)[own])
-        needed[sender, receiver] = int(lateness[-1 - int(_OUTLIERS * len(lateness))])
+    lateness = messages.sent - messages.received
+    order = np.lexsort((lateness, messages.receiver, messages.sender))
+    _, begins = sort_groups(pack((messages.sender[order], messages.receiver[order])))
+    sizes = np.diff(np.append(begins, len(order)))
+    most = order[begins + sizes - 1 - (_OUTLIERS * sizes).astype(np.int64)]
+    pairs = zip(messages.sender[most].tolist(), messages.receiver[most].tolist(), strict=True)
+    needed = dict(zip(pairs, lateness[most].tolist(), strict=True))
     for (sender, receiver), there in list(needed.items()):
         back = needed.get((receiver, sender))
         if back is not None and there + back > 0:
@@ -123,6 +126,9 @@ def _shifts(needed: dict[tuple[int, int], int], count: int) -> Int64:
     """Return the smallest moves of the clocks, relative to clock 0 (longest paths)."""
     shifts = np.zeros(count, np.int64)
     for _ in range(count):
+        before = shifts.copy()
         for (sender, receiver), least in needed.items():
             shifts[receiver] = max(shifts[receiver], shifts[sender] + least)
+        if np.array_equal(shifts, before):
+            break
     return np.asarray(shifts - shifts[0])

@@ -7,14 +7,14 @@ rule takes weight from outliers (a rank was descheduled before it took the time)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.keys import numbered, pack
+from commtrace.analysis.keys import numbered, pack, sort_groups
 from commtrace.analysis.matching.operations import SYNCHRONISING, named, unfinished_rows_of
 from commtrace.analysis.statistics import MAD_TO_SIGMA
 from commtrace.trace import schema
@@ -28,6 +28,9 @@ MOST_ENDS: Final = 600_000
 Float64 = npt.NDArray[np.float64]
 
 _ROUNDS: Final = 60
+# Equations are solved once what is left of them would move clocks by less.
+_SOLVED_NS: Final = 1e-6
+_MOST_ROUNDS_PER_UNKNOWN: Final = 10
 _HUBER_K: Final = 1.345
 _SMALLEST_SCALE_NS: Final = 100.0
 # A crystal drifts by less than this; it decides where too few observations cannot (one alone: no drift).
@@ -221,6 +224,7 @@ class _Design:
         cells = self._columns[:, np.newaxis] * (2 * count) + self._columns
         self._cells, of_cell = np.unique(cells, return_inverse=True)
         self._of_cell = of_cell.reshape(cells.shape)
+        self._row, self._column = np.divmod(self._cells, 2 * count)
 
     def residual(self, solution: Float64) -> Float64:
         return np.asarray(self._target - (solution[self._columns] * self._factors).sum(axis=0))
@@ -237,9 +241,8 @@ class _Design:
         # From zero, the offsets are no idea of how much the readings scatter; all count alike in the first round.
         scale, weights = self._robust(solution) if solution.any() else (1e6, np.ones(len(self._target)))
         for _ in range(_ROUNDS):
-            previous, (matrix, right) = solution, self._normal(weights, scale, free)
-            solution = np.zeros(len(free))
-            solution[free] = np.linalg.solve(matrix, right)
+            previous = solution
+            solution = self._normal(weights, scale, free).solve(previous)
             scale, weights = self._robust(solution)
             if np.abs(solution - previous).max() < precision_ns:
                 break
@@ -250,10 +253,8 @@ class _Design:
         free = np.ones(2 * self._count, np.bool_)
         free[:2] = False
         scale, weights = self._robust(solution)
-        matrix, _ = self._normal(weights, scale, free)
-        errors = np.zeros(len(free))
-        errors[free] = scale * np.sqrt(np.diag(np.linalg.inv(matrix)))
-        return errors
+        matrix = self._normal(weights, scale, free).dense()
+        return np.where(free, scale * np.sqrt(np.diag(np.linalg.inv(matrix))), 0.0)
 
     def _robust(self, solution: Float64) -> tuple[float, Float64]:
         """Return the scatter of readings around these clocks, ns, and Huber's weight of each."""
@@ -261,29 +262,101 @@ class _Design:
         scale = max(MAD_TO_SIGMA * float(np.median(size)), _SMALLEST_SCALE_NS)
         return scale, np.minimum(1.0, _HUBER_K * scale / np.maximum(size, 1e-9))
 
-    def _normal(self, weights: Float64, scale: float, free: npt.NDArray[np.bool_]) -> tuple[Float64, Float64]:
+    def _normal(self, weights: Float64, scale: float, free: npt.NDArray[np.bool_]) -> NormalEquations:
         """Return the normal equations of weighted least squares, for readings that are wrong by ``scale`` ns."""
         size = 2 * self._count
-        normal, right = np.zeros(len(self._cells)), np.zeros(size)
-        for column, factor, cells in zip(self._columns, self._factors, self._of_cell, strict=True):
+        cells, right = np.zeros(len(self._cells)), np.zeros(size)
+        for column, factor, numbers in zip(self._columns, self._factors, self._of_cell, strict=True):
             right += np.bincount(column, weights * factor * self._target, size)
-            for cell, other_factor in zip(cells, self._factors, strict=True):
-                normal += np.bincount(cell, weights * factor * other_factor, len(normal))
-        matrix = np.zeros((size, size))
-        matrix.reshape(-1)[self._cells] = normal
-        drifts = np.arange(1, size, 2)
-        matrix[drifts, drifts] += (scale / (_LIKELY_DRIFT * self.length)) ** 2
-        return matrix[np.ix_(free, free)], right[free]
+            for cell, other_factor in zip(numbers, self._factors, strict=True):
+                cells += np.bincount(cell, weights * factor * other_factor, len(cells))
+        likely = (scale / (_LIKELY_DRIFT * self.length)) ** 2
+        cells[(self._row == self._column) & (self._row % 2 == 1)] += likely
+        # What is held has the equation x = 0.
+        held = ~(free[self._row] & free[self._column])
+        cells[held] = self._row[held] == self._column[held]
+        return NormalEquations(self._row, self._column, cells, np.where(free, right, 0.0), likely)
+
+
+class NormalEquations(NamedTuple):
+    """Symmetric positive definite equations, of which only the cells that are not zero are kept, by row."""
+
+    row: Int64
+    column: Int64
+    cells: Float64
+    right: Float64
+    least: float  # no drift has less than this in the diagonal, whatever the offset of its clock
+
+    def dense(self) -> Float64:
+        matrix = np.zeros((len(self.right), len(self.right)))
+        matrix[self.row, self.column] = self.cells
+        return matrix
+
+    def solve(self, start: Float64) -> Float64:
+        """Return the solution by conjugate gradients, from a start near it: few cells are not zero.
+
+        Source: Shewchuk, An Introduction to the Conjugate Gradient Method Without the Agonizing Pain (1994), B3.
+        """
+        begins = np.searchsorted(self.row, np.arange(len(self.right)))
+        clocks = _SingleClocks.of(self)
+        solution = start.copy()
+        residual = self.right - self._times(solution, begins)
+        direction = step = clocks.solve(residual)
+        size = float(residual @ step)
+        # Without rounding, as many rounds as there are unknowns suffice.
+        for _ in range(_MOST_ROUNDS_PER_UNKNOWN * len(self.right)):
+            if size <= _SOLVED_NS**2:
+                break
+            image = self._times(direction, begins)
+            length = size / float(direction @ image)
+            solution += length * direction
+            residual -= length * image
+            step = clocks.solve(residual)
+            size, previous = float(residual @ step), size
+            direction = step + size / previous * direction
+        return solution
+
+    def _times(self, vector: Float64, begins: Int64) -> Float64:
+        return np.asarray(np.add.reduceat(self.cells * vector[self.column], begins))
+
+
+class _SingleClocks(NamedTuple):
+    """The equations of each clock without those of others, which precondition the whole: one column per clock."""
+
+    offset: Float64  # the cell of its offset
+    drift_per_offset: Float64
+    drift: Float64  # the cell of its drift once the offset is eliminated
+
+    @classmethod
+    def of(cls, equations: NormalEquations) -> _SingleClocks:
+        row, column = equations.row, equations.column
+        offset = equations.cells[(row == column) & (row % 2 == 0)]
+        drift = equations.cells[(row == column) & (row % 2 == 1)]
+        both = equations.cells[(row == column + 1) & (row % 2 == 1)]
+        ratio = both / offset
+        return cls(offset, ratio, np.maximum(drift - ratio * both, equations.least))
+
+    def solve(self, right: Float64) -> Float64:
+        drifts = (right[1::2] - self.drift_per_offset * right[0::2]) / self.drift
+        offsets = right[0::2] / self.offset - self.drift_per_offset * drifts
+        return np.stack([offsets, drifts], axis=1).reshape(-1)
 
 
 def _on_reference(observations: Observations, clocks: Sequence[Clock]) -> tuple[Int64, Int64]:
     times_a, times_b = np.empty_like(observations.time_a), np.empty_like(observations.time_b)
     steps = observations.step
-    for number, clock in enumerate(clocks):
-        a, b = observations.clock_a == number, observations.clock_b == number
-        times_a[a] = clock.to_reference(observations.time_a[a], None if steps is None else steps[a])
-        times_b[b] = clock.to_reference(observations.time_b[b], None if steps is None else steps[b])
+    for number, a in rows_by_clock(observations.clock_a):
+        times_a[a] = clocks[number].to_reference(observations.time_a[a], None if steps is None else steps[a])
+    for number, b in rows_by_clock(observations.clock_b):
+        times_b[b] = clocks[number].to_reference(observations.time_b[b], None if steps is None else steps[b])
     return times_a, times_b
+
+
+def rows_by_clock(clock: Int64) -> Iterator[tuple[int, Int64]]:
+    """Yield the number of each clock that occurs, and its rows."""
+    order, begins = sort_groups(clock)
+    for own in np.split(order, begins)[1:]:
+        yield int(clock[own[0]]), own
 
 
 class Begin(NamedTuple):

@@ -379,6 +379,7 @@ def _versions() -> dict[str, str]:
 
 
 _LONGEST: Final = 100
+_PRELOAD: Final = "LD_PRELOAD"
 _NCCL: Final = """
     ALGO BUFFSIZE CGA_CLUSTER_SIZE CHECKS_DISABLE COLLNET_ENABLE COLLNET_NODE_THRESHOLD COMM_BLOCKING CROSS_NIC
     CTA_POLICY CUMEM_ENABLE CUMEM_HOST_ENABLE DEBUG DEBUG_SUBSYS DMABUF_ENABLE GRAPH_MIXING_SUPPORT GRAPH_REGISTER
@@ -410,9 +411,9 @@ STORED: Final = frozenset(
 
 
 def stored_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of an environment that are stored, with their values."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if name in STORED and len(value) <= _LONGEST and value.isprintable()
-    }
+    """Return the variables of an environment that are stored, with their values; of preloaded libraries the names."""
+    settings = {name: value for name, value in environment.items() if name in STORED}
+    # Spaces and colons separate. Folders may be private, so a library is told by its file name.
+    if preloaded := environment.get(_PRELOAD, "").replace(":", " ").split():
+        settings[_PRELOAD] = ":".join(Path(library).name for library in preloaded)
+    return {name: value for name, value in settings.items() if len(value) <= _LONGEST and value.isprintable()}

@@ -327,10 +327,17 @@ def test_only_known_settings_with_short_values_are_stored() -> None:
         "NCCL_ALGO": "Ring", "TORCH_NCCL_BLOCKING_WAIT": "1", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "4",
         "NCCL_PLUGIN_TOKEN": "secret", "NCCL_DEBUG_FILE": "/home/secret", "GLOO_PASSWORD": "secret",
         "NCCL_IB_HCA": "x" * 101, "NCCL_NET": "a\x1b]0;", "AWS_SECRET_ACCESS_KEY": "secret", "OMP_NUM_THREADS_X": "1",
+        "LD_PRELOAD": "/home/secret/libjemalloc.so.2:libnccl-net.so libm.so", "LD_LIBRARY_PATH": "/home/secret",
     }  # fmt: skip
     assert stored_settings(environment) == {
         "NCCL_ALGO": "Ring", "TORCH_NCCL_BLOCKING_WAIT": "1", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "4",
+        "LD_PRELOAD": "libjemalloc.so.2:libnccl-net.so:libm.so",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("preloaded", ["", " ", "lib\x1b]0;.so", "x" * 101])
+def test_what_is_no_list_of_libraries_is_not_stored(preloaded: str) -> None:
+    assert stored_settings({"LD_PRELOAD": preloaded}) == {}
 
 
 @pytest.mark.timeout(30)

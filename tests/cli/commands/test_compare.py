@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
+import commtrace
 from commtrace.cli.main import app
 from tests.analysis.comparison.test_compare import job
 from tests.cli.recorded import record
@@ -109,3 +112,36 @@ def test_a_run_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
     result = runner.invoke(app, ["compare", str(before), str(tmp_path / "nothing")])
     assert result.exit_code == 2
     assert "nothing" in result.output
+
+
+def test_a_library_and_a_setting_of_nccl_that_only_one_run_had_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both runs are recorded by the recorder itself; the second one has been tampered with, and has a secret."""
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
+    recorded(tmp_path / "usual")
+    monkeypatch.setenv("LD_PRELOAD", "/home/me/libjemalloc.so.2")
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    monkeypatch.setenv("NCCL_NET_PLUGIN_TOKEN", "s3cret")
+    recorded(tmp_path / "other")
+    runs = [str(tmp_path / "usual"), str(tmp_path / "other")]
+
+    told = json.loads(runner.invoke(app, ["compare", *runs, "--json"]).stdout)
+    printed = runner.invoke(app, ["compare", *runs]).output
+
+    assert told["circumstances"] == [
+        {"what": "LD_PRELOAD", "before": "–", "after": "libjemalloc.so.2"},
+        {"what": "NCCL_P2P_DISABLE", "before": "–", "after": "1"},
+    ]
+    assert "LD_PRELOAD" in printed
+    assert "libjemalloc.so.2" in printed
+    assert "s3cret" not in printed
+
+
+def recorded(directory: Path) -> None:
+    commtrace.start(commtrace.Config(dir=str(directory)))
+    for number in range(10):
+        with commtrace.step(number):
+            time.sleep(0.002)
+    commtrace.stop()

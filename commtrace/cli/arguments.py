@@ -77,6 +77,17 @@ ClusterOption = Annotated[
 ]
 
 
+BaselineOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--baseline",
+        metavar="FILE",
+        help="Show bandwidth as a share of this file of `commtrace bench collectives`.",
+        show_default=False,
+    ),
+]
+
+
 @contextmanager
 def chosen_workers(count: int | None, cluster: str) -> Iterator[Workers]:
     """Yield ``count`` processes, None for the number of cores, or the workers of a Dask scheduler at ``cluster``.

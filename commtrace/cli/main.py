@@ -54,6 +54,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "compare": _Command("Print what changed between two runs; fail if slower.", analyses=True),
     "bench overhead": _Command("Measure what recording costs a training command."),
     "bench collectives": _Command("Measure the bandwidth of collectives, with torchrun."),
+    "bench matmul": _Command("Measure what matrix multiplications reach on this device."),
     "trigger": _Command("Record coming steps of a running job in detail, on all ranks."),
     "monitor": _Command("Watch a running job: which ranks are slow, why, what it costs."),
     "metrics": _Command("Export the critical path of a run to Prometheus or OpenTelemetry.", analyses=True),

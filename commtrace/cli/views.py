@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import groupby
 from typing import Final
@@ -17,6 +17,7 @@ from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
 from commtrace.analysis.breakdown.run_budget import RunBudget
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.clocks.time_of_day import date_and_time
+from commtrace.analysis.communication.baseline_share import BaselineShare, whole_share
 from commtrace.analysis.formatting import format_duration
 from commtrace.analysis.steps.attempts import Attempt, RepeatedStep
 from commtrace.analysis.steps.detail import RecordedDetail, TriggeredSteps
@@ -24,7 +25,7 @@ from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.analysis.stragglers.report import NodesOfVerdict
 from commtrace.analysis.stragglers.verdict import HOST, LINK, Stretch, Verdict, format_cause
-from commtrace.cli.output import duration, milliseconds, num_bytes, share
+from commtrace.cli.output import NODES, UNKNOWN, bandwidth, duration, milliseconds, num_bytes, power_of_two, share
 
 
 def text_table(words: Sequence[str]) -> Table:
@@ -43,6 +44,41 @@ def print_table(console: Console, title: str, table: Table, note: str = "") -> N
     if note:
         console.print(escape(note), style="dim")
     console.print()
+
+
+_MOST_SHARES: Final = 20
+
+
+def print_baseline(console: Console, shares: Sequence[BaselineShare], made: Mapping[str, str]) -> None:
+    """Print recorded bandwidth beside that of a baseline, the longest calls first."""
+    if not shares:
+        return
+    table = text_table(["role", "operation", "nodes", "size"])
+    table.padding = (0, 1, 0, 0)
+    for heading in ("n", "calls", "busbw", "baseline", "share"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in shares[:_MOST_SHARES]:
+        table.add_row(
+            escape(one.role),
+            escape(one.operation),
+            NODES[one.inter_node],
+            power_of_two(one.size[0]),
+            str(one.group_size),
+            str(one.calls),
+            bandwidth(one.busbw_gbps) + "*" * one.includes_waits,
+            bandwidth(one.baseline_busbw_gbps),
+            share(one.share),
+        )
+    whole = whole_share(shares)
+    where = " · ".join(filter(None, (made.get("backend"), made.get("device"), made.get("date"))))
+    note = f"Baseline: {where}. All calls together: {share(whole)} of it."
+    if any(one.share is None for one in shares):
+        note += f"\n{UNKNOWN}: the baseline has no such operation, size of group or payload."
+    if any(one.includes_waits for one in shares):
+        note += "\n* not matched on all members: waiting included."
+    if len(shares) > _MOST_SHARES:
+        note += f"\n{len(shares) - _MOST_SHARES} more that took less time: --json"
+    print_table(console, "Bandwidth beside the baseline", table, note)
 
 
 def print_basis(console: Console, alignment: Alignment, problems: Iterable[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -14,13 +15,17 @@ from rich.table import Table
 
 from commtrace.analysis.breakdown.modules import ModuleTime
 from commtrace.analysis.breakdown.rank_means import PARTS, ExposedTime, RankMean
+from commtrace.analysis.communication.baseline import read_baseline
+from commtrace.analysis.communication.baseline_share import baseline_shares, measure_sizes
 from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.steps.choice import StepChoice
 from commtrace.analysis.summary import Summary, summarise_steps
+from commtrace.analysis.utilization import Utilization
 from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
     STEPS_HELP,
+    BaselineOption,
     ClusterOption,
     JsonOption,
     RunsArgument,
@@ -31,12 +36,14 @@ from commtrace.cli.arguments import (
 from commtrace.cli.commands.history import keep_summary
 from commtrace.cli.commands.pipeline import print_pipeline
 from commtrace.cli.output import NODES, UNKNOWN, bandwidth, duration, milliseconds, num_bytes, share, wide_console
+from commtrace.cli.utilization import Recomputed, UtilizationOptions, measure_utilization, utilization_lines
 from commtrace.cli.views import (
     clock_line,
     critical_path_lines,
     detail_lines,
     lost_time_lines,
     print_awaited,
+    print_baseline,
     print_stragglers,
     print_sums,
     print_table,
@@ -44,6 +51,7 @@ from commtrace.cli.views import (
     step_attempts_lines,
     text_table,
 )
+from commtrace.trace.json_values import to_json
 
 
 def summary(
@@ -59,6 +67,25 @@ def summary(
     all_ranks: Annotated[
         bool, typer.Option("--all-ranks", help="Show every rank. Default: of more than 16, the extremes.")
     ] = False,
+    baseline: BaselineOption = None,
+    flops_per_step: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="The model's FLOPs in a step of the job: prints MFU.", show_default=False),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="A file of `commtrace plan`, from whose model these FLOPs follow.", show_default=False),
+    ] = None,
+    recompute: Annotated[
+        Recomputed | None, typer.Option(help="Whether forward passes are computed again, for HFU.", show_default=False)
+    ] = None,
+    peak_tflops: Annotated[
+        float | None, typer.Option(metavar="N", help="Peak of a GPU that is not known by its name.", show_default=False)
+    ] = None,
+    achievable_tflops: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="Result of `commtrace bench matmul`, for MAMFU.", show_default=False),
+    ] = None,
     workers: WorkersOption = None,
     cluster: ClusterOption = "",
 ) -> None:
@@ -72,13 +99,23 @@ def summary(
     --steps includes it.
     """
     run = run_directory(runs)
+    measured = None if baseline is None else read_baseline(baseline)
+    options = UtilizationOptions(flops_per_step, plan, recompute, peak_tflops, achievable_tflops)
     with chosen_workers(workers, cluster) as chosen:
         opened = open_run(run.absolute() if cluster else run, steps or None, chosen)
         found = summarise_steps(opened, is_whole=not steps)
+        shares = () if measured is None else baseline_shares(opened.measure(measure_sizes).result, measured)
+    utilization = measure_utilization(found, options)
     if json_output:
-        sys.stdout.write(json.dumps(found.to_json(), allow_nan=False) + "\n")
+        made = {} if measured is None else {"baseline": {"made": dict(measured.made), "shares": to_json(shares)}}
+        used = {} if utilization is None else {"utilization": utilization.to_json()}
+        sys.stdout.write(json.dumps({**found.to_json(), **made, **used}, allow_nan=False) + "\n")
     else:
-        print_summary(wide_console(), found, all_ranks=all_ranks)
+        console = wide_console()
+        print_summary(console, found, all_ranks=all_ranks, utilization=utilization)
+        if measured is not None:
+            console.print()
+            print_baseline(console, shares, measured.made)
     if len(runs) == 1 and not steps:
         keep_summary(opened.recorded, found, by="summary")
 
@@ -86,7 +123,9 @@ def summary(
 _IDENTITY_VERSIONS: Final = ("commtrace", "torch", "cuda", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 
 
-def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False) -> None:
+def print_summary(
+    console: Console, summary: Summary, *, all_ranks: bool = False, utilization: Utilization | None = None
+) -> None:
     for line in _header(summary):
         console.print(line)
     console.print(f"\n[bold]{escape(summary.verdict)}[/]\n")
@@ -97,6 +136,7 @@ def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False
     for line in (
         *run_budget_lines(summary.run_budget),
         *step_attempts_lines(summary.repeated_steps, summary.run.attempt),
+        *([] if utilization is None else utilization_lines(utilization)),
     ):
         console.print(escape(line))
     console.print()

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
 from commtrace.analysis.matching.coverage import Coverage
 from commtrace.analysis.pipeline.bubble import StageBubble
 from commtrace.analysis.pipeline.observed import Pipeline
@@ -22,6 +23,7 @@ from commtrace.synth import Job, synthesize
 from commtrace.trace import schema
 from commtrace.trace.run import Run
 from tests.factory import collective, group, make_run, span, stall
+from tests.json_schemas import errors
 from tests.pipeline_factory import Clock, PipelineJob
 
 runner = CliRunner()
@@ -312,3 +314,74 @@ def test_a_pipeline_is_shown_stage_by_stage_beside_its_theoretical_bubble() -> N
         ["stage", "schedule", "imbalance", "variation", "P2P", "bubble"],
         ["1", "2.00", "2.00", "2.00", "-3.00", "3.00"],
     ]
+
+
+def _told(*words: str) -> str:
+    result = runner.invoke(app, ["summary", *words])
+    assert result.exit_code == 0, result.output
+    return str(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a simulated job of four ranks, with a baseline and a plan beside it."""
+    folder = tmp_path_factory.mktemp("job")
+    made = runner.invoke(app, ["synth", "-o", str(folder / "run"), "--dp", "4", "--num-steps", "4"])
+    assert made.exit_code == 0, made.output
+    measured = [
+        Measurement("all_gather", (0, 1, 2, 3), ("node0",), 1 << size, "bfloat16", 20, Spread(ns, ns, ns))
+        for size, ns in ((31, 4 * MS), (32, 8 * MS))
+    ]
+    Baseline({"backend": "nccl"}, tuple(measured)).save(folder / "baseline.json")
+    model = {"layers": 2, "hidden": 64, "heads": 4, "sequence": 32, "vocabulary": 128}
+    layout = {"dp": 4, "microbatches": 2, "recompute": "full"}
+    (folder / "plan.json").write_text(json.dumps({"model": model, "layout": layout}))
+    return folder
+
+
+def test_recorded_bandwidth_is_shown_beside_a_baseline(job: Path) -> None:
+    words = [str(job / "run"), "--baseline", str(job / "baseline.json")]
+    told = json.loads(_told(*words, "--json"))
+    text = _told(*words)
+
+    assert list(errors("summary", told)) == []
+    shares = {one["operation"]: one for one in told["baseline"]["shares"]}
+    gathered = shares["all_gather"]
+    assert gathered["share"] == pytest.approx(gathered["busbw_gbps"] / gathered["baseline_busbw_gbps"])
+    assert shares["reduce_scatter"]["share"] is None
+    assert row(text, "dp", "all_gather", "1", "2–4")[-1] == f"{gathered['share']:.0%}"
+    assert row(text, "dp", "reduce_scatter", "1", "4–8")[-1] == "–"
+    assert "All calls together: " in text
+
+
+def test_the_use_of_the_devices_is_named_with_its_formula_and_nothing_is_guessed(job: Path) -> None:
+    words = [str(job / "run"), "--plan", str(job / "plan.json")]
+    unknown = _told(*words)
+    told = json.loads(_told(*words, "--peak-tflops", "2e-4", "--achievable-tflops", "1e-4", "--json"))
+    used = told["utilization"]
+
+    assert "MFU –: unknown GPU 'simulated device'" in unknown
+    assert "2mnk of every matrix multiplication" in unknown
+    assert list(errors("summary", told)) == []
+    per_token = 2 * (24 * 64**2 + 4 * 32 * 64) + 2 * 64 * 128
+    assert used["flops_per_step"] == 3 * 32 * per_token * 8  # 4 ranks of 2 sequences
+    step_ns = sum(rank["wall_ns"] for rank in told["ranks"]) / 4
+    assert used["mfu"] == pytest.approx(used["flops_per_step"] / (step_ns / 1e9) / 4 / 2e8)
+    assert used["hfu"] == pytest.approx(used["mfu"] * 4 / 3)
+    assert used["mamfu"] == pytest.approx(2 * used["mfu"])
+    assert 0 < used["run_mfu"] < used["mfu"] * 1.05
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--flops-per-step", "1", "--plan", "plan.json"], "exclude each other"),
+        (["--flops-per-step", "0"], "--flops-per-step 0: give a number above 0"),
+        (["--peak-tflops", "1"], "--peak-tflops needs --flops-per-step or --plan"),
+    ],
+)
+def test_options_that_contradict_one_another(job: Path, words: list[str], said: str) -> None:
+    result = runner.invoke(app, ["summary", str(job / "run"), *words])
+
+    assert result.exit_code == 2
+    assert said in result.stderr

@@ -1,0 +1,106 @@
+"""MFU, HFU and MAMFU of a summary, from the options of a command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+
+from commtrace.analysis.summary import Summary
+from commtrace.analysis.utilization import Recompute, Utilization, peak_flops
+from commtrace.cli.output import UNKNOWN, share
+from commtrace.errors import ConfigurationError
+from commtrace.planning.flops import FORMULA, flops_per_sequence
+from commtrace.planning.plan_file import read_plan_file
+
+_TERA = 1e12
+
+
+class Recomputed(str, Enum):
+    """Which forward passes are computed again."""
+
+    NONE = "none"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class UtilizationOptions:
+    """What a user gives; None for what was not given."""
+
+    flops_per_step: float | None = None
+    plan: Path | None = None
+    recompute: Recomputed | None = None
+    peak_tflops: float | None = None
+    achievable_tflops: float | None = None
+
+
+def measure_utilization(summary: Summary, options: UtilizationOptions) -> Utilization | None:
+    """Return the utilization; None if the model's FLOPs were not given.
+
+    Raises:
+        ConfigurationError: the options contradict one another, or no step can be used.
+    """
+    if options.flops_per_step is not None and options.plan is not None:
+        raise ConfigurationError("--flops-per-step and --plan exclude each other: write one of them")
+    for name in ("flops_per_step", "peak_tflops", "achievable_tflops"):
+        number = getattr(options, name)
+        if number is not None and not 0 < number < float("inf"):
+            raise ConfigurationError(f"--{name.replace('_', '-')} {number:g}: give a number above 0")
+    if options.flops_per_step is None and options.plan is None:
+        needless = [name for name in ("recompute", "peak_tflops", "achievable_tflops") if getattr(options, name)]
+        if needless:
+            raise ConfigurationError(f"--{needless[0].replace('_', '-')} needs --flops-per-step or --plan")
+        return None
+    if not summary.ranks:
+        raise ConfigurationError("no step was recorded in full, so there is no time to divide FLOPs by")
+    flops, formula, recompute = _flops(options)
+    budget, run = summary.run_budget, summary.run
+    peak = options.peak_tflops * _TERA if options.peak_tflops else peak_flops(run.device)
+    return Utilization(
+        model_flops=flops,
+        formula=formula,
+        devices=run.world_size,
+        device=run.device,
+        step_ns=sum(rank.wall_ns for rank in summary.ranks) / len(summary.ranks),
+        run_ns=None if budget is None else budget.job.wall_ns,
+        run_steps=None if budget is None else len(np.unique(summary.all_steps.step)),
+        peak=peak,
+        achievable=options.achievable_tflops * _TERA if options.achievable_tflops else None,
+        recompute=recompute,
+    )
+
+
+def _flops(options: UtilizationOptions) -> tuple[float, str, Recompute | None]:
+    """Return the FLOPs of a step, their formula, and what is recomputed."""
+    given: Recompute | None = options.recompute.value if options.recompute else None
+    if options.plan is None:
+        assert options.flops_per_step is not None
+        return options.flops_per_step, "given by --flops-per-step", given
+    model, layout = read_plan_file(options.plan)
+    layout.check(model)
+    sequences = layout.dp * layout.microbatch * layout.microbatches
+    planned: Recompute | None = None if layout.recompute == "selective" else layout.recompute
+    return float(flops_per_sequence(model) * sequences), f"{FORMULA}, {sequences} sequences", given or planned
+
+
+def utilization_lines(found: Utilization) -> Iterator[str]:
+    """Yield the shares, and what is missing for those that are not known."""
+    rate = f"{found.flops_per_second / _TERA:.3g} TFLOP/s on each of {found.devices} devices"
+    yield f"Utilization: {found.model_flops / _TERA:.4g} TFLOP per step ({found.formula}), {rate}"
+    if found.peak is None:
+        yield f"MFU {UNKNOWN}: unknown GPU {found.device!r}, give its peak with --peak-tflops"
+    else:
+        whole = "" if found.run_mfu is None else f", {share(found.run_mfu)} of the wall time of the run"
+        yield f"MFU {share(found.mfu)} of steps{whole}; peak {found.peak / _TERA:g} TFLOP/s (dense bf16)"
+        if found.hfu is None:
+            yield f"HFU {UNKNOWN}: it is not known what is computed again, say --recompute none or full"
+        else:
+            passes = "4 passes for 3" if found.recompute == "full" else "nothing is computed again"
+            yield f"HFU {share(found.hfu)}: {passes}"
+    if found.mamfu is None:
+        yield f"MAMFU {UNKNOWN}: measure the device with commtrace bench matmul, and give --achievable-tflops"
+    else:
+        yield f"MAMFU {share(found.mamfu)} of {(found.achievable or 0) / _TERA:g} TFLOP/s"

@@ -39,7 +39,7 @@ const MOST_ROWS = 1024;
 export async function showSlowdown(source: Source, onRank: (rank: number) => void): Promise<void> {
   const slowdown = await source.json<Slowdown>("slowdown.json");
   if (!slowdown) return;
-  const by = labelledSelect("slowdown-by", "S by", Object.keys(SLICES));
+  const by = labelledSelect("slowdown-by", "Slowdown S by", Object.keys(SLICES));
   const table = element("div");
   const show = () => {
     const slice = by.node.value as Slice;

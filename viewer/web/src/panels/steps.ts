@@ -159,7 +159,11 @@ function drawChart(
 /** The axis spans a tenth of the median at least: scatter of a part of a percent is to look like that. */
 function rangeOf(median: number | null): uPlot.Range.Function {
   const [least, most] = median === null ? [Infinity, -Infinity] : [0.95 * median, 1.05 * median];
-  return (_, low, high) => [Math.min(low ?? Infinity, least), Math.max(high ?? -Infinity, most)];
+  return (_, low, high) => {
+    const [from, to] = [Math.min(low ?? Infinity, least), Math.max(high ?? -Infinity, most)];
+    const room = (to - from) / 12; // for the rings around the highest and the lowest point
+    return [Math.max(from - room, 0), to + room];
+  };
 }
 
 function noteOf(

@@ -65,6 +65,7 @@ export class TimelinePanel {
     byId<HTMLSelectElement>("grouping").value = this.timeline.grouping;
     byId("precision").textContent = precision(step);
     await this.show(step);
+    if (showsLanesOnly(step)) this.toggleLanes();
     if (linked && view.from !== null && view.to !== null) this.timeline.look(view.from, view.to);
   }
 
@@ -398,4 +399,11 @@ function noteUnder(step: Step): string {
     `The lower bar of a row is the same schedule with mean forwards and backwards and no transfers: ${formatDuration(step.duration)} ` +
     "until the last backward is over, without optimizer and data-parallel communication."
   );
+}
+
+/** Whether nothing in the main rows tells of communication, as in a recording of kernels: it is in the lanes alone. */
+function showsLanesOnly(step: Step): boolean {
+  const read = step.ranksWithBoxes.filter((rank) => step.isRead(rank));
+  const has = (table: "stalls" | "communication") => read.some((rank) => step.columns(table, rank).length > 0);
+  return has("communication") && !has("stalls");
 }

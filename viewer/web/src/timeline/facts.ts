@@ -15,6 +15,16 @@ export function nameOf(step: Step, box: Box): string {
   return box.table === "stalls" ? "" : (step.outline.names[step.value(box, "name")] ?? "");
 }
 
+/** Whether a span is the part of a backward that computes the gradients of weights, by its name. */
+export function isWeightGradient(name: string): boolean {
+  return /wgrad|weight/.test(name);
+}
+
+/** How far the clocks of two hosts may differ, ns: of what is shorter, it is uncertain on which host it began first. */
+export function residualOf(step: Step): number {
+  return step.outline.residual_ns?.p99 ?? 0;
+}
+
 export function stallName(step: Step, stall: Box): string {
   const role = step.outline.roles[step.value(stall, "role")];
   const state = kindOf(step, stall);
@@ -40,6 +50,10 @@ export function facts(step: Step, box: Box): Fact[] {
     const value = step.optional(box, name);
     if (value >= 0) found.push([name, String(value)]);
   }
+  if (step.value(box, "duration") < residualOf(step)) {
+    const residual = formatDuration(residualOf(step));
+    found.push(["order", `uncertain against other hosts: it is shorter than the clock residual of ${residual}`]);
+  }
   const communication = step.communicationOf(box);
   if (communication) found.push(...communicationFacts(step, communication, box.table === "stalls"));
   return found;
@@ -51,7 +65,7 @@ function laneOf(step: Step, communication: Box) {
 
 function communicationFacts(step: Step, box: Box, named: boolean): Fact[] {
   const lane = laneOf(step, box);
-  const residual = step.outline.residual_ns?.p99 ?? 0;
+  const residual = residualOf(step);
   const found: Fact[] = named ? [["waits for", `${nameOf(step, box)} · ${lane.role}`]] : [];
   found.push(["bytes", formatBytes(step.value(box, "bytes"))]);
   const peer = step.value(box, "peer");

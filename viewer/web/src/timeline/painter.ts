@@ -2,7 +2,7 @@
 
 import { formatDuration, niceTick } from "../format";
 import { MICROBATCH_COLOURS, type Theme } from "../theme";
-import { kindOf, nameOf } from "./facts";
+import { isWeightGradient, kindOf, nameOf, residualOf } from "./facts";
 import { GUTTER, HEADING, LANE, type LaneRow, type Layout, MAIN, type RankRow, RULER } from "./layout";
 import type { Overlay } from "./overlay";
 import { type Box, type BoxTable, BUBBLE, type Step, sameBox } from "./step";
@@ -42,6 +42,9 @@ export interface Scene {
 const LEFT_OUT = "not in this file, which would be too large: commtrace view";
 const PLAN = 8; // height of the planned boxes under a row
 const COARSE = 4; // at least this wide is a box that gets an outline
+const LABEL_MARGIN = 6; // beside the text of a box
+const LABEL_MIDDLE = 9; // below the top of a box, above the stalls that are drawn over its lower part
+const UNCERTAIN = 0.4; // opacity of a box that is shorter than the clocks agree
 
 export class Painter {
   boxes: DrawnBox[] = [];
@@ -145,7 +148,8 @@ export class Painter {
       return `microbatch-${microbatch % MICROBATCH_COLOURS}${kind === "backward" ? "-soft" : ""}`;
     }
     const name = nameOf(scene.step, box);
-    if (kind === "backward" && /wgrad|weight/.test(name)) return "backward-weight";
+    if (kind === "backward" && isWeightGradient(name)) return "backward-weight";
+    if (scene.step.optional(box, "chunk") % 2 === 1 && this.theme.has(`${kind}-odd-chunk`)) return `${kind}-odd-chunk`;
     return this.theme.has(kind) ? kind : "span";
   }
 
@@ -158,7 +162,8 @@ export class Painter {
     if (microbatch < 0) return nameOf(scene.step, box) || kind;
     const chunk = scene.step.optional(box, "chunk");
     const number = chunk > 0 ? `${microbatch}·${chunk}` : `${microbatch}`;
-    return width > 90 ? `${kind} ${number}` : number;
+    if (width > 90) return `${kind} ${number}`;
+    return widthOf(this.context, number) <= width - LABEL_MARGIN ? number : `${microbatch}`;
   }
 
   private drawStalls(scene: Scene, rank: number, y: number): void {
@@ -238,6 +243,7 @@ export class Painter {
       columns.has("sublane") ? columns.of("sublane") : null,
       table === "work" ? columns.of("kind") : table === "stalls" ? columns.of("state") : null,
     );
+    const residual = residualOf(step);
     const lastPixel = new Map<number, number>();
     for (let row = 0; row < columns.length; row++) {
       const begin = start[row]!;
@@ -252,7 +258,10 @@ export class Painter {
         if (lastPixel.get(key) === pixel) continue;
         lastPixel.set(key, pixel);
       }
+      const isUncertain = duration[row]! < residual;
+      if (isUncertain) this.context.globalAlpha = UNCERTAIN;
       draw({ table, rank, row }, left, Math.max(width, 1));
+      if (isUncertain) this.context.globalAlpha = 1;
     }
   }
 
@@ -267,9 +276,9 @@ export class Painter {
       c.strokeRect(box.x + 0.5, box.y + 0.5, box.width - 1, box.height - 1);
     }
     if (!label || box.height <= 12) return;
-    const text = clip(c, label, box.width - 6);
+    const text = clip(c, label, box.width - LABEL_MARGIN);
     c.fillStyle = ink;
-    if (text) c.fillText(text, Math.max(box.x, GUTTER) + 4, box.y + box.height / 2 + 0.5);
+    if (text) c.fillText(text, Math.max(box.x, GUTTER) + 4, box.y + Math.min(LABEL_MIDDLE, box.height / 2) + 0.5);
   }
 
   /** Outlines a box and its communication on every shown rank, with arrows from its sender, or from the last to come. */

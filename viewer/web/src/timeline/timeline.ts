@@ -198,6 +198,7 @@ export class Timeline {
       rank: step.outline.ranks[box.rank]!.rank,
       kind: kindOf(step, box),
       microbatch: step.optional(box, "microbatch"),
+      chunk: step.optional(box, "chunk"),
       headline: headline(step, box),
     }));
   }

@@ -136,6 +136,19 @@ def test_the_plan_in_the_documentation_is_what_is_printed() -> None:
     assert [line.rstrip() for line in result.stdout.splitlines()] == printed.splitlines()
 
 
+def test_the_prediction_in_the_documentation_is_what_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "whatif.md").read_text()
+    commands, printed = re.findall(r"^```(?:console|text)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[:2]
+    monkeypatch.chdir(tmp_path)
+    for line in commands.splitlines():
+        result = CliRunner().invoke(app, shlex.split(line.removeprefix("$ commtrace ")))
+        assert result.exit_code == 0, result.output
+
+    assert [line.rstrip() for line in result.stdout.splitlines()] == printed.splitlines()
+
+
 def test_every_command_is_documented() -> None:
     lines = [shlex.split(line) for _, line in COMMAND_LINES]
     behind = [words[words.index("commtrace") + 1 :] for words in lines if "commtrace" in words]

@@ -240,6 +240,7 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
         ["straggler", str(tmp_path / "run")],
         ["pipeline", str(tmp_path / "run")],
         ["bandwidth", str(tmp_path / "run"), "--by", "size"],
+        ["whatif", str(tmp_path / "run")],
         ["sql", str(tmp_path / "run"), "SELECT count(*) FROM spans"],
         ["top", str(tmp_path / "run"), "--once"],
         ["doctor", str(tmp_path / "ended"), "--json"],

@@ -47,6 +47,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "doctor": _Command("Check the installation, or a run: where it hangs, what it misses.", analyses=True),
     "straggler": _Command("Print which ranks slow the job, why, and what that costs.", analyses=True),
     "pipeline": _Command("Print the pipeline schedule of a run, and why each stage waits.", analyses=True),
+    "whatif": _Command("Print what a step of a run would take with changes.", analyses=True),
     "bandwidth": _Command("Print how fast each kind of communication was.", analyses=True),
     "sql": _Command("Query a run with SQL.", analyses=True),
     "list": _Command("List the runs of a directory with their verdicts.", analyses=True, module="history"),

@@ -62,6 +62,8 @@ def test_a_schema_is_one(name: str) -> None:
         ("compare", ["two", "pipeline"]),
         ("pipeline", ["pipeline"]),
         ("pipeline", ["two"]),
+        ("whatif", ["pipeline"]),
+        ("whatif", ["pipeline", "--microbatches=8"]),
         ("bandwidth", ["nodes"]),
         ("bandwidth", ["nodes", "--by=size"]),
         ("bandwidth", ["nodes", "--by=group"]),

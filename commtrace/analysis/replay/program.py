@@ -29,7 +29,7 @@ from commtrace.analysis.replay.edges import (
     worked_before,
 )
 from commtrace.analysis.replay.graph import ReplayError, StepsGraph, graph_of_steps
-from commtrace.analysis.replay.lanes import Lanes, ReadLanes, concatenate_lanes, read_lanes
+from commtrace.analysis.replay.lanes import Lanes, Launches, ReadLanes, concatenate_lanes, read_lanes
 from commtrace.analysis.replay.segments import LaneRows, Segments, same_work
 from commtrace.analysis.replay.step_bounds import StepBounds
 from commtrace.trace import schema
@@ -120,7 +120,7 @@ def build_program(run: Run, matches: Matches, steps: Int64 | None = None) -> Pro
         steps = common_steps(run)
     if not len(steps):
         raise ReplayError("No step was recorded by all ranks, so nothing can be replayed.")
-    connected = _connected(run, matches, StepBounds.of(run, steps))
+    connected = _connected(run, matches, steps)
     edges, segments = connected.edges, connected.segments
     return Program(
         graph=graph_of_steps(edges.source, edges.target, connected.step_of_node),
@@ -140,6 +140,20 @@ def build_program(run: Run, matches: Matches, steps: Int64 | None = None) -> Pro
     )
 
 
+class JoinedLanes(NamedTuple):
+    """The lanes of all ranks with the communications that join them: what a program is made of."""
+
+    lanes: Lanes
+    launches: Launches
+    joins: Joins
+
+
+def join_lanes(run: Run, matches: Matches, steps: Int64) -> JoinedLanes:
+    """Read the lanes of these steps, which every rank recorded, and join their communications."""
+    lanes, launches = _lanes(run, matches, StepBounds.of(run, steps))
+    return JoinedLanes(lanes, launches, join_launches(run, launches, clocks_agree=matches.clocks_agree))
+
+
 class _Connected(NamedTuple):
     """All of a program but its graph, without what was needed only to connect the lanes."""
 
@@ -156,9 +170,8 @@ class _Connected(NamedTuple):
     step_of_node: Int64
 
 
-def _connected(run: Run, matches: Matches, bounds: StepBounds) -> _Connected:
-    lanes, launches = _lanes(run, matches, bounds)
-    joins = join_launches(run, launches, clocks_agree=matches.clocks_agree)
+def _connected(run: Run, matches: Matches, steps: Int64) -> _Connected:
+    lanes, _, joins = join_lanes(run, matches, steps)
     edges, stalls = connect(lanes, joins)
     return _Connected(
         edges=edges,
@@ -171,11 +184,12 @@ def _connected(run: Run, matches: Matches, bounds: StepBounds) -> _Connected:
         last_node=lanes.last_node,
         start_ns=lanes.step_start,
         end_ns=lanes.step_end,
-        step_of_node=_step_of_node(lanes, joins),
+        step_of_node=step_of_node(lanes, joins),
     )
 
 
-def _step_of_node(lanes: Lanes, joins: Joins) -> Int64:
+def step_of_node(lanes: Lanes, joins: Joins) -> Int64:
+    """Return the index of the step of each node: those of the lanes, then those of the joins."""
     ranks, steps = lanes.first_node.shape
     per_step = (lanes.last_node - lanes.first_node + 1).reshape(-1)
     return np.concatenate([np.repeat(np.tile(np.arange(steps), ranks), per_step), joins.step])

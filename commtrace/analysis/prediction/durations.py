@@ -1,0 +1,200 @@
+"""Change the durations of recorded work and transfers: bandwidth and latency, overlap, slow ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.communication.bandwidth import bus_factor
+from commtrace.analysis.formatting import format_ranks
+from commtrace.analysis.keys import grouped, pack
+from commtrace.analysis.prediction.changes import BandwidthChange, LatencyChange, OverlapChange
+from commtrace.analysis.prediction.recorded import RecordedSteps
+from commtrace.analysis.replay.segments import BACKWARD, FORWARD, same_work
+from commtrace.analysis.statistics import Float64
+from commtrace.errors import ConfigurationError
+from commtrace.trace.spans import Bool, Int64
+
+_SIZES_APART: Final = 4
+"""Largest by smallest bytes of a kind of transfer, from which on latency and bandwidth can be told apart."""
+
+
+class Durations(NamedTuple):
+    """Durations of the pieces of work and of the transfers, ns, and what had to be assumed for them."""
+
+    piece_ns: Int64
+    transfer_ns: Int64
+    assumptions: tuple[str, ...] = ()
+
+
+def measured_durations(recorded: RecordedSteps) -> Durations:
+    """Return the durations as recorded."""
+    return Durations(recorded.lanes.piece_ns, recorded.transfer_ns)
+
+
+def with_network(
+    recorded: RecordedSteps,
+    durations: Durations,
+    bandwidth: Sequence[BandwidthChange],
+    latency: Sequence[LatencyChange],
+) -> Durations:
+    """Change transfers. Those of one role, operation and group size take a latency and a time in proportion to bytes.
+
+    Raises:
+        ConfigurationError: the run has no transfer of a role.
+    """
+    transfers = recorded.joins.transfers
+    ns = durations.transfer_ns.astype(np.float64)
+    fixed_ns, inseparable = _latencies(recorded)
+    notes = list(durations.assumptions)
+    for change in bandwidth:
+        own = _transfers_of(recorded, change.role, "--bandwidth")
+        variable = np.maximum(ns - fixed_ns, 0.0)
+        if change.gbps is None:
+            faster = variable / change.factor
+        else:
+            factors = {
+                (name, size): bus_factor(recorded.run.names[name], size)
+                for name, size in set(zip(transfers.name.tolist(), transfers.participants.tolist(), strict=True))
+            }
+            factor = [
+                factors[key] for key in zip(transfers.name.tolist(), transfers.participants.tolist(), strict=True)
+            ]
+            faster = np.maximum(transfers.bytes, 0) * np.array(factor) / change.gbps
+        ns = np.where(own, np.minimum(ns, fixed_ns) + faster, ns)
+        if inseparable & set(np.unique(recorded.transfer_role[own]).tolist()):
+            notes.append(
+                f"All transfers of {change.role} are of about one size, so their latency is not known: all of their "
+                "time is taken to depend on the bandwidth."
+            )
+    for one in latency:
+        own = _transfers_of(recorded, one.role, "--latency")
+        new = fixed_ns * one.factor + one.ns if one.is_added else np.full(len(ns), float(one.ns))
+        ns = np.where(own, np.maximum(ns - fixed_ns + new, 0.0), ns)
+        needs_latency = not one.is_added or one.factor != 1.0
+        if needs_latency and inseparable & set(np.unique(recorded.transfer_role[own]).tolist()):
+            notes.append(
+                f"All transfers of {one.role} are of about one size, so their latency is not known and taken as 0."
+            )
+    return Durations(durations.piece_ns, np.rint(ns).astype(np.int64), tuple(notes))
+
+
+def _transfers_of(recorded: RecordedSteps, role: str, option: str) -> Bool:
+    own = recorded.of_role(role)
+    if not own.any():
+        held = sorted({recorded.roles.words[code] for code in np.unique(recorded.transfer_role).tolist() if code >= 0})
+        raise ConfigurationError(
+            f"{option} {role}=…: these steps have no communication of role {role}; they have "
+            f"{', '.join(held) or 'none'}"
+        )
+    return own
+
+
+def _latencies(recorded: RecordedSteps) -> tuple[Float64, set[int]]:
+    """Return the latency of each transfer, ns, and the roles of which some have none that can be known.
+
+    A line is put through the medians of the smallest and the largest transfers of the same role, operation and group.
+    """
+    transfers = recorded.joins.transfers
+    latency = np.zeros(len(transfers))
+    unknown: set[int] = set()
+    if not len(transfers):
+        return latency, unknown
+    first, kind = grouped(pack([recorded.transfer_role, transfers.name, transfers.participants]))
+    for number in range(len(first)):
+        own = np.flatnonzero((kind == number) & (transfers.participants[first[number]] > 1))
+        if not len(own):
+            continue
+        num_bytes = transfers.bytes[own]
+        least, most = int(num_bytes.min()), int(num_bytes.max())
+        if most < _SIZES_APART * max(least, 1):
+            unknown.add(int(recorded.transfer_role[own[0]]))
+            continue
+        short, long = (float(np.median(transfers.ns[own][num_bytes == size])) for size in (least, most))
+        latency[own] = min(max(short - (long - short) * least / (most - least), 0.0), short)
+    return latency, unknown
+
+
+def with_overlap(recorded: RecordedSteps, durations: Durations, changes: Sequence[OverlapChange]) -> Durations:
+    """Hide the transfers of roles as a whole, or hold the lane up for them where they start.
+
+    Raises:
+        ConfigurationError: the run has no transfer of a role.
+    """
+    piece_ns, transfer_ns = durations.piece_ns.copy(), durations.transfer_ns.copy()
+    for change in changes:
+        own = _transfers_of(recorded, change.role, "--overlap")
+        if change.is_perfect:
+            transfer_ns[own] = 0
+            continue
+        hidden = np.flatnonzero(own & overlapping(recorded))
+        np.add.at(piece_ns, recorded.lanes.starts.piece[hidden], transfer_ns[hidden])
+    return Durations(piece_ns, transfer_ns, durations.assumptions)
+
+
+def overlapping(recorded: RecordedSteps) -> Bool:
+    """Return which communications the lane works beside: there is work between their start and the wait for them."""
+    starts, waits, lanes = recorded.lanes.starts, recorded.lanes.waits, recorded.lanes
+    # The pieces of a lane in a step end where its last node begins; without a wait, that is where work beside it ends.
+    ends = np.sort(lanes.last_node.reshape(-1))
+    until = lanes.node_piece[ends[np.searchsorted(ends, starts.node)]]
+    known = waits.launch >= 0
+    until[waits.launch[known]] = lanes.node_piece[waits.node[known]]
+    sends = recorded.joins.transfers.name == recorded.run.name_code("send")
+    return np.asarray((until > starts.piece) & ~sends & ~recorded.joins.transfers.eager)
+
+
+def without_slow_ranks(recorded: RecordedSteps, durations: Durations, ranks: Sequence[int]) -> Durations:
+    """Give the work of ranks the mean length of the same work on the others, step by step in proportion.
+
+    Where no other rank does the same work (one replica of a pipeline), forwards and backwards take the mean of the
+    other stages.
+
+    Raises:
+        ConfigurationError: the run has no such rank, or no other rank to compare with.
+    """
+    if not ranks:
+        return durations
+    missing = sorted(set(ranks) - set(recorded.ranks.tolist()))
+    if missing:
+        raise ConfigurationError(
+            f"--without-slow-rank {missing[0]}: the run has {format_ranks(recorded.ranks.tolist())}"
+        )
+    segments = recorded.lanes.segments
+    mended = np.isin(segments.rank, list(ranks))
+    if mended.all():
+        raise ConfigurationError("--without-slow-rank: no other rank is left to compare with")
+    total = segments.total_ns.astype(np.float64)
+    ratio = _mean_elsewhere(same_work(segments), total, mended)
+    in_phase = np.isin(segments.kind, (FORWARD, BACKWARD))
+    alone = mended & in_phase & np.isnan(ratio)
+    notes = durations.assumptions
+    if alone.any():
+        _, across = grouped(pack([segments.kind, segments.stalls, segments.ordinal]))
+        elsewhere = _mean_elsewhere(across, np.where(in_phase, total, 0.0), mended)
+        ratio = np.where(alone, elsewhere, ratio)
+        notes = (
+            *notes,
+            "No other rank does the same work as the slow one, so its forwards and backwards take the mean of the "
+            "other stages.",
+        )
+    scale = np.where(mended, np.nan_to_num(ratio, nan=1.0), 1.0)
+    piece_ns = np.rint(durations.piece_ns * scale[recorded.lanes.piece_segment]).astype(np.int64)
+    return Durations(piece_ns, durations.transfer_ns, notes)
+
+
+def _mean_elsewhere(work: Int64, total: Float64, mended: Bool) -> npt.NDArray[np.float64]:
+    """Return the mean of the same work on other ranks by that on the mended ones, for each segment; NaN if unknown."""
+    count = int(work.max(initial=-1)) + 1
+    means = []
+    for chosen in (~mended, mended):
+        held = np.bincount(work[chosen], minlength=count)
+        summed = np.bincount(work[chosen], total[chosen], minlength=count)
+        means.append(np.where(held > 0, summed / np.maximum(held, 1), np.nan))
+    others, own = means
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = np.where(own > 0, others / own, 1.0)
+    return np.asarray(np.where(np.isnan(others), np.nan, ratio)[work])

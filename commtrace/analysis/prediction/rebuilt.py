@@ -1,0 +1,342 @@
+"""Rebuild steps from their parts, with another order or length of forwards and backwards.
+
+A stage runs its actions in the given order, each once its input has arrived: one transfer after the message was sent
+and, unless messages are received while the lane works, after the stage came to wait for it. Sends hold nobody up. What
+follows the last backward (gradient reduction, optimizer) is replayed as recorded, joined across ranks, from the instant
+at which each rank gets there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.prediction.changes import Changes
+from commtrace.analysis.prediction.durations import Durations
+from commtrace.analysis.prediction.orders import BACKWARD, FORWARD, INPUT, WEIGHTS, Action
+from commtrace.analysis.prediction.parts import LaneParts, Parts
+from commtrace.analysis.prediction.recorded import RecordedSteps
+from commtrace.analysis.replay.edges import work_between, worked_before
+from commtrace.analysis.replay.graph import ReplayGraph
+from commtrace.errors import ConfigurationError
+from commtrace.trace.spans import Bool, Int64
+
+HALF: Final = 0.5
+"""Share of a backward for the gradients of weights, where the run does not tell."""
+
+
+class LaneWork(NamedTuple):
+    """What one rank does in a rebuilt step."""
+
+    actions: tuple[Action, ...]
+    busy_ns: Int64  # of each action
+    gap_ns: Int64  # before each action
+    template: tuple[Action, ...]  # the recorded action that each one stands for
+
+
+class Layer(NamedTuple):
+    """How the layers of a stage change its forwards and backwards, as a share of what they took."""
+
+    forward: float
+    backward: float
+
+
+def work_as_recorded(parts: LaneParts) -> LaneWork:
+    """Return the recorded actions in their order."""
+    return LaneWork(parts.actions, parts.busy_ns, parts.gap_ns, parts.actions)
+
+
+def changed_work(
+    parts: LaneParts, order: Sequence[Action] | None, chunks: int, changes: Changes, layer: Layer
+) -> LaneWork:
+    """Return the actions of a rank in ``order``, None for the recorded one, with changed lengths.
+
+    Microbatches beyond the recorded ones take the times of the recorded ones again, in turn.
+    """
+    table = _Table.of(parts, changes, layer)
+    if order is None:
+        busy = [table.ns(action, parts.chunks) for action in parts.actions]
+        return LaneWork(parts.actions, np.array(busy, np.int64), parts.gap_ns, parts.actions)
+    busy = [table.ns(action, chunks) for action in order]
+    letters = [action.letter for action in order]
+    pairs = {pair: parts.gap_between(*pair) for pair in set(pairwise(letters))}
+    gaps = [float(parts.gap_ns[0]), *(pairs[pair] for pair in pairwise(letters))]
+    return LaneWork(
+        tuple(order),
+        np.array(busy, np.int64),
+        np.rint(gaps).astype(np.int64),
+        tuple(table.template(action) for action in order),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The times of forwards, backwards and their weights' part, by recorded microbatch and chunk."""
+
+    microbatches: tuple[int, ...]
+    chunks: int
+    forward: Mapping[tuple[int, int], int]
+    backward: Mapping[tuple[int, int], int]
+    weights: Mapping[tuple[int, int], int]
+    recorded: Mapping[tuple[int, int], Mapping[str, Action]]
+
+    @classmethod
+    def of(cls, parts: LaneParts, changes: Changes, layer: Layer) -> _Table:
+        forward: dict[tuple[int, int], int] = {}
+        backward: dict[tuple[int, int], int] = {}
+        weights: dict[tuple[int, int], int] = {}
+        recorded: dict[tuple[int, int], dict[str, Action]] = {}
+        for action, busy, repeated in zip(
+            parts.actions, parts.busy_ns.tolist(), parts.recompute_ns.tolist(), strict=True
+        ):
+            place = action.microbatch, action.chunk
+            recorded.setdefault(place, {})[action.letter] = action
+            if action.letter == FORWARD:
+                forward[place] = round(busy * layer.forward)
+                continue
+            kept = busy - repeated if changes.recompute is False else busy
+            share = round(kept * layer.backward)
+            backward[place] = backward.get(place, 0) + share
+            if action.letter == WEIGHTS:
+                weights[place] = share
+        lacking = sorted(set(forward) ^ set(backward))
+        if lacking:
+            raise ConfigurationError(
+                f"microbatch {lacking[0][0]} has a forward or a backward only, so the schedule cannot be changed"
+            )
+        if changes.weight_share is not None:
+            weights = {place: round(total * changes.weight_share) for place, total in backward.items()}
+        elif not weights:
+            weights = {place: round(total * HALF) for place, total in backward.items()}
+        if changes.recompute:
+            backward = {place: total + forward[place] for place, total in backward.items()}
+        return cls(parts.microbatches, parts.chunks, forward, backward, weights, recorded)
+
+    def ns(self, action: Action, chunks: int) -> int:
+        """Return the time of an action, with so many chunks on each stage."""
+        of_letter = {
+            FORWARD: self._share(self.forward, action, chunks),
+            WEIGHTS: self._share(self.weights, action, chunks),
+        }
+        if action.letter in of_letter:
+            return of_letter[action.letter]
+        whole = self._share(self.backward, action, chunks)
+        return whole - of_letter[WEIGHTS] if action.letter == INPUT else whole
+
+    def template(self, action: Action) -> Action:
+        """Return the recorded action that this one stands for."""
+        microbatch = self._microbatch(action)
+        own = self.recorded[microbatch, min(action.chunk, self.chunks - 1)]
+        for letter in (action.letter, BACKWARD, INPUT):
+            if letter in own and (letter == action.letter or action.letter != FORWARD):
+                return own[letter]
+        return next(iter(own.values()))
+
+    def _microbatch(self, action: Action) -> int:
+        return self.microbatches[action.microbatch % len(self.microbatches)]
+
+    def _share(self, table: Mapping[tuple[int, int], int], action: Action, chunks: int) -> int:
+        microbatch = self._microbatch(action)
+        if chunks == self.chunks:
+            return table[microbatch, action.chunk]
+        total = sum(table[microbatch, chunk] for chunk in range(self.chunks))
+        return total * (action.chunk + 1) // chunks - total * action.chunk // chunks
+
+
+class Rebuilt(NamedTuple):
+    """Rebuilt steps: the instants of all their nodes, ns from the start of each step."""
+
+    times: Int64  # of the nodes of the recorded graph that come after the last action
+    begin: tuple[tuple[Int64, ...], ...]  # of each action, by index of the rank, then of the step
+    ready: tuple[tuple[Int64, ...], ...]  # when the rank came to wait for each action's input
+    step_ns: Int64
+
+
+def rebuild(
+    recorded: RecordedSteps,
+    durations: Durations,
+    parts: Parts,
+    work: Sequence[Sequence[LaneWork]],
+    chunks: int,
+    transfer_ns: Sequence[Sequence[float]],
+) -> Rebuilt:
+    """Rebuild all steps; ``work`` and ``transfer_ns`` are by index of the rank, then of the step.
+
+    Raises:
+        ReplayError: the actions wait for one another in a circle.
+    """
+    graph = _Edges(len(recorded.lanes.node_piece) + recorded.joins.count)
+    places = parts.places if chunks == parts.chunks else _in_a_loop(parts.stages, chunks)
+    begins: dict[tuple[int, int], range] = {}
+    ends: dict[tuple[int, int], int] = {}
+    for step in range(len(recorded.steps)):
+        for pipeline in parts.pipelines:
+            _connect_pipeline(graph, pipeline, step, parts, work, places, transfer_ns, begins, ends)
+    tail = _Tail.of(recorded, parts)
+    tail.connect(graph, recorded, durations, ends)
+    times = graph.times()
+    shape = recorded.lanes.last_node.shape
+    starts = tuple(tuple(times[_nodes(begins[rank, step], 1)] for step in range(shape[1])) for rank in range(shape[0]))
+    ready = tuple(tuple(times[_nodes(begins[rank, step], 0)] for step in range(shape[1])) for rank in range(shape[0]))
+    return Rebuilt(times, starts, ready, np.asarray(times[recorded.lanes.last_node].max(axis=0)))
+
+
+_NODES_OF_ACTION: Final = 3
+"""When the rank is free for it, its begin, its end."""
+
+
+def _nodes(actions: range, which: int) -> Int64:
+    return np.arange(actions.start + which, actions.stop, _NODES_OF_ACTION)
+
+
+def _in_a_loop(stages: int, chunks: int) -> dict[tuple[int, int], int]:
+    return {(stage, chunk): chunk * stages + stage for stage in range(stages) for chunk in range(chunks)}
+
+
+class _Edges:
+    """A growing list of edges, and of nodes beyond the recorded ones."""
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = nodes
+        self._source: list[int] = []
+        self._target: list[int] = []
+        self._weight: list[int] = []
+        self._arrays: list[tuple[Int64, Int64, Int64]] = []
+
+    def new_nodes(self, count: int) -> range:
+        self.nodes += count
+        return range(self.nodes - count, self.nodes)
+
+    def add(self, source: int, target: int, weight: int) -> None:
+        self._source.append(source)
+        self._target.append(target)
+        self._weight.append(weight)
+
+    def add_all(self, source: Int64, target: Int64, weight: Int64) -> None:
+        self._arrays.append((source, target, weight))
+
+    def times(self) -> Int64:
+        source, target, weight = (
+            np.concatenate([np.array(own, np.int64), *(np.asarray(arrays[at], np.int64) for arrays in self._arrays)])
+            for at, own in enumerate((self._source, self._target, self._weight))
+        )
+        return ReplayGraph.from_edges(self.nodes, source, target).times(weight)
+
+
+def _connect_pipeline(
+    graph: _Edges,
+    pipeline: Sequence[int],
+    step: int,
+    parts: Parts,
+    work: Sequence[Sequence[LaneWork]],
+    places: Mapping[tuple[int, int], int],
+    transfer_ns: Sequence[Sequence[float]],
+    begins: dict[tuple[int, int], range],
+    ends: dict[tuple[int, int], int],
+) -> None:
+    """Add the actions of one pipeline in one step."""
+    done: dict[tuple[str, int, int], tuple[int, int]] = {}  # end node and rank, by letter, position and microbatch
+    needs: list[tuple[int, int, int, tuple[str, int, int]]] = []
+    last_place = max(places.values())
+    for stage, rank in enumerate(pipeline):
+        own = work[rank][step]
+        nodes = graph.new_nodes(_NODES_OF_ACTION * len(own.actions))
+        begins[rank, step] = nodes
+        before = graph.new_nodes(1)[0]
+        for at, action in enumerate(own.actions):
+            free, begin, end = nodes[_NODES_OF_ACTION * at : _NODES_OF_ACTION * (at + 1)]
+            graph.add(before, free, int(own.gap_ns[at]))
+            graph.add(free, begin, 0)
+            graph.add(begin, end, int(own.busy_ns[at]))
+            before = end
+            place = places[stage, action.chunk]
+            if action.letter == WEIGHTS:
+                continue
+            way = FORWARD if action.letter == FORWARD else BACKWARD
+            done[way, place, action.microbatch] = end, rank
+            source = place - 1 if way == FORWARD else place + 1
+            if 0 <= source <= last_place:
+                needs.append((free, begin, rank, (way, source, action.microbatch)))
+        ends[rank, step] = before
+    for free, begin, rank, needed in needs:
+        if needed not in done:
+            raise ConfigurationError(
+                f"microbatch {needed[2]} was not recorded on all stages, so the schedule cannot be rebuilt"
+            )
+        sent, sender = done[needed]
+        if sender == rank:
+            graph.add(sent, begin, 0)
+            continue
+        transfer = round(transfer_ns[rank][step])
+        graph.add(sent, begin, int(parts.send_delay_ns[sender]) + transfer)
+        if not parts.receives_early:
+            graph.add(free, begin, transfer)
+
+
+class _Tail(NamedTuple):
+    """The part of the recorded graph after the last action of each rank."""
+
+    in_tail: Bool  # of each node of the lanes
+    root: Int64  # of each node of the lanes: index of its rank and step
+    cut_piece: Int64  # the first piece after the last action, of each node's rank and step
+
+    @classmethod
+    def of(cls, recorded: RecordedSteps, parts: Parts) -> _Tail:
+        lanes = recorded.lanes
+        ranks, steps = lanes.first_node.shape
+        nodes = len(lanes.node_piece)
+        in_tail, root, cut = np.zeros(nodes, np.bool_), np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
+        for rank in range(ranks):
+            for step in range(steps):
+                first, last = int(lanes.first_node[rank, step]), int(lanes.last_node[rank, step])
+                own = parts.lanes[rank][step]
+                ended = int(own.end[-1])
+                before = int(np.searchsorted(own.lane.wait_begin, ended, side="left"))
+                at = int(own.lane.wait_end[before - 1]) if before else 0
+                node = first + before  # the last one before the end of the last action
+                pieces = slice(int(lanes.node_piece[node]), int(lanes.node_piece[node + 1]))
+                passed = np.searchsorted(at + np.cumsum(lanes.piece_ns[pieces]), ended, side="right")
+                in_tail[node + 1 : last + 1] = True
+                root[first : last + 1] = rank * steps + step
+                cut[first : last + 1] = pieces.start + int(passed)
+        return cls(in_tail, root, cut)
+
+    def connect(
+        self, graph: _Edges, recorded: RecordedSteps, durations: Durations, ends: Mapping[tuple[int, int], int]
+    ) -> None:
+        """Add the edges behind the last actions, whose end nodes are given by rank and step."""
+        edges, lanes = recorded.edges, recorded.lanes
+        nodes = len(lanes.node_piece)
+        steps = lanes.first_node.shape[1]
+        roots = np.array([ends[divmod(at, steps)] for at in range(lanes.first_node.size)], np.int64)
+        before = worked_before(durations.piece_ns)
+        source, target = edges.source.astype(np.int64), edges.target.astype(np.int64)
+        on_lane = source < nodes
+        lane = np.where(on_lane, source, 0)
+        weights = edges.fixed_ns.copy()
+        with_work = len(edges.first_piece)
+        behind = self.in_tail[lane[:with_work]]
+        begin = np.where(behind, edges.first_piece, self.cut_piece[lane[:with_work]])
+        weights[:with_work] += work_between(before, begin, edges.end_piece.astype(np.int64))
+        first_transfer = len(edges) - len(edges.transfer)
+        weights[first_transfer:] += np.append(durations.transfer_ns, 0)[edges.transfer]
+        source[:with_work] = np.where(behind, source[:with_work], roots[self.root[lane[:with_work]]])
+
+        for_stages = np.zeros(nodes, np.bool_)
+        for_stages[lanes.waits.node[recorded.between_stages]] = True
+        to_lane = target < nodes
+        wait = np.where(to_lane, target, 0)
+        into = np.flatnonzero(~np.isin(np.arange(nodes), lanes.first_node))
+        along = np.arange(len(edges)) < len(into)
+        # Messages between stages were placed anew: what is left of their waits takes no time.
+        keep = to_lane & self.in_tail[wait] & (along | ~for_stages[wait])
+        needed = np.zeros(nodes + recorded.joins.count, np.bool_)
+        needed[source[keep & ~on_lane]] = True
+        members = ~on_lane & ~to_lane
+        needed[source[members & needed[target]]] = True
+        keep |= ~to_lane & needed[target]
+        graph.add_all(source[keep], target[keep], weights[keep])

@@ -1,0 +1,152 @@
+"""The recorded steps of a run as a dependency graph, with everything that a prediction changes in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.chain import Analysis
+from commtrace.analysis.matching.roles import PIPELINE, Roles, is_p2p
+from commtrace.analysis.replay.edges import Edges, Joins, StallNodes, connect, work_between, worked_before
+from commtrace.analysis.replay.graph import StepsGraph, graph_of_steps
+from commtrace.analysis.replay.lanes import Lanes
+from commtrace.analysis.replay.program import join_lanes, step_of_node
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Bool, Int32, Int64
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSteps:
+    """Steps that every rank recorded, ready to be replayed with other durations."""
+
+    run: Run
+    roles: Roles
+    steps: Int64  # numbers, ascending
+    ranks: Int64  # ascending
+    lanes: Lanes
+    joins: Joins
+    edges: Edges
+    stalls: StallNodes
+    graph: StepsGraph
+    transfer_role: Int64  # code of each transfer
+    between_stages: Bool  # of each wait of the lanes: it is for a message of the pipeline
+
+    @classmethod
+    def of(cls, analysis: Analysis, steps: Int64) -> RecordedSteps:
+        """Read these steps. Raise ReplayError if they cannot be replayed."""
+        rows = analysis.replayed
+        lanes, _, joins = join_lanes(rows.run, rows.matches, steps)
+        edges, stalls = connect(lanes, joins)
+        waits = lanes.waits
+        messages = {rank: is_p2p(rows.run, trace.spans) for rank, trace in rows.run.ranks.items()}
+        roles = {rank: rows.roles.ranks[rank].role for rank in rows.run.ranks}
+        of_pipeline = rows.roles.code(PIPELINE)
+        between = {rank: messages[rank] & (roles[rank] == of_pipeline) for rank in messages}
+        return cls(
+            run=rows.run,
+            roles=rows.roles,
+            steps=steps,
+            ranks=np.array(sorted(rows.run.ranks), np.int64),
+            lanes=lanes,
+            joins=joins,
+            edges=edges,
+            stalls=stalls,
+            graph=graph_of_steps(edges.source, edges.target, step_of_node(lanes, joins)),
+            transfer_role=_at(roles, joins.transfers.rank, joins.transfers.row),
+            between_stages=_at(between, waits.rank, waits.row).astype(np.bool_),
+        )
+
+    @property
+    def transfer_ns(self) -> Int64:
+        """Return the measured transfers."""
+        return self.joins.transfers.ns
+
+    def of_role(self, role: str) -> Bool:
+        """Return which transfers have this role; ``all`` has every one."""
+        if role == "all":
+            return np.ones(len(self.joins.transfers), np.bool_)
+        return np.asarray(self.transfer_role == self.roles.code(role))
+
+    def times(self, piece_ns: Int64, transfer_ns: Int64) -> Int64:
+        """Return the instant of every node, from a common start of all ranks."""
+        work_ns = work_between(worked_before(piece_ns), self.edges.first_piece, self.edges.end_piece)
+        return self.graph.times(self.edges.weights(work_ns, transfer_ns))
+
+    def step_ns(self, times: Int64) -> Int64:
+        """Return the duration of each step: the latest end of all ranks."""
+        return np.asarray(times[self.lanes.last_node].max(axis=0))
+
+    def measured_ns(self) -> npt.NDArray[np.float64]:
+        """Return the recorded duration of each step: the mean over ranks."""
+        return np.asarray((self.lanes.step_end - self.lanes.step_start).mean(axis=0), np.float64)
+
+
+class LaneTimes(NamedTuple):
+    """Recorded instants of one lane in one step, ascending, and the same in a replay; ns from the step's start."""
+
+    recorded: Int64
+    replayed: Int64
+    wait_node: Int64  # its waits, in order
+    wait_begin: Int64  # recorded
+    wait_end: Int64
+    new_begin: Int64  # replayed
+    new_end: Int64
+    is_between_stages: Bool
+
+    def at(self, recorded: Int64 | int, *, before: bool = False) -> Int64:
+        """Return the replayed instants; where a wait without a length grew, those ``before`` it or those after it."""
+        time = np.atleast_1d(np.asarray(recorded, np.int64))
+        side = np.searchsorted(self.recorded, time, side="left" if before else "right")
+        last = len(self.recorded) - 1
+        behind = np.clip(side if before else side - 1, 0, last)
+        exact = self.recorded[behind] == time
+        left = np.clip(behind - 1 if before else behind, 0, last)
+        right = np.minimum(left + 1, last)
+        span = np.maximum(self.recorded[right] - self.recorded[left], 1)
+        share = (time - self.recorded[left]) / span
+        between = self.replayed[left] + np.rint((self.replayed[right] - self.replayed[left]) * share).astype(np.int64)
+        return np.where(exact, self.replayed[behind], between)
+
+
+def lane_times(recorded: RecordedSteps, piece_ns: Int64, times: Int64, rank_index: int, step: int) -> LaneTimes:
+    """Return the instants of a lane in a step, as recorded and as replayed with these pieces."""
+    lanes = recorded.lanes
+    first, last = int(lanes.first_node[rank_index, step]), int(lanes.last_node[rank_index, step])
+    begins_step = int(lanes.step_start[rank_index, step])
+    low, high = np.searchsorted(lanes.waits.node, [first, last])
+    waits = np.arange(low, high)
+    wait_begin, wait_end = lanes.waits.start[waits] - begins_step, lanes.waits.end[waits] - begins_step
+    node_end = np.concatenate([[0], wait_end])
+    old, new = [np.zeros(1, np.int64)], [times[first : first + 1]]
+    begins = np.empty(len(waits), np.int64)
+    for number, node in enumerate(range(first, last)):
+        pieces = slice(int(lanes.node_piece[node]), int(lanes.node_piece[node + 1]))
+        worked_old, worked_new = np.cumsum(lanes.piece_ns[pieces]), np.cumsum(piece_ns[pieces])
+        old.append(node_end[number] + worked_old)
+        new.append(times[node] + worked_new)
+        if number < len(waits):
+            begins[number] = new[-1][-1] if len(worked_new) else times[node]
+            old += [wait_begin[number : number + 1], wait_end[number : number + 1]]
+            new += [begins[number : number + 1], times[node + 1 : node + 2]]
+    return LaneTimes(
+        recorded=np.concatenate(old),
+        replayed=np.concatenate(new),
+        wait_node=lanes.waits.node[waits],
+        wait_begin=wait_begin,
+        wait_end=wait_end,
+        new_begin=begins,
+        new_end=times[lanes.waits.node[waits]],
+        is_between_stages=recorded.between_stages[waits],
+    )
+
+
+def _at(of_rank: Mapping[int, npt.NDArray[np.generic]], rank: Int32, row: Int32) -> Int64:
+    picked = np.empty(len(rank), np.int64)
+    for number in np.unique(rank).tolist():
+        own = rank == number
+        picked[own] = of_rank[number][row[own]]
+    return picked

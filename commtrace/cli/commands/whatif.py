@@ -1,0 +1,211 @@
+"""``commtrace whatif RUN``: the step time of a run under changes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import Enum
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from commtrace.analysis.chain import Analysis
+from commtrace.analysis.prediction.changes import (
+    ALL_ROLES,
+    BandwidthChange,
+    Changes,
+    LatencyChange,
+    OverlapChange,
+    parse_layers,
+)
+from commtrace.analysis.prediction.predict import TARGET_ERROR, Prediction, predict, steps_drawn
+from commtrace.analysis.stragglers.search import find_stragglers
+from commtrace.analysis.windows.run import open_run
+from commtrace.cli.arguments import DEFAULT_RUNS, JsonOption, RunsArgument, StepsOption, run_directory
+from commtrace.cli.output import milliseconds, wide_console
+from commtrace.errors import ConfigurationError
+
+
+class Order(str, Enum):
+    """A schedule that a prediction can run."""
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+    ZERO_BUBBLE = "zero-bubble"
+
+
+class Switch(str, Enum):
+    """On or off."""
+
+    ON = "on"
+    OFF = "off"
+
+
+def whatif(
+    runs: RunsArgument = DEFAULT_RUNS,
+    bandwidth: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=2x",
+            help="Bandwidth of a role (or of all): a factor, or bus bandwidth as in dp=100GB/s. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    latency: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=+50us",
+            help="Latency of a role (or of all): pp=0.5x, pp=20us, pp=+50us. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    overlap: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=perfect",
+            help="perfect: work hides all transfers of the role. none: the lane waits where each starts. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    without_slow_rank: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RANK",
+            help="This rank works as fast as its peers; all: every rank that commtrace straggler names. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    schedule: Annotated[Order | None, typer.Option(help="Another pipeline schedule.", show_default=False)] = None,
+    chunks: Annotated[
+        int | None, typer.Option(min=1, metavar="V", help="Model chunks per stage.", show_default=False)
+    ] = None,
+    microbatches: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="M", help="Microbatches per replica and step, each as large.", show_default=False),
+    ] = None,
+    layers: Annotated[
+        str, typer.Option(metavar="8,9,8,7", help="Layers of each stage, after moving some.", show_default=False)
+    ] = "",
+    layers_before: Annotated[
+        str,
+        typer.Option(metavar="8,8,8,8", help="Layers of each stage in the run. Default: alike.", show_default=False),
+    ] = "",
+    recompute: Annotated[
+        Switch | None, typer.Option(help="Recompute all activations in the backward.", show_default=False)
+    ] = None,
+    weight_share: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Share of a backward for the gradients of weights, if the run does not tell. Default: 0.5.",
+            show_default=False,
+        ),
+    ] = None,
+    steps: StepsOption = "",
+    json_output: JsonOption = False,
+) -> None:
+    """Print what a step of a run would take with changes.
+
+    The recorded steps are replayed with the changes. The answer begins with how well the replay reproduces the run
+    itself. Without changes, only that is printed.
+    """
+    changes = Changes(
+        bandwidth=tuple(BandwidthChange.parse(text) for text in bandwidth or ()),
+        latency=tuple(LatencyChange.parse(text) for text in latency or ()),
+        overlap=tuple(OverlapChange.parse(text) for text in overlap or ()),
+        schedule=schedule.value if schedule else "",
+        chunks=chunks,
+        microbatches=microbatches,
+        layers=parse_layers("--layers", layers) if layers else (),
+        layers_before=parse_layers("--layers-before", layers_before) if layers_before else (),
+        recompute=None if recompute is None else recompute is Switch.ON,
+        weight_share=weight_share,
+    )
+    run = run_directory(runs)
+    opened = open_run(run, steps or None)
+    analysis = opened.read_steps(steps_drawn(opened.steps.used, len(opened.aligned.ranks)))
+    slow = _slow_ranks(without_slow_rank or [], analysis)
+    outcome = predict(analysis, changes.with_slow_ranks(slow))
+    prediction = outcome.prediction
+    if json_output:
+        printed = {"verdict": verdict_text(prediction), **prediction.to_json(), "problems": opened.recorded.problems}
+        sys.stdout.write(json.dumps(printed, allow_nan=False) + "\n")
+        return
+    console = wide_console()
+    console.print(f"Run {escape(opened.recorded.any_metadata.run_id)}", style="dim")
+    print_prediction(console, prediction)
+    if not prediction.changes:
+        told = escape(str(run))
+        console.print(f"What would help: commtrace whatif {told} --without-slow-rank all", style="dim")
+
+
+def _slow_ranks(asked: list[str], analysis: Analysis) -> tuple[int, ...]:
+    if ALL_ROLES in asked:
+        rows = analysis.replayed
+        found = find_stragglers(rows.run, rows.matches)
+        named = {rank for verdict in found.verdicts for rank in verdict.ranks}
+        if not named:
+            raise ConfigurationError(
+                "--without-slow-rank all: commtrace straggler names no slow rank in these steps; name one yourself"
+            )
+        return tuple(sorted(named))
+    try:
+        return tuple(sorted({int(one) for one in asked}))
+    except ValueError:
+        raise ConfigurationError(f"--without-slow-rank {' '.join(asked)}: write a rank, or all") from None
+
+
+def verdict_text(prediction: Prediction) -> str:
+    """Return the predicted step time beside the measured one, with its uncertainty."""
+    measured = prediction.fidelity.measured_ns
+    if not prediction.changes:
+        return f"A step takes {milliseconds(measured)} ms; the replay takes {_percent(prediction.fidelity.error)}."
+    saved = measured - prediction.predicted_ns
+    less = "less" if saved >= 0 else "more"
+    return (
+        f"A step would take {milliseconds(prediction.predicted_ns)} ± {milliseconds(prediction.uncertainty_ns)} ms: "
+        f"{abs(saved) / measured:.1%} {less} than the measured {milliseconds(measured)} ms."
+    )
+
+
+def print_prediction(console: Console, prediction: Prediction) -> None:
+    """Print how faithful the replay is, then the answer and what it assumes."""
+    fidelity = prediction.fidelity
+    if prediction.changes:
+        console.print(f"[bold]{escape(verdict_text(prediction))}[/]\n")
+    console.print(
+        f"Replay of the run itself: {milliseconds(fidelity.replayed_ns)} ms for a step of "
+        f"{milliseconds(fidelity.measured_ns)} ms ({_percent(fidelity.replayed_ns / fidelity.measured_ns - 1)})."
+    )
+    if fidelity.rebuilt_ns is not None:
+        console.print(
+            f"Rebuilt from its forwards, backwards and messages: {milliseconds(fidelity.rebuilt_ns)} ms "
+            f"({_percent(fidelity.error)})."
+        )
+    if abs(fidelity.error) > TARGET_ERROR:
+        console.print(
+            f"[yellow]More than {TARGET_ERROR:.0%} of a step is not explained: read the answer as a direction.[/]"
+        )
+    if not prediction.changes:
+        return
+    console.print(f"Changed: {escape('; '.join(prediction.changes))}.")
+    if prediction.microbatches != prediction.recorded_microbatches:
+        console.print(
+            f"A step has {prediction.microbatches} microbatches instead of {prediction.recorded_microbatches}: "
+            f"{prediction.throughput_ratio:.3f} times as many per second."
+        )
+    for sentence in prediction.assumptions:
+        console.print(f"Assumed: {escape(sentence)}")
+    console.print(
+        "±: what the replay misses of the run itself, and two standard errors of the steps. Whether the changed "
+        "program behaves as assumed is not in it.",
+        style="dim",
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{share:+.2%}"

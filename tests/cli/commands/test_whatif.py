@@ -1,0 +1,95 @@
+"""``commtrace whatif``: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from commtrace.cli.main import app
+from commtrace.synth import Fault, Job, synthesize, write
+from commtrace.trace import schema
+from tests.trace.rows import row, steps, write_rank
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("runs") / "slow"
+    write(synthesize(Job(pp=2, dp=4, steps=24, faults=(Fault.parse("slow-rank=5:1.5"),))), directory)
+    return str(directory)
+
+
+def asked(*words: str) -> Any:
+    result = CliRunner().invoke(app, ["whatif", *words, "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def refused(*words: str) -> str:
+    result = CliRunner().invoke(app, ["whatif", *words])
+    assert result.exit_code == 2, result.output
+    return " ".join(result.stderr.split())
+
+
+def test_without_all_slow_ranks_the_step_is_as_long_as_that_of_the_healthy_job(job: str, tmp_path: Path) -> None:
+    truth = json.loads((Path(job) / "truth.json").read_text())
+    answer = asked(job, "--without-slow-rank", "all")
+
+    assert answer["changes"] == ["rank 5 as fast as the others"]
+    healthy = truth["ideal"]["step_without_faults_ns"]
+    assert answer["predicted_ns"] == pytest.approx(healthy, rel=0.02)
+    assert abs(answer["predicted_ns"] - healthy) < answer["uncertainty_ns"] < 0.03 * healthy
+    assert answer["fidelity"]["is_faithful"]
+
+
+def test_the_answer_names_its_fidelity_its_changes_and_its_assumptions(job: str) -> None:
+    result = CliRunner().invoke(app, ["whatif", job, "--schedule", "zero-bubble", "--microbatches", "4"])
+    printed = " ".join(result.stdout.split())
+
+    assert result.exit_code == 0, result.output
+    for words in (
+        "A step would take",
+        "Replay of the run itself:",
+        "Rebuilt from its forwards, backwards and messages:",
+        "Changed: schedule zero-bubble; 4 microbatches.",
+        "A step has 4 microbatches instead of 8:",
+        "50% are assumed. Set it with --weight-share.",
+    ):
+        assert words in printed
+
+
+def test_without_changes_only_the_fidelity_is_printed(job: str) -> None:
+    result = CliRunner().invoke(app, ["whatif", job])
+
+    assert "Replay of the run itself" in result.stdout
+    assert "would take" not in result.stdout
+    assert f"commtrace whatif {job} --without-slow-rank all" in result.stdout.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--bandwidth", "xp=2x"), "no communication of role xp; they have"),
+        (("--bandwidth", "tp=2"), "write a factor or a bus bandwidth"),
+        (("--without-slow-rank", "first"), "write a rank, or all"),
+        (("--without-slow-rank", "8"), "the run has ranks 0–7"),
+        (("--layers", "4,4,4"), "names 3 stages, but the pipeline of this run has 2"),
+        (("--chunks", "3", "--microbatches", "7"), "is no multiple"),
+        (("--recompute", "off"), "recomputes nothing"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(job: str, words: tuple[str, ...], told: str) -> None:
+    assert told in refused(job, *words)
+
+
+def test_a_run_of_kernels_is_refused(tmp_path: Path) -> None:
+    kernels = [
+        row(kind=schema.KERNEL, step=step, start=100 * step + 5, end=100 * step + 50, timing=schema.KERNEL_TIMING)
+        for step in range(4)
+    ]
+    write_rank(tmp_path / "kernels", [*steps(0, 4), *kernels])
+
+    assert "holds kernels of a profiler" in refused(str(tmp_path / "kernels"))

@@ -54,7 +54,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "planning": frozenset({"errors", "trace", "analysis"}),
     "benchmarks": BASE | {"launchers", "analysis"},
     "search": frozenset({"errors", "trace", "analysis", "planning"}),
-    "exporters": BASE | {"options", "recorder", "analysis", "live", "redaction"},
+    "exporters": BASE | {"options", "recorder", "analysis", "live", "redaction", "planning"},
     "viewer": frozenset({"errors", "trace", "analysis"}),
     "cli": BASE
     | {

@@ -136,6 +136,7 @@ def _model(parsed: argparse.Namespace) -> Model:
         heads=parsed.num_attention_heads,
         sequence=parsed.seq_length,
         vocabulary=-(-parsed.vocab_size // unit) * unit,
+        tokenizer_vocabulary=parsed.vocab_size,
         ffn=parsed.ffn_hidden_size or (8 * hidden // 3 // 64 * 64 if is_gated else 4 * hidden),
         query_groups=parsed.num_query_groups if parsed.group_query_attention else 0,
         head_size=parsed.kv_channels,

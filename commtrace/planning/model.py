@@ -34,13 +34,22 @@ class Model:
     experts: int = 0  # 0: no mixture of experts
     experts_per_token: int = 2
     expert_ffn: int = 0  # 0: ffn
+    tokenizer_vocabulary: int = 0  # entries without padding; 0: unknown
     moe_every: int = 1  # 2: every second layer has experts, the first among them
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "sequence", "vocabulary", "experts_per_token", "moe_every"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: give a number above 0")
-        for name in ("ffn", "query_groups", "head_size", "max_positions", "experts", "expert_ffn"):
+        for name in (
+            "ffn",
+            "query_groups",
+            "head_size",
+            "max_positions",
+            "experts",
+            "expert_ffn",
+            "tokenizer_vocabulary",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: give a number above 0, or leave it out")
         if not self.head_size and self.hidden % self.heads:

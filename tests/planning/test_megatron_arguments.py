@@ -25,7 +25,9 @@ def parse(more: str = "", gpus: int | None = None) -> MegatronJob:
 def test_a_command_line() -> None:
     job = parse("--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --use-flash-attn")
 
-    assert job.model == Model(layers=24, hidden=2048, heads=16, sequence=2048, vocabulary=50_432)
+    assert job.model == Model(
+        layers=24, hidden=2048, heads=16, sequence=2048, vocabulary=50_432, tokenizer_vocabulary=50_257
+    )
     assert job.layout == Layout(
         tp=2, pp=2, dp=4, microbatch=4, microbatches=32, sequence_parallel=True, flash_attention=True,
         expert_dispatcher="other",
@@ -42,8 +44,9 @@ def test_a_llama() -> None:
     )
 
     assert job.model == Model(
-        layers=24, hidden=2048, heads=16, sequence=2048, vocabulary=50_304, ffn=5440, query_groups=8, gated=True,
-        linear_bias=False, qkv_bias=False, normalization="RMSNorm", positions="rope", tied_embeddings=False,
+        layers=24, hidden=2048, heads=16, sequence=2048, vocabulary=50_304, tokenizer_vocabulary=50_257, ffn=5440,
+        query_groups=8, gated=True, linear_bias=False, qkv_bias=False, normalization="RMSNorm", positions="rope",
+        tied_embeddings=False,
     )  # fmt: skip
     assert (job.layout.recompute, job.layout.distributed_optimizer, job.layout.dp) == ("selective", True, 16)
     assert not job.layout.flash_attention

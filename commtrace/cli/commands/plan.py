@@ -60,6 +60,10 @@ def plan(
         ),
     ] = None,
     steps: StepsOption = "",
+    simai: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write the job as a workload of SimAI, as AICB generates it."),
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
     """Print what a training job will hold and send, before it runs.
@@ -71,8 +75,8 @@ def plan(
     if memory is not None and memory <= 0:
         raise ConfigurationError(f"--memory is {memory:g}: give the memory of a GPU in GiB, such as 80")
     if against is not None:
-        if like is not None or memory is not None:
-            raise ConfigurationError("--against compares communication: leave out --like and --memory")
+        if like is not None or memory is not None or simai is not None:
+            raise ConfigurationError("--against compares communication: leave out --like, --memory and --simai")
         print_beside(against, _planned(job, gpus)[0] if job else None, steps, json_output=json_output)
     if steps:
         raise ConfigurationError("--steps belongs to --against RUN")
@@ -95,7 +99,19 @@ def plan(
         _print_plan(console, planned, ignored, found, memory)
         if compared:
             _print_compared(console, compared)
+    if simai is not None:
+        _write_simai(planned, simai)
     raise typer.Exit(1 if fits is False else 0)
+
+
+def _write_simai(planned: Plan, path: Path) -> None:
+    from commtrace.exporters.simulators.simai_of_plan import differences, workload_of_plan  # most plans need no file
+
+    workload = workload_of_plan(planned)
+    workload.write(path)
+    typer.echo(f"{path}: {len(workload.layers)} rows for SimAI, compute not measured", err=True)
+    for difference in differences(planned):
+        typer.echo(f"note: {difference}", err=True)
 
 
 def _planned(job: Sequence[str], gpus: int | None) -> tuple[Plan, tuple[str, ...]]:

@@ -195,7 +195,7 @@ def test_a_run_without_sizes_says_what_to_give(tmp_path: Path, facts: dict[str, 
 
 
 def test_what_does_not_belong_to_a_comparison_is_refused(tmp_path: Path) -> None:
-    assert "leave out --like and --memory" in run_plan("--against", str(tmp_path), "--memory", "1").stderr
+    assert "leave out --like, --memory and --simai" in run_plan("--against", str(tmp_path), "--memory", "1").stderr
     assert "--steps belongs to --against" in run_plan("--steps", "1", plan_file(tmp_path)).stderr
     assert "no" in run_plan("--against", str(tmp_path)).stderr
 
@@ -214,3 +214,15 @@ def test_the_numbers_of_another_tool_stand_beside() -> None:
 @pytest.mark.parametrize("words", [[], ["--like", "megatron-issue-488", "--", *MEGATRON]])
 def test_one_job_is_needed(words: list[str]) -> None:
     assert "give either a file, a run, a command after --, or --like" in run_plan(*words).stderr
+
+
+def test_a_workload_for_simai_is_written_beside_the_plan(tmp_path: Path) -> None:
+    path = tmp_path / "workload.txt"
+
+    result = run_plan("--simai", str(path), "--json", "--", *MEGATRON, "--tensor-model-parallel-size", "2")
+
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["parameters"] == 218_496
+    assert path.read_text().splitlines()[1] == "51"
+    assert f"{path}: 51 rows for SimAI, compute not measured" in result.stderr
+    assert "note: AICB counts the word embedding 4 times" in result.stderr

@@ -479,7 +479,30 @@ def _one_node() -> list[Row]:
                 ),
             ],
         ),
+        Row(
+            [
+                _of_gpus(
+                    "Tensor cores active", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+                    "Share of cycles in which the tensor cores worked. A wait inside of a kernel of NCCL is none.",
+                ),
+                _of_gpus(
+                    "Occupancy", "DCGM_FI_PROF_SM_OCCUPANCY",
+                    "Resident warps as a share of what fits on the multiprocessors.",
+                ),
+            ],
+            title="GPUs, by dcgm-exporter where it runs",
+        ),
     ]  # fmt: skip
+
+
+def _of_gpus(title: str, series: str, text: str) -> Panel:
+    """Return a series of dcgm-exporter on the node's GPUs, for the time in which the chosen run trains there.
+
+    Its GPU_UTIL is left out: that some kernel runs says nothing of how much of the GPU works.
+    """
+    hosts = f'label_replace(commtrace_last_step{{{NODE}}}, "Hostname", "$1", "node", "(.*)")'
+    query = f'max by (gpu) ({series}{{Hostname=~"$node"}} and on (Hostname) {hosts})'
+    return lines(title, "percentunit", Query(query, "GPU {{gpu}}"), text=text, most=1)
 
 
 def _one_rank() -> list[Row]:
@@ -625,7 +648,7 @@ def _communication() -> list[Row]:
                         f"{{{RUN}}} * commtrace:message_seconds:per_step{{{RUN}}}) "
                         f"/ sum by (nodes) (commtrace:message_seconds:per_step{{{RUN}}})", "{{nodes}}",
                     ),
-                    text="Mean over the time in flight: NVLink against the network.",
+                    text="Effective, mean over the time in flight: NVLink against the network.",
                 ),
             ],
         ),

@@ -36,7 +36,7 @@ from commtrace.live.summarise import StepExtras, StepWindow, summarise
 from commtrace.live.summary import Device, StepSummary
 from commtrace.synth import Fault, Job, Synthetic, synthesize
 from commtrace.trace import schema
-from commtrace.trace.metadata import ClockAnchor
+from commtrace.trace.metadata import ClockAnchor, RankMetadata
 from commtrace.trace.schema import Row
 from commtrace.trace.selection import StepRange
 from tests.e2e.prometheus import PROGRAM, PROMTOOL, Prometheus, free_port
@@ -197,6 +197,7 @@ def _store(
                         if rank.step:
                             place = f"{rank.live.metadata.node}:{9400 + rank.live.metadata.local_rank}"
                             samples.append(Sample("up", rank.live.identity(), 1.0))
+                            samples += dcgm_samples(rank.live.metadata)
                             file.writelines(_lines(samples, place, start + seconds, prefixes))
                 if path is not None:
                     path.train_until(seconds)
@@ -205,6 +206,18 @@ def _store(
             file.write("# EOF\n")
         _promtool("tsdb", "create-blocks-from", "openmetrics", text, text.parent / "data")
         text.unlink()
+
+
+def dcgm_samples(rank: RankMetadata) -> list[Sample]:
+    """Return what dcgm-exporter on the rank's node says of its GPU, and of another one that the job does not use."""
+    values = {
+        "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.25 + rank.local_rank / 16,
+        "DCGM_FI_PROF_SM_OCCUPANCY": 0.5,
+        "DCGM_FI_DEV_GPU_UTIL": 100.0,
+    }
+    gpu = {"gpu": str(rank.local_rank), "UUID": f"GPU-{rank.rank}", "Hostname": rank.node}
+    other = {**gpu, "Hostname": f"another-{rank.node}"}
+    return [Sample(name, labels, value) for name, value in values.items() for labels in (gpu, other)]
 
 
 def _lines(samples: Sequence[Sample], instance: str, now: int, prefixes: dict[tuple[str, ...], str]) -> Iterator[str]:

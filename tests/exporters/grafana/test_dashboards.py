@@ -16,7 +16,7 @@ from commtrace.exporters.grafana.dashboards import DIRECTORY, dashboard_files, d
 from commtrace.exporters.grafana.panels import WIDTH
 from commtrace.exporters.prometheus.critical_path import PathCollector
 from commtrace.exporters.prometheus.metrics import RankCollector, StepTotals
-from commtrace.exporters.prometheus.rules import Timing, recording_rules
+from commtrace.exporters.prometheus.rules import Timing, alerts, recording_rules
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.summary import Device
 from tests.exporters.prometheus.steps import rank, summary
@@ -94,6 +94,24 @@ def test_a_dashboard_asks_only_for_what_is_exported(name: str) -> None:
 
     assert asked
     assert asked <= exported()
+
+
+def test_what_a_gpu_does_is_told_by_its_tensor_cores_and_occupancy_and_by_nothing_else() -> None:
+    """nvidia-smi's GPU-Util is the time in which any kernel runs, one that waits for another rank included."""
+    asked = {word for name in NAMES for one in targets(name) for word in re.findall(r"DCGM\w+", one["expr"])}
+    words = " ".join(f"{panel['title']} {panel.get('description', '')}" for name in NAMES for panel in panels(name))
+
+    assert asked == {"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_SM_OCCUPANCY"}
+    assert re.findall(r"(?i)gpu.?util\w*|\bbusy\b", words) == []
+
+
+def test_bus_bandwidth_is_called_effective_and_no_alert_is_about_it() -> None:
+    """With NVLS or SHARP it exceeds what a link can carry: that is no fault, and no reason for an alert."""
+    about = [panel for name in NAMES for panel in shown(name) if "busbw" in json.dumps(panel["targets"])]
+
+    assert len(about) == 3
+    assert [panel["title"] for panel in about if not panel["description"].startswith("Effective, ")] == []
+    assert [alert.name for alert in alerts(Timing()) if "busbw" in alert.expr] == []
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "fleet" not in name])

@@ -128,6 +128,13 @@ def test_links_within_and_between_nodes_are_told_apart(watched: Watched) -> None
     assert nodes["within"] > nodes["between"]
 
 
+def test_gpus_of_the_node_are_shown_where_dcgm_exporter_runs(watched: Watched) -> None:
+    tensor = {one.labels["gpu"]: one.value for one in watched.panel("Node: Tensor cores active")}
+    occupancy = {one.labels["gpu"]: one.value for one in watched.panel("Node: Occupancy")}
+    assert tensor == {"0": 0.25, "1": 0.3125}
+    assert occupancy == {"0": 0.5, "1": 0.5}
+
+
 def test_variables_offer_what_there_is(watched: Watched) -> None:
     def offered(label: str, selector: str) -> list[str]:
         return watched.server.label_values(label, selector, watched.end - RANGE_SECONDS, watched.end)

@@ -15,9 +15,11 @@ import numpy as np
 from commtrace.analysis.breakdown.partition import Partition, partition
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.matched import Context, Matched, match_run
+from commtrace.analysis.matching.coverage import RowCounts
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.roles import Roles, select_roles
 from commtrace.analysis.replay.program import Program, build_program
+from commtrace.analysis.replay.step_statistics import TransferTable
 from commtrace.analysis.steps.choice import StepChoice, Window, rows_of_steps, select
 from commtrace.trace.run import Run
 
@@ -63,6 +65,16 @@ class Analysis:
     def program(self) -> Program:
         """Return the steps that count, ready to be replayed. Raise ReplayError if they cannot be."""
         return build_program(self.replayed.run, self.replayed.matches, np.array(self.steps.used, np.int64))
+
+    @cached_property
+    def transfers(self) -> TransferTable:
+        """Return the transfers of the program. Raise ReplayError if there is none."""
+        return TransferTable.of(self.replayed.run, self.program.transfers)
+
+    @cached_property
+    def counts(self) -> dict[int, RowCounts]:
+        """Return counts of all rows that were recorded, by rank."""
+        return {rank: RowCounts.of(trace.spans) for rank, trace in self.recorded.ranks.items()}
 
 
 def analyse(source: str | Path | Run | Window, steps: str | None = None) -> Analysis:

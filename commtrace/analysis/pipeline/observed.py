@@ -175,7 +175,7 @@ class _Measured:
 def _measure(analysis: Analysis) -> _Measured:
     totals = pipeline_totals(analysis.run, analysis.matches, analysis.roles)
     try:
-        return _Measured(totals, StatisticsParts.of(analysis.replayed.run, analysis.program))
+        return _Measured(totals, StatisticsParts.of(analysis.replayed.run, analysis.program, analysis.transfers))
     except ReplayError:
         return _Measured(totals, None)  # the bubble is measured all the same; its causes are then left out
 

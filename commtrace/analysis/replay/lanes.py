@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -143,17 +143,7 @@ def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, bounds: StepBoun
 
 def concatenate_lanes(parts: Sequence[ReadLanes]) -> ReadLanes:
     """Concatenate the lanes of several parts of a run."""
-    nodes, pieces, segments, starts = (
-        bounds_of([len(column) for column in columns])
-        for columns in zip(
-            *((read.lanes.node_piece, read.lanes.piece_ns, read.lanes.segments, read.lanes.starts) for read in parts),
-            strict=True,
-        )
-    )
-    lanes = [
-        _numbered_from(read.lanes, *offsets)
-        for read, *offsets in zip(parts, nodes[:-1], pieces[:-1], segments[:-1], starts[:-1], strict=True)
-    ]
+    lanes, launches = ([read[part] for read in parts] for part in range(len(ReadLanes._fields)))
     nested: dict[str, Any] = {
         name: _concatenated(kind, [getattr(own, name) for own in lanes])
         for name, kind in (("segments", Segments), ("starts", Starts), ("waits", Waits))
@@ -163,20 +153,32 @@ def concatenate_lanes(parts: Sequence[ReadLanes]) -> ReadLanes:
         for field in fields(Lanes)
         if field.name not in nested
     }
-    return ReadLanes(Lanes(**columns, **nested), _concatenated(Launches, [read.launches for read in parts]))
+    whole = Lanes(**columns, **nested)
+    _number(whole, lanes)
+    return ReadLanes(whole, _concatenated(Launches, launches))
 
 
-def _numbered_from(lanes: Lanes, node: int, piece: int, segment: int, start: int) -> Lanes:
-    starts, waits = lanes.starts, lanes.waits
-    return replace(
-        lanes,
-        node_piece=lanes.node_piece + piece,
-        first_node=lanes.first_node + node,
-        last_node=lanes.last_node + node,
-        piece_segment=lanes.piece_segment + segment,
-        starts=replace(starts, node=starts.node + node, piece=starts.piece + piece),
-        waits=replace(waits, node=waits.node + node, launch=np.where(waits.launch >= 0, waits.launch + start, -1)),
+def _number(whole: Lanes, parts: Sequence[Lanes]) -> None:
+    """Make the numbers in the concatenated columns of all parts those of the whole, in place."""
+    nodes, pieces, segments, starts, waits, ranks = (
+        bounds_of([len(column) for column in columns])
+        for columns in zip(
+            *((own.node_piece, own.piece_ns, own.segments, own.starts, own.waits, own.first_node) for own in parts),
+            strict=True,
+        )
     )
+    for column, bounds, before in (
+        (whole.node_piece, nodes, pieces),
+        (whole.first_node, ranks, nodes),
+        (whole.last_node, ranks, nodes),
+        (whole.piece_segment, pieces, segments),
+        (whole.starts.node, starts, nodes),
+        (whole.starts.piece, starts, pieces),
+        (whole.waits.node, waits, nodes),
+        (whole.waits.launch, waits, starts),
+    ):
+        for own, number in zip(np.split(column, bounds[1:-1]), before[:-1].tolist(), strict=True):
+            np.add(own, number, out=own, where=own >= 0)  # −1 stays: a wait without its launch
 
 
 def _concatenated(kind: type[_Columns], parts: Sequence[_Columns]) -> _Columns:

@@ -341,7 +341,8 @@ class StepStatistics:
     halvings: int = 0  # of the set of steps
 
     @classmethod
-    def of(cls, run: Run, program: Program) -> StepStatistics:
+    def of(cls, run: Run, program: Program, transfers: TransferTable | None = None) -> StepStatistics:
+        """Return the statistics of a program, which was read from ``run``, with its ``transfers`` if they are known."""
         segments = program.segments
         shape = len(program.ranks), len(program.steps)
         cell = np.searchsorted(program.ranks, segments.rank) * shape[1] + segments.step
@@ -357,7 +358,7 @@ class StepStatistics:
             replayed_ns=program.step_times(),
             table=WorkTable.of(segments),
             pauses_ns={cause: by_step(pause_ns(segments, cause)) for cause in PAUSES},
-            transfers=TransferTable.of(run, program.transfers),
+            transfers=TransferTable.of(run, program.transfers) if transfers is None else transfers,
         )
 
     @classmethod
@@ -401,12 +402,16 @@ class StepStatistics:
                 typical[own] = np.median(work_ns[own], axis=0)
         return typical
 
+    def drawn(self, halvings: int) -> Bool:
+        """Return a mask of the steps that are drawn with so many halvings of the set of steps."""
+        # The upper bits of the product keep the same share of steps with a period (checkpoints, say) as of all.
+        return np.asarray((self.steps * _GOLDEN) % 2**32 < 2 ** (32 - halvings))
+
     def halved(self, halvings: int) -> StepStatistics:
         """Return the steps that are drawn with so many halvings of the set of steps."""
         if halvings == self.halvings:
             return self
-        # The upper bits of the product keep the same share of steps with a period (checkpoints, say) as of all.
-        chosen = (self.steps * _GOLDEN) % 2**32 < 2 ** (32 - halvings)
+        chosen = self.drawn(halvings)
         return replace(
             self,
             steps=self.steps[chosen],
@@ -429,9 +434,9 @@ class StatisticsParts:
     parts: tuple[StepStatistics, ...]
 
     @classmethod
-    def of(cls, run: Run, program: Program) -> StatisticsParts:
-        """Return the statistics of a program, which was read from ``run``."""
-        return cls((StepStatistics.of(run, program),))._drawn()
+    def of(cls, run: Run, program: Program, transfers: TransferTable | None = None) -> StatisticsParts:
+        """Return the statistics of a program; arguments are those of :meth:`StepStatistics.of`."""
+        return cls((StepStatistics.of(run, program, transfers),))._drawn()
 
     def __add__(self, later: StatisticsParts) -> StatisticsParts:
         """Return the statistics of these steps and of later ones of the same ranks."""
@@ -447,10 +452,9 @@ class StatisticsParts:
         # All are in memory twice when they are joined: what is drawn leaves room for what else grows with a run.
         while sum(part.num_rows for part in parts) > (MOST_ROWS // 2 if halvings else MOST_ROWS):
             halvings += 1
-            halved = tuple(part.halved(halvings) for part in parts)
-            if sum(len(part.steps) for part in halved) < FEWEST_STEPS:
+            if sum(np.count_nonzero(part.drawn(halvings)) for part in parts) < FEWEST_STEPS:
                 break
-            parts = halved
+            parts = tuple(part.halved(halvings) for part in parts)
         return StatisticsParts(parts)
 
 

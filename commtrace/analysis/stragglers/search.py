@@ -66,9 +66,8 @@ class MeasuredWork:
     clocks_agree: bool
 
     @classmethod
-    def of(cls, run: Run, matches: Matches, program: Program, rows: Run | None = None) -> MeasuredWork:
-        """Measure the steps of a program; ``rows`` is its run if that has more rows than ``run``."""
-        parts = StatisticsParts.of(rows or run, program)
+    def of(cls, run: Run, matches: Matches, program: Program, parts: StatisticsParts) -> MeasuredWork:
+        """Measure the steps of a program with these statistics."""
         begins_ns = program.start_ns[:, [0, -1]].T
         return cls(parts, "", len(program.steps), begins_ns, blame_ns(run, matches), matches.clocks_agree)
 
@@ -114,7 +113,7 @@ def find_stragglers(
         program = program or build_program(run, matches)
     except ReplayError as error:
         return judge_stragglers(run, MeasuredWork.not_replayed(str(error), matches), None)
-    measured = MeasuredWork.of(run, matches, program)
+    measured = MeasuredWork.of(run, matches, program, StatisticsParts.of(run, program))
     replay = replay_of(run, program, measured.steps) if measured.steps else None
     return judge_stragglers(run, measured, replay, thresholds, baseline)
 
@@ -127,7 +126,8 @@ def measure_work(analysis: Analysis) -> MeasuredWork:
         program = analysis.program
     except ReplayError as error:
         return MeasuredWork.not_replayed(str(error), analysis.matches)
-    return MeasuredWork.of(analysis.run, analysis.matches, program, analysis.replayed.run)
+    parts = StatisticsParts.of(analysis.replayed.run, program, analysis.transfers)
+    return MeasuredWork.of(analysis.run, analysis.matches, program, parts)
 
 
 def judge_stragglers(

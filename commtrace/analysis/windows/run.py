@@ -114,8 +114,7 @@ def measure_run(
 
 def measure_analysis(analysis: Analysis, measure: Callable[[Analysis], Result]) -> MeasuredRun[Result]:
     """Measure the steps that count of a run that was analysed as a whole."""
-    counts = {rank: RowCounts.of(trace.spans) for rank, trace in analysis.recorded.ranks.items()}
-    return MeasuredRun(analysis.recorded, analysis.alignment, analysis.steps, counts, measure(analysis))
+    return MeasuredRun(analysis.recorded, analysis.alignment, analysis.steps, analysis.counts, measure(analysis))
 
 
 def open_run(
@@ -281,7 +280,7 @@ def _measure_window(
 
 def replay_analysis(analysis: Analysis, places: Places, scenarios: Sequence[Scenario]) -> ReplayedSteps:
     """Replay the steps that count; ``places`` are of the statistics that the scenarios were made from."""
-    return PlacedProgram.of(analysis.replayed.run, analysis.program, places).replay(scenarios)
+    return PlacedProgram.of(analysis.replayed.run, analysis.program, places, analysis.transfers).replay(scenarios)
 
 
 def _in_order(

@@ -234,7 +234,7 @@ def awaited_totals(context: Context) -> AwaitedTotals:
     """Add up waits by awaited rank and activity. The context must hold two more steps before each that counts."""
     waits = _Waits.of(context)
     due = _due_to(waits, context)
-    activity, wait = np.nonzero(due)
+    wait, activity = np.nonzero(due)
     unknown = np.flatnonzero(~waits.is_comparable)
     rows = np.concatenate([wait, unknown])
     activity = np.concatenate([activity, np.full(len(unknown), _UNKNOWN)])
@@ -329,22 +329,25 @@ def _waits_of_rank(trace: RankTrace, context: Context, times: Mapping[int, _Step
 
 
 def _due_to(waits: _Waits, context: Context) -> Int64:
-    """Return how much of each wait is due to each activity, ns, shape (activities, waits); 0 if not comparable."""
+    """Return how much of each wait is due to each activity, ns, shape (waits, activities); 0 if not comparable."""
     arrival = waits.start + waits.ns
-    more = np.zeros((len(_ACTIVITIES), len(waits.ns)))
+    more = np.zeros((len(waits.ns), len(_ACTIVITIES)), np.int64)
     known = np.flatnonzero(waits.is_comparable)
     of_last, of_waiting = (known[np.argsort(whose[known], kind="stable")] for whose in (waits.last_rank, waits.rank))
     sides = (of_last, waits.last_rank[of_last], arrival, 1), (of_waiting, waits.rank[of_waiting], waits.start, -1)
-    for rank, trace in context.run.ranks.items():
+    bounds = [np.searchsorted(whose, [[rank, rank + 1] for rank in context.run.ranks]) for _, whose, _, _ in sides]
+    for trace, *own_bounds in zip(context.run.ranks.values(), *bounds, strict=True):
         course = _Course.of(trace)
-        for rows, whose, until, sign in sides:
-            own = rows[slice(*np.searchsorted(whose, [rank, rank + 1]).tolist())]
-            more[:, own] += sign * (course.before(until[own]) - course.before(waits.since[own]))
-    more = np.maximum(more, 0)
-    more[-1, more.sum(axis=0) == 0] = 1
-    due: Int64 = np.floor(more / more.sum(axis=0) * waits.ns).astype(np.int64)
-    due[np.argmax(more, axis=0), np.arange(len(waits.ns))] += waits.ns - due.sum(axis=0)
-    due[:, ~waits.is_comparable] = 0
+        for (rows, _, until, sign), (begin, end) in zip(sides, own_bounds, strict=True):
+            own = rows[begin:end]
+            more[own] += sign * (course.before(until[own]) - course.before(waits.since[own]))
+    np.maximum(more, 0, out=more)
+    more[more.sum(axis=1) == 0, -1] = 1
+    share = more / more.sum(axis=1, keepdims=True)
+    share *= waits.ns[:, np.newaxis]
+    due: Int64 = np.floor(share, out=share).astype(np.int64)
+    due[np.arange(len(waits.ns)), np.argmax(more, axis=1)] += waits.ns - due.sum(axis=1)
+    due[~waits.is_comparable] = 0
     return due
 
 
@@ -353,7 +356,7 @@ class _Course(NamedTuple):
 
     start: Int64
     activity: Int64
-    total_ns: Int64  # of each activity before each start, shape (activities, starts)
+    total_ns: Int64  # of each activity before each start, shape (starts, activities)
 
     @classmethod
     def of(cls, trace: RankTrace) -> _Course:
@@ -367,15 +370,15 @@ class _Course(NamedTuple):
         of_row = np.append(_ACTIVITY_OF_PRIORITY.take(priority), nothing)
         start = np.append(edges[:1], edges)
         activity = np.concatenate([[nothing], of_row[winner], [nothing]])
-        total = np.zeros((len(_ACTIVITIES), len(start)), np.int64)
-        total[activity[:-1], np.arange(1, len(start))] = np.diff(start)
-        return cls(start, activity, np.cumsum(total, axis=1))
+        total = np.zeros((len(start), len(_ACTIVITIES)), np.int64)
+        total[np.arange(1, len(start)), activity[:-1]] = np.diff(start)
+        return cls(start, activity, np.cumsum(total, axis=0))
 
     def before(self, times: Int64) -> Int64:
-        """Return how long each activity lasted before each time, ns, shape (activities, times)."""
+        """Return how long each activity lasted before each time, ns, shape (times, activities)."""
         number = np.searchsorted(self.start[1:], times, side="right")
-        lasted = self.total_ns[:, number]
-        lasted[self.activity[number], np.arange(len(times))] += times - self.start[number]
+        lasted = self.total_ns[number]
+        lasted[np.arange(len(times)), self.activity[number]] += times - self.start[number]
         return np.asarray(lasted)
 
 

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from types import ModuleType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -19,8 +19,12 @@ from commtrace.capture.hooks import RAISED, Arguments, Hooks, Keywords, Wrap, in
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.installation import warn_if_untried
+from commtrace.integrations.deepspeed_sizes import deepspeed_sizes
 from commtrace.integrations.topology import Engine, deepspeed_roles, deepspeed_topology
 from commtrace.trace import schema
+
+if TYPE_CHECKING:
+    from commtrace.trace.topology import Topology  # msgspec is not imported in training
 
 PART: Final = "deepspeed"
 
@@ -113,10 +117,17 @@ class DeepSpeedIntegration:
         for group, role in roles:
             self._tracer.set_role(group, role)
         if self._leader() in (None, engine):
-            self._tracer.set_topology(deepspeed_topology(engine, roles))
+            self._tracer.set_topology({**deepspeed_topology(engine, roles), **self._sizes(engine)})
         is_compiled = getattr(engine, "is_deepcompile_enabled", None)
         if is_compiled is not None and is_compiled():
             self._tracer.untraced_paths.add(DEEPCOMPILE)
+
+    def _sizes(self, engine: Engine) -> Topology:
+        try:
+            return deepspeed_sizes(engine)
+        except Exception as error:  # only a plan needs them: everything else is recorded all the same
+            self._tracer.failed(f"{PART} sizes", error)
+            return {}
 
     def _wrap_forward(self, original: Callable[..., object]) -> Callable[..., object]:
         def begin(args: Arguments, _kwargs: Keywords) -> tuple[Span, bool] | None:

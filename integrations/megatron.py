@@ -207,8 +207,14 @@ class MegatronIntegration:
         shape = (arguments.get("seq_length"), arguments.get("micro_batch_size"))
         if topology != self._schedule or shape != self._shape:
             self._schedule, self._shape = topology, shape
-            sizes = megatron_sizes(model, *shape)
-            self._tracer.set_topology({**topology, **sizes, "framework": megatron_framework()})
+            self._tracer.set_topology({**topology, **self._sizes(model), "framework": megatron_framework()})
+
+    def _sizes(self, model: object) -> Topology:
+        try:
+            return megatron_sizes(model, *self._shape)
+        except Exception as error:  # only a plan needs them: everything else is recorded all the same
+            self._tracer.failed(f"{PART} sizes", error)
+            return {}
 
     def _time_finalization(self, model: object) -> Callable[[], None]:
         """Time the schedule's call after the last backward as a phase; return the function that undoes it."""

@@ -16,10 +16,9 @@ from commtrace.analysis.formatting import format_ranges, format_ranks, ranges
 from commtrace.analysis.windows.run import measure_run
 from commtrace.cli.output import UNKNOWN, num_bytes, wide_console
 from commtrace.errors import ConfigurationError
-from commtrace.planning.against import Beside, Row, expected_of, put_beside
+from commtrace.planning.against import Beside, Row, expected_of, expected_of_run, put_beside
 from commtrace.planning.counted import count_steps
-from commtrace.planning.plan import Plan, make_plan
-from commtrace.planning.recorded_job import recorded_job
+from commtrace.planning.plan import Plan
 
 _STYLES: Final = {"same": "", "explained": "dim", "different": "bold red"}
 
@@ -29,9 +28,8 @@ def print_beside(path: Path, planned: Plan | None, steps: str, *, json_output: b
     measured = measure_run(path, count_steps, steps or None)
     if not measured.steps.used:
         raise ConfigurationError(f"{path}: no step was marked or inferred, so that there is nothing to count in")
-    if planned is None:
-        planned = make_plan(*recorded_job(measured.recorded))
-    beside = put_beside(expected_of(planned), measured.result, (*planned.notes, *measured.recorded.problems))
+    expected, notes = expected_of_run(measured.recorded) if planned is None else (expected_of(planned), planned.notes)
+    beside = put_beside(expected, measured.result, (*notes, *measured.recorded.problems))
     if json_output:
         run = {"run": measured.recorded.any_metadata.run_id}
         typer.echo(json.dumps({**run, **beside.to_json()}, indent=2, allow_nan=False))

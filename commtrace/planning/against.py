@@ -11,8 +11,11 @@ from commtrace.analysis.formatting import format_ranges, format_ranks, ranges
 from commtrace.errors import ConfigurationError
 from commtrace.planning.communication import GRADIENT_NORM, Traffic
 from commtrace.planning.counted import OUTSIDE, UNEVEN, Call, CountedSteps, Counts, Shape, shape
-from commtrace.planning.plan import Plan
+from commtrace.planning.plan import Plan, make_plan
+from commtrace.planning.recorded_job import recorded_job, recorded_zero_job
+from commtrace.planning.zero import GATHERED_AGAIN, zero_traffic
 from commtrace.trace.json_values import JsonObject, fields_to_json
+from commtrace.trace.run import Run
 
 Verdict: TypeAlias = Literal["same", "explained", "different"]
 
@@ -119,6 +122,19 @@ def _joined(rows: Iterable[Row]) -> Iterator[Row]:
         yield replace(row, ranks=tuple(sorted(together)))
 
 
+def expected_of_run(run: Run) -> tuple[list[Expected], tuple[str, ...]]:
+    """Return what the ranks of a run should send by the sizes that it recorded, and notes.
+
+    Raises:
+        ConfigurationError: the run has no sizes, or they contradict one another.
+    """
+    zero = recorded_zero_job(run)
+    if zero is not None:
+        return [Expected(zero.ranks, zero_traffic(zero.job))], zero.notes
+    plan = make_plan(*recorded_job(run))
+    return expected_of(plan), plan.notes
+
+
 def expected_of(plan: Plan) -> list[Expected]:
     """Return what the ranks of a plan should send, with the roles that are recorded."""
     has_context_parallelism = plan.layout.cp > 1
@@ -151,7 +167,7 @@ def _notes(
 
 
 def _rows(
-    ranks: tuple[int, ...], traffic: Iterable[Traffic], measured: Sequence[Counts], run: CountedSteps
+    ranks: tuple[int, ...], traffic: Sequence[Traffic], measured: Sequence[Counts], run: CountedSteps
 ) -> Iterator[Row]:
     sizes = _expected_sizes(traffic, has_optimizer=run.optimizer_steps > 0)
     calls: dict[tuple[str, str], dict[Call, int]] = defaultdict(dict)
@@ -163,7 +179,12 @@ def _rows(
         of_sizes: Counter[int] = Counter()
         for call, count in sent.items():
             of_sizes[call.num_bytes] += count
-        difference = _Difference(operation, wanted, of_sizes, sent, run.recomputations > 0)
+        again = sum(
+            row.tensor_bytes
+            for row in traffic
+            if (row.role, row.operation, row.what) == (role, operation, GATHERED_AGAIN)
+        )
+        difference = _Difference(operation, wanted, of_sizes, sent, run.recomputations > 0, again)
         verdict, reason = difference.explained()
         num_bytes: int | None = sum(size * count for size, count in of_sizes.items())
         if operation == UNEVEN:
@@ -208,6 +229,7 @@ class _Difference(NamedTuple):
     sent: Counter[int]
     calls: Mapping[Call, int]
     recomputes: bool
+    bytes_again: int  # of ``wanted``: those of an estimate of what is gathered again
 
     def explained(self) -> tuple[Verdict, str]:
         """Return whether it is a difference, and why."""
@@ -219,6 +241,11 @@ class _Difference(NamedTuple):
             return verdict, "The bytes of some calls were not recorded."
         if self.operation == UNEVEN and wanted.total() == sent.total():
             return "explained", "As many calls as expected; their bytes follow the routing of tokens to experts."
+        if self.bytes_again and _bytes(wanted) - self.bytes_again <= _bytes(sent) <= _bytes(wanted):
+            return "explained", (
+                "Extra all-gather in the backward: parameters do not stay live within stage3_max_live_parameters and "
+                "stage3_max_reuse_distance. The plan is an upper limit: it gathers all of them again."
+            )
         missing, extra = wanted - sent, sent - wanted
         if extra.total() == 1 and missing.total() > 1 and _bytes(extra) == _bytes(missing):
             return "explained", f"{missing.total()} buckets went in one coalesced call of {_bytes(extra):,} bytes."

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import lcm
 from typing import Literal, TypeAlias
 
 from commtrace.errors import ConfigurationError
 from commtrace.planning.model import Model
+from commtrace.planning.zero_options import ZeroOptions
 
 Group: TypeAlias = tuple[int, ...]
 """The global ranks of a process group."""
@@ -36,6 +37,7 @@ class Layout:
     sequence_parallel: bool = False
     distributed_optimizer: bool = False
     zero_stage: int | None = None  # DeepSpeed's 0 to 3; None: not DeepSpeed
+    zero: ZeroOptions = field(default_factory=ZeroOptions)  # DeepSpeed's
     recompute: Literal["none", "selective", "full"] = "none"
     flash_attention: bool = False
     fused_cross_entropy: bool = False
@@ -115,6 +117,11 @@ class Layout:
             f"first_stage_layers {self.first_stage_layers} and last_stage_layers {self.last_stage_layers}: the other "
             "stages need equal shares of what is left"
         )
+
+    @property
+    def is_data_parallel(self) -> bool:
+        """Whether every rank holds, or shares, the whole model."""
+        return self.world_size == self.dp
 
     @property
     def world_size(self) -> int:
@@ -205,6 +212,7 @@ def groups(layout: Layout, role: str) -> Iterator[Group]:
         "ep": layout.ep_group,
         "tp-ep": layout.tp_ep_group,
         "expert-dp": layout.expert_dp_group,
+        "dp": layout.dp_cp_group,
         "mp": layout.mp_group,
         "dist-opt": layout.world_group,
     }[role]

@@ -13,9 +13,10 @@ from commtrace.planning.memory import Memory, stage_memory
 from commtrace.planning.model import Model
 from commtrace.planning.parameters import model_parameters, stage_parameters
 from commtrace.planning.schedule import Bubble, ideal_bubble
+from commtrace.planning.zero import planned_zero_job, zero_traffic
 from commtrace.trace.json_values import JsonObject, to_json
 
-_ROLES: Final = ("tp", "cp", "dp-cp", "pp", "embedding", "ep", "tp-ep", "expert-dp", "mp", "dist-opt")
+_ROLES: Final = ("tp", "cp", "dp-cp", "dp", "pp", "embedding", "ep", "tp-ep", "expert-dp", "mp", "dist-opt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +127,22 @@ def _plan_stage(model: Model, layout: Layout, stage: int) -> StagePlan:
         layers=layout.stage_layers(model, stage),
         parameters=sum(parameter.elements for parameter in stage_parameters(model, layout, stage)),
         memory=stage_memory(model, layout, stage),
-        traffic=() if layout.zero_stage is not None else stage_traffic(model, layout, stage),
+        traffic=_traffic(model, layout, stage),
     )
+
+
+def _traffic(model: Model, layout: Layout, stage: int) -> tuple[Traffic, ...]:
+    if layout.zero_stage is None:
+        return stage_traffic(model, layout, stage)
+    return zero_traffic(planned_zero_job(model, layout)) if layout.is_data_parallel else ()
 
 
 def _notes(model: Model, layout: Layout) -> Iterator[str]:
     if layout.zero_stage is not None:
-        yield "The communication of DeepSpeed is not computed, only memory."
+        if layout.is_data_parallel:
+            yield "Buckets hold tensors in Megatron-core's sizes and order; another model's are cut elsewhere."
+        else:
+            yield "The communication of DeepSpeed is known for data parallelism only: here only memory is computed."
     if layout.zero_stage == 3:
         yield "Parameters that ZeRO 3 has gathered (up to stage3_max_live_parameters) are not in the peak."
     if model.experts:

@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from commtrace.errors import ConfigurationError, MissingExtraError
+from commtrace.planning.deepspeed_config import deepspeed_layout
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
 
@@ -17,25 +18,48 @@ _Sizes = TypeVar("_Sizes", Model, Layout)
 
 
 def read_plan_file(path: Path) -> tuple[Model, Layout]:
-    """Return the model and the layout that a file describes in its parts ``model`` and ``layout``.
+    """Return the model and the layout that a file describes in its parts ``model``, ``layout`` and ``deepspeed``.
 
     Raises:
         ConfigurationError: the file is no YAML or JSON, a field is unknown, missing or of the wrong type.
         MissingExtraError: PyYAML is missing.
         OSError: the file cannot be read.
     """
+    content = _decoded(path)
+    if isinstance(content, dict) and "zero_optimization" in content and "model" not in content:
+        raise ConfigurationError(
+            f"{path}: this is a configuration of DeepSpeed: name it in a file with the sizes of the model, "
+            f"{{model: {{layers: …}}, layout: {{dp: 8}}, deepspeed: {path.name}}}"
+        )
+    if not isinstance(content, dict) or not {"model"} <= set(content) <= {"model", "layout", "deepspeed"}:
+        raise ConfigurationError(f"{path}: expected the parts model, layout and deepspeed, and no others")
+    layout = content.get("layout", {})
+    if "deepspeed" in content and isinstance(layout, dict):
+        layout = _with_deepspeed(path, content["deepspeed"], layout)
+    return _part(path, "model", content["model"], Model), _part(path, "layout", layout, Layout)
+
+
+def _with_deepspeed(path: Path, given: object, layout: dict[str, object]) -> dict[str, object]:
+    """Return a layout with what a configuration of DeepSpeed says, which is given as a file or in place."""
+    config = _decoded(path.parent / given) if isinstance(given, str) else given
+    if not isinstance(config, dict):
+        raise ConfigurationError(f"{path}: deepspeed is neither a file nor its content")
+    try:
+        return deepspeed_layout(config, layout)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: deepspeed: {error}") from error
+
+
+def _decoded(path: Path) -> object:
     text = path.read_bytes()
     try:
-        content = msgspec.json.decode(text) if path.suffix == ".json" else msgspec.yaml.decode(text)
+        return msgspec.json.decode(text) if path.suffix == ".json" else msgspec.yaml.decode(text)
     except ImportError as error:
         raise MissingExtraError(
             "a plan in YAML needs PyYAML: pip install 'commtrace[plan]', or write the file as JSON"
         ) from error
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"{path}: {error}") from error
-    if not isinstance(content, dict) or not {"model"} <= set(content) <= {"model", "layout"}:
-        raise ConfigurationError(f"{path}: expected the parts model and layout, and no others")
-    return _part(path, "model", content["model"], Model), _part(path, "layout", content.get("layout", {}), Layout)
 
 
 def _part(path: Path, name: str, values: object, kind: type[_Sizes]) -> _Sizes:

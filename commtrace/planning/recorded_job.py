@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -14,9 +15,13 @@ import msgspec
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
+from commtrace.planning.zero import ZeroJob
+from commtrace.planning.zero_options import ZeroOptions
 from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.topology import Topology
 
-_Sizes = TypeVar("_Sizes", Model, Layout)
+_Sizes = TypeVar("_Sizes", Model, Layout, ZeroOptions)
+_SWITCHES: Final = {one.name for one in fields(ZeroOptions) if one.type == "bool"}
 
 _DIMENSIONS: Final = {"tp": "tp", "pp": "pp", "dp": "dp", "cp": "cp", "ep": "ep", "expert-tp": "expert_tp"}
 """Fields of a layout by the dimensions of a rank."""
@@ -30,8 +35,39 @@ class RecordedJob(NamedTuple):
     notes: tuple[str, ...]
 
 
-def has_megatron_sizes(run: Run) -> bool:
-    return _rank_with(run, "model") is not None
+class RecordedZeroJob(NamedTuple):
+    """A job of DeepSpeed that was recorded."""
+
+    job: ZeroJob
+    ranks: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def recorded_zero_job(run: Run) -> RecordedZeroJob | None:
+    """Return the job of a run of DeepSpeed whose ranks are all data parallel; None for any other run.
+
+    Raises:
+        ConfigurationError: its sizes contradict one another.
+    """
+    trace = _rank_with(run, "parameter_elements")
+    if trace is None or trace.parallel.get("dp") != trace.metadata.world_size:
+        return None
+    topology, facts = trace.topology, dict(trace.topology.get("zero", {}))
+    sizes = {name: int(facts.pop(name, 2)) for name in ("parameter_bytes", "gradient_bytes")}
+    elements, groups = topology.get("parameter_elements", []), topology.get("parameter_groups", [])
+    if groups and len(groups) != len(elements):
+        raise ConfigurationError(f"{run.path}: {len(elements)} parameters and {len(groups)} groups were recorded")
+    options = {name: bool(facts[name]) if name in _SWITCHES else value for name, value in facts.items()}
+    job = ZeroJob(
+        stage=topology.get("zero_stage", 0),
+        elements=tuple(elements),
+        ranks=trace.metadata.world_size,
+        microbatches=topology.get("microbatches", 1),
+        options=_converted(run, options, ZeroOptions),
+        groups=tuple(groups),
+        **sizes,
+    )
+    return RecordedZeroJob(job, tuple(range(job.ranks)), _left_out(topology))
 
 
 def recorded_job(run: Run) -> RecordedJob:
@@ -54,9 +90,13 @@ def recorded_job(run: Run) -> RecordedJob:
         "chunks": topology.get("chunks", 1),
         "microbatches": topology.get("microbatches", 1),
     }
-    left_out = topology.get("not_planned", [])
-    notes = (f"The numbers depend on {', '.join(left_out)}, which a plan does not understand yet.",) if left_out else ()
-    return RecordedJob(_converted(run, topology.get("model", {}), Model), _converted(run, layout, Layout), notes)
+    model = _converted(run, topology.get("model", {}), Model)
+    return RecordedJob(model, _converted(run, layout, Layout), _left_out(topology))
+
+
+def _left_out(topology: Topology) -> tuple[str, ...]:
+    names = topology.get("not_planned", [])
+    return (f"The numbers depend on {', '.join(names)}, which a plan does not understand yet.",) if names else ()
 
 
 def _rank_with(run: Run, fact: str) -> RankTrace | None:

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from commtrace.analysis.windows.run import measure_run
-from commtrace.planning.against import Beside, expected_of, put_beside
+from commtrace.planning.against import Beside, expected_of_run, put_beside
 from commtrace.planning.counted import count_steps
-from commtrace.planning.plan import make_plan
-from commtrace.planning.recorded_job import recorded_job
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 
@@ -30,8 +28,7 @@ def role_of(trace: RankTrace, group: int, peer: int = -1) -> str:
 def beside_plan(directory: Path) -> Beside:
     """What a run should have sent by its own sizes, beside what it sent."""
     measured = measure_run(directory, count_steps)
-    plan = make_plan(*recorded_job(measured.recorded))
-    return put_beside(expected_of(plan), measured.result)
+    return put_beside(expected_of_run(measured.recorded)[0], measured.result)
 
 
 def rows(run: Run, rank: int, *kinds: int, **columns: int) -> Iterator[dict[str, Any]]:

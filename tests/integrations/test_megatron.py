@@ -623,3 +623,17 @@ def test_functions_bound_before_uninstall_still_work_and_record_nothing() -> Non
 
     assert tracer.notes == []
     assert model.weight.grad is not None
+
+
+def test_sizes_that_cannot_be_read_cost_nothing_but_the_plan(
+    tracer: NotingTracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise TypeError("another version")
+
+    monkeypatch.setattr(megatron, "megatron_sizes", fail)
+    integration = megatron.MegatronIntegration(tracer)  # type: ignore[arg-type]
+    integration._report_schedule("forward_backward_no_pipelining", {"model": None, "num_microbatches": 2})
+
+    assert tracer.failures == ["megatron sizes: another version"]
+    assert tracer.topology["microbatches"] == 2

@@ -8,12 +8,15 @@ import pytest
 
 from commtrace.analysis.chain import analyse
 from commtrace.errors import ConfigurationError
-from commtrace.planning.against import Beside, Expected, Row, expected_of, put_beside
+from commtrace.planning.against import Beside, Expected, Row, expected_of, expected_of_run, put_beside
 from commtrace.planning.communication import GRADIENT_NORM, Traffic
 from commtrace.planning.counted import CountedSteps, count_steps
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
 from commtrace.planning.plan import make_plan
+from commtrace.planning.recorded_job import recorded_zero_job
+from commtrace.planning.zero import GATHERED_AGAIN, ZeroJob, zero_traffic
+from commtrace.planning.zero_options import ZeroOptions
 from tests.factory import collective, group, make_run, span
 
 DP = group("dp", 0, 1)
@@ -190,3 +193,34 @@ def test_counts_of_parts_of_a_run_add_up() -> None:
     assert both.unusual_steps(0) == []
     assert {len(alike.steps) for alike in both.ranks[1].values()} == {2, 4}
     assert both.optimizer_steps == one.optimizer_steps + more.optimizer_steps
+
+
+def test_what_zero_3_gathers_again_is_an_upper_limit() -> None:
+    gathers = [
+        Traffic("dp", "all_gather", "parameters", "forward", 1, 100, 2),
+        Traffic("dp", "all_gather", GATHERED_AGAIN, "backward", 1, 100, 2),
+    ]
+    less = put_beside([Expected(range(2), tuple(gathers))], counted([("all_gather", 100)], [("all_gather", 60)]))
+    more = put_beside([Expected(range(2), tuple(gathers))], counted([("all_gather", 100)], [("all_gather", 160)]))
+
+    assert only_row(less).verdict == "explained"
+    assert only_row(less).reason.startswith("Extra all-gather in the backward: parameters do not stay live within")
+    assert only_row(more).verdict == "different"
+
+
+def test_a_recorded_job_of_deepspeed() -> None:
+    facts = {"zero_stage": 1, "microbatches": 2, "parameter_elements": [8, 2], "parameter_groups": [0, 1]}
+    zero = {"reduce_bucket_size": 4, "overlap_comm": 1, "gradient_bytes": 4}
+    run = make_run({0: [], 1: []}, topology={**facts, "zero": zero}, parallel={"dp": 2})
+    recorded = recorded_zero_job(run)
+
+    assert recorded is not None
+    assert recorded.job == ZeroJob(
+        1, (8, 2), 2, 2, gradient_bytes=4, options=ZeroOptions(4, overlap_comm=True), groups=(0, 1)
+    )
+    (expected,), notes = expected_of_run(run)
+    assert (expected.ranks, notes) == ((0, 1), ())
+    assert expected.traffic == zero_traffic(recorded.job)
+    with pytest.raises(ConfigurationError, match="2 parameters and 1 groups were recorded"):
+        recorded_zero_job(make_run({0: []}, topology={**facts, "parameter_groups": [0]}, parallel={"dp": 1}))
+    assert recorded_zero_job(make_run({0: [], 1: []}, topology=facts, parallel={"dp": 1, "pp": 2})) is None

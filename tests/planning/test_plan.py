@@ -67,7 +67,8 @@ def test_the_next_stage_of_zero_is_an_alternative() -> None:
     ("model", "layout", "words"),
     [
         (MODEL, Layout(), []),
-        (MODEL, Layout(dp=2, zero_stage=3), ["communication of DeepSpeed", "ZeRO 3 has gathered"]),
+        (MODEL, Layout(dp=2, zero_stage=3), ["Buckets hold tensors in Megatron-core's", "ZeRO 3 has gathered"]),
+        (MODEL, Layout(tp=2, zero_stage=1), ["for data parallelism only"]),
         (replace(MODEL, experts=4), Layout(dp=2, ep=2), ["divided evenly between experts"]),
         (
             replace(MODEL, experts=4),

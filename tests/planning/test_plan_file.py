@@ -47,7 +47,7 @@ def job(layout: str) -> str:
     ("text", "message"),
     [
         ("{", "plan.json: Input data was truncated"),
-        ('{"layers": 4}', "expected the parts model and layout"),
+        ('{"layers": 4}', "expected the parts model, layout and deepspeed"),
         ('{"model": 4}', "model has no fields"),
         ('{"model": {"layers": 4}}', "model: Object missing required field `hidden`"),
         (job('{"tensor": 2}'), "layout has no field tensor; its fields are tp, pp, dp"),

@@ -79,10 +79,13 @@ def test_stages_with_the_same_communication_share_a_table(tmp_path: Path) -> Non
     assert "Ideal pipeline bubble: 27% of the step, 38% of the work." in printed
 
 
-def test_deepspeed_has_memory_and_says_what_is_missing(tmp_path: Path) -> None:
+def test_deepspeed_has_communication_of_data_parallel_ranks_only(tmp_path: Path) -> None:
     printed = run_plan(plan_file(tmp_path, dp=4, zero_stage=3)).stdout
 
-    assert "! The communication of DeepSpeed is not computed, only memory." in printed
+    assert "Communication of each GPU in one iteration" in printed
+    assert "dp    reduce_scatter  gradients" in printed
+    printed = run_plan(plan_file(tmp_path, tp=2, dp=2, zero_stage=3)).stdout
+    assert "! The communication of DeepSpeed is known for data parallelism only" in printed
     assert "Communication of" not in printed
 
 

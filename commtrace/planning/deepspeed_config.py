@@ -1,0 +1,87 @@
+"""A DeepSpeed configuration as the fields of a layout, with DeepSpeed's own names and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any, Final
+
+from commtrace.errors import ConfigurationError
+from commtrace.planning.zero_options import ZeroOptions
+
+_SMALL_TYPES: Final = {"fp16": 2, "bf16": 2, "bfloat16": 2, "fp32": 4}
+
+
+def deepspeed_layout(config: Mapping[str, Any], layout: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a layout that a configuration sets, over those of ``layout``.
+
+    Args:
+        config: The content of the JSON file that DeepSpeed is given.
+        layout: What the configuration does not know, such as dp.
+
+    Raises:
+        ConfigurationError: a value is left to DeepSpeed, or the sizes of the batch contradict one another.
+    """
+    zero = config.get("zero_optimization", {})
+    if not isinstance(zero, Mapping):
+        raise ConfigurationError(f"zero_optimization is {zero!r}: give its options, such as {{stage: 2}}")
+    named = {one.name for one in fields(ZeroOptions)}
+    stage = _number(zero, "stage", 0)
+    is_half = any(_is_enabled(config, name) for name in ("fp16", "bf16", "bfloat16"))
+    given = {name: _value(zero, name) for name in named & set(zero)}
+    options = {"overlap_comm": stage == 3, "check_overflow": stage < 3, **given}
+    parameter_bytes = 2 if is_half else 4
+    communication = config.get("communication_data_type")
+    return {
+        **layout,
+        **_batch(config, int(layout.get("dp", 1))),
+        "zero_stage": stage,
+        "zero": asdict(ZeroOptions(**options)),
+        "parameter_bytes": parameter_bytes,
+        "gradient_bytes": parameter_bytes if communication is None else _bytes_of(str(communication)),
+        "optimizer_bytes": 12 if is_half else 8,
+        "clip_gradients": True,
+    }
+
+
+def _batch(config: Mapping[str, Any], dp: int) -> dict[str, int]:
+    """Return the microbatch and their number: train_batch_size is their product with dp."""
+    whole = _number(config, "train_batch_size", 0)
+    microbatch = _number(config, "train_micro_batch_size_per_gpu", 0)
+    steps = _number(config, "gradient_accumulation_steps", 0)
+    if whole and not microbatch:
+        microbatch = whole // (dp * (steps or 1))
+    microbatch = microbatch or 1
+    steps = steps or (whole // (dp * microbatch) if whole else 1)
+    if whole and whole != microbatch * steps * dp:
+        raise ConfigurationError(
+            f"train_batch_size ({whole}) is not train_micro_batch_size_per_gpu ({microbatch}) · "
+            f"gradient_accumulation_steps ({steps}) · dp ({dp}): change one, or set dp of the layout"
+        )
+    return {"microbatch": microbatch, "microbatches": steps}
+
+
+def _value(values: Mapping[str, Any], name: str) -> Any:
+    value = values[name]
+    if value == "auto":
+        raise ConfigurationError(f'{name} is "auto", which the trainer decides: give the number it will have')
+    # DeepSpeed takes 5e8 for a size
+    return int(value) if isinstance(value, float) else value
+
+
+def _number(values: Mapping[str, Any], name: str, default: int) -> int:
+    value = _value(values, name) if name in values else default
+    if not isinstance(value, int):
+        raise ConfigurationError(f"{name} is {value!r}: give a number")
+    return value
+
+
+def _is_enabled(config: Mapping[str, Any], name: str) -> bool:
+    part = config.get(name, {})
+    return isinstance(part, Mapping) and bool(part.get("enabled", False))
+
+
+def _bytes_of(name: str) -> int:
+    if name not in _SMALL_TYPES:
+        raise ConfigurationError(f"communication_data_type is {name}: give one of {', '.join(_SMALL_TYPES)}")
+    return _SMALL_TYPES[name]

@@ -1,0 +1,79 @@
+"""DeepSpeed's configuration as a layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commtrace.errors import ConfigurationError
+from commtrace.planning.deepspeed_config import deepspeed_layout
+from commtrace.planning.plan import make_plan
+from commtrace.planning.plan_file import read_plan_file
+
+MODEL = {"layers": 2, "hidden": 64, "heads": 4, "sequence": 32, "vocabulary": 128}
+CONFIG = {
+    "train_batch_size": 32,
+    "gradient_accumulation_steps": 4,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": 5e4, "overlap_comm": True},
+}
+
+
+def test_a_configuration_beside_its_plan(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps(CONFIG))
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"model": MODEL, "layout": {"dp": 4}, "deepspeed": "ds.json"}))
+    in_place = tmp_path / "in_place.json"
+    in_place.write_text(json.dumps({"model": MODEL, "layout": {"dp": 4}, "deepspeed": CONFIG}))
+
+    model, layout = read_plan_file(path)
+
+    assert (layout.dp, layout.microbatch, layout.microbatches, layout.zero_stage) == (4, 2, 4, 2)
+    assert (layout.zero.reduce_bucket_size, layout.zero.overlap_comm) == (50_000, True)
+    assert (layout.parameter_bytes, layout.gradient_bytes, layout.optimizer_bytes) == (2, 2, 12)
+    assert read_plan_file(in_place) == (model, layout)
+    rows = make_plan(model, layout).stages[0].traffic
+    parameters = make_plan(model, layout).parameters
+    gradients = sum(row.tensor_bytes for row in rows if row.what == "gradients")
+    assert gradients == 4 * 2 * parameters  # one pass for each microbatch
+    assert {row.role for row in rows} == {"dp"}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"train_micro_batch_size_per_gpu": 3}, {"microbatch": 3, "microbatches": 1, "zero_stage": 0}),
+        ({"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2}, {"microbatch": 2, "microbatches": 4}),
+        ({}, {"parameter_bytes": 4, "gradient_bytes": 4, "optimizer_bytes": 8}),
+        ({"fp16": {"enabled": True}, "communication_data_type": "fp32"}, {"parameter_bytes": 2, "gradient_bytes": 4}),
+    ],
+)
+def test_what_is_left_out_follows(config: dict[str, Any], expected: dict[str, int]) -> None:
+    assert expected.items() <= deepspeed_layout(config, {"dp": 2}).items()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"train_batch_size": 7, "gradient_accumulation_steps": 2}, r"train_batch_size \(7\) is not"),
+        ({"train_batch_size": "auto"}, 'train_batch_size is "auto"'),
+        ({"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}, 'reduce_bucket_size is "auto"'),
+        ({"zero_optimization": {"stage": "two"}}, "stage is 'two': give a number"),
+        ({"zero_optimization": True}, "zero_optimization is True"),
+        ({"communication_data_type": "int8"}, "communication_data_type is int8"),
+    ],
+)
+def test_what_cannot_be_planned_says_why(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        deepspeed_layout(config, {"dp": 2})
+
+
+def test_a_configuration_alone_says_what_to_write(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(CONFIG))
+
+    with pytest.raises(ConfigurationError, match="name it in a file with the sizes of the model"):
+        read_plan_file(path)

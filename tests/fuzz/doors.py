@@ -50,6 +50,8 @@ from tests.fuzz.mutators import (
     damage_value,
 )
 from tests.importers import kineto_files
+from tests.importers.test_aicb_csv import AICB_LINES
+from tests.importers.test_aicb_csv import write as write_aicb_log
 from tests.importers.test_flight_recorder import entry, write_dump
 from tests.importers.test_whatif import COLUMNS, two_stages, write_trace
 from tests.importers.test_workerlog import job, write_log
@@ -324,6 +326,28 @@ def _damage_workerlog(folder: Path, random: Random) -> bool:
     return False
 
 
+def _make_aicb_log(folder: Path) -> None:
+    write_aicb_log(folder / "log.csv", *AICB_LINES)
+
+
+def _damage_aicb_log(folder: Path, random: Random) -> bool:
+    path = folder / "log.csv"
+    text = path.read_text()
+    if random.random() < 0.5:
+        path.write_bytes(damage_bytes(text.encode(), random))
+    else:
+        fields = text.split(",")
+        for _ in range(random.choice((1, 3))):
+            value = random.choice([*HOSTILE_VALUES, "1e999999999", "NaN", "9" * 5_000])
+            fields[random.randrange(12, len(fields))] = f"{value}"
+        path.write_text(",".join(fields), encoding="utf-8", errors="replace")
+    return False
+
+
+def _uses_of_aicb_log(folder: Path) -> Sequence[Command | Call]:
+    return [["import", "aicb-csv", str(folder / "log.csv"), "-o", str(folder / "imported")]]
+
+
 def _uses_of_workerlog(folder: Path) -> Sequence[Command | Call]:
     return [["import", "workerlog", str(folder), "-o", str(folder / "imported")]]
 
@@ -439,6 +463,7 @@ DOORS: Final = (
     Door("flight recorder", _make_flight_records_and_run, _damage_flight_records, _uses_of_flight_records),
     Door("what-if", _make_whatif, _damage_whatif, _uses_of_whatif),
     Door("workerlog", _make_workerlog, _damage_workerlog, _uses_of_workerlog),
+    Door("aicb-csv", _make_aicb_log, _damage_aicb_log, _uses_of_aicb_log),
     Door("answers of a server", _make_answers, _damage_answers, _uses_of_answers),
 )
 

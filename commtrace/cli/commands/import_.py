@@ -24,6 +24,7 @@ class Kind(str, Enum):
     FLIGHT_RECORDER = "flight-recorder"
     INSPECTOR = "inspector"
     WORKERLOG = "workerlog"
+    AICB_CSV = "aicb-csv"
 
 
 class Steps(str, Enum):
@@ -35,7 +36,9 @@ class Steps(str, Enum):
 
 def import_(
     kind: Annotated[Kind, typer.Argument(help="The kind of the files; see below.", show_default=False)],
-    files: Annotated[list[Path], typer.Argument(help="One file per rank; whatif: one in all.", show_default=False)],
+    files: Annotated[
+        list[Path], typer.Argument(help="One file per rank; whatif, aicb-csv: one in all.", show_default=False)
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The directory of the new run.", show_default=False)],
     step_source: Annotated[
         Steps, typer.Option(help="kineto: whole (a file is one step) or profiler (its ProfilerSteps are the steps).")
@@ -65,7 +68,8 @@ def import_(
 
     kineto: the JSON that torch.profiler writes, plain or gzip. whatif: a Parquet trace of the what-if study of
     stragglers. flight-recorder: the dumps of torch's flight recorder. inspector: the JSON lines of NCCL Inspector or
-    RCCL Inspector, or their folder. workerlog: the logs of Paddle's executor, or their folder.
+    RCCL Inspector, or their folder. workerlog: the logs of Paddle's executor, or their folder. aicb-csv: the
+    log of an AICB benchmark.
     """
     with _progress() as show:
         if kind is Kind.KINETO:
@@ -129,7 +133,12 @@ def _import(
 
         return import_workerlog(files, output, on_file=on_file)
     if len(files) != 1:
-        raise ConfigurationError(f"whatif takes the one Parquet file of a job, and {len(files)} were given.")
+        what = "Parquet file of a job" if kind is Kind.WHATIF else "log of a benchmark"
+        raise ConfigurationError(f"{kind.value} takes the one {what}, and {len(files)} were given.")
+    if kind is Kind.AICB_CSV:
+        from commtrace.importers.aicb_csv import import_aicb_csv
+
+        return import_aicb_csv(files[0], output, on_file=on_file)
     from commtrace.importers.whatif import import_whatif
 
     return import_whatif(files[0], output, meta=meta, on_file=on_file)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from commtrace.analysis.summary import summarise
 from commtrace.synth import Fault, Job, synthesize, write
 from commtrace.viewer.run_view import RunView
 from commtrace.viewer.server import RunServer
+from tests.browser.test_overview_in_browser import milliseconds
 from tests.browser.test_report_in_browser import Reader
 
 RANKS = 64
@@ -28,6 +30,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@contextmanager
+def serving(paths: Mapping[str, Path], listed: Mapping[str, object]) -> Iterator[RunServer]:
+    server = RunServer(lambda: paths, RunView, lambda: listed, "a-token")
+    thread = threading.Thread(target=server.serve, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.close()
+        thread.join(30)
+    assert not thread.is_alive()
+
+
 @pytest.fixture(scope="module")
 def server(runs: Path) -> Iterator[RunServer]:
     listed = {
@@ -37,13 +52,8 @@ def server(runs: Path) -> Iterator[RunServer]:
             for name in ("few", "many")
         ],
     }
-    server = RunServer(lambda: {name: runs / name for name in ("few", "many")}, RunView, lambda: listed, "a-token")
-    thread = threading.Thread(target=server.serve, daemon=True)
-    thread.start()
-    yield server
-    server.close()
-    thread.join(30)
-    assert not thread.is_alive()
+    with serving({name: runs / name for name in ("few", "many")}, listed) as server:
+        yield server
 
 
 @pytest.fixture
@@ -159,3 +169,34 @@ def test_a_server_that_has_ended_is_said(reader: Reader, server: RunServer) -> N
     page.wait_for_selector("#failure:visible")
 
     assert "Start commtrace view again" in page.locator("#failure").inner_text()
+
+
+@pytest.mark.long
+def test_a_thousand_ranks_have_the_numbers_of_the_summary(reader: Reader, tmp_path: Path) -> None:
+    job = Job(tp=8, pp=8, dp=16, microbatches=8, steps=3, faults=(Fault("slow-rank", (517,), 1.5),))
+    path = tmp_path / "large"
+    write(synthesize(job), path)
+    with serving({"large": path}, {}) as server:
+        page = reader.page
+        page.goto(server.address("large"), timeout=120_000)
+        page.wait_for_selector("#stage[data-step]", timeout=120_000)
+        reader.settle()
+        shown = {box["rank"] for box in reader.boxes()}
+
+        assert page.input_value("#grouping") == "stage"
+        assert 517 in shown
+        assert len(shown) <= 2 * job.pp
+        assert shown <= read_ranks(reader)
+
+        page.wait_for_selector("html[data-ready]", timeout=300_000)
+        summary = summarise(path).to_json()
+        assert page.locator("#verdict").inner_text() == summary["verdict"]
+        page.select_option("#breakdown-by", "rank")
+        page.click("#breakdown-details summary")
+        listed = page.locator("#breakdown-table tbody").evaluate(
+            "(body) => [...body.rows].map((row) => [...row.cells].map((cell) => cell.textContent))"
+        )
+        compute = {f"rank {rank['rank']}": milliseconds(rank["compute_ns"]) for rank in summary["ranks"]}
+        assert len(listed) == len(compute) == 1024
+        assert {row[0].split(" · ")[0]: row[2] for row in listed} == compute
+        assert not reader.errors

@@ -52,7 +52,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "synth": frozenset({"errors", "trace"}),
     # before a run
     "planning": frozenset({"errors", "trace", "analysis"}),
-    "benchmarks": BASE | {"launchers", "analysis"},
+    "benchmarks": BASE | {"launchers", "identity", "analysis"},
     "search": frozenset({"errors", "trace", "analysis", "planning"}),
     "exporters": BASE | {"options", "recorder", "analysis", "live", "redaction", "planning"},
     "viewer": frozenset({"errors", "trace", "analysis"}),
@@ -268,7 +268,7 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
     )
 
     assert {command[0] for command in commands} == set(COMMANDS) - {
-        "bench overhead", "bench collectives", "bench matmul", "run", "import", "monitor", "view", "plot",
+        "bench overhead", "bench collectives", "bench matmul", "preflight", "run", "import", "monitor", "view", "plot",
     }  # fmt: skip
     _in_a_new_interpreter(source)
     assert (tmp_path / "report.html").stat().st_size > 1_000

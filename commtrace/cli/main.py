@@ -53,6 +53,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "list": _Command("List the runs of a directory with their verdicts.", analyses=True, module="history"),
     "hosts": _Command("Print which hosts were named how often over all runs.", analyses=True, module="history"),
     "compare": _Command("Print what changed between two runs; fail if slower.", analyses=True),
+    "preflight": _Command("Check a cluster before a job: a verdict for each node."),
     "bench overhead": _Command("Measure what recording costs a training command."),
     "bench collectives": _Command("Measure the bandwidth of collectives, with torchrun."),
     "bench matmul": _Command("Measure what matrix multiplications reach on this device."),

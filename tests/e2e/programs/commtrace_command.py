@@ -1,14 +1,17 @@
 """A command of commtrace on every rank, as ``torchrun -m commtrace`` starts it.
 
 RANKS_PER_NODE=1 gives each rank a node. FAULT=SIGINT@12 sends rank 1 a signal before the twelfth call that is timed.
+ABSENT=5 lets a rank never begin; STOPPED=3 stops one when it should ask the others, until rank 0 has ended.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
+from pathlib import Path
 
-from commtrace.benchmarks import timing
+from commtrace.benchmarks import preflight, timing
 from commtrace.cli.main import main
 
 _TIMED = timing.timed
@@ -24,10 +27,33 @@ def _timed_until_the_fault(*arguments: object) -> int:
     return _TIMED(*arguments)  # type: ignore[arg-type]
 
 
+def _stop(pid_file: Path) -> None:
+    """Stop this process in the middle of the preflight, and leave a note of whom to end."""
+
+    def stop(_targets: object) -> list[int]:
+        pid_file.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return []
+
+    preflight.unanswered = stop
+
+
 if __name__ == "__main__":
     rank = int(os.environ["RANK"])
     if "RANKS_PER_NODE" in os.environ:
         os.environ["COMMTRACE_NODE_ID"] = f"node{rank // int(os.environ['RANKS_PER_NODE'])}"
     if "FAULT" in os.environ and rank == 1:
         timing.timed = _timed_until_the_fault
-    main()
+    if os.environ.get("ABSENT") == str(rank):
+        sys.exit(0)
+    stopped = Path(os.environ.get("PID_FILE", "/nonexistent"))
+    if os.environ.get("STOPPED") == str(rank):
+        _stop(stopped)
+    if os.environ.get("OTHERWISE") == str(rank):
+        os.environ["NCCL_ALGO"] = "Tree"
+        os.environ["GLOO_SOCKET_IFNAME"] = "no-such-interface"
+    try:
+        main()
+    finally:
+        if rank == 0 and stopped.exists():
+            os.kill(int(stopped.read_text()), signal.SIGKILL)

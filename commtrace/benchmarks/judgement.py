@@ -1,0 +1,208 @@
+"""Judge a cluster by what its ranks say of themselves and what was measured: findings, and a verdict for each node."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final, NamedTuple
+
+from commtrace.analysis.communication.baseline import Measurement
+from commtrace.analysis.communication.links import SLOW, SlowLinks
+from commtrace.analysis.formatting import format_ranges, ranges
+from commtrace.benchmarks.facts import Facts
+from commtrace.trace.json_values import JsonObject
+
+SLOW_DEVICE: Final = {"cuda": 0.9, "cpu": 0.5}
+"""Largest share of the others' rate at which a device is slow. Cores of a busy machine differ by more than GPUs do."""
+
+
+class Finding(NamedTuple):
+    """What is wrong, and on which nodes."""
+
+    check: str
+    nodes: tuple[str, ...]  # empty: the whole job
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The cluster, and each of its nodes."""
+
+    nodes: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    ranks: int
+    checked: tuple[str, ...]  # checks that came to an end
+    seconds: float
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """Return the nodes that a finding names."""
+        named = {node for finding in self.findings for node in finding.nodes}
+        return tuple(node for node in self.nodes if node in named)
+
+    @property
+    def is_good(self) -> bool:
+        return not self.findings
+
+    def sentence(self) -> str:
+        if self.is_good:
+            return f"Good: {self.ranks} ranks on {len(self.nodes)} nodes passed all checks."
+        if not self.broken:
+            return f"Not good: {self.findings[0].text}"
+        names = ", ".join(self.broken[:8]) + (" …" if len(self.broken) > 8 else "")
+        return f"Not good: {len(self.broken)} of {len(self.nodes)} nodes have problems: {names}."
+
+    def to_json(self) -> JsonObject:
+        return {
+            "verdict": self.sentence(),
+            "good": self.is_good,
+            "ranks": self.ranks,
+            "nodes": [{"node": node, "good": node not in self.broken} for node in self.nodes],
+            "findings": [{"check": one.check, "nodes": list(one.nodes), "text": one.text} for one in self.findings],
+            "checked": list(self.checked),
+            "seconds": self.seconds,
+        }
+
+
+def _ranks(numbers: Iterable[int]) -> str:
+    own = sorted(numbers)
+    return f"rank{'s' * (len(own) > 1)} {format_ranges(ranges(own))}"
+
+
+def judge_absent(present: Mapping[int, Facts], world_size: int, seconds: float) -> Iterator[Finding]:
+    """Find ranks that never came."""
+    absent = sorted(set(range(world_size)) - set(present))
+    if absent:
+        yield Finding("started", tuple(unknown_node(rank) for rank in absent), _absent_text(absent, seconds))
+
+
+def unknown_node(rank: int) -> str:
+    """Return what a node is called whose rank did not say its name."""
+    return f"node of rank {rank}"
+
+
+def _absent_text(absent: Sequence[int], seconds: float) -> str:
+    return f"{_ranks(absent)} did not start, or did not reach rank 0, within {seconds:g} s"
+
+
+def judge_reached(facts: Mapping[int, Facts], unreached: Mapping[int, Sequence[int] | None]) -> Iterator[Finding]:
+    """Find ranks that others cannot reach.
+
+    Args:
+        unreached: those that each rank could not reach; None if the rank did not say.
+    """
+    silent = {rank for rank, missed in unreached.items() if missed is None}
+    by_target: dict[int, list[int]] = defaultdict(list)
+    for rank, missed in unreached.items():
+        for target in missed or ():
+            by_target[target].append(rank)
+    speaking = len(unreached) - len(silent)
+    for rank in sorted(silent):
+        yield Finding("answers", (facts[rank].node,), f"{_ranks([rank])} started, but no longer answers")
+    for target, sources in sorted(by_target.items()):
+        if target in silent:
+            continue
+        where = f"{facts[target].address} ({facts[target].interface or 'no interface'})"
+        if len(sources) >= max(speaking - 1, 1) and speaking > 2:
+            yield Finding("reached", (facts[target].node,), f"no rank reaches rank {target} at {where}")
+        else:
+            nodes = tuple(dict.fromkeys(facts[rank].node for rank in (*sources, target)))
+            yield Finding("reached", nodes, f"{_ranks(sources)} cannot reach rank {target} at {where}")
+
+
+def judge_settings(facts: Mapping[int, Facts]) -> Iterator[Finding]:
+    """Find versions and variables that are not what most ranks have."""
+    yield from _differing(facts, "versions", lambda one: one.versions)
+    yield from _differing(facts, "environment", lambda one: one.environment)
+    yield from _differing(facts, "device", lambda one: {"device": one.device})
+
+
+def _differing(
+    facts: Mapping[int, Facts], check: str, values: Callable[[Facts], Mapping[str, str]]
+) -> Iterator[Finding]:
+    for name in sorted({name for one in facts.values() for name in values(one)}):
+        by_value: dict[str | None, list[int]] = defaultdict(list)
+        for rank, one in facts.items():
+            by_value[values(one).get(name)].append(rank)
+        usual, _ = max(by_value.items(), key=lambda item: len(item[1]))
+        for value, own in by_value.items():
+            if value != usual:
+                is_now, is_else = (f"{text!r}" if text is not None else "not set" for text in (value, usual))
+                text = f"{name} is {is_now} on {_ranks(own)}, and {is_else} on the others"
+                yield Finding(check, tuple(dict.fromkeys(facts[rank].node for rank in own)), text)
+
+
+def judge_interfaces(facts: Mapping[int, Facts]) -> Iterator[Finding]:
+    """Find addresses that other hosts cannot use, names of interfaces that are not there, and slower interfaces."""
+    several = len({one.host for one in facts.values()}) > 1
+    for one in facts.values():
+        if several and one.address.startswith("127."):
+            text = f"rank {one.rank} has only the loopback address towards rank 0: MASTER_ADDR must be of the network"
+            yield Finding("interface", (one.node,), text)
+    missing = {(one.node, name) for one in facts.values() for name in one.missing_interfaces}
+    for node, name in sorted(missing):
+        yield Finding("interface", (node,), f"{name}: {node} has no such interface")
+    yield from _slower_interfaces(facts)
+
+
+def _slower_interfaces(facts: Mapping[int, Facts]) -> Iterator[Finding]:
+    speeds = {one.node: (one.interface, one.interface_mbits) for one in facts.values() if one.interface_mbits}
+    fastest = max((speed for _, speed in speeds.values()), default=0)
+    for node, (name, speed) in sorted(speeds.items()):
+        if speed < fastest:
+            text = f"{node} reaches the others through {name} with {speed} Mbit/s, other nodes have {fastest} Mbit/s"
+            yield Finding("interface", (node,), text)
+
+
+def judge_affinity(facts: Mapping[int, Facts]) -> Iterator[Finding]:
+    """Find ranks that share too few cores, run far from their GPU, or share a GPU."""
+    shared: dict[tuple[str, tuple[int, ...]], list[Facts]] = defaultdict(list)
+    for one in facts.values():
+        shared[one.host, tuple(one.cores)].append(one)
+    for (_, cores), own in shared.items():
+        if len(own) > len(cores) and len(cores) < own[0].machine_cores:
+            numbers = _ranks(one.rank for one in own)
+            text = f"{numbers} share {len(cores)} of {own[0].machine_cores} cores: bind each to its own"
+            yield Finding("affinity", tuple(dict.fromkeys(one.node for one in own)), text)
+    for one in facts.values():
+        if one.device_cores and not set(one.device_cores) & set(one.cores):
+            text = f"rank {one.rank} may not run on a core next to its GPU ({format_ranges(ranges(one.device_cores))})"
+            yield Finding("affinity", (one.node,), text)
+    devices = Counter((one.host, one.device_id) for one in facts.values() if one.device_id)
+    for (host, device), count in devices.items():
+        if count > 1:
+            own = [one for one in facts.values() if (one.host, one.device_id) == (host, device)]
+            yield Finding("affinity", (own[0].node,), f"{_ranks(one.rank for one in own)} use the same GPU")
+
+
+def judge_devices(facts: Mapping[int, Facts], rates: Mapping[int, float], kind: str) -> Iterator[Finding]:
+    """Find devices that multiply matrices slower than the median of all."""
+    usual = median(rates.values())
+    for rank, rate in sorted(rates.items()):
+        if rate < SLOW_DEVICE[kind] * usual:
+            text = f"the device of rank {rank} multiplies matrices at {rate / usual:.0%} of the median rate"
+            yield Finding("device speed", (facts[rank].node,), text)
+
+
+def judge_links(slow: SlowLinks | None) -> Iterator[Finding]:
+    """Find pairs of nodes with less bandwidth than the others."""
+    if slow is None or slow.within_nodes:
+        return
+    common = slow.common_node
+    for link in slow.links:
+        nodes = (common,) if common is not None else (link.source, link.target)
+        text = f"{link.source} and {link.target} reach {link.gbps:.3g} GB/s, other nodes {slow.usual_gbps:.3g} GB/s"
+        yield Finding("bandwidth", nodes, text)
+
+
+def judge_within_nodes(measurements: Sequence[Measurement]) -> Iterator[Finding]:
+    """Find nodes whose ranks are connected more slowly than those of groups alike."""
+    for size in sorted({len(one.ranks) for one in measurements}):
+        own = {one.nodes[0]: one.busbw_gbps.mean for one in measurements if len(one.ranks) == size}
+        usual = median(own.values())
+        for node, gbps in sorted(own.items()):
+            if gbps <= SLOW * usual:
+                text = f"within {node} ranks reach {gbps:.3g} GB/s, in other nodes {usual:.3g} GB/s (median)"
+                yield Finding("bandwidth", (node,), text)

@@ -1,0 +1,184 @@
+"""Findings on clusters that are described, not measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
+from commtrace.analysis.communication.links import find_slow_links
+from commtrace.benchmarks.facts import Facts
+from commtrace.benchmarks.judgement import (
+    Verdict,
+    judge_absent,
+    judge_affinity,
+    judge_devices,
+    judge_interfaces,
+    judge_links,
+    judge_reached,
+    judge_settings,
+    judge_within_nodes,
+)
+
+
+def facts(rank: int, **changes: object) -> Facts:
+    """A rank of two on each node, with a GPU and two cores of its own."""
+    node = f"node{rank // 2}"
+    own = Facts(
+        rank=rank,
+        node=node,
+        host=node,
+        address=f"10.0.0.{rank // 2}",
+        port=5000 + rank,
+        interface="eth0",
+        interface_mbits=200_000,
+        versions={"torch": "2.13.0", "NCCL": "2.28.3"},
+        environment={"NCCL_DEBUG": "WARN"},
+        missing_interfaces=[],
+        cores=[2 * (rank % 2), 2 * (rank % 2) + 1],
+        machine_cores=4,
+        device="NVIDIA H100 80GB HBM3",
+        device_id=f"uuid-{rank}",
+        device_cores=[2 * (rank % 2), 2 * (rank % 2) + 1],
+    )
+    return replace(own, **changes)  # type: ignore[arg-type]
+
+
+def cluster(**changes: dict[str, object]) -> dict[int, Facts]:
+    """Return six ranks on three nodes; ``rank3={...}`` changes one."""
+    return {rank: facts(rank, **changes.get(f"rank{rank}", {})) for rank in range(6)}
+
+
+def test_a_sound_cluster_has_no_findings() -> None:
+    sound = cluster()
+
+    assert list(judge_absent(sound, 6, 30)) == []
+    assert list(judge_reached(sound, {rank: [] for rank in sound})) == []
+    assert list(judge_settings(sound)) == []
+    assert list(judge_interfaces(sound)) == []
+    assert list(judge_affinity(sound)) == []
+
+
+def test_absent_ranks() -> None:
+    there = {rank: one for rank, one in cluster().items() if rank not in (2, 3)}
+    (found,) = judge_absent(there, 6, 30)
+
+    assert found.nodes == ("node of rank 2", "node of rank 3")
+    assert found.text == "ranks 2–3 did not start, or did not reach rank 0, within 30 s"
+
+
+def test_a_rank_that_nobody_reaches_a_pair_that_does_not_and_a_silent_one() -> None:
+    unreached = {0: [4], 1: [4], 2: [4], 3: [4], 4: [], 5: [4, 0]}
+    dead, pair = list(judge_reached(cluster(), unreached))[::-1]
+    assert (dead.nodes, dead.text) == (("node2",), "no rank reaches rank 4 at 10.0.0.2 (eth0)")
+    assert (pair.nodes, pair.text) == (("node2", "node0"), "rank 5 cannot reach rank 0 at 10.0.0.0 (eth0)")
+
+    (silent,) = judge_reached(cluster(), {0: [3], 1: [3], 2: [3], 3: None, 4: [3], 5: [3]})
+    assert (silent.nodes, silent.text) == (("node1",), "rank 3 started, but no longer answers")
+
+
+def test_a_version_and_a_variable_that_differ_name_the_few() -> None:
+    versions, missing, value = judge_settings(
+        cluster(
+            rank2={"versions": {"torch": "2.13.0", "NCCL": "2.27.5"}},
+            rank4={"environment": {}},
+            rank5={"environment": {"NCCL_DEBUG": "INFO"}},
+        )
+    )
+
+    assert (versions.check, versions.nodes) == ("versions", ("node1",))
+    assert versions.text == "NCCL is '2.27.5' on rank 2, and '2.28.3' on the others"
+    assert missing.text == "NCCL_DEBUG is not set on rank 4, and 'WARN' on the others"
+    assert value.text == "NCCL_DEBUG is 'INFO' on rank 5, and 'WARN' on the others"
+
+
+def test_interfaces_that_others_cannot_use() -> None:
+    loopback, missing, slow = judge_interfaces(
+        cluster(
+            rank0={"address": "127.0.0.1"},
+            rank3={"missing_interfaces": ["NCCL_SOCKET_IFNAME=ib0"]},
+            rank4={"interface": "eth1", "interface_mbits": 1_000},
+            rank5={"interface": "eth1", "interface_mbits": 1_000},
+        )
+    )
+
+    assert (loopback.nodes, loopback.text[:38]) == (("node0",), "rank 0 has only the loopback address t")
+    assert missing.text == "NCCL_SOCKET_IFNAME=ib0: node1 has no such interface"
+    assert slow.text == "node2 reaches the others through eth1 with 1000 Mbit/s, other nodes have 200000 Mbit/s"
+
+
+def test_the_loopback_is_right_on_a_single_host() -> None:
+    one_host = {rank: replace(one, host="a", address="127.0.0.1") for rank, one in cluster().items()}
+
+    assert list(judge_interfaces(one_host)) == []
+
+
+def test_cores_and_devices_that_ranks_share() -> None:
+    cores, far, device = judge_affinity(
+        cluster(
+            rank0={"cores": [0], "device_cores": []},
+            rank1={"cores": [0], "device_cores": []},
+            rank3={"cores": [0, 1]},
+            rank5={"device_id": "uuid-4"},
+        )
+    )
+
+    assert (cores.nodes, cores.text) == (("node0",), "ranks 0–1 share 1 of 4 cores: bind each to its own")
+    assert (far.nodes, far.text) == (("node1",), "rank 3 may not run on a core next to its GPU (2–3)")
+    assert (device.nodes, device.text) == (("node2",), "ranks 4–5 use the same GPU")
+
+
+def test_ranks_that_may_run_on_every_core_share_them_rightly() -> None:
+    unbound = {rank: replace(one, cores=[0, 1, 2, 3], host="a") for rank, one in cluster().items()}
+
+    assert [one.text for one in judge_affinity(unbound)] == []
+
+
+@pytest.mark.parametrize(("rate", "count"), [(0.91, 0), (0.89, 1)])
+def test_a_gpu_that_is_slower_by_a_tenth(rate: float, count: int) -> None:
+    rates = {rank: 700e12 * (rate if rank == 3 else 1) for rank in range(6)}
+    found = list(judge_devices(cluster(), rates, "cuda"))
+
+    assert len(found) == count
+    assert [one.text for one in found] == [
+        "the device of rank 3 multiplies matrices at 89% of the median rate" for _ in range(count)
+    ]
+
+
+def measured(ranks: tuple[int, ...], nodes: tuple[str, ...], milliseconds: float) -> Measurement:
+    time = Spread(*[milliseconds * 1e6] * 3)
+    return Measurement("all_reduce", ranks, nodes, 256 << 20, "bfloat16", 10, time)
+
+
+def test_a_node_whose_pairs_are_all_slow_is_named_alone() -> None:
+    pairs = [
+        measured((0, 1, 2, 3), ("node0", "node1"), 30),
+        measured((2, 3, 4, 5), ("node1", "node2"), 30),
+        measured((0, 1, 4, 5), ("node0", "node2"), 10),
+        measured((0, 1, 6, 7), ("node0", "node3"), 10),
+        measured((4, 5, 6, 7), ("node2", "node3"), 10),
+        measured((2, 3, 6, 7), ("node1", "node3"), 30),
+    ]
+    found = list(judge_links(find_slow_links(Baseline({}, tuple(pairs)).links())))
+
+    assert [one.nodes for one in found] == [("node1",)] * 3
+    assert found[0].text.startswith("node0 and node1 reach 13.4 GB/s, other nodes 40.3 GB/s")
+
+
+def test_a_node_that_is_slow_within() -> None:
+    own = [measured((2 * n, 2 * n + 1), (f"node{n}",), 50 if n == 1 else 2) for n in range(3)]
+    (found,) = judge_within_nodes(own)
+
+    assert found.nodes == ("node1",)
+
+
+def test_the_verdict_is_a_sentence() -> None:
+    nodes = ("node0", "node1", "node2")
+    (absent,) = judge_absent({0: facts(0)}, 2, 30)
+    good = Verdict(nodes, (), 6, ("started",), 1.5)
+
+    assert good.sentence() == "Good: 6 ranks on 3 nodes passed all checks."
+    bad = Verdict((*nodes, "node of rank 1"), (absent,), 6, (), 31.0)
+    assert bad.sentence() == "Not good: 1 of 4 nodes have problems: node of rank 1."
+    assert bad.broken == ("node of rank 1",)

@@ -143,7 +143,7 @@ def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, bounds: StepBoun
 
 def concatenate_lanes(parts: Sequence[ReadLanes]) -> ReadLanes:
     """Concatenate the lanes of several parts of a run."""
-    lanes, launches = ([read[part] for read in parts] for part in range(len(ReadLanes._fields)))
+    lanes, launches = [part.lanes for part in parts], [part.launches for part in parts]
     nested: dict[str, Any] = {
         name: _concatenated(kind, [getattr(own, name) for own in lanes])
         for name, kind in (("segments", Segments), ("starts", Starts), ("waits", Waits))

@@ -16,6 +16,7 @@ from rich.table import Table
 from commtrace.cli.arguments import JsonOption, StepsOption
 from commtrace.cli.beside import print_beside
 from commtrace.cli.output import binary_bytes, num_bytes, share, wide_console
+from commtrace.cli.plan_times import plan_times, print_times
 from commtrace.errors import ConfigurationError
 from commtrace.planning.megatron_arguments import parse_megatron_command
 from commtrace.planning.megatron_issue_488 import Compared, compare, sample_plan
@@ -60,6 +61,20 @@ def plan(
         ),
     ] = None,
     steps: StepsOption = "",
+    bandwidth: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=RATE",
+            help="Print the time of a role at this bus bandwidth: tp=300GB/s, all=200Gbit/s. Repeatable.",
+        ),
+    ] = None,
+    tflops: Annotated[
+        float | None,
+        typer.Option(help="10¹² FLOPs per second that a GPU achieves: print the bandwidths that compute would hide."),
+    ] = None,
+    measured: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Take bandwidths and compute from a recorded run of this job.")
+    ] = None,
     simai: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Also write the job as a workload of SimAI, as AICB generates it."),
@@ -80,11 +95,14 @@ def plan(
         print_beside(against, _planned(job, gpus)[0] if job else None, steps, json_output=json_output)
     if steps:
         raise ConfigurationError("--steps belongs to --against RUN")
+    if tflops is not None and tflops <= 0:
+        raise ConfigurationError(f"--tflops is {tflops:g}: give what a GPU achieves, such as 400")
     if (like is None) == (not job) or (like is not None and gpus is not None):
         raise ConfigurationError("give either a file, a run, a command after --, or --like, which needs nothing else")
     planned, ignored = _planned(job, gpus) if job else (sample_plan(), ())
     compared = compare(planned) if like is not None else ()
     found = alternatives(planned)
+    times = plan_times(planned, bandwidth or (), tflops, measured)
     fits = None if memory is None else planned.fullest.memory.peak_bytes <= memory * _GIB
     if json_output:
         head = {"verdict": _verdict(planned, memory), "fits": fits}
@@ -92,11 +110,15 @@ def plan(
             "alternatives": to_json(found),
             "ignored_arguments": to_json(ignored),
             "compared": to_json(compared),
+            "compute_seconds": None if times is None else times.compute_seconds,
+            "times": [] if times is None else to_json(times.roles),
         }
         typer.echo(json.dumps({**head, **planned.to_json(), **rest}, indent=2))
     else:
         console = wide_console()
         _print_plan(console, planned, ignored, found, memory)
+        if times is not None:
+            print_times(console, times)
         if compared:
             _print_compared(console, compared)
     if simai is not None:

@@ -203,6 +203,47 @@ def test_what_does_not_belong_to_a_comparison_is_refused(tmp_path: Path) -> None
     assert "no" in run_plan("--against", str(tmp_path)).stderr
 
 
+def test_times_at_a_bandwidth(tmp_path: Path) -> None:
+    path = plan_file(tmp_path, pp=4, microbatches=8)
+    words = ("--bandwidth", "all=1GB/s", "--bandwidth", "pp=2GB/s", "--tflops", "1")
+    as_text, as_json = run_plan(path, *words), run_plan(path, *words, "--json")
+    printed = json.loads(as_json.stdout)
+
+    assert as_text.exit_code == 0, as_text.output
+    assert "Time of the communication of each GPU in one iteration, each role alone" in as_text.stdout
+    lines = [" ".join(line.split()) for line in as_text.stdout.splitlines()]
+    assert "1–2 pp 65.5 kB 2.00 GB/s 32.8 µs 772 MB/s shorter than compute" in lines
+    assert "Compute of a GPU in one iteration: " in as_text.stdout
+    assert list(errors("plan", printed)) == []
+    pp = next(one for one in printed["times"] if (one["stage"], one["role"]) == (1, "pp"))
+    assert pp["seconds"] == 65_536 / 2e9
+    assert pp["hiding_bytes_per_second"] == 65_536 / printed["compute_seconds"]
+    assert json.loads(run_plan(path, "--json").stdout)["times"] == []
+
+
+def test_times_of_a_recorded_run(tmp_path: Path) -> None:
+    run = recorded(tmp_path, model=MODEL, layout=LAYOUT)
+    printed = json.loads(run_plan(run, "--measured", run, "--json").stdout)
+
+    assert {one["role"] for one in printed["times"]} == {"dp-cp", "dist-opt"}
+    assert all(one["seconds"] > 0 for one in printed["times"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--bandwidth", "tp=3"), "write a role and a rate"),
+        (("--bandwidth", "ep=3GB/s"), "the plan communicates over"),
+        (("--tflops", "0"), "--tflops is 0"),
+    ],
+)
+def test_times_that_cannot_be_computed_say_why(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    result = run_plan(plan_file(tmp_path, dp=2), *words)
+
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
 def test_the_numbers_of_another_tool_stand_beside() -> None:
     as_text, as_json = run_plan("--like", "megatron-issue-488"), run_plan("--like", "megatron-issue-488", "--json")
     lines = [" ".join(line.split()) for line in as_text.stdout.splitlines()]

@@ -1,0 +1,137 @@
+"""How long a plan's communication takes at some bandwidths, and the bandwidth at which compute would hide it.
+
+>>> role_times(plan, {"tp": 300e9}, compute_seconds=0.4)[0].seconds  # doctest: +SKIP
+0.21
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from commtrace.analysis.chain import Analysis
+from commtrace.analysis.communication.bandwidth import bus_factor
+from commtrace.analysis.communication.table import Communication, CommunicationSums, communication_sums
+from commtrace.analysis.windows.run import MeasuredRun
+from commtrace.errors import ConfigurationError
+from commtrace.planning.flops import flops_per_sequence
+from commtrace.planning.plan import Plan
+
+ALL: Final = "all"
+
+_RATE: Final = re.compile(r"([a-z-]+)=(\d+(?:\.\d+)?)(MB|GB|TB|Mbit|Gbit|Tbit)/s")
+_UNITS: Final = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "Mbit": 1e6 / 8, "Gbit": 1e9 / 8, "Tbit": 1e12 / 8}
+_FULL_RECOMPUTATION: Final = 4 / 3  # the forward, a third of the work, once more
+
+
+class RoleTime(NamedTuple):
+    """The communication of one role, of each GPU on one stage in one iteration."""
+
+    stage: int
+    role: str
+    wire_bytes: int
+    bytes_per_second: float | None  # bus bandwidth; None if it is not known
+    seconds: float | None  # without any other communication, and without latencies
+    hiding_bytes_per_second: float | None  # that takes as long as compute; None if its time is not known
+
+    @property
+    def is_hidden(self) -> bool | None:
+        """Whether compute is long enough to hide it, if nothing else is to be hidden; None if a time is not known."""
+        if self.bytes_per_second is None or self.hiding_bytes_per_second is None:
+            return None
+        return self.bytes_per_second >= self.hiding_bytes_per_second
+
+
+def parse_bandwidths(texts: Iterable[str]) -> dict[str, float]:
+    """Return bytes per second by role, of ``tp=300GB/s`` or ``all=200Gbit/s``.
+
+    Raises:
+        ConfigurationError: a text is neither.
+    """
+    found = {}
+    for text in texts:
+        parts = _RATE.fullmatch(text)
+        if parts is None or float(parts[2]) == 0:
+            raise ConfigurationError(f"--bandwidth {text}: write a role and a rate, as tp=300GB/s or all=200Gbit/s")
+        found[parts[1]] = float(parts[2]) * _UNITS[parts[3]]
+    return found
+
+
+def compute_seconds(plan: Plan, tflops: float) -> float:
+    """Return the mean compute time of a GPU in an iteration, at a rate of 10¹² FLOPs per second that it achieves."""
+    layout = plan.layout
+    sequences = layout.microbatch * layout.microbatches * layout.dp
+    repeated = _FULL_RECOMPUTATION if layout.recompute == "full" else 1
+    return repeated * flops_per_sequence(plan.model) * sequences / layout.world_size / (tflops * 1e12)
+
+
+def role_times(
+    plan: Plan, bandwidths: Mapping[str, float], compute_seconds: float | None = None
+) -> tuple[RoleTime, ...]:
+    """Return the time of every role on every stage.
+
+    Args:
+        bandwidths: Bus bandwidth by role, bytes per second; ``all`` for roles that are not named.
+        compute_seconds: Of each GPU in an iteration.
+
+    Raises:
+        ConfigurationError: a role has no communication in the plan.
+    """
+    found = []
+    for stage in plan.stages:
+        wire_bytes: dict[str, int] = defaultdict(int)
+        for row in stage.traffic:
+            wire_bytes[row.role] += row.wire_bytes
+        for role, num_bytes in wire_bytes.items():
+            if num_bytes:
+                rate = bandwidths.get(role, bandwidths.get(ALL))
+                seconds = None if rate is None else num_bytes / rate
+                hiding = num_bytes / compute_seconds if compute_seconds else None
+                found.append(RoleTime(stage.stage, role, num_bytes, rate, seconds, hiding))
+    known = {one.role for one in found}
+    unknown = set(bandwidths) - known - {ALL}
+    if unknown:
+        raise ConfigurationError(
+            f"--bandwidth names {', '.join(sorted(unknown))}, but the plan communicates over "
+            f"{', '.join(sorted(known)) or 'nothing'}"
+        )
+    return tuple(found)
+
+
+def measure_communication(analysis: Analysis) -> CommunicationSums:
+    """Measure bandwidths and compute; to be handed to ``measure_run``."""
+    context = analysis.context
+    return communication_sums(context.run, context.matches, analysis.partition, context.roles, context.steps)
+
+
+class Measured(NamedTuple):
+    """What a recorded run achieved."""
+
+    bandwidths: Mapping[str, float]  # bus bandwidth by role, bytes per second
+    compute_seconds: float  # of a rank in a step
+
+
+def measured_rates(measured: MeasuredRun[CommunicationSums], plan: Plan) -> Measured:
+    """Return the bandwidths of a run by the roles of a plan, and its compute in a step."""
+    by_role: dict[str, list[Communication]] = defaultdict(list)
+    for row in measured.result.table(measured.recorded):
+        by_role[row.role].append(row)
+    roles = {row.role for stage in plan.stages for row in stage.traffic}
+    rates = {role: _rate(by_role[role] or by_role[role.removesuffix("-cp")]) for role in roles}
+    steps = max(len(measured.steps.used), 1) * max(len(measured.recorded.ranks), 1)
+    return Measured(
+        {role: rate for role, rate in rates.items() if rate is not None}, measured.result.compute_ns / 1e9 / steps
+    )
+
+
+def _rate(rows: Iterable[Communication]) -> float | None:
+    """Return the bytes on the bus over the time that they took, of all operations of a role."""
+    on_the_bus = seconds = 0.0
+    for row in rows:
+        if row.busbw_gbps and row.num_bytes and row.group_size:
+            moved = row.num_bytes * bus_factor(row.operation, row.group_size)
+            on_the_bus += moved
+            seconds += moved / (row.busbw_gbps * 1e9)
+    return on_the_bus / seconds if seconds else None

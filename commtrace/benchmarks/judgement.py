@@ -48,7 +48,8 @@ class Verdict:
 
     def sentence(self) -> str:
         if self.is_good:
-            return f"Good: {self.ranks} ranks on {len(self.nodes)} nodes passed all checks."
+            nodes = f"{len(self.nodes)} node{'s' * (len(self.nodes) != 1)}"
+            return f"Good: {self.ranks} ranks on {nodes} passed all checks."
         if not self.broken:
             return f"Not good: {self.findings[0].text}"
         names = ", ".join(self.broken[:8]) + (" …" if len(self.broken) > 8 else "")

@@ -269,9 +269,11 @@ class _Checks:
         if self.rank == 0:
             by_rank = dict(zip(healthy, rates, strict=True))
             self.found.add("device speed", judge_devices(present, by_rank, device.type))
-            self.found.add("bandwidth within nodes", judge_within_nodes(within))
-            links = Baseline({}, tuple(between)).links()
-            self.found.add("bandwidth between nodes", judge_links(find_slow_links(links)))
+            if within:
+                self.found.add("bandwidth within nodes", judge_within_nodes(within))
+            if between:
+                links = Baseline({}, tuple(between)).links()
+                self.found.add("bandwidth between nodes", judge_links(find_slow_links(links)))
 
     def _join(self, healthy: Sequence[int], present: Mapping[int, Facts], backend: str, device: torch.device) -> Job:
         limit = timedelta(seconds=self.limits.network)

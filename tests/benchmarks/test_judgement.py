@@ -179,6 +179,8 @@ def test_the_verdict_is_a_sentence() -> None:
     good = Verdict(nodes, (), 6, ("started",), 1.5)
 
     assert good.sentence() == "Good: 6 ranks on 3 nodes passed all checks."
+    alone = Verdict(nodes[:1], (), 2, ("started",), 1.5)
+    assert alone.sentence() == "Good: 2 ranks on 1 node passed all checks."
     bad = Verdict((*nodes, "node of rank 1"), (absent,), 6, (), 31.0)
     assert bad.sentence() == "Not good: 1 of 4 nodes have problems: node of rank 1."
     assert bad.broken == ("node of rank 1",)

@@ -146,7 +146,8 @@ def apply(run: Run, alignment: Alignment) -> Run:
         return run
     clocks = {rank: moving.get(trace.clock_key) for rank, trace in run.ranks.items()}
     ranks = {rank: _with_readings(trace, clocks[rank]) for rank, trace in run.ranks.items()}
-    return replace(run, ranks=ranks).with_blocks([_moved(block, clocks) for block in run.blocks])
+    moved = (_moved(block, clocks) for block in run.blocks)
+    return replace(run, ranks=ranks).with_blocks([*moved] if alignment.keeps_order else [*map(_in_order, moved)])
 
 
 def _with_readings(trace: RankTrace, clock: HostClock | None) -> RankTrace:
@@ -167,8 +168,7 @@ def _moved(block: Block, clocks: Mapping[int, HostClock | None]) -> Block:
         if clock is not None:
             steps = block.spans.step[rows]
             start[rows], end[rows] = clock.to_reference(start[rows], steps), clock.to_reference(end[rows], steps)
-    moved = replace(block, spans=block.spans.replace(start=start, end=end))
-    return _in_order(moved) if any(clock and clock.later.goes_back for clock in clocks.values()) else moved
+    return replace(block, spans=block.spans.replace(start=start, end=end))
 
 
 def _in_order(block: Block) -> Block:

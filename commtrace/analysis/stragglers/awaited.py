@@ -7,14 +7,14 @@ ended or the step before began.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from commtrace.analysis.breakdown.intervals import paint
-from commtrace.analysis.keys import grouped, pack
+from commtrace.analysis.keys import grouped, pack, sort_groups
 from commtrace.analysis.matched import Context
 from commtrace.analysis.replay.scenarios import Replay, Scenario
 from commtrace.analysis.stragglers.costs import Occurrence, cost_of, occurrence
@@ -27,6 +27,7 @@ from commtrace.analysis.stragglers.slow_ranks import (
 )
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace import schema
+from commtrace.trace.blocks import Block
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace
 from commtrace.trace.spans import Bool, Int8, Int32, Int64, Spans
@@ -264,9 +265,82 @@ class _Waits:
 
     @classmethod
     def of(cls, context: Context) -> _Waits:
-        times = {rank: _StepTimes.of(trace.spans) for rank, trace in context.run.ranks.items()}
-        parts = [_waits_of_rank(trace, context, times) for trace in context.run.ranks.values()]
-        return cls(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(cls)))
+        blocks = [_BlockWaits.of(context, block) for block in context.run.blocks]
+        found = _BlockWaits(*map(np.concatenate, zip(*blocks, strict=True)))
+        ranks, step = context.run.ranks, found.step.astype(np.int64)
+        clocks = {key: number for number, key in enumerate(dict.fromkeys(one.clock_key for one in ranks.values()))}
+        clock = np.full(int(max(found.last_rank.max(initial=0), *ranks)) + 1, -1)
+        for rank, trace in ranks.items():
+            clock[rank] = clocks[trace.clock_key]
+        of_last = clock[found.last_rank]
+        is_comparable = (of_last >= 0) & ((of_last == clock[found.rank]) | context.matches.clocks_agree)
+
+        times = {rank: _StepTimes.of(trace.spans) for rank, trace in ranks.items()}
+        begin, earliest = np.empty((2, len(step)), np.int64)
+        for rank, own in _rows_of_ranks(found.rank):
+            begin[own] = times[rank].begins(found.step[own])
+            earliest[own] = times[rank].begins_before(begin[own])
+        for rank, own in _rows_of_ranks(np.where(is_comparable, found.last_rank, -1)):
+            if rank >= 0:
+                earliest[own] = np.maximum(earliest[own], times[rank].begins_before(begin[own]))
+        since = np.where(found.before_start >= earliest, found.before_end, earliest)
+        return cls(
+            rank=found.rank.astype(np.int64),
+            last_rank=found.last_rank.astype(np.int64),
+            step=step,
+            since=np.minimum(since, found.start),
+            start=found.start,
+            ns=found.ns,
+            is_comparable=is_comparable,
+        )
+
+
+def _rows_of_ranks(rank: Int32) -> Iterator[tuple[int, Int64]]:
+    """Yield each rank that occurs, and its rows."""
+    order, begins = sort_groups(rank)
+    for own in np.split(order, begins)[1:]:
+        yield int(rank[own[0]]), own
+
+
+_NONE_BEFORE: Final = np.iinfo(np.int64).min
+
+
+class _BlockWaits(NamedTuple):
+    """Waits of the ranks of a block for others."""
+
+    rank: Int32
+    last_rank: Int32
+    step: Int32
+    start: Int64
+    ns: Int64
+    before_start: Int64  # of the communication of the group before this one, on the same rank
+    before_end: Int64
+
+    @classmethod
+    def of(cls, context: Context, block: Block) -> _BlockWaits:
+        spans, rank, matches = block.spans, block.rank(), context.matches.ranks
+        ready, last_rank = (
+            block.together({one: getattr(matches[one], column) for one in block.ranks})
+            for column in ("ready", "last_rank")
+        )
+        late = (last_rank >= 0) & (last_rank != rank) & (ready > spans.start) & np.isin(spans.step, context.steps)
+        communication = np.flatnonzero((spans.kind == schema.COLLECTIVE) | (spans.kind == schema.P2P))
+        # By group, then by start; of those of one time by what they are, as the order of their rows means nothing.
+        keys = (spans.peer, spans.op_in_seq, spans.seq, spans.kind, -spans.end, spans.start, spans.group, rank)
+        order = communication[np.lexsort([key[communication] for key in keys])]
+        is_first = np.ones(len(order), np.bool_)
+        is_first[1:] = (spans.group[order[1:]] != spans.group[order[:-1]]) | (rank[order[1:]] != rank[order[:-1]])
+        place = np.flatnonzero(late[order])
+        chosen, before = order[place], order[place - 1]
+        return cls(
+            rank[chosen],
+            last_rank[chosen],
+            spans.step[chosen],
+            spans.start[chosen],
+            ready[chosen] - spans.start[chosen],
+            np.where(is_first[place], _NONE_BEFORE, spans.start[before]),
+            spans.end[before],
+        )
 
 
 class _StepTimes(NamedTuple):
@@ -291,41 +365,6 @@ class _StepTimes(NamedTuple):
         """Return the start of the step before the first one that ends after each time; of the first step, its own."""
         place = np.searchsorted(self.until, times, side="right")
         return np.asarray(self.start[np.maximum(place - 1, 0)])
-
-
-def _waits_of_rank(trace: RankTrace, context: Context, times: Mapping[int, _StepTimes]) -> _Waits:
-    spans, own = trace.spans, context.matches.ranks[trace.rank]
-    wait = own.wait_ns(spans)
-    late = (own.last_rank >= 0) & (own.last_rank != trace.rank) & (wait > 0) & np.isin(spans.step, context.steps)
-    communication = np.flatnonzero((spans.kind == schema.COLLECTIVE) | (spans.kind == schema.P2P))
-    # By group, then by start; of those of one time by what they are, as the order of their rows means nothing.
-    keys = (spans.peer, spans.op_in_seq, spans.seq, spans.kind, -spans.end, spans.start, spans.group)
-    order = communication[np.lexsort([key[communication] for key in keys])]
-    before = np.where(np.diff(spans.group[order], prepend=-1) == 0, np.append(order[:1], order[:-1]), -1)
-    rows = np.flatnonzero(late[order])
-    chosen, before = order[rows], before[rows]
-    last_rank = own.last_rank[chosen].astype(np.int64)
-    ranks = context.run.ranks
-    comparable = [
-        rank
-        for rank in np.unique(last_rank).tolist()
-        if rank in ranks and (context.matches.clocks_agree or ranks[rank].clock_key == trace.clock_key)
-    ]
-    begin = times[trace.rank].begins(spans.step[chosen])
-    earliest = times[trace.rank].begins_before(begin)
-    for rank in comparable:
-        for_it = np.flatnonzero(last_rank == rank)
-        earliest[for_it] = np.maximum(earliest[for_it], times[rank].begins_before(begin[for_it]))
-    since = np.where((before >= 0) & (spans.start[before] >= earliest), spans.end[before], earliest)
-    return _Waits(
-        rank=np.full(len(chosen), trace.rank, np.int64),
-        last_rank=last_rank,
-        step=spans.step[chosen].astype(np.int64),
-        since=np.minimum(since, spans.start[chosen]),
-        start=spans.start[chosen],
-        ns=wait[chosen].astype(np.int64),
-        is_comparable=np.isin(last_rank, comparable),
-    )
 
 
 def _due_to(waits: _Waits, context: Context) -> Int64:

@@ -21,7 +21,7 @@ from commtrace.trace.json_values import JsonObject, fields_to_json
 LEFT_OUT: Final = (
     "Neither has the optimizer's step, data loading or the first message of a new connection.",
     "Aceso leaves out that data parallel ranks add up gradients; ours has it, from the all-gathers of the profile.",
-    "Aceso lets a stage wait for all its messages; ours lets it compute, if it can, until they arrive.",
+    "Aceso lets a stage wait for what it sends and receives; ours for what it receives, once the sender has it.",
     "Aceso takes the slowest stage m − 1 times; ours replays 1F1B with the forward and the backward of each stage.",
     "Aceso adds what the allocator may keep unused; ours is what is allocated at one time.",
 )
@@ -131,14 +131,13 @@ def predict(profile: AcesoProfile, configuration: AcesoConfiguration, gpus_per_n
 
 
 def _replayed_ms(measured: Sequence[_Stage], times: Sequence[tuple[float, ...]], microbatches: int) -> float:
-    """Return the time of 1F1B. A message takes as long as the slowest one; those that are hidden cost nothing."""
+    """Return the time of 1F1B, ms."""
     chunks = []
     for stage, (forward_ms, backward_ms, recompute_ms, *_) in zip(measured, times, strict=True):
         within_forward_ms, within_backward_ms = stage.redivided_ms()
         forward_ns = round((forward_ms + within_forward_ms) * 1e6)
         chunks.append([ChunkTimes(forward_ns, round((backward_ms + recompute_ms + within_backward_ms) * 1e6))])
-    message_ms = max((stage.output_ms() for stage in measured[:-1]), default=0.0)
-    return pipeline_ns(chunks, microbatches, round(message_ms * 1e6)) / 1e6
+    return pipeline_ns(chunks, microbatches, [round(stage.output_ms() * 1e6) for stage in measured]) / 1e6
 
 
 class _Placement(NamedTuple):

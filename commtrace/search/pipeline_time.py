@@ -51,13 +51,14 @@ def schedule(stages: int, stage: int, chunks: int, microbatches: int) -> Iterato
         yield action(position, False)
 
 
-def pipeline_ns(stages: Sequence[Sequence[ChunkTimes]], microbatches: int, message_ns: int = 0) -> int:
+def pipeline_ns(stages: Sequence[Sequence[ChunkTimes]], microbatches: int, message_ns: Sequence[int] = ()) -> int:
     """Return the time from the first forward to the last backward of any stage.
 
     Args:
         stages: The chunks of each stage.
         microbatches: Of an iteration. With several chunks a multiple of the number of stages.
-        message_ns: From the end of a forward or backward to when the next stage has its result.
+        message_ns: Of each stage, what an activation to the next stage takes, and a gradient from it. A message begins
+            when both sides are ready, and the receiver works on when it has ended. Empty: no time.
     """
     pipeline, chunks = len(stages), len(stages[0])
     parts = pipeline * chunks  # of the model, in the order of its layers: part = chunk · pipeline + stage
@@ -67,6 +68,7 @@ def pipeline_ns(stages: Sequence[Sequence[ChunkTimes]], microbatches: int, messa
     orders = [tuple(schedule(pipeline, stage, chunks, microbatches)) for stage in range(pipeline)]
     free = [0] * pipeline
     position = [0] * pipeline
+    messages = message_ns or [0] * pipeline
     waiting = set(range(pipeline))
     while waiting:
         has_moved = False
@@ -84,7 +86,8 @@ def pipeline_ns(stages: Sequence[Sequence[ChunkTimes]], microbatches: int, messa
                 if ready < 0:
                     break
                 is_own = part == (0 if is_forward else last_part)
-                start = max(free[stage], ready if is_own or pipeline == 1 else ready + message_ns)
+                sender = stage - 1 if is_forward else stage  # −1: from the last stage to the next chunk of the first
+                start = max(free[stage], ready) + (0 if is_own or pipeline == 1 else messages[sender])
                 if is_forward:
                     free[stage] = forward_end[part][microbatch] = start + times[chunk].forward_ns
                 else:

@@ -31,7 +31,7 @@ def test_uneven_stages_are_replayed() -> None:
 
 def test_messages_delay_what_waits_for_them() -> None:
     # F0 of stage 1 starts 3 later, B0 of stage 0 another 3
-    assert pipeline_ns([[EVEN]] * 2, microbatches=1, message_ns=3) == 60 + 2 * 3
+    assert pipeline_ns([[EVEN]] * 2, microbatches=1, message_ns=[3, 0]) == 60 + 2 * 3
 
 
 def test_the_order_of_the_interleaved_schedule() -> None:

@@ -3,35 +3,210 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from commtrace.cli.arguments import JsonOption
-from commtrace.cli.output import wide_console
+from commtrace.analysis.chain import analyse
+from commtrace.cli.arguments import STEPS_HELP, JsonOption
+from commtrace.cli.output import binary_bytes, duration, share, wide_console
+from commtrace.errors import ConfigurationError
+from commtrace.planning.layout import Layout
+from commtrace.planning.megatron_arguments import parse_megatron_command
+from commtrace.planning.model import Model
+from commtrace.planning.plan_file import read_plan_file
 from commtrace.search.aceso_configuration import read_aceso_configuration
 from commtrace.search.aceso_prediction import LEFT_OUT, AcesoPrediction, predict
 from commtrace.search.aceso_profile import read_aceso_profile
-from commtrace.trace.json_values import to_json
+from commtrace.search.costs import measure_costs
+from commtrace.search.layouts import Found, search_layouts
+from commtrace.search.links import given_bandwidths
+from commtrace.search.megatron import megatron_arguments
+from commtrace.search.prediction import Prediction, Predictor
+from commtrace.trace.json_values import JsonObject, to_json
+
+_FILES: Final = (".json", ".yaml", ".yml")
+_GIB: Final = 1 << 30
 
 
 def search(
-    measured: Annotated[Path, typer.Argument(help="A folder with Aceso's profile.", metavar="PROFILE")],
-    aceso: Annotated[
-        Path, typer.Option(metavar="FILE", help="Predict a configuration of Aceso, as Aceso does and as we do.")
+    measured: Annotated[
+        Path, typer.Argument(help="A recorded run; with --aceso, a folder of Aceso's profiles.", metavar="RUN|PROFILE")
     ],
-    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of a node.")] = 8,
+    job: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="The job that was recorded: a YAML or JSON file, or after -- its command.",
+            metavar="FILE | -- COMMAND…",
+            show_default=False,
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="GPUs to divide the model between. Default: the run's.")
+    ] = None,
+    memory: Annotated[float, typer.Option(metavar="GIB", help="Memory of a GPU.")] = 80.0,
+    global_batch: Annotated[
+        int | None, typer.Option(min=1, help="Sequences of an iteration. Default: the run's.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Print so many layouts.")] = 10,
+    bandwidth: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=GBPS",
+            help="Bandwidth on the bus instead of the run's; between nodes ROLE=between:GBPS. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="GPUs of a node. Default: the run's, or 8.")] = None,
+    steps: Annotated[str | None, typer.Option(help=STEPS_HELP, show_default=False)] = None,
+    aceso: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Predict a configuration of Aceso instead, as Aceso does and as we do."),
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Print how long a configuration of Aceso should take, and what memory it should need.
+    """Print the layouts in which a recorded job should train fastest, with their memory.
 
-    The prediction of Aceso's own model and ours stand beside each other, with what they leave out.
+    What a layer takes, and the bandwidths, are measured in the run; memory follows from formulas. It varies tp, pp, dp,
+    microbatches, chunks, the layers of the first and the last stage, and recomputation; the global batch stays. Ends
+    with 1 if no layout fits.
     """
-    configuration = read_aceso_configuration(aceso)
-    prediction = predict(read_aceso_profile(measured, configuration.model), configuration, gpus_per_node)
+    if aceso is not None:
+        _predict_aceso(measured, aceso, gpus_per_node or 8, json_output)
+        return
+    if not job:
+        raise ConfigurationError(
+            "a run does not tell the sizes of its model: add the file of its plan, or -- and its command"
+        )
+    if memory <= 0:
+        raise ConfigurationError(f"--memory is {memory:g}: give the memory of a GPU in GiB, such as 80")
+    given = dict(given_bandwidths(bandwidth or ()))
+    analysis = analyse(measured, steps)
+    world_size = max(trace.metadata.world_size for trace in analysis.recorded.ranks.values())
+    model, layout, notes = _job(job, world_size)
+    costs = measure_costs(analysis, model, layout)
+    predictor = Predictor(costs, gpus_per_node or costs.gpus_per_node, costs.links.with_given(given))
+    sequences = global_batch or layout.microbatch * layout.microbatches * layout.dp
+    found = search_layouts(predictor, gpus or world_size, round(memory * _GIB), sequences, top)
+    notes = (*notes, *costs.notes)
+    if json_output:
+        typer.echo(json.dumps(_search_json(predictor, found, sequences, memory, notes), indent=2))
+    else:
+        _print_search(wide_console(), predictor, found, sequences, memory, notes)
+    raise typer.Exit(0 if found.best else 1)
+
+
+def _job(job: Sequence[str], world_size: int) -> tuple[Model, Layout, tuple[str, ...]]:
+    if len(job) == 1 and Path(job[0]).suffix in _FILES:
+        return *read_plan_file(Path(job[0])), ()
+    megatron = parse_megatron_command(job, world_size)
+    return megatron.model, megatron.layout, megatron.notes
+
+
+def _verdict(predictor: Predictor, found: Found, memory: float) -> str:
+    if not found.best:
+        return f"None of {found.layouts:,} layouts fits into {memory:g} GiB."
+    best = found.best[0]
+    return (
+        f"Fastest of {found.layouts:,} layouts that fit into {memory:g} GiB: {_words(best.layout)}. A step should take "
+        f"{duration(best.time.step_ns)} (± {share(predictor.uncertainty)}), the fullest GPU "
+        f"{binary_bytes(best.peak_bytes)}."
+    )
+
+
+def _words(layout: Layout) -> str:
+    sizes = {name: getattr(layout, name) for name in ("tp", "cp", "pp", "dp", "ep")}
+    words = [f"{name} {size}" for name, size in sizes.items() if size > 1] or ["not divided"]
+    if layout.chunks > 1:
+        words.append(f"{layout.chunks} chunks")
+    if layout.first_stage_layers or layout.last_stage_layers:
+        words.append(f"{layout.first_stage_layers} layers first, {layout.last_stage_layers} last")
+    words.append(f"microbatches of {layout.microbatch}")
+    if layout.recompute != "none":
+        words.append(f"{layout.recompute} recomputation")
+    return " · ".join(words)
+
+
+def _sentences(predictor: Predictor, found: Found, notes: Sequence[str]) -> list[str]:
+    costs = predictor.costs
+    predicted_ns = costs.step_ns - predictor.reproduced.rest_ns
+    sentences = [
+        f"The recorded step took {duration(costs.step_ns)}; from its parts {duration(predicted_ns)} are predicted "
+        f"({predictor.error:+.1%}). What they leave of it, {duration(predictor.rest_ns)}, is added to every prediction."
+    ]
+    if found.margin is not None and found.best[0].assumed and found.measured is not None:
+        sentences.append(
+            f"The first one assumes {', '.join(found.best[0].assumed)}. Of those that assume nothing the fastest is "
+            f"{_words(found.measured.layout)} ({duration(found.measured.time.step_ns)}): if the first is "
+            f"{found.margin:.0%} slower than predicted, they are equal."
+        )
+    elif found.best and found.best[0].assumed:
+        sentences.append(f"The first one assumes {', '.join(found.best[0].assumed)}; the run did not measure them.")
+    return [*sentences, *notes]
+
+
+def _search_json(predictor: Predictor, found: Found, sequences: int, memory: float, notes: Sequence[str]) -> JsonObject:
+    return {
+        "verdict": _verdict(predictor, found, memory),
+        "global_batch": sequences,
+        "recorded": {
+            "layout": to_json(predictor.costs.layout),
+            "step_ns": predictor.costs.step_ns,
+            "scatter": predictor.costs.step_scatter,
+            "parts_ns": to_json(predictor.reproduced),
+            "error": predictor.error,
+            "costs_ns": to_json(predictor.costs.parts),
+        },
+        "uncertainty": predictor.uncertainty,
+        **found.to_json(),
+        "notes": _sentences(predictor, found, notes),
+    }
+
+
+def _print_search(
+    console: Console, predictor: Predictor, found: Found, sequences: int, memory: float, notes: Sequence[str]
+) -> None:
+    console.print(_verdict(predictor, found, memory), style="bold", markup=False)
+    for sentence in _sentences(predictor, found, notes):
+        console.print(sentence, markup=False)
+    if found.best:
+        console.print("")
+        console.print(_layouts_table(found.best))
+        console.print("\nThe first one as arguments of Megatron-LM")
+        console.print(" ".join(megatron_arguments(found.best[0].layout)), markup=False, soft_wrap=True)
+    for sentence in found.not_known[:3]:
+        console.print(f"! Not predicted: {sentence}", markup=False)
+    if len(found.not_known) > 3:
+        console.print(f"! And {len(found.not_known) - 3} others; --json has all.", markup=False)
+
+
+def _layouts_table(best: Sequence[Prediction]) -> Table:
+    table = _table("step", "memory", "tp", "pp", "dp", "chunks", "layers", "batch", "m", "recompute")
+    table.add_column("assumed", justify="left")
+    for one in best:
+        layout = one.layout
+        ends = (layout.first_stage_layers, layout.last_stage_layers)
+        sizes = (layout.tp, layout.pp, layout.dp, layout.chunks)
+        table.add_row(
+            duration(one.time.step_ns),
+            binary_bytes(one.peak_bytes),
+            *map(str, sizes),
+            f"{ends[0]}…{ends[1]}" if any(ends) else "even",
+            str(layout.microbatch),
+            str(layout.microbatches),
+            layout.recompute,
+            ", ".join(one.assumed),
+        )
+    return table
+
+
+def _predict_aceso(folder: Path, path: Path, gpus_per_node: int, json_output: bool) -> None:
+    configuration = read_aceso_configuration(path)
+    prediction = predict(read_aceso_profile(folder, configuration.model), configuration, gpus_per_node)
     if json_output:
         typer.echo(json.dumps({"aceso": {**prediction.to_json(), "left_out": to_json(LEFT_OUT)}}, indent=2))
     else:

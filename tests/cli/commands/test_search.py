@@ -3,18 +3,99 @@
 from __future__ import annotations
 
 import json
+import shlex
+from dataclasses import asdict
 from pathlib import Path
 
-from click.testing import Result
-from typer.testing import CliRunner
+import pytest
+from typer.testing import CliRunner, Result
 
 from commtrace.cli.main import app
 from tests.json_schemas import errors
+from tests.search.synthetic import LAYOUT, MODEL, record
 from tests.search.test_aceso import configuration, small_profile
 
 
 def run_search(*words: object) -> Result:
     return CliRunner().invoke(app, ["search", *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("runs") / "run", LAYOUT)
+
+
+def job(folder: Path) -> Path:
+    path = folder / "job.json"
+    path.write_text(json.dumps({"model": asdict(MODEL), "layout": asdict(LAYOUT)}))
+    return path
+
+
+def test_the_fastest_layouts_of_a_recorded_job(run: Path, tmp_path: Path) -> None:
+    words = (run, job(tmp_path), "--memory", "60", "--top", "3")
+    result, as_json = run_search(*words), json.loads(run_search(*words, "--json").stdout)
+    lines = [line.rstrip() for line in result.stdout.splitlines()]
+
+    assert result.exit_code == 0, result.output
+    assert lines[0].startswith("Fastest of ")
+    table = lines.index("  step    memory  tp  pp  dp  chunks  layers  batch  m  recompute  assumed")
+    assert len([line for line in lines[table + 1 :] if "GiB" in line]) == 3
+    assert lines[-1].startswith("--tensor-model-parallel-size ")
+    assert list(errors("search", as_json)) == []
+    best = [one["step_ns"] for one in as_json["best"]]
+    assert best == sorted(best)
+    assert all(one["peak_bytes"] <= 60 << 30 for one in as_json["best"])
+    assert lines[-1] == " ".join(as_json["best"][0]["arguments"])
+
+
+def test_a_command_of_megatron_gives_the_model(run: Path) -> None:
+    command = shlex.split(
+        "pretrain_gpt.py --num-layers 16 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --bf16 "
+        "--max-position-embeddings 4096 --vocab-size 32000 --tensor-model-parallel-size 2 --use-flash-attn "
+        "--pipeline-model-parallel-size 4 --micro-batch-size 1 --global-batch-size 16"
+    )
+    printed = json.loads(run_search(run, "--gpus", "32", "--global-batch", "64", "--json", "--", *command).stdout)
+
+    assert printed["global_batch"] == 64
+    assert all(one["layout"]["tp"] * one["layout"]["pp"] * one["layout"]["dp"] == 32 for one in printed["best"])
+    assert abs(printed["recorded"]["error"]) < 0.02
+
+
+def test_if_nothing_fits_it_says_so_and_ends_with_1(run: Path, tmp_path: Path) -> None:
+    result = run_search(run, job(tmp_path), "--memory", "1")
+
+    assert result.exit_code == 1
+    assert "layouts fits into 1 GiB." in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "a run does not tell the sizes of its model"),
+        (("JOB", "--memory", "0"), "--memory is 0"),
+        (("JOB", "--bandwidth", "tp"), "--bandwidth tp: write ROLE=GBPS"),
+        (("JOB", "--gpus", "4096", "--global-batch", "3"), "no layout divides 16 layers and a global batch of 3"),
+    ],
+)
+def test_what_cannot_be_searched_is_an_error_of_the_user(
+    run: Path, tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    path = str(job(tmp_path))
+    result = run_search(run, *(path if word == "JOB" else word for word in words))
+
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_a_given_bandwidth_replaces_that_of_the_run(run: Path, tmp_path: Path) -> None:
+    words = (run, job(tmp_path), "--top", "1000", "--json")
+    slow = json.loads(run_search(*words, "--bandwidth", "tp=1").stdout)["best"]
+    usual = json.loads(run_search(*words).stdout)["best"]
+
+    assert min(one["step_ns"] for one in slow if one["layout"]["tp"] == 2) > 5 * min(
+        one["step_ns"] for one in usual if one["layout"]["tp"] == 2
+    )
+    assert slow[0]["layout"]["tp"] == 1
 
 
 def test_a_configuration_of_aceso(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""What a run measured of its network: the bandwidth of each role, within nodes and between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from commtrace.analysis.communication.bandwidth import bus_factor
+from commtrace.analysis.communication.table import Communication
+from commtrace.errors import ConfigurationError
+from commtrace.planning.communication import Traffic
+
+_NAMES_IN_RUNS: Final = {"dp-cp": ("dp-cp", "dp"), "expert-dp": ("expert-dp", "ep-dp", "dp-cp", "dp")}
+"""A role of a plan under the names that frameworks give its process group."""
+
+_LEFT_OUT: Final = 0.02
+"""Bandwidths are of calls of at least this share of the bytes of the largest ones: small calls show the latency."""
+
+
+class Place(NamedTuple):
+    """A role, and whether its groups reach over nodes."""
+
+    role: str
+    between_nodes: bool
+
+
+class Bandwidth(NamedTuple):
+    """A bandwidth on the bus, and the bytes of the calls of which it is."""
+
+    gbps: float
+    bytes_each: float
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The bandwidths of a run; GB/s are bytes per ns."""
+
+    bandwidths: Mapping[Place, Bandwidth]
+    exposed: Mapping[str, float]  # by role: the share of its time that no work hid
+
+    def has(self, place: Place) -> bool:
+        """Return whether the role's own bandwidth is known."""
+        return any(Place(role, place.between_nodes) in self.bandwidths for role in _names(place.role))
+
+    def bandwidth(self, place: Place) -> Bandwidth | None:
+        """Return the bandwidth of a role; None if none was measured with its reach.
+
+        Without a measurement of the role that of another one is taken which uses the same links: that with the largest
+        calls, because small ones show the latency.
+        """
+        for role in _names(place.role):
+            if (known := self.bandwidths.get(Place(role, place.between_nodes))) is not None:
+                return known
+        others = [one for other, one in self.bandwidths.items() if other.between_nodes == place.between_nodes]
+        return max(others, key=lambda one: one.bytes_each, default=None)
+
+    def with_given(self, gbps: Mapping[Place, float]) -> Links:
+        """Return these links with other bandwidths for some roles."""
+        given = {place: Bandwidth(one, float("inf")) for place, one in gbps.items()}
+        return Links({**self.bandwidths, **given}, self.exposed)
+
+    def ns(self, traffic: Traffic, between_nodes: bool) -> float:
+        """Return the time of all calls of one kind.
+
+        Raises:
+            ConfigurationError: no bandwidth of this reach was measured.
+        """
+        found = self.bandwidth(Place(traffic.role, between_nodes))
+        if found is None:
+            where = "between nodes" if between_nodes else "within a node"
+            raise ConfigurationError(f"no bandwidth {where} was measured for {traffic.role}: give --bandwidth")
+        factor = bus_factor(traffic.operation, traffic.group_size)
+        return traffic.tensor_bytes * factor / found.gbps
+
+    def exposed_share(self, role: str) -> float:
+        return next((self.exposed[name] for name in _names(role) if name in self.exposed), 1.0)
+
+
+def _names(role: str) -> tuple[str, ...]:
+    return _NAMES_IN_RUNS.get(role, (role,))
+
+
+def measured_links(table: Iterable[Communication]) -> Links:
+    """Return the bandwidths of a run's communication; the time of a role is that of all its calls together."""
+    bus_bytes: dict[Place, float] = {}
+    time_ns: dict[Place, float] = {}
+    calls: dict[Place, int] = {}
+    tensor_bytes: dict[Place, int] = {}
+    exposed_ns: dict[str, int] = {}
+    in_flight_ns: dict[str, int] = {}
+    rows = list(table)
+    largest = {row.role: max(_bytes_each(one) for one in rows if one.role == row.role) for row in rows}
+    for row in rows:
+        exposed_ns[row.role] = exposed_ns.get(row.role, 0) + row.exposed_ns
+        in_flight_ns[row.role] = in_flight_ns.get(row.role, 0) + row.exposed_ns + row.hidden_ns
+        is_small = _bytes_each(row) < _LEFT_OUT * largest[row.role]
+        if not row.busbw_gbps or row.inter_node is None or not row.num_bytes or not row.group_size or is_small:
+            continue
+        place = Place(row.role, row.inter_node)
+        moved = row.num_bytes * bus_factor(row.operation, row.group_size)
+        bus_bytes[place] = bus_bytes.get(place, 0) + moved
+        time_ns[place] = time_ns.get(place, 0) + moved / row.busbw_gbps
+        calls[place] = calls.get(place, 0) + row.count
+        tensor_bytes[place] = tensor_bytes.get(place, 0) + row.num_bytes
+    return Links(
+        bandwidths={
+            place: Bandwidth(bus_bytes[place] / time_ns[place], tensor_bytes[place] / calls[place])
+            for place in bus_bytes
+        },
+        exposed={role: exposed_ns[role] / ns for role, ns in in_flight_ns.items() if ns},
+    )
+
+
+def _bytes_each(row: Communication) -> float:
+    return (row.num_bytes or 0) / max(row.count, 1)
+
+
+def given_bandwidths(texts: Iterable[str]) -> Iterator[tuple[Place, float]]:
+    """Yield the bandwidths of options such as ``tp=200`` (within a node) and ``dp=between:25``.
+
+    Raises:
+        ConfigurationError: a text is of another form.
+    """
+    for text in texts:
+        role, _, value = text.partition("=")
+        between_nodes, number = value.startswith("between:"), value.removeprefix("between:")
+        try:
+            gbps = float(number)
+        except ValueError:
+            gbps = 0.0
+        if not role or not 0 < gbps < float("inf"):
+            raise ConfigurationError(f"--bandwidth {text}: write ROLE=GBPS or ROLE=between:GBPS, such as tp=200")
+        yield Place(role, between_nodes), gbps

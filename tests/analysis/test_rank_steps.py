@@ -7,6 +7,7 @@ from commtrace.analysis import rank_steps as module
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.rank_steps import QUANTITIES, RankSteps, rank_steps
 from commtrace.analysis.summary import summarise_analysis
+from commtrace.synth import Fault, Job, synthesize
 from tests.factory import collective, group, make_run, span
 from tests.pipeline_factory import PipelineJob
 
@@ -53,6 +54,24 @@ def test_busbw_is_of_large_calls_after_the_last_member() -> None:
 
     assert times.of("bus_bytes")[:, 0].tolist() == [4 * MIB] * 2  # 2(n − 1)/n = 1
     assert times.of("bus_ns")[:, 0].tolist() == [2_000_000] * 2
+
+
+def test_a_network_that_is_slow_for_a_while_is_seen_step_by_step() -> None:
+    """What leaves node 1 takes four times as long in steps 4 to 7; what stays in a node does not."""
+    job = Job(
+        tp=2, dp=2, gpus_per_host=2, microbatches=2, layers=2, steps=12, sequence=8192, jitter=0.0,
+        faults=(Fault.parse("slow-network=1:4@4:8"),),
+    )  # fmt: skip
+
+    times = rank_steps(analyse(synthesize(job).run))
+    busbw = times.of("bus_bytes") / times.of("bus_ns")
+
+    assert times.first.tolist() == [*range(1, 12)]
+    usual = np.median(busbw[:, :3], axis=1, keepdims=True)
+    change = busbw / usual
+    degraded = (times.first >= 4) & (times.first < 8)
+    assert (change[:, degraded] < 0.9).all()
+    assert change[:, ~degraded] == pytest.approx(1.0, abs=0.02)
 
 
 def test_windows_add_up() -> None:

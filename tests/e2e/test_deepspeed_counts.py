@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from commtrace.analysis.communication.bandwidth import bus_factor
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
@@ -33,6 +34,9 @@ PIPELINE = PROGRAMS / "deepspeed_pipeline.py"
 ITERATIONS, ACCUMULATION = 3, 2
 STEPS = range(1, ITERATIONS + 1)
 
+STAGES = ("0", "1", "3", "3-released")
+MODEL_BYTES = 48_096 * 2
+
 OPERATIONS = {
     "all_reduce": "all_reduce",
     "broadcast": "broadcast",
@@ -49,21 +53,57 @@ barrier. It is not for object collectives: all_gather_object, say, was counted w
 inside of it, of which alone there are spans. ZeRO 0, 1 and 3 call none: any that were there would fail to be mapped."""
 
 
-def test_counts_are_those_of_deepspeed_itself(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder with a run of each stage, and what the job printed."""
+    folder = tmp_path_factory.mktemp("counted")
+    return folder, recorded([COUNTED, *STAGES, "--runs", folder])
+
+
+def test_counts_are_those_of_deepspeed_itself(counted: tuple[Path, str]) -> None:
     if not REFERENCE.is_dir():
         pytest.skip(f"no reference counts in {REFERENCE}; set REFERENCE_DATA to the folder that holds them")
-    stages = (0, 1, 3)
+    folder, output = counted
 
-    output = recorded([COUNTED, *map(str, stages), "--runs", tmp_path])
-
-    for stage in stages:
-        run = load_run(tmp_path / f"zero{stage}")
+    for stage in (0, 1, 3):
+        run = load_run(folder / f"zero{stage}")
         assert run.problems == ()
         for rank in (0, 1):
             assert_is_as_deepspeed_counted(run, rank, stage)
-        beside = beside_plan(tmp_path / f"zero{stage}")
+        beside = beside_plan(folder / f"zero{stage}")
         assert {row.verdict for row in beside.rows} == {"same"}, [row for row in beside.rows if row.reason]
-    assert digests(output) == digests(unrecorded([COUNTED, *map(str, stages)]))
+    assert digests(output) == digests(unrecorded([COUNTED, *STAGES]))
+
+
+@pytest.mark.parametrize(
+    ("stage", "gradients", "parameters", "small"),
+    [
+        # An all_reduce of the gradients when the accumulation ends: what reduces and gathers them.
+        ("0", 2.0, 0.0, 0),
+        # The same, as DeepSpeed reduces whole buckets, and a gather of the parameters: one more than with a
+        # reduce_scatter. Overflow and norm are reduced, 1 and 4 bytes.
+        ("1", 2.0, 1.0, 2 * 5),
+        # A reduce_scatter for each backward, and a gather for each forward and each backward: 3 for each micro-step.
+        ("3-released", 1.0 * ACCUMULATION, 2.0 * ACCUMULATION, 2 * 8),
+        # Parameters that stay until the backward are gathered once: 2 for each micro-step.
+        ("3", 1.0 * ACCUMULATION, 1.0 * ACCUMULATION, 2 * 8),
+    ],
+)
+def test_volumes_are_those_of_the_formulas(
+    stage: str, gradients: float, parameters: float, small: int, counted: tuple[Path, str]
+) -> None:
+    """An all_reduce moves the model twice, a gather or a reduce_scatter once: (n - 1)/n of it with n ranks."""
+    run = load_run(counted[0] / f"zero{stage}")
+    for rank, step in ((rank, step) for rank in (0, 1) for step in STEPS[1:]):
+        moved: Counter[str] = Counter()
+        for row in rows(run, rank, schema.COLLECTIVE, step=step):
+            moved[row["name"]] += round(row["bytes"] * bus_factor(row["name"], 2) * 2)
+
+        of_gradients = moved["all_reduce"] - small + moved["reduce_scatter"]
+        assert of_gradients == gradients * MODEL_BYTES
+        # Weights of norms are persistent: they are gathered once per step, with the update.
+        assert moved["all_gather"] == pytest.approx(parameters * MODEL_BYTES, rel=0.01)
+        assert set(moved) <= {"all_reduce", "reduce_scatter", "all_gather"}
 
 
 def assert_is_as_deepspeed_counted(run: Run, rank: int, zero_stage: int) -> None:

@@ -65,6 +65,21 @@ def test_the_bandwidth_that_would_hide_it_is_bytes_over_compute() -> None:
     assert table(make_run(rows, [PAIR]))["dp", "all_reduce"].needed_busbw_gbps == 2.0
 
 
+@pytest.mark.parametrize(("gbps", "seconds", "hides"), [(300, 0.053, True), (25, 0.64, False), (50, 0.32, True)])
+def test_a_network_is_fast_enough_where_it_carries_what_is_needed(gbps: float, seconds: float, hides: bool) -> None:
+    """16 GB of gradients and 0.42 s of compute, by NVLink, at 200 and at 400 Gbit/s."""
+    compute, transfer = 420_000_000, round(16 / gbps * 1e9)
+    end = compute + transfer
+    reduce = collective("all_reduce", PAIR, 0, compute, end, id=1, bytes=16 * 10**9, step=0)
+    rows = [span("step", 0, end, step=0), span("forward", 0, compute, step=0), reduce, stall(reduce, compute, end)]
+    row = table(make_run({0: rows, 1: rows}, [PAIR]))["dp", "all_reduce"]
+
+    assert row.to_json()["duration_ns"]["max"] == transfer == pytest.approx(seconds * 1e9, rel=0.01)
+    assert row.busbw_gbps == pytest.approx(gbps)
+    assert row.needed_busbw_gbps == pytest.approx(16 / 0.42)
+    assert (row.busbw_gbps > row.needed_busbw_gbps) == hides == (transfer < compute)
+
+
 def test_what_is_hidden_needs_no_other_bandwidth() -> None:
     rows = {
         rank: step(span("forward", 0, 600, step=0), collective("all_reduce", PAIR, 0, 100, 300, id=1, bytes=1_200))
@@ -121,6 +136,23 @@ def test_calls_are_told_apart_by_size(num_bytes: int, size: tuple[int, int]) -> 
     (row,) = communication_table(run, matches, partition(run, matches, roles), roles, detail=Detail.SIZE)
     assert row.size == size
     assert (row.to_json()["bytes_from"], row.to_json()["bytes_to"]) == size
+
+
+def test_one_large_call_is_told_from_a_thousand_small_ones_of_the_same_bytes() -> None:
+    large = collective("all_reduce", PAIR, 0, 0, 40_000_000, bytes=4 * 10**9)
+    small = [
+        collective("all_reduce", PAIR, 1 + number, start, start + 400_000, bytes=4 * 10**6)
+        for number, start in enumerate(range(40_000_000, 440_000_000, 400_000))
+    ]
+    rows = [span("step", 0, 440_000_000, step=0), large, *small]
+    run = make_run({0: rows, 1: rows}, [PAIR])
+    matches, roles = match(run), find_roles(run)
+    found = communication_table(run, matches, partition(run, matches, roles), roles, detail=Detail.SIZE)
+
+    assert {row.size: (row.count, row.num_bytes, row.busbw_gbps) for row in found} == {
+        (2**31, 2**32): (2, 8 * 10**9, 100.0),
+        (2**21, 2**22): (2_000, 8 * 10**9, 10.0),
+    }
 
 
 def by_size(run: Run) -> dict[tuple[str, tuple[int, int] | None], tuple[int, int]]:

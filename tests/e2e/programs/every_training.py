@@ -170,7 +170,7 @@ def zero(stage: int) -> Callable[[], str]:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         model = Model()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=configuration(stage))
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=configuration(str(stage)))
         digest = Digest()
         for _ in range(2 * STEPS):
             loss: Any = engine(torch.randint(VOCABULARY, (1, TOKENS)))

@@ -13,10 +13,13 @@ from commtrace.trace.schema import Row
 
 
 class Device(NamedTuple):
-    """A device, and the peak memory of torch's allocator since the process began or the script reset it."""
+    """A device, and the memory of torch's allocator on it; peaks since the process began or the script reset them."""
 
     name: str
-    peak_memory_bytes: int
+    peak_memory_bytes: int  # of tensors
+    memory_bytes: int  # of tensors, now
+    reserved_bytes: int  # held for tensors, now
+    peak_reserved_bytes: int
 
 
 def training_device() -> Device | None:
@@ -27,14 +30,25 @@ def training_device() -> Device | None:
     # The harvester's current device need not be the training thread's; a rank allocates on one device.
     # Only of devices that are in use: with some allocators, asking would begin to use the others.
     in_use = torch._C._cuda_hasPrimaryContext
-    peaks = [
-        int(torch.cuda.max_memory_allocated(number)) if in_use(number) else 0
-        for number in range(torch.cuda.device_count())
-    ]
-    if not any(peaks):
+    memory = {n: torch.cuda.memory_stats(n) for n in range(torch.cuda.device_count()) if in_use(n)}
+    number = max(memory, key=lambda number: _bytes(memory[number], _PEAK), default=None)
+    if number is None or not _bytes(memory[number], _PEAK):
         return None
-    number = peaks.index(max(peaks))
-    return Device(str(torch.cuda.get_device_name(number)), peaks[number])
+    return Device(
+        str(torch.cuda.get_device_name(number)),
+        peak_memory_bytes=_bytes(memory[number], _PEAK),
+        memory_bytes=_bytes(memory[number], "allocated_bytes.all.current"),
+        reserved_bytes=_bytes(memory[number], "reserved_bytes.all.current"),
+        peak_reserved_bytes=_bytes(memory[number], "reserved_bytes.all.peak"),
+    )
+
+
+_PEAK: Final = "allocated_bytes.all.peak"
+
+
+def _bytes(statistics: Mapping[str, int], name: str) -> int:
+    """Return a statistic of torch's allocator; 0 before it has been asked for anything."""
+    return int(statistics.get(name, 0))
 
 
 PEAK_BF16_FLOPS: Final[Mapping[str, float]] = {

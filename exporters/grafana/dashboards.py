@@ -564,9 +564,17 @@ def _one_rank() -> list[Row]:
                     ),
                     text="Per step, without waiting for others: against what is typical of the stage.", from_zero=False,
                 ),
-                _each(
-                    "Peak device memory", "bytes", f"commtrace_device_memory_peak_bytes{{{RANK}}}",
-                    "Most that torch's allocator has held.",
+                lines(
+                    "Memory", "bytes",
+                    *(
+                        Query(f"commtrace_{name}_bytes{{{RANK}}}", f"{legend}, rank {{{{rank}}}}")
+                        for name, legend in (
+                            ("device_memory_allocated", "tensors"), ("device_memory_peak", "tensors, peak"),
+                            ("device_memory_reserved", "reserved"), ("device_memory_reserved_peak", "reserved, peak"),
+                            ("host_memory", "host"),
+                        )
+                    ),
+                    text="Of torch's allocator on the device; on the host, of the process.",
                 ),
             ],
         ),

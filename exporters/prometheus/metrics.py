@@ -6,10 +6,12 @@ Labels are ``operation``, ``role`` and closed lists, never a step, layer or size
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from prometheus_client.core import (
@@ -24,7 +26,7 @@ from prometheus_client.samples import Exemplar, Sample
 from commtrace.exporters.prometheus.step_histogram import StepHistogram
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.rank import LiveRank
-from commtrace.live.summary import MessageSummary, OperationSummary, StepSummary, trace_id
+from commtrace.live.summary import Device, MessageSummary, OperationSummary, StepSummary, trace_id
 from commtrace.trace import schema
 
 MOST_OPERATIONS: Final = 27
@@ -90,7 +92,7 @@ class StepTotals:
     counts: dict[str, float] = field(default_factory=dict)
     last: StepSummary | None = None
     mfu: float | None = None  # of the latest step with one
-    peak_memory_bytes: int | None = None  # None without an accelerator
+    device: Device | None = None  # as of the last step; None without an accelerator
 
     def add(self, summary: StepSummary) -> None:
         with self.lock:
@@ -111,7 +113,7 @@ class StepTotals:
             self.last = summary
             self.mfu = summary.mfu if summary.mfu is not None else self.mfu
             if summary.device is not None:
-                self.peak_memory_bytes = summary.device.peak_memory_bytes
+                self.device = summary.device
 
     def _add_operations(self, operations: Iterable[OperationSummary]) -> None:
         for one in operations:
@@ -126,6 +128,14 @@ class StepTotals:
             if key not in self.messages and len(self.messages) >= MOST_MESSAGES:
                 key = (OTHER, OTHER, OTHER)
             self.messages.setdefault(key, MessageTotals()).add(one)
+
+
+def _resident_bytes() -> int | None:
+    """Return the resident memory of this process; None without /proc."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError, IndexError):
+        return None  # not Linux
 
 
 _NEVER_DROPPED: Final = frozenset({schema.KERNEL, schema.MEMORY})
@@ -183,10 +193,7 @@ class RankCollector(Collector):
                 yield CounterMetricFamily(f"commtrace_{name}", f"What the script counted: {name}.", totals.counts[name])
         if totals.mfu is not None:
             yield GaugeMetricFamily("commtrace_mfu_ratio", "Model FLOPs utilisation of the last step.", totals.mfu)
-        if totals.peak_memory_bytes is not None:
-            yield GaugeMetricFamily(
-                "commtrace_device_memory_peak_bytes", "Most that torch's allocator has held.", totals.peak_memory_bytes
-            )
+        yield from self._of_memory()
         if totals.last is not None:
             yield GaugeMetricFamily("commtrace_last_step", "Number of the last complete step.", totals.last.step)
             yield GaugeMetricFamily(
@@ -194,6 +201,22 @@ class RankCollector(Collector):
                 "When the last complete step ended, epoch seconds.",
                 self._rank.epoch_ns(totals.last.end_ns) / 1e9,
             )
+
+    def _of_memory(self) -> Iterator[Metric]:
+        if (device := self._totals.device) is not None:
+            for name, description, held in (
+                ("peak", "Most that torch's allocator has held for tensors.", device.peak_memory_bytes),
+                ("allocated", "What torch's allocator holds for tensors.", device.memory_bytes),
+                ("reserved", "What torch's allocator holds, with what is free in it.", device.reserved_bytes),
+                (
+                    "reserved_peak",
+                    "Most that torch's allocator held, free or not.",
+                    device.peak_reserved_bytes,
+                ),
+            ):
+                yield GaugeMetricFamily(f"commtrace_device_memory_{name}_bytes", description, held)
+        if (resident := _resident_bytes()) is not None:
+            yield GaugeMetricFamily("commtrace_host_memory_bytes", "Resident memory of the process.", resident)
 
     def _of_run(self) -> Iterator[Metric]:
         goodput = self._rank.budget.goodput(time.monotonic_ns())

@@ -12,15 +12,20 @@ from commtrace.live.summary import Device, mfu, training_device
 def torch_with(peaks: list[int | None], *, in_use: bool = True) -> Any:
     """None: this process has no context on the device, and asking what it holds would make one."""
 
-    def peak(number: int) -> int:
+    def statistics(number: int) -> dict[str, int]:
         held = peaks[number]
         assert held is not None
-        return held
+        return {
+            "allocated_bytes.all.peak": held,
+            "allocated_bytes.all.current": held - 1,
+            "reserved_bytes.all.current": held + 1,
+            "reserved_bytes.all.peak": held + 2,
+        }
 
     cuda = SimpleNamespace(
         is_initialized=lambda: in_use,
         device_count=lambda: len(peaks),
-        max_memory_allocated=peak,
+        memory_stats=statistics,
         get_device_name=lambda number: f"GPU {number}",
     )
     return SimpleNamespace(
@@ -31,7 +36,7 @@ def torch_with(peaks: list[int | None], *, in_use: bool = True) -> Any:
 @pytest.mark.parametrize(
     ("torch", "expected"),
     [
-        (torch_with([0, None, 700, 20]), Device("GPU 2", 700)),
+        (torch_with([0, None, 700, 20]), Device("GPU 2", 700, 699, 701, 702)),
         (torch_with([0, 0]), None),
         (torch_with([700], in_use=False), None),
         (None, None),

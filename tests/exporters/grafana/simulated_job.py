@@ -46,7 +46,7 @@ SECOND = 1_000_000_000
 SCRAPE_SECONDS = 15
 RUN_ID = "simulated"
 _PIECE_SCRAPES = 100
-_DEVICE = Device("NVIDIA H100 80GB HBM3", 60 * 2**30)
+_DEVICE = Device("NVIDIA H100 80GB HBM3", 60 * 2**30, 40 * 2**30, 62 * 2**30, 64 * 2**30)
 
 
 @dataclass(frozen=True)

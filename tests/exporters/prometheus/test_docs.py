@@ -30,7 +30,7 @@ def first_cells(page: str, pattern: str) -> list[str]:
 def test_every_metric_is_documented() -> None:
     totals = StepTotals()
     counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1.0}
-    totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1)))
+    totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1, 1, 1, 1)))
     live = rank()
     live.joins, live.score, live.stragglers = True, 1.0, (live_straggler(),)
     live.budget.add([Row(schema.STEP, "step", schema.COMPUTE, 0, 1)], {})

@@ -101,6 +101,7 @@ def test_two_steps_are_added_up() -> None:
         "commtrace_spans_total": 40,
         "commtrace_exported_timestamp_seconds": pytest.approx(time.time(), abs=60),
         "commtrace_overhead_seconds_total": 0.125,
+        "commtrace_host_memory_bytes": pytest.approx(2**33, abs=2**33 - 2**20),
         "commtrace_communications_in_flight": 0,
         "commtrace_hung": 0,
         "commtrace_world_size": 8,
@@ -132,14 +133,17 @@ def test_an_example_of_every_duration_leads_to_the_trace_of_its_step() -> None:
 def test_mfu_and_memory_are_there_where_they_are_known_and_absent_where_not() -> None:
     flops = {"model_flops": 989e12}
     known, unknown, without = StepTotals(), StepTotals(), StepTotals()
-    known.add(summary(counts=flops, device=Device("NVIDIA H200", 5_000)))
-    unknown.add(summary(counts=flops, device=Device("Another GPU", 5_000)))
+    known.add(summary(counts=flops, device=Device("NVIDIA H200", 5_000, 3_000, 6_000, 8_000)))
+    unknown.add(summary(counts=flops, device=Device("Another GPU", 5_000, 3_000, 6_000, 8_000)))
     without.add(summary(counts=flops))
 
     told = [values(RankCollector(rank(), totals)) for totals in (known, unknown, without)]
 
     assert [one.get("commtrace_mfu_ratio") for one in told] == [0.5, None, None]
-    assert [one.get("commtrace_device_memory_peak_bytes") for one in told] == [5_000, 5_000, None]
+    for name, held in {"peak": 5_000, "allocated": 3_000, "reserved": 6_000, "reserved_peak": 8_000}.items():
+        assert [one.get(f"commtrace_device_memory_{name}_bytes") for one in told] == [held, held, None]
+    resident = [one["commtrace_host_memory_bytes"] for one in told]
+    assert all(2**20 < held < 2**40 for held in resident)
 
 
 def test_drops_of_every_kind_are_told_before_the_first_one() -> None:
@@ -204,7 +208,7 @@ def test_a_rank_never_has_more_series_than_its_budget(pairs: list[tuple[str, str
         totals.add(
             summary(
                 step, compute_ns=phases, operations=operations, messages=messages, counts=counts,
-                device=Device("NVIDIA H200", 1),
+                device=Device("NVIDIA H200", 1, 1, 1, 1),
             )
         )  # fmt: skip
 
@@ -242,7 +246,7 @@ def test_what_is_known_of_waiting_is_told_beside_what_is_exposed_and_only_where_
 def test_names_and_units_are_what_prometheus_recommends() -> None:
     totals = StepTotals()
     counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1.0}
-    totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1)))
+    totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1, 1, 1, 1)))
     registry = CollectorRegistry(auto_describe=False)
     registry.register(RankCollector(rank(), totals))
     command = [str(PROMTOOL), "check", "metrics"]

@@ -240,7 +240,7 @@ def _read_header(path: Path) -> Segment:
     missing = [name for name in schema.SCHEMA.names if name not in names]
     if missing:
         raise TraceFormatError(f"{path} has no column {missing[0]!r}; it was written by an incompatible commtrace")
-    for column in columns:
+    for column in () if columns.equals(schema.SCHEMA) else columns:
         if column.name in schema.SCHEMA.names and not column.equals(schema.SCHEMA.field(column.name)):
             raise ValueError(f"column {column.name} holds {column.type}")
         if names.count(column.name) > 1:

@@ -31,7 +31,7 @@ def findings(verdict: Any) -> dict[tuple[str, str], str]:
 
 
 def test_a_sound_cluster_passes_all_checks() -> None:
-    job = fork(COMMAND, 4, {"RANKS_PER_NODE": "2"}, timeout=90)
+    job = fork(COMMAND, 4, {"RANKS_PER_NODE": "2"}, timeout=240)
     verdict = told(job)
     # Cores of a busy machine are not equally fast: what is judged of times is tested with made times.
     measured = {"device speed", "bandwidth"}
@@ -45,7 +45,7 @@ def test_a_sound_cluster_passes_all_checks() -> None:
 
 def test_ranks_that_are_absent_stopped_or_set_up_otherwise_are_named_with_their_nodes(tmp_path: Path) -> None:
     faults = {"ABSENT": "5", "STOPPED": "3", "OTHERWISE": "4", "PID_FILE": str(tmp_path / "pid")}
-    job = fork([*COMMAND, "--start-timeout", "15"], 6, {"RANKS_PER_NODE": "1", **faults}, timeout=100)
+    job = fork([*COMMAND, "--start-timeout", "15"], 6, {"RANKS_PER_NODE": "1", **faults}, timeout=240)
     verdict = told(job)
     found = findings(verdict)
 
@@ -61,7 +61,7 @@ def test_ranks_that_are_absent_stopped_or_set_up_otherwise_are_named_with_their_
 
 def test_a_rank_that_dies_while_bandwidth_is_measured_is_named() -> None:
     words = ["--network-timeout", "10"]
-    job = fork([*COMMAND, *words], 3, {"RANKS_PER_NODE": "1", "FAULT": "SIGKILL@10"}, timeout=100)
+    job = fork([*COMMAND, *words], 3, {"RANKS_PER_NODE": "1", "FAULT": "SIGKILL@10"}, timeout=240)
     verdict = told(job)
 
     assert job.returncode == 1

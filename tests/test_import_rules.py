@@ -268,7 +268,8 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
     )
 
     assert {command[0] for command in commands} == set(COMMANDS) - {
-        "bench overhead", "bench collectives", "bench matmul", "preflight", "run", "import", "monitor", "view", "plot",
+        "bench overhead", "bench collectives", "bench matmul", "bench replay", "preflight", "run", "import", "monitor",
+        "view", "plot",
     }  # fmt: skip
     _in_a_new_interpreter(source)
     assert (tmp_path / "report.html").stat().st_size > 1_000

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-Call = Callable[[], object]
+Call = Callable[[], Any]
+"""Returns a handle to wait for, where it was made to be asynchronous."""
 
 OPERATIONS: Final = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send",
@@ -38,9 +39,21 @@ def buffer_bytes(operation: str, num_bytes: int, group_size: int) -> int:
 
 
 def make_call(
-    operation: str, elements: int, ranks: Sequence[int], group: ProcessGroup, dtype: torch.dtype, device: torch.device
+    operation: str,
+    elements: int,
+    ranks: Sequence[int],
+    group: ProcessGroup,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_async: bool = False,
 ) -> Call:
-    """Return what this rank calls in each iteration; the tensor S has ``elements``."""
+    """Return what this rank calls in each iteration; the tensor S has ``elements``.
+
+    Args:
+        ranks: the root first.
+        is_async: collectives return a handle.
+    """
     import torch
     import torch.distributed as dist
 
@@ -48,11 +61,11 @@ def make_call(
     is_root = own == root
     whole = torch.ones(elements, dtype=dtype, device=device)
     if operation == "all_reduce":
-        return lambda: dist.all_reduce(whole, group=group)
+        return lambda: dist.all_reduce(whole, group=group, async_op=is_async)
     if operation == "broadcast":
-        return lambda: dist.broadcast(whole, root, group=group)
+        return lambda: dist.broadcast(whole, root, group=group, async_op=is_async)
     if operation == "reduce":
-        return lambda: dist.reduce(whole, root, group=group)
+        return lambda: dist.reduce(whole, root, group=group, async_op=is_async)
     if operation == "send":
         if is_root:
             return lambda: dist.send(whole, ranks[-1], group=group)
@@ -60,16 +73,16 @@ def make_call(
     if operation in _OF_ROOT:
         parts = [torch.ones_like(whole) for _ in ranks] if is_root else None
         if operation == "gather":
-            return lambda: dist.gather(whole, parts, dst=root, group=group)
-        return lambda: dist.scatter(whole, parts, src=root, group=group)
+            return lambda: dist.gather(whole, parts, dst=root, group=group, async_op=is_async)
+        return lambda: dist.scatter(whole, parts, src=root, group=group, async_op=is_async)
     if operation == "all_to_all":
         received = torch.empty_like(whole)
-        return lambda: dist.all_to_all_single(received, whole, group=group)
+        return lambda: dist.all_to_all_single(received, whole, group=group, async_op=is_async)
     shard = torch.ones(elements // size, dtype=dtype, device=device)
     # torch 2.13 renamed both, and warns of the old names.
     if operation == "all_gather":
         all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        return lambda: all_gather(whole, shard, group=group)
+        return lambda: all_gather(whole, shard, group=group, async_op=is_async)
     assert operation == "reduce_scatter", operation
     reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    return lambda: reduce_scatter(shard, whole, group=group)
+    return lambda: reduce_scatter(shard, whole, group=group, async_op=is_async)

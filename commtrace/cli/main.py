@@ -56,6 +56,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "preflight": _Command("Check a cluster before a job: a verdict for each node."),
     "bench overhead": _Command("Measure what recording costs a training command."),
     "bench collectives": _Command("Measure the bandwidth of collectives, with torchrun."),
+    "bench replay": _Command("Issue the communication of a run again, with torchrun."),
     "bench matmul": _Command("Measure what matrix multiplications reach on this device."),
     "trigger": _Command("Record coming steps of a running job in detail, on all ranks."),
     "monitor": _Command("Watch a running job: which ranks are slow, why, what it costs."),

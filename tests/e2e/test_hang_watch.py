@@ -81,7 +81,8 @@ def test_the_rank_that_does_not_come_is_named_with_its_place(tmp_path: Path) -> 
     assert event["rank"] == 2, event
     assert "Hung at seq 100 of the" in event["sentence"]
     assert "Root: rank 2" in event["sentence"]
-    assert "stay_away" in event["sentence"]
+    assert "inside data" in event["sentence"]
+    assert "__getitem__" in event["sentence"]
     assert sorted(dumps) == [0, 1, 2, 3]
     (main_thread,) = [one for one in dumps[2]["threads"] if one["thread"] == "MainThread"]
     assert any("stay_away" in frame for frame in main_thread["frames"])

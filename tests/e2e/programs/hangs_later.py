@@ -1,6 +1,6 @@
 """Trains for a while; then one rank does not come any more. Arguments: that rank; ``sleeps`` or ``dies``.
 
-``sleeps`` sleeps before an all_reduce, ``dies`` is killed there. The others wait in it.
+``sleeps`` sleeps before an all_reduce, where it reads its next input; ``dies`` is killed there. The others wait in it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
 
 import commtrace
 import commtrace.auto
@@ -38,7 +39,18 @@ def main(lost: int, how: str) -> None:
 def stay_away(how: str) -> None:
     if how == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(600)
+    next(iter(DataLoader(Stalled())))
+
+
+class Stalled(Dataset[torch.Tensor]):
+    """Samples on a file system that does not answer."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        time.sleep(600)
+        return torch.ones(1)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from commtrace.analysis.windows.run import ALONE, LargeRun, WholeRun, Workers, o
 from commtrace.trace.files.locate import find_run_directory, rank_directories
 from commtrace.trace.files.writer import segment_paths
 from commtrace.viewer.choice import DrawnSteps, steps_to_draw
+from commtrace.viewer.comparison import comparison_resources
 from commtrace.viewer.data import (
     Resources,
     box_tables,
@@ -48,6 +49,7 @@ class Pending(NamedTuple):
 
 
 _READING: Final = Pending("Finding the steps of the run")
+_COMPARING: Final = Pending("Comparing it with the other run")
 
 _STEP: Final = re.compile(r"step/(?P<step>-?\d+)(?:\.json|/(?P<table>.+))")
 
@@ -95,18 +97,29 @@ class RunView:
     """The resources of docs/viewer-data.md of one run."""
 
     def __init__(
-        self, path: Path, workers: Workers = ALONE, trace_of: Callable[[Timeline, int], bytes] | None = None
+        self,
+        path: Path,
+        workers: Workers = ALONE,
+        trace_of: Callable[[Timeline, int], bytes] | None = None,
+        against: Path | None = None,
     ) -> None:
-        """Prepare a run; raise RunNotFoundError if there is none at ``path``.
+        """Prepare a run.
 
-        ``trace_of`` returns a step as a file for the Perfetto UI; without it, there is no resource ``step/N/perfetto``.
+        Args:
+            trace_of: returns a step as a file for the Perfetto UI; without it there is no ``step/N/perfetto``.
+            against: another run that this one is compared with.
+
+        Raises:
+            RunNotFoundError: there is no run at a path.
         """
         self._trace_of = trace_of
+        self._against = find_run_directory(against) if against else None
         self.path = find_run_directory(path)
         self._workers = workers
         self._opened: Future[_Opened] = Future()
         self._summary: Future[Summary] = Future()
         self._views: Future[Resources] = Future()
+        self._comparison: Future[Resources] = Future()
         self._passes = _Passes()
         self._steps: OrderedDict[int, _ReadSteps] = OrderedDict()  # the one that was used last at the end
         self._boxes: tuple[tuple[int, Collection[int] | None], Resources] | None = None  # those asked for last
@@ -133,6 +146,8 @@ class RunView:
             return self._when_summarised(self._summary, lambda summary: encode_json(summary.to_json()))
         if name.startswith(("step/", "plan")):
             return _when_done(self._opened, _READING, lambda opened: self._of_timeline(opened, name, ranks))
+        if name == "comparison.json" or name.startswith("other"):
+            return _when_done(self._comparison, _COMPARING, lambda resources: resources.get(name))
         return self._when_summarised(self._views, lambda views: views.get(name))
 
     def _when_summarised(self, future: Future[_Value], encode: Callable[[_Value], bytes | None]) -> _Answer:
@@ -155,10 +170,16 @@ class RunView:
             summary, views = summarise_with_views(run, is_whole=True)
             self._summary.set_result(summary)
             self._views.set_result(views)
+            self._comparison.set_result(self._compare(run))
         except Exception as error:  # whoever asks for a resource gets it
-            for future in (self._opened, self._summary, self._views):
+            for future in (self._opened, self._summary, self._views, self._comparison):
                 if not future.done():
                     future.set_exception(error)
+
+    def _compare(self, run: WholeRun | LargeRun) -> Resources:
+        if self._against is None:
+            return {}
+        return comparison_resources(open_run(self._against, None, self._workers), run)
 
     # ---- in the threads of requests
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from commtrace.analysis.comparison.compare import compare, step_series
 from commtrace.analysis.summary import summarise
+from commtrace.analysis.windows.run import open_run
 from commtrace.synth import Fault, Job, synthesize, write
 from commtrace.viewer.run_view import RunView
 from commtrace.viewer.server import RunServer
@@ -31,8 +34,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def serving(paths: Mapping[str, Path], listed: Mapping[str, object]) -> Iterator[RunServer]:
-    server = RunServer(lambda: paths, RunView, lambda: listed, "a-token")
+def serving(
+    paths: Mapping[str, Path], listed: Mapping[str, object], open_view: Callable[[Path], RunView] = RunView
+) -> Iterator[RunServer]:
+    server = RunServer(lambda: paths, open_view, lambda: listed, "a-token")
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
     try:
@@ -169,6 +174,34 @@ def test_a_server_that_has_ended_is_said(reader: Reader, server: RunServer) -> N
     page.wait_for_selector("#failure:visible")
 
     assert "Start commtrace view again" in page.locator("#failure").inner_text()
+
+
+def test_another_run_is_compared_and_drawn_under_this_one(reader: Reader, tmp_path: Path) -> None:
+    after = Job(pp=2, steps=4, faults=(Fault("slow-rank", (1,), 1.5),))
+    write(synthesize(Job(pp=2, steps=4)), tmp_path / "before")
+    write(synthesize(after), tmp_path / "after")
+    runs = [open_run(tmp_path / name) for name in ("before", "after")]
+    wall = compare([runs[0].measure(step_series)], [runs[1].measure(step_series)]).wall_ns
+    assert wall.before is not None
+    assert wall.after is not None
+    assert wall.difference is not None
+    with serving({"after": tmp_path / "after"}, {}, partial(RunView, against=tmp_path / "before")) as server:
+        page = reader.page
+        page.goto(server.address("after"))
+        page.wait_for_selector("html[data-ready]")
+        before = reader.window()
+        page.focus("#timeline")
+        page.keyboard.press("o")
+        page.wait_for_selector("#show-other[aria-pressed=true]")
+        row = page.locator("#comparison tbody tr").nth(0).locator("td").all_text_contents()
+        page.keyboard.press("w")
+        reader.settle()
+
+        assert row[1:3] == [milliseconds(wall.before), milliseconds(wall.after)]
+        assert row[3] == f"+{milliseconds(wall.difference)}"
+        assert page.inner_text("#plan-note") != ""
+        assert reader.window()["to"] - reader.window()["from"] < before["to"] - before["from"]
+        assert not reader.errors
 
 
 @pytest.mark.long

@@ -21,6 +21,7 @@ import typer
 
 from commtrace.analysis.timeline import Timeline
 from commtrace.cli.arguments import ClusterOption, WorkersOption, chosen_workers
+from commtrace.errors import ConfigurationError
 from commtrace.exporters import chrome_trace, perfetto
 from commtrace.history.runs import list_runs
 from commtrace.trace.files.locate import RUNS, find_run_directory, rank_directories, runs_below
@@ -40,6 +41,10 @@ def view(
     ] = RUNS,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 for a free one.")] = 0,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser here.")] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Another run: show what differs, and its typical step.", show_default=False),
+    ] = None,
     workers: WorkersOption = None,
     cluster: ClusterOption = "",
 ) -> None:
@@ -47,14 +52,19 @@ def view(
 
     The page is that of `commtrace report`, but every step and rank can be seen: their data are read when they are
     looked at. The server listens on this machine only, and asks for the token in the address that it prints. Ctrl-C
-    ends it.
+    ends it. With --against, the page of a run shows what differs from another one, and the typical step of that run
+    under the steps of this one.
     """
     single = _single_run(run)
+    if against:
+        against = find_run_directory(against).absolute()
+        if single is None:
+            raise ConfigurationError(f"{run} holds several runs: name the one to compare with {against}.")
     directory = single.parent if single else run
     with chosen_workers(workers, cluster) as chosen:
         server = RunServer(
             partial(_paths, directory) if single is None else lambda: {single.name: single},
-            partial(RunView, workers=chosen, trace_of=perfetto_trace),
+            partial(RunView, workers=chosen, trace_of=perfetto_trace, against=against),
             lambda: list_runs(directory, now_ns=time.time_ns(), ask=process_state).to_json(),
             token=secrets.token_urlsafe(16),
             port=port,

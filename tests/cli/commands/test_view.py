@@ -61,3 +61,23 @@ def test_a_port_that_is_taken_is_a_message(tmp_path: Path) -> None:
 
     assert result.exit_code == 2
     assert "take another --port" in " ".join(result.stderr.split())
+
+
+def test_one_of_several_runs_is_to_be_named_for_a_comparison(tmp_path: Path) -> None:
+    run = PipelineJob(stages=2, microbatches=2, steps=4).run()
+    for name in ("one", "two"):
+        record(run, tmp_path / name)
+
+    result = runner.invoke(app, ["view", str(tmp_path), "--against", str(tmp_path / "one")])
+
+    assert result.exit_code == 2
+    assert "name the one to compare with" in " ".join(result.stderr.split())
+
+
+def test_a_run_to_compare_with_has_to_exist(tmp_path: Path) -> None:
+    record(PipelineJob(stages=2, microbatches=2, steps=4).run(), tmp_path / "one")
+
+    result = runner.invoke(app, ["view", str(tmp_path / "one"), "--against", str(tmp_path / "gone")])
+
+    assert result.exit_code == 2
+    assert "gone" in result.stderr

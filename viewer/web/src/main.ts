@@ -65,7 +65,6 @@ async function showRun(source: Source, theme: Theme): Promise<void> {
   const overview = await readOverview(source);
   showSummary(summary, overview, theme, leads);
   showOverview(overview, run, theme, leads);
-  if (await showComparison(source)) panel?.offerOther();
   await showHeatMap(summary, source, theme, async (rank, steps) => {
     const shown = steps && run.can_show.find((step) => step >= steps.first && step <= steps.last);
     if (shown !== undefined) await panel?.choose(shown);
@@ -76,6 +75,7 @@ async function showRun(source: Source, theme: Theme): Promise<void> {
   await showNetwork(summary, source, theme, showRank);
   await showGroups(source, showRank);
   await showHealth(source, summary);
+  if (await showComparison(source)) panel?.offerOther(); // another run may still be read when all else is there
 }
 
 /** A click scrolls there; the address keeps the view of the timeline. */

@@ -36,8 +36,8 @@ class Action(NamedTuple):
 def orders_of(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> tuple[tuple[Action, ...], ...]:
     """Return what each stage does in a step.
 
-    ``zero-bubble`` is schedule ZB-H1 of "Zero Bubble Pipeline Parallelism" (ICLR 2024), with chunks its interleaved
-    form: stage r runs the weights' part of a backward r backwards later.
+    ``zero-bubble`` is schedule ZB-H1 of "Zero Bubble Pipeline Parallelism" (ICLR 2024), with chunks the interleaved
+    form of torch.distributed.pipelining: stage r runs the weights' part of a backward r backwards later.
 
     Raises:
         ConfigurationError: the schedule cannot run so many chunks or microbatches.
@@ -65,8 +65,8 @@ def _order(schedule: str, stage: int, stages: int, microbatches: int, chunks: in
             *(Action(FORWARD, number % microbatches, number // microbatches) for number in range(total)),
             *(Action(BACKWARD, number % microbatches, chunks - 1 - number // microbatches) for number in range(total)),
         ]
-    warm_up = stages - stage - 1 if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * stages
-    warm_up = min(warm_up, total)
+    ahead = 1 if chunks == 1 or schedule == ZERO_BUBBLE else 2
+    warm_up = min(ahead * (stages - stage - 1) + (chunks - 1) * stages, total)
     forwards = [_nth(number, stages, chunks, FORWARD) for number in range(total)]
     backwards = [_nth(number, stages, chunks, BACKWARD) for number in range(total)]
     order = forwards[:warm_up]

@@ -30,7 +30,7 @@ class LaneParts:
     busy_ns: Int64  # of each action in the replay
     gap_ns: Int64  # before each action; the first one is the head of the step
     recompute_ns: Int64  # of each action
-    transfer_ns: float  # mean of the messages that it receives; NaN without any
+    transfer_ns: float  # median of the messages that it receives; NaN without any
     lane: LaneTimes
 
     @property
@@ -163,7 +163,7 @@ def _lane(recorded: RecordedSteps, durations: Durations, times: Int64, index: in
         busy_ns=ends - begins - inside,
         gap_ns=begins - np.concatenate([[lane.replayed[0]], ends[:-1]]) - between,
         recompute_ns=_recomputed(recorded, lane, rank, number, origin, begin, end),
-        transfer_ns=_mean_transfer(recorded, durations, rank, step),
+        transfer_ns=_usual_transfer(recorded, durations, rank, step),
         lane=lane,
     )
 
@@ -182,10 +182,11 @@ def _recomputed(
     return found
 
 
-def _mean_transfer(recorded: RecordedSteps, durations: Durations, rank: int, step: int) -> float:
+def _usual_transfer(recorded: RecordedSteps, durations: Durations, rank: int, step: int) -> float:
     transfers = recorded.joins.transfers
     own = (transfers.rank == rank) & (transfers.step == step) & _received(recorded)
-    return float(durations.transfer_ns[own].mean()) if own.any() else float("nan")
+    # A median: where nobody waited, the end is seen only when somebody asks for it.
+    return float(np.median(durations.transfer_ns[own])) if own.any() else float("nan")
 
 
 def _received(recorded: RecordedSteps) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
@@ -256,6 +257,11 @@ def _places(
             in_a_loop = chunk * len(pipelines[0]) + stage
             places[stage, chunk] = int(told[chunk]) if len(told) == chunks else in_a_loop
     return places
+
+
+def places_in_a_loop(stages: int, chunks: int) -> dict[tuple[int, int], int]:
+    """Return the position along the model of each chunk, by stage and chunk: chunk after chunk over all stages."""
+    return {(stage, chunk): chunk * stages + stage for stage in range(stages) for chunk in range(chunks)}
 
 
 def _letter(kind: int, name: str) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from commtrace.analysis.prediction.changes import Changes
 from commtrace.analysis.prediction.durations import Durations
 from commtrace.analysis.prediction.orders import BACKWARD, FORWARD, INPUT, WEIGHTS, Action
-from commtrace.analysis.prediction.parts import LaneParts, Parts
+from commtrace.analysis.prediction.parts import LaneParts, Parts, places_in_a_loop
 from commtrace.analysis.prediction.recorded import RecordedSteps
 from commtrace.analysis.replay.edges import work_between, worked_before
 from commtrace.analysis.replay.graph import ReplayGraph
@@ -150,7 +150,7 @@ class _Table:
 class Rebuilt(NamedTuple):
     """Rebuilt steps: the instants of all their nodes, ns from the start of each step."""
 
-    times: Int64  # of the nodes of the recorded graph that come after the last action
+    times: Int64  # of the nodes of the recorded graph after the last action, and of the one before it
     begin: tuple[tuple[Int64, ...], ...]  # of each action, by index of the rank, then of the step
     ready: tuple[tuple[Int64, ...], ...]  # when the rank came to wait for each action's input
     step_ns: Int64
@@ -170,7 +170,7 @@ def rebuild(
         ReplayError: the actions wait for one another in a circle.
     """
     graph = _Edges(len(recorded.lanes.node_piece) + recorded.joins.count)
-    places = parts.places if chunks == parts.chunks else _in_a_loop(parts.stages, chunks)
+    places = parts.places if chunks == parts.chunks else places_in_a_loop(parts.stages, chunks)
     begins: dict[tuple[int, int], range] = {}
     ends: dict[tuple[int, int], int] = {}
     for step in range(len(recorded.steps)):
@@ -179,6 +179,10 @@ def rebuild(
     tail = _Tail.of(recorded, parts)
     tail.connect(graph, recorded, durations, ends)
     times = graph.times()
+    times[tail.last_before] = times[[ends[divmod(at, len(recorded.steps))] for at in range(tail.last_before.size)]]
+    times[tail.last_before] -= work_between(
+        worked_before(durations.piece_ns), recorded.lanes.node_piece[tail.last_before], tail.cut_piece[tail.last_before]
+    )
     shape = recorded.lanes.last_node.shape
     starts = tuple(tuple(times[_nodes(begins[rank, step], 1)] for step in range(shape[1])) for rank in range(shape[0]))
     ready = tuple(tuple(times[_nodes(begins[rank, step], 0)] for step in range(shape[1])) for rank in range(shape[0]))
@@ -191,10 +195,6 @@ _NODES_OF_ACTION: Final = 3
 
 def _nodes(actions: range, which: int) -> Int64:
     return np.arange(actions.start + which, actions.stop, _NODES_OF_ACTION)
-
-
-def _in_a_loop(stages: int, chunks: int) -> dict[tuple[int, int], int]:
-    return {(stage, chunk): chunk * stages + stage for stage in range(stages) for chunk in range(chunks)}
 
 
 class _Edges:
@@ -283,6 +283,7 @@ class _Tail(NamedTuple):
     in_tail: Bool  # of each node of the lanes
     root: Int64  # of each node of the lanes: index of its rank and step
     cut_piece: Int64  # the first piece after the last action, of each node's rank and step
+    last_before: Int64  # the last node of the lane before the end of the last action, by rank and step
 
     @classmethod
     def of(cls, recorded: RecordedSteps, parts: Parts) -> _Tail:
@@ -290,6 +291,7 @@ class _Tail(NamedTuple):
         ranks, steps = lanes.first_node.shape
         nodes = len(lanes.node_piece)
         in_tail, root, cut = np.zeros(nodes, np.bool_), np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
+        last_before = np.zeros(ranks * steps, np.int64)
         for rank in range(ranks):
             for step in range(steps):
                 first, last = int(lanes.first_node[rank, step]), int(lanes.last_node[rank, step])
@@ -303,7 +305,8 @@ class _Tail(NamedTuple):
                 in_tail[node + 1 : last + 1] = True
                 root[first : last + 1] = rank * steps + step
                 cut[first : last + 1] = pieces.start + int(passed)
-        return cls(in_tail, root, cut)
+                last_before[rank * steps + step] = node
+        return cls(in_tail, root, cut, last_before)
 
     def connect(
         self, graph: _Edges, recorded: RecordedSteps, durations: Durations, ends: Mapping[tuple[int, int], int]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+import tempfile
+import time
+from contextlib import redirect_stdout
+from dataclasses import replace
 from enum import Enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,12 +26,15 @@ from commtrace.analysis.prediction.changes import (
     OverlapChange,
     parse_layers,
 )
-from commtrace.analysis.prediction.predict import TARGET_ERROR, Prediction, predict, steps_drawn
+from commtrace.analysis.prediction.predict import TARGET_ERROR, Outcome, Prediction, predict, steps_drawn
+from commtrace.analysis.prediction.predicted_run import predicted_ranks
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import DEFAULT_RUNS, JsonOption, RunsArgument, StepsOption, run_directory
 from commtrace.cli.output import milliseconds, wide_console
 from commtrace.errors import ConfigurationError
+from commtrace.trace.files.writer import SegmentWriter
+from commtrace.trace.schema import mark_row
 
 
 class Order(str, Enum):
@@ -105,6 +114,15 @@ def whatif(
             show_default=False,
         ),
     ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write the predicted steps: as a run directory, or as a report beside the run if it ends in .html.",
+            show_default=False,
+        ),
+    ] = None,
     steps: StepsOption = "",
     json_output: JsonOption = False,
 ) -> None:
@@ -131,6 +149,8 @@ def whatif(
     slow = _slow_ranks(without_slow_rank or [], analysis)
     outcome = predict(analysis, changes.with_slow_ranks(slow))
     prediction = outcome.prediction
+    if output is not None:
+        _write(outcome, output, run)
     if json_output:
         printed = {"verdict": verdict_text(prediction), **prediction.to_json(), "problems": opened.recorded.problems}
         sys.stdout.write(json.dumps(printed, allow_nan=False) + "\n")
@@ -138,9 +158,40 @@ def whatif(
     console = wide_console()
     console.print(f"Run {escape(opened.recorded.any_metadata.run_id)}", style="dim")
     print_prediction(console, prediction)
+    if output is not None:
+        told = (
+            f"open {output} in a browser" if output.suffix == ".html" else f"commtrace report {output} --against {run}"
+        )
+        console.print(f"The predicted steps: {escape(told)}", style="dim")
     if not prediction.changes:
         told = escape(str(run))
         console.print(f"What would help: commtrace whatif {told} --without-slow-rank all", style="dim")
+
+
+def _write(outcome: Outcome, output: Path, run: Path) -> None:
+    if output.suffix != ".html":
+        write_predicted(outcome, output)
+        return
+    from commtrace.cli.commands.report import report
+
+    with tempfile.TemporaryDirectory(prefix="commtrace-") as folder, redirect_stdout(io.StringIO()):
+        predicted = Path(folder) / "whatif"
+        write_predicted(outcome, predicted)
+        report([predicted], output, against=run, workers=1)
+
+
+def write_predicted(outcome: Outcome, directory: Path) -> None:
+    """Write the predicted steps into a new run directory. Raise ConfigurationError if it is not empty."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigurationError(f"{directory} exists and is no empty directory; name one that does not exist yet")
+    directory.mkdir(parents=True, exist_ok=True)
+    session = time.time_ns()
+    for rank in predicted_ranks(outcome):
+        versions = {"predicted by": f"commtrace whatif: {'; '.join(outcome.prediction.changes) or 'no changes'}"}
+        metadata = replace(rank.trace.metadata, session=session, run_id=directory.resolve().name, versions=versions)
+        writer = SegmentWriter(directory, metadata)
+        writer.write([*rank.marks, *rank.rows, mark_row("end", {}, at_ns=rank.rows[-1].end)])
+        writer.close()
 
 
 def _slow_ranks(asked: list[str], analysis: Analysis) -> tuple[int, ...]:

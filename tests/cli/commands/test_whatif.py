@@ -93,3 +93,16 @@ def test_a_run_of_kernels_is_refused(tmp_path: Path) -> None:
     write_rank(tmp_path / "kernels", [*steps(0, 4), *kernels])
 
     assert "holds kernels of a profiler" in refused(str(tmp_path / "kernels"))
+
+
+def test_the_predicted_steps_are_written_as_a_run_and_as_a_report_beside_the_real_one(job: str, tmp_path: Path) -> None:
+    predicted, page = tmp_path / "predicted", tmp_path / "whatif.html"
+    result = CliRunner().invoke(app, ["whatif", job, "--microbatches", "4", "-o", str(predicted)])
+    asked(job, "--microbatches", "4", "-o", str(page))
+    summary = CliRunner().invoke(app, ["summary", str(predicted)])
+
+    assert f"commtrace report {predicted} --against {job}" in result.stdout.replace("\n", "")
+    assert summary.exit_code == 0, summary.output
+    assert "8 ranks" in summary.stdout
+    assert page.stat().st_size > 100_000
+    assert "no empty directory" in refused(job, "-o", str(predicted))

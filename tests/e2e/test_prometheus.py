@@ -42,6 +42,7 @@ EMPTY_WHILE_NOBODY_IS_SLOW = {
     f"commtrace / {title}"
     for title in (f"Overview: {ALERTS}", f"Fleet: {ALERTS}", f"Overview: {FOUND}", "Overview: Slow since")
 }
+EMPTY_WITHOUT_GPUS = {"commtrace / Node: Tensor cores active", "commtrace / Node: Occupancy"}
 EMPTY_UNLESS_A_RANK_HANGS = {"commtrace / Health of commtrace: Ranks that wait"}
 SPLIT = "commtrace_exposed_split_seconds_total"
 SECONDS = 120
@@ -168,7 +169,7 @@ def _nobody_is_slow(job: Job) -> None:
 
 def _everything_has_data(job: Job) -> None:
     job.of_all_ranks(f"sum by (rank) (rate({SPLIT}[{WINDOW}])) > 0")
-    empty = {*EMPTY_WHILE_NOBODY_IS_SLOW, *EMPTY_UNLESS_A_RANK_HANGS}
+    empty = {*EMPTY_WHILE_NOBODY_IS_SLOW, *EMPTY_UNLESS_A_RANK_HANGS, *EMPTY_WITHOUT_GPUS}
     expressions = {
         **{title: expr for title, expr in panels() if title not in empty},
         **{rule.record: rule.record for rule in recording_rules(TIMING)},
@@ -210,7 +211,8 @@ def _the_slow_rank_is_named(job: Job) -> None:
     assert f"commtrace straggler {job.directory / 'run'}. On " in alert["annotations"]["description"], alert
 
     def without_data() -> list[str]:
-        return [title for title, expr in panels() if title not in EMPTY_UNLESS_A_RANK_HANGS and not job.has_data(expr)]
+        empty = EMPTY_UNLESS_A_RANK_HANGS | EMPTY_WITHOUT_GPUS
+        return [title for title, expr in panels() if title not in empty and not job.has_data(expr)]
 
     def named() -> list[str]:
         found = job.server.query("commtrace_straggler_cost_seconds")

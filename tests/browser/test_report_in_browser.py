@@ -273,6 +273,7 @@ def test_a_click_on_a_message_shows_its_peers_and_who_came_last(opened: Reader) 
     assert pinned.startswith("pipeline bubble")
     assert "rank 0 · pp0 dp0 · node0 came last, 1 ms after rank 2 · pp1 dp0 · node0." in pinned
     assert opened.page.locator("#pinned tbody tr").count() == 2
+    assert opened.page.is_hidden("#tooltip")
     opened.page.focus("#timeline")
     opened.page.keyboard.press("Escape")
     assert opened.page.is_hidden("#pinned")

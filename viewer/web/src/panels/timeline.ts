@@ -280,9 +280,11 @@ export class TimelinePanel {
     if (!box || !step) return;
     const list = element("dl");
     for (const fact of facts(step, box)) list.append(...factNodes(fact));
-    panel.replaceChildren(element("h3", headline(step, box)), list);
+    const [columns, participants] = [element("div", "", "columns"), element("div")];
+    columns.append(list, participants);
+    panel.replaceChildren(element("h3", headline(step, box)), columns);
     const communication = step.communicationOf(box);
-    if (communication) this.showParticipants(panel, step, communication);
+    if (communication) this.showParticipants(participants, step, communication);
   }
 
   private showParticipants(panel: HTMLElement, step: Step, communication: Box): void {

@@ -149,6 +149,7 @@ export class Timeline {
 
   pin(box: Box | null): void {
     this.pinned = box;
+    this.tooltip.hidden = true; // its facts are beside the canvas now
     this.events.onPin(box);
     this.redraw();
   }
@@ -392,7 +393,7 @@ export class Timeline {
   private hover(event: PointerEvent): void {
     this.pointerX = event.offsetX;
     this.hovered = event.offsetX >= GUTTER ? this.boxAt(event.offsetX, event.offsetY) : null;
-    this.tooltip.hidden = !this.hovered;
+    this.tooltip.hidden = !this.hovered || sameBox(this.hovered, this.pinned);
     if (this.hovered && this.step) {
       const list = element("dl");
       for (const fact of facts(this.step, this.hovered)) list.append(...factNodes(fact));

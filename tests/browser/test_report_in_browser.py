@@ -296,6 +296,22 @@ def test_a_selected_range_is_measured_and_divided(opened: Reader) -> None:
     assert sum(shares) == pytest.approx(100, abs=0.2)
 
 
+def test_a_click_in_the_small_picture_moves_the_window_there(opened: Reader) -> None:
+    whole = opened.window()
+    for _ in range(4):
+        opened.page.click("#zoom-in")
+    opened.settle()
+    before = opened.window()
+    small = opened.page.locator("#minimap").bounding_box()
+    opened.page.mouse.click(small["x"] + 0.9 * small["width"], small["y"] + small["height"] / 2)
+    opened.settle()
+    after = opened.window()
+
+    assert after["to"] - after["from"] == pytest.approx(before["to"] - before["from"])
+    assert (after["from"] + after["to"]) / 2 > whole["from"] + 0.75 * (whole["to"] - whole["from"])
+    assert before["to"] < after["to"]
+
+
 def test_the_search_leads_to_a_rank_and_to_a_microbatch(opened: Reader) -> None:
     opened.page.focus("#timeline")
     opened.page.keyboard.press("/")

@@ -24,7 +24,8 @@ FORWARD_AND_BACKWARD: Final = 3
 
 _PEAKS: Final[tuple[tuple[str, float], ...]] = (
     # Dense bfloat16 on tensor or matrix cores, TFLOP/s, from the vendors' data sheets. The first that fits counts.
-    (r"\bGB200\b|\bB200\b", 2250),
+    (r"\bGB200\b", 2500),
+    (r"\bB200\b", 2250),
     (r"\bH100 PCIe\b", 756),
     (r"\bH100 NVL\b", 835),
     (r"\bH100\b.*\bHBM3\b|\bH100[ -]SXM5?\b|\bH200\b(?! NVL)|\bGH200\b|\bH800\b(?! PCIe)", 989),

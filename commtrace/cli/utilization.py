@@ -14,7 +14,11 @@ from commtrace.analysis.utilization import Recompute, Utilization, peak_flops
 from commtrace.cli.output import UNKNOWN, share
 from commtrace.errors import ConfigurationError
 from commtrace.planning.flops import FORMULA, flops_per_sequence
+from commtrace.planning.layout import Layout
+from commtrace.planning.model import Model
 from commtrace.planning.plan_file import read_plan_file
+from commtrace.planning.recorded_job import has_sizes, recorded_job
+from commtrace.trace.run import Run
 
 _TERA = 1e12
 
@@ -37,8 +41,8 @@ class UtilizationOptions:
     achievable_tflops: float | None = None
 
 
-def measure_utilization(summary: Summary, options: UtilizationOptions) -> Utilization | None:
-    """Return the utilization; None if the model's FLOPs were not given.
+def measure_utilization(summary: Summary, options: UtilizationOptions, recorded: Run) -> Utilization | None:
+    """Return the utilization; None if the model's FLOPs are neither given nor, with the peak, known.
 
     Raises:
         ConfigurationError: the options contradict one another, or no step can be used.
@@ -49,15 +53,19 @@ def measure_utilization(summary: Summary, options: UtilizationOptions) -> Utiliz
         number = getattr(options, name)
         if number is not None and not 0 < number < float("inf"):
             raise ConfigurationError(f"--{name.replace('_', '-')} {number:g}: give a number above 0")
-    if options.flops_per_step is None and options.plan is None:
+    run = summary.run
+    is_derived = options.flops_per_step is None and options.plan is None
+    if is_derived and not (has_sizes(recorded) and (options.peak_tflops or peak_flops(run.device))):
         needless = [name for name in ("recompute", "peak_tflops", "achievable_tflops") if getattr(options, name)]
         if needless:
             raise ConfigurationError(f"--{needless[0].replace('_', '-')} needs --flops-per-step or --plan")
         return None
     if not summary.ranks:
+        if is_derived:
+            return None
         raise ConfigurationError("no step was recorded in full, so there is no time to divide FLOPs by")
-    flops, formula, recompute = _flops(options)
-    budget, run = summary.run_budget, summary.run
+    flops, formula, recompute = _flops(options, recorded)
+    budget = summary.run_budget
     peak = options.peak_tflops * _TERA if options.peak_tflops else peak_flops(run.device)
     return Utilization(
         model_flops=flops,
@@ -73,17 +81,23 @@ def measure_utilization(summary: Summary, options: UtilizationOptions) -> Utiliz
     )
 
 
-def _flops(options: UtilizationOptions) -> tuple[float, str, Recompute | None]:
+def _flops(options: UtilizationOptions, recorded: Run) -> tuple[float, str, Recompute | None]:
     """Return the FLOPs of a step, their formula, and what is recomputed."""
     given: Recompute | None = options.recompute.value if options.recompute else None
-    if options.plan is None:
-        assert options.flops_per_step is not None
+    if options.flops_per_step is not None:
         return options.flops_per_step, "given by --flops-per-step", given
-    model, layout = read_plan_file(options.plan)
+    model, layout = _job(options.plan, recorded)
     layout.check(model)
     sequences = layout.dp * layout.microbatch * layout.microbatches
     planned: Recompute | None = None if layout.recompute == "selective" else layout.recompute
     return float(flops_per_sequence(model) * sequences), f"{FORMULA}, {sequences} sequences", given or planned
+
+
+def _job(plan: Path | None, recorded: Run) -> tuple[Model, Layout]:
+    if plan is not None:
+        return read_plan_file(plan)
+    job = recorded_job(recorded)
+    return job.model, job.layout
 
 
 def utilization_lines(found: Utilization) -> Iterator[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from commtrace.analysis.matching.roles import PIPELINE
+from commtrace.analysis.utilization import peak_flops
 from commtrace.trace.schema import Row
 
 
@@ -51,24 +52,9 @@ def _bytes(statistics: Mapping[str, int], name: str) -> int:
     return int(statistics.get(name, 0))
 
 
-PEAK_BF16_FLOPS: Final[Mapping[str, float]] = {
-    "NVIDIA A100-SXM4-40GB": 312e12,
-    "NVIDIA A100-SXM4-80GB": 312e12,
-    "NVIDIA A100-PCIE-40GB": 312e12,
-    "NVIDIA A100 80GB PCIe": 312e12,
-    "NVIDIA H100 80GB HBM3": 989e12,
-    "NVIDIA H100 PCIe": 756e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA B200": 2250e12,
-    "NVIDIA GB200": 2500e12,
-    "AMD Instinct MI300X": 1300e12,
-}
-"""Dense bf16 FLOP/s by the name that the driver gives to the GPU, from the makers' data sheets."""
-
-
 def mfu(model_flops: float, seconds: float, device: str) -> float | None:
     """Return ``model FLOPs / (time · peak)``; None for an unknown GPU."""
-    peak = PEAK_BF16_FLOPS.get(device)
+    peak = peak_flops(device)
     return model_flops / (seconds * peak) if peak and model_flops and seconds > 0 else None
 
 

@@ -70,6 +70,11 @@ def recorded_zero_job(run: Run) -> RecordedZeroJob | None:
     return RecordedZeroJob(job, tuple(range(job.ranks)), _left_out(topology))
 
 
+def has_sizes(run: Run) -> bool:
+    """Return whether the sizes of the model were recorded."""
+    return _rank_with(run, "model") is not None
+
+
 def recorded_job(run: Run) -> RecordedJob:
     """Return the model and the layout of a run.
 

@@ -57,6 +57,7 @@ def test_what_is_not_known_is_not_guessed() -> None:
         ("NVIDIA H100 NVL", 835),
         ("NVIDIA H200", 989),
         ("NVIDIA B200", 2250),
+        ("NVIDIA GB200", 2500),
         ("NVIDIA L40S", 362),
         ("AMD Instinct MI300X", 1307),
     ],

@@ -105,7 +105,7 @@ def summary(
         opened = open_run(run.absolute() if cluster else run, steps or None, chosen)
         found = summarise_steps(opened, is_whole=not steps)
         shares = () if measured is None else baseline_shares(opened.measure(measure_sizes).result, measured)
-    utilization = measure_utilization(found, options)
+    utilization = measure_utilization(found, options, opened.recorded)
     if json_output:
         made = {} if measured is None else {"baseline": {"made": dict(measured.made), "shares": to_json(shares)}}
         used = {} if utilization is None else {"utilization": utilization.to_json()}

@@ -125,6 +125,7 @@ def with_overlap(recorded: RecordedSteps, durations: Durations, changes: Sequenc
         ConfigurationError: the run has no transfer of a role.
     """
     piece_ns, transfer_ns = durations.piece_ns.copy(), durations.transfer_ns.copy()
+    notes = list(durations.assumptions)
     for change in changes:
         own = _transfers_of(recorded, change.role, "--overlap")
         if change.is_perfect:
@@ -132,7 +133,11 @@ def with_overlap(recorded: RecordedSteps, durations: Durations, changes: Sequenc
             continue
         hidden = np.flatnonzero(own & overlapping(recorded))
         np.add.at(piece_ns, recorded.lanes.starts.piece[hidden], transfer_ns[hidden])
-    return Durations(piece_ns, transfer_ns, durations.assumptions)
+        notes.append(
+            f"Operations of {change.role} that queued behind one another start as late as they did: without overlap "
+            "the step may be shorter than predicted."
+        )
+    return Durations(piece_ns, transfer_ns, tuple(notes))
 
 
 def overlapping(recorded: RecordedSteps) -> Bool:

@@ -133,6 +133,16 @@ def test_an_interleaved_schedule_halves_the_chunks() -> None:
     assert answer.predicted_ns == pytest.approx(step_ns(simulated(**options, chunks=2)), abs=100)
 
 
+def test_a_step_without_overlap_is_at_most_as_long_as_predicted() -> None:
+    options = {"pp": 2, "dp": 2, "microbatches": 4}
+    overlapped = simulated(**options, overlap_grad_reduce=True)
+
+    answer = predicted(overlapped, overlap=(OverlapChange("dp", is_perfect=False),))
+
+    assert answer.fidelity.measured_ns < step_ns(simulated(**options)) < answer.predicted_ns
+    assert "queued behind one another" in answer.assumptions[0]
+
+
 def test_steps_are_drawn_evenly_and_fewer_of_many_ranks() -> None:
     assert steps_drawn(range(5), 8) == (0, 1, 2, 3, 4)
     assert len(steps_drawn(range(1000), 8)) == 40

@@ -53,5 +53,5 @@ def test_the_device_is_the_one_that_is_used(
 def test_mfu_is_model_flops_by_time_and_peak() -> None:
     # 2e9 parameters, 2048 · 16 tokens over 8 GPUs: 6 · 2e9 · 2048 · 16 / 8 FLOPs per GPU, in half a second
     assert mfu(6 * 2e9 * 2048 * 16 / 8, 0.5, "NVIDIA A100-SXM4-80GB") == pytest.approx(49.152e12 / 0.5 / 312e12)
-    assert mfu(1e12, 0.5, "NVIDIA H100 NVL") is None
+    assert mfu(1e12, 0.5, "NVIDIA GeForce RTX 4090") is None
     assert mfu(0.0, 0.5, "NVIDIA H200") is None

@@ -19,6 +19,7 @@ from commtrace.planning.layout import Layout
 from commtrace.planning.megatron_arguments import parse_megatron_command
 from commtrace.planning.model import Model
 from commtrace.planning.plan_file import read_plan_file
+from commtrace.planning.recorded_job import recorded_job
 from commtrace.search.aceso_configuration import read_aceso_configuration
 from commtrace.search.aceso_prediction import LEFT_OUT, AcesoPrediction, predict
 from commtrace.search.aceso_profile import read_aceso_profile
@@ -40,7 +41,7 @@ def search(
     job: Annotated[
         list[str] | None,
         typer.Argument(
-            help="The job that was recorded: a YAML or JSON file, or after -- its command.",
+            help="The recorded job: a YAML or JSON file, or after -- its command. Default: as its ranks recorded it.",
             metavar="FILE | -- COMMAND…",
             show_default=False,
         ),
@@ -78,16 +79,12 @@ def search(
     if aceso is not None:
         _predict_aceso(measured, aceso, gpus_per_node or 8, json_output)
         return
-    if not job:
-        raise ConfigurationError(
-            "a run does not tell the sizes of its model: add the file of its plan, or -- and its command"
-        )
     if memory <= 0:
         raise ConfigurationError(f"--memory is {memory:g}: give the memory of a GPU in GiB, such as 80")
     given = dict(given_bandwidths(bandwidth or ()))
     analysis = analyse(measured, steps)
     world_size = max(trace.metadata.world_size for trace in analysis.recorded.ranks.values())
-    model, layout, notes = _job(job, world_size)
+    model, layout, notes = _job(job, world_size) if job else recorded_job(analysis.recorded)
     costs = measure_costs(analysis, model, layout)
     predictor = Predictor(costs, gpus_per_node or costs.gpus_per_node, costs.links.with_given(given))
     sequences = global_batch or layout.microbatch * layout.microbatches * layout.dp

@@ -112,3 +112,19 @@ def test_paper_has_headings_names_and_whole_charts_in_light_colours(reader: Read
     for canvas in page.locator("canvas:visible").all():
         box = canvas.bounding_box()
         assert box["x"] + box["width"] <= A4_WIDTH
+
+
+def test_a_dark_page_is_drawn_light_for_paper(reader: Reader, tmp_path: Path) -> None:
+    reader.load(written(synthesize(Job(pp=2, steps=3)).run, tmp_path))
+    page = reader.page
+    if page.get_attribute("html", "data-theme") == "light":
+        page.click("#theme")
+    corner = "[...document.getElementById('timeline').getContext('2d').getImageData(1, 1, 1, 1).data]"
+    reader.settle()
+    assert max(page.evaluate(corner)[:3]) < 100
+
+    on_paper = page.evaluate(f"dispatchEvent(new Event('beforeprint')) && {corner}")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+
+    assert min(on_paper[:3]) > 200
+    assert page.get_attribute("html", "data-theme") == "dark"

@@ -22,6 +22,7 @@ export class Theme {
   constructor() {
     this.set(remembered() ?? this.preferred(), false);
     this.prefersDark.addEventListener("change", () => this.set(this.preferred(), false));
+    this.printInLight();
   }
 
   get name(): string {
@@ -66,6 +67,16 @@ export class Theme {
 
   private preferred(): string {
     return this.prefersDark.matches ? "dark" : "light";
+  }
+
+  /** The style sheet makes paper light; what is drawn must be drawn again for it. */
+  private printInLight(): void {
+    let onScreen = this.name;
+    window.addEventListener("beforeprint", () => {
+      onScreen = this.name;
+      this.set("light", false);
+    });
+    window.addEventListener("afterprint", () => this.set(onScreen, false));
   }
 
   private set(theme: string, byHand: boolean): void {

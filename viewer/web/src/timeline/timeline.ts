@@ -59,7 +59,7 @@ export class Timeline {
     this.painter = new Painter(this.context, theme);
     this.scroller.append(this.spacer);
     this.listen();
-    theme.onChange(() => this.redraw());
+    theme.onChange(() => this.draw()); // at once: a page that is printed has no next frame
   }
 
   show(step: Step, title: string): void {

@@ -34,6 +34,7 @@ from commtrace.viewer.data import (
     step_json,
 )
 from commtrace.viewer.overview import critical_tables
+from commtrace.viewer.slowdown import slowdown_resources
 from commtrace.viewer.whole_run import summarise_with_views
 
 MOST_ROWS: Final = 4_000_000
@@ -49,6 +50,7 @@ class Pending(NamedTuple):
 
 
 _READING: Final = Pending("Finding the steps of the run")
+_REPLAYING: Final = Pending("Replaying the steps without each slow rank")
 _COMPARING: Final = Pending("Comparing it with the other run")
 
 _STEP: Final = re.compile(r"step/(?P<step>-?\d+)(?:\.json|/(?P<table>.+))")
@@ -119,6 +121,7 @@ class RunView:
         self._opened: Future[_Opened] = Future()
         self._summary: Future[Summary] = Future()
         self._views: Future[Resources] = Future()
+        self._slowdown: Future[Resources] = Future()
         self._comparison: Future[Resources] = Future()
         self._passes = _Passes()
         self._steps: OrderedDict[int, _ReadSteps] = OrderedDict()  # the one that was used last at the end
@@ -146,6 +149,8 @@ class RunView:
             return self._when_summarised(self._summary, lambda summary: encode_json(summary.to_json()))
         if name.startswith(("step/", "plan")):
             return _when_done(self._opened, _READING, lambda opened: self._of_timeline(opened, name, ranks))
+        if name == "slowdown.json":
+            return _when_done(self._slowdown, _REPLAYING, lambda resources: resources.get(name))
         if name == "comparison.json" or name.startswith("other"):
             return _when_done(self._comparison, _COMPARING, lambda resources: resources.get(name))
         return self._when_summarised(self._views, lambda views: views.get(name))
@@ -167,12 +172,13 @@ class RunView:
             if durations:
                 self._read_step(opened, opened.drawn.preferred[0])
             self._opened.set_result(opened)
-            summary, views = summarise_with_views(run, is_whole=True)
-            self._summary.set_result(summary)
-            self._views.set_result(views)
+            summarised = summarise_with_views(run, is_whole=True)
+            self._summary.set_result(summarised.summary)
+            self._views.set_result(summarised.views)
+            self._slowdown.set_result(slowdown_resources(run, summarised.work))  # minutes for very many ranks
             self._comparison.set_result(self._compare(run))
         except Exception as error:  # whoever asks for a resource gets it
-            for future in (self._opened, self._summary, self._views, self._comparison):
+            for future in (self._opened, self._summary, self._views, self._slowdown, self._comparison):
                 if not future.done():
                     future.set_exception(error)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.rank_steps import RankSteps, rank_steps
+from commtrace.analysis.stragglers.search import MeasuredWork
 from commtrace.analysis.summary import Summary, SummarySums, measure_summary, summarise_measured
 from commtrace.analysis.windows.run import LargeRun, MeasuredRun, WholeRun
 from commtrace.viewer.choice import MOST_STEPS
@@ -17,7 +18,6 @@ from commtrace.viewer.health import health_resources
 from commtrace.viewer.maps import map_resources
 from commtrace.viewer.network import NetworkSums, measure_network, network_resources
 from commtrace.viewer.overview import overview_resources
-from commtrace.viewer.slowdown import slowdown_resources
 
 MOST_ROWS_DRAWN: Final = 2_000_000
 """Rows of the steps that a report reads to draw them; more boxes than half of them do not fit into it."""
@@ -46,8 +46,16 @@ def _measure(analysis: Analysis) -> _Sums:
     return _Sums(measure_summary(analysis), rank_steps(analysis), measure_network(analysis))
 
 
-def summarise_with_views(run: WholeRun | LargeRun, *, is_whole: bool) -> tuple[Summary, Resources]:
-    """Return the summary of a run and the resources of its views; ``is_whole``: its steps are all that was recorded."""
+class SummarisedRun(NamedTuple):
+    """The summary of a run, the resources of its views, and the work behind those that take replays."""
+
+    summary: Summary
+    views: Resources
+    work: MeasuredWork
+
+
+def summarise_with_views(run: WholeRun | LargeRun, *, is_whole: bool) -> SummarisedRun:
+    """Summarise a run; ``is_whole``: its steps are all that was recorded. ``slowdown_resources`` are not made yet."""
     measured = run.measure(_measure)
     recorded, result = measured.recorded, measured.result
     times, network, sums = result.times, result.network, result.summary.joined()
@@ -58,7 +66,6 @@ def summarise_with_views(run: WholeRun | LargeRun, *, is_whole: bool) -> tuple[S
         **overview_resources(summary),
         **map_resources(times, sums.work.steps),
         **network_resources(run.aligned, network),
-        **slowdown_resources(run, sums.work),
         **health_resources(recorded),
     }
-    return summary, views
+    return SummarisedRun(summary, views, sums.work)

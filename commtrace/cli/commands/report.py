@@ -30,6 +30,7 @@ from commtrace.viewer.choice import steps_to_draw
 from commtrace.viewer.comparison import comparison_resources
 from commtrace.viewer.overview import critical_tables
 from commtrace.viewer.report import render
+from commtrace.viewer.slowdown import slowdown_resources
 from commtrace.viewer.whole_run import most_steps_drawn, summarise_with_views
 
 
@@ -66,7 +67,7 @@ def report(
     path = run_directory(runs)
     with Console(stderr=True).status(f"Writing {output}"), chosen_workers(workers, cluster) as chosen:
         run = open_run(path.absolute() if cluster else path, steps or None, chosen)
-        summary, views = summarise_with_views(run, is_whole=not steps)
+        summary, views, work = summarise_with_views(run, is_whole=not steps)
         other = against.absolute() if against and cluster else against
         compared = comparison_resources(open_run(other, steps or None, chosen), run) if other else {}
         most_steps = None if steps else most_steps_drawn(run)
@@ -80,7 +81,7 @@ def report(
             durations=durations or None,
             plan=plan_of_steps(analysis, drawn) if summary.pipeline else None,
             most_steps=most_steps,
-            views=views | compared | dict(critical_tables(analysis, timeline, drawn)),
+            views=views | slowdown_resources(run, work) | compared | dict(critical_tables(analysis, timeline, drawn)),
         )
         output.write_text(page.html, encoding="utf-8")
     if len(runs) == 1 and not steps:

@@ -71,10 +71,10 @@ async function showRun(source: Source, theme: Theme): Promise<void> {
     panel?.showRank(rank);
   });
   const showRank = (rank: number) => panel?.showRank(rank);
-  await showSlowdown(source, showRank);
   await showNetwork(summary, source, theme, showRank);
   await showGroups(source, showRank);
   await showHealth(source, summary);
+  await showSlowdown(source, showRank); // minutes of replays where ranks are very many
   if (await showComparison(source)) panel?.offerOther(); // another run may still be read when all else is there
 }
 

@@ -5,8 +5,10 @@ The closed formula (m − 1)·max(F + B) + Σ(F + B) is exact only for equal sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from commtrace.analysis.prediction.orders import FORWARD, INTERLEAVED, ONE_F_ONE_B, orders_of
 
 
 class ChunkTimes(NamedTuple):
@@ -18,37 +20,6 @@ class ChunkTimes(NamedTuple):
     @property
     def both_ns(self) -> int:
         return self.forward_ns + self.backward_ns
-
-
-class _Action(NamedTuple):
-    is_forward: bool
-    chunk: int
-    microbatch: int
-
-
-def schedule(stages: int, stage: int, chunks: int, microbatches: int) -> Iterator[_Action]:
-    """Yield what a stage does, in Megatron-core's order: 1F1B, with several chunks the interleaved 1F1B.
-
-    Source: megatron/core/pipeline_parallel/schedules.py, with microbatch groups as large as the pipeline.
-    """
-    total = chunks * microbatches
-    stages_after = stages - stage - 1
-    warm_up = min(total, stages_after if chunks == 1 else 2 * stages_after + (chunks - 1) * stages)
-
-    def action(position: int, is_forward: bool) -> _Action:
-        if chunks == 1:
-            return _Action(is_forward, 0, position)
-        round_of_chunks, within = divmod(position, stages * chunks)
-        chunk = within // stages if is_forward else chunks - 1 - within // stages
-        return _Action(is_forward, chunk, round_of_chunks * stages + within % stages)
-
-    for position in range(warm_up):
-        yield action(position, True)
-    for position in range(warm_up, total):
-        yield action(position, True)
-        yield action(position - warm_up, False)
-    for position in range(total - warm_up, total):
-        yield action(position, False)
 
 
 def pipeline_ns(stages: Sequence[Sequence[ChunkTimes]], microbatches: int, message_ns: Sequence[int] = ()) -> int:
@@ -65,7 +36,7 @@ def pipeline_ns(stages: Sequence[Sequence[ChunkTimes]], microbatches: int, messa
     last_part = parts - 1
     forward_end = [[-1] * microbatches for _ in range(parts)]
     backward_end = [[-1] * microbatches for _ in range(parts)]
-    orders = [tuple(schedule(pipeline, stage, chunks, microbatches)) for stage in range(pipeline)]
+    orders = orders_of(INTERLEAVED if chunks > 1 else ONE_F_ONE_B, pipeline, microbatches, chunks)
     free = [0] * pipeline
     position = [0] * pipeline
     messages = message_ns or [0] * pipeline
@@ -75,7 +46,8 @@ def pipeline_ns(stages: Sequence[Sequence[ChunkTimes]], microbatches: int, messa
         for stage in sorted(waiting):
             order, times = orders[stage], stages[stage]
             while position[stage] < len(order):
-                is_forward, chunk, microbatch = order[position[stage]]
+                letter, microbatch, chunk = order[position[stage]]
+                is_forward = letter == FORWARD
                 part = chunk * pipeline + stage
                 if is_forward:
                     ready = 0 if part == 0 else forward_end[part - 1][microbatch]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtrace.search.pipeline_time import ChunkTimes, pipeline_ns, schedule, shortest_pipeline_ns
+from commtrace.search.pipeline_time import ChunkTimes, pipeline_ns, shortest_pipeline_ns
 
 EVEN = ChunkTimes(10, 20)
 
@@ -32,17 +32,6 @@ def test_uneven_stages_are_replayed() -> None:
 def test_messages_delay_what_waits_for_them() -> None:
     # F0 of stage 1 starts 3 later, B0 of stage 0 another 3
     assert pipeline_ns([[EVEN]] * 2, microbatches=1, message_ns=[3, 0]) == 60 + 2 * 3
-
-
-def test_the_order_of_the_interleaved_schedule() -> None:
-    order = "".join(
-        f"{'F' if is_forward else 'B'}{chunk}{microbatch} "
-        for is_forward, chunk, microbatch in schedule(stages=2, stage=1, chunks=2, microbatches=4)
-    )
-
-    assert order == (
-        "F00 F01 F10 B10 F11 B11 F02 B00 F03 B01 F12 B12 F13 B13 B02 B03 "  # warm-up of 2 chunks on the last stage
-    )
 
 
 TIMES = st.builds(ChunkTimes, st.integers(1, 50), st.integers(1, 50))

@@ -21,6 +21,8 @@ def test_the_schedules_of_two_stages() -> None:
         "F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1",
         "F0 F1 F0.1 B0.1 F1.1 B1.1 B0 B1",
     ]
+    # the warm-up of the last stage is two chunks long
+    assert words("interleaved", 2, 4, 2)[1] == "F0 F1 F0.1 B0.1 F1.1 B1.1 F2 B0 F3 B1 F2.1 B2.1 F3.1 B3.1 B2 B3"
     assert words("zero-bubble", 2, 2) == ["F0 F1 I0 W0 I1 W1", "F0 I0 F1 I1 W0 W1"]
 
 

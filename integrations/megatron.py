@@ -76,7 +76,6 @@ class MegatronIntegration:
         self._known_groups: tuple[int, ...] = ()
         self._stage = 0
         self._schedule: Topology = {}
-        self._shape: tuple[object, object] = (None, None)
         self._evaluations = 0
         self._numbered = False
         self._open_optimizers = 0
@@ -204,14 +203,15 @@ class MegatronIntegration:
             "chunks": len(model) if isinstance(model, Sequence) else 1,
             "microbatches": int(arguments.get("num_microbatches", schema.NOT_APPLICABLE)),
         }
-        shape = (arguments.get("seq_length"), arguments.get("micro_batch_size"))
-        if topology != self._schedule or shape != self._shape:
-            self._schedule, self._shape = topology, shape
-            self._tracer.set_topology({**topology, **self._sizes(model), "framework": megatron_framework()})
+        if topology != self._schedule:
+            self._schedule = topology
+            # Those of the first iteration only: sequences may be of another length in each.
+            sizes = self._sizes(model, arguments.get("seq_length"), arguments.get("micro_batch_size"))
+            self._tracer.set_topology({**topology, **sizes, "framework": megatron_framework()})
 
-    def _sizes(self, model: object) -> Topology:
+    def _sizes(self, model: object, sequence: object, microbatch: object) -> Topology:
         try:
-            return megatron_sizes(model, *self._shape)
+            return megatron_sizes(model, sequence, microbatch)
         except Exception as error:  # only a plan needs them: everything else is recorded all the same
             self._tracer.failed(f"{PART} sizes", error)
             return {}

@@ -218,8 +218,8 @@ def schedule_call(**options: Any) -> None:
     """A call of the real schedule that stops at its first assertion: what surrounds it is what is tested."""
     with pytest.raises(AssertionError):
         schedules.forward_backward_no_pipelining(
-            forward_step_func=None, data_iterator=None, model=[None, None], num_microbatches=4, seq_length=8,
-            micro_batch_size=1, **options,
+            forward_step_func=None, data_iterator=None, model=[None, None], num_microbatches=4,
+            micro_batch_size=1, **{"seq_length": 8, **options},
         )  # fmt: skip
 
 
@@ -235,6 +235,17 @@ def test_a_call_of_a_schedule_is_a_step_and_tells_its_shape(tracer: NotingTracer
         "chunks": 2,
         "microbatches": 4,
     }
+
+
+def test_sequences_of_another_length_repeat_no_topology(tracer: NotingTracer, rank_1_of_8: None) -> None:
+    initialize(1, 1)
+    told: list[dict[str, Any]] = []
+    tracer.set_topology = told.append  # type: ignore[method-assign]
+
+    for length in (8, 16, 24):
+        schedule_call(seq_length=length)
+
+    assert ["schedule" in topology for topology in told].count(True) == 1
 
 
 def test_steps_have_the_numbers_that_megatron_logs(

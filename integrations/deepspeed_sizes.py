@@ -1,6 +1,6 @@
 """Read the sizes of a DeepSpeed engine's parameters and its options, so that a run can be compared with its plan.
 
-The names of the options are those of ``commtrace.planning.zero_options.ZeroOptions``.
+The names of the options are those of ``commtrace.planning.layout.ZeroOptions``.
 """
 
 from __future__ import annotations

@@ -1,13 +1,18 @@
-"""Consoles of commands, which escape text from outside, and formats of numbers."""
+"""Consoles of commands, which escape text from outside, formats of numbers, and tables as files."""
 
 from __future__ import annotations
 
-from typing import IO, Any, Final
+import csv
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 from rich.text import Text
 
-from commtrace.trace.inputs import printable_lines
+from commtrace.trace.inputs import printable, printable_lines
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _READABLE_WIDTH: Final = 100
 
@@ -102,3 +107,26 @@ def _three_digits(number: float) -> str:
         return f"{number:.1e}"
     decimals = 0 if size >= 100 or size == 0 else 1 if size >= 10 else 2 if size >= 0.01 else 4
     return f"{number:.{decimals}f}"
+
+
+def write_csv(rows: pa.Table, file: IO[str], *, for_terminal: bool = False) -> None:
+    """Write a header and the rows; null is an empty field.
+
+    Args:
+        for_terminal: without the control characters that a recording may hold.
+    """
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(rows.column_names)
+    for batch in rows.to_batches():  # not all rows at once: as Python's objects they are ten times as large
+        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            writer.writerow(_printable(value) if for_terminal else value for value in row)
+
+
+def write_parquet(rows: pa.Table, path: Path) -> None:
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(rows, path)
+
+
+def _printable(value: object) -> object:
+    return printable(value) if isinstance(value, str) else value

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from typing import Any, Final
 
 from commtrace.errors import ConfigurationError
-from commtrace.planning.zero_options import ZeroOptions
+from commtrace.planning.layout import ZeroOptions
 
 _SMALL_TYPES: Final = {"fp16": 2, "bf16": 2, "bfloat16": 2, "fp32": 4}
 

@@ -13,10 +13,9 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from commtrace.errors import ConfigurationError
-from commtrace.planning.layout import Layout
+from commtrace.planning.layout import Layout, ZeroOptions
 from commtrace.planning.model import Model
 from commtrace.planning.zero import ZeroJob
-from commtrace.planning.zero_options import ZeroOptions
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.topology import Topology
 

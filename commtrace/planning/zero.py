@@ -12,10 +12,9 @@ from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
 from commtrace.planning.communication import GRADIENT_NORM, Basis, Traffic, When
-from commtrace.planning.layout import Layout
+from commtrace.planning.layout import Layout, ZeroOptions
 from commtrace.planning.model import Model
 from commtrace.planning.parameters import stage_parameters
-from commtrace.planning.zero_options import ZeroOptions
 
 GATHERED_AGAIN: Final = "parameters, once more"
 

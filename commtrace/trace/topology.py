@@ -64,7 +64,7 @@ class Topology(TypedDict, total=False):
     model: Facts  # by the names of commtrace.planning.model.Model
     layout: Facts  # by those of commtrace.planning.layout.Layout that are not among the sizes above
     not_planned: Annotated[list[Word], Meta(max_length=64)]  # options that a plan does not know
-    zero: Facts  # by the names of commtrace.planning.zero_options.ZeroOptions
+    zero: Facts  # by the names of commtrace.planning.layout.ZeroOptions
     parameter_elements: Elements  # of every parameter tensor that is trained, in the order of the model
     parameter_groups: Elements  # the optimizer's group of each; none if there is one
     stage_indices: Annotated[list[Size], Meta(max_length=MOST_RANKS)]

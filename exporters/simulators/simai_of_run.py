@@ -19,7 +19,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.matching.operations import communication_rows
 from commtrace.errors import ConfigurationError
 from commtrace.exporters.simulators.aicb_log import rank_of
-from commtrace.exporters.simulators.lane import Lane
+from commtrace.exporters.simulators.aiob import Lane
 from commtrace.exporters.simulators.simai_workload import NO_PART, OPERATIONS, Layer, Part, Workload
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run

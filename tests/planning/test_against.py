@@ -11,12 +11,11 @@ from commtrace.errors import ConfigurationError
 from commtrace.planning.against import Beside, Expected, Row, expected_of, expected_of_run, put_beside
 from commtrace.planning.communication import GRADIENT_NORM, Traffic
 from commtrace.planning.counted import CountedSteps, count_steps
-from commtrace.planning.layout import Layout
+from commtrace.planning.layout import Layout, ZeroOptions
 from commtrace.planning.model import Model
 from commtrace.planning.plan import make_plan
 from commtrace.planning.recorded_job import recorded_zero_job
 from commtrace.planning.zero import GATHERED_AGAIN, ZeroJob, zero_traffic
-from commtrace.planning.zero_options import ZeroOptions
 from tests.factory import collective, group, make_run, span
 
 DP = group("dp", 0, 1)

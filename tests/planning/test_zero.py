@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from commtrace.errors import ConfigurationError
+from commtrace.planning.layout import ZeroOptions
 from commtrace.planning.zero import ZeroJob, zero_traffic
-from commtrace.planning.zero_options import ZeroOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = Path(os.environ.get("REFERENCE_DATA", ROOT.parent / "shared" / "data")) / "deepspeed_counts"

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from commtrace.analysis.breakdown.states import BUBBLE
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.step_totals import step_totals
 from commtrace.analysis.steps.choice import load_window
 from commtrace.analysis.timeline import Timeline
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, StepsOption, run_directory
-from commtrace.cli.output import PlainConsole, duration
-from commtrace.cli.table_files import write_csv, write_parquet
+from commtrace.cli.output import PlainConsole, duration, share, write_csv, write_parquet
 from commtrace.errors import ConfigurationError
 from commtrace.exporters import chrome_trace, perfetto
+from commtrace.exporters.simulators import aicb_log, aiob, simai_result
+from commtrace.exporters.simulators.simai_of_run import roles_of_groups, workload_of_rank
 
 _MANY_SLICES = 2_000_000
 
@@ -72,10 +76,7 @@ def export(
     if rank is not None and format not in (Format.AICB, Format.SIMAI):
         raise ConfigurationError("--rank belongs to --format aicb and simai; the other formats have all ranks")
     if format in (Format.AICB, Format.SIMAI):
-        # imported here: a trace for Perfetto needs none of it
-        from commtrace.cli import simulator_files
-
-        write = simulator_files.write_aicb if format is Format.AICB else simulator_files.write_simai
+        write = _write_aicb if format is Format.AICB else _write_simai
         write(run, steps or None, rank, output or Path(format.value))
         return
     if format in (Format.CSV, Format.PARQUET):
@@ -130,3 +131,79 @@ def _clocks(timeline: Timeline) -> Iterator[str]:
         yield "the hosts' clocks could not be aligned: the order of events on different hosts is unknown."
     elif len({rank["host"] for rank in outline["ranks"]}) > 1:
         yield f"the hosts' clocks agree to {duration(residual['p99'])} (p99)."
+
+
+def _write_aicb(run_directory: Path, steps: str | None, rank: int | None, directory: Path) -> None:
+    """Write the log of a rank and its tables.
+
+    Raises:
+        ConfigurationError: the rank was not recorded, or has no step.
+    """
+    run = load_window(run_directory, steps).recorded
+    log = aicb_log.log_of_rank(run, min(run.ranks) if rank is None else rank)
+    directory.mkdir(parents=True, exist_ok=True)
+    lines = aicb_log.write_log(log, directory / "log.csv")
+    by_size = aicb_log.calls_by_size(log)
+    aicb_log.write_calls(by_size, directory / "communication.csv")
+    times = aicb_log.IterationTimes.of(log)
+    aicb_log.write_iterations(times, directory / "iterations.csv")
+    calls = sum(map(len, log.steps))
+    typer.echo(
+        f"{directory / 'log.csv'}: rank {log.rank}, {len(log.init)} calls before the first step and {calls} in "
+        f"{len(log.steps)} steps, {lines} lines"
+    )
+    typer.echo(f"{directory / 'communication.csv'}: {len(by_size)} rows by phase, operation, group and size")
+    typer.echo(
+        f"{directory / 'iterations.csv'}: a step takes {times.mean:.2f} ms (p90 {times.p90:.2f}, most {times.most:.2f})"
+    )
+    _print_notes(log.notes)
+    typer.echo("Next: python -m log_analyzer.analyze_res_csv log.csv, in a checkout of AICB")
+
+
+def _write_simai(run_directory: Path, steps: str | None, rank: int | None, directory: Path) -> None:
+    """Write a measured step as a workload, with what SimAI-Analytical assumes and answers.
+
+    Raises:
+        ConfigurationError: the rank was not recorded, or no step of it has a forward or a backward.
+    """
+    analysis = analyse(run_directory, steps)
+    chosen = min(analysis.run.ranks) if rank is None else rank
+    measured = workload_of_rank(analysis, chosen)
+    totals = step_totals(analysis)
+    roles = roles_of_groups(analysis.run)
+    bubble_ns = int(analysis.partition.total(BUBBLE).sum())
+    overlaps = simai_result.overlaps(totals.communication.table(analysis.run), roles, bubble_ns)
+    result = simai_result.result_of(totals.means(analysis.run), roles)
+    directory.mkdir(parents=True, exist_ok=True)
+    measured.workload.write(directory / "workload.txt")
+    options = simai_result.write_options(overlaps, directory / "overlap.txt")
+    simai_result.write_result(result, analysis.run.any_metadata.run_id, directory / "result.csv")
+    typer.echo(
+        f"{directory / 'workload.txt'}: step {measured.step} of rank {measured.rank} ({duration(measured.wall_ns)}, "
+        f"the median), {len(measured.workload.layers)} rows"
+    )
+    typer.echo(f"{directory / 'overlap.txt'}: {options or 'nothing was sent'}, measured over all ranks")
+    typer.echo(
+        f"{directory / 'result.csv'}: mean step of {duration(result.wall_ns)}: compute "
+        f"{share(result.compute_ns, result.wall_ns)}, exposed communication "
+        f"{share(result.total_exposed_ns, result.wall_ns)}, bubble {share(result.bubble_ns, result.wall_ns)}, "
+        f"{share(result.rest_ns, result.wall_ns)} that SimAI has no column for"
+    )
+    _write_compute(aiob.compute_times(analysis, chosen), directory)
+    _print_notes((*measured.notes, *analysis.recorded.problems))
+
+
+def _write_compute(times: aiob.ComputeTimes, directory: Path) -> None:
+    if not times.forward:
+        typer.echo(
+            "note: no compute file: record with COMMTRACE_MODULES=depth=4 to have the times of layers.", err=True
+        )
+        return
+    for name, of_way in (("aiob.txt", times.forward), ("aiob_backward.txt", times.backward)):
+        aiob.write_times(times.steps, of_way, directory / name)
+        typer.echo(f"{directory / name}: {len(of_way)} sections")
+
+
+def _print_notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)

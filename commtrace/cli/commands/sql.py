@@ -17,8 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from commtrace.cli.arguments import StepsOption
-from commtrace.cli.output import wide_console
-from commtrace.cli.table_files import write_csv, write_parquet
+from commtrace.cli.output import wide_console, write_csv, write_parquet
 from commtrace.errors import ConfigurationError
 
 _MOST_ROWS: Final = 1_000

@@ -11,8 +11,16 @@ from pathlib import Path
 import pytest
 
 from commtrace.errors import ConfigurationError
-from commtrace.exporters.simulators.aicb_log import COLUMNS, Call, log_of_rank, write_log
-from commtrace.exporters.simulators.aicb_tables import IterationTimes, calls_by_size, write_calls, write_iterations
+from commtrace.exporters.simulators.aicb_log import (
+    COLUMNS,
+    Call,
+    IterationTimes,
+    calls_by_size,
+    log_of_rank,
+    write_calls,
+    write_iterations,
+    write_log,
+)
 from commtrace.trace.run import Run
 from tests.factory import collective, group, make_run, p2p, span
 from tests.importers.reference import reference_data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -35,6 +36,7 @@ _BITS: Final = 11
 
 Values = npt.NDArray[np.integer | np.floating]
 Value = TypeVar("Value", int, float)
+Key = TypeVar("Key")
 
 
 def error_of_means(variance: Float64, count: Int64 | int, group: Int64) -> Float64:
@@ -141,6 +143,16 @@ class Distribution(Generic[Value]):
             value = self.rounded[np.searchsorted(np.cumsum(self.counts), place, side="right")]
         found: Value = value.item()
         return found
+
+
+def join_distributions(parts: Iterable[tuple[Key, Distribution[Value]]]) -> dict[Key, Distribution[Value]]:
+    """Add up the distributions of each key; all are rounded if they have more than :data:`MOST_EXACT` values."""
+    joined: dict[Key, Distribution[Value]] = {}
+    for key, own in parts:
+        joined[key] = joined[key] + own if key in joined else own
+    if sum(map(len, joined.values())) > MOST_EXACT:
+        return {key: own.round() for key, own in joined.items()}
+    return joined
 
 
 def _rounded(values: Values) -> Values:

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
+from commtrace.benchmarks.device import nccl_version, timed_iterations
 from commtrace.benchmarks.groups import Round
 from commtrace.benchmarks.job import BenchmarkError, Job
 from commtrace.benchmarks.operations import buffer_bytes, make_call, members, tensor_elements
-from commtrace.benchmarks.timing import timed_iterations
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -61,7 +61,7 @@ class _Own(NamedTuple):
 
 def environment(job: Job) -> dict[str, str]:
     """Return where a measurement was made."""
-    nccl = {"nccl": ".".join(map(str, torch.cuda.nccl.version()))} if job.backend == "nccl" else {}  # type: ignore[no-untyped-call]
+    nccl = {"nccl": nccl_version()} if job.backend == "nccl" else {}
     return {
         "backend": job.backend,
         "device": job.device_name,

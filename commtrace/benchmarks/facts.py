@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from commtrace.benchmarks.device import Device, nccl_version
 from commtrace.identity import stored_settings
 from commtrace.trace.metadata import NODE_VARIABLES
 
@@ -43,13 +44,12 @@ class Facts:
     device_cores: list[int]  # those next to the device; empty if not known
 
 
-def collect_facts(rank: int, node: str, master: str, port: int, device: tuple[str, str, str]) -> Facts:
+def collect_facts(rank: int, node: str, master: str, port: int, device: Device) -> Facts:
     """Describe this process.
 
     Args:
         master: address of rank 0's host; the interface that leads there is the one that counts.
         port: at which this process answers.
-        device: name, id and PCI address; the latter two empty on a CPU.
     """
     address = _own_address(master)
     interface = next((name for _, name in socket.if_nameindex() if _address_of(name) == address), "")
@@ -67,9 +67,9 @@ def collect_facts(rank: int, node: str, master: str, port: int, device: tuple[st
         missing_interfaces=list(_missing_interfaces(settings)),
         cores=sorted(os.sched_getaffinity(0)),
         machine_cores=os.cpu_count() or 0,
-        device=device[0],
-        device_id=device[1],
-        device_cores=_device_cores(device[2]),
+        device=device.name,
+        device_id=device.id,
+        device_cores=_device_cores(device.pci),
     )
 
 
@@ -108,7 +108,7 @@ def _versions() -> dict[str, str]:
     import torch
 
     if torch.cuda.is_available():
-        found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        found["NCCL"] = nccl_version()
     driver = Path("/sys/module/nvidia/version")
     if driver.exists():
         found["NVIDIA driver"] = driver.read_text().strip()

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from commtrace import launchers
+from commtrace.benchmarks.device import device_name, device_of_backend
 from commtrace.config import Config
 from commtrace.errors import CommtraceError, ConfigurationError
 
@@ -115,7 +116,7 @@ def join(backend: str = "", seconds: float = 300.0) -> Iterator[Job]:
     import torch.distributed as dist
 
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
-    device = _own_device(backend, place.local_rank or 0)
+    device = device_of_backend(backend, place.local_rank or 0)
     try:
         dist.init_process_group(
             backend, rank=place.rank, world_size=place.world_size, timeout=timedelta(seconds=seconds)
@@ -123,33 +124,20 @@ def join(backend: str = "", seconds: float = 300.0) -> Iterator[Job]:
         control = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
     except (RuntimeError, ValueError) as error:
         raise BenchmarkError(
-            f"rank {place.rank} did not reach the others within {seconds:g} s ({_first_line(error)}): "
+            f"rank {place.rank} did not reach the others within {seconds:g} s ({first_line(error)}): "
             "`torchrun … -m commtrace preflight` says which ranks are missing"
         ) from error
     names: list[str | None] = [None] * place.world_size
     dist.all_gather_object(names, Config.from_env().node_id or socket.gethostname(), group=control)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    job = Job(place.rank, tuple(map(str, names)), backend, device, name, control)
+    job = Job(place.rank, tuple(map(str, names)), backend, device, device_name(device), control)
     with _stopped_by_signals(job.stop):
         yield job
     # Not after an error: other ranks may wait for this one, and destroying waits for them.
     dist.destroy_process_group()
 
 
-def _own_device(backend: str, local_rank: int) -> torch.device:
-    import torch
-
-    if backend != "nccl":
-        return torch.device("cpu")
-    count = torch.cuda.device_count()
-    if not count:
-        raise ConfigurationError("NCCL needs GPUs, and this process sees none: use --backend gloo")
-    device = torch.device("cuda", local_rank % count)
-    torch.cuda.set_device(device)
-    return device
-
-
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the first line of an error: torch appends stacks of C++ to its own."""
     return str(error).strip().partition("\n")[0]
 
 

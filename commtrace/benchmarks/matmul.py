@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from commtrace.benchmarks.timing import timed
+from commtrace.benchmarks.device import timed_iterations
 from commtrace.trace.json_values import JsonObject
 
 _CACHE_BYTES: Final = 512 << 20
@@ -56,19 +56,6 @@ def rate(shape: Shape, times_ns: Sequence[int]) -> MatmulRate:
     return MatmulRate(shape, len(times_ns), per_second / mean, per_second / middle, per_second / shortest)
 
 
-def own_device(local_rank: int) -> torch.device:
-    """Return the GPU of this process, or the CPU where there is none."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
 def measure_matmul(
     shapes: Sequence[Shape], device: torch.device, dtype: str, warmup: int, iterations: int
 ) -> Iterator[MatmulRate]:
@@ -83,16 +70,17 @@ def measure_matmul(
         def multiply(left: torch.Tensor = left, right: torch.Tensor = right, out: torch.Tensor = product) -> object:
             return torch.mm(left, right, out=out)
 
-        times = []
-        for number in range(warmup + iterations):
-            flush()
-            duration_ns = timed(multiply, device)
-            if number >= warmup:
-                times.append(max(duration_ns, 1))
-        yield rate(shape, times)
+        yield rate(shape, timed_iterations(multiply, device, warmup, iterations, flush))
 
 
-def _flush(device: torch.device) -> Callable[[], object]:
+def _flush(device: torch.device) -> Callable[[], bool]:
+    """Return what empties the cache before an iteration."""
     if device.type != "cuda":
-        return lambda: None
-    return torch.empty(_CACHE_BYTES, dtype=torch.int8, device=device).zero_
+        return lambda: True
+    buffer = torch.empty(_CACHE_BYTES, dtype=torch.int8, device=device)
+
+    def flush() -> bool:
+        buffer.zero_()
+        return True
+
+    return flush

@@ -30,9 +30,10 @@ from commtrace import launchers
 from commtrace.analysis.communication.baseline import Baseline, Measurement
 from commtrace.analysis.communication.links import find_slow_links
 from commtrace.benchmarks.collectives import Results, Settings, measure_collectives
+from commtrace.benchmarks.device import describe_device, device_name, own_device
 from commtrace.benchmarks.facts import Facts, collect_facts
 from commtrace.benchmarks.groups import choose_groups
-from commtrace.benchmarks.job import BenchmarkError, Job
+from commtrace.benchmarks.job import BenchmarkError, Job, first_line
 from commtrace.benchmarks.judgement import (
     Finding,
     Verdict,
@@ -45,7 +46,7 @@ from commtrace.benchmarks.judgement import (
     judge_settings,
     judge_within_nodes,
 )
-from commtrace.benchmarks.matmul import Shape, device_name, measure_matmul, own_device
+from commtrace.benchmarks.matmul import Shape, measure_matmul
 from commtrace.config import Config
 from commtrace.errors import ConfigurationError
 from commtrace.trace.inputs import decode_json
@@ -154,7 +155,7 @@ def _store(master: str, port: int, place: launchers.Position, seconds: float) ->
     except (RuntimeError, ValueError) as error:
         raise BenchmarkError(
             f"rank {place.rank} does not reach rank 0 at {master}:{port} within {seconds:g} s: did rank 0 start, is "
-            f"the address one of its network, is the port open? ({str(error).partition(chr(10))[0]})"
+            f"the address one of its network, is the port open? ({first_line(error)})"
         ) from error
     return PrefixStore(f"commtrace-preflight-{launchers.worker_restarts(os.environ)}", store)
 
@@ -214,7 +215,7 @@ class _Checks:
         backend = self.backend or ("nccl" if torch.cuda.is_available() else "gloo")
         device = own_device(self.local_rank) if backend == "nccl" else torch.device("cpu")
         name = Config.from_env().node_id or socket.gethostname()
-        facts = collect_facts(self.rank, name, master, port, _describe(device))
+        facts = collect_facts(self.rank, name, master, port, describe_device(device))
         self.store.set(f"facts-{self.rank}", json.dumps(asdict(facts)))
         present = self._meet()
         missed = unanswered(one for rank, one in present.items() if rank != self.rank)
@@ -316,8 +317,8 @@ class _Checks:
             text = f"rank {rank} stopped answering while bandwidth was measured"
             self.found.findings.append(Finding("bandwidth", (present[rank].node,), text))
         if not gone:
-            line = str(error).strip().partition("\n")[0]
-            self.found.findings.append(Finding("bandwidth", (), f"bandwidth could not be measured: {line}"))
+            text = f"bandwidth could not be measured: {first_line(error)}"
+            self.found.findings.append(Finding("bandwidth", (), text))
 
     def _conclude(self, report: Callable[[], None]) -> bool:
         """Return whether the verdict of rank 0 is good."""
@@ -360,14 +361,3 @@ def _all_connected(unreached: Mapping[int, Sequence[int]]) -> list[int]:
         if worst is None or not missing[worst]:
             return sorted(left)
         left.remove(worst)
-
-
-def _describe(device: torch.device) -> tuple[str, str, str]:
-    """Return name, id and PCI address of a device."""
-    if device.type != "cuda":
-        return "cpu", "", ""
-    properties = torch.cuda.get_device_properties(device)
-    parts = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    known = [part for part in parts if part is not None]
-    pci = "{:04x}:{:02x}:{:02x}.0".format(*known) if len(known) == len(parts) else ""
-    return device_name(device), str(getattr(properties, "uuid", "")), pci

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from commtrace.analysis.communication.calls import Calls, calls_of_rows, rows_of
 from commtrace.analysis.keys import pack, sort_groups
 from commtrace.analysis.matched import Context
 from commtrace.analysis.matching.operations import of_one_sort
-from commtrace.analysis.statistics import MOST_EXACT, Distribution
+from commtrace.analysis.statistics import Distribution, join_distributions
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
 
@@ -37,9 +38,6 @@ class SizeBandwidth:
     num_bytes: int  # of all calls
     busbw_gbps: Distribution[float]
 
-    def __add__(self, other: SizeBandwidth) -> SizeBandwidth:
-        return SizeBandwidth(self.num_bytes + other.num_bytes, self.busbw_gbps + other.busbw_gbps)
-
 
 @dataclass(frozen=True, slots=True)
 class BandwidthBySize:
@@ -56,13 +54,12 @@ class BandwidthBySize:
         return BandwidthBySize(_summed(both), self.uncertain + other.uncertain)
 
 
-def _summed(parts: Iterable[tuple[SizeBin, SizeBandwidth]]) -> dict[SizeBin, SizeBandwidth]:
-    sums: dict[SizeBin, SizeBandwidth] = {}
+def _summed(parts: Sequence[tuple[SizeBin, SizeBandwidth]]) -> dict[SizeBin, SizeBandwidth]:
+    num_bytes = Counter[SizeBin]()
     for key, own in parts:
-        sums[key] = sums[key] + own if key in sums else own
-    if sum(len(own.busbw_gbps) for own in sums.values()) > MOST_EXACT:
-        return {key: SizeBandwidth(own.num_bytes, own.busbw_gbps.round()) for key, own in sums.items()}
-    return sums
+        num_bytes[key] += own.num_bytes
+    busbw = join_distributions((key, own.busbw_gbps) for key, own in parts)
+    return {key: SizeBandwidth(num_bytes[key], own) for key, own in busbw.items()}
 
 
 def bandwidth_by_size(context: Context, partition: Partition, residual_ns: int = 0) -> BandwidthBySize:

@@ -17,7 +17,7 @@ from commtrace.analysis.communication.table import CommunicationSums, Detail, co
 from commtrace.analysis.communication.transfers import large_transfers
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.matched import Context
-from commtrace.analysis.statistics import MOST_EXACT, Distribution
+from commtrace.analysis.statistics import Distribution, join_distributions
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.spans import Int64
@@ -78,7 +78,7 @@ class GroupTotals:
         compared = {group: self.compared.get(group, 0) for group in {**self.compared, **later.compared}}
         return GroupTotals(
             self.calls + later.calls,
-            _joined([*self.speeds.items(), *later.speeds.items()]),
+            join_distributions([*self.speeds.items(), *later.speeds.items()]),
             {group: count + later.compared.get(group, 0) for group, count in compared.items()},
             _added([*self.arrivals.items(), *later.arrivals.items()]),
             _added([*self.messages.items(), *later.messages.items()]),
@@ -96,18 +96,7 @@ def measure_groups(analysis: Analysis) -> GroupTotals:
     for block in context.run.blocks:
         _measure_block(context, block, speeds, messages)
     compared, arrivals = _arrivals(context, analysis.alignment)
-    return GroupTotals(calls, _joined(speeds), compared, arrivals, _added(messages))
-
-
-def _joined(
-    speeds: Iterable[tuple[GroupOperation, Distribution[float]]],
-) -> dict[GroupOperation, Distribution[float]]:
-    joined: dict[GroupOperation, Distribution[float]] = {}
-    for key, own in speeds:
-        joined[key] = joined[key] + own if key in joined else own
-    if sum(map(len, joined.values())) > MOST_EXACT:
-        return {key: own.round() for key, own in joined.items()}
-    return joined
+    return GroupTotals(calls, join_distributions(speeds), compared, arrivals, _added(messages))
 
 
 def _added(parts: Iterable[tuple[Pair, Sums]]) -> dict[Pair, Sums]:

@@ -6,7 +6,7 @@ says which link the others waited for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH, bus_factors, moved_bytes
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.matching.match import Matches, RankMatches
-from commtrace.analysis.statistics import MOST_EXACT, Distribution
+from commtrace.analysis.statistics import Distribution, join_distributions
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
@@ -107,7 +107,7 @@ class LinkSpeeds:
     routes: Mapping[Route, Distribution[float]]
 
     def __add__(self, other: LinkSpeeds) -> LinkSpeeds:
-        return _joined([*self.routes.items(), *other.routes.items()])
+        return LinkSpeeds(join_distributions([*self.routes.items(), *other.routes.items()]))
 
     def links(self) -> list[Link]:
         """Return the links with enough calls to judge."""
@@ -123,20 +123,12 @@ def measure_links(run: Run, matches: Matches, steps: Sequence[int] | None = None
 
     Calls that were not matched on all members do not count: they may have waited.
     """
-    return _joined(
+    speeds: Iterator[tuple[Route, Distribution[float]]] = (
         (route, Distribution.of(own))
         for trace in run.ranks.values()
         for route, own in _speeds_of_rank(run, trace, matches.ranks[trace.rank], steps)
     )
-
-
-def _joined(speeds: Iterable[tuple[Route, Distribution[float]]]) -> LinkSpeeds:
-    routes: dict[Route, Distribution[float]] = {}
-    for route, own in speeds:
-        routes[route] = routes[route] + own if route in routes else own
-    if sum(map(len, routes.values())) > MOST_EXACT:
-        return LinkSpeeds({route: own.round() for route, own in routes.items()})
-    return LinkSpeeds(routes)
+    return LinkSpeeds(join_distributions(speeds))
 
 
 def find_slow_links(links: Sequence[Link]) -> SlowLinks | None:

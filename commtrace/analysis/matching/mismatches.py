@@ -13,7 +13,7 @@ from commtrace.analysis.matching.match import Rows, bucket, concatenate, differe
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject, fields_to_json
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Spans
+from commtrace.trace.spans import Int64, Spans
 
 MOST_MISMATCHES: Final = 20
 """Number of mismatches described; the others are counted."""
@@ -80,10 +80,10 @@ def find_mismatches(run: Run, arrivals: Mapping[int, RankArrivals]) -> tuple[lis
     return described, len(which)
 
 
-def _calls(run: Run, rows: Rows, members: Any) -> tuple[Call, ...]:
+def _calls(run: Run, rows: Rows, members: Int64) -> tuple[Call, ...]:
     spans = rows.spans
     ranks_of_call: dict[tuple[str, int, str | None], list[int]] = {}
-    for row in members:
+    for row in members.tolist():
         name, dtype = int(spans.name[row]), int(spans.dtype[row])
         call = (run.names[name] if name >= 0 else "", int(spans.bytes[row]), run.names[dtype] if dtype >= 0 else None)
         ranks_of_call.setdefault(call, []).append(int(rows.rank[row]))

@@ -49,7 +49,8 @@ def bench_matmul(
         raise ConfigurationError(f"--dtype {dtype}: write one of {', '.join(_DTYPES)}")
     sizes = _sizes(shapes) if shapes else []
     # Here, because it imports torch.
-    from commtrace.benchmarks.matmul import Shape, device_name, measure_matmul, own_device
+    from commtrace.benchmarks.device import device_name, own_device
+    from commtrace.benchmarks.matmul import Shape, measure_matmul
 
     device = own_device(launchers.local_rank(os.environ) or 0)
     chosen = [Shape(*one) for one in sizes or _sizes(_SHAPES[device.type])]
@@ -61,7 +62,7 @@ def bench_matmul(
         "." if peak is None else f": {share(best.median / peak)} of its peak of {peak / _TERA:g}."
     )
     if json_output:
-        told = {
+        described = {
             "verdict": verdict,
             "device": name,
             "dtype": dtype,
@@ -69,7 +70,7 @@ def bench_matmul(
             "peak_flops_per_second": peak,
             "shapes": to_json(rates),
         }
-        sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(described, allow_nan=False) + "\n")
         return
     console = wide_console()
     console.print(f"[bold]{escape(verdict)}[/]")

@@ -11,7 +11,7 @@ import numpy as np
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH
 from commtrace.analysis.communication.table import Communication
-from commtrace.analysis.formatting import format_ranks
+from commtrace.analysis.formatting import format_ranges, format_ranks
 from commtrace.analysis.matched import Context
 from commtrace.analysis.matching.coverage import RowCounts
 from commtrace.analysis.steps.attempts import is_earlier
@@ -213,11 +213,7 @@ def _matching(communication: Sequence[Communication], *, steps_are_shown: bool) 
 
 def _apart(traces: Iterable[RankTrace]) -> str:
     numbers = [np.unique(trace.spans.step[trace.spans.kind == schema.STEP]) for trace in traces]
-    ranges = dict.fromkeys(_range(int(steps[0]), int(steps[-1])) for steps in numbers if len(steps))
+    ranges = dict.fromkeys(format_ranges([(int(steps[0]), int(steps[-1]))]) for steps in numbers if len(steps))
     if len(ranges) < 2:
         return ""
     return f" The ranks number their steps differently: {'; '.join(list(ranges)[:_MOST_RANGES_LISTED])}."
-
-
-def _range(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}–{last}"

@@ -1,12 +1,15 @@
-"""Consoles of commands, which escape text from outside, formats of numbers, and tables as files."""
+"""Consoles of commands, which escape text from outside, tables on them and as files, and formats of numbers."""
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 
 from commtrace.trace.inputs import printable, printable_lines
@@ -33,6 +36,26 @@ def wide_console(file: IO[str] | None = None) -> Console:
     if console.width < _READABLE_WIDTH:
         console.width = _READABLE_WIDTH
     return console
+
+
+def text_table(words: Sequence[str], numbers: Sequence[str] = ()) -> Table:
+    """Return a table with columns of words, on the left, and of numbers, on the right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in words:
+        table.add_column(heading, overflow="fold")
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def print_table(console: Console, title: str, table: Table, note: str = "") -> None:
+    """Print a table below its title, and a note on it."""
+    # Not the table's own title: that is folded to the width of the table.
+    console.print(f"[bold]{escape(title)}[/]")
+    console.print(table)
+    if note:
+        console.print(escape(note), style="dim")
+    console.print()
 
 
 UNKNOWN: Final = "–"

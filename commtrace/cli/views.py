@@ -11,7 +11,6 @@ from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
 from commtrace.analysis.breakdown.run_budget import RunBudget
@@ -25,26 +24,18 @@ from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.analysis.stragglers.report import NodesOfVerdict
 from commtrace.analysis.stragglers.verdict import HOST, LINK, Stretch, Verdict, format_cause
-from commtrace.cli.output import NODES, UNKNOWN, bandwidth, duration, milliseconds, num_bytes, power_of_two, share
-
-
-def text_table(words: Sequence[str]) -> Table:
-    """Return a table with these left-aligned columns."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for word in words:
-        table.add_column(word, overflow="fold")
-    return table
-
-
-def print_table(console: Console, title: str, table: Table, note: str = "") -> None:
-    """Print a table below its title, and a note on it."""
-    # Not the table's own title: that is folded to the width of the table.
-    console.print(f"[bold]{escape(title)}[/]")
-    console.print(table)
-    if note:
-        console.print(escape(note), style="dim")
-    console.print()
-
+from commtrace.cli.output import (
+    NODES,
+    UNKNOWN,
+    bandwidth,
+    duration,
+    milliseconds,
+    num_bytes,
+    power_of_two,
+    print_table,
+    share,
+    text_table,
+)
 
 _MOST_SHARES: Final = 20
 
@@ -53,10 +44,8 @@ def print_baseline(console: Console, shares: Sequence[BaselineShare], made: Mapp
     """Print recorded bandwidth beside that of a baseline, the longest calls first."""
     if not shares:
         return
-    table = text_table(["role", "operation", "nodes", "size"])
+    table = text_table(["role", "operation", "nodes", "size"], ["n", "calls", "busbw", "baseline", "share"])
     table.padding = (0, 1, 0, 0)
-    for heading in ("n", "calls", "busbw", "baseline", "share"):
-        table.add_column(heading, justify="right", no_wrap=True)
     for one in shares[:_MOST_SHARES]:
         table.add_row(
             escape(one.role),
@@ -141,11 +130,7 @@ def print_sums(console: Console, detail: RecordedDetail) -> None:
     sums = detail.sums
     if not sums:
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("span", "role", "operation"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("count", "time", "bytes", "longest"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = text_table(["span", "role", "operation"], ["count", "time", "bytes", "longest"])
     for one in sums[:_MOST_SUMS]:
         table.add_row(
             one.kind,

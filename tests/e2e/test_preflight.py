@@ -61,7 +61,7 @@ def test_ranks_that_are_absent_stopped_or_set_up_otherwise_are_named_with_their_
 
 def test_a_rank_that_dies_while_bandwidth_is_measured_is_named() -> None:
     words = ["--network-timeout", "10"]
-    job = fork([*COMMAND, *words], 3, {"RANKS_PER_NODE": "1", "FAULT": "SIGKILL@10"}, timeout=240)
+    job = fork([*COMMAND, *words], 3, {"RANKS_PER_NODE": "1", "FAULT": "SIGKILL@35"}, timeout=240)
     verdict = told(job)
 
     assert job.returncode == 1

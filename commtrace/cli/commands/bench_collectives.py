@@ -23,7 +23,7 @@ from commtrace.benchmarks.job import join
 from commtrace.benchmarks.operations import OPERATIONS
 from commtrace.cli.arguments import JsonOption
 from commtrace.cli.commands.bandwidth import slow_links_text
-from commtrace.cli.output import bandwidth, binary_bytes, duration, wide_console
+from commtrace.cli.output import bandwidth, binary_bytes, duration, text_table, wide_console
 from commtrace.errors import ConfigurationError
 from commtrace.trace.json_values import to_json
 
@@ -215,9 +215,7 @@ def _print(console: Console, verdict: str, results: Results, baseline: Baseline)
 
 
 def _table(rows: Sequence[Measurement]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("payload", "busbw", "min", "max", "algbw", "min", "max", "time", "n"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = text_table([], ["payload", "busbw", "min", "max", "algbw", "min", "max", "time", "n"])
     for one in rows:
         table.add_row(
             binary_bytes(one.num_bytes),

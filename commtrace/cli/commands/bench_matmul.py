@@ -15,7 +15,7 @@ from rich.table import Table
 from commtrace import launchers
 from commtrace.analysis.utilization import peak_flops
 from commtrace.cli.arguments import JsonOption
-from commtrace.cli.output import share, wide_console
+from commtrace.cli.output import share, text_table, wide_console
 from commtrace.errors import ConfigurationError
 from commtrace.trace.json_values import to_json
 
@@ -86,10 +86,7 @@ def _sizes(text: str) -> list[tuple[int, int, int]]:
 
 
 def _table(rates: list[MatmulRate]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("m x n x k")
-    for heading in ("mean", "median", "max", "n"):
-        table.add_column(heading, justify="right")
+    table = text_table(["m x n x k"], ["mean", "median", "max", "n"])
     for one in rates:
         numbers = (f"{number / _TERA:.4g}" for number in (one.mean, one.median, one.max))
         table.add_row(str(one.shape), *numbers, str(one.iterations))

@@ -17,12 +17,11 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 import commtrace._inject
 from commtrace.analysis.comparison.overhead import OPTIMIZER, Measured, Overhead, RankStamps, Ratio, summarise_overhead
 from commtrace.cli.commands.run import injected_environment
-from commtrace.cli.output import duration, num_bytes
+from commtrace.cli.output import duration, num_bytes, text_table
 from commtrace.errors import CommtraceError, RunNotFoundError
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
@@ -133,10 +132,7 @@ def _print_overhead(console: Console, command: Sequence[str], overhead: Overhead
         f"{unit} takes {ratio.median:.3f} times as long with recording "
         f"(95 % interval {ratio.low:.3f} to {ratio.high:.3f}).\n"
     )
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("")
-    for heading in ("without", "with", "ratio", "95 % interval"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = text_table([""], ["without", "with", "ratio", "95 % interval"])
     by_steps = overhead.clock == OPTIMIZER
     costs = {"step time" if by_steps else "wall time": overhead.step_time, "CPU time of the job": overhead.job_cpu}
     if overhead.step_cpu:

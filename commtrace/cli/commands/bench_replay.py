@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from commtrace.analysis.chain import analyse
 from commtrace.benchmarks.job import join
 from commtrace.benchmarks.replay_program import Programs, programs_of
 from commtrace.cli.arguments import JsonOption, StepsOption
-from commtrace.cli.output import duration, num_bytes, wide_console
+from commtrace.cli.output import UNKNOWN, duration, num_bytes, text_table, wide_console
 from commtrace.errors import CommtraceError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -93,13 +92,9 @@ def _verdict(comparison: Comparison) -> str:
 
 
 def _print_rows(console: Console, comparison: Comparison) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("role", no_wrap=True)
-    table.add_column("operation", no_wrap=True)
-    for heading in ("calls", "bytes", "recorded", "replayed", "ratio"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = text_table(["role", "operation"], ["calls", "bytes", "recorded", "replayed", "ratio"])
     for row in comparison.rows:
-        ratio = f"{row.replayed_ns / row.recorded_ns:.2f}" if row.recorded_ns else "–"
+        ratio = f"{row.replayed_ns / row.recorded_ns:.2f}" if row.recorded_ns else UNKNOWN
         times = (duration(row.recorded_ns), duration(row.replayed_ns), ratio)
         table.add_row(row.role, row.operation, str(row.calls), num_bytes(row.num_bytes), *times)
     console.print(table)

@@ -19,7 +19,7 @@ from commtrace.analysis.formatting import format_duration
 from commtrace.analysis.stragglers.verdict import Verdict, format_cause
 from commtrace.analysis.summary import Summary
 from commtrace.cli.arguments import JsonOption, RunsDirectoryArgument
-from commtrace.cli.output import UNKNOWN, duration, share, wide_console
+from commtrace.cli.output import UNKNOWN, duration, share, text_table, wide_console
 from commtrace.errors import CommtraceError
 from commtrace.history.facts import CUT_OFF, RunFacts
 from commtrace.history.hosts import HostReport, HostTally, tally_hosts
@@ -192,11 +192,7 @@ def _print_problems(console: Console, problems: Sequence[str]) -> None:
 
 
 def _table(words: Sequence[str], numbers: Sequence[str], sentences: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in words:
-        table.add_column(heading, overflow="fold")
-    for heading in numbers:
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = text_table(words, numbers)
     for heading in sentences:
         table.add_column(heading, overflow="fold")
     return table

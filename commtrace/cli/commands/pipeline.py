@@ -25,8 +25,8 @@ from commtrace.cli.arguments import (
     chosen_workers,
     run_directory,
 )
-from commtrace.cli.output import UNKNOWN, milliseconds, share, wide_console
-from commtrace.cli.views import print_basis, print_table, text_table
+from commtrace.cli.output import UNKNOWN, milliseconds, print_table, share, text_table, wide_console
+from commtrace.cli.views import print_basis
 
 
 def pipeline(
@@ -109,10 +109,8 @@ def print_pipeline(console: Console, pipeline: Pipeline | None) -> None:
     )
     if pipeline.theoretical_fraction_of_phase is not None:
         title += f" (theoretical {pipeline.schedule} bubble {share(pipeline.theoretical_fraction_of_phase)})"
-    table = text_table([])
     columns = {"forward_ns": "forward", "backward_ns": "backward", "bubble_ns": "bubble", **_PHASES}
-    for heading in ("stage", *columns.values()):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = text_table([], ["stage", *columns.values()])
     for stage in stages:
         table.add_row(str(stage.stage), *(_stage_cell(stage, name) for name in columns))
     note = (
@@ -145,9 +143,7 @@ def _print_bubble_causes(console: Console, stages: Sequence[StageBubble]) -> Non
     # A cause that shortens the bubble is negative.
     if any(getattr(stage, name) is None for stage in stages for name in _CAUSES):
         return
-    table = text_table([])
-    for heading in ("stage", *_CAUSES.values(), "bubble"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = text_table([], ["stage", *_CAUSES.values(), "bubble"])
     for stage in stages:
         table.add_row(str(stage.stage), *(milliseconds(getattr(stage, name)) for name in (*_CAUSES, "bubble_ns")))
     note = (

@@ -18,6 +18,7 @@ from commtrace.analysis.breakdown.rank_means import PARTS, ExposedTime, RankMean
 from commtrace.analysis.communication.baseline import read_baseline
 from commtrace.analysis.communication.baseline_share import baseline_shares, measure_sizes
 from commtrace.analysis.communication.table import Communication
+from commtrace.analysis.formatting import format_ranges
 from commtrace.analysis.steps.choice import StepChoice
 from commtrace.analysis.summary import Summary, summarise_steps
 from commtrace.analysis.utilization import Utilization
@@ -35,7 +36,18 @@ from commtrace.cli.arguments import (
 )
 from commtrace.cli.commands.history import keep_summary
 from commtrace.cli.commands.pipeline import print_pipeline
-from commtrace.cli.output import NODES, UNKNOWN, bandwidth, duration, milliseconds, num_bytes, share, wide_console
+from commtrace.cli.output import (
+    NODES,
+    UNKNOWN,
+    bandwidth,
+    duration,
+    milliseconds,
+    num_bytes,
+    print_table,
+    share,
+    text_table,
+    wide_console,
+)
 from commtrace.cli.utilization import Recomputed, UtilizationOptions, measure_utilization, utilization_lines
 from commtrace.cli.views import (
     clock_line,
@@ -46,10 +58,8 @@ from commtrace.cli.views import (
     print_baseline,
     print_stragglers,
     print_sums,
-    print_table,
     run_budget_lines,
     step_attempts_lines,
-    text_table,
 )
 from commtrace.trace.json_values import to_json
 
@@ -185,15 +195,11 @@ def _steps_line(steps: StepChoice, numbers: str) -> str:
     if not steps.used:
         return "Steps: none recorded in full"
     left_out = [
-        f"step{'s' * (part.count > 1)} {_range(part.first, part.last)} ({part.reason})"
+        f"step{'s' * (part.count > 1)} {format_ranges([(part.first, part.last)])} ({part.reason})"
         for part in steps.ranges_left_out()
     ]
-    used = f"Steps {_range(steps.used[0], steps.used[-1])}{numbers}: {len(steps.used)} used"
+    used = f"Steps {format_ranges([(steps.used[0], steps.used[-1])])}{numbers}: {len(steps.used)} used"
     return used + (f"; left out: {', '.join(left_out)}" if left_out else "")
-
-
-def _range(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}–{last}"
 
 
 def _waits_are_bubble(summary: Summary, role: str) -> bool:
@@ -214,9 +220,7 @@ def _print_exposed(console: Console, summary: Summary) -> None:
     roles = sorted({role for rank in ranks for role in rank.exposed})
     if not roles:
         return
-    table = text_table(["role"])
-    for heading in ("mean wait", "mean transfer", "mean share", "most", "on rank"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = text_table(["role"], ["mean wait", "mean transfer", "mean share", "most", "on rank"])
     wall = sum(rank.wall_ns for rank in ranks)
     alone = _roles_of_one_rank(summary.communication)
     for role in roles:
@@ -249,11 +253,12 @@ def _print_communication(console: Console, rows: Sequence[Communication]) -> Non
     if not any(row.count for row in rows):
         return
     reaches = len({row.inter_node for row in rows if row.group_size != 1}) > 1
-    table = text_table(["role", "operation", *(["nodes"] if reaches else [])])
+    table = text_table(
+        ["role", "operation", *(["nodes"] if reaches else [])],
+        ["n", "calls", "bytes", "p50", "p99", "algbw", "busbw", "exposed", "wait"],
+    )
     if reaches:
         table.padding = (0, 1, 0, 0)  # else the names of operations would be folded in 100 columns
-    for heading in ("n", "calls", "bytes", "p50", "p99", "algbw", "busbw", "exposed", "wait"):
-        table.add_column(heading, justify="right", no_wrap=True)
     alone = sum(row.count for row in rows if row.group_size == 1)
     for row in rows:
         if row.group_size == 1:
@@ -326,11 +331,9 @@ def rank_table(summary: Summary, *, all_ranks: bool) -> tuple[Table, str]:
     gap = " " if len(parts) <= _PARTS_THAT_FIT_ON_ONE_LINE else "\n"
     communicates = any(row.count for row in summary.communication)
     several_hosts = len(summary.run.hosts) > 1
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("rank", justify="right", no_wrap=True)
-    if several_hosts:
-        table.add_column("host", overflow="fold")
-    table.add_column("where", overflow="fold")
+    table = text_table([], ["rank"])
+    for heading in (*(["host"] if several_hosts else []), "where"):
+        table.add_column(heading, overflow="fold")
     for heading in ("step", *parts, "hidden"):
         table.add_column(heading, justify="right", no_wrap=True)
     for rank in shown:
@@ -407,10 +410,9 @@ def module_table(summary: Summary) -> Table | None:
     divisor = max(len(summary.ranks), 1) * max(len(summary.run.steps.used), 1)
     if not rows:
         return None
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("module", overflow="fold")
-    for heading in ("modules", "calls", "forward", "backward", "recompute", "exposed", "median", "p95", "slowest"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = text_table(
+        ["module"], ["modules", "calls", "forward", "backward", "recompute", "exposed", "median", "p95", "slowest"]
+    )
     for row in rows[:MOST_ROWS]:
         table.add_row(
             escape(row.name),

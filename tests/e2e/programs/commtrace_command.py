@@ -11,10 +11,10 @@ import signal
 import sys
 from pathlib import Path
 
-from commtrace.benchmarks import preflight, timing
+from commtrace.benchmarks import device, preflight
 from commtrace.cli.main import main
 
-_TIMED = timing.timed
+_TIMED = device.timed
 _calls = 0
 
 
@@ -43,7 +43,7 @@ if __name__ == "__main__":
     if "RANKS_PER_NODE" in os.environ:
         os.environ["COMMTRACE_NODE_ID"] = f"node{rank // int(os.environ['RANKS_PER_NODE'])}"
     if "FAULT" in os.environ and rank == 1:
-        timing.timed = _timed_until_the_fault
+        device.timed = _timed_until_the_fault
     if os.environ.get("ABSENT") == str(rank):
         sys.exit(0)
     stopped = Path(os.environ.get("PID_FILE", "/nonexistent"))

@@ -55,7 +55,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "benchmarks": BASE | {"launchers", "identity", "analysis"},
     "search": frozenset({"errors", "trace", "analysis", "planning"}),
     "exporters": BASE | {"options", "recorder", "analysis", "live", "redaction", "planning"},
-    "viewer": frozenset({"errors", "trace", "analysis"}),
+    "viewer": frozenset({"errors", "trace", "analysis", "planning"}),
     "cli": BASE
     | {
         "",

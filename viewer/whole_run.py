@@ -12,8 +12,10 @@ from commtrace.analysis.rank_steps import RankSteps, rank_steps
 from commtrace.analysis.stragglers.search import MeasuredWork
 from commtrace.analysis.summary import Summary, SummarySums, measure_summary, summarise_measured
 from commtrace.analysis.windows.run import LargeRun, MeasuredRun, WholeRun
+from commtrace.planning.counted import CountedSteps
 from commtrace.viewer.choice import MOST_STEPS
 from commtrace.viewer.data import Resources
+from commtrace.viewer.expected import count_planned, expected_resources
 from commtrace.viewer.health import health_resources
 from commtrace.viewer.maps import map_resources
 from commtrace.viewer.network import NetworkSums, measure_network, network_resources
@@ -37,13 +39,19 @@ class _Sums:
     summary: SummarySums
     times: RankSteps
     network: NetworkSums
+    counted: CountedSteps
 
     def __add__(self, later: _Sums) -> _Sums:
-        return _Sums(self.summary + later.summary, self.times + later.times, self.network + later.network)
+        return _Sums(
+            self.summary + later.summary,
+            self.times + later.times,
+            self.network + later.network,
+            self.counted + later.counted,
+        )
 
 
 def _measure(analysis: Analysis) -> _Sums:
-    return _Sums(measure_summary(analysis), rank_steps(analysis), measure_network(analysis))
+    return _Sums(measure_summary(analysis), rank_steps(analysis), measure_network(analysis), count_planned(analysis))
 
 
 class SummarisedRun(NamedTuple):
@@ -58,7 +66,7 @@ def summarise_with_views(run: WholeRun | LargeRun, *, is_whole: bool) -> Summari
     """Summarise a run; ``is_whole``: its steps are all that was recorded. ``slowdown_resources`` are not made yet."""
     measured = run.measure(_measure)
     recorded, result = measured.recorded, measured.result
-    times, network, sums = result.times, result.network, result.summary.joined()
+    times, network, counted, sums = result.times, result.network, result.counted, result.summary.joined()
     of_summary = MeasuredRun(recorded, measured.alignment, measured.steps, measured.counts, sums)
     del measured, result  # the parts of the sums can go
     summary = summarise_measured(run, of_summary, is_whole=is_whole)
@@ -67,5 +75,6 @@ def summarise_with_views(run: WholeRun | LargeRun, *, is_whole: bool) -> Summari
         **map_resources(times, sums.work.steps),
         **network_resources(run.aligned, network),
         **health_resources(recorded),
+        **expected_resources(recorded, counted),
     }
     return SummarisedRun(summary, views, sums.work)

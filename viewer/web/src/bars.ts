@@ -24,13 +24,28 @@ export function stackedBar(
   whole: number,
   title: (part: Part) => string = (part) => `${part.name}: ${formatPercent(part.ns / whole)}`,
 ): HTMLElement {
+  return barOf(
+    parts.map((part) => ({ ...part, size: part.ns, title: title(part) })),
+    whole,
+  );
+}
+
+export interface Piece {
+  size: number;
+  colour: string;
+  title: string;
+  hatched?: boolean;
+}
+
+/** A bar whose full width is `whole`, in the unit of its pieces. */
+export function barOf(pieces: readonly Piece[], whole: number): HTMLElement {
   const stack = element("div", "", "stack");
-  for (const part of parts) {
-    if (part.ns <= 0) continue;
-    const piece = element("i", "", part.hatched ? "hatched" : "");
-    piece.style.setProperty("--colour", `var(--${part.colour})`);
-    piece.style.width = `${(100 * part.ns) / whole}%`;
-    piece.title = title(part);
+  for (const { size, colour, title, hatched } of pieces) {
+    if (size <= 0) continue;
+    const piece = element("i", "", hatched ? "hatched" : "");
+    piece.style.setProperty("--colour", `var(--${colour})`);
+    piece.style.width = `${(100 * size) / whole}%`;
+    piece.title = title;
     stack.append(piece);
   }
   return stack;

@@ -48,6 +48,14 @@ export function formatBytes(bytes: Maybe): string {
   return `${significant(size)} ${units[unit]}`;
 }
 
+/** Memory, in units of 1024. */
+export function formatMemory(bytes: number): string {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let [size, unit] = [bytes, 0];
+  for (; size >= 1024 && unit < units.length - 1; unit++) size /= 1024;
+  return `${significant(size)} ${units[unit]}`;
+}
+
 /** A bandwidth given in GB/s, which is bytes per ns. */
 export function formatBandwidth(gbps: Maybe): string {
   if (gbps === null || gbps === undefined) return "–";

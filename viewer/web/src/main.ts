@@ -10,6 +10,7 @@ import { showBudget } from "./panels/budget";
 import { showCommunication } from "./panels/communication";
 import { showComparison } from "./panels/comparison";
 import { showCoverage } from "./panels/coverage";
+import { showExpected } from "./panels/expected";
 import { showExposed } from "./panels/exposed";
 import { showGroups } from "./panels/groups";
 import { showHeader } from "./panels/header";
@@ -74,6 +75,7 @@ async function showRun(source: Source, theme: Theme): Promise<void> {
   await showNetwork(summary, source, theme, showRank);
   await showGroups(source, showRank);
   await showHealth(source, summary);
+  await showExpected(source, summary, showRank);
   await showSlowdown(source, showRank); // minutes of replays where ranks are very many
   if (await showComparison(source)) panel?.offerOther(); // another run may still be read when all else is there
 }

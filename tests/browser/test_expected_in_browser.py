@@ -1,0 +1,78 @@
+"""The section on the plan of a run, beside what it sent: the numbers of ``commtrace plan``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from commtrace.cli.main import app
+from commtrace.synth import Job, synthesize, write
+from tests.browser.test_report_in_browser import Reader
+from tests.browser.test_view_in_browser import serving
+from tests.cli.commands.test_plan import LAYOUT, MODEL, recorded
+
+
+@pytest.fixture
+def reader(browser: Any) -> Iterator[Reader]:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    yield Reader(page)
+    page.close()
+
+
+def printed(*words: str) -> Any:
+    return json.loads(CliRunner().invoke(app, ["plan", *words, "--json"]).stdout)
+
+
+def cells(reader: Reader, table: int) -> list[list[str]]:
+    found: list[list[str]] = (
+        reader.page.locator("#expected table")
+        .nth(table)
+        .locator("tbody tr")
+        .evaluate_all("(rows) => rows.map((row) => [...row.cells].map((cell) => cell.textContent))")
+    )
+    return found
+
+
+def test_the_served_page_has_the_numbers_of_the_plan(reader: Reader, tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", missing="all_gather", model=MODEL, layout=LAYOUT)
+    beside, plan = printed("--against", run), printed(run)
+    with serving({"run": Path(run)}, {}) as server:
+        reader.page.goto(server.address("run"))
+        reader.page.wait_for_selector("html[data-ready]")
+
+        assert reader.page.locator("#expected > p").first.inner_text() == beside["verdict"]
+        assert [(row[1], row[2], int(row[3]), int(row[4]), row[7], row[8]) for row in cells(reader, 0)] == [
+            tuple(row[name] for name in ("role", "operation", "expected_count", "measured_count", "verdict", "reason"))
+            for row in sorted(beside["rows"], key=lambda row: row["verdict"])  # what differs stands first
+        ]
+        memory = plan["stages"][0]["memory"]
+        bar = reader.page.locator("#expected .stack")
+        assert bar.count() == 1
+        widths = bar.locator("i").evaluate_all("(parts) => parts.map((part) => parseFloat(part.style.width))")
+        parts = [memory[f"{name}_bytes"] for name in ("parameters", "gradients", "optimizer", "activations")]
+        assert widths == pytest.approx([100 * part / memory["peak_bytes"] for part in parts], abs=0.01)
+        assert "optimizer: " in bar.get_attribute("aria-label")
+        assert reader.page.get_by_role("button", name="Plan and measurement").is_visible()
+        assert not reader.errors
+
+
+def test_the_report_has_it_too_and_a_run_without_sizes_has_not(reader: Reader, tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", model=MODEL, layout=LAYOUT)
+    write(synthesize(Job(pp=2, steps=3)), tmp_path / "unplanned")
+    for name in ("run", "unplanned"):
+        assert (
+            CliRunner().invoke(app, ["report", str(tmp_path / name), "-o", str(tmp_path / f"{name}.html")]).exit_code
+            == 0
+        )
+
+    reader.load(tmp_path / "run.html")
+    assert reader.page.locator("#expected > p").first.inner_text() == printed("--against", run)["verdict"]
+    reader.load(tmp_path / "unplanned.html")
+
+    assert not reader.page.locator("#expected-section").is_visible()
+    assert not reader.errors

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.trace.spans import Int64
+from commtrace.trace.spans import Bool, Int64
 
 _LARGEST = 2**62
 
@@ -29,11 +29,17 @@ def pack(columns: Sequence[npt.NDArray[np.generic]]) -> Int64:
     return key
 
 
+def run_begins(column: npt.NDArray[np.generic]) -> Bool:
+    """Return where runs of equal values begin, the first value included."""
+    begins = np.ones(len(column), np.bool_)
+    begins[1:] = column[1:] != column[:-1]
+    return begins
+
+
 def numbered(column: npt.NDArray[np.generic]) -> Int64:
     """Return numbers from 0 that are equal exactly where the values are; meant for few distinct values."""
     # Runs of equal values are common (a rank talks to one group for a while), and the rest is soon sorted.
-    changes = np.ones(len(column), np.bool_)
-    changes[1:] = column[1:] != column[:-1]
+    changes = run_begins(column)
     _, number = grouped(column.compress(changes))
     return np.asarray(number[np.cumsum(changes) - 1])
 
@@ -41,10 +47,7 @@ def numbered(column: npt.NDArray[np.generic]) -> Int64:
 def sort_groups(key: npt.NDArray[np.generic]) -> tuple[Int64, Int64]:
     """Return the order that sorts keys, and the begin of each group of equal keys in that order."""
     order = np.argsort(key, kind="stable")
-    changes = np.ones(len(key), np.bool_)
-    ordered = key[order]
-    changes[1:] = ordered[1:] != ordered[:-1]
-    return order, np.flatnonzero(changes)
+    return order, np.flatnonzero(run_begins(key[order]))
 
 
 def grouped(key: npt.NDArray[np.generic]) -> tuple[Int64, Int64]:

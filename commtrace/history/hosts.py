@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from commtrace.analysis.clocks.time_of_day import iso_utc
+from commtrace.analysis.clocks.time_of_day import iso_utc, iso_utc_if_known
 from commtrace.history.store import Entry, is_same_launch
 from commtrace.trace.json_values import JsonObject, fields_to_json
 
@@ -64,7 +64,7 @@ class HostTally:
             **fields_to_json(self),
             "rate": self.rate,
             "largest_cost_ms_per_step": self.largest_cost_ms_per_step,
-            "last_utc": None if self.last_ns is None else iso_utc(self.last_ns),
+            "last_utc": iso_utc_if_known(self.last_ns),
         }
 
 

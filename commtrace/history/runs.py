@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from commtrace.analysis.clocks.time_of_day import iso_utc
+from commtrace.analysis.clocks.time_of_day import iso_utc_if_known
 from commtrace.errors import CommtraceError, RunNotFoundError, TraceFormatError
 from commtrace.history.facts import RUNNING, RunFacts, facts_of, fingerprint, read_facts
 from commtrace.history.store import Entry, HistoryError, RunHistory
@@ -57,8 +57,8 @@ def _facts_to_json(facts: RunFacts) -> JsonObject:
         del parts[name]
     return {
         **parts,
-        "started_utc": _iso(facts.started_ns),
-        "ended_utc": _iso(facts.ended_ns),
+        "started_utc": iso_utc_if_known(facts.started_ns),
+        "ended_utc": iso_utc_if_known(facts.ended_ns),
         "duration_ns": facts.duration_ns,
         "steps": facts.steps,
     }
@@ -67,11 +67,7 @@ def _facts_to_json(facts: RunFacts) -> JsonObject:
 def _verdict_to_json(verdict: RunVerdict) -> JsonObject:
     parts = fields_to_json(verdict)
     del parts["judged_ns"]
-    return {**parts, "judged_utc": _iso(verdict.judged_ns)}
-
-
-def _iso(epoch_ns: int | None) -> str | None:
-    return None if epoch_ns is None else iso_utc(epoch_ns)
+    return {**parts, "judged_utc": iso_utc_if_known(verdict.judged_ns)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 from commtrace.analysis.communication.bandwidth import bus_factor
 from commtrace.planning.layout import Layout
-from commtrace.planning.model import Model
+from commtrace.planning.model import Model, padded
 from commtrace.planning.parameters import Parameter, chunk_parameters, stage_parameters
 from commtrace.trace.json_values import JsonObject, fields_to_json
 
@@ -223,7 +223,7 @@ def bucket_elements(
             buckets.append(filled)
             filled = 0
         if layout.distributed_optimizer:
-            filled = _padded(filled, _PARAMETER_ALIGNMENT)
+            filled = padded(filled, _PARAMETER_ALIGNMENT)
         filled += parameter.elements
         if is_alone or (is_divided and filled >= largest):
             buckets.append(filled)
@@ -232,11 +232,7 @@ def bucket_elements(
         buckets.append(filled)
     if not layout.distributed_optimizer:
         return tuple(buckets)
-    return tuple(_padded(elements, lcm(group_size, _BUCKET_ALIGNMENT)) for elements in buckets)
-
-
-def _padded(elements: int, unit: int) -> int:
-    return -(-elements // unit) * unit
+    return tuple(padded(elements, lcm(group_size, _BUCKET_ALIGNMENT)) for elements in buckets)
 
 
 def total_bytes(traffic: Iterable[Traffic]) -> tuple[int, int]:

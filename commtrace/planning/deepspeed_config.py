@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import ZeroOptions
@@ -12,7 +14,7 @@ from commtrace.planning.layout import ZeroOptions
 _SMALL_TYPES: Final = {"fp16": 2, "bf16": 2, "bfloat16": 2, "fp32": 4}
 
 
-def deepspeed_layout(config: Mapping[str, Any], layout: Mapping[str, Any]) -> dict[str, Any]:
+def deepspeed_layout(config: Mapping[str, object], layout: Mapping[str, object]) -> dict[str, object]:
     """Return the fields of a layout that a configuration sets, over those of ``layout``.
 
     Args:
@@ -29,14 +31,17 @@ def deepspeed_layout(config: Mapping[str, Any], layout: Mapping[str, Any]) -> di
     stage = _number(zero, "stage", 0)
     is_half = any(_is_enabled(config, name) for name in ("fp16", "bf16", "bfloat16"))
     given = {name: _value(zero, name) for name in named & set(zero)}
-    options = {"overlap_comm": stage == 3, "check_overflow": stage < 3, **given}
+    try:
+        options = msgspec.convert({"overlap_comm": stage == 3, "check_overflow": stage < 3, **given}, ZeroOptions)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"zero_optimization: {error}") from error
     parameter_bytes = 2 if is_half else 4
     communication = config.get("communication_data_type")
     return {
         **layout,
-        **_batch(config, int(layout.get("dp", 1))),
+        **_batch(config, _number(layout, "dp", 1)),
         "zero_stage": stage,
-        "zero": asdict(ZeroOptions(**options)),
+        "zero": asdict(options),
         "parameter_bytes": parameter_bytes,
         "gradient_bytes": parameter_bytes if communication is None else _bytes_of(str(communication)),
         "optimizer_bytes": 12 if is_half else 8,
@@ -44,7 +49,7 @@ def deepspeed_layout(config: Mapping[str, Any], layout: Mapping[str, Any]) -> di
     }
 
 
-def _batch(config: Mapping[str, Any], dp: int) -> dict[str, int]:
+def _batch(config: Mapping[str, object], dp: int) -> dict[str, int]:
     """Return the microbatch and their number: train_batch_size is their product with dp."""
     whole = _number(config, "train_batch_size", 0)
     microbatch = _number(config, "train_micro_batch_size_per_gpu", 0)
@@ -61,7 +66,7 @@ def _batch(config: Mapping[str, Any], dp: int) -> dict[str, int]:
     return {"microbatch": microbatch, "microbatches": steps}
 
 
-def _value(values: Mapping[str, Any], name: str) -> Any:
+def _value(values: Mapping[str, object], name: str) -> object:
     value = values[name]
     if value == "auto":
         raise ConfigurationError(f'{name} is "auto", which the trainer decides: give the number it will have')
@@ -69,14 +74,14 @@ def _value(values: Mapping[str, Any], name: str) -> Any:
     return int(value) if isinstance(value, float) else value
 
 
-def _number(values: Mapping[str, Any], name: str, default: int) -> int:
+def _number(values: Mapping[str, object], name: str, default: int) -> int:
     value = _value(values, name) if name in values else default
     if not isinstance(value, int):
         raise ConfigurationError(f"{name} is {value!r}: give a number")
     return value
 
 
-def _is_enabled(config: Mapping[str, Any], name: str) -> bool:
+def _is_enabled(config: Mapping[str, object], name: str) -> bool:
     part = config.get(name, {})
     return isinstance(part, Mapping) and bool(part.get("enabled", False))
 

@@ -8,7 +8,7 @@ from math import lcm
 from typing import Literal, TypeAlias
 
 from commtrace.errors import ConfigurationError
-from commtrace.planning.model import Model
+from commtrace.planning.model import Model, padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +113,10 @@ class Layout:
         for name in ("heads", "query_groups", "vocabulary", "ffn"):
             if getattr(model, name) % self.tp:
                 unit = lcm(self.tp, 128) if name == "vocabulary" else self.tp
-                padded = -(-getattr(model, name) // unit) * unit
+                whole = padded(getattr(model, name), unit)
                 raise ConfigurationError(
                     f"{name} ({getattr(model, name)}) is no multiple of tp ({self.tp}): "
-                    f"lower tp, or change {name} to {padded}"
+                    f"lower tp, or change {name} to {whole}"
                 )
         if model.sequence % (self.cp * (self.tp if self.sequence_parallel else 1)):
             raise ConfigurationError(

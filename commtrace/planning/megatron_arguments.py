@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple, NoReturn
 
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import Layout
-from commtrace.planning.model import Model
+from commtrace.planning.model import Model, padded
 
 _NOT_PLANNED: Final = {
     "--cpu-offloading", "--data-parallel-sharding-strategy", "--fp8-format", "--fp8-param-gather",
@@ -135,7 +135,7 @@ def _model(parsed: argparse.Namespace) -> Model:
         hidden=hidden,
         heads=parsed.num_attention_heads,
         sequence=parsed.seq_length,
-        vocabulary=-(-parsed.vocab_size // unit) * unit,
+        vocabulary=padded(parsed.vocab_size, unit),
         tokenizer_vocabulary=parsed.vocab_size,
         ffn=parsed.ffn_hidden_size or (8 * hidden // 3 // 64 * 64 if is_gated else 4 * hidden),
         query_groups=parsed.num_query_groups if parsed.group_query_attention else 0,

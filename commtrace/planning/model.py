@@ -80,3 +80,8 @@ class Model:
 
     def has_experts(self, layer: int) -> bool:
         return self.experts > 0 and layer % self.moe_every == 0
+
+
+def padded(elements: int, unit: int) -> int:
+    """Return the next multiple of a unit."""
+    return -(-elements // unit) * unit

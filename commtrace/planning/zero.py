@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from commtrace.planning.communication import GRADIENT_NORM, Basis, Traffic, When
 from commtrace.planning.layout import Layout, ZeroOptions
-from commtrace.planning.model import Model
+from commtrace.planning.model import Model, padded
 from commtrace.planning.parameters import stage_parameters
 
 GATHERED_AGAIN: Final = "parameters, once more"
@@ -97,7 +97,7 @@ def _stages_1_and_2(job: ZeroJob) -> Iterator[Traffic]:
     yield _row(job, "all_reduce", "overflow", "step", int(options.check_overflow), _OVERFLOW_BYTES)
     yield _row(job, "all_reduce", GRADIENT_NORM, "step", len(job.of_groups()), _NORM_BYTES)
     for group in job.of_groups():
-        flat = _padded(sum(job.elements[tensor] for tensor in group), _START_ALIGNMENT * job.ranks)
+        flat = padded(sum(job.elements[tensor] for tensor in group), _START_ALIGNMENT * job.ranks)
         yield _row(job, "all_gather", "parameters", "step", 1, job.parameter_bytes * flat)
 
 
@@ -107,7 +107,7 @@ def _of_owners(job: ZeroJob, bucket: Iterable[int]) -> Counter[int]:
     owned: Counter[int] = Counter()
     for group in job.of_groups():
         sizes = [job.elements[tensor] for tensor in group]
-        part = _padded(sum(sizes), _START_ALIGNMENT * job.ranks) // job.ranks
+        part = padded(sum(sizes), _START_ALIGNMENT * job.ranks) // job.ranks
         for tensor, (begin, end) in zip(group, pairwise(accumulate(sizes, initial=0)), strict=True):
             while tensor in wanted and begin < end:
                 stop = min(end, (begin // part + 1) * part)
@@ -123,17 +123,17 @@ def _stage_3(job: ZeroJob) -> Iterator[Traffic]:
     stays_live = sum(others) <= min(options.stage3_max_live_parameters, options.stage3_max_reuse_distance)
     basis: Basis = "counted" if stays_live else "estimate"
     for gathered in _gathers(others, options.stage3_prefetch_bucket_size):
-        size = job.parameter_bytes * sum(_padded(elements, job.ranks) for elements in gathered)
+        size = job.parameter_bytes * sum(padded(elements, job.ranks) for elements in gathered)
         yield _row(job, "all_gather", "parameters", "forward", m, size, basis)
         if not stays_live:
             yield _row(job, "all_gather", GATHERED_AGAIN, "backward", m, size, basis)
     operation = "reduce_scatter" if options.reduce_scatter else "all_reduce"
     for bucket in _buckets(job.elements, list(reversed(range(len(job.elements)))), options.reduce_bucket_size):
-        size = job.gradient_bytes * sum(_padded(job.elements[tensor], job.ranks) for tensor in bucket)
+        size = job.gradient_bytes * sum(padded(job.elements[tensor], job.ranks) for tensor in bucket)
         yield _row(job, operation, "gradients", "backward", m, size)
     yield _row(job, "all_reduce", GRADIENT_NORM, "step", len(job.of_groups()), _STAGE_3_NORM_BYTES)
     for elements, count in sorted(Counter(persistent).items()):
-        size = job.parameter_bytes * _padded(elements, job.ranks)
+        size = job.parameter_bytes * padded(elements, job.ranks)
         yield _row(job, "all_gather", "persistent parameters", "step", count, size)
 
 
@@ -161,7 +161,3 @@ def _gathers(elements: Iterable[int], enough: int) -> Iterator[list[int]]:
             gathered = []
     if gathered:
         yield gathered
-
-
-def _padded(elements: int, unit: int) -> int:
-    return -(-elements // unit) * unit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from commtrace.errors import ConfigurationError
 from commtrace.plots.style import COLOURS, SMALL, Plot, heat_colours, new_plot
 from commtrace.trace.inputs import printable
 from commtrace.trace.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SLOWNESS: Final = "slowness"
 """The value that needs a replay of the steps."""
@@ -122,37 +125,45 @@ def draw_heat_map(
     title = f"{recorded.any_metadata.run_id} · {value} of ranks by {rows} and {columns}"
     height = min(max(0.24 * len(grid.rows), 0.8), 12) + 1.3
     with new_plot(height, title, caption) as (plot, axes):
-        shown = np.ma.masked_invalid(grid.values)
-        low, high = _colour_range(grid.values, quantity)
-        colours = heat_colours()
-        mesh = axes.pcolormesh(
-            np.arange(len(grid.columns) + 1) - 0.5,
-            np.arange(len(grid.rows) + 1) - 0.5,
-            shown,
-            cmap=colours.reversed() if quantity.low_is_bad else colours,
-            vmin=low,
-            vmax=high,
-            edgecolors=COLOURS["surface"],
-            linewidth=0.5 if grid.values.size <= _MOST_VECTORS else 0,
-            rasterized=grid.values.size > _MOST_VECTORS,
-        )
-        axes.set_facecolor(COLOURS["row"])
-        axes.invert_yaxis()
-        _label(axes.set_yticks, grid.rows)
-        _label(axes.set_xticks, grid.columns)
-        axes.tick_params(length=0)
-        axes.tick_params(axis="x", labelcolor=COLOURS["text"])
-        axes.spines[:].set_visible(False)
-        bar = axes.figure.colorbar(mesh, ax=axes, label=quantity.label, pad=0.01, fraction=0.03)
-        bar.outline.set_visible(False)
-        if grid.values.size <= _MOST_NUMBERED and len(grid.columns) <= _MOST_COLUMNS_NUMBERED:
-            of_cell = mesh.to_rgba(grid.values)
-            for (row, column), number in np.ndenumerate(grid.values):
-                if not np.isnan(number):
-                    red, green, blue, _ = of_cell[row, column]
-                    ink = "#1b1b1b" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "#ffffff"
-                    axes.text(column, row, f"{number:.4g}", ha="center", va="center", fontsize=SMALL, color=ink)
+        _draw(axes, grid, quantity)
     return plot
+
+
+def _draw(axes: Axes, grid: _Grid, quantity: _Quantity) -> None:
+    shown = np.ma.masked_invalid(grid.values)
+    low, high = _colour_range(grid.values, quantity)
+    colours = heat_colours()
+    mesh = axes.pcolormesh(
+        np.arange(len(grid.columns) + 1) - 0.5,
+        np.arange(len(grid.rows) + 1) - 0.5,
+        shown,
+        cmap=colours.reversed() if quantity.low_is_bad else colours,
+        vmin=low,
+        vmax=high,
+        edgecolors=COLOURS["surface"],
+        linewidth=0.5 if grid.values.size <= _MOST_VECTORS else 0,
+        rasterized=grid.values.size > _MOST_VECTORS,
+    )
+    axes.set_facecolor(COLOURS["row"])
+    axes.invert_yaxis()
+    _label(axes.set_yticks, grid.rows)
+    _label(axes.set_xticks, grid.columns)
+    axes.tick_params(length=0)
+    axes.tick_params(axis="x", labelcolor=COLOURS["text"])
+    axes.spines[:].set_visible(False)
+    bar = axes.figure.colorbar(mesh, ax=axes, label=quantity.label, pad=0.01, fraction=0.03)
+    bar.outline.set_visible(False)
+    if grid.values.size <= _MOST_NUMBERED and len(grid.columns) <= _MOST_COLUMNS_NUMBERED:
+        _number(axes, grid, mesh.to_rgba(grid.values))
+
+
+def _number(axes: Axes, grid: _Grid, colours: Float64) -> None:
+    """Write the value of every cell on its colour, in an ink that can be read there."""
+    for (row, column), number in np.ndenumerate(grid.values):
+        if not np.isnan(number):
+            red, green, blue, _ = colours[row, column]
+            ink = "#1b1b1b" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "#ffffff"
+            axes.text(column, row, f"{number:.4g}", ha="center", va="center", fontsize=SMALL, color=ink)
 
 
 def _quantity(value: str, recorded: Run, alignment: Alignment, work: StepStatistics | None) -> _Quantity:

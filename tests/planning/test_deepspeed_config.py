@@ -62,6 +62,8 @@ def test_what_is_left_out_follows(config: dict[str, Any], expected: dict[str, in
         ({"train_batch_size": "auto"}, 'train_batch_size is "auto"'),
         ({"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}, 'reduce_bucket_size is "auto"'),
         ({"zero_optimization": {"stage": "two"}}, "stage is 'two': give a number"),
+        ({"zero_optimization": {"reduce_bucket_size": "many"}}, r"zero_optimization: .* `\$.reduce_bucket_size`"),
+        ({"zero_optimization": {"reduce_bucket_size": -1}}, "zero_optimization: reduce_bucket_size is -1"),
         ({"zero_optimization": True}, "zero_optimization is True"),
         ({"communication_data_type": "int8"}, "communication_data_type is int8"),
     ],

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.keys import numbered, pack, sort_groups
+from commtrace.analysis.keys import numbered, pack, run_begins, sort_groups
 from commtrace.analysis.matching.operations import SYNCHRONISING, named, unfinished_rows_of
 from commtrace.analysis.statistics import MAD_TO_SIGMA
 from commtrace.trace import schema
@@ -69,7 +69,7 @@ def observe(run: Run, keys: Sequence[tuple[str, str]]) -> Observations:
     bucket = pack((numbered(group), seq))
     order = np.lexsort((end, clock, bucket))
     bucket, clock, start, end, step = bucket[order], clock[order], start[order], end[order], step[order]
-    begins = np.flatnonzero(_changes(bucket) | _changes(clock))
+    begins = np.flatnonzero(run_begins(bucket) | run_begins(clock))
     last_start = np.maximum.reduceat(start, begins) if len(begins) else start
     first_end = end[begins]
     middle = (begins + np.append(begins[1:], len(end)) - 1) // 2  # lower median: ends are seen late, never early
@@ -78,12 +78,6 @@ def observe(run: Run, keys: Sequence[tuple[str, str]]) -> Observations:
     b = a + 1
     least, most = last_start[a] - first_end[b], first_end[a] - last_start[b]
     return Observations(clock[a], clock[b], end[a], end[b], least, most, step[a])
-
-
-def _changes(values: Int64) -> npt.NDArray[np.bool_]:
-    changes = np.ones(len(values), np.bool_)
-    changes[1:] = values[1:] != values[:-1]
-    return changes
 
 
 def _collectives(run: Run, keys: Sequence[tuple[str, str]]) -> tuple[Int64, ...]:

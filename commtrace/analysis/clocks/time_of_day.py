@@ -52,6 +52,10 @@ def iso_utc(epoch_ns: int) -> str:
     return _utc(epoch_ns).isoformat(timespec="milliseconds")
 
 
+def iso_utc_if_known(epoch_ns: int | None) -> str | None:
+    return None if epoch_ns is None else iso_utc(epoch_ns)
+
+
 def clock_time(epoch_ns: int) -> str:
     """Return ``14:03:22 UTC``."""
     return f"{_utc(epoch_ns):%H:%M:%S} UTC"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -105,7 +105,8 @@ def _in_flight(run: Run, arrivals: Mapping[int, RankArrivals]) -> Run:
 
 
 def _unfinished(trace: RankTrace, in_flight: Sequence[InFlight], names: list[str]) -> RankTrace:
-    rows: list[dict[str, Any]] = [
+    numbers = [-2 - position for position in range(len(in_flight))]
+    rows: list[dict[str, object]] = [
         {
             "kind": schema.P2P if one.is_p2p else schema.COLLECTIVE,
             "name": one.operation,
@@ -116,11 +117,9 @@ def _unfinished(trace: RankTrace, in_flight: Sequence[InFlight], names: list[str
             "seq": one.seq,
             "bytes": one.num_bytes,
             "peer": one.peer,
-            "id": -2 - position,
+            "id": number,
             **({"dtype": one.dtype} if one.dtype else {}),
         }
-        for position, one in enumerate(in_flight)
+        for number, one in zip(numbers, in_flight, strict=True)
     ]
-    return replace(
-        trace, spans=Spans.from_rows(rows, names), details={row["id"]: '{"unfinished":true}' for row in rows}
-    )
+    return replace(trace, spans=Spans.from_rows(rows, names), details=dict.fromkeys(numbers, '{"unfinished":true}'))

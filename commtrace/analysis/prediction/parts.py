@@ -114,31 +114,7 @@ def _lane(recorded: RecordedSteps, durations: Durations, times: Int64, index: in
     rows = rows[np.lexsort((-spans.end[rows], spans.start[rows]))]
     if len(rows):
         rows = rows[np.append(True, spans.start[rows][1:] >= np.maximum.accumulate(spans.end[rows])[:-1])]
-    names = [run.names[code] if code >= 0 else "" for code in spans.name[rows].tolist()]
-    actions = tuple(
-        Action(_letter(kind, name), microbatch, max(chunk, 0))
-        for kind, name, microbatch, chunk in zip(
-            spans.kind[rows].tolist(), names, spans.microbatch[rows].tolist(), spans.chunk[rows].tolist(), strict=True
-        )
-    )
-    if not {FORWARD, BACKWARD} <= {_plain(action.letter) for action in actions}:
-        raise ConfigurationError(
-            f"rank {rank} recorded no forwards and backwards in step {number}, so its schedule cannot be changed. "
-            "Record the run in a framework whose microbatches commtrace knows: Megatron, DeepSpeed, "
-            "torch.distributed.pipelining."
-        )
-    if any(action.microbatch < 0 for action in actions):
-        if sum(action.letter == FORWARD for action in actions) > 1:
-            raise ConfigurationError(
-                f"rank {rank} recorded forwards without the numbers of their microbatches in step {number}, so the "
-                "schedule cannot be changed"
-            )
-        actions = tuple(action._replace(microbatch=0) for action in actions)
-    if len(set(actions)) < len(actions):
-        raise ConfigurationError(
-            f"rank {rank} recorded a forward or backward of one microbatch twice in step {number}, so the schedule "
-            "cannot be changed"
-        )
+    actions = _actions(run, rank, number, rows)
     begin, end = spans.start[rows] - origin, spans.end[rows] - origin
     lane = lane_times(recorded, durations.piece_ns, times, index, step)
     begins, ends = lane.at(begin), lane.at(end, before=True)
@@ -166,6 +142,37 @@ def _lane(recorded: RecordedSteps, durations: Durations, times: Int64, index: in
         transfer_ns=_usual_transfer(recorded, durations, rank, step),
         lane=lane,
     )
+
+
+def _actions(run: Run, rank: int, step: int, rows: Int64) -> tuple[Action, ...]:
+    """Return the forwards and backwards in these rows. Raise ConfigurationError if they cannot be put in order."""
+    spans = run.ranks[rank].spans
+    names = [run.names[code] if code >= 0 else "" for code in spans.name[rows].tolist()]
+    actions = tuple(
+        Action(_letter(kind, name), microbatch, max(chunk, 0))
+        for kind, name, microbatch, chunk in zip(
+            spans.kind[rows].tolist(), names, spans.microbatch[rows].tolist(), spans.chunk[rows].tolist(), strict=True
+        )
+    )
+    if not {FORWARD, BACKWARD} <= {_plain(action.letter) for action in actions}:
+        raise ConfigurationError(
+            f"rank {rank} recorded no forwards and backwards in step {step}, so its schedule cannot be changed. "
+            "Record the run in a framework whose microbatches commtrace knows: Megatron, DeepSpeed, "
+            "torch.distributed.pipelining."
+        )
+    if any(action.microbatch < 0 for action in actions):
+        if sum(action.letter == FORWARD for action in actions) > 1:
+            raise ConfigurationError(
+                f"rank {rank} recorded forwards without the numbers of their microbatches in step {step}, so the "
+                "schedule cannot be changed"
+            )
+        actions = tuple(action._replace(microbatch=0) for action in actions)
+    if len(set(actions)) < len(actions):
+        raise ConfigurationError(
+            f"rank {rank} recorded a forward or backward of one microbatch twice in step {step}, so the schedule "
+            "cannot be changed"
+        )
+    return actions
 
 
 def _recomputed(

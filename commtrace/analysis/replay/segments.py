@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.breakdown.intervals import IntervalUnion, begun_at, union
-from commtrace.analysis.keys import concatenated_ranges, grouped, pack
+from commtrace.analysis.keys import concatenated_ranges, grouped, pack, run_begins
 from commtrace.analysis.matching.operations import unfinished_ids
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
@@ -184,13 +184,13 @@ def find_segments(
     """
     inside = phases.intervals.of_begun(pieces.phase + 1, pieces.start) >= 0
     number = (pieces.phase + 1) * 2 + inside
-    opens = _changes(number) | _changes(pieces.interval)
+    opens = run_begins(number) | run_begins(pieces.interval)
     first = np.flatnonzero(opens)
     instances = _Instances.of(first, inside[first], pieces, intervals, stalls, phases)
     instance = np.cumsum(opens) - 1
     ordinal = pieces.stalls - instances.stalls_before[instance]
 
-    heads = opens | _changes(ordinal)
+    heads = opens | run_begins(ordinal)
     head = np.flatnonzero(heads)
     instance = instance[head]
     row = phases.row[np.maximum(instances.phase, 0)] if len(phases.row) else np.zeros(len(first), np.int64)
@@ -213,12 +213,6 @@ def find_segments(
 def narrow(numbers: npt.NDArray[np.integer]) -> Int32:
     """Return ranks, steps or counts as 32 bits: there are never 2³¹ of them."""
     return numbers.astype(np.int32)
-
-
-def _changes(values: Int64) -> Bool:
-    changes = np.ones(len(values), np.bool_)
-    changes[1:] = values[1:] != values[:-1]
-    return changes
 
 
 class _Instances(NamedTuple):

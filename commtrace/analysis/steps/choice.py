@@ -205,11 +205,6 @@ def _in_or_between(spans: Spans, used: Sequence[int]) -> Bool:
     return np.asarray(chosen)
 
 
-def restrict(run: Run, matches: Matches, choice: StepChoice) -> tuple[Run, Matches]:
-    """Return only the ranks and the rows of the chosen steps, matched as before."""
-    return select(run, matches, rows_of_steps(run, choice))
-
-
 def select(run: Run, matches: Matches, rows: Mapping[int, Bool | slice]) -> tuple[Run, Matches]:
     """Return only these rows of these ranks, matched as before."""
     taken = {rank: chosen if isinstance(chosen, slice) else contiguous(chosen) for rank, chosen in rows.items()}

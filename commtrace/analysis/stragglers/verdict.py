@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Final, NamedTuple
 
-from commtrace.analysis.clocks.time_of_day import iso_utc
+from commtrace.analysis.clocks.time_of_day import iso_utc_if_known
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import Run
 
@@ -68,8 +68,8 @@ class Stretch(NamedTuple):
             "first": self.first,
             "last": self.last,
             "cost_ms_per_step": self.cost_ms_per_step,
-            "since_utc": _iso(self.since_ns),
-            "until_utc": _iso(self.until_ns),
+            "since_utc": iso_utc_if_known(self.since_ns),
+            "until_utc": iso_utc_if_known(self.until_ns),
         }
 
 
@@ -104,11 +104,7 @@ class Verdict:
         fields = asdict(self)
         del fields["since_ns"]
         stretches = [stretch.to_json() for stretch in self.stretches]
-        return {**fields, "stretches": stretches, "since_utc": _iso(self.since_ns)}
-
-
-def _iso(epoch_ns: int | None) -> str | None:
-    return None if epoch_ns is None else iso_utc(epoch_ns)
+        return {**fields, "stretches": stretches, "since_utc": iso_utc_if_known(self.since_ns)}
 
 
 def format_cause(cause: str) -> str:

@@ -15,7 +15,8 @@ from commtrace.analysis.steps.choice import (
     StepChoice,
     choose_steps,
     load_window,
-    restrict,
+    rows_of_steps,
+    select,
     whole_recording_as_step,
     without_torn_steps,
 )
@@ -166,7 +167,7 @@ def test_only_rows_of_the_chosen_steps_are_kept_with_their_matches() -> None:
     run = PipelineJob(2, 3, steps=4).run()
     matches = match(run)
     choice = choose_steps(run, keep_warm_up=False)
-    kept, kept_matches = restrict(run, matches, choice)
+    kept, kept_matches = select(run, matches, rows_of_steps(run, choice))
     for rank, trace in kept.ranks.items():
         assert set(trace.spans.step.tolist()) == {1, 2, 3}
         rows = run.ranks[rank].spans.step > 0

@@ -1,7 +1,7 @@
 """Perfetto's native trace format, for https://ui.perfetto.dev; needs the ``perfetto`` package.
 
 Unlike :mod:`commtrace.exporters.chrome_trace`, it has tracks that are no threads and keep their order, one colour for a
-collective on all ranks, and exact nanoseconds.
+collective on all ranks, and exact nanoseconds. Strings are interned: each is written once, and slices refer to it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import IO, Final
+from types import ModuleType
+from typing import IO, Any, Final
 
 from commtrace.analysis.timeline import Outline, StepBoxes
 from commtrace.errors import ConfigurationError
@@ -20,6 +21,11 @@ INSTALL: Final = "pip install 'perfetto>=0.12'"
 
 _SEQUENCE: Final = 1
 _ROOT_TRACK: Final = 0
+
+_NAMES: Final = "event_names"
+_CATEGORIES: Final = "event_categories"
+_ANNOTATIONS: Final = "debug_annotation_names"
+_VALUES: Final = "debug_annotation_string_values"
 
 
 def is_available() -> bool:
@@ -48,6 +54,8 @@ class _Writer:
         self._protocol = protocol
         self._builder = StreamingTraceProtoBuilder(file)
         self._words = words
+        self._strings = _Strings(protocol)
+        self._is_empty = True
         self._uuids = count(1)
         self._num_slices = 0
 
@@ -105,15 +113,19 @@ class _Writer:
             one.start,
             track_uuid=uuid,
             type=self._protocol.TrackEvent.TYPE_SLICE_BEGIN,
-            name=self._words.name(one),
-            categories=[self._words.category(one)],
+            name_iid=self._strings.number(_NAMES, self._words.name(one)),
+            category_iids=[self._strings.number(_CATEGORIES, self._words.category(one))],
             debug_annotations=[self._annotation(*item) for item in self._words.arguments(one).items()],
             **same_everywhere,
         )
 
     def _annotation(self, name: str, value: str | int) -> object:
-        field = "string_value" if isinstance(value, str) else "int_value"
-        return self._protocol.DebugAnnotation(name=name, **{field: value})
+        number = self._strings.number(_ANNOTATIONS, name)
+        if isinstance(value, str):
+            return self._protocol.DebugAnnotation(
+                name_iid=number, string_value_iid=self._strings.number(_VALUES, value)
+            )
+        return self._protocol.DebugAnnotation(name_iid=number, int_value=value)
 
     def _counter(self, parent: int, name: str, unit: str, samples: Iterable[Sample], order: int) -> None:
         descriptor = self._protocol.CounterDescriptor
@@ -132,7 +144,37 @@ class _Writer:
         self._packet(timestamp=time, track_event=self._protocol.TrackEvent(**event))
 
     def _packet(self, **fields: object) -> None:
-        self._builder.write_packet(self._protocol.TracePacket(trusted_packet_sequence_id=_SEQUENCE, **fields))
+        packet = self._protocol.TracePacket(trusted_packet_sequence_id=_SEQUENCE, **fields)
+        # A reader skips packets that refer to strings until it knows where the strings of the sequence begin.
+        packet.sequence_flags = self._protocol.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
+        if self._is_empty:
+            packet.sequence_flags = self._protocol.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
+            self._is_empty = False
+        self._strings.move_new(packet)
+        self._builder.write_packet(packet)
+
+
+class _Strings:
+    """Numbers strings from 1, in each field of Perfetto's ``InternedData``; keeps those that no packet has yet."""
+
+    def __init__(self, protocol: ModuleType) -> None:
+        self._numbers: dict[str, dict[str, int]] = {_NAMES: {}, _CATEGORIES: {}, _ANNOTATIONS: {}, _VALUES: {}}
+        self._new = protocol.InternedData()
+
+    def number(self, field: str, text: str) -> int:
+        """Return the number of a string that one of the next packets refers to."""
+        numbers = self._numbers[field]
+        if text not in numbers:
+            numbers[text] = len(numbers) + 1
+            content: dict[str, str | bytes] = {"str": text.encode()} if field == _VALUES else {"name": text}
+            getattr(self._new, field).add(iid=numbers[text], **content)
+        return numbers[text]
+
+    def move_new(self, packet: Any) -> None:
+        """Move the strings that no packet has yet to this one, which may refer to them itself."""
+        if self._new.ListFields():
+            packet.interned_data.CopyFrom(self._new)
+            self._new.Clear()
 
 
 def _closed_by(time: int, open_ends: list[int]) -> Iterator[int]:

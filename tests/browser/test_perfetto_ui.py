@@ -73,6 +73,8 @@ def test_the_perfetto_ui_reads_every_slice_and_arrow(page: Any) -> None:
     arrived = query("select distinct s.name from flow join slice s on s.id = flow.slice_in order by 1")
     assert arrived == [["recv"], ["transfer"]]
     assert query("select distinct int_value from args where key in ('args.transfer_ns', 'debug.transfer_ns')")
+    groups = "select distinct string_value from args where key in ('args.group', 'debug.group') order by 1"
+    assert query(groups) == [["dp · 0, 1"], ["dp · 2, 3"], ["mp · 0–3"], ["pp · 0, 2"], ["pp · 1, 3"]]
 
 
 def test_the_perfetto_ui_shows_a_process_per_rank(page: Any) -> None:

@@ -32,6 +32,11 @@ def exported(protocol: Any, run: Run, directory: Path) -> Any:
     return protocol.Trace.FromString(output.read_bytes())
 
 
+def strings(trace: Any, field: str, text: str = "name") -> dict[int, Any]:
+    """The interned strings of a field by number."""
+    return {one.iid: getattr(one, text) for packet in trace.packet for one in getattr(packet.interned_data, field)}
+
+
 def descriptors(trace: Any) -> dict[int, Any]:
     return {
         packet.track_descriptor.uuid: packet.track_descriptor
@@ -79,11 +84,12 @@ def test_every_slice_that_begins_ends_and_the_innermost_ends_first(protocol: Any
     trace = exported(protocol, a_job(), tmp_path)
     open_slices: dict[int, list[str]] = defaultdict(list)
     last: dict[int, int] = {}
+    names = strings(trace, "event_names")
 
     for packet in trace.packet:
         event = packet.track_event
         if event.type == protocol.TrackEvent.TYPE_SLICE_BEGIN:
-            open_slices[event.track_uuid].append(event.name)
+            open_slices[event.track_uuid].append(names[event.name_iid])
         elif event.type == protocol.TrackEvent.TYPE_SLICE_END:
             open_slices[event.track_uuid].pop()
         if packet.HasField("track_event"):
@@ -94,13 +100,15 @@ def test_every_slice_that_begins_ends_and_the_innermost_ends_first(protocol: Any
 
 
 def test_both_ends_of_a_message_share_a_flow_and_a_collective_a_correlation(protocol: Any, tmp_path: Path) -> None:
-    events = [packet.track_event for packet in exported(protocol, a_job(), tmp_path).packet]
+    trace = exported(protocol, a_job(), tmp_path)
+    events = [packet.track_event for packet in trace.packet]
+    names = strings(trace, "event_names")
 
     begun = [flow for event in events for flow in event.flow_ids]
     ended = [flow for event in events for flow in event.terminating_flow_ids]
     correlated = defaultdict(int)
     for event in events:
-        if event.name == "all_reduce":
+        if names.get(event.name_iid) == "all_reduce":
             correlated[event.correlation_id] += 1
 
     assert sorted(begun) == sorted(ended)
@@ -109,16 +117,50 @@ def test_both_ends_of_a_message_share_a_flow_and_a_collective_a_correlation(prot
 
 
 def test_slices_carry_what_is_known_about_them(protocol: Any, tmp_path: Path) -> None:
-    events = [packet.track_event for packet in exported(protocol, a_job(), tmp_path).packet]
+    trace = exported(protocol, a_job(), tmp_path)
+    names, keys = strings(trace, "event_names"), strings(trace, "debug_annotation_names")
+    categories, values = (
+        strings(trace, "event_categories"),
+        strings(trace, "debug_annotation_string_values", "str"),
+    )
 
-    send = next(event for event in events if event.name == "send")
-    annotations = {one.name: one.string_value or one.int_value for one in send.debug_annotations}
+    send = next(packet.track_event for packet in trace.packet if names.get(packet.track_event.name_iid) == "send")
+    annotations = {
+        keys[one.name_iid]: values[one.string_value_iid].decode() if one.string_value_iid else one.int_value
+        for one in send.debug_annotations
+    }
 
-    assert list(send.categories) == ["communication"]
+    assert [categories[number] for number in send.category_iids] == ["communication"]
     assert annotations["bytes"] == 1024
     assert annotations["dtype"] == "float32"
     assert annotations["group"] == "pp · 0, 2"
     assert annotations["transfer_ns"] == 100_001
+
+
+def test_each_string_is_written_once_before_what_refers_to_it(protocol: Any, tmp_path: Path) -> None:
+    fields = ("event_names", "event_categories", "debug_annotation_names", "debug_annotation_string_values")
+    written: dict[str, dict[int, Any]] = {field: {} for field in fields}
+
+    for number, packet in enumerate(exported(protocol, a_job(), tmp_path).packet):
+        is_first = packet.sequence_flags == packet.SEQ_INCREMENTAL_STATE_CLEARED
+        assert is_first if number == 0 else packet.sequence_flags == packet.SEQ_NEEDS_INCREMENTAL_STATE
+        for field in fields:
+            for one in getattr(packet.interned_data, field):
+                text = one.str if field == "debug_annotation_string_values" else one.name
+                assert one.iid not in written[field]
+                assert text not in written[field].values()
+                written[field][one.iid] = text
+        event = packet.track_event
+        assert (event.name, list(event.categories)) == ("", [])
+        assert not event.name_iid or event.name_iid in written["event_names"]
+        assert set(event.category_iids) <= set(written["event_categories"])
+        for one in event.debug_annotations:
+            assert (one.name, one.string_value) == ("", "")
+            assert one.name_iid in written["debug_annotation_names"]
+            assert not one.string_value_iid or one.string_value_iid in written["debug_annotation_string_values"]
+
+    assert "group" in written["debug_annotation_names"].values()
+    assert b"pp \xc2\xb7 0, 2" in written["debug_annotation_string_values"].values()
 
 
 def test_times_are_exact(protocol: Any, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from commtrace.analysis.communication.table import Communication, roles_of_one_r
 from commtrace.analysis.largest_loss import verdict
 from commtrace.analysis.matching.coverage import Coverage, missing_numbers
 from commtrace.analysis.matching.operations import ONLY_KERNELS
+from commtrace.analysis.memory import RankMemory, peak_memory
 from commtrace.analysis.pipeline.bubble import BubbleCauses
 from commtrace.analysis.pipeline.observed import Pipeline, replay_bubbles
 from commtrace.analysis.problems import find_problems
@@ -83,6 +84,7 @@ class Summary:
     communication: tuple[Communication, ...]  # by role, operation, group size and reach, the most exposed first
     modules: tuple[ModuleTime, ...]  # longest first
     pipeline: Pipeline | None
+    peak_memory: tuple[RankMemory, ...]  # of the whole recording; without ranks that train on no device
     stragglers: tuple[Verdict, ...]  # costliest first
     abstentions: tuple[str, ...]  # sentences on what could not be judged
     coverage: Coverage
@@ -154,6 +156,7 @@ def summarise_measured(
         communication=tuple(communication),
         modules=totals.modules,
         pipeline=replayed.pipeline,
+        peak_memory=peak_memory(recorded),
         stragglers=findings.verdicts,
         abstentions=findings.abstentions,
         coverage=totals.captured.coverage(ranks_of_run),

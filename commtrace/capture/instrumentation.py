@@ -19,6 +19,8 @@ from commtrace.capture.collectives.groups import GroupRegistry
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture
 from commtrace.capture.device.clock import CudaClock
 from commtrace.capture.device.device_watch import DeviceWatch
+from commtrace.capture.device.peak_memory import PART as PEAK_MEMORY
+from commtrace.capture.device.peak_memory import PeakMemory
 from commtrace.capture.hangs.hang_watch import HangWatch
 from commtrace.capture.model import modules
 from commtrace.capture.model.modules import ModuleSelection
@@ -114,6 +116,7 @@ class Instrumentation:
         self._optimizers = OptimizerPhase(self.tracer)
         self._garbage = GarbageCollections(self.tracer)
         self._phases = PhaseCapture(self.tracer)
+        self._peak_memory = None if self._device_clock is None else PeakMemory(self.tracer, self._device_clock)
         self._device_watch = DeviceWatch(self.tracer.failed)
         self._marks = RunMarks(self.tracer, self._device_clock, self._triggers, self._unfinished, self._device_watch)
         self._hang_watch = HangWatch(self.tracer, self._unfinished, config.hang_seconds)
@@ -153,6 +156,10 @@ class Instrumentation:
         self._install(phases.GARBAGE, self._garbage.install, self._garbage.uninstall)
         self._install(phases.PART, self._phases.install, self._phases.uninstall)
         self._install(modules.PART, self._modules.install, self._modules.uninstall)
+        peak_memory = self._peak_memory
+        if peak_memory is not None:
+            self.tracer.guard.on_failure(PEAK_MEMORY, peak_memory.uninstall)
+            self._install(PEAK_MEMORY, peak_memory.install, peak_memory.uninstall)
         for name, install in (
             (hooks.COMPILER, hooks.keep_compiler_out),
             (group_lifecycle.CREATION, group_lifecycle.watch_creation),

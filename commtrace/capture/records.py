@@ -327,6 +327,12 @@ def count_rows(entry: Entry) -> list[Row]:
     return [mark_row("count", counts, step, at_ns)]
 
 
+def peak_memory_rows(entry: Entry) -> list[Row]:
+    """Make the row of ``(…, step, instant, bytes allocated, bytes reserved)``: the highest peaks until a step ended."""
+    _, _, step, at_ns, allocated, reserved = entry
+    return [mark_row("peak_memory", {"step": step, "allocated": allocated, "reserved": reserved}, step, at_ns)]
+
+
 def failed_rows(entry: Entry) -> list[Row]:
     """Make the row of ``(…, launch, type of the exception, instant)``: a communication that raised."""
     _, _, launch, exception, at_ns = entry

@@ -73,6 +73,7 @@ class Tracer:
         self.open_waits = 0  # ``data`` and ``checkpoint`` phases; only the outermost is recorded
         self.steps = StepFinder(self)
         self.step_listeners: list[Callable[[], None]] = []
+        self.end_listeners: list[Callable[[int], None]] = []  # called with a step that was recorded in full
         self.optimizer_listeners: list[Callable[[], None]] = []
         self._step: Span | None = None
         self._step_is_users = False
@@ -214,6 +215,8 @@ class Tracer:
         if step is not None and end is not None and self.recording:
             step.end = end
             self.append((span_rows, schema.STEP, step))
+            for listener in tuple(self.end_listeners):
+                listener(step.coordinates.step)
 
     def enter(self, kind: int, name: str, microbatch: int = -1, chunk: int = -1, stage: int = -1) -> Span:
         """Begin a phase, to be ended by :meth:`leave` in a ``finally``; arguments of −1 are the surrounding phase's."""

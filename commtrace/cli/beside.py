@@ -13,11 +13,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from commtrace.analysis.formatting import format_ranges, format_ranks, ranges
+from commtrace.analysis.memory import peak_memory
 from commtrace.analysis.windows.run import measure_run
-from commtrace.cli.output import UNKNOWN, num_bytes, wide_console
+from commtrace.cli.output import UNKNOWN, binary_bytes, num_bytes, wide_console
 from commtrace.errors import ConfigurationError
 from commtrace.planning.against import Beside, Row, expected_of, expected_of_run, put_beside
 from commtrace.planning.counted import count_steps
+from commtrace.planning.memory_against import MemoryRow
 from commtrace.planning.plan import Plan
 
 _STYLES: Final = {"same": "", "explained": "dim", "different": "bold red"}
@@ -29,7 +31,9 @@ def print_beside(path: Path, planned: Plan | None, steps: str, *, json_output: b
     if not measured.steps.used:
         raise ConfigurationError(f"{path}: no step was marked or inferred, so that there is nothing to count in")
     expected, notes = expected_of_run(measured.recorded) if planned is None else (expected_of(planned), planned.notes)
-    beside = put_beside(expected, measured.result, (*notes, *measured.recorded.problems))
+    beside = put_beside(
+        expected, measured.result, (*notes, *measured.recorded.problems), peak_memory(measured.recorded)
+    )
     if json_output:
         run = {"run": measured.recorded.any_metadata.run_id}
         typer.echo(json.dumps({**run, **beside.to_json()}, indent=2, allow_nan=False))
@@ -50,6 +54,46 @@ def _print_beside(console: Console, beside: Beside) -> None:
         if row.reason:
             where = f"{format_ranks(row.ranks)}, {row.role} {row.operation}"
             console.print(f"\n{where}: {row.reason}", markup=False)
+    _print_memory(console, beside.memory)
+
+
+def _print_memory(console: Console, rows: Sequence[MemoryRow]) -> None:
+    if not rows:
+        console.print("\nMemory: no rank recorded a peak; ranks that train on a CUDA or ROCm device do.")
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("ranks", no_wrap=True)
+    for name in ("parameters", "gradients", "optimizer", "activations", "planned", "peak", "difference", "reserved"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            format_ranges(ranges(row.ranks)),
+            *_planned_parts(row),
+            binary_bytes(row.measured_bytes),
+            UNKNOWN if row.planned is None else _difference(row.measured_bytes - row.planned.peak_bytes),
+            binary_bytes(row.reserved_bytes),
+        )
+    console.print("\nMemory of each rank, planned, and the peak of the fullest of them since its process began")
+    console.print(table)
+    for row in rows:
+        if row.reason:
+            console.print(f"\n{format_ranks(row.ranks)}: {row.reason}", markup=False)
+    console.print(
+        "\nReserved: what torch's allocator held for tensors at its own peak. What is more than the peak was free, or "
+        "lost to fragmentation."
+    )
+
+
+def _planned_parts(row: MemoryRow) -> list[str]:
+    planned = row.planned
+    if planned is None:
+        return [UNKNOWN] * 5
+    parts = (planned.parameters_bytes, planned.gradients_bytes, planned.optimizer_bytes, planned.activations_bytes)
+    return [binary_bytes(one) for one in (*parts, planned.peak_bytes)]
+
+
+def _difference(num_bytes: int) -> str:
+    return f"{'+' if num_bytes > 0 else '−' * (num_bytes < 0)}{binary_bytes(abs(num_bytes))}"
 
 
 def _steps(steps: Sequence[int]) -> str:

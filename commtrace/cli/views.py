@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import groupby
+from statistics import median
 from typing import Final
 
 from rich.console import Console
@@ -18,6 +19,7 @@ from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.communication.baseline_share import BaselineShare, whole_share
 from commtrace.analysis.formatting import format_duration
+from commtrace.analysis.memory import RankMemory, fullest
 from commtrace.analysis.steps.attempts import Attempt, RepeatedStep
 from commtrace.analysis.steps.detail import RecordedDetail, TriggeredSteps
 from commtrace.analysis.stragglers.awaited import Awaited
@@ -28,6 +30,7 @@ from commtrace.cli.output import (
     NODES,
     UNKNOWN,
     bandwidth,
+    binary_bytes,
     duration,
     milliseconds,
     num_bytes,
@@ -417,3 +420,16 @@ def print_awaited(console: Console, awaited: Sequence[Awaited], stragglers: Sequ
     is_named = any(first.rank in (one.rank, *one.ranks) for one in stragglers)
     who = f"rank {first.rank} ({first.share:.0%} of all waiting), named above" if is_named else first.describe()
     console.print(escape(f"Waited for most: {who}."))
+
+
+def memory_lines(peaks: Sequence[RankMemory]) -> Iterator[str]:
+    """Yield the peak memory of the fullest rank beside that of the median one; nothing if none was recorded."""
+    if not peaks:
+        return
+    most = fullest(peaks)
+    usual = binary_bytes(median(one.allocated_bytes for one in peaks))
+    beside = f"; {usual} on the median rank" if len(peaks) > 1 else ""
+    yield (
+        f"Peak memory: {binary_bytes(most.allocated_bytes)} of tensors on rank {most.rank}, for which "
+        f"{binary_bytes(most.reserved_bytes)} were reserved{beside}"
+    )

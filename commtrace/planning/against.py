@@ -1,4 +1,4 @@
-"""What a job should send beside what its ranks were recorded to send, and a sentence for each difference."""
+"""What a job should send and hold beside what its ranks were recorded to, and a sentence for each difference."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from commtrace.analysis.formatting import format_ranges, format_ranks, ranges
+from commtrace.analysis.memory import RankMemory
 from commtrace.errors import ConfigurationError
 from commtrace.planning.communication import GRADIENT_NORM, Traffic
 from commtrace.planning.counted import OUTSIDE, UNEVEN, Call, CountedSteps, Counts, Shape, shape
+from commtrace.planning.memory import Memory
+from commtrace.planning.memory_against import MemoryRow, memory_beside
 from commtrace.planning.plan import Plan, make_plan
 from commtrace.planning.recorded_job import recorded_job, recorded_zero_job
 from commtrace.planning.zero import GATHERED_AGAIN, zero_traffic
@@ -23,10 +26,11 @@ _MOST_SIZES: Final = 4
 
 
 class Expected(NamedTuple):
-    """What each of some ranks should send in an iteration."""
+    """What each of some ranks should send in an iteration, and hold."""
 
     ranks: Sequence[int]
     traffic: tuple[Traffic, ...]
+    memory: Memory | None = None  # of each of them; None if the plan has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class Beside:
     rows: tuple[Row, ...]
     steps: tuple[int, ...]  # that were compared: in which the first rank sent what it usually did
     notes: tuple[str, ...]
+    memory: tuple[MemoryRow, ...] = ()  # by stage; empty if no rank recorded its peak
 
     @property
     def differences(self) -> int:
@@ -81,13 +86,19 @@ def _lost(row: Row) -> tuple[bool, int]:
     return row.verdict == "different", abs((row.measured_bytes or 0) - row.expected_bytes)
 
 
-def put_beside(expected: Iterable[Expected], counted: CountedSteps, problems: Sequence[str] = ()) -> Beside:
+def put_beside(
+    expected: Iterable[Expected],
+    counted: CountedSteps,
+    problems: Sequence[str] = (),
+    peaks: Iterable[RankMemory] = (),
+) -> Beside:
     """Compare what ranks should send with what they usually did send in a step.
 
     Args:
         expected: By ranks; those that were not recorded are left out and named.
         counted: The steps of a run.
         problems: Of the run, which may explain that calls are missing.
+        peaks: The memory of its ranks, as far as it was recorded.
 
     Raises:
         ConfigurationError: no rank of the plan was recorded.
@@ -110,7 +121,8 @@ def put_beside(expected: Iterable[Expected], counted: CountedSteps, problems: Se
             rows += _rows(tuple(ranks), one.traffic, [counted.usual(rank).counts for rank in ranks], counted)
     some_rank = next(rank for rank in planned if rank in counted.ranks)
     notes = _notes(expected, counted, absent, others, some_rank)
-    return Beside(tuple(_joined(rows)), counted.usual(some_rank).steps, (*notes, *problems))
+    memory = memory_beside(((one.ranks, one.memory) for one in expected), peaks)
+    return Beside(tuple(_joined(rows)), counted.usual(some_rank).steps, (*notes, *problems), tuple(memory))
 
 
 def _joined(rows: Iterable[Row]) -> Iterator[Row]:
@@ -144,6 +156,7 @@ def expected_of(plan: Plan) -> list[Expected]:
             stage.traffic
             if has_context_parallelism
             else tuple(replace(row, role=row.role.removesuffix("-cp")) for row in stage.traffic),
+            stage.memory,
         )
         for stage in plan.stages
     ]

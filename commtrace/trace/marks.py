@@ -22,7 +22,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from commtrace.trace import schema
 from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json
-from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, RankMetadata
+from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, PeakMemory, RankMetadata
 from commtrace.trace.run import DiscardedSegments, Drop, FailedCommunication, TriggeredDetail
 from commtrace.trace.topology import Count, Number, Step, Time, Topology, Word
 
@@ -133,6 +133,13 @@ class _Problem(Struct, omit_defaults=True):
     is_limit: bool = False  # of the source of an imported run: nothing failed
 
 
+# The highest peaks of torch's allocator until the end of ``step``, in bytes; each tells of all before it.
+class _PeakMemory(Struct):
+    step: Step
+    allocated: Count
+    reserved: Count
+
+
 # The recorder was closed. exception: type of an uncaught one; frames: its origin, innermost first.
 class _End(Struct, omit_defaults=True):
     exception: Word = ""
@@ -159,6 +166,7 @@ _TYPES: Final[Mapping[str, Any]] = {
     "in_flight": Annotated[list[_InFlight], Meta(max_length=65_536)],
     "activity": _Activity,
     "device_state": _DeviceState,
+    "peak_memory": _PeakMemory,
     "progress": _Progress,
     "discarded": _Discarded,
     "trigger": _Trigger,
@@ -243,6 +251,7 @@ class Marks:
         self.again_within_ns: int | None = None
         self.drops: list[Drop] = []
         self.device_states: list[DeviceState] = []
+        self.peak_memory: PeakMemory | None = None
         self.progress: list[tuple[int, int]] = []
         self.discarded: DiscardedSegments | None = None
         self.triggers: dict[str, TriggeredDetail] = {}
@@ -295,6 +304,8 @@ class Marks:
             self.no_progress_ns, self.again_within_ns = detail.get("no_progress_ns", 0), detail.get("again_within_ns")
         elif name == "device_state" and at_ns is not None:
             self.device_states.append(read_state(detail))
+        elif name == "peak_memory":
+            self.peak_memory = PeakMemory(detail["step"], detail["allocated"], detail["reserved"])
         elif name == "progress" and at_ns is not None:
             self.progress.append((detail["step"], at_ns))
         elif name == "discarded":

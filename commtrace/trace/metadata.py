@@ -124,6 +124,14 @@ def group_id(ranks: Sequence[int], ordinal: int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
+class PeakMemory(NamedTuple):
+    """The highest peaks of torch's allocator on a rank's device, since the process began, whatever the script reset."""
+
+    step: int  # at whose end the last of them was read
+    allocated_bytes: int  # of tensors
+    reserved_bytes: int  # held for tensors, with what is free or lost to fragmentation
+
+
 class DeviceState(NamedTuple):
     """One reading of an accelerator by its driver; None for what the device does not report."""
 

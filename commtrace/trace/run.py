@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from commtrace.trace.blocks import Block, blocks_of
 from commtrace.trace.hang_report import Activity, InFlight
-from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, RankMetadata
+from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, PeakMemory, RankMetadata
 from commtrace.trace.spans import Spans
 
 if TYPE_CHECKING:  # msgspec is not imported in training
@@ -90,6 +90,7 @@ class RankTrace:
     limits: tuple[str, ...] = ()  # of the source of an imported run, in sentences
     drops: tuple[Drop, ...] = ()
     device_states: tuple[DeviceState, ...] = ()
+    peak_memory: PeakMemory | None = None  # None without an accelerator
     last_written_ns: int | None = None  # the latest instant in the files
     closed: bool = True  # False if killed, or still running
     exception: str = ""  # type of an uncaught one

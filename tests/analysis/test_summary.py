@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 from commtrace.analysis.breakdown.rank_means import PARTS, ExposedTime
+from commtrace.analysis.memory import RankMemory
 from commtrace.analysis.problems import NO_COMMUNICATION, NO_COMPUTE
 from commtrace.analysis.summary import Summary, summarise
 from commtrace.errors import ConfigurationError, RunNotFoundError
 from commtrace.synth import Job, synthesize
 from commtrace.trace import schema
 from commtrace.trace.hang_report import InFlight
+from commtrace.trace.metadata import PeakMemory
 from commtrace.trace.run import Run
 from tests.factory import collective, group, make_run, p2p, span, stall
 from tests.pipeline_factory import Clock, PipelineJob
@@ -59,6 +61,18 @@ def test_its_json_has_the_promised_shape() -> None:
     assert {"captured", "dropped", "missing", "not_visible"} == set(summary["coverage"])
     assert isinstance(summary["stragglers"], list)
     assert isinstance(summary["verdict"], str)
+
+
+def test_the_peak_memory_of_each_rank_stands_beside_its_stage() -> None:
+    run = PipelineJob(2, 4, transfer_ns=1_000).run()
+    assert summarised(run).peak_memory == ()
+    full = {0: replace(run.ranks[0], peak_memory=PeakMemory(3, 700, 1000))}
+
+    summary = summarised(replace(run, ranks={**run.ranks, **full}))
+
+    assert summary.peak_memory == (RankMemory(0, 0, 700, 1000, 3),)
+    printed = summary.to_json()["peak_memory"]
+    assert printed == [{"rank": 0, "stage": 0, "allocated_bytes": 700, "reserved_bytes": 1000, "step": 3}]
 
 
 @pytest.mark.parametrize("extra", [0, 333_333])

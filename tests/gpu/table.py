@@ -12,6 +12,7 @@ QUESTIONS: Final = (
     "overhead of a step",
     "synchronisations",
     "memory",
+    "recorded peak",
     "dropped spans",
     "graph capture",
     "aborted group",

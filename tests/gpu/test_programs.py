@@ -28,6 +28,15 @@ def test_all_kinds_of_operations_are_recorded(tmp_path: Path) -> None:
         assert len(details(rows, "end")) == 1
 
 
+def test_without_a_device_no_peak_is_recorded(tmp_path: Path) -> None:
+    run_program(["peak_memory.py", tmp_path], {})
+
+    assert json.loads((tmp_path / "figures.json").read_text()) == {"peaks": [[0, 0]] * 5, "reading_ns": 0}
+    rows = recorded_rows(tmp_path / "run", 0)
+    assert sorted(row["step"] for row in rows if row["kind"] == "step") == [0, 1, 2, 3, 4]
+    assert details(rows, "peak_memory") == []
+
+
 def test_steps_are_timed_with_and_without(tmp_path: Path) -> None:
     arguments = ["step_times.py", tmp_path, "--layout", "ddp", "--size", "tiny", "--turns", "3", "--steps", "2"]
     run_program(arguments, {})

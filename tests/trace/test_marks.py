@@ -62,6 +62,8 @@ def test_a_mark_that_nobody_declared_is_passed_over() -> None:
         ("device_state", '{"at_ns": 1, "clock_mhz": "fast"}'),
         ("device_state", '{"clock_mhz": 1}'),
         ("device_state", '{"at_ns": 1, "temperature_c": 100000}'),
+        ("peak_memory", '{"step": 1, "allocated": -1, "reserved": 0}'),
+        ("peak_memory", '{"step": 1, "allocated": 1}'),
         ("problem", '{"message": "\\ud800"}'),
         ("problem", DEEP_JSON),
         ("end", DEEP_JSON),

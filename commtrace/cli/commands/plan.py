@@ -57,7 +57,8 @@ def plan(
     against: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN", help="Print what each rank of this run sent beside what it should. The job may be left out."
+            metavar="RUN",
+            help="Print what each rank of this run sent and held beside the plan. The job may be left out.",
         ),
     ] = None,
     steps: StepsOption = "",
@@ -85,13 +86,13 @@ def plan(
 
     Memory of each GPU by pipeline stage, the communication of Megatron-core by role, and the ideal bubble. All numbers
     follow from formulas; nothing is started or measured. With --memory it ends with 1 if the job will not fit; with
-    --against if the run sent something else.
+    --against if the run sent something else; its peak memory stands beside the plan.
     """
     if memory is not None and memory <= 0:
         raise ConfigurationError(f"--memory is {memory:g}: give the memory of a GPU in GiB, such as 80")
     if against is not None:
         if like is not None or memory is not None or simai is not None:
-            raise ConfigurationError("--against compares communication: leave out --like, --memory and --simai")
+            raise ConfigurationError("--against compares with a run: leave out --like, --memory and --simai")
         print_beside(against, _planned(job, gpus)[0] if job else None, steps, json_output=json_output)
     if steps:
         raise ConfigurationError("--steps belongs to --against RUN")

@@ -54,6 +54,7 @@ from commtrace.cli.views import (
     critical_path_lines,
     detail_lines,
     lost_time_lines,
+    memory_lines,
     print_awaited,
     print_baseline,
     print_stragglers,
@@ -147,6 +148,7 @@ def print_summary(
         *run_budget_lines(summary.run_budget),
         *step_attempts_lines(summary.repeated_steps, summary.run.attempt),
         *([] if utilization is None else utilization_lines(utilization)),
+        *memory_lines(summary.peak_memory),
     ):
         console.print(escape(line))
     console.print()

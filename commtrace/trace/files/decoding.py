@@ -233,6 +233,7 @@ def _trace(
         limits=marks.limits,
         drops=tuple(marks.drops),
         device_states=tuple(marks.device_states),
+        peak_memory=marks.peak_memory,
         last_written_ns=last_written_ns,
         closed=marks.closed,
         exception=marks.exception,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,11 @@ def test_gpus_are_of_a_command(tmp_path: Path) -> None:
 LAYOUT = {"microbatch": 2, "parameter_bytes": 2, "gradient_bytes": 4, "distributed_optimizer": True}
 
 
-def recorded(folder: Path, missing: str = "", **facts: Any) -> str:
-    """Write a run of two ranks that sent what is planned for the sizes in ``facts``, without one operation."""
+def recorded(folder: Path, missing: str = "", peaks: Sequence[tuple[int, int]] = (), **facts: Any) -> str:
+    """Write a run of two ranks that sent what is planned for the sizes in ``facts``, without one operation.
+
+    ``peaks``: bytes allocated and reserved on each rank.
+    """
     model = Model(layers=4, hidden=64, heads=4, sequence=32, vocabulary=128)
     layout = Layout(dp=2, microbatches=3, microbatch=2, distributed_optimizer=True)
     traffic = [row for row in make_plan(model, layout).stages[0].traffic if row.operation != missing]
@@ -133,6 +137,9 @@ def recorded(folder: Path, missing: str = "", **facts: Any) -> str:
             row(kind=schema.STEP, name="step", step=0, start=0, end=100_000),
             row(kind=schema.OPTIMIZER, name="adam", step=0, start=90_000, end=91_000),
         ]
+        if peaks:
+            allocated, reserved = peaks[rank]
+            rows.append(mark("peak_memory", {"step": 0, "allocated": allocated, "reserved": reserved}))
         calls = [call for call in traffic for _ in range(call.count)]
         rows += [
             row(kind=schema.COLLECTIVE, name=call.operation, lane=schema.COMMUNICATION, step=0, id=number, seq=number,
@@ -154,6 +161,32 @@ def test_a_run_that_sends_what_it_should(tmp_path: Path) -> None:
     assert "0–1    tp        all_reduce            9     9        2.30 kB     2.30 kB  same" in lines
     assert list(errors("plan-against", printed)) == []
     assert {row["verdict"] for row in printed["rows"]} == {"same"}
+
+
+def test_the_peak_stands_beside_the_planned_memory(tmp_path: Path) -> None:
+    run = recorded(tmp_path, model=MODEL, layout=LAYOUT, peaks=[(5 << 20, 6 << 20), (7 << 20, 8 << 20)])
+    as_text, as_json = run_plan("--against", run), run_plan("--against", run, "--json")
+    planned = json.loads(run_plan(run, "--json").stdout)["stages"][0]["memory"]
+    printed = json.loads(as_json.stdout)
+
+    assert as_text.exit_code == 0, as_text.output
+    assert list(errors("plan-against", printed)) == []
+    (row,) = printed["memory"]
+    assert row.pop("reason").startswith("More than planned: the plan has no workspaces")
+    assert row == {
+        "ranks": [0, 1], "planned": planned, "fullest_rank": 1, "measured_bytes": 7 << 20, "lowest_bytes": 5 << 20,
+        "reserved_bytes": 8 << 20,
+    }  # fmt: skip
+    lines = [" ".join(line.split()) for line in as_text.stdout.splitlines()]
+    assert "ranks parameters gradients optimizer activations planned peak difference reserved" in lines
+    assert "0–1 411 KiB 822 KiB 1.20 MiB 756 KiB 3.15 MiB 7.00 MiB +3.85 MiB 8.00 MiB" in lines
+
+
+def test_without_a_device_there_is_no_peak_beside_the_plan(tmp_path: Path) -> None:
+    run = recorded(tmp_path, model=MODEL, layout=LAYOUT)
+
+    assert "Memory: no rank recorded a peak" in run_plan("--against", run).stdout
+    assert json.loads(run_plan("--against", run, "--json").stdout)["memory"] == []
 
 
 def test_a_run_that_sends_something_else_ends_with_1(tmp_path: Path) -> None:

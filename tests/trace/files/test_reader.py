@@ -17,7 +17,7 @@ from commtrace.trace.files.locate import find_run_directory
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.hang_report import Activity, InFlight
-from commtrace.trace.metadata import ClockAnchor, DeviceState, Group
+from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, PeakMemory
 from commtrace.trace.run import Drop
 from commtrace.trace.selection import StepRange
 from tests.trace.rows import Row, mark, metadata, row, steps, write_rank
@@ -142,6 +142,17 @@ def test_readings_of_the_device_are_kept_in_their_order(tmp_path: Path) -> None:
         DeviceState(3, clock_mhz=1095, temperature_c=91, slowdowns=("thermal slowdown",), serial="165"),
         DeviceState(9),
     )
+
+
+def test_the_peak_memory_is_in_every_later_segment(tmp_path: Path) -> None:
+    peaks = [{"step": step, "allocated": 700 + step, "reserved": 1000} for step in (0, 1)]
+    rows = [*steps(0, 1), mark("peak_memory", peaks[0]), *steps(1, 2), mark("peak_memory", peaks[1]), *steps(2, 6)]
+    write_rank(tmp_path, rows, steps_per_segment=2)
+    first, *_, last = sorted((tmp_path / "rank-00000").glob("spans-*"))
+    assert first != last
+    first.unlink()
+
+    assert load_run(tmp_path).ranks[0].peak_memory == PeakMemory(1, 701, 1000)
 
 
 def test_what_a_rank_said_last_of_itself_is_kept_with_its_time(tmp_path: Path) -> None:

@@ -442,7 +442,7 @@ def _pauses() -> Iterator[Case]:
 
 
 def _mixed() -> Iterator[Case]:
-    """The cause that is named first is that of the dearest."""
+    """The cause that is named first is that of the costliest."""
     yield Case("mixed", "slow rank, slow input", _with(DP8, "slow-rank=1:1.4", "data=6:60"))
     host = replace(DP16, gpus_per_host=4)
     yield Case("mixed", "slow host, slow rank", _with(host, "slow-host=1:1.4", "slow-rank=13:1.2"), places=HOST)

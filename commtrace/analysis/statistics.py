@@ -53,6 +53,11 @@ def robust_sigma(values: Float64) -> float:
     return float(high - low) / QUARTILES_APART
 
 
+def sigma_of_deviations(values: Float64 | Int64) -> float:
+    """Return the standard deviation by the median distance from the median: up to half of the values may be odd."""
+    return MAD_TO_SIGMA * float(np.median(np.abs(values - np.median(values))))
+
+
 def grouped_median(group: npt.NDArray[np.integer], values: Float64 | Int64, groups: int) -> Float64:
     """Return the median of each group; NaN for an empty group."""
     size = np.bincount(group, minlength=groups)

@@ -383,15 +383,15 @@ class RankCollector(Collector):
             return
         cost = GaugeMetricFamily(
             "commtrace_straggler_cost_seconds",
-            "What a slow rank costs in every step, as the monitor on this rank found; the dearest few.",
+            "What a slow rank costs in every step, as the monitor on this rank found; the costliest few.",
             labels=["straggler_rank", "place", "cause"],
         )
-        dearest: dict[tuple[str, str, str], float] = {}
+        costliest: dict[tuple[str, str, str], float] = {}
         for straggler in self._rank.stragglers[:_MOST_STRAGGLERS]:
             # Two links of a rank have the same ones.
             labels = (str(straggler.rank), straggler.place, straggler.cause)
-            dearest.setdefault(labels, straggler.cost_ms_per_step / 1e3)
-        for labels, seconds in dearest.items():
+            costliest.setdefault(labels, straggler.cost_ms_per_step / 1e3)
+        for labels, seconds in costliest.items():
             cost.add_metric(list(labels), seconds)
         yield cost
 

@@ -112,7 +112,7 @@ def module_table(run: Run, times: Partition, steps: Sequence[int]) -> list[Modul
                 np.add.at(of_step, number[own], duration[own])
     for (name, rank), of_step in of_step_ns.items():
         table[name].of_step_ns[rank] = Distribution.of(of_step[of_step > 0])
-    return _dearest_first(table.values())
+    return _costliest_first(table.values())
 
 
 def add_modules(some: Iterable[ModuleTime], later: Iterable[ModuleTime]) -> list[ModuleTime]:
@@ -120,10 +120,10 @@ def add_modules(some: Iterable[ModuleTime], later: Iterable[ModuleTime]) -> list
     table = {row.name: row for row in some}
     for row in later:
         table[row.name] = table[row.name] + row if row.name in table else row
-    return _dearest_first(table.values())
+    return _costliest_first(table.values())
 
 
-def _dearest_first(rows: Collection[ModuleTime]) -> list[ModuleTime]:
+def _costliest_first(rows: Collection[ModuleTime]) -> list[ModuleTime]:
     if sum(len(own) for row in rows for own in row.of_step_ns.values()) > _MOST_TIMES:
         rows = [replace(row, of_step_ns={rank: own.round() for rank, own in row.of_step_ns.items()}) for row in rows]
     return sorted(rows, key=lambda row: (-sum(row.ns.values()), row.name))

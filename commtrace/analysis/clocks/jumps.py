@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.clocks.fit import Begin, Float64, Observations
-from commtrace.analysis.statistics import ERROR_OF_MEDIAN, MAD_TO_SIGMA
+from commtrace.analysis.statistics import ERROR_OF_MEDIAN, MAD_TO_SIGMA, sigma_of_deviations
 from commtrace.trace.spans import Int32, Int64
 
 _FEWEST: Final = 3
@@ -350,7 +350,7 @@ def _largest_jump(time: Float64, difference: Float64) -> Change | None:
     jumps = medians[window:] - medians[:-window]  # jumps[i]: between readings i + window − 1 and i + window
     largest = int(np.argmax(np.abs(jumps)))
     error_of_jump = error_of_median(noise_of(level), window) * float(np.sqrt(2))
-    spread = MAD_TO_SIGMA * float(np.median(np.abs(jumps - np.median(jumps))))
+    spread = sigma_of_deviations(jumps)
     if abs(jumps[largest]) < max(
         _SMALLEST_STEP_NS, _SIGMAS_OF_A_JUMP * WINDOW / window * error_of_jump, _SPREADS * spread
     ):

@@ -259,10 +259,10 @@ def _places(
     """Return the position along the model of each chunk: as the framework says, else in a loop over the stages."""
     places = {}
     for stage, index in enumerate(pipelines[0]):
-        told = run.ranks[ranks[index]].topology.get("stage_indices", [])
+        named = run.ranks[ranks[index]].topology.get("stage_indices", [])
         for chunk in range(chunks):
             in_a_loop = chunk * len(pipelines[0]) + stage
-            places[stage, chunk] = int(told[chunk]) if len(told) == chunks else in_a_loop
+            places[stage, chunk] = int(named[chunk]) if len(named) == chunks else in_a_loop
     return places
 
 

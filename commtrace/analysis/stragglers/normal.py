@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.replay.step_statistics import Traffic
-from commtrace.analysis.statistics import MAD_TO_SIGMA
+from commtrace.analysis.statistics import sigma_of_deviations
 from commtrace.analysis.stragglers.limits import FEWEST_FOR_SCATTER, Limits
 from commtrace.trace.spans import Bool, Int64
 
@@ -104,8 +104,7 @@ def judge(work: Work, limits: Limits, names: Names = RANKS) -> Judged:
         if by == MAJORITY and _is_far_behind(work, clusters[0], members, limits):
             undecided.append(_faster_minority(work, clusters[0], members, names))
         middle = float(np.median(work.total_ns[members]))
-        deviation = float(np.median(np.abs(work.total_ns[members] - middle)))
-        scatter = MAD_TO_SIGMA * deviation if len(members) >= FEWEST_FOR_SCATTER else 0.0
+        scatter = sigma_of_deviations(work.total_ns[members]) if len(members) >= FEWEST_FOR_SCATTER else 0.0
         noise = np.hypot(work.error_ns[own], float(np.median(work.error_ns[members])))
         normal[own] = middle
         limit[own] = np.maximum(_least(work, own, limits), limits.sigmas * np.hypot(noise, scatter))

@@ -154,8 +154,8 @@ def _report(results: Results, *, json_output: bool, output: Path | None, plot: P
         draw_collectives(baseline).save(plot)
         written.append(plot)
     if json_output:
-        told = {"verdict": verdict, "notes": results.notes, "slow_links": to_json(slow), **baseline.to_json()}
-        sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
+        described = {"verdict": verdict, "notes": results.notes, "slow_links": to_json(slow), **baseline.to_json()}
+        sys.stdout.write(json.dumps(described, allow_nan=False) + "\n")
     else:
         _print(wide_console(), verdict, results, baseline)
         for path in written:

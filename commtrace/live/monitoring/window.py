@@ -10,7 +10,7 @@ from typing import Annotated, Final, NamedTuple
 import numpy as np
 from msgspec import Meta
 
-from commtrace.analysis.statistics import MAD_TO_SIGMA
+from commtrace.analysis.statistics import sigma_of_deviations
 from commtrace.analysis.stragglers.costs import occurrence
 from commtrace.analysis.stragglers.places import tensor_group_of
 from commtrace.live.monitoring.findings import MOST_MEANS, JobMeans
@@ -226,8 +226,7 @@ def _standard_error(values: Int64) -> int:
     """Return the standard error of the mean, from the median deviation: one odd step must not hide the rest."""
     if len(values) < 2:
         return 0
-    deviation = float(np.median(np.abs(values - np.median(values))))
-    return round(MAD_TO_SIGMA * deviation / float(np.sqrt(len(values))))
+    return round(sigma_of_deviations(values) / float(np.sqrt(len(values))))
 
 
 def _mean(values: Sequence[int]) -> int:

@@ -1,4 +1,4 @@
-"""``commtrace plan --bandwidth … --tflops …``: how long communication takes, and what would hide it."""
+"""``commtrace plan --bandwidth … --baseline … --tflops …``: how long communication takes, and what would hide it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from commtrace.analysis.communication.baseline import read_baseline
 from commtrace.analysis.windows.run import measure_run
 from commtrace.cli.output import UNKNOWN, num_bytes
+from commtrace.planning.baseline_times import baseline_times
 from commtrace.planning.plan import Plan
 from commtrace.planning.times import (
     RoleTime,
@@ -28,19 +30,34 @@ class Times(NamedTuple):
 
     compute_seconds: float | None
     roles: tuple[RoleTime, ...]
+    not_measured: tuple[str, ...] = ()  # what a baseline lacks
+    has_latencies: bool = False  # in the times of all roles
 
 
-def plan_times(planned: Plan, bandwidths: Iterable[str], tflops: float | None, run: Path | None) -> Times | None:
-    """Return the times that options ask for; None if there are none. What is given goes before what was measured."""
+def plan_times(
+    planned: Plan, bandwidths: Iterable[str], tflops: float | None, run: Path | None, baseline: Path | None
+) -> Times | None:
+    """Return the times that options ask for; None if there are none.
+
+    The bandwidth that is given for a role goes before a baseline, and that before what a run achieved.
+    """
     given = parse_bandwidths(bandwidths)
     seconds = None if tflops is None else compute_seconds(planned, tflops)
+    by_size = None if baseline is None else baseline_times(planned, read_baseline(baseline))
+    of_baseline = {} if by_size is None else {at: time for at, time in by_size.seconds.items() if at[1] not in given}
     if run is not None:
         measured = measured_rates(measure_run(run, measure_communication), planned)
         given = {**measured.bandwidths, **given}
         seconds = measured.compute_seconds if seconds is None else seconds
-    if not given and seconds is None:
+    if not given and seconds is None and by_size is None:
         return None
-    return Times(seconds, role_times(planned, given, seconds))
+    roles = role_times(planned, given, seconds, of_baseline)
+    return Times(
+        seconds,
+        roles,
+        not_measured=() if by_size is None else by_size.not_measured,
+        has_latencies=all((one.stage, one.role) in of_baseline for one in roles),
+    )
 
 
 def print_times(console: Console, times: Times) -> None:
@@ -64,8 +81,12 @@ def print_times(console: Console, times: Times) -> None:
                 _rate(one.hiding_bytes_per_second),
             )
             table.add_row(where, one.role, *numbers_of_role, hidden)
-    console.print("\nTime of the communication of each GPU in one iteration, each role alone, without latencies")
+    latencies = "" if times.has_latencies else ", without latencies"
+    console.print(f"\nTime of the communication of each GPU in one iteration, each role alone{latencies}")
     console.print(table)
+    if times.not_measured:
+        console.print("The baseline has no time for", end=" ")
+        console.print(f"{'; '.join(times.not_measured)}: measure it with commtrace bench collectives.", markup=False)
     if times.compute_seconds is not None:
         console.print(f"Compute of a GPU in one iteration: {seconds(times.compute_seconds)}.")
 

@@ -33,7 +33,7 @@ class RoleTime(NamedTuple):
     role: str
     wire_bytes: int
     bytes_per_second: float | None  # bus bandwidth; None if it is not known
-    seconds: float | None  # without any other communication, and without latencies
+    seconds: float | None  # without any other communication; with latencies only if it was measured by size
     hiding_bytes_per_second: float | None  # that takes as long as compute; None if its time is not known
 
     @property
@@ -68,13 +68,17 @@ def compute_seconds(plan: Plan, tflops: float) -> float:
 
 
 def role_times(
-    plan: Plan, bandwidths: Mapping[str, float], compute_seconds: float | None = None
+    plan: Plan,
+    bandwidths: Mapping[str, float],
+    compute_seconds: float | None = None,
+    measured: Mapping[tuple[int, str], float] | None = None,
 ) -> tuple[RoleTime, ...]:
     """Return the time of every role on every stage.
 
     Args:
         bandwidths: Bus bandwidth by role, bytes per second; ``all`` for roles that are not named.
         compute_seconds: Of each GPU in an iteration.
+        measured: Seconds by stage and role, which go before bandwidths; their bandwidth is what they amount to.
 
     Raises:
         ConfigurationError: a role has no communication in the plan.
@@ -87,7 +91,8 @@ def role_times(
         for role, num_bytes in wire_bytes.items():
             if num_bytes:
                 rate = bandwidths.get(role, bandwidths.get(ALL))
-                seconds = None if rate is None else num_bytes / rate
+                seconds = (measured or {}).get((stage.stage, role), None if rate is None else num_bytes / rate)
+                rate = None if seconds is None else num_bytes / seconds
                 hiding = num_bytes / compute_seconds if compute_seconds else None
                 found.append(RoleTime(stage.stage, role, num_bytes, rate, seconds, hiding))
     known = {one.role for one in found}

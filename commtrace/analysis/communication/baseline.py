@@ -109,13 +109,20 @@ class Baseline:
             kind: messages have two members, whatever the group in which they are sent.
             ranks: the members; if they were not measured, or are not given, the median of all groups alike.
         """
-        if kind.operation in ("send", "recv"):
-            kind = Kind("send", 2, kind.inter_node)
-        groups = self._by_kind.get(kind, {})
+        groups = self._groups(kind)
         own = groups.get(tuple(ranks)) if ranks is not None else None
         found = [_interpolated(each, num_bytes) for each in ([own] if own else groups.values())]
         known = [time for time in found if time is not None]
         return median(known) if known else None
+
+    def smallest_bytes(self, kind: Kind) -> int | None:
+        """Return the smallest size that was measured of a kind; None if none was."""
+        return min((measured[0].num_bytes for measured in self._groups(kind).values()), default=None)
+
+    def _groups(self, kind: Kind) -> Mapping[tuple[int, ...], Sequence[Measurement]]:
+        if kind.operation in ("send", "recv"):
+            kind = Kind("send", 2, kind.inter_node)
+        return self._by_kind.get(kind, {})
 
     def links(self) -> list[Link]:
         """Return the bandwidth between nodes and within them, of groups on two nodes at most and large messages."""

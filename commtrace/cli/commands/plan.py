@@ -76,6 +76,12 @@ def plan(
     measured: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Take bandwidths and compute from a recorded run of this job.")
     ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Take times of communication from this file of `commtrace bench collectives`, by size."
+        ),
+    ] = None,
     simai: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Also write the job as a workload of SimAI, as AICB generates it."),
@@ -103,7 +109,7 @@ def plan(
     planned, ignored = _planned(job, gpus) if job else (sample_plan(), ())
     compared = compare(planned) if like is not None else ()
     found = alternatives(planned)
-    times = plan_times(planned, bandwidth or (), tflops, measured)
+    times = plan_times(planned, bandwidth or (), tflops, measured, baseline)
     fits = None if memory is None else planned.fullest.memory.peak_bytes <= memory * _GIB
     if json_output:
         head = {"verdict": _verdict(planned, memory), "fits": fits}
@@ -113,6 +119,7 @@ def plan(
             "compared": to_json(compared),
             "compute_seconds": None if times is None else times.compute_seconds,
             "times": [] if times is None else to_json(times.roles),
+            "times_not_measured": [] if times is None else to_json(times.not_measured),
         }
         typer.echo(json.dumps({**head, **planned.to_json(), **rest}, indent=2))
     else:

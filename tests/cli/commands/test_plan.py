@@ -12,6 +12,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
 from commtrace.cli.main import app
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
@@ -252,6 +253,28 @@ def test_times_at_a_bandwidth(tmp_path: Path) -> None:
     assert pp["seconds"] == 65_536 / 2e9
     assert pp["hiding_bytes_per_second"] == 65_536 / printed["compute_seconds"]
     assert json.loads(run_plan(path, "--json").stdout)["times"] == []
+
+
+def test_times_by_a_baseline(tmp_path: Path) -> None:
+    def measured(operation: str, num_bytes: int, time_ns: float) -> Measurement:
+        return Measurement(operation, (0, 1), ("a",), num_bytes, "float32", 20, Spread(time_ns, time_ns, time_ns))
+
+    kinds = ("reduce_scatter", "all_gather")
+    file = tmp_path / "baseline.json"
+    Baseline({}, tuple(measured(kind, 1 << size, 8e6) for kind in kinds for size in (10, 24))).save(file)
+    path = plan_file(tmp_path, dp=2, distributed_optimizer=True)
+    as_text, as_json = run_plan(path, "--baseline", str(file)), run_plan(path, "--baseline", str(file), "--json")
+    printed = json.loads(as_json.stdout)
+
+    assert as_text.exit_code == 0, as_text.output
+    assert list(errors("plan", printed)) == []
+    times = {one["role"]: one["seconds"] for one in printed["times"]}
+    assert times == {"dp-cp": pytest.approx(0.016), "dist-opt": None}
+    assert printed["times_not_measured"] == ["all_reduce of 4 bytes by 2 ranks within a node"]
+    told = " ".join(as_text.stdout.split())
+    assert "The baseline has no time for all_reduce of 4 bytes by 2 ranks within a node: measure it with" in told
+    named = json.loads(run_plan(path, "--baseline", str(file), "--bandwidth", "dp-cp=1GB/s", "--json").stdout)
+    assert [one["bytes_per_second"] for one in named["times"] if one["role"] == "dp-cp"] == [1e9]
 
 
 def test_times_of_a_recorded_run(tmp_path: Path) -> None:

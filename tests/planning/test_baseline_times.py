@@ -1,0 +1,89 @@
+"""Times of a plan's calls by a baseline: at their sizes, in their groups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
+from commtrace.planning.baseline_times import baseline_times
+from commtrace.planning.communication import Traffic
+from commtrace.planning.layout import Layout
+from commtrace.planning.model import Model
+from commtrace.planning.plan import Plan, make_plan
+from commtrace.planning.times import role_times
+
+MODEL = Model(layers=4, hidden=64, heads=4, sequence=32, vocabulary=128)
+KIB, MIB = 1 << 10, 1 << 20
+NODES = ("a", "b")
+
+
+def measured(ranks: tuple[int, ...], num_bytes: int, time_ns: float, operation: str = "all_reduce") -> Measurement:
+    nodes = tuple(dict.fromkeys(NODES[rank // 4] for rank in ranks))
+    return Measurement(operation, ranks, nodes, num_bytes, "float32", 20, Spread(time_ns, time_ns, time_ns))
+
+
+def plan_of(*traffic: Traffic, **layout: Any) -> Plan:
+    plan = make_plan(MODEL, Layout(**layout))
+    return replace(plan, stages=tuple(replace(stage, traffic=traffic) for stage in plan.stages))
+
+
+def sent(role: str, operation: str, count: int, num_bytes: int, group_size: int) -> Traffic:
+    return Traffic(role, operation, "gradients", "step", count, num_bytes, group_size)
+
+
+def test_each_call_takes_as_long_as_at_its_size() -> None:
+    ranks = (0, 1, 2, 3)
+    baseline = Baseline({}, (measured(ranks, MIB, 1_000), measured(ranks, 4 * MIB, 16_000)))
+    plan = plan_of(sent("tp", "all_reduce", 3, 2 * MIB, 4), sent("tp", "all_reduce", 1, 4, 4), tp=4)
+
+    found = baseline_times(plan, baseline)
+
+    # 2 MiB lies between both in logarithms; 4 bytes take as long as the smallest that was measured.
+    assert found.seconds == {(0, "tp"): pytest.approx((3 * 4_000 + 1_000) / 1e9)}
+    assert found.not_measured == ()
+    (time,) = role_times(plan, {"all": 1e9}, None, found.seconds)
+    wire_bytes = round(3 * 2 * MIB * 1.5) + round(4 * 1.5)
+    assert time.wire_bytes == wire_bytes
+    assert time.seconds == pytest.approx(13e-6)
+    assert time.bytes_per_second == pytest.approx(wire_bytes / 13e-6)
+
+
+def test_groups_on_several_nodes_are_compared_with_such() -> None:
+    within, between = (0, 1, 2, 3), (0, 1, 4, 5)
+    baseline = Baseline({}, (measured(within, MIB, 1_000), measured(between, MIB, 9_000)))
+    plan = plan_of(sent("tp", "all_reduce", 1, MIB, 4), sent("dp-cp", "all_reduce", 1, MIB, 4), tp=4, dp=4)
+
+    assert baseline_times(plan, baseline).seconds == pytest.approx({(0, "tp"): 1e-6, (0, "dp-cp"): 9e-6})
+
+
+def test_a_message_goes_to_the_neighbour_and_a_receive_takes_no_time_of_its_own() -> None:
+    pairs = (measured((0, 3), MIB, 2_000, "send"), measured((0, 4), MIB, 7_000, "send"))
+    baseline = Baseline({}, (*pairs, measured((0, 1, 2, 3), MIB, 1_000)))
+    messages = (sent("pp", "send", 2, MIB, 4), sent("pp", "recv", 2, MIB, 4))
+
+    # Stages of two ranks: 0 and 1, 2 and 3, 4 and 5, 6 and 7. Only the second sends to another node.
+    seconds = baseline_times(plan_of(*messages, pp=4, dp=2, microbatches=4), baseline).seconds
+
+    assert seconds == pytest.approx({(0, "pp"): 4e-6, (1, "pp"): 14e-6, (2, "pp"): 4e-6, (3, "pp"): 4e-6})
+
+
+def test_a_role_of_which_something_is_not_measured_has_no_time() -> None:
+    baseline = Baseline({}, (measured((0, 1, 2, 3), MIB, 1_000),))
+    plan = plan_of(
+        sent("tp", "all_reduce", 1, MIB, 4),
+        sent("tp", "all_gather", 1, KIB, 4),
+        sent("tp", "all_reduce", 1, 9 * MIB, 4),
+        tp=4,
+    )
+
+    found = baseline_times(plan, baseline)
+
+    assert found.seconds == {}
+    assert found.not_measured == (
+        "all_gather of 1,024 bytes by 4 ranks within a node",
+        "all_reduce of 9,437,184 bytes by 4 ranks within a node",
+    )
+    assert role_times(plan, {}, None, found.seconds)[0].seconds is None

@@ -32,17 +32,17 @@ def comparison_resources(before: WholeRun | LargeRun, after: WholeRun | LargeRun
         "run_after": after.recorded.any_metadata.run_id,
         **comparison.to_json(),
     }
-    return {"comparison.json": encode_json(described), **_step_of(before)}
+    return {"comparison.json": encode_json(described), **step_under(before, "other")}
 
 
-def _step_of(run: WholeRun | LargeRun) -> Resources:
-    """Return the typical step of a run."""
+def step_under(run: WholeRun | LargeRun, name: str) -> Resources:
+    """Return the typical step of a run, to be drawn under those of another one."""
     step = steps_to_draw(step_durations(run.aligned, run.steps.used))[0]
     timeline = Timeline.of_analysis(run.read_steps([step]))
     ranks = ranks_to_draw(timeline, [step], (), MOST_BOXES)
     return {
-        "other.json": encode_json(step_json(timeline, step, "other/outline.json")),
-        "other/outline.json": encode_json(outline_json(timeline.outline())),
-        "other/ranks": ranks_table(timeline.bounds(step), ranks),
-        **box_tables(timeline.step(step, ranks), "other"),
+        f"{name}.json": encode_json(step_json(timeline, step, f"{name}/outline.json")),
+        f"{name}/outline.json": encode_json(outline_json(timeline.outline())),
+        f"{name}/ranks": ranks_table(timeline.bounds(step), ranks),
+        **box_tables(timeline.step(step, ranks), name),
     }

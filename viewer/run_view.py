@@ -35,6 +35,7 @@ from commtrace.viewer.data import (
 )
 from commtrace.viewer.overview import critical_tables
 from commtrace.viewer.slowdown import slowdown_resources
+from commtrace.viewer.what_if import Predict, Question, WhatIfs
 from commtrace.viewer.whole_run import summarise_with_views
 
 MOST_ROWS: Final = 4_000_000
@@ -104,17 +105,20 @@ class RunView:
         workers: Workers = ALONE,
         trace_of: Callable[[Timeline, int], bytes] | None = None,
         against: Path | None = None,
+        predict: Predict | None = None,
     ) -> None:
         """Prepare a run.
 
         Args:
             trace_of: returns a step as a file for the Perfetto UI; without it there is no ``step/N/perfetto``.
             against: another run that this one is compared with.
+            predict: answers what-if questions; without it there are no answers.
 
         Raises:
             RunNotFoundError: there is no run at a path.
         """
         self._trace_of = trace_of
+        self._what_ifs = WhatIfs(predict) if predict else None
         self._against = find_run_directory(against) if against else None
         self.path = find_run_directory(path)
         self._workers = workers
@@ -134,6 +138,14 @@ class RunView:
         """Return whether more was recorded since the run was read."""
         return _recorded_bytes(self.path) != self._size
 
+    def what_if(self, question: Question) -> bytes | None:
+        """Return the answer to a question; None where questions are not answered.
+
+        Raises:
+            CommtraceError: the run cannot be read or replayed, or cannot have these changes.
+        """
+        return self._what_ifs.answer(self._opened.result().run, question) if self._what_ifs else None
+
     def resource(self, name: str, ranks: Collection[int] | None = None) -> bytes | Pending | None:
         """Return a resource; None if there is none of this name.
 
@@ -149,6 +161,8 @@ class RunView:
             return self._when_summarised(self._summary, lambda summary: encode_json(summary.to_json()))
         if name.startswith(("step/", "plan")):
             return _when_done(self._opened, _READING, lambda opened: self._of_timeline(opened, name, ranks))
+        if name.startswith("whatif/"):
+            return self._what_ifs.resource(name) if self._what_ifs else None
         if name == "slowdown.json":
             return _when_done(self._slowdown, _REPLAYING, lambda resources: resources.get(name))
         if name == "comparison.json" or name.startswith("other"):

@@ -2,7 +2,7 @@
 
 Addresses, all behind a token: ``/`` lists the runs, ``/run/NAME/`` is the page of one, ``/run/NAME/data/RESOURCE`` are
 its data (docs/viewer-data.md), ``/run/NAME/state`` says whether it has grown, and a POST to ``/run/NAME/read`` makes
-the server read it again.
+the server read it again; one to ``/run/NAME/whatif``, with changes as its query, is answered with a prediction.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 from commtrace.errors import CommtraceError, ConfigurationError
 from commtrace.viewer.page import fill_page
 from commtrace.viewer.run_view import Pending, RunView
+from commtrace.viewer.what_if import Question
 
 _LOOPBACK: Final = "127.0.0.1"
 _COMPRESSED_FROM: Final = 4096
@@ -180,6 +181,8 @@ class _Handler(BaseHTTPRequestHandler):
             case ["run", name, "read"]:
                 self.site.read_again(name)
                 self._send(b"{}", "application/json")
+            case ["run", name, "whatif"]:
+                self._what_if(name, Question.of_query(query))
             case _:
                 self._text(HTTPStatus.NOT_FOUND, "There is nothing at this address.")
 
@@ -195,6 +198,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(json.dumps(found._asdict()).encode(), "application/json", HTTPStatus.ACCEPTED)
         else:
             self._send(found, _content_type(name))
+
+    def _what_if(self, run: str, question: Question) -> None:
+        view = self.site.view(run)
+        if view is None:
+            self._no_run(run)
+            return
+        answer = view.what_if(question)
+        if answer is None:
+            self._send(b"", "text/plain", HTTPStatus.NO_CONTENT)
+        else:
+            self._send(answer, "application/json")
 
     def _no_run(self, name: str) -> None:
         self._text(HTTPStatus.NOT_FOUND, f"There is no run {name} here. Open the list of runs.")

@@ -21,6 +21,7 @@ import typer
 
 from commtrace.analysis.timeline import Timeline
 from commtrace.cli.arguments import ClusterOption, WorkersOption, chosen_workers
+from commtrace.cli.commands.whatif import predict_for_page
 from commtrace.errors import ConfigurationError
 from commtrace.exporters import chrome_trace, perfetto
 from commtrace.history.runs import list_runs
@@ -64,7 +65,7 @@ def view(
     with chosen_workers(workers, cluster) as chosen:
         server = RunServer(
             partial(_paths, directory) if single is None else lambda: {single.name: single},
-            partial(RunView, workers=chosen, trace_of=perfetto_trace, against=against),
+            partial(RunView, workers=chosen, trace_of=perfetto_trace, against=against, predict=predict_for_page),
             lambda: list_runs(directory, now_ns=time.time_ns(), ask=process_state).to_json(),
             token=secrets.token_urlsafe(16),
             port=port,

@@ -7,6 +7,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from enum import Enum
@@ -29,12 +30,14 @@ from commtrace.analysis.prediction.changes import (
 from commtrace.analysis.prediction.predict import TARGET_ERROR, Outcome, Prediction, predict, steps_drawn
 from commtrace.analysis.prediction.predicted_run import predicted_ranks
 from commtrace.analysis.stragglers.search import find_stragglers
-from commtrace.analysis.windows.run import open_run
+from commtrace.analysis.windows.run import LargeRun, WholeRun, open_run
 from commtrace.cli.arguments import DEFAULT_RUNS, JsonOption, RunsArgument, StepsOption, run_directory
 from commtrace.cli.output import milliseconds, wide_console
 from commtrace.errors import ConfigurationError
 from commtrace.trace.files.writer import SegmentWriter
+from commtrace.trace.json_values import JsonObject
 from commtrace.trace.schema import mark_row
+from commtrace.viewer.what_if import Question
 
 
 class Order(str, Enum):
@@ -145,15 +148,12 @@ def whatif(
     )
     run = run_directory(runs)
     opened = open_run(run, steps or None)
-    analysis = opened.read_steps(steps_drawn(opened.steps.used, len(opened.aligned.ranks)))
-    slow = _slow_ranks(without_slow_rank or [], analysis)
-    outcome = predict(analysis, changes.with_slow_ranks(slow))
+    outcome = _outcome(opened, changes, without_slow_rank or [])
     prediction = outcome.prediction
     if output is not None:
         _write(outcome, output, run)
     if json_output:
-        printed = {"verdict": verdict_text(prediction), **prediction.to_json(), "problems": opened.recorded.problems}
-        sys.stdout.write(json.dumps(printed, allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(_answer(opened, prediction), allow_nan=False) + "\n")
         return
     console = wide_console()
     console.print(f"Run {escape(opened.recorded.any_metadata.run_id)}", style="dim")
@@ -166,6 +166,22 @@ def whatif(
     if not prediction.changes:
         told = escape(str(run))
         console.print(f"What would help: commtrace whatif {told} --without-slow-rank all", style="dim")
+
+
+def predict_for_page(opened: WholeRun | LargeRun, question: Question, directory: Path) -> Mapping[str, object]:
+    """Answer a question of the page as ``--json`` does, and write the predicted steps into a new directory."""
+    outcome = _outcome(opened, question.changes, question.without_slow_rank)
+    write_predicted(outcome, directory)
+    return _answer(opened, outcome.prediction)
+
+
+def _outcome(opened: WholeRun | LargeRun, changes: Changes, without_slow_rank: Sequence[str]) -> Outcome:
+    analysis = opened.read_steps(steps_drawn(opened.steps.used, len(opened.aligned.ranks)))
+    return predict(analysis, changes.with_slow_ranks(_slow_ranks(without_slow_rank, analysis)))
+
+
+def _answer(opened: WholeRun | LargeRun, prediction: Prediction) -> JsonObject:
+    return {"verdict": verdict_text(prediction), **prediction.to_json(), "problems": list(opened.recorded.problems)}
 
 
 def _write(outcome: Outcome, output: Path, run: Path) -> None:
@@ -194,7 +210,7 @@ def write_predicted(outcome: Outcome, directory: Path) -> None:
         writer.close()
 
 
-def _slow_ranks(asked: list[str], analysis: Analysis) -> tuple[int, ...]:
+def _slow_ranks(asked: Sequence[str], analysis: Analysis) -> tuple[int, ...]:
     if ALL_ROLES in asked:
         rows = analysis.replayed
         found = find_stragglers(rows.run, rows.matches)

@@ -26,6 +26,7 @@ import { showSlowdown } from "./panels/slowdown";
 import { showSteps } from "./panels/steps";
 import { showStragglers, stragglingRanks } from "./panels/stragglers";
 import { TimelinePanel } from "./panels/timeline";
+import { showWhatIf } from "./panels/what_if";
 import { Theme } from "./theme";
 import { longestStall } from "./timeline/search";
 
@@ -76,6 +77,7 @@ async function showRun(source: Source, theme: Theme): Promise<void> {
   await showGroups(source, showRank);
   await showHealth(source, summary);
   await showExpected(source, summary, showRank);
+  showWhatIf(source, summary, async (name) => panel?.showPredicted(name));
   await showSlowdown(source, showRank); // minutes of replays where ranks are very many
   if (await showComparison(source)) panel?.offerOther(); // another run may still be read when all else is there
 }

@@ -28,6 +28,7 @@ export class TimelinePanel {
   private readonly steps: Steps;
   private readonly criticalPath: CriticalPathPanel;
   private number: number | null = null; // of the step that is shown
+  private other = "other"; // the resource that is drawn under the steps, where the plan is not
   private readonly under = new Map<string, Step>();
   private legend: Legend | null = null;
   private requests = 0;
@@ -217,8 +218,18 @@ export class TimelinePanel {
     byId("show-other").hidden = false;
   }
 
-  private async toggleUnder(name: "plan" | "other"): Promise<void> {
-    if (byId(`show-${name}`).hidden) return;
+  /** Shows a predicted step under the steps of this run, instead of another run's. */
+  async showPredicted(name: string): Promise<void> {
+    this.other = name;
+    byId("show-other").textContent = "Predicted step";
+    byId("show-other").title = "Show the predicted step under this one (o)";
+    this.offerOther();
+    await this.toggleUnder("other");
+  }
+
+  private async toggleUnder(which: "plan" | "other"): Promise<void> {
+    if (byId(`show-${which}`).hidden) return;
+    const name = which === "other" ? this.other : which;
     let shown: Step | null = null;
     if (this.timeline.planned?.name !== name) {
       try {
@@ -229,7 +240,8 @@ export class TimelinePanel {
       }
     }
     this.timeline.planned = shown;
-    for (const one of ["plan", "other"]) byId(`show-${one}`).ariaPressed = String(shown?.name === one);
+    byId("show-plan").ariaPressed = String(shown?.name === "plan");
+    byId("show-other").ariaPressed = String(shown?.name === this.other);
     byId("plan-note").textContent = shown ? noteUnder(shown) : "";
     this.timeline.redraw();
   }
@@ -394,6 +406,9 @@ function waitText(wait: number): string {
 }
 
 function noteUnder(step: Step): string {
+  if (step.name.startsWith("whatif/")) {
+    return `The lower bar of a row is ${stepName(step.number)} as predicted, on the same rank: ${formatDuration(step.duration)}.`;
+  }
   if (step.name === "other") {
     return `The lower bar of a row is ${stepName(step.number)} of the other run, its typical one, on the same rank: ${formatDuration(step.duration)}.`;
   }

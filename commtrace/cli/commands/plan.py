@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from commtrace.cli.arguments import JsonOption, StepsOption
-from commtrace.cli.beside import print_beside
 from commtrace.cli.output import binary_bytes, num_bytes, share, wide_console
+from commtrace.cli.plan_against import print_beside
 from commtrace.cli.plan_times import plan_times, print_times
 from commtrace.errors import ConfigurationError
 from commtrace.planning.megatron_arguments import parse_megatron_command

@@ -96,6 +96,14 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
 
+def is_plain_json(text: str | bytes) -> bool:
+    """Return whether all text in JSON is sure to be :func:`printable` as it is, without decoding it."""
+    if len(text) > LONGEST_WORD or not text.isascii():
+        return False
+    characters = text if isinstance(text, str) else text.decode("ascii")
+    return "\\" not in characters and characters.isprintable()
+
+
 def printable_lines(text: str) -> str:
     """Make every line of the text :func:`printable`."""
     return "\n".join(map(printable, text.split("\n")))

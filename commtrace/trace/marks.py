@@ -21,7 +21,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from commtrace.trace import schema
 from commtrace.trace.hang_report import Activity, InFlight
-from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json
+from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json, is_plain_json
 from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, PeakMemory, RankMetadata
 from commtrace.trace.run import DiscardedSegments, Drop, FailedCommunication, TriggeredDetail
 from commtrace.trace.topology import Count, Number, Step, Time, Topology, Word
@@ -186,7 +186,10 @@ def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
         return None
     if name == "process_group":
         return dict(_read_group(text or "{}", most_ranks))
-    detail = all_printable(msgspec.to_builtins(decode_json(text or "{}", _TYPES[name])))
+    text = text or "{}"
+    detail = msgspec.to_builtins(decode_json(text, _TYPES[name]))
+    if name != "topology" or not is_plain_json(text):  # a topology has much text, and every rank its own
+        detail = all_printable(detail)
     if name == "topology":
         _check_topology(detail)
     return detail

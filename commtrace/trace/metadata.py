@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Final, NamedTuple
 
-from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json
+from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json, is_plain_json
 
 TIMING_VARIABLE: Final = "TORCH_NCCL_ENABLE_TIMING"
 SLURM_NODE: Final = "SLURMD_NODENAME"
@@ -86,11 +86,17 @@ class RankMetadata:
     def from_json(cls, text: str | bytes) -> RankMetadata:
         """Read the header of a segment; raise ValueError if it is no metadata of a possible rank."""
         metadata: RankMetadata = decode_json(text, cls)
-        numbers = (metadata.attempt, metadata.session, metadata.local_rank, metadata.pid, *astuple(metadata.anchor))
+        anchor = metadata.anchor
+        numbers = (
+            *(metadata.attempt, metadata.session, metadata.local_rank, metadata.pid),
+            *(anchor.monotonic_ns, anchor.realtime_ns, anchor.bracket_ns),
+        )
         if any(abs(number) > _LARGEST for number in numbers):
             raise ValueError("a number of its header is larger than any clock or process has")
         if not (0 <= metadata.rank < metadata.most_ranks and 1 <= metadata.world_size <= MOST_RANKS):
             raise ValueError(f"rank {metadata.rank} of {metadata.world_size} is no rank of a job")
+        if is_plain_json(text):
+            return metadata
         words = {name: all_printable(getattr(metadata, name)) for name in _WORDS}
         return replace(metadata, **words)
 

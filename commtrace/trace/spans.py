@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -42,6 +43,8 @@ DTYPE_OF_COLUMN: Mapping[str, type[np.signedinteger | np.bool_]] = {
 }
 """Every column but ``detail``, which the reader reads into marks."""
 
+_columns_of: Final = attrgetter(*DTYPE_OF_COLUMN)
+
 _ROWS_AT_A_TIME: Final = 500
 
 
@@ -77,7 +80,7 @@ class Spans:
         """Select rows by a mask, by indices (in that order) or by a slice (without copying)."""
         if not isinstance(rows, slice) and rows.dtype == np.bool_:
             rows = np.flatnonzero(rows)  # once instead of once for each column
-        return Spans(*(getattr(self, column.name)[rows] for column in fields(self)))
+        return Spans(*[column[rows] for column in _columns_of(self)])
 
     def replace(self, **columns: npt.NDArray[np.generic]) -> Spans:
         return Spans(*(columns.get(column.name, getattr(self, column.name)) for column in fields(self)))

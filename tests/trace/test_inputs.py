@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,15 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from commtrace.trace.inputs import LONGEST_WORD, all_printable, decode_json, open_file, printable, read_file
+from commtrace.trace.inputs import (
+    LONGEST_WORD,
+    all_printable,
+    decode_json,
+    is_plain_json,
+    open_file,
+    printable,
+    read_file,
+)
 
 
 class Place(NamedTuple):
@@ -85,3 +94,12 @@ def test_threads_decode_the_first_of_a_type_at_once() -> None:
     with ThreadPoolExecutor(4) as pool:
         decoded = list(pool.map(lambda _: decode_json('{"inner": {"number": 3}, "word": "a"}', outer), range(4)))
     assert decoded == [outer(inner(3), "a")] * 4
+
+
+def test_json_is_plain_if_printable_would_change_none_of_its_text() -> None:
+    assert is_plain_json('{"host": "node 0"}')
+    assert is_plain_json(b'{"host": "node 0"}')
+    assert not is_plain_json(r'{"host": "node\u001b[2J"}')
+    assert not is_plain_json('{"host": "no\u202ede"}')
+    assert not is_plain_json('{"host": "\xff"}'.encode())
+    assert not is_plain_json(json.dumps("x" * (LONGEST_WORD + 1)))

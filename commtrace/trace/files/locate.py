@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -77,8 +78,9 @@ def runs_below(path: Path) -> list[Path]:
 
 def rank_directories(directory: Path) -> list[Path]:
     """Return the folders of the ranks by name, without dangling links."""
-    named = (child for child in directory.iterdir() if RANK_DIRECTORY_PATTERN.match(child.name))
-    return sorted(child for child in named if child.is_dir())
+    with os.scandir(directory) as entries:  # which knows of most what is a folder, without a look at each
+        names = [entry.name for entry in entries if RANK_DIRECTORY_PATTERN.match(entry.name) and entry.is_dir()]
+    return [directory / name for name in sorted(names)]
 
 
 def _holds_ranks(directory: Path) -> bool:
@@ -327,8 +329,10 @@ def missing_segments(segments: Sequence[Segment], trace: RankTrace) -> list[str]
     if not numbered:
         return []
     folder = segments[0].path.parent
-    # Segments of other recordings in the folder, and those without a readable header, have their own numbers.
-    there = {segment_number(path) for path in segment_paths(folder) if path.exists()}  # a link may point nowhere
+    there: set[int] = set()
+    if any(after - before > 1 for (before, _), (after, _) in pairwise(numbered)):
+        # Segments of other recordings in the folder, and those without a readable header, have their own numbers.
+        there = {segment_number(path) for path in segment_paths(folder) if path.exists()}  # a link may point nowhere
     sentences = []
     for (before, earlier), (after, later) in pairwise(numbered):
         absent = after - before - 1 - sum(before < number < after for number in there)

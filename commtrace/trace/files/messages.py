@@ -100,8 +100,11 @@ def unpacked_bytes(message: bytes) -> int:
         is_compressed = _field(metadata, batch, _COMPRESSION) > 0
         buffers = _inner(metadata, batch, _BUFFERS)
         (count,) = struct.unpack_from("<I", metadata, buffers)
-        places = (struct.unpack_from("<qq", metadata, buffers + 4 + 16 * number) for number in range(count))
-        return sum(_unpacked(body, offset, length, is_compressed) for offset, length in places)
+        places = struct.unpack_from(f"<{2 * count}q", metadata, buffers + 4)
+        return sum(
+            _unpacked(body, offset, length, is_compressed)
+            for offset, length in zip(places[::2], places[1::2], strict=True)
+        )
     except struct.error:
         raise ValueError("its metadata is damaged") from None
 

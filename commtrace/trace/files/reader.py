@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -32,7 +32,7 @@ from commtrace.trace.files.locate import (
     rank_directories,
     two_at_once,
 )
-from commtrace.trace.files.segment_index import SegmentIndex, SegmentReplacedError, first_line
+from commtrace.trace.files.segment_index import SegmentIndex, first_line
 from commtrace.trace.files.side_files import with_side_files
 from commtrace.trace.files.writer import segment_paths, segment_step_ranges
 from commtrace.trace.inputs import printable
@@ -41,8 +41,6 @@ from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.selection import StepRange
 
 _NUMBER: Final = re.compile("[0-9]{1,9}")
-
-_Read = TypeVar("_Read")
 
 _BYTES_OF_BLOCK: Final = 1_000_000
 """Compressed, of ranks that are read together: a row takes 7 to 20 of them."""
@@ -226,7 +224,8 @@ def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[Segment
 
 
 def _read_header(path: Path) -> Segment:
-    columns = _unless_replaced(path, SegmentIndex.schema)[1]
+    index = SegmentIndex(path)
+    columns = index.read_header()
     metadata = columns.metadata or {}
     if schema.METADATA_KEY not in metadata:
         raise ValueError("an Arrow stream, but no segment of commtrace")
@@ -250,7 +249,7 @@ def _read_header(path: Path) -> Segment:
         _number(metadata, name) if name in metadata else None  # files of older versions do not say it
         for name in (b"commtrace.segment", b"commtrace.first_segment")
     )
-    return Segment(path, rank_metadata, first_step, path.stat().st_size, number, first_number)
+    return Segment(path, rank_metadata, first_step, index.num_bytes, number, first_number)
 
 
 def _number(metadata: Mapping[bytes, bytes], name: bytes) -> int:
@@ -291,25 +290,12 @@ def _read_rank(segments: list[Segment], steps: StepRange | None) -> tuple[pa.Tab
 
 
 def _read_segment(path: Path) -> tuple[pa.Table | None, list[str]]:
+    index = SegmentIndex(path)
     try:
-        index, table = _unless_replaced(path, lambda index: index.read(0, len(index.batches)))
+        table = index.read_all()
     except FileNotFoundError:
         return None, [f"{path}: was deleted while the run was read, to keep to its budget."]
     except (pa.ArrowException, OSError) as error:
         return None, [f"{path}: not readable ({first_line(error)})."]
     index.report_torn_end()
     return table, index.problems
-
-
-def _unless_replaced(path: Path, read: Callable[[SegmentIndex], _Read]) -> tuple[SegmentIndex, _Read]:
-    """Index a segment and read from it; once more if compaction, which replaces a segment once, came between."""
-
-    def look() -> tuple[SegmentIndex, _Read]:
-        index = SegmentIndex(path)
-        index.extend()
-        return index, read(index)
-
-    try:
-        return look()
-    except SegmentReplacedError:
-        return look()

@@ -10,6 +10,7 @@ import os
 import socket
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -55,6 +56,7 @@ class SegmentIndex:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.batches: list[Message] = []
+        self.num_bytes = 0
         self.modified_ns = 0
         self.ends_whole = True
         self.problems: list[str] = []
@@ -71,16 +73,18 @@ class SegmentIndex:
     def extend(self) -> None:
         """Find messages written since the last call; read a replaced file from its beginning; raise OSError."""
         with open_file(self.path) as opened:
-            file = opened.fileno()
-            status = os.fstat(file)
-            size, self.modified_ns = status.st_size, status.st_mtime_ns
-            if status.st_ino != self._file_number:
-                self._file_number, self._end = status.st_ino, 0
-                self._schema, self._dictionaries, self.batches = None, [], []
-                self._unverified, self._since_batch = [], []
-                self._checksums, self._has_table, self._damaged = {}, False, set()
-            if not self._has_table:
-                self._find(file, size)
+            self._extend(opened.fileno())
+
+    def _extend(self, file: int) -> None:
+        status = os.fstat(file)
+        self.num_bytes, self.modified_ns = status.st_size, status.st_mtime_ns
+        if status.st_ino != self._file_number:
+            self._file_number, self._end = status.st_ino, 0
+            self._schema, self._dictionaries, self.batches = None, [], []
+            self._unverified, self._since_batch = [], []
+            self._checksums, self._has_table, self._damaged = {}, False, set()
+        if not self._has_table:
+            self._find(file, self.num_bytes)
 
     def _find(self, file: int, size: int) -> None:
         checked = read_checksums(file, size)
@@ -118,9 +122,29 @@ class SegmentIndex:
 
     def schema(self) -> pa.Schema:
         """Return the header; raise OSError if the file cannot be read, pa.ArrowException if the header cannot."""
+        with self._opened() as file:
+            return self._read_schema(file)
+
+    def read_header(self) -> pa.Schema:
+        """Find all messages and return the header, of a file that is opened once. Raise as :meth:`schema`."""
+        with open_file(self.path) as opened:
+            self._extend(opened.fileno())
+            return self._read_schema(opened.fileno())
+
+    def read_all(self) -> pa.Table | None:
+        """Find and read all batches without damaged ones, of a file that is opened once; None if there is none.
+
+        Raises:
+            OSError, pa.ArrowException: the file or its header cannot be read.
+        """
+        with open_file(self.path) as opened:
+            self._extend(opened.fileno())
+            return self._read(opened.fileno(), self.batches, None)
+
+    def _read_schema(self, file: int) -> pa.Schema:
         if self._schema is None:
             raise pa.ArrowInvalid("it holds no Arrow stream, or not yet")
-        (content,) = self._contents([self._schema])
+        (content,) = self._contents(file, [self._schema])
         if content is None:
             raise pa.ArrowInvalid("its checksum differs: some of its bytes have changed")
         return pa.ipc.open_stream(pa.py_buffer(content)).schema
@@ -135,10 +159,16 @@ class SegmentIndex:
         wanted = self.batches[first:end]
         if self._schema is None or not wanted:
             return None
+        with self._opened() as file:
+            return self._read(file, wanted, columns)
+
+    def _read(self, file: int, wanted: Sequence[Message], columns: list[int] | None) -> pa.Table | None:
+        if self._schema is None or not wanted:
+            return None
         # Dictionaries replace each other; those before the last wanted batch are all that it can refer to.
         words = [one for one in self._dictionaries if one.offset < wanted[-1].offset]
         messages = [self._schema, *sorted([*words, *wanted])]
-        contents = self._contents(messages)
+        contents = self._contents(file, messages)
         if contents[0] is None:
             raise pa.ArrowInvalid("its header is damaged")
         kept = self._readable(messages, contents)
@@ -147,18 +177,22 @@ class SegmentIndex:
             return None
         return pa.Table.from_batches(batches).replace_schema_metadata()
 
-    def _contents(self, messages: Sequence[Message]) -> list[bytes | None]:
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        """Open the file again, which must be the one of the last look."""
+        with open_file(self.path) as opened:
+            if os.fstat(opened.fileno()).st_ino != self._file_number:
+                raise SegmentReplacedError(errno.ESTALE, "replaced while the run was read", str(self.path))
+            yield opened.fileno()
+
+    def _contents(self, file: int, messages: Sequence[Message]) -> list[bytes | None]:
         """Return the bytes of messages; None where their checksum differs."""
         contents: list[bytes | None] = []
-        with open_file(self.path) as opened:
-            file = opened.fileno()
-            if os.fstat(file).st_ino != self._file_number:
-                raise SegmentReplacedError(errno.ESTALE, "replaced while the run was read", str(self.path))
-            for message in messages:
-                content = os.pread(file, message.size, message.offset)
-                crc = self._checksums.get(message.offset)
-                is_whole = len(content) == message.size and (crc is None or zlib.crc32(content) == crc)
-                contents.append(content if is_whole else None)
+        for message in messages:
+            content = os.pread(file, message.size, message.offset)
+            crc = self._checksums.get(message.offset)
+            is_whole = len(content) == message.size and (crc is None or zlib.crc32(content) == crc)
+            contents.append(content if is_whole else None)
         return contents
 
     def _readable(self, messages: Sequence[Message], contents: Sequence[bytes | None]) -> list[tuple[Message, bytes]]:

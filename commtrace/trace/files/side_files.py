@@ -17,7 +17,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -37,9 +37,16 @@ _MOST_BYTES_OF_HANG: Final = 4_000_000
 
 def with_side_files(trace: RankTrace, rank_directory: Path) -> RankTrace:
     """Add to the trace the facts in readable files beside its segments."""
-    for add in (_with_losses, _with_gone_peers, _with_stack):
-        trace = add(trace, rank_directory)
-    return trace
+    session = trace.metadata.session
+    try:
+        names = os.listdir(rank_directory)
+    except OSError:  # deleted since its rows were read
+        return trace
+    trace = _with_losses(trace, [rank_directory / name for name in names if name.startswith("lost-")])
+    looks, stack = _looks_path(rank_directory, session), stack_path(rank_directory, session)
+    if looks.name in names:
+        trace = _with_gone_peers(trace, looks)
+    return _with_stack(trace, stack) if stack.name in names else trace
 
 
 def write_losses(rank_directory: Path, session: int, lost: Mapping[str, int]) -> None:
@@ -50,8 +57,8 @@ def write_losses(rank_directory: Path, session: int, lost: Mapping[str, int]) ->
         path.write_text(json.dumps(dict(lost)), encoding="ascii")
 
 
-def _with_losses(trace: RankTrace, rank_directory: Path) -> RankTrace:
-    for path in rank_directory.glob("lost-*"):
+def _with_losses(trace: RankTrace, paths: Iterable[Path]) -> RankTrace:
+    for path in paths:
         match = _LOSSES.fullmatch(path.name)
         if match is not None and int(match[1]) == trace.metadata.session:
             lost = _by_kind(path, int(match[2]))
@@ -86,8 +93,8 @@ def read_stack(path: Path) -> tuple[str, ...]:
     return tuple(frame for frame in frames if not frame.startswith(_OWN_FILES))
 
 
-def _with_stack(trace: RankTrace, rank_directory: Path) -> RankTrace:
-    stack = () if trace.closed else read_stack(stack_path(rank_directory, trace.metadata.session))
+def _with_stack(trace: RankTrace, path: Path) -> RankTrace:
+    stack = () if trace.closed else read_stack(path)
     return replace(trace, stack=stack) if stack else trace
 
 
@@ -105,12 +112,11 @@ def forget_gone_peers(rank_directory: Path, session: int) -> None:
     _looks_path(rank_directory, session).unlink(missing_ok=True)
 
 
-def _with_gone_peers(trace: RankTrace, rank_directory: Path) -> RankTrace:
-    path = _looks_path(rank_directory, trace.metadata.session)
+def _with_gone_peers(trace: RankTrace, path: Path) -> RankTrace:
     try:
         looks: list[PeerLook] = [decode_json(line, PeerLook) for line in read_file(path, _MOST_BYTES).splitlines()]
     except (OSError, ValueError):
-        return trace  # Most have none; of a damaged one nothing is believed.
+        return trace  # of a damaged one nothing is believed
     ranks = range(trace.metadata.world_size)
     if not all(0 <= look.at_ns < 2**63 and all(rank in ranks for rank in look.ended) for look in looks):
         return trace

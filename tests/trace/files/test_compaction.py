@@ -196,25 +196,25 @@ def test_the_budget_counts_what_is_there_and_never_holds_both_forms_beyond_it(
     writer.close()
 
 
-def test_a_segment_that_is_replaced_between_its_two_looks_is_read_again(
+def test_a_segment_that_is_replaced_after_its_header_was_read_is_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = SegmentWriter(tmp_path, metadata())
     writer.write([row(step=0, start=0, id=7), *steps(0, 1)])
     writer.close()
     (path,) = (tmp_path / "rank-00000").glob("*.arrows")
-    read = segment_index.SegmentIndex.read
+    read = segment_index.SegmentIndex.read_all
     replaced: list[Path] = []
 
-    def replace_and_read(self: Any, *arguments: Any) -> Any:
+    def replace_and_read(self: Any) -> Any:
         if not replaced:
             copy = path.with_suffix(".new")
             copy.write_bytes(path.read_bytes())
             copy.replace(path)
             replaced.append(path)
-        return read(self, *arguments)
+        return read(self)
 
-    monkeypatch.setattr(segment_index.SegmentIndex, "read", replace_and_read)
+    monkeypatch.setattr(segment_index.SegmentIndex, "read_all", replace_and_read)
     run = load_run(tmp_path)
 
     assert replaced == [path]

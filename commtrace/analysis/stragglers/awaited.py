@@ -27,9 +27,8 @@ from commtrace.analysis.stragglers.slow_ranks import (
 )
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace import schema
-from commtrace.trace.blocks import Block
+from commtrace.trace.blocks import Block, end_to_end
 from commtrace.trace.json_values import JsonObject
-from commtrace.trace.run import RankTrace
 from commtrace.trace.spans import Bool, Int8, Int32, Int64, Spans
 
 EVALUATION, CHECKPOINT, GC, DATA, COMPUTE, COMMUNICATION, USER, NOTHING = (
@@ -94,6 +93,9 @@ _LONGEST_STEPS: Final = 1_024
 """Steps that are then kept of each activity of each rank."""
 
 _WORTH_A_WORD: Final = 0.1
+
+_WAITS_AT_ONCE: Final = 100_000
+"""Of a step of 16,384 ranks there are eight million."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,18 +236,27 @@ class AwaitedTotals:
 def awaited_totals(context: Context) -> AwaitedTotals:
     """Add up waits by awaited rank and activity. The context must hold two more steps before each that counts."""
     waits = _Waits.of(context)
-    due = _due_to(waits, context)
-    wait, activity = np.nonzero(due)
-    unknown = np.flatnonzero(~waits.is_comparable)
-    rows = np.concatenate([wait, unknown])
-    activity = np.concatenate([activity, np.full(len(unknown), _UNKNOWN)])
-    ns = np.concatenate([due[due > 0], waits.ns[unknown]])
-    keys = waits.last_rank[rows], activity, waits.step[rows]
-    first, which = grouped(pack(keys))
-    total = np.zeros(len(first), np.int64)
-    np.add.at(total, which, ns)
-    last_rank, activity, step = (key[first] for key in keys)
-    dues = _Dues(last_rank.astype(np.int32), activity.astype(np.int8), step.astype(np.int32), total)
+    longer = _done_for_longer(waits, context)
+    first, which = grouped(pack((waits.last_rank, waits.step)))
+    total = np.zeros((len(_ACTIVITIES) + 1, len(first)), np.int64)  # the last one is of unknown activities
+    for begin in range(0, len(which), _WAITS_AT_ONCE):
+        rows = slice(begin, begin + _WAITS_AT_ONCE)
+        due = _divided(waits.ns[rows], longer[rows])
+        due[~waits.is_comparable[rows]] = 0
+        for of_activity, ns in zip(total, due.T, strict=False):
+            np.add.at(of_activity, which[rows], ns)
+    unknown = ~waits.is_comparable
+    np.add.at(total[_UNKNOWN], which[unknown], waits.ns[unknown])
+    row, group = np.nonzero(total)
+    activity = np.where(row == len(_ACTIVITIES), _UNKNOWN, row)
+    last_rank, step = waits.last_rank[first[group]], waits.step[first[group]]
+    order = np.lexsort((step, activity, last_rank))
+    dues = _Dues(
+        last_rank=last_rank[order].astype(np.int32),
+        activity=activity[order].astype(np.int8),
+        step=step[order].astype(np.int32),
+        ns=total[row, group][order],
+    )
     return AwaitedTotals((dues,), {}, (np.array(context.steps, np.int64),), frozenset(context.run.ranks))
 
 
@@ -367,58 +378,91 @@ class _StepTimes(NamedTuple):
         return np.asarray(self.start[np.maximum(place - 1, 0)])
 
 
-def _due_to(waits: _Waits, context: Context) -> Int64:
-    """Return how much of each wait is due to each activity, ns, shape (waits, activities); 0 if not comparable."""
+def _done_for_longer(waits: _Waits, context: Context) -> Int64:
+    """Return for how much longer the last rank did each activity, ns, shape (waits, activities).
+
+    At least 0; 0 where the ranks cannot be compared.
+    """
     arrival = waits.start + waits.ns
-    more = np.zeros((len(waits.ns), len(_ACTIVITIES)), np.int64)
+    longer = np.zeros((len(waits.ns), len(_ACTIVITIES)), np.int64)
     known = np.flatnonzero(waits.is_comparable)
-    of_last, of_waiting = (known[np.argsort(whose[known], kind="stable")] for whose in (waits.last_rank, waits.rank))
-    sides = (of_last, waits.last_rank[of_last], arrival, 1), (of_waiting, waits.rank[of_waiting], waits.start, -1)
-    bounds = [np.searchsorted(whose, [[rank, rank + 1] for rank in context.run.ranks]) for _, whose, _, _ in sides]
-    for trace, *own_bounds in zip(context.run.ranks.values(), *bounds, strict=True):
-        course = _Course.of(trace)
-        for (rows, _, until, sign), (begin, end) in zip(sides, own_bounds, strict=True):
-            own = rows[begin:end]
-            more[own] += sign * (course.before(until[own]) - course.before(waits.since[own]))
-    np.maximum(more, 0, out=more)
-    more[more.sum(axis=1) == 0, -1] = 1
-    share = more / more.sum(axis=1, keepdims=True)
-    share *= waits.ns[:, np.newaxis]
+    sides = []
+    for rank, until, sign in ((waits.last_rank, arrival, 1), (waits.rank, waits.start, -1)):
+        rows = known[np.argsort(rank[known], kind="stable")]
+        sides.append((rows, rank[rows], until, sign))
+    for block in context.run.blocks:
+        courses, ranks = _Courses.of(block), np.array(block.ranks)
+        for rows, rank, until, sign in sides:
+            near = slice(np.searchsorted(rank, ranks[0]), np.searchsorted(rank, ranks[-1], side="right"))
+            place = np.searchsorted(ranks, rank[near])
+            is_own = ranks[place] == rank[near]
+            own = rows[near][is_own]
+            longer[own] += sign * courses.between(place[is_own], waits.since[own], until[own])
+    return np.maximum(longer, 0, out=longer)
+
+
+def _divided(ns: Int64, longer: Int64) -> Int64:
+    """Divide waits among activities in proportion to ``longer``, shape (waits, activities)."""
+    longer[longer.sum(axis=1) == 0, -1] = 1
+    share = longer / longer.sum(axis=1, keepdims=True)
+    share *= ns[:, np.newaxis]
     due: Int64 = np.floor(share, out=share).astype(np.int64)
-    due[np.arange(len(waits.ns)), np.argmax(more, axis=1)] += waits.ns - due.sum(axis=1)
-    due[~waits.is_comparable] = 0
+    due[np.arange(len(ns)), np.argmax(longer, axis=1)] += ns - due.sum(axis=1)
     return due
 
 
-class _Course(NamedTuple):
-    """The activities of a rank, one after the other; it does nothing before the first and after the last."""
+class _Courses(NamedTuple):
+    """The activities of the ranks of a block, one after the other; they do nothing before their first and after their
+    last. The ranks follow each other on one axis."""
 
-    start: Int64
+    shift: Int64  # of each rank, from its clock to the axis
+    begin: Int64  # of each rank on the axis
+    end: Int64
+    start: Int64  # of activities, on the axis
     activity: Int64
     total_ns: Int64  # of each activity before each start, shape (starts, activities)
 
     @classmethod
-    def of(cls, trace: RankTrace) -> _Course:
-        spans = trace.spans
+    def of(cls, block: Block) -> _Courses:
+        spans = block.spans
         rows = np.flatnonzero((_PRIORITY_OF_KIND.take(spans.kind) >= 0) & (spans.end > spans.start))
+        bounds = np.searchsorted(rows, block.bounds)
+        shift = end_to_end(spans.start[rows], spans.end[rows], bounds)
+        own_shift = np.repeat(shift, np.diff(bounds))
+        start, end = spans.start[rows] + own_shift, spans.end[rows] + own_shift
+        begins, ends = np.zeros((2, len(shift)), np.int64)
+        filled = np.diff(bounds) > 0
+        if filled.any():
+            begins[filled] = np.minimum.reduceat(start, bounds[:-1][filled])
+            ends[filled] = np.maximum.reduceat(end, bounds[:-1][filled])
         priority = _PRIORITY_OF_KIND.take(spans.kind[rows])
-        rank = np.empty(len(rows), np.int64)
-        rank[np.argsort(priority, kind="stable")] = np.arange(len(rows))
-        edges, winner = paint(spans.start[rows], spans.end[rows], rank, np.zeros(1, np.int64))
+        order = np.empty(len(rows), np.int64)
+        order[np.argsort(priority, kind="stable")] = np.arange(len(rows))
+        edges, winner = paint(start, end, order, np.zeros(1, np.int64))  # the axis begins at 0
         nothing = len(_ACTIVITIES) - 1
-        of_row = np.append(_ACTIVITY_OF_PRIORITY.take(priority), nothing)
-        start = np.append(edges[:1], edges)
-        activity = np.concatenate([[nothing], of_row[winner], [nothing]])
-        total = np.zeros((len(start), len(_ACTIVITIES)), np.int64)
-        total[np.arange(1, len(start)), activity[:-1]] = np.diff(start)
-        return cls(start, activity, np.cumsum(total, axis=0))
+        activity = np.append(np.append(_ACTIVITY_OF_PRIORITY.take(priority), nothing)[winner], nothing)
+        total = np.zeros((len(edges), len(_ACTIVITIES)), np.int64)
+        total[np.arange(1, len(edges)), activity[:-1]] = np.diff(edges)
+        return cls(shift, begins, ends, edges, activity, np.cumsum(total, axis=0, out=total))
 
-    def before(self, times: Int64) -> Int64:
-        """Return how long each activity lasted before each time, ns, shape (times, activities)."""
-        number = np.searchsorted(self.start[1:], times, side="right")
-        lasted = self.total_ns[number]
-        lasted[np.arange(len(times)), self.activity[number]] += times - self.start[number]
-        return np.asarray(lasted)
+    def between(self, place: Int64, since: Int64, until: Int64) -> Int64:
+        """Return how long the rank at each place of the block did each activity, ns, shape (times, activities)."""
+        begun, begun_ns, idle_before = self._at(place, since)
+        ended, ended_ns, idle_after = self._at(place, until)
+        lasted = self.total_ns[ended]
+        lasted -= self.total_ns[begun]
+        times = np.arange(len(place))
+        lasted[times, self.activity[ended]] += ended_ns
+        lasted[times, self.activity[begun]] -= begun_ns
+        lasted[:, -1] += idle_after - idle_before
+        return lasted
+
+    def _at(self, place: Int64, times: Int64) -> tuple[Int64, Int64, Int64]:
+        """Return the activity at each time, how long it has lasted, and how far the time is outside of the course."""
+        on_axis = times + self.shift[place]
+        within = np.clip(on_axis, self.begin[place], self.end[place])
+        number = np.searchsorted(self.start, within, side="right") - 1
+        return number, within - self.start[number], on_axis - within
 
 
 _ALIKE: Final = 0.001

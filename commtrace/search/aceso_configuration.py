@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from commtrace.errors import ConfigurationError
 from commtrace.search.aceso_profile import AcesoProfile, Case
+from commtrace.trace.json_values import JsonObject, to_json
+
+_FOLLOW: Final = frozenset({"num_stages", "checkpoint_activations", "resharding_stages"})
+"""Fields of a configuration that follow from the others."""
 
 
 class PlacedOperator(NamedTuple):
@@ -19,6 +24,21 @@ class PlacedOperator(NamedTuple):
     case: Case
     dp: int
     is_recomputed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AcesoJob:
+    """The fields of Aceso's JSON that do not say how the model is divided."""
+
+    model_name: str
+    model_size: str
+    num_layers: int | list[int]  # of a ResNet, the blocks of each group
+    global_batch_size: int
+
+    @property
+    def model(self) -> str:
+        """The name of the profile of this model."""
+        return f"{self.model_name}_{self.model_size}"
 
 
 class AcesoStage(NamedTuple):
@@ -52,6 +72,30 @@ class AcesoConfiguration:
     @property
     def microbatches(self) -> int:
         return self.global_batch_size // self.micro_batch_size
+
+    def file_content(self, sizes: Mapping[str, msgspec.Raw]) -> JsonObject:
+        """Return the configuration as Aceso writes it, with the sizes of the model, which it does not need itself."""
+        stages = range(len(self.num_gpus))
+        return {
+            **{name: msgspec.json.decode(size) for name, size in sizes.items()},
+            "global_batch_size": self.global_batch_size,
+            "micro_batch_size": self.micro_batch_size,
+            "num_stages": len(self.num_gpus),
+            "num_gpus": list(self.num_gpus),
+            "checkpoint_activations": [any(self.recompute_ops[stage]) for stage in stages],
+            "resharding_stages": [self._changes_division(stage) for stage in stages],
+            "num_ops_in_each_stage": list(self.num_ops_in_each_stage),
+            "model_parallel_size_of_each_op": to_json(self.model_parallel_size_of_each_op),
+            "data_parallel_size_of_each_op": to_json(self.data_parallel_size_of_each_op),
+            "recompute_ops": to_json(self.recompute_ops),
+            "algo_of_each_op": to_json(self.algo_of_each_op),
+        }
+
+    def _changes_division(self, stage: int) -> bool:
+        """Return whether operators of a stage may be divided in different ways, as those of algorithm 1 are."""
+        sizes = zip(self.model_parallel_size_of_each_op[stage], self.data_parallel_size_of_each_op[stage], strict=True)
+        is_divided = max(self.model_parallel_size_of_each_op[stage]) > 1
+        return len(set(sizes)) > 1 or (is_divided and any(self.algo_of_each_op[stage]))
 
     def stages(self, profile: AcesoProfile) -> tuple[AcesoStage, ...]:
         """Return the stages with the operators of a profile.
@@ -107,6 +151,31 @@ def model_operators(profile: AcesoProfile, family: str, layers: int | list[int])
         raise ConfigurationError(f"{profile.model}: the profile has no operators of a decoder's layer")
     begin, behind = names.index(first_of_decoder), names.index(last_of_decoder) + 1
     return (*encoder, *names[end:begin], *names[begin:behind] * layers, *names[behind:])
+
+
+def read_aceso_job(path: Path) -> tuple[AcesoJob, dict[str, msgspec.Raw]]:
+    """Return what a JSON of Aceso says about the model and its batch, and all its sizes as they are in the file.
+
+    A configuration may be given: how it divides the model is left out.
+
+    Raises:
+        ConfigurationError: the file has no such sizes.
+        OSError: the file cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+        job = msgspec.json.decode(content, type=AcesoJob)
+        sizes = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(
+            f"{path} does not say which model it is: {error}. Needed are model_name, model_size, num_layers and "
+            "global_batch_size, as in the JSON files of Aceso"
+        ) from error
+    layers = job.num_layers if isinstance(job.num_layers, list) else [job.num_layers]
+    if min(layers, default=0) < 1 or job.global_batch_size < 1:
+        raise ConfigurationError(f"{path}: num_layers or global_batch_size is below 1")
+    divided = {one.name for one in fields(AcesoConfiguration)} - {one.name for one in fields(AcesoJob)}
+    return job, {name: size for name, size in sizes.items() if name not in divided | _FOLLOW}
 
 
 def read_aceso_configuration(path: Path) -> AcesoConfiguration:

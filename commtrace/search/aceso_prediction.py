@@ -6,7 +6,6 @@ are reproduced with their oddities, which :data:`LEFT_OUT` and the comments name
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -111,11 +110,7 @@ def predict(profile: AcesoProfile, configuration: AcesoConfiguration, gpus_per_n
         )
     gradients_ms = [stage.gradients_ms() for stage in measured]
     known_ms = [ms for ms in gradients_ms if ms is not None]
-    notes = (
-        ("The profile has no collective from which the time of adding up gradients follows: ours leaves it out.",)
-        if len(known_ms) < len(gradients_ms)
-        else ()
-    )
+    notes = tuple(dict.fromkeys(_notes(profile, measured, any(crosses[1:-1]))))
     return AcesoPrediction(
         model=profile.model,
         stages=tuple(predictions),
@@ -128,6 +123,24 @@ def predict(profile: AcesoProfile, configuration: AcesoConfiguration, gpus_per_n
         ),
         notes=notes,
     )
+
+
+def _notes(profile: AcesoProfile, measured: Sequence[_Stage], between_nodes: bool) -> Iterator[str]:
+    """Yield what was taken for granted because the profile does not have it."""
+    if between_nodes and not profile.between_nodes:
+        yield (
+            "Messages between nodes were not profiled (p2p_inter_node.csv): they take what messages within a node take."
+        )
+    for ranks in {one for stage in measured for one in stage.data_parallel_sizes()}:
+        like = profile.gathered_like(ranks)
+        if profile.ring_bandwidth(ranks) is None:
+            yield "Nothing in the profile tells the time of adding up gradients: ours leaves it out."
+        elif like != ranks:
+            where = f"that of {like} ranks" if like else "that of messages"
+            yield (
+                f"No all-gather of {ranks} ranks was profiled: ours adds up gradients with a bandwidth like {where}, "
+                "also between nodes."
+            )
 
 
 def _replayed_ms(measured: Sequence[_Stage], times: Sequence[tuple[float, ...]], microbatches: int) -> float:
@@ -247,8 +260,7 @@ class _Stage:
     def gradients_ms(self) -> float | None:
         """Return the time in which data parallel ranks add up the gradients; None if the profile does not tell it.
 
-        In a ring this is two times an all-gather: each rank sends 2(n − 1)/n of the gradients. What an all-gather was
-        given is the part of one rank, n times smaller than the whole.
+        In a ring each rank sends 2(n − 1)/n of the gradients.
         """
         total_ms = 0.0
         by_ranks: dict[int, float] = {}
@@ -256,12 +268,14 @@ class _Stage:
             if one.dp > 1:
                 by_ranks[one.dp] = by_ranks.get(one.dp, 0.0) + cost.weights_mib
         for ranks, mib in by_ranks.items():
-            measured = self._profile.collectives.get(("all_gather", ranks), {})
-            largest = max(measured, default=0)
-            if not largest:
+            bandwidth = self._profile.ring_bandwidth(ranks)
+            if bandwidth is None:
                 return None
-            total_ms += 2 * measured[largest] * (mib / ranks) / largest
+            total_ms += 2 * (ranks - 1) / ranks * mib / bandwidth
         return total_ms
+
+    def data_parallel_sizes(self) -> set[int]:
+        return {one.dp for one in self._operators if one.dp > 1}
 
     def parameters_mib(self) -> float:
         return sum(cost.weights_mib for cost in self._costs)
@@ -271,10 +285,10 @@ class _Stage:
 
         On top come the activations of the largest group of operators that is recomputed together.
         """
-        kept_mib = self._costs[0].input_mib + sum(_kept_mib(one.name, cost) for one, cost in self._both())
-        kept_mib -= self._dropped_mib()
-        states = 2 + _STATES_OF_OPTIMIZER[self._family]
-        return states * self.parameters_mib() + in_flight * kept_mib + max(self._recomputed_groups_mib(), default=0.0)
+        all_mib = self._costs[0].input_mib + sum(kept_mib(one.name, cost) for one, cost in self._both())
+        all_mib -= self._dropped_mib()
+        states = states_of_parameters(self._family)
+        return states * self.parameters_mib() + in_flight * all_mib + max(self._recomputed_groups_mib(), default=0.0)
 
     def reserved_mib(self) -> float:
         """Return Aceso's bound for what the allocator keeps unused. Its last operator is not looked at."""
@@ -289,24 +303,24 @@ class _Stage:
     def _recomputed_pairs(self) -> Iterator[tuple[float, PlacedOperator, PlacedOperator, bool]]:
         """Yield what each operator keeps, itself, the next one, and whether both are recomputed."""
         for (one, cost), (after, _) in pairwise(self._both()):
-            yield _kept_mib(one.name, cost), one, after, one.is_recomputed and after.is_recomputed
+            yield kept_mib(one.name, cost), one, after, one.is_recomputed and after.is_recomputed
 
     def _dropped_mib(self) -> float:
         """Return the activations that recomputation does without; the input of each part stays."""
         return sum(
-            kept_mib
-            for kept_mib, _, after, is_recomputed in self._recomputed_pairs()
-            if is_recomputed and not _begins_part(after.name)
+            own_mib
+            for own_mib, _, after, is_recomputed in self._recomputed_pairs()
+            if is_recomputed and not begins_part(after.name)
         )
 
     def _recomputed_groups_mib(self) -> Iterator[float]:
         """Yield the activations of each group of operators that are recomputed together."""
         group_mib = 0.0
         pairs = list(self._recomputed_pairs())
-        for position, (kept_mib, _, after, is_recomputed) in enumerate(pairs):
+        for position, (own_mib, _, after, is_recomputed) in enumerate(pairs):
             if is_recomputed:
-                group_mib += kept_mib
-            if not is_recomputed or _begins_part(after.name) or position == len(pairs) - 1:
+                group_mib += own_mib
+            if not is_recomputed or begins_part(after.name) or position == len(pairs) - 1:
                 yield group_mib
                 group_mib = 0.0
 
@@ -314,20 +328,15 @@ class _Stage:
         return 0.0 if operation == "split" else self._profile.collective_ms(operation, ranks, mib)
 
     def _message_ms(self, mib: float, *, between_nodes: bool) -> float:
-        bandwidths = (between_nodes and self._profile.between_nodes) or self._profile.within_nodes
-        if not mib:
-            return 0.0
-        if not bandwidths:
-            raise ConfigurationError(f"{self._profile.model}: messages were not profiled (p2p_intra_node.csv)")
-        # Aceso takes the bandwidth of the next smaller size. Sizes below 1 MiB count from the end of its table.
-        power = int(math.log2(mib))
-        position = power - 1 if power >= 1 else power
-        if not -len(bandwidths) <= position < len(bandwidths):
-            position = len(bandwidths) - 1
-        return mib / bandwidths[position]
+        return self._profile.message_ms(mib, between_nodes=between_nodes)
 
 
-def _kept_mib(name: str, cost: OperatorCost) -> float:
+def states_of_parameters(family: str) -> int:
+    """Return the size of parameters, their gradients and the optimizer's states, as a multiple of the parameters."""
+    return 2 + _STATES_OF_OPTIMIZER[family]
+
+
+def kept_mib(name: str, cost: OperatorCost) -> float:
     """Return what an operator keeps for its backward: tensors that it shares with its neighbours count once."""
     if name == "enc-attention-dropout":
         return 1.5 * cost.activations_mib
@@ -335,6 +344,6 @@ def _kept_mib(name: str, cost: OperatorCost) -> float:
     return 0.0 if is_shared or ("-downsample" in name and "0-0" not in name) else cost.activations_mib
 
 
-def _begins_part(name: str) -> bool:
+def begins_part(name: str) -> bool:
     """Whether the input of an operator is kept where it is recomputed: of a layer, or of a block of a ResNet."""
     return name == "enc-1st-layernorm" or "-conv1" in name

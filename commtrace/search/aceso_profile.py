@@ -7,6 +7,7 @@ collectives in ms, sizes in MiB, and bandwidths of messages in MiB per ms.
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -91,6 +92,47 @@ class AcesoProfile:
                 return measured[size]
         raise ConfigurationError(f"{self.model}: no {operation} of {mib:g} MiB on {ranks} GPUs was profiled")
 
+    def message_ms(self, mib: float, *, between_nodes: bool) -> float:
+        """Return the time of a message from one stage to the next, as Aceso looks it up.
+
+        Raises:
+            ConfigurationError: no messages were measured.
+        """
+        bandwidths = (between_nodes and self.between_nodes) or self.within_nodes
+        if not mib:
+            return 0.0
+        if not bandwidths:
+            raise ConfigurationError(f"{self.model}: messages were not profiled (p2p_intra_node.csv)")
+        # Aceso takes the bandwidth of the next smaller size. Sizes below 1 MiB count from the end of its table.
+        power = int(math.log2(mib))
+        position = power - 1 if power >= 1 else power
+        if not -len(bandwidths) <= position < len(bandwidths):
+            position = len(bandwidths) - 1
+        return mib / bandwidths[position]
+
+    def ring_bandwidth(self, ranks: int) -> float | None:
+        """Return the MiB per ms that each rank of a ring sends, of the largest all-gather; None if nothing tells it.
+
+        What an all-gather was given is the part of one rank, which the ring passes on ranks − 1 times.
+        """
+        size = self.gathered_like(ranks)
+        if size:
+            measured = self.collectives["all_gather", size]
+            return (size - 1) * max(measured) / measured[max(measured)]
+        return self.within_nodes[-1] if self.within_nodes else None
+
+    def gathered_like(self, ranks: int) -> int:
+        """Return the number of ranks whose all-gathers tell the bandwidth of a ring: the most, if not these; or 0."""
+        measured = [
+            size
+            for (operation, size), ms_by_mib in self.collectives.items()
+            if operation == "all_gather"
+            and size > 1
+            and ms_by_mib
+            and min(max(ms_by_mib), ms_by_mib[max(ms_by_mib)]) > 0
+        ]
+        return ranks if ranks in measured else max(measured, default=0)
+
 
 def read_aceso_profile(folder: Path, model: str = "") -> AcesoProfile:
     """Return the measurements of a model from a folder of Aceso's CSV files.
@@ -107,7 +149,9 @@ def read_aceso_profile(folder: Path, model: str = "") -> AcesoProfile:
     if not models:
         raise ConfigurationError(f"{folder} has no profile of Aceso: files such as gpt_1_3B_mbs1_tp1_algo0.csv")
     if not model and len(models) > 1:
-        raise ConfigurationError(f"{folder} has profiles of {', '.join(models)}: choose one with --profile")
+        raise ConfigurationError(
+            f"{folder} has profiles of {', '.join(models)}: choose one with a configuration of its model"
+        )
     model = model or models[0]
     if model not in models:
         raise ConfigurationError(f"{folder} has no profile of {model}, only of {', '.join(models)}")
@@ -165,3 +209,8 @@ def _numbers(path: Path, words: list[str], count: int) -> list[float]:
     if len(numbers) != count or any(not 0 <= number < float("inf") for number in numbers):
         raise ConfigurationError(f"{path}: expected {count} numbers from 0 on, not {','.join(words)}")
     return numbers
+
+
+def has_aceso_profile(folder: Path) -> bool:
+    """Return whether a folder has measured operators of any model."""
+    return folder.is_dir() and next(_files_of_operators(folder), None) is not None

@@ -30,8 +30,8 @@ def candidates(model: Model, like: Layout, gpus: int, global_batch: int) -> Iter
     Args:
         global_batch: Sequences of an iteration.
     """
-    for tp in _divisors(gpus // like.cp):
-        for pp in _divisors(gpus // (like.cp * tp)):
+    for tp in divisors(gpus // like.cp):
+        for pp in divisors(gpus // (like.cp * tp)):
             if gpus % (like.cp * tp * pp) or pp > model.layers:
                 continue
             dp = gpus // (like.cp * tp * pp)
@@ -39,7 +39,7 @@ def candidates(model: Model, like: Layout, gpus: int, global_batch: int) -> Iter
                 yield from _of_sizes(model, like, tp, pp, dp, microbatch, global_batch // (microbatch * dp))
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
     return [size for size in range(1, number + 1) if number % size == 0]
 
 
@@ -58,7 +58,7 @@ def _of_sizes(
 ) -> Iterator[Layout]:
     recomputes: tuple[Recompute, ...] = ("none", "full") if like.flash_attention else ("none", "selective", "full")
     is_sequence_parallel = tp > 1 and (like.sequence_parallel or like.tp == 1)
-    for chunks, first_stage_layers, last_stage_layers in _divisions(model.layers, pp, microbatches):
+    for chunks, first_stage_layers, last_stage_layers in divisions(model.layers, pp, microbatches):
         for recompute in recomputes:
             try:
                 layout = replace(
@@ -81,7 +81,7 @@ def _of_sizes(
             yield layout
 
 
-def _divisions(layers: int, pp: int, microbatches: int) -> Iterator[tuple[int, int, int]]:
+def divisions(layers: int, pp: int, microbatches: int) -> Iterator[tuple[int, int, int]]:
     """Yield chunks, and the layers of the first and the last stage, 0 for as many as the others."""
     if layers % pp == 0:
         yield 1, 0, 0

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from commtrace.analysis.chain import analyse
+from commtrace.cli.aceso import predict_aceso, search_profile
 from commtrace.cli.arguments import STEPS_HELP, JsonOption
 from commtrace.cli.output import binary_bytes, duration, share, wide_console
 from commtrace.errors import ConfigurationError
@@ -20,9 +21,7 @@ from commtrace.planning.megatron_arguments import parse_megatron_command
 from commtrace.planning.model import Model
 from commtrace.planning.plan_file import read_plan_file
 from commtrace.planning.recorded_job import recorded_job
-from commtrace.search.aceso_configuration import read_aceso_configuration
-from commtrace.search.aceso_prediction import LEFT_OUT, AcesoPrediction, predict
-from commtrace.search.aceso_profile import read_aceso_profile
+from commtrace.search.aceso_profile import has_aceso_profile
 from commtrace.search.costs import measure_costs
 from commtrace.search.layouts import Found, search_layouts
 from commtrace.search.links import given_bandwidths
@@ -36,12 +35,13 @@ _GIB: Final = 1 << 30
 
 def search(
     measured: Annotated[
-        Path, typer.Argument(help="A recorded run; with --aceso, a folder of Aceso's profiles.", metavar="RUN|PROFILE")
+        Path, typer.Argument(help="A recorded run, or a folder of Aceso's profiles.", metavar="RUN|PROFILE")
     ],
     job: Annotated[
         list[str] | None,
         typer.Argument(
-            help="The recorded job: a YAML or JSON file, or after -- its command. Default: as its ranks recorded it.",
+            help="The recorded job: a YAML or JSON file, or after -- its command. Default: as its ranks recorded it. "
+            "Of a profile: a JSON file of its model, such as a configuration of Aceso.",
             metavar="FILE | -- COMMAND…",
             show_default=False,
         ),
@@ -68,19 +68,31 @@ def search(
         Path | None,
         typer.Option(metavar="FILE", help="Predict a configuration of Aceso instead, as Aceso does and as we do."),
     ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Of a profile: write the first as Aceso's JSON.", show_default=False),
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Print the layouts in which a recorded job should train fastest, with their memory.
+    """Print the layouts in which a recorded or profiled job should train fastest, with their memory.
 
     What a layer takes, and the bandwidths, are measured in the run; memory follows from formulas. It varies tp, pp, dp,
-    microbatches, chunks, the layers of the first and the last stage, and recomputation; the global batch stays. Ends
-    with 1 if no layout fits.
+    microbatches, chunks, the layers of the first and the last stage, and recomputation; the global batch stays. Of a
+    folder of Aceso's profiles, and a JSON file of its model, it divides the measured operators. Ends with 1 if no
+    layout fits.
     """
     if aceso is not None:
-        _predict_aceso(measured, aceso, gpus_per_node or 8, json_output)
+        predict_aceso(measured, aceso, gpus_per_node or 8, json_output)
         return
     if memory <= 0:
         raise ConfigurationError(f"--memory is {memory:g}: give the memory of a GPU in GiB, such as 80")
+    if has_aceso_profile(measured):
+        if bandwidth or steps:
+            raise ConfigurationError("a profile has its own bandwidths and no steps: no --bandwidth, no --steps")
+        sizes = (gpus, memory, global_batch, top, gpus_per_node or 8)
+        raise typer.Exit(0 if search_profile(measured, job or (), *sizes, output, json_output) else 1)
+    if output is not None:
+        raise ConfigurationError("--output writes a configuration of Aceso: it needs a folder of Aceso's profiles")
     given = dict(given_bandwidths(bandwidth or ()))
     analysis = analyse(measured, steps)
     world_size = max(trace.metadata.world_size for trace in analysis.recorded.ranks.values())
@@ -199,42 +211,6 @@ def _layouts_table(best: Sequence[Prediction]) -> Table:
             ", ".join(one.assumed),
         )
     return table
-
-
-def _predict_aceso(folder: Path, path: Path, gpus_per_node: int, json_output: bool) -> None:
-    configuration = read_aceso_configuration(path)
-    prediction = predict(read_aceso_profile(folder, configuration.model), configuration, gpus_per_node)
-    if json_output:
-        typer.echo(json.dumps({"aceso": {**prediction.to_json(), "left_out": to_json(LEFT_OUT)}}, indent=2))
-    else:
-        _print_aceso(wide_console(), prediction)
-
-
-def _print_aceso(console: Console, prediction: AcesoPrediction) -> None:
-    console.print(
-        f"Aceso predicts {prediction.iteration_ms:,.2f} ms for an iteration of {prediction.model} and "
-        f"{prediction.memory_mib:,.2f} MiB on the fullest GPU.",
-        style="bold",
-    )
-    console.print(
-        f"From the same measurements we predict {prediction.our_iteration_ms:,.2f} ms, "
-        f"{prediction.our_gradients_ms:,.2f} of them for gradients, and {prediction.our_memory_mib:,.2f} MiB."
-    )
-    times = _table("stage", "GPUs", "forward", "backward", "recompute", "incoming", "outgoing", "iteration")
-    memory = _table("stage", "parameters", "allocated", "reserved", "together")
-    for index, one in enumerate(prediction.stages):
-        name = f"{'*' if index == prediction.slowest else ''}{index}"
-        parts = (one.forward_ms, one.backward_ms, one.recompute_ms, one.incoming_ms, one.outgoing_ms)
-        times.add_row(name, str(one.gpus), *(f"{ms:,.3f}" for ms in parts), f"{one.iteration_ms:,.2f}")
-        sizes = (one.parameters_mib, one.allocated_mib, one.reserved_mib, one.memory_mib)
-        memory.add_row(str(index), *(f"{mib:,.2f}" for mib in sizes))
-    console.print("\nAceso's model: ms of a microbatch, and of an iteration if this stage were the slowest (*)")
-    console.print(times)
-    console.print("\nAceso's model: MiB of each GPU")
-    console.print(memory)
-    console.print("")
-    for sentence in (*LEFT_OUT, *prediction.notes):
-        console.print(sentence, markup=False)
 
 
 def _table(*columns: str) -> Table:

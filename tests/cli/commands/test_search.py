@@ -109,6 +109,52 @@ def test_a_configuration_of_aceso(tmp_path: Path) -> None:
     assert as_json["aceso"]["slowest_stage"] == 1
 
 
+def test_the_search_of_a_profile_writes_what_it_predicts_again(tmp_path: Path) -> None:
+    small_profile(tmp_path)
+    words = (tmp_path, configuration(tmp_path), "--gpus", "2", "--memory", "2")
+    written = tmp_path / "found.json"
+    printed, as_json = run_search(*words, "-o", written).stdout, json.loads(run_search(*words, "--json").stdout)
+    again = json.loads(run_search(tmp_path, "--aceso", written, "--json").stdout)["aceso"]
+    best = as_json["aceso_search"]["best"][0]
+
+    assert printed.startswith("Fastest of ")
+    assert "--pipeline-model-parallel-size 2" in printed
+    assert list(errors("search", as_json)) == []
+    assert (again["iteration_ms"], again["our_iteration_ms"]) == (best["aceso_iteration_ms"], best["iteration_ms"])
+    assert (again["memory_mib"], again["our_memory_mib"]) == (best["aceso_memory_mib"], best["memory_mib"])
+
+
+def test_a_profile_of_which_nothing_fits_ends_with_1(tmp_path: Path) -> None:
+    small_profile(tmp_path)
+    result = run_search(tmp_path, configuration(tmp_path), "--gpus", "2", "--memory", "0.1")
+
+    assert result.exit_code == 1
+    assert result.stdout.startswith("None of ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--gpus", "2"), "Name a JSON file of the model behind it"),
+        (("JOB",), "and give --gpus"),
+        (("JOB", "--gpus", "2", "--steps", "1:2"), "no --bandwidth, no --steps"),
+        (("JOB", "--gpus", "31", "--global-batch", "4"), "no form of gpt_small divides 31 GPUs"),
+        (("OTHER", "--gpus", "2"), "does not say which model it is"),
+    ],
+)
+def test_a_profile_that_cannot_be_searched_is_an_error_of_the_user(
+    tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    small_profile(tmp_path)
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    paths = {"JOB": configuration(tmp_path), "OTHER": other}
+    result = run_search(tmp_path, *(paths.get(word, word) for word in words))
+
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
 def test_a_folder_without_a_profile_is_an_error_of_the_user(tmp_path: Path) -> None:
     result = run_search(tmp_path, "--aceso", configuration(tmp_path))
 

@@ -1,0 +1,187 @@
+"""What ``commtrace search`` prints of a profile of Aceso: the fastest configurations, or the times of a given one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from commtrace.cli.output import duration, wide_console
+from commtrace.errors import ConfigurationError
+from commtrace.search.aceso_configuration import read_aceso_configuration, read_aceso_job
+from commtrace.search.aceso_prediction import LEFT_OUT, AcesoPrediction, predict
+from commtrace.search.aceso_profile import read_aceso_profile
+from commtrace.search.aceso_search import SEARCH_LEAVES_OUT, AcesoChoice, AcesoFound, fullest_mib, search_aceso
+from commtrace.search.megatron import megatron_arguments
+from commtrace.trace.json_values import JsonObject, to_json
+
+_NO_JOB = (
+    "{folder} has profiles of operators. Name a JSON file of the model behind it, such as a configuration of Aceso: "
+    "model_name, model_size, num_layers and global_batch_size are needed; and give --gpus"
+)
+_STAGES_SHOWN = 6
+
+
+def predict_aceso(folder: Path, path: Path, gpus_per_node: int, json_output: bool) -> None:
+    """Print what Aceso predicts for a configuration, and what we do."""
+    configuration = read_aceso_configuration(path)
+    prediction = predict(read_aceso_profile(folder, configuration.model), configuration, gpus_per_node)
+    if json_output:
+        typer.echo(json.dumps({"aceso": {**prediction.to_json(), "left_out": to_json(LEFT_OUT)}}, indent=2))
+    else:
+        _print_prediction(wide_console(), prediction)
+
+
+def search_profile(
+    folder: Path,
+    job: Sequence[str],
+    gpus: int | None,
+    memory_gib: float,
+    global_batch: int | None,
+    top: int,
+    gpus_per_node: int,
+    output: Path | None,
+    json_output: bool,
+) -> bool:
+    """Print the fastest configurations of a profiled model, and write the first one; return whether there is any.
+
+    Raises:
+        ConfigurationError: the model, its batch or the GPUs are not said, or the profile has no form for them.
+    """
+    if len(job) != 1 or gpus is None:
+        raise ConfigurationError(_NO_JOB.format(folder=folder))
+    model, sizes = read_aceso_job(Path(job[0]))
+    if global_batch is not None:
+        model = replace(model, global_batch_size=global_batch)
+    profile = read_aceso_profile(folder, model.model)
+    found = search_aceso(profile, model, gpus, memory_gib * 1024, top, gpus_per_node)
+    if output is not None and found.best:
+        output.write_text(json.dumps(found.best[0].configuration.file_content(sizes)) + "\n")
+    verdict = _verdict(found, model.model, memory_gib)
+    if json_output:
+        typer.echo(json.dumps(_search_json(found, verdict, model.global_batch_size), indent=2))
+        return bool(found.best)
+    console = wide_console()
+    console.print(verdict, style="bold", markup=False)
+    if found.best:
+        _print_found(console, found)
+        if output is not None:
+            console.print(f"\nThe first one was written. Read it again: commtrace search {folder} --aceso {output}")
+    for sentence in found.not_known[:3]:
+        console.print(f"! Not predicted: {sentence}", markup=False)
+    return bool(found.best)
+
+
+def _verdict(found: AcesoFound, model: str, memory_gib: float) -> str:
+    if not found.best:
+        return f"None of {found.forms:,} ways to divide {model} fits into {memory_gib:g} GiB."
+    best = found.best[0]
+    return (
+        f"Fastest of {found.forms:,} ways to divide {model} that fit into {memory_gib:g} GiB: {_words(best)}. An "
+        f"iteration should take {_duration(best.prediction.our_iteration_ms)}, the fullest GPU "
+        f"{best.prediction.our_memory_mib:,.0f} MiB; as Aceso predicts it {_duration(best.prediction.iteration_ms)} "
+        f"and {best.prediction.memory_mib:,.0f} MiB."
+    )
+
+
+def _duration(ms: float) -> str:
+    return duration(round(ms * 1e6))
+
+
+def _words(choice: AcesoChoice) -> str:
+    sizes = {"tp": choice.tp, "pp": choice.pp, "dp": choice.dp}
+    words = [f"{name} {size}" for name, size in sizes.items() if size > 1] or ["not divided"]
+    words.append(f"microbatches of {choice.microbatch}")
+    if choice.recomputed_share:
+        words.append(f"{choice.recomputed_share:.0%} of the operators recomputed")
+    return " · ".join(words)
+
+
+def _search_json(found: AcesoFound, verdict: str, global_batch: int) -> JsonObject:
+    return {
+        "verdict": verdict,
+        "global_batch": global_batch,
+        "aceso_search": {
+            "best": to_json(found.best),
+            "for_megatron": to_json(found.for_megatron),
+            "forms": found.forms,
+            "too_large": found.too_large,
+            "not_known": list(found.not_known),
+            "left_out": [*LEFT_OUT, *SEARCH_LEAVES_OUT],
+            "notes": list(found.notes),
+        },
+    }
+
+
+def _print_found(console: Console, found: AcesoFound) -> None:
+    console.print("")
+    console.print(_choices(found.best))
+    if found.for_megatron is not None and found.for_megatron.layout is not None:
+        console.print(
+            f"\nOf those that Megatron-LM can be told, the fastest takes "
+            f"{_duration(found.for_megatron.prediction.our_iteration_ms)} and "
+            f"{fullest_mib(found.for_megatron.prediction):,.0f} MiB. Its arguments:",
+            markup=False,
+        )
+        console.print(" ".join(megatron_arguments(found.for_megatron.layout)), markup=False, soft_wrap=True)
+    console.print("\nWhat is left out")
+    for sentence in (*LEFT_OUT, *SEARCH_LEAVES_OUT, *found.notes):
+        console.print(f"  {sentence}", markup=False)
+
+
+def _choices(best: Sequence[AcesoChoice]) -> Table:
+    names = ("iteration", "memory", "Aceso's", "memory", "tp", "pp", "dp", "batch", "m", "recomputed")
+    table = _table(*names)
+    table.add_column("operators", justify="left")
+    for one in best:
+        stages = one.configuration.num_ops_in_each_stage
+        shown = " ".join(map(str, stages[:_STAGES_SHOWN]))
+        table.add_row(
+            _duration(one.prediction.our_iteration_ms),
+            f"{one.prediction.our_memory_mib:,.0f} MiB",
+            _duration(one.prediction.iteration_ms),
+            f"{one.prediction.memory_mib:,.0f} MiB",
+            *map(str, (one.tp, one.pp, one.dp, one.microbatch, one.configuration.microbatches)),
+            f"{one.recomputed_share:.0%}",
+            f"{shown} …" if len(stages) > _STAGES_SHOWN else shown,
+        )
+    return table
+
+
+def _print_prediction(console: Console, prediction: AcesoPrediction) -> None:
+    console.print(
+        f"Aceso predicts {prediction.iteration_ms:,.2f} ms for an iteration of {prediction.model} and "
+        f"{prediction.memory_mib:,.2f} MiB on the fullest GPU.",
+        style="bold",
+    )
+    console.print(
+        f"From the same measurements we predict {prediction.our_iteration_ms:,.2f} ms, "
+        f"{prediction.our_gradients_ms:,.2f} of them for gradients, and {prediction.our_memory_mib:,.2f} MiB."
+    )
+    times = _table("stage", "GPUs", "forward", "backward", "recompute", "incoming", "outgoing", "iteration")
+    memory = _table("stage", "parameters", "allocated", "reserved", "together")
+    for index, one in enumerate(prediction.stages):
+        name = f"{'*' if index == prediction.slowest else ''}{index}"
+        parts = (one.forward_ms, one.backward_ms, one.recompute_ms, one.incoming_ms, one.outgoing_ms)
+        times.add_row(name, str(one.gpus), *(f"{ms:,.3f}" for ms in parts), f"{one.iteration_ms:,.2f}")
+        sizes = (one.parameters_mib, one.allocated_mib, one.reserved_mib, one.memory_mib)
+        memory.add_row(str(index), *(f"{mib:,.2f}" for mib in sizes))
+    console.print("\nAceso's model: ms of a microbatch, and of an iteration if this stage were the slowest (*)")
+    console.print(times)
+    console.print("\nAceso's model: MiB of each GPU")
+    console.print(memory)
+    console.print("")
+    for sentence in (*LEFT_OUT, *prediction.notes):
+        console.print(sentence, markup=False)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table

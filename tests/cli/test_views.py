@@ -11,9 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
+from commtrace.analysis.memory import RankMemory
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.cli.main import app
-from commtrace.cli.views import critical_path_lines, lost_time_lines
+from commtrace.cli.views import critical_path_lines, lost_time_lines, memory_lines
 from tests.cli.commands.test_summary import write_run
 from tests.pipeline_factory import Clock, PipelineJob
 
@@ -129,3 +130,15 @@ def test_of_a_job_on_gpus_it_is_told_in_gpu_hours() -> None:
 
 def test_nothing_is_told_of_steps_that_were_not_replayed() -> None:
     assert not [*lost_time_lines(None)]
+
+
+def test_the_peak_memory_is_that_of_the_fullest_rank() -> None:
+    peaks = [RankMemory(rank, 0, held << 30, (held + 2) << 30, 1) for rank, held in ((0, 40), (1, 44), (2, 20))]
+
+    assert list(memory_lines(peaks)) == [
+        "Peak memory: 44.0 GiB of tensors on rank 1, for which 46.0 GiB were reserved; 40.0 GiB on the median rank"
+    ]
+    assert list(memory_lines(peaks[2:])) == [
+        "Peak memory: 20.0 GiB of tensors on rank 2, for which 22.0 GiB were reserved"
+    ]
+    assert list(memory_lines([])) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from commtrace.analysis.chain import Analysis
+from commtrace.analysis.memory import peak_memory
 from commtrace.errors import ConfigurationError
 from commtrace.planning.against import Expected, expected_of, put_beside
 from commtrace.planning.counted import CountedSteps, count_steps
@@ -50,7 +51,7 @@ def _expected(run: Run, counted: CountedSteps) -> JsonObject:
     else:
         plan = make_plan(*recorded_job(run))
         expected, notes = expected_of(plan), plan.notes
-    beside = put_beside(expected, counted, (*notes, *run.problems))
+    beside = put_beside(expected, counted, (*notes, *run.problems), peak_memory(run))
     return {
         **beside.to_json(),
         "parameters": None if plan is None else plan.parameters,

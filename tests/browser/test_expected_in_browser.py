@@ -61,6 +61,25 @@ def test_the_served_page_has_the_numbers_of_the_plan(reader: Reader, tmp_path: P
         assert not reader.errors
 
 
+def test_the_recorded_peak_stands_under_its_stage(reader: Reader, tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", model=MODEL, layout=LAYOUT, peaks=[(5 << 20, 6 << 20), (7 << 20, 8 << 20)])
+    (row,) = printed("--against", run)["memory"]
+    assert CliRunner().invoke(app, ["report", run, "-o", str(tmp_path / "report.html")]).exit_code == 0
+
+    reader.load(tmp_path / "report.html")
+
+    bars = reader.page.locator("#expected .stack")
+    widths = bars.evaluate_all(
+        "(bars) => bars.map((bar) => [...bar.children].reduce((sum, part) => sum + parseFloat(part.style.width), 0))"
+    )
+    assert widths == pytest.approx([100 * row["planned"]["peak_bytes"] / row["measured_bytes"], 100], abs=0.01)
+    assert bars.nth(1).get_attribute("aria-label") == "recorded peak: 7 MiB, reserved 8 MiB"
+    text = reader.page.inner_text("#expected")
+    assert "recorded on rank 1" in text
+    assert f"Ranks 0, 1: {row['reason']}" in text
+    assert not reader.errors
+
+
 def test_the_report_has_it_too_and_a_run_without_sizes_has_not(reader: Reader, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", model=MODEL, layout=LAYOUT)
     write(synthesize(Job(pp=2, steps=3)), tmp_path / "unplanned")

@@ -1,6 +1,6 @@
 // What the run should hold and send by the sizes that it recorded, beside what it sent.
 
-import { barOf, swatch } from "../bars";
+import { barOf, type Piece, swatch } from "../bars";
 import type { Source } from "../data/source";
 import type { Pipeline, Summary } from "../data/types";
 import { byId, element } from "../dom";
@@ -34,9 +34,19 @@ export interface StageMemory {
   memory: Memory;
 }
 
+/** The peak that ranks recorded. */
+interface Peak {
+  ranks: number[];
+  fullest_rank: number;
+  measured_bytes: number;
+  reserved_bytes: number;
+  reason: string;
+}
+
 /** The resource `expected.json`. */
 interface Expected {
   verdict: string;
+  memory: Peak[]; // of ranks that train on a GPU
   rows: Row[];
   steps: number[];
   notes: string[];
@@ -67,7 +77,7 @@ export async function showExpected(
     panel.append(element("p", `It cannot be planned: ${expected.problem}`, "empty"));
     return;
   }
-  const { verdict, rows, stages, notes, bubble, steps } = expected;
+  const { verdict, rows, stages, notes, bubble, steps, memory: peaks } = expected;
   panel.append(element("p", verdict));
   panel.append(...notes.map((note) => element("p", note, "hint")));
   const which = `${steps.length === 1 ? "step" : "steps"} ${formatRanks(steps)}`;
@@ -81,7 +91,8 @@ export async function showExpected(
       "hint",
     ),
   );
-  if (stages.length) panel.append(element("h3", "Memory of each GPU at its peak, as planned"), ...memory(stages));
+  if (stages.length || peaks.length)
+    panel.append(element("h3", "Memory of each GPU at its peak"), ...memory(stages, peaks));
   if (bubble && stages.length > 1) {
     panel.append(element("h3", "Pipeline bubble"), element("p", bubbleText(bubble.fraction_of_step, pipeline)));
   }
@@ -133,27 +144,56 @@ function communication(rows: readonly Row[], onRank: (rank: number) => void): HT
   );
 }
 
-/** Bars as wide as their stage's memory beside the fullest one. */
-function memory(stages: readonly StageMemory[]): HTMLElement[] {
+/** Bars of the planned parts, and under each the recorded peak of its fullest rank, all on one scale. */
+function memory(stages: readonly StageMemory[], peaks: readonly Peak[]): HTMLElement[] {
   const legend = element("div", "", "legend");
-  legend.append(...PARTS.map(([name, , colour]) => swatch(colour, name)));
+  if (stages.length) legend.append(...PARTS.map(([name, , colour]) => swatch(colour, name)));
+  if (peaks.length) legend.append(swatch("role", "recorded peak"));
   const bars = element("div", "", "breakdown");
-  const fullest = Math.max(1, ...stages.map(({ memory }) => memory.peak_bytes));
+  const sizes = [...stages.map(({ memory }) => memory.peak_bytes), ...peaks.map((peak) => peak.measured_bytes)];
+  const most = Math.max(1, ...sizes);
+  const add = (name: string, pieces: Piece[], whole: number) => {
+    const bar = barOf(pieces, most);
+    bar.role = "img";
+    bar.ariaLabel = pieces.map(({ title }) => title).join("; ");
+    bars.append(element("span", name), bar, element("span", formatMemory(whole)));
+  };
+  const addPeak = (peak: Peak) => {
+    const { fullest_rank: rank, measured_bytes: size, reserved_bytes: reserved } = peak;
+    const title = `recorded peak: ${formatMemory(size)}, reserved ${formatMemory(reserved)}`;
+    add(`recorded on rank ${rank}`, [{ size, colour: "role", title }], size);
+  };
+  const left = new Set(peaks);
   for (const { stage, ranks, memory } of stages) {
     const pieces = PARTS.map(([name, key, colour]) => ({
       size: memory[key],
       colour,
       title: `${name}: ${formatMemory(memory[key])}`,
     }));
-    const bar = barOf(pieces, fullest);
-    bar.role = "img";
-    bar.ariaLabel = pieces.map(({ title }) => title).join("; ");
-    bars.append(
-      element("span", `stage ${stage} · ranks ${formatRanks(ranks)}`),
-      bar,
-      element("span", formatMemory(memory.peak_bytes)),
-    );
+    add(`stage ${stage} · ranks ${formatRanks(ranks)}`, pieces, memory.peak_bytes);
+    const known = new Set(ranks);
+    for (const peak of left) {
+      if (!known.has(peak.fullest_rank)) continue;
+      addPeak(peak);
+      left.delete(peak);
+    }
   }
+  left.forEach(addPeak);
+  const reasons = peaks
+    .filter(({ reason }) => reason)
+    .map(({ ranks, reason }) => element("p", `Ranks ${formatRanks(ranks)}: ${reason}`));
+  const hint = element(
+    "p",
+    (stages.length ? "Not in the plan: the CUDA context, NCCL's buffers, workspaces and fragmentation. " : "") +
+      (peaks.length
+        ? "Recorded: what torch's allocator held for tensors at most, on the fullest rank."
+        : "No rank recorded a peak; ranks that train on a CUDA or ROCm device do."),
+    "hint",
+  );
+  return [legend, bars, ...reasons, hint, ...(stages.length ? [memoryTable(stages)] : [])];
+}
+
+function memoryTable(stages: readonly StageMemory[]): HTMLElement {
   const part = (heading: string, key: keyof Memory): ColumnOf<StageMemory> => ({
     heading,
     text: ({ memory }) => formatMemory(memory[key]),
@@ -171,8 +211,7 @@ function memory(stages: readonly StageMemory[]): HTMLElement[] {
       stages,
     ),
   );
-  const hint = "Not in it: the CUDA context, NCCL's buffers, workspaces and fragmentation.";
-  return [legend, bars, element("p", hint, "hint"), details];
+  return details;
 }
 
 export function bubbleText(ideal: number, pipeline: Pipeline | null): string {

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.breakdown.rank_means import ExposedTime, RankMean
+from commtrace.analysis.breakdown.rank_means import RankMean
 from commtrace.analysis.breakdown.states import BUBBLE, CHECKPOINT, DATA, GC, IDLE, MEMORY, OTHER, TRANSFER, WAIT
 from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.step_totals import SummedSteps
@@ -138,7 +138,7 @@ def _what_is_in_no_span(ranks: Sequence[RankMean]) -> str:
 def _exposed(ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: Sequence[Awaited]) -> list[_Loss]:
     losses = []
     for role in sorted({role for rank in ranks for role in rank.exposed}):
-        parts = [rank.exposed.get(role, ExposedTime()) for rank in ranks]
+        parts = [rank.exposed_in(role) for rank in ranks]
         wait, transfer = sum(part.wait_ns for part in parts), sum(part.transfer_ns for part in parts)
         if role in unmatched:
             look_at = unmatched[role]

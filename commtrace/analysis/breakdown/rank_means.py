@@ -84,10 +84,11 @@ class RankMean:
         roles = sorted(
             {state.detail for state, time in self.of_state.items() if state.kind in (WAIT, TRANSFER) and time}
         )
-        return {
-            role: ExposedTime(self.of_state.get(State(WAIT, role), 0), self.of_state.get(State(TRANSFER, role), 0))
-            for role in roles
-        }
+        return {role: self.exposed_in(role) for role in roles}
+
+    def exposed_in(self, role: str) -> ExposedTime:
+        """Return the exposed time of a role; zero if the lane never stalled for it."""
+        return ExposedTime(self.of_state.get(State(WAIT, role), 0), self.of_state.get(State(TRANSFER, role), 0))
 
     def to_json(self) -> JsonObject:
         return {

@@ -36,7 +36,7 @@ class ReplayGraph:
     """A directed acyclic graph, ordered for replay; nodes are numbered from 0."""
 
     num_nodes: int
-    _order: _Order
+    order: Order
     _levels: tuple[_Level, ...]
 
     @classmethod
@@ -51,7 +51,7 @@ class ReplayGraph:
         blocks = _Blocks.of(level[node_order], degree[node_order])
         edge_order = blocks.edges(_order(targets), (np.cumsum(degree) - degree)[node_order])
         levels = tuple(blocks.levels(position[sources[edge_order]]))
-        return cls(num_nodes, _Order(edge_order, node_order, position), levels)
+        return cls(num_nodes, Order(edge_order, node_order), levels)
 
     def times(self, weights: Int64, origins: Int64 | None = None) -> Int64:
         """Return the instant of every node, shape (nodes,) or (nodes, scenarios).
@@ -59,17 +59,24 @@ class ReplayGraph:
         ``weights`` has the shape (edges,) or (edges, scenarios). ``origins`` are the instants of nodes without incoming
         edges, shaped like the result; 0 by default.
         """
+        order = self.order
+        times: Int64 = np.empty((self.num_nodes, *weights.shape[1:]), np.int64)
+        times[order.nodes] = self.ordered_times(weights[order.edges], None if origins is None else origins[order.nodes])
+        return times
+
+    def ordered_times(self, weights: Int64, origins: Int64 | None = None) -> Int64:
+        """Return the same as :meth:`times`; nodes and edges, here and in the arguments, are in the graph's order."""
         columns = weights.shape[1:]
         times: Int64 = np.zeros((self.num_nodes, *columns), np.int64)
         if origins is not None:
             roots = self._levels[0].blocks[0].nodes.start if self._levels else self.num_nodes
-            times[:roots] = origins[self._order.nodes[:roots]]
-        ordered = weights[self._order.edges]
+            times[:roots] = origins[:roots]
         for level in self._levels:
-            arrivals = times[level.sources] + ordered[level.edges]
+            arrivals = times[level.sources]
+            arrivals += weights[level.edges]
             for block in level.blocks:
-                times[block.nodes] = arrivals[block.edges].reshape(block.degree, -1, *columns).max(axis=0)
-        return times[self._order.position]
+                arrivals[block.edges].reshape(block.degree, -1, *columns).max(axis=0, out=times[block.nodes])
+        return times
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +90,22 @@ class StepsGraph:
         """Return the instant of every node; see :meth:`ReplayGraph.times`."""
         times = np.empty(self.num_nodes, np.int64)
         for part in self._parts:
-            times[part.nodes] = part.graph.times(weights[part.edges], None if origins is None else origins[part.nodes])
+            own_origins = None if origins is None else origins[part.nodes]
+            times[part.nodes] = part.graph.ordered_times(weights[part.edges], own_origins)
         return times
 
 
 class _AlikeSteps(NamedTuple):
-    """Steps with the same dependencies."""
+    """Steps with the same dependencies, one column each; or all steps that are like no other one, without columns."""
 
-    graph: ReplayGraph  # of one step
-    edges: Int32  # numbers in the whole graph, one column per step
-    nodes: Int32  # numbers in the whole graph, one column per step
+    graph: ReplayGraph
+    edges: Int32  # numbers in the whole graph, in the order of ``graph``
+    nodes: Int32  # numbers in the whole graph, in the order of ``graph``
+
+    @classmethod
+    def of(cls, graph: ReplayGraph, edges: Int32, nodes: Int32) -> _AlikeSteps:
+        """Return these steps; ``edges`` and ``nodes`` are numbers in the whole graph, in the order of their steps."""
+        return cls(graph, edges[graph.order.edges], nodes[graph.order.nodes])
 
 
 def graph_of_steps(sources: _Integers, targets: _Integers, step: _Integers) -> StepsGraph:
@@ -122,14 +135,14 @@ def graph_of_steps(sources: _Integers, targets: _Integers, step: _Integers) -> S
         first = own_edges[numbers[0]]
         graph = ReplayGraph.from_edges(int(sizes[numbers[0]]), within[sources[first]], within[targets[first]])
         columns = (np.stack([own[number] for number in numbers], axis=1) for own in (own_edges, own_nodes))
-        parts.append(_AlikeSteps(graph, *columns))
+        parts.append(_AlikeSteps.of(graph, *columns))
     others = [numbers[0] for numbers in alike.values() if len(numbers) == 1]
     if others:  # steps that are like no other one, together
         own_node, own_edge = (np.concatenate([own[number] for number in others]) for own in (own_nodes, own_edges))
         position = np.empty(len(step), np.int32)
         position[own_node] = np.arange(len(own_node))
         graph = ReplayGraph.from_edges(len(own_node), position[sources[own_edge]], position[targets[own_edge]])
-        parts.append(_AlikeSteps(graph, own_edge[:, np.newaxis], own_node[:, np.newaxis]))
+        parts.append(_AlikeSteps.of(graph, own_edge, own_node))
     return StepsGraph(len(step), tuple(parts))
 
 
@@ -149,12 +162,11 @@ def _digest(numbers: Int32) -> bytes:
     return hashlib.blake2b(numbers.data, digest_size=16).digest()
 
 
-class _Order(NamedTuple):
+class Order(NamedTuple):
     """The order in which a graph is replayed."""
 
     edges: Int32  # numbers, in that order
     nodes: Int32  # numbers, in that order
-    position: Int32  # of each node in that order
 
 
 class _Level(NamedTuple):

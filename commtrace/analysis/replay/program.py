@@ -91,7 +91,9 @@ class Program:
         if segment_ns is None:
             return self.piece_ns
         measured = np.maximum(self.segments.total_ns, 1)
-        return np.rint(self.piece_ns * (segment_ns / measured)[self.piece_segment]).astype(np.int64)
+        scaled = (segment_ns / measured)[self.piece_segment]
+        scaled *= self.piece_ns
+        return np.rint(scaled, out=scaled).astype(np.int64)
 
     def _origins(self, origins: Int64 | None) -> Int64 | None:
         if origins is None:

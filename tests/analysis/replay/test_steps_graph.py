@@ -49,7 +49,7 @@ def test_a_step_that_differs_is_replayed_beside_the_others() -> None:
 
     graph = graph_of_steps(*columns(edges), step)
 
-    assert [part.nodes.shape for part in graph._parts] == [(4, 2), (4, 1)]
+    assert [part.nodes.shape for part in graph._parts] == [(4, 2), (4,)]
     weights = np.arange(1, 12)
     assert graph.times(weights).tolist() == ReplayGraph.from_edges(12, *columns(edges)).times(weights).tolist()
 
@@ -59,7 +59,7 @@ def test_steps_that_are_like_no_other_are_replayed_together() -> None:
 
     graph = graph_of_steps(*columns(edges), step)
 
-    assert [part.nodes.shape for part in graph._parts] == [(8, 1)]
+    assert [part.nodes.shape for part in graph._parts] == [(8,)]
 
 
 @pytest.mark.parametrize("steps", [1, 2])

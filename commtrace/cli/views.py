@@ -380,7 +380,8 @@ def _when(straggler: Verdict) -> str:
     step, since = straggler.since_step, None if straggler.since_ns is None else date_and_time(straggler.since_ns)
     if straggler.occurrence:
         return f"First in step {step}, which began at {since}." if since else ""
-    return f"Since step {step}, the first one compared" + (f": {since}." if since else ".")
+    first = ", the first one compared" if step == straggler.first_compared_step else ""
+    return f"Since step {step}{first}" + (f": {since}." if since else ".")
 
 
 def _stretches(straggler: Verdict) -> str:

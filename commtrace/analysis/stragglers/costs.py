@@ -70,6 +70,7 @@ class Cost(NamedTuple):
     standard_error_ms: float  # of ``ms``, from the scatter over steps
     persistence: float  # share of the steps that save at least half of ``ms``
     when: Occurrence  # the steps in which most of it is saved
+    first_step: int  # the first of the steps that save at least half of ``ms``; −1 if none does
 
 
 class TotalCost(NamedTuple):
@@ -81,21 +82,27 @@ class TotalCost(NamedTuple):
     cost: Cost  # in a step of that stretch
     stretches: tuple[Stretch, ...]  # the steps in which it lasts, if these are not all
 
+    @property
+    def since_step(self) -> int:
+        return self.stretches[0].first if self.stretches else self.cost.first_step
+
 
 def cost_of(work: WorkStatistics, saved_ns: Int64, *, rare: bool = False) -> Cost:
     """Return the cost of a cause without which each step would save so much: a median; a mean if it is ``rare``."""
     saved = saved_ns[work.steady] / 1e6
     typical = float(saved.mean() if rare else np.median(saved))
-    persistence = float((saved >= max(typical, 1e-6) / 2).mean())
+    lasting = saved >= max(typical, 1e-6) / 2
+    persistence = float(lasting.mean())
     if not rare and persistence:
         # Steps in which it costs nothing count; single steps that the machine held up do not.
-        typical = float(np.median(saved[saved >= max(typical, 1e-6) / 2])) * persistence
+        typical = float(np.median(saved[lasting])) * persistence
     return Cost(
         ms=typical,
         share=typical * 1e6 / work.step_ns,
         standard_error_ms=ERROR_OF_MEDIAN * robust_sigma(saved) / np.sqrt(len(saved)),
         persistence=persistence,
         when=occurrence(work.steps.tolist(), saved * 1e6),
+        first_step=int(work.steps[int(np.argmax(lasting))]) if persistence else -1,
     )
 
 

@@ -218,6 +218,7 @@ def uneven_sequences(work: WorkStatistics, replay: Replay) -> Verdict | None:
         persistence=cost.persistence,
         evidence=evidence,
         next_step=NEXT_STEP[SEQUENCES],
+        since_step=cost.first_step,
     )
 
 

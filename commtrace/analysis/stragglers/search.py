@@ -185,14 +185,18 @@ def judge_stragglers(
 
 def _dated(verdict: Verdict, work: WorkStatistics) -> Verdict:
     first = int(work.steps[0])
-    if verdict.stretches:
-        first = verdict.stretches[0].first
     step = verdict.since_step if verdict.since_step >= 0 else first
     stretches = tuple(
         one._replace(since_ns=step_begin_ns(work.run, one.first), until_ns=step_end_ns(work.run, one.last))
         for one in verdict.stretches
     )
-    return replace(verdict, since_step=step, since_ns=step_begin_ns(work.run, step), stretches=stretches)
+    return replace(
+        verdict,
+        since_step=step,
+        first_compared_step=first,
+        since_ns=step_begin_ns(work.run, step),
+        stretches=stretches,
+    )
 
 
 class OfNoSingleRank(NamedTuple):

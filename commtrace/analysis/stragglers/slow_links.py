@@ -319,6 +319,7 @@ def _verdict(transfers: LinkTransfers, found: _Links, one: Suspicion, cost: Tota
         next_step=next_step(_CAUSE, len(one.ranks)),
         members=tuple(_member(transfers, found, one, rank) for rank in one.ranks),
         stretches=cost.stretches,
+        since_step=cost.since_step,
     )
 
 

@@ -265,7 +265,7 @@ def _verdict(
             for one, share in zip(members, shares, strict=True)
         ),
         stretches=cost.stretches,
-        since_step=cost.cost.when.steps[0] if in_few_steps else -1,
+        since_step=cost.cost.when.steps[0] if in_few_steps else cost.since_step,
     )
 
 

@@ -288,6 +288,7 @@ def _verdict(work: WorkStatistics, found: _Stages, own: Sequence[int], cost: Tot
         next_step=STAGE_THAT_CHANGED if changed else NEXT_STEP[_CAUSE],
         members=_members(work, found, ranks),
         stretches=cost.stretches,
+        since_step=cost.since_step,
     )
 
 

@@ -92,7 +92,8 @@ class Verdict:
     occurrence: str = ""  # of what happened in few steps only: ``once, in step 7: 2.2 s``
     members: tuple[Member, ...] = ()  # slowest first
     stretches: tuple[Stretch, ...] = ()  # the steps in which it lasts, if these are not all
-    since_step: int = -1  # the first step in which it was found; −1 before that is looked up
+    since_step: int = -1  # the first step in which it costs at least half of that; −1 if none does
+    first_compared_step: int = -1  # of the run; what began before cannot be dated; −1 before that is looked up
     since_ns: int | None = None  # begin of that step, epoch; None if unknown
 
     @property
@@ -102,7 +103,7 @@ class Verdict:
 
     def to_json(self) -> JsonObject:
         fields = asdict(self)
-        del fields["since_ns"]
+        del fields["since_ns"], fields["first_compared_step"]
         stretches = [stretch.to_json() for stretch in self.stretches]
         return {**fields, "stretches": stretches, "since_utc": iso_utc_if_known(self.since_ns)}
 

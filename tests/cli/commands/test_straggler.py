@@ -63,9 +63,9 @@ def test_a_run_without_steps_cannot_be_compared(tmp_path: Path) -> None:
     assert "no step was recorded in full" in result.output
 
 
-def _synthesized(path: Path, *faults: str) -> str:
+def _synthesized(path: Path, *faults: str, num_steps: int = 20) -> str:
     options = [part for fault in faults for part in ("--fault", fault)]
-    result = runner.invoke(app, ["synth", "-o", str(path), "--dp", "8", "--num-steps", "20", *options])
+    result = runner.invoke(app, ["synth", "-o", str(path), "--dp", "8", "--num-steps", str(num_steps), *options])
     assert result.exit_code == 0, result.output
     return str(path)
 
@@ -101,6 +101,14 @@ def test_a_run_in_which_the_job_was_well_tells_who_is_slow_where_most_ranks_are(
     (verdict,) = compared["verdicts"]
     assert verdict["who"] == "ranks 0–4 on node0"
     assert verdict["cost_ms_per_step"] == compared["together_ms_per_step"] == pytest.approx(28.8, rel=0.05)
+
+
+def test_the_first_slow_step_is_named_although_too_few_come_before_it_to_be_a_stretch(tmp_path: Path) -> None:
+    late = runner.invoke(app, ["straggler", _synthesized(tmp_path / "late", "slow-rank=3:1.5@4:12", num_steps=12)])
+    always = runner.invoke(app, ["straggler", _synthesized(tmp_path / "always", "slow-rank=3:1.5", num_steps=12)])
+
+    assert "Since step 4: 2023-11-14" in late.output
+    assert "Since step 1, the first one compared: 2023-11-14" in always.output
 
 
 def test_since_when_a_rank_is_slow_is_printed(tmp_path: Path) -> None:

@@ -25,9 +25,8 @@ import torch.distributed as dist
 ADDRESS: Final = "127.0.0.1"
 
 
-IMPORTED: Final = ("torch._dynamo", "pyarrow", "pandas")
-"""What optimizers import, which takes as long as torch itself; what commtrace writes with, and what pyarrow imports as
-soon as it converts a list if it is installed."""
+IMPORTED: Final = ("torch._dynamo", "pyarrow")
+"""What optimizers import, which takes as long as torch itself, and what commtrace writes with."""
 
 
 def main(imports: Sequence[str], number: int, script: str, arguments: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from commtrace.trace import schema
 from commtrace.trace.files import compaction
+from commtrace.trace.files.arrays import index_array, number_array, text_array
 from commtrace.trace.files.budget import Budget, Discards
 from commtrace.trace.files.messages import SegmentFile, custom_metadata
 from commtrace.trace.files.side_files import write_losses
@@ -40,7 +41,7 @@ _QUICK = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _DENSE = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
 """For batches that are as large as compaction makes them."""
 _CLOSED_VOCABULARIES: Final = {
-    "kind": pa.array(schema.KINDS), "lane": pa.array(schema.LANES), "timing": pa.array(schema.TIMINGS),
+    "kind": text_array(schema.KINDS), "lane": text_array(schema.LANES), "timing": text_array(schema.TIMINGS),
 }  # fmt: skip
 _LASTING_MARKS: Final = frozenset({"process_group", "topology", "problem"})
 """Marks that stay true: later segments repeat them, so that they can be read without the earlier ones."""
@@ -235,7 +236,7 @@ class SegmentWriter:
     def _batch_of_columns(self, rows: RowBatch) -> pa.RecordBatch:
         columns, names = rows.columns, rows.names
         arrays = [
-            pa.array([row.detail for row in rows], field.type)
+            text_array([row.detail for row in rows])
             if field.name == "detail"
             else self._column(field, getattr(columns, field.name), names)
             for field in schema.SCHEMA
@@ -250,7 +251,7 @@ class SegmentWriter:
             names = list(names)  # to which those of the marks are added
             marks = Spans.from_tuples([*before, *after], names)
             spans = Spans.concatenate([marks.take(slice(len(before))), spans, marks.take(slice(len(before), None))])
-            mark_details = [pa.array([mark.detail for mark in part], pa.string()) for part in (before, after)]
+            mark_details = [text_array([mark.detail for mark in part]) for part in (before, after)]
             details = pa.concat_arrays([mark_details[0], details, mark_details[1]])
         arrays = [
             details if field.name == "detail" else self._column(field, getattr(spans, field.name), names)
@@ -260,17 +261,17 @@ class SegmentWriter:
 
     def _column(self, field: pa.Field, values: npt.NDArray[np.integer], names: Sequence[str]) -> pa.Array:
         if field.name in _CLOSED_VOCABULARIES:
-            return pa.DictionaryArray.from_arrays(pa.array(values, pa.int8()), _CLOSED_VOCABULARIES[field.name])
+            return pa.DictionaryArray.from_arrays(number_array(values, pa.int8()), _CLOSED_VOCABULARIES[field.name])
         if field.name in self._words:
             return self._words[field.name].recode(values, names)
-        return pa.array(values, field.type)
+        return number_array(values, field.type)
 
     def _array(self, field: pa.Field, values: Sequence[Any]) -> pa.Array:
         if field.name in _CLOSED_VOCABULARIES:
-            return pa.DictionaryArray.from_arrays(pa.array(values, pa.int8()), _CLOSED_VOCABULARIES[field.name])
+            return pa.DictionaryArray.from_arrays(number_array(values, pa.int8()), _CLOSED_VOCABULARIES[field.name])
         if field.name in self._words:
             return self._words[field.name].encode(values)
-        return pa.array(values, field.type)
+        return text_array(values) if field.name == "detail" else number_array(values, field.type)
 
 
 class _Vocabulary:
@@ -278,8 +279,8 @@ class _Vocabulary:
 
     def __init__(self, index_type: pa.DataType) -> None:
         self._index_type = index_type
-        self._codes: dict[str | None, int | None] = {None: None}
-        self._words: pa.Array = pa.array([], pa.string())
+        self._codes: dict[str | None, int] = {None: schema.NOT_APPLICABLE}
+        self._words: pa.Array = text_array([])
 
     def encode(self, values: Sequence[str | None]) -> pa.Array:
         try:
@@ -287,7 +288,7 @@ class _Vocabulary:
         except KeyError:
             self._learn(values)
             codes = [self._codes[value] for value in values]
-        return pa.DictionaryArray.from_arrays(pa.array(codes, self._index_type), self._words)
+        return pa.DictionaryArray.from_arrays(index_array(codes, self._index_type), self._words)
 
     def recode(self, codes: npt.NDArray[np.integer], names: Sequence[str]) -> pa.Array:
         """Translate codes of ``names`` into own ones; negative codes become null."""
@@ -296,14 +297,14 @@ class _Vocabulary:
             self._learn([names[code] for code in used])
         own = np.zeros(len(names) + 1, np.int32)
         for code in used:
-            own[code] = self._codes[names[code]] or 0
-        indices = pa.array(own[codes], self._index_type, mask=codes < 0)
+            own[code] = self._codes[names[code]]
+        indices = index_array(np.where(codes < 0, schema.NOT_APPLICABLE, own[codes]), self._index_type)
         return pa.DictionaryArray.from_arrays(indices, self._words)
 
     def _learn(self, values: Sequence[str | None]) -> None:
         for value in values:
             self._codes.setdefault(value, len(self._codes) - 1)
-        self._words = pa.array([word for word in self._codes if word is not None], pa.string())
+        self._words = text_array([word for word in self._codes if word is not None])
 
 
 def link_as_latest(run_directory: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -14,9 +14,14 @@ from commtrace.analysis.step_totals import SummedSteps
 from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.costs import Occurrence, occurrence
 from commtrace.analysis.stragglers.verdict import ACTIVITY, Stretch, Verdict, format_cause
+from commtrace.trace import schema
 
 _WORTH_A_LOOK: Final = 0.05
 """Smallest share of the step that is singled out."""
+
+_SAY_NOTHING_OF_WORK: Final = frozenset(
+    schema.KINDS[kind] for kind in (schema.STEP, schema.MARK, schema.COLLECTIVE, schema.P2P, schema.STALL)
+)
 
 
 class _Loss(NamedTuple):
@@ -34,11 +39,13 @@ def verdict(
     *,
     awaited: Sequence[Awaited] = (),
     steps: SummedSteps | None = None,
+    captured: Mapping[str, int] | None = None,
 ) -> str:
     """Return the largest loss over all ranks, and where to look.
 
     A rank that holds up the others comes first: their wait is only its echo. ``unmatched`` has reasons by role, see
-    :class:`commtrace.analysis.communication.table.UnmatchedSums`; ``steps`` separate a loss that happened once.
+    :class:`commtrace.analysis.communication.table.UnmatchedSums`; ``steps`` separate a loss that happened once;
+    ``captured`` has the number of rows by kind.
     """
     wall = sum(rank.wall_ns for rank in ranks)
     if not wall:
@@ -46,7 +53,7 @@ def verdict(
         return f"{none}: there is nothing to judge."
     if stragglers:
         return _straggler_sentence(max(stragglers, key=lambda one: one.cost_ms_per_step), wall / len(ranks))
-    worst = max(_losses(ranks, unmatched or {}, awaited), key=lambda loss: loss.time_ns)
+    worst = max(_losses(ranks, unmatched or {}, awaited, captured or {}), key=lambda loss: loss.time_ns)
     share = worst.time_ns / wall
     if share < _WORTH_A_LOOK:
         return f"The ranks compute; the largest loss is {worst.what} with {share:.1%} of the step. Nothing stands out."
@@ -91,7 +98,9 @@ def _at(stretch: Stretch) -> str:
     return f" ({date_and_time(stretch.since_ns, stretch.until_ns)})"
 
 
-def _losses(ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: Sequence[Awaited]) -> list[_Loss]:
+def _losses(
+    ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: Sequence[Awaited], captured: Iterable[str]
+) -> list[_Loss]:
     def over_ranks(kind: str) -> int:
         return sum(rank.total(kind) for rank in ranks)
 
@@ -120,19 +129,25 @@ def _losses(ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: Se
         _Loss(
             over_ranks(OTHER),
             "time outside all spans",
-            _what_is_in_no_span(ranks),
+            _what_is_in_no_span(ranks, captured),
             (OTHER,),
         ),
         *_exposed(ranks, unmatched, awaited),
     ]
 
 
-def _what_is_in_no_span(ranks: Sequence[RankMean]) -> str:
-    if all(rank.total(OTHER) == rank.wall_ns and not rank.hidden_ns for rank in ranks):
-        return "Nothing but steps was recorded: neither what computes nor what communicates, so it may be either."
-    if all(rank.total(OTHER) == rank.wall_ns for rank in ranks):
+def _what_is_in_no_span(ranks: Sequence[RankMean], captured: Iterable[str]) -> str:
+    if any(rank.total(OTHER) != rank.wall_ns for rank in ranks):
+        return "It is no communication that was seen; name it with commtrace.span to see what it is."
+    beside = [kind for kind in captured if kind not in _SAY_NOTHING_OF_WORK]
+    if beside:
+        return (
+            f"Spans of kind {' and '.join(beside)} were recorded, but none that says when a rank computes or waits: "
+            "how the time divides is not known."
+        )
+    if any(rank.hidden_ns for rank in ranks):
         return "Only communication was recorded: what else the ranks did is not known."
-    return "It is no communication that was seen; name it with commtrace.span to see what it is."
+    return "Nothing but steps was recorded: neither what computes nor what communicates, so it may be either."
 
 
 def _exposed(ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: Sequence[Awaited]) -> list[_Loss]:

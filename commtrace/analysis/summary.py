@@ -167,6 +167,7 @@ def summarise_measured(
             unmatched.roles | roles_of_one_rank(communication),
             awaited=awaited,
             steps=summed,
+            captured=totals.captured.rows,
         ),
         problems=tuple(
             find_problems(

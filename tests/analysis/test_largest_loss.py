@@ -8,6 +8,8 @@ from commtrace.analysis.breakdown.rank_means import RankMean
 from commtrace.analysis.breakdown.states import State
 from commtrace.analysis.largest_loss import verdict
 from commtrace.analysis.stragglers.verdict import RANKS, Stretch, Verdict, format_cause
+from commtrace.analysis.summary import summarise
+from tests.factory import make_run, span
 
 MS = 1_000_000
 
@@ -99,7 +101,22 @@ def test_time_in_no_span_is_not_excused() -> None:
 def test_where_nothing_but_steps_was_recorded_nothing_is_ruled_out() -> None:
     steps_only = RankMean(0, "node0", {}, 100 * MS, 0, {State("other"): 100 * MS})
     assert "so it may be either" in verdict([steps_only], [])
+    assert "so it may be either" in verdict([steps_only], [], captured={"step": 4, "mark": 2})
     assert "It is no communication that was seen" in verdict([mean(other=40)], [])
+
+
+def test_spans_that_say_nothing_of_the_time_are_not_called_nothing() -> None:
+    rows = {
+        rank: [
+            *(span("step", 100 * MS * step, 100 * MS * (step + 1), step=step) for step in range(3)),
+            span("kernel", 110 * MS, 160 * MS, step=1, timing="unknown"),
+        ]
+        for rank in range(2)
+    }
+    assert summarise(make_run(rows, [])).verdict == (
+        "Largest loss: time outside all spans, 100.0% of the step (100 ms). Spans of kind kernel were recorded, but "
+        "none that says when a rank computes or waits: how the time divides is not known."
+    )
 
 
 def test_steps_without_length_are_not_said_to_be_missing() -> None:

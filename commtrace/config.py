@@ -374,7 +374,7 @@ class Config:
         0,
         BYTES,
         "Keep at most so many bytes of files of each rank, the newest; older ones are deleted. `K`, `M`, `G` "
-        "and `T` are powers of 1000; at least `1M`. `0`: no limit.",
+        "and `T` are powers of 1000, `KiB`, `MiB`, `GiB` and `TiB` of 1024; at least `1M`. `0`: no limit.",
         example="2G",
     )
     skip_roles: tuple[str, ...] = option(

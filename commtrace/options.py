@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
 
+from commtrace.byte_sizes import parse_bytes
 from commtrace.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -34,7 +35,6 @@ _LONGEST_NAME: Final = 200
 _SHORTEST_SECONDS: Final = 0.5
 _LONGEST_SECONDS: Final = 3600
 _LEAST_BYTES: Final = 10**6
-_UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _FLAGS: Final = {
     "1": True,
     "true": True,
@@ -146,13 +146,6 @@ def _read_whole_number(text: str) -> int:
     return int(text)
 
 
-def _read_bytes(text: str) -> int:
-    match = re.fullmatch(r"([0-9]{1,18})\s*([KMGT]?)B?", text.strip().upper())
-    if match is None:
-        raise ValueError(text)
-    return int(match[1]) * _UNITS[match[2]]
-
-
 def _read_words(text: str) -> tuple[str, ...]:
     return tuple(filter(None, (word.strip() for word in text.split(","))))
 
@@ -200,7 +193,7 @@ TEXT: Final = Kind((str,), str.strip, lambda _: True, "text")
 PATH: Final = Kind((str, os.PathLike), str.strip, lambda _: True, "a path")
 BYTES: Final = Kind(
     (int,),
-    _read_bytes,
+    lambda text: parse_bytes(text, 1000),
     lambda number: number == 0 or _LEAST_BYTES <= number < 10**18,
     "bytes, at least 1M, such as 500M or 2G; 0 for no limit",
 )

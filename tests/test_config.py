@@ -227,7 +227,8 @@ def test_only_the_configuration_reads_variables_of_commtrace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "num_bytes"), [("500M", 5 * 10**8), ("2GB", 2 * 10**9), ("1500000", 1500000), ("0", 0)]
+    ("text", "num_bytes"),
+    [("500M", 5 * 10**8), ("2GB", 2 * 10**9), ("1.5GiB", 3 << 29), ("1500000", 1500000), ("0", 0)],
 )
 def test_sizes_have_units(text: str, num_bytes: int) -> None:
     assert Config.from_env({"COMMTRACE_KEEP_BYTES": text}).keep_bytes == num_bytes

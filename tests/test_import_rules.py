@@ -23,9 +23,10 @@ BASE: Final = frozenset({"errors", "config", "trace"})
 MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     # what everything rests on
     "errors": frozenset(),
+    "byte_sizes": frozenset(),
     "installation": frozenset({"errors", "launchers"}),
     "trace": frozenset({"errors"}),
-    "options": frozenset({"errors", "trace"}),
+    "options": frozenset({"byte_sizes", "errors", "trace"}),
     "config": frozenset({"errors", "launchers", "options", "trace"}),
     "redaction": frozenset(),
     # in the training process
@@ -59,6 +60,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "cli": BASE
     | {
         "",
+        "byte_sizes",
         "identity",
         "installation",
         "launchers",
@@ -86,7 +88,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
 """By layer: a module or package directly below ``commtrace``; "" is ``commtrace/__init__.py``."""
 
 WITHOUT_TORCH: Final = (
-    "errors", "trace", "options", "config", "launchers", "agreement", "identity", "analysis",
+    "errors", "byte_sizes", "trace", "options", "config", "launchers", "agreement", "identity", "analysis",
     "tables", "plots", "recorded_run", "sql", "history", "importers", "synth", "planning", "search", "live", "top",
     "viewer", "cli", "", "__main__",
 )  # fmt: skip

@@ -8,13 +8,14 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from commtrace.analysis.windows.run import ALONE, Workers
+from commtrace.byte_sizes import parse_bytes
 from commtrace.errors import ConfigurationError, MissingExtraError
 from commtrace.trace.files.locate import NEWEST_RUN, RUNS
 
@@ -86,6 +87,24 @@ BaselineOption = Annotated[
         show_default=False,
     ),
 ]
+
+
+def given_bytes(option: str, text: str) -> int:
+    """Return the bytes of an option; ``K``, ``M``, ``G`` and ``T`` are powers of 1024, as for NCCL's tests."""
+    with suppress(ValueError):
+        if (num_bytes := parse_bytes(text, 1024)) > 0:
+            return num_bytes
+    raise ConfigurationError(f"{option} {text}: write a size, such as 32768, 32K, 4MiB or 1GB")
+
+
+def given_memory_gib(text: str) -> float:
+    """Return the GiB of ``--memory``; a number without a unit is GiB."""
+    with suppress(ValueError):
+        if (num_bytes := parse_bytes(text, 1024, plain="GiB")) > 0:
+            return num_bytes / (1 << 30)
+    raise ConfigurationError(
+        f"--memory {text}: give the memory of a GPU in GiB, such as 80, or with a unit, such as 80GB"
+    )
 
 
 @contextmanager

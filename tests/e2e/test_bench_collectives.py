@@ -32,7 +32,7 @@ ENDLESS = [
 
 def test_every_operation_on_two_nodes_and_within_them(tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
-    sizes = ["--min-bytes", "30000", "--max-bytes", "64K", "--warmup", "1", "--iterations", "2"]
+    sizes = ["--min-bytes", "30000", "--max-bytes", "64KiB", "--warmup", "1", "--iterations", "2"]
     groups = ["--group", "world", "--group", "node", "--group", "across"]
     outputs = ["-o", str(path), "--plot", str(tmp_path / "bandwidth.svg"), "--json"]
     job = fork([*COMMAND, *sizes, *groups, *outputs], 4, {"RANKS_PER_NODE": "2"})
@@ -65,7 +65,7 @@ def test_a_user_who_stops_it_gets_what_was_measured(tmp_path: Path) -> None:
 
 def test_what_was_measured_before_a_rank_died_is_printed(tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
-    words = ["--operations", "broadcast,all_reduce", "--min-bytes", "64K", "--max-bytes", "64K"]
+    words = ["--operations", "broadcast,all_reduce", "--min-bytes", "64K", "--max-bytes", "64KiB"]
     job = fork([*COMMAND, *words, "-o", str(path), "--timeout", "20"], 2, {"FAULT": "SIGKILL@30"})
 
     assert job.returncode == 1
@@ -84,8 +84,8 @@ def test_without_a_launcher_it_says_how_to_start_it() -> None:
     ("words", "said"),
     [
         (["--operations", "all_reduce,all"], "--operations all: write some of all_reduce"),
-        (["--min-bytes", "0"], "--min-bytes 0: write bytes"),
-        (["--max-bytes", "4T"], "--max-bytes 4T: write bytes"),
+        (["--min-bytes", "0"], "--min-bytes 0: write a size"),
+        (["--max-bytes", "4X"], "--max-bytes 4X: write a size, such as 32768, 32K, 4MiB or 1GB"),
     ],
 )
 def test_what_cannot_be_measured_is_said(words: list[str], said: str) -> None:

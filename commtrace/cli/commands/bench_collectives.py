@@ -21,7 +21,7 @@ from commtrace.analysis.formatting import format_ranges, ranges
 from commtrace.benchmarks.groups import WORDS, choose_groups
 from commtrace.benchmarks.job import join
 from commtrace.benchmarks.operations import OPERATIONS
-from commtrace.cli.arguments import JsonOption
+from commtrace.cli.arguments import JsonOption, given_bytes
 from commtrace.cli.commands.bandwidth import slow_links_text
 from commtrace.cli.output import bandwidth, binary_bytes, duration, text_table, wide_console
 from commtrace.errors import ConfigurationError
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from commtrace.benchmarks.collectives import Results
 
 _LARGEST: Final = {"nccl": 1 << 34, "gloo": 1 << 28}
-_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class Backend(str, Enum):
@@ -53,7 +52,9 @@ def bench_collectives(
     operations: Annotated[
         str, typer.Option(metavar="A,B", help=f"Of {', '.join(OPERATIONS)}. Default: all.", show_default=False)
     ] = "",
-    min_bytes: Annotated[str, typer.Option(metavar="SIZE", help="The smallest tensor: 4M, 1G.")] = "32K",
+    min_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="The smallest tensor: 4M and 4MiB are 2²² bytes, 4MB are 4·10⁶.")
+    ] = "32K",
     max_bytes: Annotated[
         str,
         typer.Option(
@@ -97,7 +98,10 @@ def bench_collectives(
     `commtrace summary --baseline` shows a run's bandwidth as a share of it.
     """
     chosen = _operations(operations)
-    smallest, largest = _size("--min-bytes", min_bytes), _size("--max-bytes", max_bytes) if max_bytes else None
+    smallest, largest = (
+        given_bytes("--min-bytes", min_bytes),
+        given_bytes("--max-bytes", max_bytes) if max_bytes else None,
+    )
     with join(backend.value if backend else "", timeout) as job:
         # Here, because it imports torch.
         from commtrace.benchmarks.collectives import Results, Settings, environment, measure_collectives
@@ -131,13 +135,6 @@ def _operations(text: str) -> tuple[str, ...]:
     if unknown:
         raise ConfigurationError(f"--operations {unknown[0]}: write some of {', '.join(OPERATIONS)}")
     return chosen
-
-
-def _size(option: str, text: str) -> int:
-    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
-    if not (number.isascii() and number.isdecimal() and int(number) > 0 and unit in _UNITS):
-        raise ConfigurationError(f"{option} {text}: write bytes, such as 32768, 32K, 4M or 1G")
-    return int(number) * _UNITS[unit]
 
 
 def _report(results: Results, *, json_output: bool, output: Path | None, plot: Path | None) -> None:

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from commtrace.cli.arguments import JsonOption, StepsOption
+from commtrace.cli.arguments import JsonOption, StepsOption, given_memory_gib
 from commtrace.cli.output import binary_bytes, num_bytes, share, wide_console
 from commtrace.cli.plan_against import print_beside
 from commtrace.cli.plan_times import plan_times, print_times
@@ -49,7 +49,8 @@ def plan(
         int | None, typer.Option(min=1, help="Ranks of the job. Default: those that torchrun's arguments give.")
     ] = None,
     memory: Annotated[
-        float | None, typer.Option(metavar="GIB", help="Memory of a GPU: print whether the job fits into it.")
+        str | None,
+        typer.Option(metavar="GIB", help="Memory of a GPU, such as 80 or 80GB: print whether the job fits into it."),
     ] = None,
     like: Annotated[
         Known | None, typer.Option(help="Plan the sample of another tool instead, with its numbers beside.")
@@ -94,8 +95,7 @@ def plan(
     follow from formulas; nothing is started or measured. With --memory it ends with 1 if the job will not fit; with
     --against if the run sent something else; its peak memory stands beside the plan.
     """
-    if memory is not None and memory <= 0:
-        raise ConfigurationError(f"--memory is {memory:g}: give the memory of a GPU in GiB, such as 80")
+    memory_gib = None if memory is None else given_memory_gib(memory)
     if against is not None:
         if like is not None or memory is not None or simai is not None:
             raise ConfigurationError("--against compares with a run: leave out --like, --memory and --simai")
@@ -110,9 +110,9 @@ def plan(
     compared = compare(planned) if like is not None else ()
     found = alternatives(planned)
     times = plan_times(planned, bandwidth or (), tflops, measured, baseline)
-    fits = None if memory is None else planned.fullest.memory.peak_bytes <= memory * _GIB
+    fits = None if memory_gib is None else planned.fullest.memory.peak_bytes <= memory_gib * _GIB
     if json_output:
-        head = {"verdict": _verdict(planned, memory), "fits": fits}
+        head = {"verdict": _verdict(planned, memory_gib), "fits": fits}
         rest = {
             "alternatives": to_json(found),
             "ignored_arguments": to_json(ignored),
@@ -124,7 +124,7 @@ def plan(
         typer.echo(json.dumps({**head, **planned.to_json(), **rest}, indent=2))
     else:
         console = wide_console()
-        _print_plan(console, planned, ignored, found, memory)
+        _print_plan(console, planned, ignored, found, memory_gib)
         if times is not None:
             print_times(console, times)
         if compared:

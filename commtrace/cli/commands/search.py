@@ -13,7 +13,7 @@ from rich.table import Table
 
 from commtrace.analysis.chain import analyse
 from commtrace.cli.aceso import predict_aceso, search_profile
-from commtrace.cli.arguments import STEPS_HELP, JsonOption
+from commtrace.cli.arguments import STEPS_HELP, JsonOption, given_memory_gib
 from commtrace.cli.output import binary_bytes, duration, share, wide_console
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import Layout
@@ -49,7 +49,7 @@ def search(
     gpus: Annotated[
         int | None, typer.Option(min=1, help="GPUs to divide the model between. Default: the run's.")
     ] = None,
-    memory: Annotated[float, typer.Option(metavar="GIB", help="Memory of a GPU.")] = 80.0,
+    memory: Annotated[str, typer.Option(metavar="GIB", help="Memory of a GPU, such as 80 or 80GB.")] = "80",
     global_batch: Annotated[
         int | None, typer.Option(min=1, help="Sequences of an iteration. Default: the run's.")
     ] = None,
@@ -84,12 +84,11 @@ def search(
     if aceso is not None:
         predict_aceso(measured, aceso, gpus_per_node or 8, json_output)
         return
-    if memory <= 0:
-        raise ConfigurationError(f"--memory is {memory:g}: give the memory of a GPU in GiB, such as 80")
+    memory_gib = given_memory_gib(memory)
     if has_aceso_profile(measured):
         if bandwidth or steps:
             raise ConfigurationError("a profile has its own bandwidths and no steps: no --bandwidth, no --steps")
-        sizes = (gpus, memory, global_batch, top, gpus_per_node or 8)
+        sizes = (gpus, memory_gib, global_batch, top, gpus_per_node or 8)
         raise typer.Exit(0 if search_profile(measured, job or (), *sizes, output, json_output) else 1)
     if output is not None:
         raise ConfigurationError("--output writes a configuration of Aceso: it needs a folder of Aceso's profiles")
@@ -100,12 +99,12 @@ def search(
     costs = measure_costs(analysis, model, layout)
     predictor = Predictor(costs, gpus_per_node or costs.gpus_per_node, costs.links.with_given(given))
     sequences = global_batch or layout.microbatch * layout.microbatches * layout.dp
-    found = search_layouts(predictor, gpus or world_size, round(memory * _GIB), sequences, top)
+    found = search_layouts(predictor, gpus or world_size, round(memory_gib * _GIB), sequences, top)
     notes = (*notes, *costs.notes)
     if json_output:
-        typer.echo(json.dumps(_search_json(predictor, found, sequences, memory, notes), indent=2))
+        typer.echo(json.dumps(_search_json(predictor, found, sequences, memory_gib, notes), indent=2))
     else:
-        _print_search(wide_console(), predictor, found, sequences, memory, notes)
+        _print_search(wide_console(), predictor, found, sequences, memory_gib, notes)
     raise typer.Exit(0 if found.best else 1)
 
 

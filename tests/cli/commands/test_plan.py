@@ -95,7 +95,7 @@ def test_deepspeed_has_communication_of_data_parallel_ranks_only(tmp_path: Path)
     ("words", "message"),
     [
         (["absent.yaml"], "absent.yaml: No such file"),
-        (["--memory", "-1", "--", *MEGATRON], "--memory is -1"),
+        (["--memory", "-1", "--", *MEGATRON], "--memory -1: give the memory of a GPU in GiB"),
         (["--", *MEGATRON, "--pipeline-model-parallel-size", "3"], "4 ranks cannot be divided by 3"),
         (["--", *MEGATRON, "--num-query-groups", "1", "--group-query-attention", "--tensor-model-parallel-size", "2"],
          "query_groups (1) is no multiple of tp (2)"),

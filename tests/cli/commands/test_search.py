@@ -72,7 +72,7 @@ def test_if_nothing_fits_it_says_so_and_ends_with_1(run: Path, tmp_path: Path) -
     ("words", "message"),
     [
         ((), "the sizes of its model were not recorded"),
-        (("JOB", "--memory", "0"), "--memory is 0"),
+        (("JOB", "--memory", "0"), "--memory 0: give the memory of a GPU in GiB"),
         (("JOB", "--bandwidth", "tp"), "--bandwidth tp: write ROLE=GBPS"),
         (("JOB", "--gpus", "4096", "--global-batch", "3"), "no layout divides 16 layers and a global batch of 3"),
     ],

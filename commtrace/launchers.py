@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 _NO_NAMES: Final = frozenset({"", "none", "123456789"})
 """Rendezvous ids of torchrun and DeepSpeed's elastic launcher where none was given."""
 
+_MOST_NODES: Final = 1 << 16
+
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -96,6 +98,37 @@ def ranks_per_node(environment: Mapping[str, str]) -> int | None:
     # mpirun and srun can place neighbouring ranks on different nodes.
     sizes = (_number(environment.get(name)) for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"))
     return next((size for size in sizes if size), None)
+
+
+def listed_nodes(environment: Mapping[str, str]) -> list[str]:
+    """Return the nodes that Slurm gave to this step, or else to the job, in its order; empty without Slurm."""
+    listed = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+    return list(dict.fromkeys(name for part in _outside_brackets(listed) for name in _expanded(part)))
+
+
+def _outside_brackets(listed: str) -> list[str]:
+    """Divide ``a[1-2,5],b`` at the commas that are in no brackets."""
+    return [part for part in re.findall(r"(?:\[[^\]]*\]|[^,\[\]])+", listed) if part.strip()]
+
+
+def _expanded(part: str) -> list[str]:
+    """Return the names of ``rack[1-2]node[08-10]``; numbers keep their zeros."""
+    match = re.fullmatch(r"([^\[\]]*)\[([^\[\]]*)\](.*)", part)
+    if match is None:
+        return [part]
+    before, numbers, after = match.groups()
+    return [f"{before}{number}{rest}" for number in _numbers(numbers) for rest in _expanded(after)]
+
+
+def _numbers(ranges: str) -> list[str]:
+    found: list[str] = []
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        low, high = _number(first), _number(last or first)
+        if low is None or high is None or not low <= high < low + _MOST_NODES:
+            continue  # not as Slurm writes it: no name is better than a wrong one
+        found += (str(number).zfill(len(first)) for number in range(low, high + 1))
+    return found
 
 
 def agent_store(environment: Mapping[str, str]) -> tuple[str, int] | None:

@@ -12,6 +12,26 @@ UUID = "6e0d1c3a-8a5b-4f41-9a51-0e8a3f5d9c77"
 
 
 @pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        ("", []),
+        ("gpu7", ["gpu7"]),
+        ("gpu[08-10,12],login", ["gpu08", "gpu09", "gpu10", "gpu12", "login"]),
+        ("rack[1-2]n[1,3]", ["rack1n1", "rack1n3", "rack2n1", "rack2n3"]),
+        ("a-b[1-2]-ib,c.d", ["a-b1-ib", "a-b2-ib", "c.d"]),
+        # not as Slurm writes it
+        ("n[3-1],n[1-],n[-],n[x],n[0-99999999],n[", ["n1", "n"]),
+    ],
+)
+def test_slurms_list_of_nodes(listed: str, expected: list[str]) -> None:
+    assert launchers.listed_nodes({"SLURM_JOB_NODELIST": listed}) == expected
+
+
+def test_the_nodes_of_a_step_come_before_those_of_its_job() -> None:
+    assert launchers.listed_nodes({"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_STEP_NODELIST": "n[2-3]"}) == ["n2", "n3"]
+
+
+@pytest.mark.parametrize(
     ("environment", "expected"),
     [
         ({}, None),

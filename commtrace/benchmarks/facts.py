@@ -13,7 +13,7 @@ from typing import Final
 
 from commtrace.benchmarks.device import Device, nccl_version
 from commtrace.identity import stored_settings
-from commtrace.trace.metadata import NODE_VARIABLES
+from commtrace.trace.metadata import NODE_VARIABLES, SLURM_NODE
 
 _PACKAGES: Final = (
     "torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "numpy", "triton", "transformer-engine", "flash-attn",
@@ -42,6 +42,7 @@ class Facts:
     device: str
     device_id: str  # equal for ranks that share a device; empty on a CPU
     device_cores: list[int]  # those next to the device; empty if not known
+    scheduler_node: str = ""  # the node as the scheduler names it; empty if it does not
 
 
 def collect_facts(rank: int, node: str, master: str, port: int, device: Device) -> Facts:
@@ -70,6 +71,7 @@ def collect_facts(rank: int, node: str, master: str, port: int, device: Device) 
         device=device.name,
         device_id=device.id,
         device_cores=_device_cores(device.pci),
+        scheduler_node=settings.get(SLURM_NODE, ""),
     )
 
 

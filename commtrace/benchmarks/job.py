@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from commtrace import launchers
 from commtrace.benchmarks.device import device_name, device_of_backend
+from commtrace.benchmarks.signals import acting_on_signals
 from commtrace.config import Config
 from commtrace.errors import CommtraceError, ConfigurationError
 
@@ -42,7 +42,7 @@ class Stop:
         self.is_requested = False
         self.last_words: Callable[[], None] = lambda: None  # what is left to say if a rank does not answer
 
-    def request(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
+    def request(self) -> None:
         self.is_requested = True
 
 
@@ -143,31 +143,17 @@ def first_line(error: Exception) -> str:
 
 @contextmanager
 def _stopped_by_signals(stop: Stop) -> Iterator[None]:
-    """Ask to stop at a signal. If that takes long, a thread says the last words and ends the process.
-
-    The main thread may be inside a collective that never ends, where Python runs no handler: the wake-up descriptor of
-    signals is written nevertheless.
-    """
-    waiting, woken = socket.socketpair()
-    woken.setblocking(False)
+    """Ask to stop at a signal. If that takes long, a thread says the last words and ends the process."""
     ended = threading.Event()
 
-    def end_for_certain() -> None:
-        while number := waiting.recv(1):
-            if number[0] in (signal.SIGINT, signal.SIGTERM):
-                stop.request()
-                if not ended.wait(_SECONDS_TO_STOP):
-                    stop.last_words()
-                    os._exit(128 + number[0])
+    def end_for_certain(number: signal.Signals) -> None:
+        stop.request()
+        if not ended.wait(_SECONDS_TO_STOP):
+            stop.last_words()
+            os._exit(128 + number)
 
-    threading.Thread(target=end_for_certain, name="commtrace-stop", daemon=True).start()
-    handlers = {number: signal.signal(number, stop.request) for number in (signal.SIGINT, signal.SIGTERM)}
-    descriptor = signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
     try:
-        yield
+        with acting_on_signals(end_for_certain):
+            yield
     finally:
         ended.set()
-        signal.set_wakeup_fd(descriptor)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        woken.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final, NamedTuple
@@ -16,6 +16,8 @@ from commtrace.trace.json_values import JsonObject
 
 SLOW_DEVICE: Final = {"cuda": 0.9, "cpu": 0.5}
 """Largest share of the others' rate at which a device is slow. Cores of a busy machine differ by more than GPUs do."""
+
+_MOST_NAMES: Final = 8
 
 
 class Finding(NamedTuple):
@@ -52,8 +54,7 @@ class Verdict:
             return f"Good: {self.ranks} ranks on {nodes} passed all checks."
         if not self.broken:
             return f"Not good: {self.findings[0].text}"
-        names = ", ".join(self.broken[:8]) + (" …" if len(self.broken) > 8 else "")
-        return f"Not good: {len(self.broken)} of {len(self.nodes)} nodes have problems: {names}."
+        return f"Not good: {len(self.broken)} of {len(self.nodes)} nodes have problems: {_listed(self.broken)}."
 
     def to_json(self) -> JsonObject:
         return {
@@ -72,20 +73,61 @@ def _ranks(numbers: Iterable[int]) -> str:
     return f"rank{'s' * (len(own) > 1)} {format_ranges(ranges(own))}"
 
 
-def judge_absent(present: Mapping[int, Facts], world_size: int, seconds: float) -> Iterator[Finding]:
-    """Find ranks that never came."""
-    absent = sorted(set(range(world_size)) - set(present))
-    if absent:
-        yield Finding("started", tuple(unknown_node(rank) for rank in absent), _absent_text(absent, seconds))
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The job as its launcher and scheduler describe it."""
+
+    world_size: int
+    ranks_per_node: int | None = None  # where ranks are numbered node by node
+    nodes: tuple[str, ...] = ()  # that the scheduler gave to the job; empty if it does not say
 
 
-def unknown_node(rank: int) -> str:
-    """Return what a node is called whose rank did not say its name."""
-    return f"node of rank {rank}"
+def judge_absent(present: Mapping[int, Facts], expected: Expected, seconds: float) -> Iterator[Finding]:
+    """Find ranks that never came, with the names of their nodes as far as others or the scheduler tell them.
+
+    Args:
+        seconds: how long they were waited for.
+    """
+    said = f"did not start, or did not reach rank 0, within {seconds:.3g} s"
+    beside: dict[str, list[int]] = defaultdict(list)
+    alone = []
+    for rank in sorted(set(range(expected.world_size)) - set(present)):
+        node = _node_beside(rank, present, expected.ranks_per_node)
+        beside[node].append(rank) if node else alone.append(rank)
+    for node, ranks_of_node in beside.items():
+        yield Finding("started", (node,), f"{_ranks(ranks_of_node)} {said}")
+    if alone:
+        came = {name for one in present.values() for name in (one.scheduler_node, one.host, one.node)}
+        silent = tuple(name for name in expected.nodes if name not in came)
+        numbers = {rank // expected.ranks_per_node for rank in alone} if expected.ranks_per_node else set()
+        # A list of more nodes than ranks are missing from has spare ones: which are to blame is then not known.
+        is_certain = len(silent) == len(numbers) if numbers else len(silent) <= len(alone)
+        text = f"{_ranks(alone)} {said}; {_where_nobody_came(silent, numbers, present)}"
+        yield Finding("started", silent if is_certain else (), text)
 
 
-def _absent_text(absent: Sequence[int], seconds: float) -> str:
-    return f"{_ranks(absent)} did not start, or did not reach rank 0, within {seconds:g} s"
+def _node_beside(rank: int, present: Mapping[int, Facts], ranks_per_node: int | None) -> str:
+    """Return the node that ranks beside this one named; empty if none came, or they do not agree."""
+    if not ranks_per_node:
+        return ""
+    first = rank - rank % ranks_per_node
+    named = {present[other].node for other in range(first, first + ranks_per_node) if other in present}
+    return named.pop() if len(named) == 1 else ""
+
+
+def _where_nobody_came(silent: Sequence[str], numbers: Collection[int], present: Mapping[int, Facts]) -> str:
+    if silent:
+        return f"no rank came from {_listed(silent)}"
+    came = _listed(list(dict.fromkeys(one.node for one in present.values())))
+    if not numbers:
+        return f"ranks came from {came}"
+    nodes = f"node{'s' * (len(numbers) > 1)} {format_ranges(ranges(sorted(numbers)))}"
+    return f"these are the ranks of {nodes}, counted from 0 as --node-rank of torchrun; ranks came from {came}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def judge_reached(facts: Mapping[int, Facts], unreached: Mapping[int, Sequence[int] | None]) -> Iterator[Finding]:
@@ -100,8 +142,7 @@ def judge_reached(facts: Mapping[int, Facts], unreached: Mapping[int, Sequence[i
         for target in missed or ():
             by_target[target].append(rank)
     speaking = len(unreached) - len(silent)
-    for rank in sorted(silent):
-        yield Finding("answers", (facts[rank].node,), f"{_ranks([rank])} started, but no longer answers")
+    yield from judge_silent(facts, silent)
     for target, sources in sorted(by_target.items()):
         if target in silent:
             continue
@@ -111,6 +152,12 @@ def judge_reached(facts: Mapping[int, Facts], unreached: Mapping[int, Sequence[i
         else:
             nodes = tuple(dict.fromkeys(facts[rank].node for rank in (*sources, target)))
             yield Finding("reached", nodes, f"{_ranks(sources)} cannot reach rank {target} at {where}")
+
+
+def judge_silent(facts: Mapping[int, Facts], silent: Iterable[int]) -> Iterator[Finding]:
+    """Name ranks that came, and say nothing any more."""
+    for rank in sorted(silent):
+        yield Finding("answers", (facts[rank].node,), f"{_ranks([rank])} started, but no longer answers")
 
 
 def judge_settings(facts: Mapping[int, Facts]) -> Iterator[Finding]:

@@ -35,6 +35,7 @@ from commtrace.benchmarks.facts import Facts, collect_facts
 from commtrace.benchmarks.groups import choose_groups
 from commtrace.benchmarks.job import BenchmarkError, Job, first_line
 from commtrace.benchmarks.judgement import (
+    Expected,
     Finding,
     Verdict,
     judge_absent,
@@ -44,9 +45,11 @@ from commtrace.benchmarks.judgement import (
     judge_links,
     judge_reached,
     judge_settings,
+    judge_silent,
     judge_within_nodes,
 )
 from commtrace.benchmarks.matmul import Shape, measure_matmul
+from commtrace.benchmarks.signals import acting_on_signals
 from commtrace.config import Config
 from commtrace.errors import ConfigurationError
 from commtrace.trace.inputs import decode_json
@@ -57,6 +60,11 @@ _THREADS: Final = 32
 _POLL_SECONDS: Final = 0.05
 _PAYLOAD: Final = {"nccl": 256 << 20, "gloo": 4 << 20}
 _MEASURE_SECONDS: Final = 15.0
+_MOST_SECONDS_TO_STAY: Final = 20.0
+_CHECKS: Final = (
+    "started", "settings", "interfaces", "affinity", "reachability", "device speed", "bandwidth within nodes",
+    "bandwidth between nodes",
+)  # fmt: skip
 _SHAPES: Final = {"cuda": Shape(8192, 8192, 8192), "cpu": Shape(256, 256, 256)}
 
 
@@ -75,12 +83,16 @@ class Limits:
 
 @dataclass(slots=True)
 class _Found:
-    """What rank 0 knows so far."""
+    """What this rank knows so far; only rank 0 has findings."""
 
     nodes: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
     ranks: int = 0
+    present: Mapping[int, Facts] = field(default_factory=dict)  # the ranks that have come, once that is decided
+    stopping: threading.Event = field(default_factory=threading.Event)
+    met: threading.Event = field(default_factory=threading.Event)
+    last_words: threading.Lock = field(default_factory=threading.Lock)  # held by the thread that says the verdict
 
     def add(self, check: str, findings: Iterable[Finding]) -> None:
         self.checked.append(check)
@@ -115,6 +127,8 @@ def preflight(backend: str, limits: Limits, report: Callable[[Verdict], None]) -
         )
 
     def give_up() -> None:
+        if not found.last_words.acquire(timeout=_ANSWER_SECONDS):
+            os._exit(1)  # the verdict was said, and who reads it does not take it
         if place.rank == 0:
             found.findings.append(Finding("time", (), f"the checks did not end within {limits.total:g} s"))
             report(verdict())
@@ -123,10 +137,18 @@ def preflight(backend: str, limits: Limits, report: Callable[[Verdict], None]) -
         sys.stdout.flush()
         os._exit(1)
 
+    def end(number: signal.Signals) -> None:
+        if place.rank == 0:
+            _say_what_is_known(found, number, began, lambda: report(verdict()))
+        else:
+            _answer_until_rank_0_ends(found)
+        sys.stdout.flush()
+        os._exit(128 + number)
+
     watchdog = threading.Timer(limits.total, give_up)
     watchdog.daemon = True
     watchdog.start()
-    with _outliving_others(), _answering(place.rank) as own_port:
+    with _answering(place.rank) as own_port, acting_on_signals(end):
         store = _store(master, int(port), place, limits.start)
         good = _Checks(place.rank, place.world_size, place.local_rank or 0, store, backend, limits, found).run(
             master, own_port, lambda: report(verdict())
@@ -135,17 +157,31 @@ def preflight(backend: str, limits: Limits, report: Callable[[Verdict], None]) -
     return good
 
 
-@contextmanager
-def _outliving_others() -> Iterator[None]:
-    """Ignore SIGTERM, with which launchers end all ranks when one has died: who died would be lost.
+def _say_what_is_known(found: _Found, number: signal.Signals, began: float, report: Callable[[], None]) -> None:
+    """Say the verdict of rank 0 as far as it is known.
 
-    The last deadline is the end in any case.
+    Launchers end all ranks with SIGTERM when one has died, so it looks once more who answers.
     """
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    found.stopping.set()
+    found.met.wait(_ANSWER_SECONDS)  # it notes who has come until now
+    if not found.last_words.acquire(timeout=_ANSWER_SECONDS):
+        return  # the verdict is being said
+    others = [one for rank, one in found.present.items() if rank != 0]
+    said = set(found.findings)
+    found.findings += (one for one in judge_silent(found.present, unanswered(others)) if one not in said)
+    left = [check for check in _CHECKS if check not in found.checked]
+    text = f"{number.name} ended the checks after {time.monotonic() - began:.0f} s; not checked: {', '.join(left)}"
+    found.findings.append(Finding("time", (), text))
+    report()
+
+
+def _answer_until_rank_0_ends(found: _Found) -> None:
+    """Stay a moment: rank 0 asks who is still there, and one that has gone would seem to have died."""
+    deadline = time.monotonic() + (_MOST_SECONDS_TO_STAY if found.met.is_set() else _ANSWER_SECONDS)
+    while time.monotonic() < deadline:
+        if found.met.is_set() and not answers(found.present[0]):
+            return
+        time.sleep(_POLL_SECONDS)
 
 
 def _store(master: str, port: int, place: launchers.Position, seconds: float) -> Store:
@@ -228,17 +264,26 @@ class _Checks:
     def _meet(self) -> dict[int, Facts]:
         """Return the ranks that have come in time; rank 0 decides when that is over."""
         if self.rank == 0:
+            began = time.monotonic()
             come = self._await([f"facts-{rank}" for rank in range(self.world_size)], self.limits.start)
+            waited = time.monotonic() - began if self.found.stopping.is_set() else self.limits.start
             present = [rank for rank, is_there in enumerate(come) if is_there]
             self.store.set("present", json.dumps(present))
         ranks: list[int] = decode_json(self._get("present", 2 * self.limits.start), list[int])
         facts: dict[int, Facts] = {rank: decode_json(self.store.get(f"facts-{rank}"), Facts) for rank in ranks}
         if self.rank == 0:
             self.found.nodes += dict.fromkeys(one.node for one in facts.values())
-            self.found.add("started", judge_absent(facts, self.world_size, self.limits.start))
+            expected = Expected(
+                self.world_size, launchers.ranks_per_node(os.environ), tuple(launchers.listed_nodes(os.environ))
+            )
+            self.found.add("started", judge_absent(facts, expected, waited))
             self.found.add("settings", judge_settings(facts))
             self.found.add("interfaces", judge_interfaces(facts))
             self.found.add("affinity", judge_affinity(facts))
+        self.found.present = facts
+        self.found.met.set()
+        if self.found.stopping.is_set():
+            threading.Event().wait()  # another thread ends this process
         return facts
 
     def _agree(self, present: Mapping[int, Facts]) -> list[int]:
@@ -323,6 +368,7 @@ class _Checks:
     def _conclude(self, report: Callable[[], None]) -> bool:
         """Return whether the verdict of rank 0 is good."""
         if self.rank == 0:
+            self.found.last_words.acquire()  # never released: a verdict is said once
             report()
             good = not self.found.findings
             self.store.set("good", str(int(good)))
@@ -343,7 +389,7 @@ class _Checks:
     def _await(self, keys: Sequence[str], seconds: float) -> list[bool]:
         """Wait until all keys are set, or the time is over; return which of them are."""
         deadline = time.monotonic() + seconds
-        while not self.store.check(list(keys)) and time.monotonic() < deadline:
+        while not self.found.stopping.is_set() and not self.store.check(list(keys)) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         return [self.store.check([key]) for key in keys]
 

@@ -10,6 +10,7 @@ from commtrace.analysis.communication.baseline import Baseline, Measurement, Spr
 from commtrace.analysis.communication.links import find_slow_links
 from commtrace.benchmarks.facts import Facts
 from commtrace.benchmarks.judgement import (
+    Expected,
     Verdict,
     judge_absent,
     judge_affinity,
@@ -53,19 +54,63 @@ def cluster(**changes: dict[str, object]) -> dict[int, Facts]:
 def test_a_sound_cluster_has_no_findings() -> None:
     sound = cluster()
 
-    assert list(judge_absent(sound, 6, 30)) == []
+    assert list(judge_absent(sound, Expected(6), 30)) == []
     assert list(judge_reached(sound, {rank: [] for rank in sound})) == []
     assert list(judge_settings(sound)) == []
     assert list(judge_interfaces(sound)) == []
     assert list(judge_affinity(sound)) == []
 
 
-def test_absent_ranks() -> None:
-    there = {rank: one for rank, one in cluster().items() if rank not in (2, 3)}
-    (found,) = judge_absent(there, 6, 30)
+NOT_THERE = "did not start, or did not reach rank 0, within 30 s"
+GPU_NODES = ("gpu0", "gpu1", "gpu2")
 
-    assert found.nodes == ("node of rank 2", "node of rank 3")
-    assert found.text == "ranks 2–3 did not start, or did not reach rank 0, within 30 s"
+
+def without(*absent: int) -> dict[int, Facts]:
+    return {
+        rank: replace(one, scheduler_node=f"gpu{rank // 2}") for rank, one in cluster().items() if rank not in absent
+    }
+
+
+@pytest.mark.parametrize(
+    ("absent", "expected", "nodes", "more"),
+    [
+        # Slurm says which nodes the job has
+        ((2, 3), Expected(6, 2, GPU_NODES), ("gpu1",), "; no rank came from gpu1"),
+        ((2, 3), Expected(6, None, GPU_NODES), ("gpu1",), "; no rank came from gpu1"),
+        # two of three nodes are missing: which ranks belong to which is not needed
+        ((2, 3, 4, 5), Expected(6, 2, GPU_NODES), ("gpu1", "gpu2"), "; no rank came from gpu1, gpu2"),
+        # Slurm's list has a node more than the job
+        ((2, 3), Expected(6, 2, (*GPU_NODES, "gpu3")), (), "; no rank came from gpu1, gpu3"),
+        # a rank beside it told the name of the node
+        ((3,), Expected(6, 2), ("node1",), ""),
+        # nobody tells the name
+        (
+            (2, 3),
+            Expected(6, 2),
+            (),
+            "; these are the ranks of node 1, counted from 0 as --node-rank of torchrun; ranks came from node0, node2",
+        ),
+        ((3,), Expected(6), (), "; ranks came from node0, node1, node2"),
+    ],
+)
+def test_absent_ranks(absent: tuple[int, ...], expected: Expected, nodes: tuple[str, ...], more: str) -> None:
+    (found,) = judge_absent(without(*absent), expected, 30)
+    who = f"ranks {absent[0]}–{absent[-1]}" if len(absent) > 1 else f"rank {absent[0]}"
+
+    assert (found.nodes, found.text) == (nodes, f"{who} {NOT_THERE}{more}")
+
+
+def test_of_ranks_beside_others_and_whole_nodes_each_is_told() -> None:
+    beside, alone = judge_absent(without(1, 4, 5), Expected(6, 2, GPU_NODES), 30)
+
+    assert (beside.nodes, beside.text) == (("node0",), f"rank 1 {NOT_THERE}")
+    assert (alone.nodes, alone.text) == (("gpu2",), f"ranks 4–5 {NOT_THERE}; no rank came from gpu2")
+
+
+def test_ranks_that_are_not_numbered_node_by_node_name_no_node() -> None:
+    (found,) = judge_absent(without(3), Expected(6, 6), 30)
+
+    assert found.nodes == ()
 
 
 def test_a_rank_that_nobody_reaches_a_pair_that_does_not_and_a_silent_one() -> None:
@@ -175,12 +220,12 @@ def test_a_node_that_is_slow_within() -> None:
 
 def test_the_verdict_is_a_sentence() -> None:
     nodes = ("node0", "node1", "node2")
-    (absent,) = judge_absent({0: facts(0)}, 2, 30)
+    (absent,) = judge_absent({0: facts(0)}, Expected(2, 1, ("node0", "gpu1")), 30)
     good = Verdict(nodes, (), 6, ("started",), 1.5)
 
     assert good.sentence() == "Good: 6 ranks on 3 nodes passed all checks."
     alone = Verdict(nodes[:1], (), 2, ("started",), 1.5)
     assert alone.sentence() == "Good: 2 ranks on 1 node passed all checks."
-    bad = Verdict((*nodes, "node of rank 1"), (absent,), 6, (), 31.0)
-    assert bad.sentence() == "Not good: 1 of 4 nodes have problems: node of rank 1."
-    assert bad.broken == ("node of rank 1",)
+    bad = Verdict((*nodes, "gpu1"), (absent,), 6, (), 31.0)
+    assert bad.sentence() == "Not good: 1 of 4 nodes have problems: gpu1."
+    assert bad.broken == ("gpu1",)

@@ -31,7 +31,8 @@ def preflight(
 
     Every rank starts and reaches every other, versions and environment differ nowhere, the interface is the right one,
     cores and GPUs are shared by nobody, devices are equally fast, and each two nodes have the bandwidth of the others.
-    It ends with 0 if all is well and else with 1. A dead or stopped rank is named; nothing waits without an end.
+    It ends with 0 if all is well and else with 1. A dead or stopped rank is named; nothing waits without an end. At
+    SIGTERM or Ctrl-C it says what is known so far.
     """
     # Here, because it imports torch.
     from commtrace.benchmarks.preflight import Limits

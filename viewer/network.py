@@ -97,14 +97,15 @@ def _call(totals: GroupTotals, key: CommunicationKey, row: Communication) -> Jso
 def _links(speeds: LinkSpeeds) -> JsonObject:
     links = speeds.links()
     slow = find_slow_links(links)
+    slow_ones = frozenset(slow.links) if slow is not None else frozenset()
     return {
         "links": [
             {
                 **link.to_json(),
-                "usual_gbps": usual_gbps(link, links),
-                "is_slow": slow is not None and link in slow.links,
+                "usual_gbps": usual,
+                "is_slow": link in slow_ones,
             }
-            for link in links
+            for link, usual in zip(links, usual_gbps(links), strict=True)
         ],
         "slow_links": slow.to_json() if slow else None,
     }

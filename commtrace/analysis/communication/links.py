@@ -6,6 +6,7 @@ says which link the others waited for.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -133,32 +134,49 @@ def measure_links(run: Run, matches: Matches, steps: Sequence[int] | None = None
 
 def find_slow_links(links: Sequence[Link]) -> SlowLinks | None:
     """Return the slow links between nodes, of the traffic with the slowest; None without any."""
-    found = [slow for traffic in {link.traffic for link in links} if (slow := _slow_of(links, traffic)) is not None]
+    by_traffic: dict[Traffic, list[Link]] = defaultdict(list)
+    for link in links:
+        by_traffic[link.traffic].append(link)
+    found = [slow for own in by_traffic.values() if (slow := _slow_of(own)) is not None]
     return min(found, key=lambda slow: (slow.within_nodes, slow.links[0].gbps / slow.usual_gbps), default=None)
 
 
-def _slow_of(links: Sequence[Link], traffic: Traffic) -> SlowLinks | None:
-    own = [link for link in links if link.traffic == traffic]
-    between = [link for link in own if link.is_between_nodes]
-    within = [link.gbps for link in own if not link.is_between_nodes]
-    slow = [link for link in between if link.gbps <= SLOW * (usual_gbps(link, between) or 0)]
-    if slow:
-        usual = [link.gbps for link in between if link not in slow]
-        return _slowest_first(slow, _usual(usual), within_nodes=False)
+def _slow_of(links: Sequence[Link]) -> SlowLinks | None:
+    """Return the slow ones of links of one traffic."""
+    between = [link for link in links if link.is_between_nodes]
+    within = [link.gbps for link in links if not link.is_between_nodes]
+    is_slow = [link.gbps <= SLOW * (usual or 0) for link, usual in zip(between, usual_gbps(between), strict=True)]
+    if any(is_slow):
+        slow = [link for link, own in zip(between, is_slow, strict=True) if own]
+        usual = _usual([link.gbps for link, own in zip(between, is_slow, strict=True) if not own])
+        return _slowest_first(slow, usual, within_nodes=False)
     one_pair = len({frozenset((link.source, link.target)) for link in between}) == 1
-    if one_pair and within:
-        slow = [link for link in between if link.gbps <= SLOW * _usual(within)]
+    slow = [link for link in between if link.gbps <= SLOW * _usual(within)] if one_pair and within else []
     return _slowest_first(slow, _usual(within), within_nodes=True) if slow else None
 
 
-def usual_gbps(link: Link, links: Sequence[Link]) -> float | None:
-    """Return the usual bandwidth of the other links like this one; None if there is none."""
-    others = [
-        other.gbps
-        for other in links
-        if other.traffic == link.traffic and other.is_between_nodes == link.is_between_nodes and other is not link
-    ]
-    return _usual(others) if others else None
+def usual_gbps(links: Sequence[Link]) -> list[float | None]:
+    """Return for each link the usual bandwidth of the others like it, of the same traffic; None if there is none."""
+    alike: dict[tuple[Traffic, bool], list[int]] = defaultdict(list)
+    for number, link in enumerate(links):
+        alike[link.traffic, link.is_between_nodes].append(number)
+    usual: list[float | None] = [None] * len(links)
+    for numbers in alike.values():
+        if len(numbers) > 1:
+            own = np.array([links[number].gbps for number in numbers])
+            for number, gbps in zip(numbers, _usual_of_others(own).tolist(), strict=True):
+                usual[number] = gbps
+    return usual
+
+
+def _usual_of_others(gbps: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return :func:`_usual` of all values but each one in turn; sorted once, the others are so too."""
+    order = gbps.argsort()
+    place = np.ceil(_USUAL_PERCENTILE / 100 * (len(gbps) - 2)).astype(np.int64)  # among the others
+    ascending = gbps[order]
+    usual = np.empty_like(gbps)
+    usual[order] = np.where(np.arange(len(gbps)) <= place, ascending[place + 1], ascending[place])
+    return usual
 
 
 def _slowest_first(slow: Sequence[Link], usual_gbps: float, *, within_nodes: bool) -> SlowLinks:

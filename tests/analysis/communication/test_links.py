@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from commtrace.analysis.communication.links import Link, Traffic, find_slow_links, measure_links
+from commtrace.analysis.communication.links import Link, Traffic, find_slow_links, measure_links, usual_gbps
 from commtrace.analysis.matching.match import match
 from commtrace.trace.run import Run
 from tests.factory import Row, collective, group, make_run, p2p
@@ -81,6 +84,31 @@ def test_the_only_pair_of_nodes_is_compared_with_what_passes_within_them() -> No
 
     assert slow is not None
     assert (slow.links, slow.usual_gbps, slow.within_nodes) == ((pair,), 1.0, True)
+
+
+@given(
+    st.lists(
+        st.builds(
+            link,
+            st.just("a"),
+            st.sampled_from(["a", "b"]),
+            st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0, 3.0]),
+            st.sampled_from([MESSAGES, Traffic("all_reduce", 2, 20)]),
+        ),
+        max_size=25,
+    )
+)
+def test_what_is_usual_is_the_upper_quartile_of_the_others(links: list[Link]) -> None:
+    expected = []
+    for number, one in enumerate(links):
+        others = [
+            other.gbps
+            for place, other in enumerate(links)
+            if place != number and (other.traffic, other.target) == (one.traffic, one.target)
+        ]
+        expected.append(float(np.percentile(others, 75, method="higher")) if others else None)
+
+    assert usual_gbps(links) == expected
 
 
 @pytest.mark.parametrize(

@@ -118,9 +118,11 @@ def _called(use: Any, workshop: Workshop, door: Door, keeps_word: bool) -> list[
     output = result.output
     if "Traceback (most recent call last)" in output:
         found.append(f"a traceback: {output[-2000:]}")
-    if not output.replace("\n", "").isprintable():
-        wrong = {character for character in output if not character.isprintable() and character != "\n"}
-        found.append(f"control characters {wrong!r} in {output[:2000]!r}")
+    # CSV for another program, not for a terminal, has what was recorded.
+    shown = result.stderr if "csv" in use else output
+    if not shown.replace("\n", "").isprintable():
+        wrong = {character for character in shown if not character.isprintable() and character != "\n"}
+        found.append(f"control characters {wrong!r} in {shown[:2000]!r}")
     if use[0] == "summary" and "--json" in use and result.exit_code == 0:
         told = json.loads(result.stdout)
         if keeps_word and "--steps" not in use:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from commtrace.errors import ConfigurationError
 from commtrace.planning.communication import Traffic, stage_traffic, total_bytes
@@ -166,10 +166,11 @@ class Alternative(NamedTuple):
 def alternatives(plan: Plan) -> tuple[Alternative, ...]:
     """Return the single changes of the layout that lower the peak memory of the fullest rank."""
     found = []
-    for change, layout in _changes(plan.layout):
+    for change, fields in _changes(plan.layout):
         try:
+            layout = replace(plan.layout, **fields)
             changed = make_plan(plan.model, layout)
-        except ConfigurationError:  # such as more tensor parallel ranks than heads
+        except ConfigurationError:  # such as more tensor parallel ranks than heads, or experts on more ranks than exist
             continue
         peak_bytes = changed.fullest.memory.peak_bytes
         if peak_bytes < plan.fullest.memory.peak_bytes:
@@ -177,29 +178,28 @@ def alternatives(plan: Plan) -> tuple[Alternative, ...]:
     return tuple(found)
 
 
-def _changes(layout: Layout) -> Iterator[tuple[str, Layout]]:
-    """Yield changes of a layout, those first that cost little or no time."""
+def _changes(layout: Layout) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield changes of a layout's fields, those first that cost little or no time; not all of them are possible."""
     if not layout.flash_attention:
-        yield "flash attention", replace(layout, flash_attention=True)
+        yield "flash attention", {"flash_attention": True}
     if layout.zero_stage is None and not layout.distributed_optimizer:
-        yield "distributed optimizer", replace(layout, distributed_optimizer=True)
+        yield "distributed optimizer", {"distributed_optimizer": True}
     if layout.zero_stage is not None and layout.zero_stage < 3:
-        yield f"ZeRO stage {layout.zero_stage + 1}", replace(layout, zero_stage=layout.zero_stage + 1)
+        yield f"ZeRO stage {layout.zero_stage + 1}", {"zero_stage": layout.zero_stage + 1}
     if layout.tp > 1 and not layout.sequence_parallel:
-        yield "sequence parallelism", replace(layout, sequence_parallel=True)
+        yield "sequence parallelism", {"sequence_parallel": True}
+    microbatches = 2 * layout.microbatches
     if layout.microbatch % 2 == 0:
-        smaller = replace(layout, microbatch=layout.microbatch // 2, microbatches=2 * layout.microbatches)
-        yield f"microbatch of {smaller.microbatch}, {smaller.microbatches} microbatches", smaller
-    if layout.recompute == "none" and not layout.flash_attention:
-        yield "selective recomputation", replace(layout, recompute="selective")
-    if layout.dp % 2 == 0:
-        wider = replace(
-            layout,
-            tp=2 * layout.tp,
-            dp=layout.dp // 2,
-            microbatches=2 * layout.microbatches,
-            expert_tp=0 if layout.expert_tp == layout.tp else layout.expert_tp,
+        smaller = layout.microbatch // 2
+        yield (
+            f"microbatch of {smaller}, {microbatches} microbatches",
+            {"microbatch": smaller, "microbatches": microbatches},
         )
-        yield f"tp {wider.tp}, dp {wider.dp}", wider
+    if layout.recompute == "none" and not layout.flash_attention:
+        yield "selective recomputation", {"recompute": "selective"}
+    if layout.dp % 2 == 0:
+        tp, dp = 2 * layout.tp, layout.dp // 2
+        expert_tp = 0 if layout.expert_tp == layout.tp else layout.expert_tp
+        yield f"tp {tp}, dp {dp}", {"tp": tp, "dp": dp, "microbatches": microbatches, "expert_tp": expert_tp}
     if layout.recompute != "full":
-        yield "full recomputation", replace(layout, recompute="full")
+        yield "full recomputation", {"recompute": "full"}

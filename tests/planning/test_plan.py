@@ -57,6 +57,12 @@ def test_an_alternative_must_be_possible() -> None:
     assert "tp 2, dp 1" not in changes
 
 
+def test_experts_on_all_ranks_leave_no_room_for_more_tensor_parallelism() -> None:
+    layout = Layout(pp=4, dp=8, ep=8, distributed_optimizer=True, flash_attention=True)
+
+    assert [one.change for one in alternatives(make_plan(replace(MODEL, experts=8), layout))] == ["full recomputation"]
+
+
 def test_the_next_stage_of_zero_is_an_alternative() -> None:
     plan = make_plan(MODEL, Layout(dp=4, zero_stage=1, flash_attention=True))
 

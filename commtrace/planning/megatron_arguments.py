@@ -12,13 +12,29 @@ from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model, padded
 
 _NOT_PLANNED: Final = {
-    "--cpu-offloading", "--data-parallel-sharding-strategy", "--fp8-format", "--fp8-param-gather",
-    "--moe-shared-expert-intermediate-size", "--mtp-num-layers", "--multi-latent-attention",
-    "--num-distributed-optimizer-instances", "--optimizer-cpu-offload", "--pipeline-model-parallel-layout",
-    "--qk-layernorm", "--recompute-modules", "--use-custom-fsdp", "--use-megatron-fsdp",
-    "--use-precision-aware-optimizer", "--use-torch-fsdp2",
+    "--attention-output-gate", "--calculate-per-token-loss", "--cpu-offloading", "--cross-entropy-fusion-impl",
+    "--cuda-graph-impl", "--data-parallel-sharding-strategy", "--ddp-num-buckets",
+    "--ddp-pad-buckets-for-high-nccl-busbw", "--defer-embedding-wgrad-compute", "--delay-wgrad-compute",
+    "--distribute-saved-activations", "--enable-cuda-graph", "--experimental-attention-variant",
+    "--external-cuda-graph", "--fine-grained-activation-offloading", "--fp32-residual-connection", "--fp4-format",
+    "--fp4-param-gather", "--fp8-format", "--fp8-param-gather", "--freeze-all-layers",
+    "--heterogeneous-layers-config-path", "--hierarchical-context-parallel-sizes", "--hybrid-context-parallel",
+    "--hybrid-layer-pattern", "--hybrid-override-pattern", "--is-hybrid-model", "--log-num-zeros-in-grad",
+    "--log-params-norm", "--main-grads-dtype", "--microbatch-group-size-per-virtual-pipeline-stage",
+    "--moe-expert-capacity-factor", "--moe-latent-size", "--moe-layer-recompute",
+    "--moe-pad-expert-input-to-capacity", "--moe-shared-expert-intermediate-size", "--mtp-num-layers",
+    "--multi-latent-attention", "--num-distributed-optimizer-instances", "--optimizer-cpu-offload",
+    "--overlap-moe-expert-parallel-comm", "--overlap-param-gather-with-optimizer-step",
+    "--pipeline-model-parallel-layout", "--qk-layernorm", "--recompute-modules",
+    "--reuse-grad-buf-for-mxfp8-param-ag", "--spec", "--tp-comm-overlap", "--use-checkpoint-args",
+    "--use-custom-fsdp", "--use-layer-wise-distributed-optimizer", "--use-megatron-fsdp",
+    "--use-mp-args-from-checkpoint-args", "--use-precision-aware-optimizer", "--use-torch-fsdp2",
+    "--use-tp-pp-dp-mapping", "--variable-seq-lengths", "--yaml-cfg",
 }  # fmt: skip
 """Arguments on which the numbers depend, but which are not understood."""
+
+
+_GROWING_BATCHES: Final = ("--rampup-batch-size", "--step-batch-size-schedule")
 
 
 class MegatronJob(NamedTuple):
@@ -77,13 +93,13 @@ def _launched_ranks(words: Sequence[str]) -> int:
 def _megatron_parser(script: str) -> argparse.ArgumentParser:
     """Return a parser with the arguments of Megatron-LM on which a plan depends, and their defaults there."""
     parser = _Parser(prog=script, add_help=False, allow_abbrev=False)
-    for name in ("num-layers", "hidden-size", "num-attention-heads", "seq-length", "micro-batch-size", "vocab-size"):
+    for name in ("num-layers", "hidden-size", "num-attention-heads", "seq-length", "micro-batch-size"):
         parser.add_argument(f"--{name}", type=int, required=True)
     for name in (
         "ffn-hidden-size", "kv-channels", "max-position-embeddings", "global-batch-size", "num-experts",
         "moe-ffn-hidden-size", "expert-tensor-parallel-size", "num-layers-per-virtual-pipeline-stage",
         "num-virtual-stages-per-pipeline-rank", "ddp-bucket-size", "recompute-num-layers",
-        "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
+        "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers", "vocab-size", "padded-vocab-size",
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=0)
     for name in (
@@ -92,8 +108,9 @@ def _megatron_parser(script: str) -> argparse.ArgumentParser:
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=1)
     for name in (
-        "swiglu", "disable-bias-linear", "add-qkv-bias", "untie-embeddings-and-output-weights", "group-query-attention",
-        "sequence-parallel", "use-distributed-optimizer", "recompute-activations", "bf16", "fp16", "use-flash-attn",
+        "swiglu", "quick-geglu", "use-rotary-position-embeddings", "disable-bias-linear", "add-qkv-bias",
+        "untie-embeddings-and-output-weights", "group-query-attention", "sequence-parallel",
+        "use-distributed-optimizer", "recompute-activations", "bf16", "fp16", "use-flash-attn",
         "overlap-grad-reduce", "cross-entropy-loss-fusion", "accumulate-allreduce-grads-in-fp32",
         "grad-reduce-in-bf16", "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
     ):  # fmt: skip
@@ -111,11 +128,13 @@ def _megatron_parser(script: str) -> argparse.ArgumentParser:
     parser.add_argument("--attention-backend", default="auto")
     parser.add_argument("--optimizer", default="adam")
     parser.add_argument("--clip-grad", type=float, default=1.0)
+    for name in _GROWING_BATCHES:
+        parser.add_argument(name, nargs="+", default=())
     return parser
 
 
 def _model(parsed: argparse.Namespace) -> Model:
-    hidden, is_gated = parsed.hidden_size, parsed.swiglu
+    hidden = parsed.hidden_size
     if not parsed.moe_layer_freq.isdecimal():
         raise ConfigurationError("--moe-layer-freq is understood as a number only, such as 2 for every second layer")
     position_types: dict[str, Literal["learned", "rope", "none"]] = {
@@ -124,10 +143,15 @@ def _model(parsed: argparse.Namespace) -> Model:
         "yarn": "rope",
         "none": "none",
     }
-    if parsed.position_embedding_type not in position_types:
+    position_type = "rope" if parsed.use_rotary_position_embeddings else parsed.position_embedding_type
+    if position_type not in position_types:
         raise ConfigurationError(
-            f"--position-embedding-type {parsed.position_embedding_type} is not understood: "
-            f"only {', '.join(position_types)}"
+            f"--position-embedding-type {position_type} is not understood: only {', '.join(position_types)}"
+        )
+    if not (parsed.vocab_size or parsed.padded_vocab_size):
+        raise ConfigurationError(
+            "the size of the vocabulary is that of a tokenizer, which a plan does not read: add --vocab-size and the "
+            "number of its entries to the command, such as --vocab-size 32000"
         )
     unit = parsed.make_vocab_size_divisible_by * parsed.tensor_model_parallel_size
     return Model(
@@ -135,16 +159,16 @@ def _model(parsed: argparse.Namespace) -> Model:
         hidden=hidden,
         heads=parsed.num_attention_heads,
         sequence=parsed.seq_length,
-        vocabulary=padded(parsed.vocab_size, unit),
+        vocabulary=parsed.padded_vocab_size or padded(parsed.vocab_size, unit),
         tokenizer_vocabulary=parsed.vocab_size,
-        ffn=parsed.ffn_hidden_size or (8 * hidden // 3 // 64 * 64 if is_gated else 4 * hidden),
+        ffn=parsed.ffn_hidden_size or (8 * hidden // 3 // 64 * 64 if parsed.swiglu else 4 * hidden),
         query_groups=parsed.num_query_groups if parsed.group_query_attention else 0,
         head_size=parsed.kv_channels,
-        gated=is_gated,
+        gated=parsed.swiglu or parsed.quick_geglu,
         linear_bias=not parsed.disable_bias_linear,
         qkv_bias=parsed.add_qkv_bias or not parsed.disable_bias_linear,
         normalization=parsed.normalization,
-        positions=position_types[parsed.position_embedding_type],
+        positions=position_types[position_type],
         max_positions=parsed.max_position_embeddings,
         tied_embeddings=not parsed.untie_embeddings_and_output_weights,
         experts=parsed.num_experts,
@@ -162,7 +186,7 @@ def _layout(parsed: argparse.Namespace, model: Model, world_size: int) -> Layout
     )
     dp = _divided(world_size, tp * pp * cp, "ranks", "tp · pp · cp; --gpus gives the number of ranks")
     global_batch = parsed.global_batch_size or parsed.micro_batch_size * dp
-    recompute: Literal["none", "selective", "full"] = "selective" if parsed.recompute_activations else "none"
+    granularity: Literal["none", "selective", "full"] = parsed.recompute_granularity or "none"
     is_fp32 = not (parsed.bf16 or parsed.fp16)
     accumulates_in_fp32 = is_fp32 or parsed.bf16 or parsed.accumulate_allreduce_grads_in_fp32
     has_fp32_gradients = accumulates_in_fp32 and not parsed.grad_reduce_in_bf16
@@ -181,7 +205,7 @@ def _layout(parsed: argparse.Namespace, model: Model, world_size: int) -> Layout
         microbatches=_divided(global_batch, parsed.micro_batch_size * dp, "sequences", "the microbatches of all ranks"),
         sequence_parallel=parsed.sequence_parallel and tp > 1,  # Megatron-LM turns it off as well
         distributed_optimizer=parsed.use_distributed_optimizer,
-        recompute=parsed.recompute_granularity or recompute,
+        recompute="selective" if parsed.recompute_activations else granularity,
         flash_attention=_has_flash_attention(parsed),
         fused_cross_entropy=parsed.cross_entropy_loss_fusion,
         cp_communication=_cp_communication(parsed.cp_comm_type),
@@ -248,6 +272,8 @@ def _assumed(parsed: argparse.Namespace) -> tuple[str, ...]:
         parsed.recompute_num_layers > 1 or parsed.recompute_method != "uniform"
     ):
         notes.append("Full recomputation is counted layer by layer (--recompute-method uniform, 1 layer).")
+    growing = [name for name in _GROWING_BATCHES if vars(parsed)[name.removeprefix("--").replace("-", "_")]]
+    notes += [f"The global batch is the last one of {name}." for name in growing]
     if parsed.optimizer != "adam":
         notes.append(f"The optimizer's states are those of Adam, not of {parsed.optimizer}.")
     return tuple(notes)

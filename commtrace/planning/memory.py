@@ -109,7 +109,9 @@ def layer_activations(model: Model, layout: Layout, layer: int) -> tuple[Activat
         scores = 0
     mlp_edges = 3 * row // of_the_sequence
     if model.has_experts(layer):
-        experts = model.experts_per_token * tokens * (2 * model.hidden + ffn_bytes * model.expert_ffn) // layout.tp
+        # the ranks that divide an expert gather its tokens, whole rows of them, from one another
+        each_bytes = 2 * model.hidden * layout.expert_tp + ffn_bytes * model.expert_ffn
+        experts = model.experts_per_token * tokens * each_bytes // layout.tp
         mlp = Activations("experts", mlp_edges + experts)
     else:
         mlp = Activations("mlp", mlp_edges + ffn_bytes * tokens * model.ffn // layout.tp)

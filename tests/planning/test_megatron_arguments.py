@@ -113,6 +113,47 @@ def test_what_is_taken_for_granted_is_said() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--tp-comm-overlap", "--use-tp-pp-dp-mapping", "--calculate-per-token-loss", "--hybrid-layer-pattern M*",
+        "--moe-pad-expert-input-to-capacity", "--distribute-saved-activations", "--yaml-cfg x.yaml",
+        "--fine-grained-activation-offloading", "--microbatch-group-size-per-virtual-pipeline-stage 4",
+    ],
+)  # fmt: skip
+def test_an_argument_that_changes_the_numbers_is_not_only_ignored(words: str) -> None:
+    job = parse(words)
+
+    assert job.ignored == ("--lr", "--data-path")
+    assert f"The numbers depend on {words.split()[0]}, which a plan does not understand yet." in job.notes
+
+
+def test_a_batch_that_grows_is_planned_at_its_end() -> None:
+    job = parse("--rampup-batch-size 32 32 5000")
+
+    assert job.layout.microbatches == 512 // (4 * 16)
+    assert job.ignored == ("--lr", "--data-path")
+    assert "The global batch is the last one of --rampup-batch-size." in job.notes
+
+
+def test_older_and_other_names_of_positions_and_gates() -> None:
+    job = parse("--use-rotary-position-embeddings --quick-geglu")
+
+    assert (job.model.positions, job.model.gated, job.model.ffn) == ("rope", True, 4 * 2048)
+    assert job.ignored == ("--lr", "--data-path")
+
+
+def test_a_padded_vocabulary_can_be_given() -> None:
+    command = GPT.replace("--vocab-size 50257", "--padded-vocab-size 50304")
+    model = parse_megatron_command(shlex.split(command)).model
+
+    assert (model.vocabulary, model.tokenizer_vocabulary) == (50_304, 0)
+
+
+def test_recomputed_activations_are_selective_whatever_the_granularity() -> None:
+    assert parse("--recompute-granularity full --recompute-activations").layout.recompute == "selective"
+
+
 def test_ranks_can_be_given() -> None:
     assert parse(gpus=4).layout.dp == 4
 
@@ -122,6 +163,7 @@ def test_ranks_can_be_given() -> None:
     [
         ("torchrun", "no script that ends with .py"),
         (GPT.replace("--num-layers 24", ""), "pretrain_gpt.py: the following arguments are required: --num-layers"),
+        (GPT.replace("--vocab-size 50257", ""), "a tokenizer, which a plan does not read: add --vocab-size"),
         (GPT.replace("--hidden-size 2048", "--hidden-size wide"), "--hidden-size: invalid int value: 'wide'"),
         (GPT.replace("--nnodes 2", "--nnodes 1:4"), "do not say how many ranks there are: give --gpus"),
         (GPT + "--tensor-model-parallel-size 3", "16 ranks cannot be divided by 3"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,29 @@ def test_groups_of_queries_keep_fewer_keys_and_values() -> None:
     grouped = replace(GPT, query_groups=4)
 
     assert kept_of_a_layer(Layout(), GPT) - kept_of_a_layer(Layout(), grouped) == 4 * S * H * 3 // 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ffn_of_a_rank", "hidden_of_a_rank"),
+    [
+        ({}, 6 * 2816, 2 * H),
+        ({"tp": 4, "sequence_parallel": True, "expert_tp": 1}, 6 * 2816 // 4, 2 * H // 4),
+        # the ranks that divide an expert gather the tokens of all of them
+        ({"tp": 4, "sequence_parallel": True}, 6 * 2816 // 4, 2 * H),
+    ],
+)
+def test_experts_keep_their_tokens(sizes: dict[str, Any], ffn_of_a_rank: int, hidden_of_a_rank: int) -> None:
+    model = replace(GPT, experts=8, experts_per_token=2, expert_ffn=2816, gated=True)
+    layout = Layout(ep=2, dp=2, **sizes)
+    kept = dict(layer_activations(model, layout, 0))["experts"]
+
+    assert kept == 3 * S * H // layout.tp + 2 * S * (hidden_of_a_rank + ffn_of_a_rank)
+
+
+def test_a_gated_mlp_keeps_both_matrices_outputs_and_their_product() -> None:
+    gated = replace(GPT, gated=True, ffn=2816)
+
+    assert dict(layer_activations(gated, Layout(), 0))["mlp"] == S * (3 * H + 6 * 2816)
 
 
 def test_full_recomputation_keeps_the_inputs_of_layers_and_one_layer() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from enum import Enum
 from itertools import groupby
 from pathlib import Path
@@ -18,6 +20,7 @@ from commtrace.cli.output import binary_bytes, num_bytes, share, wide_console
 from commtrace.cli.plan_against import print_beside
 from commtrace.cli.plan_times import plan_times, print_times
 from commtrace.errors import ConfigurationError
+from commtrace.planning.communication import Traffic
 from commtrace.planning.megatron_arguments import parse_megatron_command
 from commtrace.planning.megatron_issue_488 import Compared, compare, sample_plan
 from commtrace.planning.plan import Alternative, Plan, StagePlan, alternatives, make_plan
@@ -263,7 +266,7 @@ def _print_traffic(console: Console, stages: Sequence[StagePlan], pipeline: int)
     words = ("role", "operation", "of", "when")
     columns = (*words, "count", "ranks", "each", "tensors", "on the wire", "basis")
     table = _table(*columns[: -1 if is_all_counted else None], left=[*words, "basis"], wrapped="of")
-    for row in traffic:
+    for row in _joined(traffic):
         basis = () if is_all_counted else ("" if row.basis == "counted" else row.basis,)
         sizes = (row.bytes_per_call, row.tensor_bytes, row.wire_bytes)
         numbers = (f"{row.count:,}", str(row.group_size), *map(num_bytes, sizes))
@@ -273,6 +276,15 @@ def _print_traffic(console: Console, stages: Sequence[StagePlan], pipeline: int)
     console.print(table)
     if not is_all_counted:
         console.print("source: read in Megatron-core, not counted on real ranks. estimate: if experts are used evenly.")
+
+
+def _joined(traffic: Iterable[Traffic]) -> Iterator[Traffic]:
+    """Yield calls that are alike once, such as the buckets of equal layers."""
+    counts: Counter[Traffic] = Counter()
+    for row in traffic:
+        counts[replace(row, count=0)] += row.count
+    for row, count in counts.items():
+        yield replace(row, count=count)
 
 
 def _print_alternatives(console: Console, found: Sequence[Alternative], memory: float | None) -> None:

@@ -81,6 +81,20 @@ def test_stages_with_the_same_communication_share_a_table(tmp_path: Path) -> Non
     assert "Ideal pipeline bubble: 27% of the step, 38% of the work." in printed
 
 
+def test_buckets_of_equal_layers_are_one_row(tmp_path: Path) -> None:
+    sizes = {"dp": 2, "overlap_gradients": True, "bucket_elements": 1, "distributed_optimizer": True}
+    words = plan_file(tmp_path, **sizes)
+    rows = [line.split() for line in run_plan(words).stdout.splitlines() if "reduce_scatter" in line]
+    in_json = [
+        (row["bytes_per_call"], row["count"])
+        for row in json.loads(run_plan(words, "--json").stdout)["stages"][0]["traffic"]
+        if row["operation"] == "reduce_scatter"
+    ]
+
+    assert len(rows) == len({size for size, _ in in_json}) < len(in_json)
+    assert sum(int(row[4]) for row in rows) == len(in_json)
+
+
 def test_deepspeed_has_communication_of_data_parallel_ranks_only(tmp_path: Path) -> None:
     printed = run_plan(plan_file(tmp_path, dp=4, zero_stage=3)).stdout
 

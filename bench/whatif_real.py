@@ -1,6 +1,6 @@
 """Predicts changes of a real pipeline (gloo) from one recorded run, then really runs each of them.
 
-    python bench/whatif_real.py                  # about five minutes; prints the table of docs/whatif.md
+    python bench/whatif_real.py                  # about ten minutes; prints the table of docs/whatif.md
 
 Four ranks train with schedules of torch.distributed.pipelining, 16 layers, one of the ranks slower than the others.
 Work is sleep, so that four ranks need a small part of two cores; order, messages and waits are torch's and gloo's own.
@@ -15,6 +15,8 @@ import argparse
 import json
 import os
 import platform
+import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -224,27 +226,46 @@ class Row(NamedTuple):
         return self.predicted_s / self.measured_s - 1
 
 
+def run(folder: Path, steps: int) -> None:
+    """Run and record every setting once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+    command = [*torchrun, __file__, "--train", str(folder), "--steps", str(steps)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COMMTRACE_")}
+    subprocess.run(command, check=True, timeout=900, env={**environment, "OMP_NUM_THREADS": "1"})
+
+
 def judge(folder: Path, base: Path) -> list[Row]:
     """Predict every setting from the base run, beside what it took."""
     rows = []
     for setting in SETTINGS:
-        command = [sys.executable, "-m", "commtrace", "whatif", str(base), "--json", *setting.options]
-        command += ["--steps", f"{WARM_UP}:{1_000_000}"]
-        completed = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        if completed.returncode:
-            raise SystemExit(f"{setting.name}: {completed.stderr}")
-        told = json.loads(completed.stdout)
         ends = json.loads((folder / f"{setting.name}.json").read_text())[WARM_UP - 1 :]
-        rows.append(
-            Row(
-                setting.name,
-                setting.options,
-                told["predicted_ns"] / 1e9,
-                told["uncertainty_ns"] / 1e9,
-                (ends[-1] - ends[0]) / (len(ends) - 1),
-            )
-        )
+        taken_s = (ends[-1] - ends[0]) / (len(ends) - 1)
+        name = setting.name if setting.options else f"none ({setting.name})"
+        rows.append(Row(name, setting.options, *predicted(base, setting.options, WARM_UP), taken_s))
     return rows
+
+
+def predicted(run: Path, options: Sequence[str], first_step: int) -> tuple[float, float]:
+    """Return the predicted step time of a run with changes and its uncertainty, seconds."""
+    command = [sys.executable, "-m", "commtrace", "whatif", str(run), "--json", *options]
+    command += ["--steps", f"{first_step}:{1_000_000}"]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if completed.returncode:
+        raise SystemExit(f"{shlex.join(command)}: {completed.stderr}")
+    answer = json.loads(completed.stdout)
+    return answer["predicted_ns"] / 1e9, answer["uncertainty_ns"] / 1e9
+
+
+def medians(rounds: Sequence[Sequence[Row]]) -> list[Row]:
+    """Return the rows of several rounds as one: medians of what was predicted and measured."""
+    found = []
+    for rows in zip(*rounds, strict=True):
+        predicted_s, uncertainty_s, measured_s = (
+            statistics.median(own) for own in zip(*(row[2:] for row in rows), strict=True)
+        )
+        found.append(Row(rows[0].name, rows[0].options, predicted_s, uncertainty_s, measured_s))
+    return found
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -256,7 +277,7 @@ def table(rows: Sequence[Row]) -> str:
     ]
     for row in rows:
         changes = (f"{time_s / base - 1:+.1%}" for time_s in (row.predicted_s, row.measured_s))
-        name = f"{row.name} (`{' '.join(row.options)}`)" if row.options else f"none ({row.name})"
+        name = f"{row.name} (`{' '.join(row.options)}`)" if row.options else row.name
         lines.append(
             f"| {name} | {row.predicted_s * 1e3:.1f} ± {row.uncertainty_s * 1e3:.1f} | {row.measured_s * 1e3:.1f} | "
             f"{row.error:+.1%} | {' | '.join(changes)} |"
@@ -264,9 +285,21 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def errors(rows: Sequence[Row]) -> str:
+    """Return a sentence on the errors of all changes; the first row has none."""
+    changed = rows[1:]
+    shares = sorted(abs(row.error) for row in changed)
+    within = sum(abs(row.predicted_s - row.measured_s) <= row.uncertainty_s for row in changed)
+    return (
+        f"Of {len(changed)} changes: median error {statistics.median(shares):.1%}, largest {shares[-1]:.1%}; "
+        f"{within} within ±."
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=20, help="of each run")
+    parser.add_argument("--rounds", type=int, default=3, help="how often all of them are run, one after the other")
     parser.add_argument("--keep", type=Path, help="keep the runs in this folder, or judge those that are there")
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -274,20 +307,16 @@ def main() -> None:
         train(arguments.train, arguments.steps)
         return
     with tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.keep or Path(temporary)
-        if not (folder / f"{SETTINGS[-1].name}.json").exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-            command = [*torchrun, __file__, "--train", str(folder), "--steps", str(arguments.steps)]
-            environment = {name: value for name, value in os.environ.items() if not name.startswith("COMMTRACE_")}
-            subprocess.run(command, check=True, timeout=900, env={**environment, "OMP_NUM_THREADS": "1"})
-        rows = judge(folder, folder / BASE)
-    errors = sorted(abs(row.error) for row in rows[1:])
-    print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {arguments.steps} steps of each run\n"
-    )
+        rounds = [(arguments.keep or Path(temporary)) / str(turn) for turn in range(arguments.rounds)]
+        for folder in rounds:
+            if not (folder / f"{SETTINGS[-1].name}.json").exists():
+                run(folder, arguments.steps)
+        rows = medians([judge(folder, folder / BASE) for folder in rounds])
+    machine = platform.processor() or platform.machine()
+    repeated = f"medians of {arguments.rounds} times {arguments.steps} steps of each run"
+    print(f"{machine}, {os.cpu_count()} cores, {repeated}\n")
     print(table(rows))
-    print(f"\nOf {len(errors)} changes: median error {errors[len(errors) // 2]:.1%}, largest {errors[-1]:.1%}.")
+    print(f"\n{errors(rows)}")
 
 
 if __name__ == "__main__":

@@ -147,6 +147,23 @@ class Changes:
             phrases.append(f"recompute {'on' if self.recompute else 'off'}")
         return tuple(phrases)
 
+    def left_out(self) -> tuple[str, ...]:
+        """Return what neither a prediction with these changes nor its ± holds, in phrases."""
+        phrases = []
+        if self.bandwidth or self.latency:
+            phrases.append("another network may make the library choose another algorithm")
+        if self.without_slow_ranks:
+            phrases.append("the transfers of the slow rank take as long as recorded")
+        if self.schedule or self.chunks is not None:
+            phrases.append("what the code of another schedule takes itself, its kinds of messages, its memory")
+        if self.microbatches is not None:
+            phrases.append("memory of microbatches in flight, and whether another batch trains as well")
+        if self.layers:
+            phrases.append("gradient reduction and optimizer of the layers that move, and their memory")
+        if self.recompute is not None:
+            phrases.append("memory, and what the framework takes to keep or to repeat activations")
+        return tuple(phrases)
+
 
 def parse_layers(option: str, text: str) -> tuple[int, ...]:
     """Read ``8,9,8,7``. Raise ConfigurationError unless these are counts of at least 1."""

@@ -152,11 +152,13 @@ def overlapping(recorded: RecordedSteps) -> Bool:
     return np.asarray((until > starts.piece) & ~sends & ~recorded.joins.transfers.eager)
 
 
-def without_slow_ranks(recorded: RecordedSteps, durations: Durations, ranks: Sequence[int]) -> Durations:
+def without_slow_ranks(
+    recorded: RecordedSteps, durations: Durations, ranks: Sequence[int], like: int | None = None
+) -> Durations:
     """Give the work of ranks the mean length of the same work on the others, step by step in proportion.
 
     Where no other rank does the same work (one replica of a pipeline), forwards and backwards take the mean of the
-    other stages.
+    other stages, or those of the rank ``like``.
 
     Raises:
         ConfigurationError: the run has no such rank, or no other rank to compare with.
@@ -173,13 +175,14 @@ def without_slow_ranks(recorded: RecordedSteps, durations: Durations, ranks: Seq
     if mended.all():
         raise ConfigurationError("--without-slow-rank: no other rank is left to compare with")
     total = segments.total_ns.astype(np.float64)
-    ratio = _mean_elsewhere(same_work(segments), total, mended)
+    ratio = _mean_elsewhere(same_work(segments), total, mended, ~mended)
     in_phase = np.isin(segments.kind, (FORWARD, BACKWARD))
     alone = mended & in_phase & np.isnan(ratio)
     notes = durations.assumptions
     if alone.any():
         _, across = grouped(pack([segments.kind, segments.stalls, segments.ordinal]))
-        elsewhere = _mean_elsewhere(across, np.where(in_phase, total, 0.0), mended)
+        others = ~mended if like is None else segments.rank == like
+        elsewhere = _mean_elsewhere(across, np.where(in_phase, total, 0.0), mended, others)
         ratio = np.where(alone, elsewhere, ratio)
         notes = (
             *notes,
@@ -191,15 +194,30 @@ def without_slow_ranks(recorded: RecordedSteps, durations: Durations, ranks: Seq
     return Durations(piece_ns, durations.transfer_ns, notes)
 
 
-def _mean_elsewhere(work: Int64, total: Float64, mended: Bool) -> npt.NDArray[np.float64]:
+def fastest_and_slowest_stand_in(recorded: RecordedSteps, ranks: Sequence[int]) -> tuple[int, ...]:
+    """Return the ranks of least and of most work that may stand for slow ones which nobody works like; else nothing."""
+    segments = recorded.lanes.segments
+    mended = np.isin(segments.rank, list(ranks))
+    in_phase = np.isin(segments.kind, (FORWARD, BACKWARD))
+    total = segments.total_ns.astype(np.float64)
+    ratio = _mean_elsewhere(same_work(segments), total, mended, ~mended)
+    others = in_phase & ~mended
+    if not (mended & in_phase & np.isnan(ratio)).any() or not others.any():
+        return ()
+    work = np.bincount(segments.rank[others], total[others])
+    candidates = np.unique(segments.rank[others])
+    return int(candidates[work[candidates].argmin()]), int(candidates[work[candidates].argmax()])
+
+
+def _mean_elsewhere(work: Int64, total: Float64, mended: Bool, others: Bool) -> npt.NDArray[np.float64]:
     """Return the mean of the same work on other ranks by that on the mended ones, for each segment; NaN if unknown."""
     count = int(work.max(initial=-1)) + 1
     means = []
-    for chosen in (~mended, mended):
+    for chosen in (others, mended):
         held = np.bincount(work[chosen], minlength=count)
         summed = np.bincount(work[chosen], total[chosen], minlength=count)
         means.append(np.where(held > 0, summed / np.maximum(held, 1), np.nan))
-    others, own = means
+    elsewhere, own = means
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = np.where(own > 0, others / own, 1.0)
-    return np.asarray(np.where(np.isnan(others), np.nan, ratio)[work])
+        ratio = np.where(own > 0, elsewhere / own, 1.0)
+    return np.asarray(np.where(np.isnan(elsewhere), np.nan, ratio)[work])

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -25,9 +25,19 @@ from commtrace.analysis.pipeline.schedule import (
     ZB1P,
 )
 from commtrace.analysis.prediction import orders
+from commtrace.analysis.prediction.assumptions import (
+    CONFIDENCE,
+    Assumption,
+    Spread,
+    assumptions,
+    notes_on_layers,
+    spread_of_microbatches,
+    stage_lengths,
+)
 from commtrace.analysis.prediction.changes import Changes
 from commtrace.analysis.prediction.durations import (
     Durations,
+    fastest_and_slowest_stand_in,
     measured_durations,
     with_network,
     with_overlap,
@@ -37,15 +47,14 @@ from commtrace.analysis.prediction.parts import Parts, take_apart
 from commtrace.analysis.prediction.rebuilt import (
     HALF,
     LaneWork,
-    Layer,
     Rebuilt,
+    StageLengths,
     changed_work,
     rebuild,
     work_as_recorded,
 )
 from commtrace.analysis.prediction.recorded import RecordedSteps
 from commtrace.analysis.replay.program import common_steps
-from commtrace.analysis.statistics import Float64
 from commtrace.errors import CommtraceError, ConfigurationError
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.spans import Int64
@@ -58,9 +67,6 @@ MOST_LANES: Final = 4096
 
 FEWEST_STEPS: Final = 4
 """Steps that are replayed of a run with more ranks than that."""
-
-CONFIDENCE: Final = 2.0
-"""Standard errors to either side."""
 
 TARGET_ERROR: Final = 0.02
 """Largest error of the replay of the run itself, as a share, that is called faithful."""
@@ -111,14 +117,20 @@ class Prediction:
     fidelity: Fidelity
     modelled_ns: float  # the model's own step time with the changes
     predicted_ns: float  # with what the model does not explain of the measured step
-    uncertainty_ns: float  # to either side
+    uncertainty: tuple[Spread, ...]  # the parts of ±
     assumptions: tuple[str, ...]  # sentences
+    left_out: tuple[str, ...]  # phrases: what neither the answer nor its ± holds
     steps: tuple[int, ...]  # that were replayed
     schedule: str  # of the run, as recognised; empty if it did not matter
     stages: int | None
     chunks: int | None  # of the prediction
     microbatches: int | None  # of the prediction, per replica and step
     recorded_microbatches: int | None
+
+    @property
+    def uncertainty_ns(self) -> float:
+        """Return the ± of the prediction: the sum of its parts, as nothing says that they would cancel."""
+        return math.fsum(part.ns for part in self.uncertainty)
 
     @property
     def ratio(self) -> float:
@@ -137,9 +149,11 @@ class Prediction:
             "fidelity": self.fidelity.to_json(),
             "predicted_ns": round(self.predicted_ns),
             "uncertainty_ns": round(self.uncertainty_ns),
+            "uncertainty": [{"cause": part.cause, "ns": round(part.ns)} for part in self.uncertainty],
             "ratio": self.ratio,
             "throughput_ratio": self.throughput_ratio,
             "assumptions": list(self.assumptions),
+            "left_out": list(self.left_out),
             "steps": list(self.steps),
             "schedule": self.schedule,
             "stages": self.stages,
@@ -186,38 +200,77 @@ def predict(analysis: Analysis, changes: Changes) -> Outcome:
         )
     recorded = RecordedSteps.of(analysis, steps)
     measured = measured_durations(recorded)
-    unchanged = recorded.times(*measured[:2])
-    durations = without_slow_ranks(recorded, measured, changes.without_slow_ranks)
-    durations = with_network(recorded, durations, changes.bandwidth, changes.latency)
-    durations = with_overlap(recorded, durations, changes.overlap)
-    times = recorded.times(*durations[:2])
-    measured_ns, replayed_ns = recorded.measured_ns(), recorded.step_ns(unchanged)
-    if not changes.rebuilds:
-        changed_ns = recorded.step_ns(times)
-        prediction = _prediction(changes, steps, measured_ns, replayed_ns, None, changed_ns, durations.assumptions)
-        return Outcome(prediction, recorded, durations, times, None, (), None)
+    durations = _changed_durations(recorded, measured, changes)
+    stand_ins = tuple(
+        _changed_durations(recorded, measured, changes, rank)
+        for rank in fastest_and_slowest_stand_in(recorded, changes.without_slow_ranks)
+    )
+    if changes.rebuilds:
+        return _rebuilt_outcome(analysis, recorded, changes, durations, stand_ins)
+    return _replayed_outcome(recorded, changes, durations, stand_ins)
 
+
+_STAND_IN: Final = "work of the slow rank"
+
+
+def _changed_durations(
+    recorded: RecordedSteps, measured: Durations, changes: Changes, like: int | None = None
+) -> Durations:
+    durations = without_slow_ranks(recorded, measured, changes.without_slow_ranks, like)
+    durations = with_network(recorded, durations, changes.bandwidth, changes.latency)
+    return with_overlap(recorded, durations, changes.overlap)
+
+
+def _replayed_outcome(
+    recorded: RecordedSteps, changes: Changes, durations: Durations, stand_ins: Sequence[Durations]
+) -> Outcome:
+    """Replay the recorded order with other durations."""
+    times = recorded.times(*durations[:2])
+    changed_ns = recorded.step_ns(times)
+    others_ns = {_STAND_IN: [recorded.step_ns(recorded.times(*other[:2])) for other in stand_ins]}
+    unchanged_ns = recorded.step_ns(recorded.times(*measured_durations(recorded)[:2]))
+    prediction = _prediction(
+        recorded, changes, unchanged_ns, None, changed_ns, durations.assumptions, _spreads(changed_ns, others_ns)
+    )
+    return Outcome(prediction, recorded, durations, times, None, (), None)
+
+
+def _rebuilt_outcome(
+    analysis: Analysis,
+    recorded: RecordedSteps,
+    changes: Changes,
+    durations: Durations,
+    stand_ins: Sequence[Durations],
+) -> Outcome:
+    """Rebuild the steps from their parts, in another order or with other lengths."""
+    measured = measured_durations(recorded)
+    unchanged = recorded.times(*measured[:2])
     before = take_apart(recorded, measured, unchanged)
     as_recorded = tuple(tuple(work_as_recorded(lane) for lane in rank) for rank in before.lanes)
     baseline = rebuild(recorded, measured, before, as_recorded, before.chunks, _transfers(before))
+
+    times = recorded.times(*durations[:2])
     parts = take_apart(recorded, durations, times)
     plan = _Plan.of(analysis, parts, changes)
-    work = tuple(
-        tuple(
-            changed_work(lane, plan.orders[stage] if plan.orders else None, plan.chunks, changes, plan.layers[stage])
-            for lane in parts.lanes[rank]
-        )
-        for rank, stage in _stage_of_rank(parts)
-    )
+    work = plan.work(parts, changes, plan.lengths)
     rebuilt = rebuild(recorded, durations, parts, work, plan.chunks, _transfers(parts))
+
+    others_ns = {_STAND_IN: [plan.step_ns(recorded, other, changes) for other in stand_ins]}
+    for assumption in plan.assumed:
+        others_ns[assumption.name] = [
+            plan.step_ns(recorded, durations, changes, lengths) for lengths in assumption.alternatives
+        ]
+    spreads = _spreads(rebuilt.step_ns, others_ns)
+    if plan.microbatches != parts.microbatches:
+        spreads += (Spread("other microbatches", spread_of_microbatches(parts, plan.microbatches)),)
     prediction = _prediction(
+        recorded,
         changes,
-        steps,
-        measured_ns,
-        replayed_ns,
+        recorded.step_ns(unchanged),
         baseline.step_ns,
         rebuilt.step_ns,
-        (*durations.assumptions, *plan.assumptions),
+        (*durations.assumptions, *plan.notes),
+        spreads,
     )
     prediction = replace(
         prediction,
@@ -228,6 +281,15 @@ def predict(analysis: Analysis, changes: Changes) -> Outcome:
         recorded_microbatches=parts.microbatches,
     )
     return Outcome(prediction, recorded, durations, times, parts, work, rebuilt)
+
+
+def _spreads(answer_ns: Int64, others_ns: Mapping[str, Sequence[Int64]]) -> tuple[Spread, ...]:
+    """Return how far the mean step moves with each assumption made otherwise, at most."""
+    return tuple(
+        Spread(name, max(abs(float(other.mean() - answer_ns.mean())) for other in others))
+        for name, others in others_ns.items()
+        if others
+    )
 
 
 def _check(analysis: Analysis) -> None:
@@ -248,14 +310,22 @@ def _check(analysis: Analysis) -> None:
 
 
 def _prediction(
+    recorded: RecordedSteps,
     changes: Changes,
-    steps: Int64,
-    measured_ns: Float64,
     replayed_ns: Int64,
     rebuilt_ns: Int64 | None,
     changed_ns: Int64,
-    assumptions: Sequence[str],
+    notes: Sequence[str],
+    spreads: Sequence[Spread],
 ) -> Prediction:
+    """Return the answer with the parts of its ±.
+
+    * What the model misses of the unchanged run. If the step grows, it may miss as much more.
+    * Two standard errors over the n steps, ``2 · √(d² + s²) / √n``: d is the standard deviation of what the changes
+      save of a step, s that of the measured steps.
+    * ``spreads``: what the answer moves by if its assumptions are made otherwise.
+    """
+    steps, measured_ns = recorded.steps, recorded.measured_ns()
     fidelity = Fidelity(
         float(measured_ns.mean()),
         float(replayed_ns.mean()),
@@ -263,6 +333,7 @@ def _prediction(
     )
     model_ns = replayed_ns if rebuilt_ns is None else rebuilt_ns
     unexplained = fidelity.measured_ns - fidelity.modelled_ns
+    growth = max(1.0, float(changed_ns.mean()) / fidelity.modelled_ns)
     deviation = float(np.std(changed_ns - model_ns, ddof=1)) if len(steps) > 1 else 0.0
     scatter = float(np.std(measured_ns, ddof=1)) if len(steps) > 1 else 0.0
     standard_error = math.hypot(deviation, scatter) / math.sqrt(len(steps))
@@ -271,8 +342,13 @@ def _prediction(
         fidelity=fidelity,
         modelled_ns=float(changed_ns.mean()),
         predicted_ns=float(changed_ns.mean()) + unexplained,
-        uncertainty_ns=abs(unexplained) + CONFIDENCE * standard_error,
-        assumptions=tuple(dict.fromkeys(assumptions)),
+        uncertainty=(
+            Spread("missed of the run itself", abs(unexplained) * growth),
+            Spread("scatter of steps", CONFIDENCE * standard_error),
+            *spreads,
+        ),
+        assumptions=tuple(dict.fromkeys(notes)),
+        left_out=changes.left_out(),
         steps=tuple(steps.tolist()),
         schedule="",
         stages=None,
@@ -289,8 +365,9 @@ class _Plan(NamedTuple):
     orders: tuple[tuple[orders.Action, ...], ...]  # by stage; empty: as recorded
     chunks: int
     microbatches: int
-    layers: tuple[Layer, ...]  # by stage
-    assumptions: tuple[str, ...]
+    lengths: tuple[StageLengths, ...]  # by stage
+    assumed: tuple[Assumption, ...]  # of these lengths
+    notes: tuple[str, ...]
 
     @classmethod
     def of(cls, analysis: Analysis, parts: Parts, changes: Changes) -> _Plan:
@@ -315,7 +392,8 @@ class _Plan(NamedTuple):
             planned = orders.orders_of(schedule, parts.stages, microbatches, chunks)
         recorded_letters = {action.letter for rank in parts.lanes for action in rank[0].actions}
         tells_weights = orders.WEIGHTS in recorded_letters or changes.weight_share is not None
-        if schedule == orders.ZERO_BUBBLE and not tells_weights:
+        assumes_weights = schedule == orders.ZERO_BUBBLE and not tells_weights
+        if assumes_weights:
             notes.append(
                 f"The run does not tell how long the weights' part of a backward takes: {HALF:.0%} are assumed. "
                 "Set it with --weight-share."
@@ -332,7 +410,32 @@ class _Plan(NamedTuple):
         if changes.recompute:
             notes.append("Each backward is preceded by a repetition of its whole forward.")
         _check_recompute(parts, changes)
-        return cls(recognised, planned, chunks, microbatches, _layers(parts, changes, notes), tuple(notes))
+        lengths = stage_lengths(parts, changes)
+        assumed = assumptions(parts, changes, lengths, assumes_weights=assumes_weights)
+        notes += notes_on_layers(parts, changes)
+        return cls(recognised, planned, chunks, microbatches, lengths, assumed, tuple(notes))
+
+    def work(self, parts: Parts, changes: Changes, lengths: Sequence[StageLengths]) -> tuple[tuple[LaneWork, ...], ...]:
+        """Return what each rank does, step by step."""
+        return tuple(
+            tuple(
+                changed_work(lane, self.orders[stage] if self.orders else None, self.chunks, changes, lengths[stage])
+                for lane in parts.lanes[rank]
+            )
+            for rank, stage in _stage_of_rank(parts)
+        )
+
+    def step_ns(
+        self,
+        recorded: RecordedSteps,
+        durations: Durations,
+        changes: Changes,
+        lengths: Sequence[StageLengths] | None = None,
+    ) -> Int64:
+        """Return the steps rebuilt with other durations or lengths."""
+        parts = take_apart(recorded, durations, recorded.times(*durations[:2]))
+        work = self.work(parts, changes, lengths or self.lengths)
+        return rebuild(recorded, durations, parts, work, self.chunks, _transfers(parts)).step_ns
 
 
 def orders_known() -> tuple[str, ...]:
@@ -352,52 +455,6 @@ def _check_recompute(parts: Parts, changes: Changes) -> None:
         raise ConfigurationError("--recompute on: this run recomputes activations already")
     if changes.recompute is False and not repeats:
         raise ConfigurationError("--recompute off: this run recomputes nothing, as far as was recorded")
-
-
-def _layers(parts: Parts, changes: Changes, notes: list[str]) -> tuple[Layer, ...]:
-    """Return how forwards and backwards of each stage change in length.
-
-    All layers of a stage take the same time. On the first and the last stage, what is beyond the time of as many layers
-    of the other stages belongs to the embedding and the head, which stay where they are.
-    """
-    same = tuple(Layer(1.0, 1.0) for _ in range(parts.stages))
-    after = changes.layers
-    if not after:
-        return same
-    if len(after) != parts.stages:
-        raise ConfigurationError(f"--layers names {len(after)} stages, but the pipeline of this run has {parts.stages}")
-    before = changes.layers_before or (sum(after) // parts.stages,) * parts.stages
-    if len(before) != parts.stages:
-        raise ConfigurationError(f"--layers-before names {len(before)} stages, but the run has {parts.stages}")
-    if sum(before) != sum(after):
-        raise ConfigurationError(
-            f"--layers has {sum(after)} layers, and the run {sum(before)}: say with --layers-before how many each "
-            "stage had; moving keeps their sum"
-        )
-    if not changes.layers_before:
-        notes.append(f"In the run, each stage is taken to have {before[0]} layers. Set others with --layers-before.")
-    notes.append("Layers of one stage take equally long; embedding and head stay on the first and the last stage.")
-    means = [_mean_of_stage(parts, stage) for stage in range(parts.stages)]
-    ratios = []
-    for which in range(2):
-        each = [means[stage][which] / before[stage] for stage in range(parts.stages)]
-        inner = each[1:-1]
-        usual = min(inner) if inner else min(each)
-        own = [
-            min(each[stage], usual) if stage in (0, parts.stages - 1) else each[stage] for stage in range(parts.stages)
-        ]
-        ratios.append([1 + (after[at] - before[at]) * own[at] / means[at][which] for at in range(parts.stages)])
-    return tuple(Layer(forward, backward) for forward, backward in zip(*ratios, strict=True))
-
-
-def _mean_of_stage(parts: Parts, stage: int) -> tuple[float, float]:
-    """Return the forwards and the backwards of a stage, ns per step."""
-    totals = [0.0, 0.0]
-    for pipeline in parts.pipelines:
-        for lane in parts.lanes[pipeline[stage]]:
-            for action, busy in lane.busy_of().items():
-                totals[action.letter != orders.FORWARD] += busy
-    return totals[0], totals[1]
 
 
 def _stage_of_rank(parts: Parts) -> list[tuple[int, int]]:

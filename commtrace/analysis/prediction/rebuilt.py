@@ -38,11 +38,14 @@ class LaneWork(NamedTuple):
     template: tuple[Action, ...]  # the recorded action that each one stands for
 
 
-class Layer(NamedTuple):
-    """How the layers of a stage change its forwards and backwards, as a share of what they took."""
+@dataclass(frozen=True, slots=True)
+class StageLengths:
+    """How forwards and backwards of a stage change in length, and what parts of them take."""
 
-    forward: float
-    backward: float
+    forward: float = 1.0  # as a factor of what they took
+    backward: float = 1.0
+    repeated: float = 1.0  # share of a forward that a recomputation repeats
+    weights: float = HALF  # share of a backward for the gradients of weights, where the run does not tell
 
 
 def work_as_recorded(parts: LaneParts) -> LaneWork:
@@ -51,13 +54,13 @@ def work_as_recorded(parts: LaneParts) -> LaneWork:
 
 
 def changed_work(
-    parts: LaneParts, order: Sequence[Action] | None, chunks: int, changes: Changes, layer: Layer
+    parts: LaneParts, order: Sequence[Action] | None, chunks: int, changes: Changes, lengths: StageLengths
 ) -> LaneWork:
     """Return the actions of a rank in ``order``, None for the recorded one, with changed lengths.
 
     Microbatches beyond the recorded ones take the times of the recorded ones again, in turn.
     """
-    table = _Table.of(parts, changes, layer)
+    table = _Table.of(parts, changes, lengths)
     if order is None:
         busy = [table.ns(action, parts.chunks) for action in parts.actions]
         return LaneWork(parts.actions, np.array(busy, np.int64), parts.gap_ns, parts.actions)
@@ -85,7 +88,7 @@ class _Table:
     recorded: Mapping[tuple[int, int], Mapping[str, Action]]
 
     @classmethod
-    def of(cls, parts: LaneParts, changes: Changes, layer: Layer) -> _Table:
+    def of(cls, parts: LaneParts, changes: Changes, lengths: StageLengths) -> _Table:
         forward: dict[tuple[int, int], int] = {}
         backward: dict[tuple[int, int], int] = {}
         weights: dict[tuple[int, int], int] = {}
@@ -96,10 +99,10 @@ class _Table:
             place = action.microbatch, action.chunk
             recorded.setdefault(place, {})[action.letter] = action
             if action.letter == FORWARD:
-                forward[place] = round(busy * layer.forward)
+                forward[place] = round(busy * lengths.forward)
                 continue
             kept = busy - repeated if changes.recompute is False else busy
-            share = round(kept * layer.backward)
+            share = round(kept * lengths.backward)
             backward[place] = backward.get(place, 0) + share
             if action.letter == WEIGHTS:
                 weights[place] = share
@@ -111,9 +114,9 @@ class _Table:
         if changes.weight_share is not None:
             weights = {place: round(total * changes.weight_share) for place, total in backward.items()}
         elif not weights:
-            weights = {place: round(total * HALF) for place, total in backward.items()}
+            weights = {place: round(total * lengths.weights) for place, total in backward.items()}
         if changes.recompute:
-            backward = {place: total + forward[place] for place, total in backward.items()}
+            backward = {place: total + round(forward[place] * lengths.repeated) for place, total in backward.items()}
         return cls(parts.microbatches, parts.chunks, forward, backward, weights, recorded)
 
     def ns(self, action: Action, chunks: int) -> int:

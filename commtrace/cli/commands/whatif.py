@@ -56,76 +56,89 @@ class Switch(str, Enum):
     OFF = "off"
 
 
+BandwidthOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ROLE=2x",
+        help="Bandwidth of a role (or of all): a factor, or bus bandwidth as in dp=100GB/s. Repeatable.",
+        show_default=False,
+    ),
+]
+LatencyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ROLE=+50us",
+        help="Latency of a role (or of all): pp=0.5x, pp=20us, pp=+50us. Repeatable.",
+        show_default=False,
+    ),
+]
+OverlapOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ROLE=perfect",
+        help="perfect: work hides all transfers of the role. none: the lane waits where each starts. Repeatable.",
+        show_default=False,
+    ),
+]
+SlowRankOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="RANK",
+        help="This rank works as fast as its peers; all: every rank that commtrace straggler names. Repeatable.",
+        show_default=False,
+    ),
+]
+ScheduleOption = Annotated[Order | None, typer.Option(help="Another pipeline schedule.", show_default=False)]
+ChunksOption = Annotated[
+    int | None, typer.Option(min=1, metavar="V", help="Model chunks per stage.", show_default=False)
+]
+MicrobatchesOption = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="M", help="Microbatches per replica and step, each as large.", show_default=False),
+]
+LayersOption = Annotated[
+    str, typer.Option(metavar="8,9,8,7", help="Layers of each stage, after moving some.", show_default=False)
+]
+LayersBeforeOption = Annotated[
+    str, typer.Option(metavar="8,8,8,8", help="Layers of each stage in the run. Default: alike.", show_default=False)
+]
+RecomputeOption = Annotated[
+    Switch | None, typer.Option(help="Recompute all activations in the backward.", show_default=False)
+]
+WeightShareOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        help="Share of a backward for the gradients of weights, if the run does not tell. Default: 0.5.",
+        show_default=False,
+    ),
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="Write the predicted steps: as a run directory, or as a report beside the run if it ends in .html.",
+        show_default=False,
+    ),
+]
+
+
 def whatif(
     runs: RunsArgument = DEFAULT_RUNS,
-    bandwidth: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ROLE=2x",
-            help="Bandwidth of a role (or of all): a factor, or bus bandwidth as in dp=100GB/s. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    latency: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ROLE=+50us",
-            help="Latency of a role (or of all): pp=0.5x, pp=20us, pp=+50us. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    overlap: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ROLE=perfect",
-            help="perfect: work hides all transfers of the role. none: the lane waits where each starts. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    without_slow_rank: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="RANK",
-            help="This rank works as fast as its peers; all: every rank that commtrace straggler names. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    schedule: Annotated[Order | None, typer.Option(help="Another pipeline schedule.", show_default=False)] = None,
-    chunks: Annotated[
-        int | None, typer.Option(min=1, metavar="V", help="Model chunks per stage.", show_default=False)
-    ] = None,
-    microbatches: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="M", help="Microbatches per replica and step, each as large.", show_default=False),
-    ] = None,
-    layers: Annotated[
-        str, typer.Option(metavar="8,9,8,7", help="Layers of each stage, after moving some.", show_default=False)
-    ] = "",
-    layers_before: Annotated[
-        str,
-        typer.Option(metavar="8,8,8,8", help="Layers of each stage in the run. Default: alike.", show_default=False),
-    ] = "",
-    recompute: Annotated[
-        Switch | None, typer.Option(help="Recompute all activations in the backward.", show_default=False)
-    ] = None,
-    weight_share: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Share of a backward for the gradients of weights, if the run does not tell. Default: 0.5.",
-            show_default=False,
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Write the predicted steps: as a run directory, or as a report beside the run if it ends in .html.",
-            show_default=False,
-        ),
-    ] = None,
+    bandwidth: BandwidthOption = None,
+    latency: LatencyOption = None,
+    overlap: OverlapOption = None,
+    without_slow_rank: SlowRankOption = None,
+    schedule: ScheduleOption = None,
+    chunks: ChunksOption = None,
+    microbatches: MicrobatchesOption = None,
+    layers: LayersOption = "",
+    layers_before: LayersBeforeOption = "",
+    recompute: RecomputeOption = None,
+    weight_share: WeightShareOption = None,
+    output: OutputOption = None,
     steps: StepsOption = "",
     json_output: JsonOption = False,
 ) -> None:
@@ -149,23 +162,15 @@ def whatif(
     run = run_directory(runs)
     opened = open_run(run, steps or None)
     outcome = _outcome(opened, changes, without_slow_rank or [])
-    prediction = outcome.prediction
     if output is not None:
         _write(outcome, output, run)
     if json_output:
-        sys.stdout.write(json.dumps(_answer(opened, prediction), allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(_answer(opened, outcome.prediction), allow_nan=False) + "\n")
         return
     console = wide_console()
     console.print(f"Run {escape(opened.recorded.any_metadata.run_id)}", style="dim")
-    print_prediction(console, prediction)
-    if output is not None:
-        told = (
-            f"open {output} in a browser" if output.suffix == ".html" else f"commtrace report {output} --against {run}"
-        )
-        console.print(f"The predicted steps: {escape(told)}", style="dim")
-    if not prediction.changes:
-        told = escape(str(run))
-        console.print(f"What would help: commtrace whatif {told} --without-slow-rank all", style="dim")
+    print_prediction(console, outcome.prediction)
+    _print_next_command(console, outcome.prediction, run, output)
 
 
 def predict_for_page(opened: WholeRun | LargeRun, question: Question, directory: Path) -> Mapping[str, object]:
@@ -267,11 +272,20 @@ def print_prediction(console: Console, prediction: Prediction) -> None:
         )
     for sentence in prediction.assumptions:
         console.print(f"Assumed: {escape(sentence)}")
-    console.print(
-        "±: what the replay misses of the run itself, and two standard errors of the steps. Whether the changed "
-        "program behaves as assumed is not in it.",
-        style="dim",
-    )
+    for phrase in prediction.left_out:
+        console.print(f"Left out: {escape(phrase)}.")
+    parts = ", ".join(f"{escape(part.cause)} {milliseconds(part.ns)}" for part in prediction.uncertainty)
+    console.print(f"± in ms: {parts}.", style="dim")
+
+
+def _print_next_command(console: Console, prediction: Prediction, run: Path, output: Path | None) -> None:
+    if output is not None:
+        is_page = output.suffix == ".html"
+        look = f"open {output} in a browser" if is_page else f"commtrace report {output} --against {run}"
+        console.print(f"The predicted steps: {escape(look)}", style="dim")
+    if not prediction.changes:
+        command = f"commtrace whatif {run} --without-slow-rank all"
+        console.print(f"What would help: {escape(command)}", style="dim")
 
 
 def _percent(share: float) -> str:

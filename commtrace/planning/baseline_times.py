@@ -58,9 +58,10 @@ def baseline_times(plan: Plan, baseline: Baseline) -> BaselineTimes:
 
 
 def _members(group: Sequence[int], rank: int, row: Traffic) -> tuple[int, ...]:
-    """Return the members of a call: of a message the rank and its neighbour."""
+    """Return the members of a call: of a message the rank and the one to which it goes."""
     if row.operation not in _MESSAGES:
         return tuple(group)
-    place = group.index(rank)
-    neighbour = group[place + 1] if place + 1 < len(group) else group[place - 1]
-    return (min(rank, neighbour), max(rank, neighbour))
+    # Gradients of the pipeline go back; all else goes on. With model chunks both pass the end of the pipeline.
+    towards = -1 if row.role == "pp" and row.when == "backward" else 1
+    receiver = group[(group.index(rank) + towards) % len(group)]
+    return (min(rank, receiver), max(rank, receiver))

@@ -59,15 +59,32 @@ def test_groups_on_several_nodes_are_compared_with_such() -> None:
     assert baseline_times(plan, baseline).seconds == pytest.approx({(0, "tp"): 1e-6, (0, "dp-cp"): 9e-6})
 
 
-def test_a_message_goes_to_the_neighbour_and_a_receive_takes_no_time_of_its_own() -> None:
+def test_activations_go_on_gradients_go_back_and_a_receive_takes_no_time_of_its_own() -> None:
     pairs = (measured((0, 3), MIB, 2_000, "send"), measured((0, 4), MIB, 7_000, "send"))
     baseline = Baseline({}, (*pairs, measured((0, 1, 2, 3), MIB, 1_000)))
-    messages = (sent("pp", "send", 2, MIB, 4), sent("pp", "recv", 2, MIB, 4))
+    # Stages of two ranks: 0 and 1, 2 and 3, 4 and 5, 6 and 7. The second and the third are on two nodes.
+    plan = make_plan(MODEL, Layout(pp=4, dp=2, microbatches=4))
+    one_size = tuple(
+        replace(stage, traffic=tuple(replace(row, bytes_per_call=MIB) for row in stage.traffic if row.role == "pp"))
+        for stage in plan.stages
+    )
 
-    # Stages of two ranks: 0 and 1, 2 and 3, 4 and 5, 6 and 7. Only the second sends to another node.
-    seconds = baseline_times(plan_of(*messages, pp=4, dp=2, microbatches=4), baseline).seconds
+    seconds = baseline_times(replace(plan, stages=one_size), baseline).seconds
 
-    assert seconds == pytest.approx({(0, "pp"): 4e-6, (1, "pp"): 14e-6, (2, "pp"): 4e-6, (3, "pp"): 4e-6})
+    within, between = 4 * 2_000 / 1e9, 4 * 7_000 / 1e9
+    assert seconds == pytest.approx(
+        {(0, "pp"): within, (1, "pp"): within + between, (2, "pp"): within + between, (3, "pp"): within}
+    )
+
+
+def test_chunks_send_around_the_end_of_the_pipeline() -> None:
+    baseline = Baseline({}, (measured((0, 3), MIB, 2_000, "send"), measured((0, 4), MIB, 7_000, "send")))
+    plan = make_plan(MODEL, Layout(pp=2, dp=4, chunks=2, microbatches=2))
+    own = tuple(replace(row, bytes_per_call=MIB) for row in plan.stages[1].traffic if row.role == "pp")
+    plan = replace(plan, stages=(replace(plan.stages[1], traffic=own),))
+
+    # Of 2 microbatches in 2 chunks the last stage sends 2 activations on, to the first stage, and 4 gradients back.
+    assert baseline_times(plan, baseline).seconds == pytest.approx({(1, "pp"): 6 * 7_000 / 1e9})
 
 
 def test_a_role_of_which_something_is_not_measured_has_no_time() -> None:

@@ -95,7 +95,8 @@ def _flops(options: UtilizationOptions, recorded: Run) -> tuple[float, str, Reco
 
 def _job(plan: Path | None, recorded: Run) -> tuple[Model, Layout]:
     if plan is not None:
-        return read_plan_file(plan)
+        described = read_plan_file(plan)
+        return described.model, described.layout
     job = recorded_job(recorded)
     return job.model, job.layout
 

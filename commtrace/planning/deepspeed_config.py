@@ -11,6 +11,13 @@ import msgspec
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import ZeroOptions
 
+_NOT_PLANNED: Final = (
+    "offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param", "zenflow", "mics_shard_size",
+    "zero_hpz_partition_size", "zero_quantized_gradients", "zero_quantized_weights",
+    "stage3_model_persistence_threshold",
+)  # fmt: skip
+"""Options of ``zero_optimization`` on which the numbers depend, but which are not understood."""
+
 _SMALL_TYPES: Final = {"fp16": 2, "bf16": 2, "bfloat16": 2, "fp32": 4}
 
 
@@ -49,6 +56,20 @@ def deepspeed_layout(config: Mapping[str, object], layout: Mapping[str, object])
     }
 
 
+def not_planned(config: Mapping[str, object]) -> tuple[str, ...]:
+    """Return a sentence that names the options on which the numbers depend, but which are not understood."""
+    zero = config.get("zero_optimization", {})
+    used = [name for name in _NOT_PLANNED if isinstance(zero, Mapping) and _is_on(zero.get(name))]
+    return (f"The numbers depend on {', '.join(used)}, which a plan does not understand yet.",) if used else ()
+
+
+def _is_on(value: object) -> bool:
+    """Return whether an option is used: ranks of 1 and devices of ``none`` are not."""
+    if isinstance(value, Mapping):
+        return value.get("device") not in (None, "none") or value.get("enabled") is True
+    return value is True or (isinstance(value, int | float) and value > 1) or isinstance(value, str)
+
+
 def _batch(config: Mapping[str, object], dp: int) -> dict[str, int]:
     """Return the microbatch and their number: train_batch_size is their product with dp."""
     whole = _number(config, "train_batch_size", 0)
@@ -83,7 +104,10 @@ def _number(values: Mapping[str, object], name: str, default: int) -> int:
 
 def _is_enabled(config: Mapping[str, object], name: str) -> bool:
     part = config.get(name, {})
-    return isinstance(part, Mapping) and bool(part.get("enabled", False))
+    enabled = part.get("enabled", False) if isinstance(part, Mapping) else False
+    if enabled == "auto":
+        raise ConfigurationError(f'enabled of {name} is "auto", which the trainer decides: give true or false')
+    return bool(enabled)
 
 
 def _bytes_of(name: str) -> int:

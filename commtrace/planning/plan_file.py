@@ -5,19 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from commtrace.errors import ConfigurationError, MissingExtraError
-from commtrace.planning.deepspeed_config import deepspeed_layout
+from commtrace.planning.deepspeed_config import deepspeed_layout, not_planned
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
 
 _Sizes = TypeVar("_Sizes", Model, Layout)
 
 
-def read_plan_file(path: Path) -> tuple[Model, Layout]:
+class PlanFile(NamedTuple):
+    """What a file describes."""
+
+    model: Model
+    layout: Layout
+    notes: tuple[str, ...] = ()  # what is not understood, in sentences
+
+
+def read_plan_file(path: Path) -> PlanFile:
     """Return the model and the layout that a file describes in its parts ``model``, ``layout`` and ``deepspeed``.
 
     Raises:
@@ -33,19 +41,20 @@ def read_plan_file(path: Path) -> tuple[Model, Layout]:
         )
     if not isinstance(content, dict) or not {"model"} <= set(content) <= {"model", "layout", "deepspeed"}:
         raise ConfigurationError(f"{path}: expected the parts model, layout and deepspeed, and no others")
-    layout = content.get("layout", {})
+    layout: object = content.get("layout", {})
+    notes: tuple[str, ...] = ()
     if "deepspeed" in content and isinstance(layout, dict):
-        layout = _with_deepspeed(path, content["deepspeed"], layout)
-    return _part(path, "model", content["model"], Model), _part(path, "layout", layout, Layout)
+        layout, notes = _with_deepspeed(path, content["deepspeed"], layout)
+    return PlanFile(_part(path, "model", content["model"], Model), _part(path, "layout", layout, Layout), notes)
 
 
-def _with_deepspeed(path: Path, given: object, layout: dict[str, object]) -> dict[str, object]:
-    """Return a layout with what a configuration of DeepSpeed says, which is given as a file or in place."""
+def _with_deepspeed(path: Path, given: object, layout: dict[str, object]) -> tuple[dict[str, object], tuple[str, ...]]:
+    """Return a layout with what a configuration of DeepSpeed says, which is given as a file or in place, and notes."""
     config = _decoded(path.parent / given) if isinstance(given, str) else given
     if not isinstance(config, dict):
         raise ConfigurationError(f"{path}: deepspeed is neither a file nor its content")
     try:
-        return deepspeed_layout(config, layout)
+        return deepspeed_layout(config, layout), not_planned(config)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: deepspeed: {error}") from error
 

@@ -27,13 +27,14 @@ def test_yaml(tmp_path: Path) -> None:
     assert read_plan_file(path) == (
         Model(layers=4, hidden=64, heads=4, sequence=32, vocabulary=128),
         Layout(tp=2, sequence_parallel=True, recompute="full"),
+        (),
     )
 
 
 def test_json(tmp_path: Path) -> None:
     text = '{"model": {"layers": 4, "hidden": 64, "heads": 4, "sequence": 32, "vocabulary": 128}}'
 
-    assert read_plan_file(write(tmp_path, text, "plan.json"))[1] == Layout()
+    assert read_plan_file(write(tmp_path, text, "plan.json")).layout == Layout()
 
 
 MODEL_JSON = '{"layers": 4, "hidden": 64, "heads": 4, "sequence": 32, "vocabulary": 128}'

@@ -110,7 +110,7 @@ def search(
 
 def _job(job: Sequence[str], world_size: int) -> tuple[Model, Layout, tuple[str, ...]]:
     if len(job) == 1 and Path(job[0]).suffix in _FILES:
-        return *read_plan_file(Path(job[0])), ()
+        return read_plan_file(Path(job[0]))
     megatron = parse_megatron_command(job, world_size)
     return megatron.model, megatron.layout, megatron.notes
 

@@ -12,6 +12,7 @@ commtrace's spans: the mean step of rank 0, without the first ones. Recording is
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -95,6 +96,8 @@ def train(folder: Path, steps: int) -> None:
     dist.init_process_group("gloo")
     longer = _longer_waits()
     for setting in SETTINGS:
+        gc.collect()
+        gc.freeze()  # else a collection of all that torch made, 190 ms, falls into a step of some setting
         commtrace.start(commtrace.Config(dir=str(folder / setting.name)))
         seconds = _train(setting, steps, longer)
         commtrace.stop()

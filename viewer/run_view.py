@@ -34,9 +34,8 @@ from commtrace.viewer.data import (
     step_json,
 )
 from commtrace.viewer.overview import critical_tables
-from commtrace.viewer.slowdown import slowdown_resources
 from commtrace.viewer.what_if import Predict, Question, WhatIfs
-from commtrace.viewer.whole_run import summarise_with_views
+from commtrace.viewer.whole_run import slowdown_resources, summarise_with_views
 
 MOST_ROWS: Final = 4_000_000
 """Of the steps that stay in memory; at about 600 bytes a row."""

@@ -8,16 +8,19 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.chain import Analysis
-from commtrace.analysis.rank_steps import RankSteps, rank_steps
+from commtrace.analysis.rank_steps import QUANTITIES, UNKNOWN, RankSteps, rank_steps, work_beside_typical
+from commtrace.analysis.replay.step_statistics import StepStatistics
+from commtrace.analysis.stragglers.report import slowdown_of
 from commtrace.analysis.stragglers.search import MeasuredWork
 from commtrace.analysis.summary import Summary, SummarySums, measure_summary, summarise_measured
+from commtrace.analysis.whatif_traces.trace import is_whatif_run
 from commtrace.analysis.windows.run import LargeRun, MeasuredRun, WholeRun
 from commtrace.planning.counted import CountedSteps
+from commtrace.trace.spans import Int64
 from commtrace.viewer.choice import MOST_STEPS
-from commtrace.viewer.data import Resources
+from commtrace.viewer.data import Resources, encode_json, encode_table
 from commtrace.viewer.expected import count_planned, expected_resources
 from commtrace.viewer.health import health_resources
-from commtrace.viewer.maps import map_resources
 from commtrace.viewer.network import NetworkSums, measure_network, network_resources
 from commtrace.viewer.overview import overview_resources
 
@@ -78,3 +81,42 @@ def summarise_with_views(run: WholeRun | LargeRun, *, is_whole: bool) -> Summari
         **expected_resources(recorded, counted),
     }
     return SummarisedRun(summary, views, sums.work)
+
+
+def map_resources(times: RankSteps, work: StepStatistics | None) -> Resources:
+    """Return the heat maps of the page, ``map.json`` and ``map`` (docs/viewer-data.md).
+
+    ``work`` is None where the steps could not be replayed: slowness is then not known.
+    """
+    steps = times.of("steps")
+    columns = {"steps": steps}
+    columns |= {name: _per_step(times.of(name), steps) for name in QUANTITIES if name != "steps"}
+    columns |= dict(zip(("work", "typical_work"), work_beside_typical(times, work), strict=True))
+    described = {
+        "ranks": times.ranks.tolist(),
+        "blocks": [
+            {"first": one, "last": last} for one, last in zip(times.first.tolist(), times.last.tolist(), strict=True)
+        ],
+    }
+    return {
+        "map.json": encode_json(described),
+        "map": encode_table({name: column.reshape(-1) for name, column in columns.items()}),
+    }
+
+
+def _per_step(sums: Int64, steps: Int64) -> Int64:
+    return np.where(steps > 0, np.rint(sums / np.maximum(steps, 1)), UNKNOWN).astype(np.int64)
+
+
+def slowdown_resources(run: WholeRun | LargeRun, work: MeasuredWork) -> Resources:
+    """Return what the replay says of a run: ``slowdown.json``.
+
+    Nothing where steps cannot be replayed, or would have to be read again for it.
+    """
+    steps = work.steps
+    if isinstance(run, LargeRun) or not run.steps.used:
+        return {}
+    if not is_whatif_run(run.recorded) and (steps is None or not steps.measured_ns.any()):
+        return {}
+    slowdown = slowdown_of(run, work, run.replay(steps) if steps else None)
+    return {"slowdown.json": encode_json(slowdown.to_json())}

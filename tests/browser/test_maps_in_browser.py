@@ -20,10 +20,9 @@ from commtrace.analysis.timeline import Timeline
 from commtrace.analysis.windows.run import WholeRun
 from commtrace.viewer.comparison import comparison_resources
 from commtrace.viewer.health import health_resources
-from commtrace.viewer.maps import map_resources
 from commtrace.viewer.network import measure_network, network_resources
 from commtrace.viewer.report import render
-from commtrace.viewer.slowdown import slowdown_resources
+from commtrace.viewer.whole_run import map_resources, slowdown_resources
 from tests.browser.test_report_in_browser import Reader
 from tests.pipeline_factory import PipelineJob
 from tests.viewer.test_health import hang

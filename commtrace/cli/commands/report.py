@@ -30,8 +30,7 @@ from commtrace.viewer.choice import steps_to_draw
 from commtrace.viewer.comparison import comparison_resources
 from commtrace.viewer.overview import critical_tables
 from commtrace.viewer.report import render
-from commtrace.viewer.slowdown import slowdown_resources
-from commtrace.viewer.whole_run import most_steps_drawn, summarise_with_views
+from commtrace.viewer.whole_run import most_steps_drawn, slowdown_resources, summarise_with_views
 
 
 @dataclass(frozen=True, slots=True)

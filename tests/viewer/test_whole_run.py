@@ -8,8 +8,12 @@ import pyarrow as pa
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.rank_steps import rank_steps
 from commtrace.analysis.replay.step_statistics import StepStatistics
+from commtrace.analysis.stragglers.report import report_of_steps
 from commtrace.analysis.stragglers.search import measure_work
-from commtrace.viewer.maps import map_resources
+from commtrace.analysis.windows.run import WholeRun
+from commtrace.trace.run import Run
+from commtrace.viewer.whole_run import map_resources, slowdown_resources
+from tests.factory import make_run, span
 from tests.pipeline_factory import PipelineJob
 
 JOB = PipelineJob(stages=2, microbatches=4, data_parallel=3, optimizer_ns=1_000_000, steps=4)
@@ -57,3 +61,26 @@ def test_without_a_replay_work_is_not_known() -> None:
     analysis = analyse(JOB.run())
 
     assert columns(map_resources(rank_steps(analysis), None)["map"])["work"] == [-1] * 18
+
+
+def slowdown(run: Run) -> dict[str, bytes]:
+    analysis = analyse(run)
+    return dict(slowdown_resources(WholeRun(analysis), measure_work(analysis)))
+
+
+def test_the_numbers_are_those_of_the_straggler_command() -> None:
+    run = PipelineJob(stages=2, microbatches=4, data_parallel=2, extra_forward_ns={3: 300_000}, steps=4).run()
+
+    printed = report_of_steps(WholeRun(analyse(run))).to_json()
+
+    published = json.loads(slowdown(run)["slowdown.json"])
+    assert published["S"] > 1
+    assert {name: printed[name] for name in published} == published
+
+
+def test_steps_without_length_have_no_slowdown() -> None:
+    assert slowdown(make_run({0: [span("step", 5, 5, step=step) for step in range(3)]})) == {}
+
+
+def test_a_run_without_steps_has_no_slowdown() -> None:
+    assert slowdown(make_run({0: []})) == {}

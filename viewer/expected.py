@@ -7,8 +7,8 @@ from typing import Final
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.memory import peak_memory
 from commtrace.errors import ConfigurationError
-from commtrace.planning.against import Expected, expected_of, put_beside
-from commtrace.planning.counted import CountedSteps, count_steps
+from commtrace.planning.call_counts import CallCounts, count_calls
+from commtrace.planning.comparison import Expected, compare_plan, expected_of
 from commtrace.planning.plan import Plan, make_plan
 from commtrace.planning.recorded_job import has_sizes, recorded_job, recorded_zero_job
 from commtrace.planning.zero import zero_traffic
@@ -16,20 +16,20 @@ from commtrace.trace.json_values import JsonObject, to_json
 from commtrace.trace.run import Run
 from commtrace.viewer.data import Resources, encode_json
 
-_NOT_COUNTED: Final = CountedSteps({}, 0, 0)
+_NOT_COUNTED: Final = CallCounts({}, 0, 0)
 
 
-def count_planned(analysis: Analysis) -> CountedSteps:
+def count_planned(analysis: Analysis) -> CallCounts:
     """Count what ranks sent, if the run has a plan to put beside it; else nothing, which costs no time."""
-    return count_steps(analysis) if _has_plan(analysis.run) else _NOT_COUNTED
+    return count_calls(analysis) if _has_plan(analysis.run) else _NOT_COUNTED
 
 
-def expected_resources(run: Run, counted: CountedSteps) -> Resources:
+def expected_resources(run: Run, sent: CallCounts) -> Resources:
     """Return the plan of a run's own sizes beside it; nothing of a run that recorded no sizes or no step."""
     try:
-        if not counted.ranks or not _has_plan(run):
+        if not sent.ranks or not _has_plan(run):
             return {}
-        expected = _expected(run, counted)
+        expected = _expected(run, sent)
     except ConfigurationError as error:  # sizes that contradict one another: all else of the page can be shown
         expected = {"problem": str(error)}
     return {"expected.json": encode_json(expected)}
@@ -43,7 +43,7 @@ def _has_plan(run: Run) -> bool:
     )
 
 
-def _expected(run: Run, counted: CountedSteps) -> JsonObject:
+def _expected(run: Run, sent: CallCounts) -> JsonObject:
     zero = recorded_zero_job(run)
     plan: Plan | None = None
     if zero is not None:
@@ -51,9 +51,9 @@ def _expected(run: Run, counted: CountedSteps) -> JsonObject:
     else:
         plan = make_plan(*recorded_job(run))
         expected, notes = expected_of(plan), plan.notes
-    beside = put_beside(expected, counted, (*notes, *run.problems), peak_memory(run))
+    comparison = compare_plan(expected, sent, (*notes, *run.problems), peak_memory(run))
     return {
-        **beside.to_json(),
+        **comparison.to_json(),
         "parameters": None if plan is None else plan.parameters,
         "bubble": None if plan is None else to_json(plan.bubble),
         "stages": []

@@ -15,7 +15,7 @@ from commtrace.analysis.stragglers.search import MeasuredWork
 from commtrace.analysis.summary import Summary, SummarySums, measure_summary, summarise_measured
 from commtrace.analysis.whatif_traces.trace import is_whatif_run
 from commtrace.analysis.windows.run import LargeRun, MeasuredRun, WholeRun
-from commtrace.planning.counted import CountedSteps
+from commtrace.planning.call_counts import CallCounts
 from commtrace.trace.spans import Int64
 from commtrace.viewer.choice import MOST_STEPS
 from commtrace.viewer.data import Resources, encode_json, encode_table
@@ -42,14 +42,14 @@ class _Sums:
     summary: SummarySums
     times: RankSteps
     network: NetworkSums
-    counted: CountedSteps
+    sent: CallCounts
 
     def __add__(self, later: _Sums) -> _Sums:
         return _Sums(
             self.summary + later.summary,
             self.times + later.times,
             self.network + later.network,
-            self.counted + later.counted,
+            self.sent + later.sent,
         )
 
 
@@ -69,7 +69,7 @@ def summarise_with_views(run: WholeRun | LargeRun, *, is_whole: bool) -> Summari
     """Summarise a run; ``is_whole``: its steps are all that was recorded. ``slowdown_resources`` are not made yet."""
     measured = run.measure(_measure)
     recorded, result = measured.recorded, measured.result
-    times, network, counted, sums = result.times, result.network, result.counted, result.summary.joined()
+    times, network, sent, sums = result.times, result.network, result.sent, result.summary.joined()
     of_summary = MeasuredRun(recorded, measured.alignment, measured.steps, measured.counts, sums)
     del measured, result  # the parts of the sums can go
     summary = summarise_measured(run, of_summary, is_whole=is_whole)
@@ -78,7 +78,7 @@ def summarise_with_views(run: WholeRun | LargeRun, *, is_whole: bool) -> Summari
         **map_resources(times, sums.work.steps),
         **network_resources(run.aligned, network),
         **health_resources(recorded),
-        **expected_resources(recorded, counted),
+        **expected_resources(recorded, sent),
     }
     return SummarisedRun(summary, views, sums.work)
 

@@ -17,7 +17,7 @@ from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
 from tests.e2e.launch import REPOSITORY, fork
-from tests.e2e.traces import beside_plan, role_of, rows
+from tests.e2e.traces import compared_with_plan, role_of, rows
 
 pytestmark = [
     pytest.mark.e2e,
@@ -70,8 +70,8 @@ def test_counts_are_those_of_deepspeed_itself(counted: tuple[Path, str]) -> None
         assert run.problems == ()
         for rank in (0, 1):
             assert_is_as_deepspeed_counted(run, rank, stage)
-        beside = beside_plan(folder / f"zero{stage}")
-        assert {row.verdict for row in beside.rows} == {"same"}, [row for row in beside.rows if row.reason]
+        comparison = compared_with_plan(folder / f"zero{stage}")
+        assert {row.verdict for row in comparison.rows} == {"same"}, [row for row in comparison.rows if row.reason]
     assert digests(output) == digests(unrecorded([COUNTED, *STAGES]))
 
 

@@ -12,7 +12,7 @@ import pytest
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from tests.e2e.launch import REPOSITORY, fork_with_megatron
-from tests.e2e.traces import beside_plan, role_of, rows
+from tests.e2e.traces import compared_with_plan, role_of, rows
 
 pytestmark = pytest.mark.e2e
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")
@@ -48,8 +48,8 @@ def test_counts_are_those_of_megatron_itself(processes: int, tmp_path: Path) -> 
     for layout in layouts:
         run = load_run(tmp_path / layout)
         assert run.problems == ()
-        beside = beside_plan(tmp_path / layout)
-        assert {row.verdict for row in beside.rows} == {"same"}, [row for row in beside.rows if row.reason]
+        comparison = compared_with_plan(tmp_path / layout)
+        assert {row.verdict for row in comparison.rows} == {"same"}, [row for row in comparison.rows if row.reason]
         for rank in range(processes):
             recorded = Counter(
                 (row["name"], role_of(run.ranks[rank], row["group"], row["peer"]), row["bytes"])

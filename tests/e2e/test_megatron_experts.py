@@ -14,7 +14,7 @@ from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
 from tests.e2e.launch import REPOSITORY, fork
-from tests.e2e.traces import beside_plan, role_of, rows
+from tests.e2e.traces import compared_with_plan, role_of, rows
 
 pytestmark = pytest.mark.e2e
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")
@@ -28,9 +28,9 @@ def train(directory: Path, *options: str, ranks: int = 2) -> tuple[Run, list[str
     assert completed.returncode == 0, completed.stdout
     run = load_run(directory)
     assert run.problems == ()
-    beside = beside_plan(directory)
-    assert {row.operation for row in beside.rows if row.verdict != "same"} <= {"all_to_all"}, beside.verdict
-    assert beside.differences == 0, beside.verdict
+    comparison = compared_with_plan(directory)
+    assert {row.operation for row in comparison.rows if row.verdict != "same"} <= {"all_to_all"}, comparison.verdict
+    assert comparison.differences == 0, comparison.verdict
     return run, sorted(line for line in completed.stdout.splitlines() if "loss [" in line)
 
 

@@ -19,7 +19,7 @@ from tests.e2e.test_safety_everything import (
     assert_nobody_complained,
     places,
 )
-from tests.e2e.traces import beside_plan, role_of, rows
+from tests.e2e.traces import compared_with_plan, role_of, rows
 
 pytestmark = pytest.mark.e2e
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")
@@ -83,10 +83,10 @@ def test_interleaved_schedule_with_two_chunks_per_rank(tmp_path: Path) -> None:
 
     run = load_run(tmp_path / "run")
     assert run.problems == ()
-    beside = beside_plan(tmp_path / "run")
-    assert beside.differences == 0, beside.verdict
+    comparison = compared_with_plan(tmp_path / "run")
+    assert comparison.differences == 0, comparison.verdict
     # The chunks behind the first one reduce all of their buckets together.
-    explained = {(row.ranks, row.operation) for row in beside.rows if row.verdict == "explained"}
+    explained = {(row.ranks, row.operation) for row in comparison.rows if row.verdict == "explained"}
     assert explained == {((1,), "all_gather"), ((1,), "reduce_scatter")}
     every = [0, 1, 2, 3]
     for rank, trace in run.ranks.items():
@@ -113,9 +113,9 @@ def test_tensor_and_sequence_parallelism(tmp_path: Path) -> None:
 
 
 def assert_is_as_planned(directory: Path) -> None:
-    beside = beside_plan(directory)
-    assert {row.verdict for row in beside.rows} == {"same"}, [row for row in beside.rows if row.reason]
-    assert "dist-opt" in {row.role for row in beside.rows}
+    comparison = compared_with_plan(directory)
+    assert {row.verdict for row in comparison.rows} == {"same"}, [row for row in comparison.rows if row.reason]
+    assert "dist-opt" in {row.role for row in comparison.rows}
 
 
 def phases(run: Run, rank: int, step: int) -> dict[tuple[str, int], list[int]]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from commtrace.analysis.windows.run import measure_run
-from commtrace.planning.against import Beside, expected_of_run, put_beside
-from commtrace.planning.counted import count_steps
+from commtrace.planning.call_counts import count_calls
+from commtrace.planning.comparison import PlanComparison, compare_plan, expected_of_run
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 
@@ -25,10 +25,10 @@ def role_of(trace: RankTrace, group: int, peer: int = -1) -> str:
     return trace.groups[group].role
 
 
-def beside_plan(directory: Path) -> Beside:
+def compared_with_plan(directory: Path) -> PlanComparison:
     """What a run should have sent by its own sizes, beside what it sent."""
-    measured = measure_run(directory, count_steps)
-    return put_beside(expected_of_run(measured.recorded)[0], measured.result)
+    measured = measure_run(directory, count_calls)
+    return compare_plan(expected_of_run(measured.recorded)[0], measured.result)
 
 
 def rows(run: Run, rank: int, *kinds: int, **columns: int) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What ranks sent beside what they should: every difference has a sentence."""
+"""What ranks sent and held beside what they should: every difference has a sentence."""
 
 from __future__ import annotations
 
@@ -7,11 +7,22 @@ from collections.abc import Sequence
 import pytest
 
 from commtrace.analysis.chain import analyse
+from commtrace.analysis.memory import RankMemory
 from commtrace.errors import ConfigurationError
-from commtrace.planning.against import Beside, Expected, Row, expected_of, expected_of_run, put_beside
+from commtrace.planning.call_counts import CallCounts, count_calls
 from commtrace.planning.communication import GRADIENT_NORM, Traffic
-from commtrace.planning.counted import CountedSteps, count_steps
+from commtrace.planning.comparison import (
+    Expected,
+    MemoryRow,
+    PlanComparison,
+    TrafficRow,
+    compare_memory,
+    compare_plan,
+    expected_of,
+    expected_of_run,
+)
 from commtrace.planning.layout import Layout, ZeroOptions
+from commtrace.planning.memory import Activations, Memory
 from commtrace.planning.model import Model
 from commtrace.planning.plan import make_plan
 from commtrace.planning.recorded_job import recorded_zero_job
@@ -24,7 +35,7 @@ Sent = tuple[str, int]
 """An operation and its bytes."""
 
 
-def counted(
+def call_counts(
     in_forward: Sequence[Sent] = (),
     in_backward: Sequence[Sent] = (),
     *,
@@ -32,7 +43,7 @@ def counted(
     further: Sequence[Sent] = (),
     optimizer: bool = True,
     recomputes: bool = False,
-) -> CountedSteps:
+) -> CallCounts:
     """Two ranks that send this in every step; ``further`` in the last one only, behind the backward."""
     rows = []
     for step in range(steps):
@@ -53,7 +64,7 @@ def counted(
             for number, (operation, num_bytes) in enumerate(sent):
                 at = start + 5 * number
                 rows.append(collective(operation, DP, len(rows), at, at + 4, bytes=num_bytes, step=step))
-    return count_steps(analyse(make_run({0: rows, 1: rows}, [DP])))
+    return count_calls(analyse(make_run({0: rows, 1: rows}, [DP])))
 
 
 def planned(*calls: tuple[str, int, int], what: str = "gradients") -> list[Expected]:
@@ -61,17 +72,19 @@ def planned(*calls: tuple[str, int, int], what: str = "gradients") -> list[Expec
     return [Expected(range(2), tuple(Traffic("dp", name, what, "step", count, size, 2) for name, count, size in calls))]
 
 
-def only_row(beside: Beside) -> Row:
-    (row,) = beside.rows
+def only_row(comparison: PlanComparison) -> TrafficRow:
+    (row,) = comparison.rows
     return row
 
 
 def test_the_same_is_no_difference() -> None:
-    beside = put_beside(planned(("all_reduce", 2, 64)), counted(in_backward=[("all_reduce", 64)] * 2, steps=3))
+    comparison = compare_plan(
+        planned(("all_reduce", 2, 64)), call_counts(in_backward=[("all_reduce", 64)] * 2, steps=3)
+    )
 
-    assert only_row(beside) == Row((0, 1), "dp", "all_reduce", 2, 2, 128, 128, "same", "")
-    assert (beside.differences, beside.steps, beside.notes) == (0, (1, 2), ())
-    assert beside.verdict == "0 differences in 1 kind of communication."
+    assert only_row(comparison) == TrafficRow((0, 1), "dp", "all_reduce", 2, 2, 128, 128, "same", "")
+    assert (comparison.differences, comparison.steps, comparison.notes) == (0, (1, 2), ())
+    assert comparison.verdict == "0 differences in 1 kind of communication."
 
 
 GATHERS = [("all_gather", 100), ("all_gather", 28)]
@@ -82,97 +95,103 @@ GATHERS = [("all_gather", 100), ("all_gather", 28)]
     [
         (
             planned(("all_gather", 1, 100), ("all_gather", 1, 28)),
-            counted(GATHERS, GATHERS),
+            call_counts(GATHERS, GATHERS),
             "Sent twice.",
         ),
         (
             planned(("all_gather", 1, 100), ("all_gather", 1, 28)),
-            counted(GATHERS, GATHERS[:1]),
+            call_counts(GATHERS, GATHERS[:1]),
             "Extra all-gather in the backward: parameters do not stay live. 1 call of 100 bytes more than planned.",
         ),
         (
             planned(("all_reduce", 1, 100)),
-            counted([("all_reduce", 100)], [("all_reduce", 100), ("all_reduce", 8)], recomputes=True),
+            call_counts([("all_reduce", 100)], [("all_reduce", 100), ("all_reduce", 8)], recomputes=True),
             "The forward's calls again in the backward, which recomputes activations: 1 call of 100 bytes, 1 of 8 "
             "more.",
         ),
         (
             planned(("all_reduce", 1, 100)),
-            counted(in_backward=[("all_reduce", 100), ("all_reduce", 8), ("all_reduce", 8)]),
+            call_counts(in_backward=[("all_reduce", 100), ("all_reduce", 8), ("all_reduce", 8)]),
             "2 calls of 8 bytes more than planned, in the backward.",
         ),
-        (planned(("all_reduce", 3, 100)), counted([("all_reduce", 100)] * 2), "1 call of 100 bytes is missing."),
-        (planned(("all_reduce", 1, 100)), counted(), "Not sent, or on a path that commtrace does not see"),
-        (planned(), counted([("broadcast", 8)]), "Not in the plan: 1 call of 8 bytes, in the forward. Of the script"),
+        (planned(("all_reduce", 3, 100)), call_counts([("all_reduce", 100)] * 2), "1 call of 100 bytes is missing."),
+        (planned(("all_reduce", 1, 100)), call_counts(), "Not sent, or on a path that commtrace does not see"),
+        (
+            planned(),
+            call_counts([("broadcast", 8)]),
+            "Not in the plan: 1 call of 8 bytes, in the forward. Of the script",
+        ),
         (
             planned(("all_reduce", 1, 100), ("all_reduce", 2, 60)),
-            counted([("all_reduce", 200), ("all_reduce", 120), ("all_reduce", 120)]),
+            call_counts([("all_reduce", 200), ("all_reduce", 120), ("all_reduce", 120)]),
             "Each call has 2 times the bytes: another precision",
         ),
         (
             planned(("all_reduce", 2, 50)),
-            counted([("all_reduce", 40), ("all_reduce", 60)]),
+            call_counts([("all_reduce", 40), ("all_reduce", 60)]),
             "The same bytes, divided otherwise: 1 call of 60 bytes, 1 of 40 instead of 2 calls of 50 bytes.",
         ),
         (
             planned(("all_reduce", 2, 50)),
-            counted([("all_reduce", 40), ("all_reduce", 70)]),
+            call_counts([("all_reduce", 40), ("all_reduce", 70)]),
             "1 call of 70 bytes, 1 of 40 instead of 2 calls of 50 bytes, in the forward.",
         ),
     ],
 )
-def test_every_difference_has_a_sentence(expected: list[Expected], run: CountedSteps, reason: str) -> None:
-    beside = put_beside(expected, run)
+def test_every_difference_has_a_sentence(expected: list[Expected], run: CallCounts, reason: str) -> None:
+    comparison = compare_plan(expected, run)
 
-    assert only_row(beside).verdict == "different"
-    assert only_row(beside).reason.startswith(reason)
-    assert beside.differences == 1
-    assert beside.verdict.startswith("1 difference. The largest: dp ")
+    assert only_row(comparison).verdict == "different"
+    assert only_row(comparison).reason.startswith(reason)
+    assert comparison.differences == 1
+    assert comparison.verdict.startswith("1 difference. The largest: dp ")
 
 
 def test_buckets_in_one_coalesced_call_are_no_difference() -> None:
-    row = only_row(put_beside(planned(("all_gather", 1, 100), ("all_gather", 1, 28)), counted([("all_gather", 128)])))
+    row = only_row(
+        compare_plan(planned(("all_gather", 1, 100), ("all_gather", 1, 28)), call_counts([("all_gather", 128)]))
+    )
 
     assert (row.verdict, row.reason) == ("explained", "2 buckets went in one coalesced call of 128 bytes.")
 
 
 def test_routing_makes_bytes_uneven_but_not_the_number_of_calls() -> None:
-    run = counted([("all_to_all", 90), ("all_to_all", 30)])
+    run = call_counts([("all_to_all", 90), ("all_to_all", 30)])
 
-    assert only_row(put_beside(planned(("all_to_all", 2, 50)), run)).verdict == "explained"
-    assert only_row(put_beside(planned(("all_to_all", 3, 40)), run)).verdict == "different"
+    assert only_row(compare_plan(planned(("all_to_all", 2, 50)), run)).verdict == "explained"
+    assert only_row(compare_plan(planned(("all_to_all", 3, 40)), run)).verdict == "different"
 
 
 def test_without_an_optimizer_no_norm_is_expected() -> None:
     norm = planned(("all_reduce", 1, 4), what=GRADIENT_NORM)
 
-    assert put_beside(norm, counted(optimizer=False)).rows == ()
-    assert "No optimizer made a step" in put_beside(norm, counted(optimizer=False)).notes[0]
-    assert only_row(put_beside(norm, counted())).verdict == "different"
+    assert compare_plan(norm, call_counts(optimizer=False)).rows == ()
+    assert "No optimizer made a step" in compare_plan(norm, call_counts(optimizer=False)).notes[0]
+    assert only_row(compare_plan(norm, call_counts())).verdict == "different"
 
 
 def test_the_usual_step_is_compared_and_the_others_are_named() -> None:
-    beside = put_beside(
+    comparison = compare_plan(
         planned(("all_reduce", 1, 64)),
-        counted([("all_reduce", 64)], steps=4, further=[("all_reduce", 8)]),
+        call_counts([("all_reduce", 64)], steps=4, further=[("all_reduce", 8)]),
     )
 
-    assert (beside.steps, beside.differences) == ((1, 2), 0)
-    assert "Rank 0 sent something else in the steps 3, which are not compared" in beside.notes[0]
+    assert (comparison.steps, comparison.differences) == ((1, 2), 0)
+    assert "Rank 0 sent something else in the steps 3, which are not compared" in comparison.notes[0]
 
 
 def test_ranks_of_another_job_are_named() -> None:
     sent = [Traffic("dp", "all_reduce", "gradients", "step", 1, 64, 2)]
-    run = counted([("all_reduce", 64)])
+    run = call_counts([("all_reduce", 64)])
 
-    assert put_beside([Expected(range(4), tuple(sent))], run).notes == (
+    assert compare_plan([Expected(range(4), tuple(sent))], run).notes == (
         "The plan also has ranks 2–3: not recorded, so not compared.",
     )
-    assert put_beside([Expected(range(1), tuple(sent))], run).notes == (
+    assert compare_plan([Expected(range(1), tuple(sent))], run).notes == (
         "The run also has rank 1; the plan is of a smaller job.",
     )
     with pytest.raises(ConfigurationError, match="of ranks 4–5, which the plan has, none was recorded"):
-        put_beside([Expected(range(4, 6), tuple(sent))], run)
+        compare_plan([Expected(range(4, 6), tuple(sent))], run)
 
 
 def test_a_plan_has_the_roles_that_are_recorded() -> None:
@@ -184,7 +203,7 @@ def test_a_plan_has_the_roles_that_are_recorded() -> None:
 
 
 def test_counts_of_parts_of_a_run_add_up() -> None:
-    one, more = counted([("all_reduce", 64)], steps=3), counted([("all_reduce", 32)], steps=5)
+    one, more = call_counts([("all_reduce", 64)], steps=3), call_counts([("all_reduce", 32)], steps=5)
 
     both = one + more
 
@@ -199,8 +218,8 @@ def test_what_zero_3_gathers_again_is_an_upper_limit() -> None:
         Traffic("dp", "all_gather", "parameters", "forward", 1, 100, 2),
         Traffic("dp", "all_gather", GATHERED_AGAIN, "backward", 1, 100, 2),
     ]
-    less = put_beside([Expected(range(2), tuple(gathers))], counted([("all_gather", 100)], [("all_gather", 60)]))
-    more = put_beside([Expected(range(2), tuple(gathers))], counted([("all_gather", 100)], [("all_gather", 160)]))
+    less = compare_plan([Expected(range(2), tuple(gathers))], call_counts([("all_gather", 100)], [("all_gather", 60)]))
+    more = compare_plan([Expected(range(2), tuple(gathers))], call_counts([("all_gather", 100)], [("all_gather", 160)]))
 
     assert only_row(less).verdict == "explained"
     assert only_row(less).reason.startswith("Extra all-gather in the backward: parameters do not stay live within")
@@ -223,3 +242,39 @@ def test_a_recorded_job_of_deepspeed() -> None:
     with pytest.raises(ConfigurationError, match="2 parameters and 1 groups were recorded"):
         recorded_zero_job(make_run({0: []}, topology={**facts, "parameter_groups": [0]}, parallel={"dp": 1}))
     assert recorded_zero_job(make_run({0: [], 1: []}, topology=facts, parallel={"dp": 1, "pp": 2})) is None
+
+
+PLANNED_MEMORY = Memory(100, 200, 300, (Activations("attention", 250), Activations("mlp", 150)))  # 1000 in all
+
+
+def peak(rank: int, allocated_bytes: int) -> RankMemory:
+    return RankMemory(rank, 0, allocated_bytes, 2 * allocated_bytes, 3)
+
+
+@pytest.mark.parametrize(
+    ("measured", "beginning"),
+    [
+        (950, ""),
+        (1050, ""),
+        (1051, "More than planned: the plan has no workspaces"),
+        (949, "Parameters, gradients and optimizer states fit in it; fewer activations"),
+        (600, "Parameters, gradients and optimizer states fit in it; fewer activations"),
+        (599, "Less than parameters, gradients and optimizer states would take"),
+    ],
+)
+def test_a_difference_beyond_a_twentieth_has_a_sentence(measured: int, beginning: str) -> None:
+    (row,) = compare_memory([((0,), PLANNED_MEMORY)], [peak(0, measured)])
+
+    assert row.reason.startswith(beginning)
+    assert bool(row.reason) == bool(beginning)
+
+
+def test_the_fullest_rank_of_a_stage_is_compared_and_ranks_without_a_peak_are_left_out() -> None:
+    peaks = [peak(0, 980), peak(2, 1000), peak(5, 990)]
+
+    rows = list(compare_memory([(range(4), PLANNED_MEMORY), ((4, 5), None), ((6, 7), PLANNED_MEMORY)], peaks))
+
+    assert rows == [
+        MemoryRow((0, 2), PLANNED_MEMORY, 2, 1000, 980, 2000, ""),
+        MemoryRow((5,), None, 5, 990, 990, 1980, ""),
+    ]

@@ -1,4 +1,4 @@
-"""What a job should send and hold beside what its ranks were recorded to, and a sentence for each difference."""
+"""Compare what a job should send and hold with what its ranks did, with a sentence for each difference."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from commtrace.analysis.formatting import format_ranges, format_ranks, ranges
-from commtrace.analysis.memory import RankMemory
+from commtrace.analysis.memory import RankMemory, fullest
 from commtrace.errors import ConfigurationError
+from commtrace.planning.call_counts import OUTSIDE, UNEVEN, Call, CallCounts, Counts, Shape, shape
 from commtrace.planning.communication import GRADIENT_NORM, Traffic
-from commtrace.planning.counted import OUTSIDE, UNEVEN, Call, CountedSteps, Counts, Shape, shape
 from commtrace.planning.memory import Memory
-from commtrace.planning.memory_against import MemoryRow, memory_beside
 from commtrace.planning.plan import Plan, make_plan
 from commtrace.planning.recorded_job import recorded_job, recorded_zero_job
 from commtrace.planning.zero import GATHERED_AGAIN, zero_traffic
@@ -23,6 +22,9 @@ from commtrace.trace.run import Run
 Verdict: TypeAlias = Literal["same", "explained", "different"]
 
 _MOST_SIZES: Final = 4
+
+ALIKE: Final = 0.05
+"""A peak is as planned within this share of the plan: workspaces and the rounding of blocks always add a little."""
 
 
 class Expected(NamedTuple):
@@ -34,7 +36,7 @@ class Expected(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TrafficRow:
     """The calls of one role and operation, of each of some ranks in one step.
 
     Bytes are of full tensors. ``measured_bytes`` is the mean of these ranks where routing makes them uneven; None if
@@ -53,10 +55,23 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """A plan beside a recorded run."""
+class MemoryRow:
+    """The peak of the fullest of some ranks for which the same is planned."""
 
-    rows: tuple[Row, ...]
+    ranks: tuple[int, ...]  # that recorded a peak
+    planned: Memory | None  # None if the plan has no memory
+    fullest_rank: int
+    measured_bytes: int  # of tensors, on this rank
+    lowest_bytes: int  # of tensors, on the one of these ranks that held least
+    reserved_bytes: int  # on the fullest rank
+    reason: str  # a sentence; empty if the peak is as planned, and without a plan
+
+
+@dataclass(frozen=True, slots=True)
+class PlanComparison:
+    """What ranks should send and hold by a plan, compared with what they did."""
+
+    rows: tuple[TrafficRow, ...]
     steps: tuple[int, ...]  # that were compared: in which the first rank sent what it usually did
     notes: tuple[str, ...]
     memory: tuple[MemoryRow, ...] = ()  # by stage; empty if no rank recorded its peak
@@ -82,16 +97,16 @@ class Beside:
         return {**head, **fields_to_json(self)}
 
 
-def _lost(row: Row) -> tuple[bool, int]:
+def _lost(row: TrafficRow) -> tuple[bool, int]:
     return row.verdict == "different", abs((row.measured_bytes or 0) - row.expected_bytes)
 
 
-def put_beside(
+def compare_plan(
     expected: Iterable[Expected],
-    counted: CountedSteps,
+    sent: CallCounts,
     problems: Sequence[str] = (),
     peaks: Iterable[RankMemory] = (),
-) -> Beside:
+) -> PlanComparison:
     """Compare what ranks should send with what they usually did send in a step.
 
     Args:
@@ -105,29 +120,29 @@ def put_beside(
     """
     expected = list(expected)
     planned = sorted(rank for one in expected for rank in one.ranks)
-    absent = [rank for rank in planned if rank not in counted.ranks]
-    others = sorted(set(counted.ranks).difference(planned))
+    absent = [rank for rank in planned if rank not in sent.ranks]
+    others = sorted(set(sent.ranks).difference(planned))
     if len(absent) == len(planned):
         raise ConfigurationError(
             f"of {format_ranks(planned)}, which the plan has, none was recorded: compare the plan with its own run"
         )
-    rows: list[Row] = []
+    rows: list[TrafficRow] = []
     for one in expected:
         alike: dict[Shape, list[int]] = defaultdict(list)
         for rank in one.ranks:
-            if rank in counted.ranks:
-                alike[shape(counted.usual(rank).counts)].append(rank)
+            if rank in sent.ranks:
+                alike[shape(sent.usual(rank).counts)].append(rank)
         for ranks in alike.values():
-            rows += _rows(tuple(ranks), one.traffic, [counted.usual(rank).counts for rank in ranks], counted)
-    some_rank = next(rank for rank in planned if rank in counted.ranks)
-    notes = _notes(expected, counted, absent, others, some_rank)
-    memory = memory_beside(((one.ranks, one.memory) for one in expected), peaks)
-    return Beside(tuple(_joined(rows)), counted.usual(some_rank).steps, (*notes, *problems), tuple(memory))
+            rows += _rows(tuple(ranks), one.traffic, [sent.usual(rank).counts for rank in ranks], sent)
+    some_rank = next(rank for rank in planned if rank in sent.ranks)
+    notes = _notes(expected, sent, absent, others, some_rank)
+    memory = compare_memory(((one.ranks, one.memory) for one in expected), peaks)
+    return PlanComparison(tuple(_joined(rows)), sent.usual(some_rank).steps, (*notes, *problems), tuple(memory))
 
 
-def _joined(rows: Iterable[Row]) -> Iterator[Row]:
+def _joined(rows: Iterable[TrafficRow]) -> Iterator[TrafficRow]:
     """Yield rows that are equal on several sets of ranks once."""
-    ranks: dict[Row, list[int]] = defaultdict(list)
+    ranks: dict[TrafficRow, list[int]] = defaultdict(list)
     for row in rows:
         ranks[replace(row, ranks=())] += row.ranks
     for row, together in ranks.items():
@@ -163,15 +178,15 @@ def expected_of(plan: Plan) -> list[Expected]:
 
 
 def _notes(
-    expected: Sequence[Expected], counted: CountedSteps, absent: list[int], others: list[int], some_rank: int
+    expected: Sequence[Expected], sent: CallCounts, absent: list[int], others: list[int], some_rank: int
 ) -> Iterator[str]:
     if absent:
         yield f"The plan also has {format_ranks(absent)}: not recorded, so not compared."
     if others:
         yield f"The run also has {format_ranks(others)}; the plan is of a smaller job."
-    if not counted.optimizer_steps and any(row.what == GRADIENT_NORM for one in expected for row in one.traffic):
+    if not sent.optimizer_steps and any(row.what == GRADIENT_NORM for one in expected for row in one.traffic):
         yield "No optimizer made a step in these steps, so that the norm of the gradients is not expected."
-    unusual = counted.unusual_steps(some_rank)
+    unusual = sent.unusual_steps(some_rank)
     if unusual:
         yield (
             f"Rank {some_rank} sent something else in the steps {format_ranges(ranges(unusual))}, which are not "
@@ -180,8 +195,8 @@ def _notes(
 
 
 def _rows(
-    ranks: tuple[int, ...], traffic: Sequence[Traffic], measured: Sequence[Counts], run: CountedSteps
-) -> Iterator[Row]:
+    ranks: tuple[int, ...], traffic: Sequence[Traffic], measured: Sequence[Counts], run: CallCounts
+) -> Iterator[TrafficRow]:
     sizes = _expected_sizes(traffic, has_optimizer=run.optimizer_steps > 0)
     calls: dict[tuple[str, str], dict[Call, int]] = defaultdict(dict)
     for call, count in measured[0].items():
@@ -202,7 +217,7 @@ def _rows(
         num_bytes: int | None = sum(size * count for size, count in of_sizes.items())
         if operation == UNEVEN:
             num_bytes = uneven_bytes.get(role, num_bytes)
-        yield Row(
+        yield TrafficRow(
             ranks=ranks,
             role=role,
             operation=operation,
@@ -323,3 +338,41 @@ def _calls(sizes: Counter[int]) -> str:
     parts += [f"{count:,} of {size:,}" for size, count in others[: _MOST_SIZES - 1]]
     left_out = len(others) - _MOST_SIZES + 1
     return ", ".join(parts) + (f" and {left_out} other sizes" if left_out > 0 else "")
+
+
+def compare_memory(
+    expected: Iterable[tuple[Sequence[int], Memory | None]], peaks: Iterable[RankMemory]
+) -> Iterator[MemoryRow]:
+    """Yield the planned memory of ranks beside what they recorded; nothing for ranks without a recorded peak."""
+    by_rank = {one.rank: one for one in peaks}
+    for ranks, planned in expected:
+        own = [by_rank[rank] for rank in ranks if rank in by_rank]
+        if own:
+            most = fullest(own)
+            yield MemoryRow(
+                ranks=tuple(one.rank for one in own),
+                planned=planned,
+                fullest_rank=most.rank,
+                measured_bytes=most.allocated_bytes,
+                lowest_bytes=min(one.allocated_bytes for one in own),
+                reserved_bytes=most.reserved_bytes,
+                reason="" if planned is None else _reason(planned, most.allocated_bytes),
+            )
+
+
+def _reason(planned: Memory, measured_bytes: int) -> str:
+    """Return what can make the difference. A peak alone does not tell which of it did."""
+    kept = planned.peak_bytes - planned.activations_bytes
+    if abs(measured_bytes - planned.peak_bytes) <= ALIKE * planned.peak_bytes:
+        return ""
+    if measured_bytes > planned.peak_bytes:
+        return (
+            "More than planned: the plan has no workspaces, no temporary tensors of kernels and of the loss, and no "
+            "buffers of the framework. Or more activations are kept: less recomputation, more microbatches in flight."
+        )
+    if measured_bytes < kept:
+        return (
+            "Less than parameters, gradients and optimizer states would take: smaller types, a sharding that the plan "
+            "lacks, or a recording without an optimizer step."
+        )
+    return "Parameters, gradients and optimizer states fit in it; fewer activations are kept than planned."

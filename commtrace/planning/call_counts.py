@@ -1,4 +1,4 @@
-"""Count what the ranks of a recorded run sent in each step, to stand beside what they should send."""
+"""Count the calls of communication of a run, by rank and step, to compare them with a plan."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ class AlikeSteps(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CountedSteps:
+class CallCounts:
     """What each rank sent in the steps of a run. The sum of two is that of the steps of both."""
 
     ranks: Mapping[int, Mapping[Shape, AlikeSteps]]
     optimizer_steps: int  # of all ranks
     recomputations: int
 
-    def __add__(self, other: CountedSteps) -> CountedSteps:
+    def __add__(self, other: CallCounts) -> CallCounts:
         ranks = {rank: dict(self.ranks.get(rank, {})) for rank in {**self.ranks, **other.ranks}}
         for rank, own in other.ranks.items():
             for key, alike in own.items():
                 before = ranks[rank].get(key, AlikeSteps((), {}))
                 ranks[rank][key] = AlikeSteps((*before.steps, *alike.steps), alike.counts)
-        return CountedSteps(
+        return CallCounts(
             ranks,
             self.optimizer_steps + other.optimizer_steps,
             self.recomputations + other.recomputations,
@@ -84,10 +84,10 @@ class CountedSteps:
         return sorted({step for alike in self.ranks[rank].values() for step in alike.steps}.difference(usual))
 
 
-def count_steps(analysis: Analysis) -> CountedSteps:
+def count_calls(analysis: Analysis) -> CallCounts:
     """Count the calls of the steps that count; to be handed to ``measure_run``."""
     spans = [trace.spans for trace in analysis.run.ranks.values()]
-    return CountedSteps(
+    return CallCounts(
         ranks={rank: _alike_steps(analysis, trace) for rank, trace in analysis.run.ranks.items()},
         optimizer_steps=sum(int(np.count_nonzero(own.kind == schema.OPTIMIZER)) for own in spans),
         recomputations=sum(int(np.count_nonzero(own.kind == schema.RECOMPUTE)) for own in spans),

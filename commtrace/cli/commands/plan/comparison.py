@@ -1,4 +1,4 @@
-"""``commtrace plan --against RUN``: what ranks should send beside what they sent."""
+"""``commtrace plan --against RUN``: what ranks should send and hold, compared with what they did."""
 
 from __future__ import annotations
 
@@ -17,44 +17,50 @@ from commtrace.analysis.memory import peak_memory
 from commtrace.analysis.windows.run import measure_run
 from commtrace.cli.output import UNKNOWN, binary_bytes, num_bytes, wide_console
 from commtrace.errors import ConfigurationError
-from commtrace.planning.against import Beside, Row, expected_of, expected_of_run, put_beside
-from commtrace.planning.counted import count_steps
-from commtrace.planning.memory_against import MemoryRow
+from commtrace.planning.call_counts import count_calls
+from commtrace.planning.comparison import (
+    MemoryRow,
+    PlanComparison,
+    TrafficRow,
+    compare_plan,
+    expected_of,
+    expected_of_run,
+)
 from commtrace.planning.plan import Plan
 
 _STYLES: Final = {"same": "", "explained": "dim", "different": "bold red"}
 
 
-def print_beside(path: Path, planned: Plan | None, steps: str, *, json_output: bool) -> NoReturn:
+def print_comparison(path: Path, planned: Plan | None, steps: str, *, json_output: bool) -> NoReturn:
     """Print a plan, or that of the run's own sizes, beside a run; exit with 1 if the run sent something else."""
-    measured = measure_run(path, count_steps, steps or None)
+    measured = measure_run(path, count_calls, steps or None)
     if not measured.steps.used:
         raise ConfigurationError(f"{path}: no step was marked or inferred, so that there is nothing to count in")
     expected, notes = expected_of_run(measured.recorded) if planned is None else (expected_of(planned), planned.notes)
-    beside = put_beside(
+    comparison = compare_plan(
         expected, measured.result, (*notes, *measured.recorded.problems), peak_memory(measured.recorded)
     )
     if json_output:
         run = {"run": measured.recorded.any_metadata.run_id}
-        typer.echo(json.dumps({**run, **beside.to_json()}, indent=2, allow_nan=False))
+        typer.echo(json.dumps({**run, **comparison.to_json()}, indent=2, allow_nan=False))
     else:
         console = wide_console()
         console.print(f"Run {escape(measured.recorded.any_metadata.run_id)}", style="dim")
-        _print_beside(console, beside)
-    raise typer.Exit(1 if beside.differences else 0)
+        _print_comparison(console, comparison)
+    raise typer.Exit(1 if comparison.differences else 0)
 
 
-def _print_beside(console: Console, beside: Beside) -> None:
-    console.print(beside.verdict, style="bold", markup=False)
-    for note in beside.notes:
+def _print_comparison(console: Console, comparison: PlanComparison) -> None:
+    console.print(comparison.verdict, style="bold", markup=False)
+    for note in comparison.notes:
         console.print(f"! {note}", markup=False)
-    console.print(f"\nCommunication of each rank in one step, as in {_steps(beside.steps)}")
-    console.print(_table(beside.rows))
-    for row in beside.rows:
+    console.print(f"\nCommunication of each rank in one step, as in {_steps(comparison.steps)}")
+    console.print(_table(comparison.rows))
+    for row in comparison.rows:
         if row.reason:
             where = f"{format_ranks(row.ranks)}, {row.role} {row.operation}"
             console.print(f"\n{where}: {row.reason}", markup=False)
-    _print_memory(console, beside.memory)
+    _print_memory(console, comparison.memory)
 
 
 def _print_memory(console: Console, rows: Sequence[MemoryRow]) -> None:
@@ -100,7 +106,7 @@ def _steps(steps: Sequence[int]) -> str:
     return f"step{'s' if len(steps) > 1 else ''} {format_ranges(ranges(steps))}"
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(rows: Sequence[TrafficRow]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("ranks", "role", "operation"):
         table.add_column(name, no_wrap=True)

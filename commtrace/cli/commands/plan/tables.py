@@ -1,0 +1,176 @@
+"""What ``commtrace plan`` prints of a plan: memory, communication and the bubble."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from commtrace.cli.output import binary_bytes, num_bytes, share
+from commtrace.planning.communication import Traffic
+from commtrace.planning.megatron_issue_488 import Compared
+from commtrace.planning.plan import Alternative, Plan, StagePlan
+
+GIB: Final = 1 << 30
+
+
+def verdict(planned: Plan, memory: float | None) -> str:
+    """Return what the fullest GPU needs, and whether it fits into this memory, GiB."""
+    fullest = planned.fullest
+    of_stage = f" on stage {fullest.stage}" if planned.layout.pp > 1 else ""
+    need = f"a GPU{of_stage} needs {binary_bytes(fullest.memory.peak_bytes)}"
+    if memory is None:
+        return f"At its peak {need}."
+    fits = fullest.memory.peak_bytes <= memory * GIB
+    return f"{'Fits' if fits else 'Does not fit'}: {need} of {memory:g} GiB at its peak."
+
+
+def print_plan(
+    console: Console, planned: Plan, ignored: Sequence[str], found: Sequence[Alternative], memory: float | None
+) -> None:
+    """Print a plan.
+
+    Args:
+        ignored: Arguments of the job that were not used.
+        found: Changes that would need less memory.
+        memory: Of a GPU, GiB.
+    """
+    layout = planned.layout
+    sizes = {name: getattr(layout, name) for name in ("tp", "cp", "pp", "dp", "ep", "chunks")}
+    divided = " · ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "not divided"
+    console.print(
+        f"{planned.parameters:,} parameters on {layout.world_size} GPUs ({divided}), "
+        f"{layout.microbatches} microbatches of {layout.microbatch} × {planned.model.sequence:,} tokens."
+    )
+    console.print(verdict(planned, memory), style="bold", markup=False)
+    console.print("Not in it: the CUDA context, NCCL's buffers, workspaces and fragmentation.")
+    for note in planned.notes:
+        console.print(f"! {note}", markup=False)
+    if ignored:
+        console.print(f"Ignored: {' '.join(ignored)}", markup=False)
+    _print_memory(console, planned.stages)
+    _print_activations(console, planned.stages)
+    _print_communication(console, planned)
+    if layout.pp > 1:
+        console.print(
+            f"\nIdeal pipeline bubble: {share(planned.bubble.fraction_of_step)} of the step, "
+            f"{share(planned.bubble.ratio_to_work)} of the work."
+        )
+    if found:
+        _print_alternatives(console, found, memory)
+
+
+def _table(*columns: str, left: Sequence[str] = (), wrapped: str = "") -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        is_left = column in left or column == wrapped
+        table.add_column(column, justify="left" if is_left else "right", no_wrap=column != wrapped)
+    return table
+
+
+def _print_memory(console: Console, stages: Sequence[StagePlan]) -> None:
+    table = _table("stage", "ranks", "layers", "parameters", "gradients", "optimizer", "activations", "peak")
+    for stage in stages:
+        memory = stage.memory
+        held = (memory.parameters_bytes, memory.gradients_bytes, memory.optimizer_bytes, memory.activations_bytes)
+        table.add_row(
+            str(stage.stage),
+            _numbers("", stage.ranks[0], stage.ranks[-1]),
+            str(sum(map(len, stage.layers))),
+            *map(binary_bytes, held),
+            binary_bytes(memory.peak_bytes),
+        )
+    console.print("\nMemory of each GPU, by stage")
+    console.print(table)
+
+
+def _print_activations(console: Console, stages: Sequence[StagePlan]) -> None:
+    parts = list(dict.fromkeys(part for stage in stages for part, _ in stage.memory.activations))
+    table = _table("stage", *parts)
+    for stage in stages:
+        held = dict(stage.memory.activations)
+        table.add_row(str(stage.stage), *(binary_bytes(held[part]) if part in held else "" for part in parts))
+    console.print("\nActivations of each GPU at the peak, by part of the model")
+    console.print(table)
+
+
+def _print_communication(console: Console, planned: Plan) -> None:
+    if not any(stage.traffic for stage in planned.stages):
+        return
+    for _, alike in groupby(planned.stages, key=lambda stage: stage.traffic):
+        _print_traffic(console, list(alike), planned.layout.pp)
+    table = _table("role", "calls", "tensors", "on the wire", left=["role"])
+    for total in planned.role_totals():
+        table.add_row(total.role, f"{total.calls:,}", num_bytes(total.tensor_bytes), num_bytes(total.wire_bytes))
+    console.print("\nCommunication of all GPUs in one iteration")
+    console.print(table)
+    table = _table("role", "groups", "ranks", "the first one", left=["role", "the first one"])
+    for role, groups in planned.groups().items():
+        table.add_row(role, str(len(groups)), str(len(groups[0])), _members(groups[0]))
+    console.print("\nProcess groups")
+    console.print(table)
+
+
+def _numbers(what: str, first: int, last: int) -> str:
+    """Return ``stage 3`` or ``stages 1–2``; without a word, only the numbers."""
+    return f"{what} {first}".strip() if first == last else f"{what}s {first}–{last}" if what else f"{first}–{last}"
+
+
+def _members(ranks: Sequence[int]) -> str:
+    """Return the ranks of a group, of a large one the first and the last: ``0, 8, … 120``."""
+    return ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]}, {ranks[1]}, … {ranks[-1]}"
+
+
+def _print_traffic(console: Console, stages: Sequence[StagePlan], pipeline: int) -> None:
+    traffic = stages[0].traffic
+    is_all_counted = all(row.basis == "counted" for row in traffic)
+    words = ("role", "operation", "of", "when")
+    columns = (*words, "count", "ranks", "each", "tensors", "on the wire", "basis")
+    table = _table(*columns[: -1 if is_all_counted else None], left=[*words, "basis"], wrapped="of")
+    for row in _joined(traffic):
+        basis = () if is_all_counted else ("" if row.basis == "counted" else row.basis,)
+        sizes = (row.bytes_per_call, row.tensor_bytes, row.wire_bytes)
+        numbers = (f"{row.count:,}", str(row.group_size), *map(num_bytes, sizes))
+        table.add_row(row.role, row.operation, row.what, row.when, *numbers, *basis)
+    where = f" on {_numbers('stage', stages[0].stage, stages[-1].stage)}" if pipeline > 1 else ""
+    console.print(f"\nCommunication of each GPU{where} in one iteration")
+    console.print(table)
+    if not is_all_counted:
+        console.print("source: read in Megatron-core, not counted on real ranks. estimate: if experts are used evenly.")
+
+
+def _joined(traffic: Iterable[Traffic]) -> Iterator[Traffic]:
+    """Yield calls that are alike once, such as the buckets of equal layers."""
+    counts: Counter[Traffic] = Counter()
+    for row in traffic:
+        counts[replace(row, count=0)] += row.count
+    for row, count in counts.items():
+        yield replace(row, count=count)
+
+
+def _print_alternatives(console: Console, found: Sequence[Alternative], memory: float | None) -> None:
+    columns = ("change", "peak") if memory is None else ("change", "peak", "")
+    table = _table(*columns, left=["change", ""])
+    for one in found:
+        fits = () if memory is None else ("fits" if one.peak_bytes <= memory * GIB else "does not fit",)
+        table.add_row(one.change, binary_bytes(one.peak_bytes), *fits)
+    console.print("\nOne change that would need less memory")
+    console.print(table)
+
+
+def print_compared(console: Console, compared: Sequence[Compared]) -> None:
+    """Print numbers of another tool beside ours."""
+    why = "what is wrong in the tool's, or differs"
+    table = _table("", "number", "tool", "here", why, left=["", "number"], wrapped=why)
+    for one in compared:
+        is_bytes = one.unit == "bytes"
+        numbers = (f"{number / GIB:,.1f} GiB" if is_bytes else f"{number:,}" for number in (one.tool, one.ours))
+        quantity = one.quantity if is_bytes or one.quantity == one.unit else f"{one.quantity} {one.unit}"
+        table.add_row(one.of, f"{quantity}{' bytes' * is_bytes}", *numbers, one.difference)
+    console.print("\nBeside the analysis tool of Megatron-LM's issue 488")
+    console.print(table)

@@ -5,8 +5,8 @@
 * HFU: the same with recomputed forward passes: 4/3 of it if every forward pass is computed twice.
 * MAMFU: MFU with the rate of matrix multiplications that was measured on the device in the place of its peak.
 
->>> training_flops(parameters=10**9, tokens=8192, recompute=True) / 1e12
-65.536
+>>> peak_flops("NVIDIA A100-SXM4-80GB") / 1e12
+312.0
 """
 
 from __future__ import annotations
@@ -44,11 +44,6 @@ _PEAKS: Final[tuple[tuple[str, float], ...]] = (
 def peak_flops(device: str) -> float | None:
     """Return the peak of a device by the name that its driver gives, FLOP/s in dense bfloat16; None if unknown."""
     return next((teraflops * 1e12 for name, teraflops in _PEAKS if re.search(name, device)), None)
-
-
-def training_flops(parameters: float, tokens: float, *, recompute: bool) -> float:
-    """Return the FLOPs of training on ``tokens``: 2 for each parameter, token and pass; attention is left out."""
-    return 2 * (FORWARD_AND_BACKWARD + recompute) * parameters * tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -370,7 +370,7 @@ def _nodes(straggler: Verdict, nodes: NodesOfVerdict) -> tuple[str, ...]:
     if straggler.cause not in _OF_A_NODE and straggler.place != HOST:
         return ()
     end = "one of its ends" if straggler.place == LINK else "it"
-    return ", ".join(nodes.devices), f"To keep the next job off {end}: {nodes.keep_out}"
+    return ", ".join(nodes.devices), f"To keep the next job off {end}: {nodes.exclude_nodes}"
 
 
 def _when(straggler: Verdict) -> str:

@@ -16,8 +16,7 @@ from commtrace.trace.inputs import MOST_RANKS, open_file, printable_json, read_f
 
 ANALYSIS: Final = "analysis"
 MONITOR: Final = "monitor"
-SOURCES: Final = (ANALYSIS, MONITOR)
-"""A command that read the whole run, or the monitor during the run."""
+"""Sources of verdicts: a command that read the whole run, or the monitor during the run."""
 
 OF_NO_HOST: Final = frozenset({"stage_imbalance", "sequence_length_imbalance"})
 """Causes in the division of work: the host of the slowest rank is only where they show."""
@@ -49,7 +48,7 @@ class Named:
 class RunVerdict:
     """A judgement of one attempt of a run."""
 
-    source: str  # of SOURCES
+    source: str  # ANALYSIS or MONITOR
     by: str  # the command, or "monitor"
     attempt: Count  # number of earlier starts of the job
     judged_ns: Time  # epoch

@@ -203,11 +203,6 @@ def _read_group(text: str, most_ranks: int) -> dict[str, Any]:
     return {**detail, "ranks": tuple(detail["ranks"])}
 
 
-def topology_fields() -> set[str]:
-    """Return the declared fields of a topology."""
-    return set(Topology.__annotations__)
-
-
 def _check_members(ranks: list[int], most_ranks: int) -> None:
     if not all(before < after for before, after in pairwise(ranks)):
         raise ValueError("the ranks of a group are not ascending, each once")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from commtrace.analysis.utilization import Utilization, peak_flops, training_flops
+from commtrace.analysis.utilization import Utilization, peak_flops
 
 SECOND = 10**9
 # 312 TFLOP/s on each of 8 devices, and steps of 2 s with half of the FLOPs of that
@@ -20,11 +20,6 @@ HALF = Utilization(
     achievable=271e12,
     recompute="none",
 )
-
-
-def test_a_billion_parameters_and_8192_tokens_are_65_536_teraflop_with_recomputation() -> None:
-    assert training_flops(1e9, 8192, recompute=True) == 65.536e12
-    assert training_flops(1e9, 8192, recompute=False) == pytest.approx(65.536e12 * 3 / 4)
 
 
 def test_the_shares_of_steps_and_of_the_wall_time() -> None:

@@ -151,7 +151,7 @@ def test_a_chain_through_groups(jobs: Jobs) -> None:
         stops = told["hang"]["stops"]
         position = {stop["group"]["role"]: at for at, stop in enumerate(stops)}
         (link,) = told["hang"]["chains"]["links"][str(position["left"])]
-        assert link == {"ranks": [1], "stuck_in_stop": position["middle"], "sure": True}
+        assert link == {"ranks": [1], "waits_at_stop": position["middle"], "is_certain": True}
     assert {one["state"] for one in jobs.running["a_chain_through_groups"]["ranks"]} == {"running"}
 
 

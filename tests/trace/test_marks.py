@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from commtrace.trace.marks import check_aggregates, read_mark, topology_fields
+from commtrace.trace.marks import check_aggregates, read_mark
+from commtrace.trace.topology import Topology
 from tests.fuzz.mutators import DEEP_JSON
 
 GROUP = {"id": 7, "ranks": [0, 2], "ordinal": 0, "role": "dp", "name": "1", "description": "", "backend": "gloo"}
@@ -104,4 +105,4 @@ def _recorded_topology() -> set[str]:
 def test_all_fields_that_a_recorder_gives_its_topology_are_declared() -> None:
     mark = _recorded_topology()
     assert "recording" in mark
-    assert mark <= topology_fields()
+    assert mark <= set(Topology.__annotations__)

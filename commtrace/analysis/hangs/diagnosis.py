@@ -60,7 +60,7 @@ class ExaminedRank(NamedTuple):
     stack: tuple[str, ...]  # of the main thread when no Python thread could run, innermost first
     stack_at: str | None  # innermost frame outside of libraries
     device_uuid: str | None
-    keep_out: str  # command that keeps its node out of the next job
+    exclude_nodes: str  # command that keeps its node out of the next job
     failures: tuple[Failure, ...]  # communications that raised
     dropped: Mapping[str, int]  # spans that its recorder dropped, by kind
     collectives: int  # number launched

@@ -33,7 +33,7 @@ from commtrace.analysis.matching.arrivals import RankArrivals, describe_group, f
 from commtrace.analysis.matching.coverage import cover_groups, find_coverage
 from commtrace.analysis.matching.mismatches import find_mismatches
 from commtrace.analysis.matching.roles import find_roles
-from commtrace.analysis.stragglers.advice import keep_out
+from commtrace.analysis.stragglers.advice import exclude_nodes
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.metadata import Group
 from commtrace.trace.processes import AskProcess, unknown_process
@@ -161,7 +161,7 @@ def _rank(
         stack=trace.stack,
         stack_at=own_frame(trace.stack),
         device_uuid=trace.metadata.device_uuid or None,
-        keep_out=keep_out([trace.metadata], (other.metadata for other in heard.ranks.values())),
+        exclude_nodes=exclude_nodes([trace.metadata], (other.metadata for other in heard.ranks.values())),
         failures=tuple(
             Failure(**{**failure._asdict(), "group": describe_group(groups.get(failure.group), failure.group)})
             for failure in trace.failures

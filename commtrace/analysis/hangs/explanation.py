@@ -141,14 +141,14 @@ def _link_sentence(diagnosis: Diagnosis, stop: Stop, link: Link, heard: Heard) -
         else (f"last there: seq {numbers[0]} to {numbers[-1]}")
     )
     missing = f"Missing: {format_ranks(ranks)} ({reached})"
-    if link.stuck_in_stop is None:
+    if link.waits_at_stop is None:
         listed_roots = {root.rank for root in diagnosis.hang.chains.roots[:MOST_ROOTS]}
         if set(ranks) <= listed_roots:
             return f"{missing}, in no communication that is stuck: see the root below."
         return f"{missing}. {_last_seen(diagnosis, ranks[0], heard)}"
-    other = diagnosis.hang.stops[link.stuck_in_stop]
+    other = diagnosis.hang.stops[link.waits_at_stop]
     verb = "because it is" if len(ranks) == 1 else "because they are"
-    perhaps = "" if link.sure else " perhaps"
+    perhaps = "" if link.is_certain else " perhaps"
     return f"{missing},{perhaps} {verb} inside {place_words(other)}."
 
 
@@ -314,7 +314,7 @@ def _first_failure(diagnosis: Diagnosis) -> Iterable[str]:
     frozen = ", or frozen until all were killed" if own[0].state == SILENT and not first.cut_off else ""
     yield (
         f"{who}, whose files break off: killed or crashed below Python{frozen}; its log and dmesg say which.{cut_off}"
-        f"{_keep_out(own[0])}"
+        f"{_exclusion(own[0])}"
     )
 
 
@@ -360,7 +360,7 @@ def _several_first(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
     which = 'the launcher\'s log says (torchrun: "first observed failure")'
     if first.together:
         hosts = ", ".join(dict.fromkeys(one.host for one in own))
-        commands = "; ".join(dict.fromkeys(one.keep_out for one in own))
+        commands = "; ".join(dict.fromkeys(one.exclude_nodes for one in own))
         return (
             f"Failed first: {ranks} on {hosts}, whose files break off together: killed, crashed below Python, or "
             f"their host went down; dmesg says which, and if only one of them began it, {which}."
@@ -382,8 +382,8 @@ def _cut_off(first: FirstFailure, gone: str) -> str:
     return f" {format_ranks(first.cut_off).capitalize()} failed because {gone} gone."
 
 
-def _keep_out(rank: ExaminedRank) -> str:
-    return f" Until it is known why, keep its node out of the next job: {rank.keep_out}."
+def _exclusion(rank: ExaminedRank) -> str:
+    return f" Until it is known why, keep its node out of the next job: {rank.exclude_nodes}."
 
 
 def _endings(diagnosis: Diagnosis) -> Iterable[str]:
@@ -428,7 +428,7 @@ def _gaps(diagnosis: Diagnosis) -> Iterable[str]:
 
 
 def _mismatches(diagnosis: Diagnosis) -> Iterable[str]:
-    wrong = [one for one in diagnosis.mismatches.first if not one.may_be_right]
+    wrong = [one for one in diagnosis.mismatches.first if not one.may_be_harmless]
     if not wrong:
         return
     first = wrong[0]
@@ -458,7 +458,7 @@ def _notes(diagnosis: Diagnosis) -> Iterable[str]:
         if stop.kind == WAITING and stop.waited_ns and position not in in_deadlock:
             waiters = format_ranks(stop.arrived).capitalize()
             yield f"{waiters}: {format_duration(stop.waited_ns)} at {place_words(stop)}, which may be usual."
-    harmless = [one for one in diagnosis.mismatches.first if one.may_be_right]
+    harmless = [one for one in diagnosis.mismatches.first if one.may_be_harmless]
     if harmless:
         first = mismatch_words(harmless[0])
         yield f"Sizes differ at {len(harmless)} places, which is right for sparse tensors only; first {first}."

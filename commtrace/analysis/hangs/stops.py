@@ -247,8 +247,8 @@ class Link:
     """Ranks that are missing in one communication because they are stuck in another."""
 
     ranks: tuple[int, ...]
-    stuck_in_stop: int | None  # position among the stops; None at the end of the chain
-    sure: bool  # training is known to stall on it
+    waits_at_stop: int | None  # position among the stops; None at the end of the chain
+    is_certain: bool  # training is known to stall on it
 
 
 class Root(NamedTuple):
@@ -305,11 +305,11 @@ def _links(stop: Stop, stuck: Mapping[int, tuple[int, bool]]) -> tuple[Link, ...
     by_reason: dict[tuple[int | None, bool], list[int]] = {}
     for rank in (*(one.rank for one in stop.missing), *stop.unknown):
         by_reason.setdefault(stuck.get(rank, (None, True)), []).append(rank)
-    return tuple(Link(tuple(ranks), position, sure) for (position, sure), ranks in by_reason.items())
+    return tuple(Link(tuple(ranks), position, is_certain) for (position, is_certain), ranks in by_reason.items())
 
 
 def _cycles(links: Mapping[int, Sequence[Link]]) -> tuple[tuple[int, ...], ...]:
-    """Return circles of sure links: a rank that only perhaps waits may be busy."""
+    """Return circles of certain links: a rank that only perhaps waits may be busy."""
     state: dict[int, int] = {}
     found = []
     for begin in links:
@@ -336,7 +336,7 @@ def _cycles(links: Mapping[int, Sequence[Link]]) -> tuple[tuple[int, ...], ...]:
 
 
 def _next(links: Sequence[Link]) -> list[int]:
-    return [link.stuck_in_stop for link in links if link.stuck_in_stop is not None and link.sure]
+    return [link.waits_at_stop for link in links if link.waits_at_stop is not None and link.is_certain]
 
 
 def _roots(begin: int, links: Mapping[int, Sequence[Link]], in_cycle: set[int]) -> set[int]:
@@ -347,11 +347,11 @@ def _roots(begin: int, links: Mapping[int, Sequence[Link]], in_cycle: set[int]) 
     while waiting:
         position = waiting.pop()
         for link in links[position]:
-            if link.stuck_in_stop is None:
+            if link.waits_at_stop is None:
                 roots.update(link.ranks)
-            elif link.stuck_in_stop not in seen:
-                seen.add(link.stuck_in_stop)
-                waiting.append(link.stuck_in_stop)
-            elif not link.sure and link.stuck_in_stop not in in_cycle:
+            elif link.waits_at_stop not in seen:
+                seen.add(link.waits_at_stop)
+                waiting.append(link.waits_at_stop)
+            elif not link.is_certain and link.waits_at_stop not in in_cycle:
                 roots.update(link.ranks)
     return roots

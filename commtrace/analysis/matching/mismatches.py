@@ -39,12 +39,12 @@ class Mismatch:
     ended: bool  # all members that called it finished it
 
     @property
-    def may_be_right(self) -> bool:
+    def may_be_harmless(self) -> bool:
         """Return whether only the sizes differ, as those of sparse tensors may, and all members finished."""
         return self.ended and self.differ == ("bytes",)
 
     def to_json(self) -> JsonObject:
-        return {**fields_to_json(self), "may_be_right": self.may_be_right}
+        return {**fields_to_json(self), "may_be_harmless": self.may_be_harmless}
 
 
 def find_mismatches(run: Run, arrivals: Mapping[int, RankArrivals]) -> tuple[list[Mismatch], int]:

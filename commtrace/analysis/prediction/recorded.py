@@ -97,8 +97,7 @@ class LaneTimes(NamedTuple):
 
     recorded: Int64
     replayed: Int64
-    wait_node: Int64  # its waits, in order
-    wait_begin: Int64  # recorded
+    wait_begin: Int64  # of its waits, in order, recorded
     wait_end: Int64
     new_begin: Int64  # replayed
     new_end: Int64
@@ -142,7 +141,6 @@ def lane_times(recorded: RecordedSteps, piece_ns: Int64, times: Int64, rank_inde
     return LaneTimes(
         recorded=np.concatenate(old),
         replayed=np.concatenate(new),
-        wait_node=lanes.waits.node[waits],
         wait_begin=wait_begin,
         wait_end=wait_end,
         new_begin=begins,

@@ -134,7 +134,7 @@ class Repetitions(NamedTuple):
             return spans
         at = np.minimum(np.searchsorted(self.number, spans.step), len(self.number) - 1)
         is_earlier_one = (self.number[at] == spans.step) & (spans.start < self.until_ns[at])
-        return spans.replace(step=np.where(is_earlier_one, _FIRST_EARLIER - spans.step, spans.step))
+        return spans.replace(step=np.where(is_earlier_one, earlier_number(spans.step), spans.step))
 
 
 def separate_attempts(run: Run) -> Run:
@@ -166,14 +166,14 @@ def is_earlier(step: Int32) -> Bool:
     return np.asarray(step <= _FIRST_EARLIER)
 
 
-def earlier_number(number: int) -> int:
-    """Return the number for rows of a step in a repeated attempt."""
-    return _FIRST_EARLIER - number
+def earlier_number(step: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the numbers that rows of these steps carry in a repeated attempt; of such numbers, the true ones."""
+    return _FIRST_EARLIER - step
 
 
 def number_of(step: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the true numbers of steps, also of repeated attempts."""
-    return np.where(is_earlier(step), _FIRST_EARLIER - step, step)
+    return np.where(is_earlier(step), earlier_number(step), step)
 
 
 def _with_last_attempts(trace: RankTrace) -> RankTrace:

@@ -2,7 +2,7 @@
 
 >>> next_step("gc", 1)                                          # doctest: +SKIP
 'Call gc.disable() or gc.freeze() and collect on all ranks in the same step, every few hundred steps.'
->>> keep_out(job[3:4], job)                                     # doctest: +SKIP
+>>> exclude_nodes(job[3:4], job)                                     # doctest: +SKIP
 'sbatch --exclude=node7'
 """
 
@@ -127,7 +127,7 @@ def next_step(cause: str, num_ranks: int, place: str = RANKS) -> str:
     return several or NEXT_STEP[cause]
 
 
-def keep_out(ranks: Iterable[RankMetadata], job: Iterable[RankMetadata]) -> str:
+def exclude_nodes(ranks: Iterable[RankMetadata], job: Iterable[RankMetadata]) -> str:
     """Return a command, or a hint, that keeps the nodes of these ranks out of the next job; empty without ranks."""
     listed = list(ranks)
     slurm = {rank.environment[SLURM_NODE] for rank in listed if SLURM_NODE in rank.environment}

@@ -17,7 +17,7 @@ from commtrace.analysis.replay.scenarios import Replay
 from commtrace.analysis.replay.whatif import WhatIf, what_if
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
 from commtrace.analysis.steps.choice import recorded_steps
-from commtrace.analysis.stragglers.advice import keep_out
+from commtrace.analysis.stragglers.advice import exclude_nodes
 from commtrace.analysis.stragglers.awaited import Awaited, AwaitedTotals, awaited_totals
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.search import Findings, MeasuredWork, judge_stragglers, measure_work
@@ -35,7 +35,7 @@ class NodesOfVerdict(NamedTuple):
     """The nodes of the ranks that a verdict names."""
 
     devices: tuple[str, ...]  # of ranks whose device is known, ``rank 3: GPU-…``
-    keep_out: str  # a command, or advice, that keeps these nodes out of the next job
+    exclude_nodes: str  # a command, or advice, that keeps these nodes out of the next job
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class StragglerReport:
             "steps": len(self.slowdown.by_step),
             "on_gpu": self.on_gpu,
             "verdicts": [
-                {**verdict.to_json(), "devices": nodes.devices, "keep_out": nodes.keep_out}
+                {**verdict.to_json(), "devices": nodes.devices, "exclude_nodes": nodes.exclude_nodes}
                 for verdict, nodes in zip(findings.verdicts, self.nodes, strict=True)
             ],
             "together_ms_per_step": findings.together_ms_per_step,
@@ -149,7 +149,7 @@ def _nodes(run: Run, ranks: Sequence[int]) -> NodesOfVerdict:
     known = [run.ranks[rank].metadata for rank in ranks if rank in run.ranks]
     return NodesOfVerdict(
         tuple(f"rank {one.rank}: {one.device_uuid}" for one in known if one.device_uuid),
-        keep_out(known, (trace.metadata for trace in run.ranks.values())),
+        exclude_nodes(known, (trace.metadata for trace in run.ranks.values())),
     )
 
 

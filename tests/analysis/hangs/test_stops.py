@@ -533,7 +533,7 @@ def test_all_arrived_and_nobody_came_out() -> None:
     diagnosis = examine(run, now_ns=NOW_NS)
     assert any("Members did not call the same at 1 place" in finding for finding in diagnosis.findings)
     (mismatch,) = diagnosis.mismatches.first
-    assert (mismatch.differ, mismatch.ended, mismatch.may_be_right) == (("operation", "bytes"), False, False)
+    assert (mismatch.differ, mismatch.ended, mismatch.may_be_harmless) == (("operation", "bytes"), False, False)
 
 
 def test_an_operation_that_nobody_asked_for_again_is_none_that_hangs() -> None:
@@ -568,7 +568,7 @@ def test_the_chain_leads_through_other_groups_to_its_root() -> None:
     by_group = {stop.group_id: position for position, stop in enumerate(stops_of(run))}
 
     (link,) = chains.links[by_group[TP.id]]
-    assert (link.ranks, link.stuck_in_stop, link.sure) == ((1,), by_group[DP.id], True)
+    assert (link.ranks, link.waits_at_stop, link.is_certain) == ((1,), by_group[DP.id], True)
     assert dict(chains.roots) == {2: 3}
     assert chains.cycles == ()
     diagnosis = examine(run, now_ns=NOW_NS)

@@ -84,6 +84,6 @@ def test_what_tells_rows_of_some_places() -> None:
 
 
 def test_rows_of_an_earlier_attempt_carry_the_number_of_their_step() -> None:
-    axis = StepAxis(np.array([4, earlier_number(5), 5, 6]), *np.array([[0, 10, 20, 30], [9, 19, 29, 39]]))
+    axis = StepAxis(np.array([4, *earlier_number(np.array([5])), 5, 6]), *np.array([[0, 10, 20, 30], [9, 19, 29, 39]]))
 
     assert axis.numbers(0, 1) == (4, 5)

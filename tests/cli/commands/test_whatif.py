@@ -70,7 +70,7 @@ def test_without_changes_only_the_fidelity_is_printed(job: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--bandwidth", "xp=2x"), "no communication of role xp; they have"),
         (("--bandwidth", "tp=2"), "write a factor or a bus bandwidth"),
@@ -81,8 +81,8 @@ def test_without_changes_only_the_fidelity_is_printed(job: str) -> None:
         (("--recompute", "off"), "recomputes nothing"),
     ],
 )
-def test_what_cannot_be_answered_is_refused(job: str, words: tuple[str, ...], told: str) -> None:
-    assert told in refused(job, *words)
+def test_what_cannot_be_answered_is_refused(job: str, words: tuple[str, ...], message: str) -> None:
+    assert message in refused(job, *words)
 
 
 def test_a_run_of_kernels_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from commtrace.config import Config
@@ -59,33 +59,25 @@ def stop() -> None:
             _logger.exception("commtrace could not put every function back; they pass everything through")
 
 
-@contextmanager
-def step(number: int | None = None) -> Iterator[None]:
+def step(number: int | None = None) -> AbstractContextManager[None]:
     """Mark one training step, in a loop that no integration knows; ``number`` follows the previous one if None."""
-    end: Callable[[], None] | None = None
-    try:
-        end = _begin_step(number)
-    except Exception as error:
-        _failed(error)
-    try:
-        yield
-    finally:
-        if end is not None:
-            try:
-                end()
-            except Exception as error:
-                _failed(error)
+    return _marked(functools.partial(_begin_step, number))
 
 
-@contextmanager
-def span(name: str) -> Iterator[None]:
+def span(name: str) -> AbstractContextManager[None]:
     """Mark a piece of work of your own, e.g. ``with commtrace.span("augment"):``.
 
     ``name`` becomes a label, so keep step numbers and the like out of it.
     """
+    return _marked(functools.partial(_begin_span, name))
+
+
+@contextmanager
+def _marked(begin: Callable[[], Callable[[], None] | None]) -> Iterator[None]:
+    """Call ``begin``, and at the end what it returned; neither raises into training."""
     end: Callable[[], None] | None = None
     try:
-        end = _begin_span(name)
+        end = begin()
     except Exception as error:
         _failed(error)
     try:

@@ -23,7 +23,7 @@ from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, separ
 from commtrace.analysis.steps.inference import infer_steps
 from commtrace.analysis.stragglers.limits import Thresholds
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
-from commtrace.analysis.stragglers.verdict import HOST, RANKS
+from commtrace.analysis.stragglers.verdict import HOST, RANKS, Verdict
 from commtrace.errors import ConfigurationError, TraceFormatError
 from commtrace.top.frame import MOST_STEPS, PARTS, Exposed, Frame, RankRow, Slow
 from commtrace.trace import schema
@@ -291,38 +291,29 @@ def _row(
 
 def _from_steps(findings: Findings) -> Iterator[Slow]:
     for one in findings.verdicts:
-        others = tuple(rank for rank in one.ranks if rank != one.rank)
-        yield Slow(
-            one.rank,
-            one.host,
-            one.place,
-            one.cause,
-            one.cost_ms_per_step,
-            one.evidence,
-            STEPS_SHOWN,
-            one.who,
-            others=others,
-        )
+        yield _slow(one, STEPS_SHOWN, one.who)
 
 
 def _from_monitor(monitor: MonitorFile | None, now_ns: int) -> Iterator[Slow]:
     if monitor is None or _is_old(monitor, now_ns):
         return
     for one in monitor.stragglers:
-        who = one.who or f"rank {one.rank} on {one.host}"
-        others = tuple(rank for rank in one.ranks if rank != one.rank)
-        yield Slow(
-            one.rank,
-            one.host,
-            one.place,
-            one.cause,
-            one.cost_ms_per_step,
-            one.evidence,
-            MONITOR,
-            who,
-            one.since,
-            others,
-        )
+        yield _slow(one, MONITOR, one.who or f"rank {one.rank} on {one.host}", one.since)
+
+
+def _slow(one: Verdict | MonitorStraggler, source: str, who: str, since: float | None = None) -> Slow:
+    return Slow(
+        one.rank,
+        one.host,
+        one.place,
+        one.cause,
+        one.cost_ms_per_step,
+        one.evidence,
+        source,
+        who,
+        since,
+        others=tuple(rank for rank in one.ranks if rank != one.rank),
+    )
 
 
 def _abstentions_of_monitor(monitor: MonitorFile | None, now_ns: int) -> Sequence[str]:

@@ -15,7 +15,7 @@ import numpy as np
 from commtrace.analysis.prediction.changes import Changes
 from commtrace.analysis.prediction.orders import FORWARD
 from commtrace.analysis.prediction.parts import Parts
-from commtrace.analysis.prediction.rebuilt import StageLengths
+from commtrace.analysis.prediction.rebuilt_steps import StageLengths
 from commtrace.errors import ConfigurationError
 
 CONFIDENCE: Final = 2.0

@@ -12,7 +12,7 @@ from commtrace.analysis.communication.bandwidth import bus_factor
 from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.prediction.changes import BandwidthChange, LatencyChange, OverlapChange
-from commtrace.analysis.prediction.recorded import RecordedSteps
+from commtrace.analysis.prediction.recorded_steps import RecordedSteps
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD, same_work
 from commtrace.analysis.statistics import Float64
 from commtrace.errors import ConfigurationError

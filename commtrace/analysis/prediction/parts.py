@@ -12,7 +12,7 @@ import numpy as np
 from commtrace.analysis.matching.roles import PIPELINE
 from commtrace.analysis.prediction.durations import Durations, overlapping
 from commtrace.analysis.prediction.orders import BACKWARD, FORWARD, INPUT, WEIGHTS, Action
-from commtrace.analysis.prediction.recorded import LaneTimes, RecordedSteps, lane_times
+from commtrace.analysis.prediction.recorded_steps import LaneTimes, RecordedSteps, lane_times
 from commtrace.analysis.replay.program import stage_of
 from commtrace.errors import ConfigurationError
 from commtrace.trace import schema

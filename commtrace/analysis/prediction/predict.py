@@ -44,16 +44,16 @@ from commtrace.analysis.prediction.durations import (
     without_slow_ranks,
 )
 from commtrace.analysis.prediction.parts import Parts, take_apart
-from commtrace.analysis.prediction.rebuilt import (
+from commtrace.analysis.prediction.rebuilt_steps import (
     HALF,
     LaneWork,
-    Rebuilt,
+    RebuiltSteps,
     StageLengths,
     changed_work,
-    rebuild,
+    rebuild_steps,
     work_as_recorded,
 )
-from commtrace.analysis.prediction.recorded import RecordedSteps
+from commtrace.analysis.prediction.recorded_steps import RecordedSteps
 from commtrace.analysis.replay.program import common_steps
 from commtrace.errors import CommtraceError, ConfigurationError
 from commtrace.trace.json_values import JsonObject
@@ -172,7 +172,7 @@ class Outcome(NamedTuple):
     times: Int64  # of the recorded graph with these durations
     parts: Parts | None
     work: tuple[tuple[LaneWork, ...], ...]
-    rebuilt: Rebuilt | None
+    rebuilt: RebuiltSteps | None
 
 
 def steps_drawn(steps: Sequence[int], num_ranks: int) -> tuple[int, ...]:
@@ -247,13 +247,13 @@ def _rebuilt_outcome(
     unchanged = recorded.times(*measured[:2])
     before = take_apart(recorded, measured, unchanged)
     as_recorded = tuple(tuple(work_as_recorded(lane) for lane in rank) for rank in before.lanes)
-    baseline = rebuild(recorded, measured, before, as_recorded, before.chunks, _transfers(before))
+    baseline = rebuild_steps(recorded, measured, before, as_recorded, before.chunks, _transfers(before))
 
     times = recorded.times(*durations[:2])
     parts = take_apart(recorded, durations, times)
     plan = _Plan.of(analysis, parts, changes)
     work = plan.work(parts, changes, plan.lengths)
-    rebuilt = rebuild(recorded, durations, parts, work, plan.chunks, _transfers(parts))
+    rebuilt = rebuild_steps(recorded, durations, parts, work, plan.chunks, _transfers(parts))
 
     others_ns = {_STAND_IN: [plan.step_ns(recorded, other, changes) for other in stand_ins]}
     for assumption in plan.assumed:
@@ -435,7 +435,7 @@ class _Plan(NamedTuple):
         """Return the steps rebuilt with other durations or lengths."""
         parts = take_apart(recorded, durations, recorded.times(*durations[:2]))
         work = self.work(parts, changes, lengths or self.lengths)
-        return rebuild(recorded, durations, parts, work, self.chunks, _transfers(parts)).step_ns
+        return rebuild_steps(recorded, durations, parts, work, self.chunks, _transfers(parts)).step_ns
 
 
 def orders_known() -> tuple[str, ...]:

@@ -17,8 +17,8 @@ from commtrace.analysis.matching.roles import PIPELINE, is_p2p
 from commtrace.analysis.prediction.orders import BACKWARD, FORWARD, INPUT, WEIGHTS, Action
 from commtrace.analysis.prediction.parts import Parts, places_in_a_loop
 from commtrace.analysis.prediction.predict import Outcome
-from commtrace.analysis.prediction.rebuilt import Rebuilt
-from commtrace.analysis.prediction.recorded import LaneTimes, lane_times
+from commtrace.analysis.prediction.rebuilt_steps import RebuiltSteps
+from commtrace.analysis.prediction.recorded_steps import LaneTimes, lane_times
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.run import RankTrace
@@ -125,7 +125,7 @@ def _end_communications(
     end[at] = arrived + outcome.durations.transfer_ns[own]
 
 
-def _actions(outcome: Outcome, rebuilt: Rebuilt, index: int, step: int) -> list[Row]:
+def _actions(outcome: Outcome, rebuilt: RebuiltSteps, index: int, step: int) -> list[Row]:
     number, stage = int(outcome.recorded.steps[step]), _stage(outcome, index)
     work, rows = outcome.work[index][step], []
     for action, begin, busy in zip(
@@ -153,7 +153,7 @@ def _stage(outcome: Outcome, index: int) -> int:
     return next(pipeline.index(index) for pipeline in outcome.parts.pipelines if index in pipeline)
 
 
-def _messages(outcome: Outcome, rebuilt: Rebuilt, step: int) -> Iterator[_Message]:
+def _messages(outcome: Outcome, rebuilt: RebuiltSteps, step: int) -> Iterator[_Message]:
     """Yield the messages between the stages of every pipeline, in the order of each sender."""
     parts: Parts | None = outcome.parts
     assert parts is not None

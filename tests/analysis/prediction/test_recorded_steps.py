@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.prediction.recorded import RecordedSteps
+from commtrace.analysis.prediction.recorded_steps import RecordedSteps
 from tests.factory import group, make_run, p2p, span, stall
 
 

@@ -19,7 +19,7 @@ from commtrace.analysis.prediction.changes import Changes
 from commtrace.analysis.prediction.durations import Durations
 from commtrace.analysis.prediction.orders import BACKWARD, FORWARD, INPUT, WEIGHTS, Action
 from commtrace.analysis.prediction.parts import LaneParts, Parts, places_in_a_loop
-from commtrace.analysis.prediction.recorded import RecordedSteps
+from commtrace.analysis.prediction.recorded_steps import RecordedSteps
 from commtrace.analysis.replay.edges import work_between, worked_before
 from commtrace.analysis.replay.graph import ReplayGraph
 from commtrace.errors import ConfigurationError
@@ -150,7 +150,7 @@ class _Table:
         return total * (action.chunk + 1) // chunks - total * action.chunk // chunks
 
 
-class Rebuilt(NamedTuple):
+class RebuiltSteps(NamedTuple):
     """Rebuilt steps: the instants of all their nodes, ns from the start of each step."""
 
     times: Int64  # of the nodes of the recorded graph after the last action, and of the one before it
@@ -159,14 +159,14 @@ class Rebuilt(NamedTuple):
     step_ns: Int64
 
 
-def rebuild(
+def rebuild_steps(
     recorded: RecordedSteps,
     durations: Durations,
     parts: Parts,
     work: Sequence[Sequence[LaneWork]],
     chunks: int,
     transfer_ns: Sequence[Sequence[float]],
-) -> Rebuilt:
+) -> RebuiltSteps:
     """Rebuild all steps; ``work`` and ``transfer_ns`` are by index of the rank, then of the step.
 
     Raises:
@@ -189,7 +189,7 @@ def rebuild(
     shape = recorded.lanes.last_node.shape
     starts = tuple(tuple(times[_nodes(begins[rank, step], 1)] for step in range(shape[1])) for rank in range(shape[0]))
     ready = tuple(tuple(times[_nodes(begins[rank, step], 0)] for step in range(shape[1])) for rank in range(shape[0]))
-    return Rebuilt(times, starts, ready, np.asarray(times[recorded.lanes.last_node].max(axis=0)))
+    return RebuiltSteps(times, starts, ready, np.asarray(times[recorded.lanes.last_node].max(axis=0)))
 
 
 _NODES_OF_ACTION: Final = 3

@@ -46,6 +46,8 @@ def with_network(
     Raises:
         ConfigurationError: the run has no transfer of a role.
     """
+    if not bandwidth and not latency:
+        return durations
     transfers = recorded.joins.transfers
     ns = durations.transfer_ns.astype(np.float64)
     fixed_ns, inseparable = _latencies(recorded)
@@ -124,6 +126,8 @@ def with_overlap(recorded: RecordedSteps, durations: Durations, changes: Sequenc
     Raises:
         ConfigurationError: the run has no transfer of a role.
     """
+    if not changes:
+        return durations
     piece_ns, transfer_ns = durations.piece_ns.copy(), durations.transfer_ns.copy()
     notes = list(durations.assumptions)
     for change in changes:

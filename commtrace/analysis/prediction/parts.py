@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from commtrace.analysis.matching.roles import PIPELINE
 from commtrace.analysis.prediction.durations import Durations, overlapping
 from commtrace.analysis.prediction.orders import BACKWARD, FORWARD, INPUT, WEIGHTS, Action
 from commtrace.analysis.prediction.recorded_steps import LaneTimes, RecordedSteps, lane_times
+from commtrace.analysis.replay.edges import worked_before
 from commtrace.analysis.replay.program import stage_of
 from commtrace.errors import ConfigurationError
 from commtrace.trace import schema
@@ -86,8 +88,10 @@ def take_apart(recorded: RecordedSteps, durations: Durations, times: Int64) -> P
     """
     run = recorded.run
     steps = range(len(recorded.steps))
+    transfers = _usual_transfers(recorded, durations)
     lanes = tuple(
-        tuple(_lane(recorded, durations, times, index, step) for step in steps) for index in range(len(recorded.ranks))
+        tuple(_lane(recorded, durations, times, index, step, transfers.get((rank, step), np.nan)) for step in steps)
+        for index, rank in enumerate(recorded.ranks.tolist())
     )
     delays, early = _messages(recorded, lanes)
     means = [parts.transfer_ns for rank in lanes for parts in rank if not np.isnan(parts.transfer_ns)]
@@ -106,7 +110,9 @@ def take_apart(recorded: RecordedSteps, durations: Durations, times: Int64) -> P
 _LETTERS = {schema.FORWARD: FORWARD, schema.BACKWARD: BACKWARD}
 
 
-def _lane(recorded: RecordedSteps, durations: Durations, times: Int64, index: int, step: int) -> LaneParts:
+def _lane(
+    recorded: RecordedSteps, durations: Durations, times: Int64, index: int, step: int, usual_transfer_ns: float
+) -> LaneParts:
     run, rank = recorded.run, int(recorded.ranks[index])
     spans, number = run.ranks[rank].spans, int(recorded.steps[step])
     origin = int(recorded.lanes.step_start[index, step])
@@ -118,20 +124,13 @@ def _lane(recorded: RecordedSteps, durations: Durations, times: Int64, index: in
     begin, end = spans.start[rows] - origin, spans.end[rows] - origin
     lane = lane_times(recorded, durations.piece_ns, times, index, step)
     begins, ends = lane.at(begin), lane.at(end, before=True)
-    waited = np.where(lane.is_between_stages, lane.new_end - lane.new_begin, 0)
-    inside = np.array(
-        [
-            waited[(lane.wait_begin >= first) & (lane.wait_end > first) & (lane.wait_begin < last)].sum()
-            for first, last in zip(begin.tolist(), end.tolist(), strict=True)
-        ]
-    )
-    ended = np.concatenate([[0], end[:-1]])
-    between = np.array(
-        [
-            waited[(lane.wait_begin >= first) & (lane.wait_end <= last)].sum()
-            for first, last in zip(ended.tolist(), begin.tolist(), strict=True)
-        ]
-    )
+    # Waits lie in their order, so that those of an interval follow one another.
+    waited_before = worked_before(np.where(lane.is_between_stages, lane.new_end - lane.new_begin, 0))
+    at_begin = np.searchsorted(lane.wait_begin, begin, side="left")
+    first_inside = np.maximum(at_begin, np.searchsorted(lane.wait_end, begin, side="right"))
+    inside = _sum_between(waited_before, first_inside, np.searchsorted(lane.wait_begin, end, side="left"))
+    first_between = np.searchsorted(lane.wait_begin, np.append(0, end[:-1]), side="left")
+    between = _sum_between(waited_before, first_between, np.searchsorted(lane.wait_end, begin, side="right"))
     return LaneParts(
         actions=actions,
         begin=begin,
@@ -139,9 +138,14 @@ def _lane(recorded: RecordedSteps, durations: Durations, times: Int64, index: in
         busy_ns=ends - begins - inside,
         gap_ns=begins - np.concatenate([[lane.replayed[0]], ends[:-1]]) - between,
         recompute_ns=_recomputed(recorded, lane, rank, number, origin, begin, end),
-        transfer_ns=_usual_transfer(recorded, durations, rank, step),
+        transfer_ns=usual_transfer_ns,
         lane=lane,
     )
+
+
+def _sum_between(before: Int64, first: Int64, end: Int64) -> Int64:
+    """Return sums from one place to another; ``before`` has those of everything before each place."""
+    return before[np.maximum(end, first)] - before[first]
 
 
 def _actions(run: Run, rank: int, step: int, rows: Int64) -> tuple[Action, ...]:
@@ -189,11 +193,21 @@ def _recomputed(
     return found
 
 
-def _usual_transfer(recorded: RecordedSteps, durations: Durations, rank: int, step: int) -> float:
-    transfers = recorded.joins.transfers
-    own = (transfers.rank == rank) & (transfers.step == step) & _received(recorded)
-    # A median: where nobody waited, the end is seen only when somebody asks for it.
-    return float(np.median(durations.transfer_ns[own])) if own.any() else float("nan")
+def _usual_transfers(recorded: RecordedSteps, durations: Durations) -> dict[tuple[int, int], float]:
+    """Return the median of the messages that each rank receives, ns, by rank and step.
+
+    A median: where nobody waited, the end is seen only when somebody asks for it.
+    """
+    transfers, received = recorded.joins.transfers, np.flatnonzero(_received(recorded))
+    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for rank, step, time in zip(
+        transfers.rank[received].tolist(),
+        transfers.step[received].tolist(),
+        durations.transfer_ns[received].tolist(),
+        strict=True,
+    ):
+        found[rank, step].append(time)
+    return {place: median(own) for place, own in found.items()}
 
 
 def _received(recorded: RecordedSteps) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:

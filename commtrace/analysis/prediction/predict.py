@@ -206,8 +206,8 @@ def predict(analysis: Analysis, changes: Changes) -> Outcome:
         for rank in fastest_and_slowest_stand_in(recorded, changes.without_slow_ranks)
     )
     if changes.rebuilds:
-        return _rebuilt_outcome(analysis, recorded, changes, durations, stand_ins)
-    return _replayed_outcome(recorded, changes, durations, stand_ins)
+        return _rebuilt_outcome(analysis, recorded, changes, measured, durations, stand_ins)
+    return _replayed_outcome(recorded, changes, measured, durations, stand_ins)
 
 
 _STAND_IN: Final = "work of the slow rank"
@@ -222,13 +222,17 @@ def _changed_durations(
 
 
 def _replayed_outcome(
-    recorded: RecordedSteps, changes: Changes, durations: Durations, stand_ins: Sequence[Durations]
+    recorded: RecordedSteps,
+    changes: Changes,
+    measured: Durations,
+    durations: Durations,
+    stand_ins: Sequence[Durations],
 ) -> Outcome:
     """Replay the recorded order with other durations."""
     times = recorded.times(*durations[:2])
     changed_ns = recorded.step_ns(times)
     others_ns = {_STAND_IN: [recorded.step_ns(recorded.times(*other[:2])) for other in stand_ins]}
-    unchanged_ns = recorded.step_ns(recorded.times(*measured_durations(recorded)[:2]))
+    unchanged_ns = recorded.step_ns(recorded.times(*measured[:2]))
     prediction = _prediction(
         recorded, changes, unchanged_ns, None, changed_ns, durations.assumptions, _spreads(changed_ns, others_ns)
     )
@@ -239,26 +243,28 @@ def _rebuilt_outcome(
     analysis: Analysis,
     recorded: RecordedSteps,
     changes: Changes,
+    measured: Durations,
     durations: Durations,
     stand_ins: Sequence[Durations],
 ) -> Outcome:
     """Rebuild the steps from their parts, in another order or with other lengths."""
-    measured = measured_durations(recorded)
     unchanged = recorded.times(*measured[:2])
     before = take_apart(recorded, measured, unchanged)
     as_recorded = tuple(tuple(work_as_recorded(lane) for lane in rank) for rank in before.lanes)
     baseline = rebuild_steps(recorded, measured, before, as_recorded, before.chunks, _transfers(before))
 
-    times = recorded.times(*durations[:2])
-    parts = take_apart(recorded, durations, times)
+    times, parts = unchanged, before
+    if durations is not measured:
+        times = recorded.times(*durations[:2])
+        parts = take_apart(recorded, durations, times)
     plan = _Plan.of(analysis, parts, changes)
     work = plan.work(parts, changes, plan.lengths)
     rebuilt = rebuild_steps(recorded, durations, parts, work, plan.chunks, _transfers(parts))
 
-    others_ns = {_STAND_IN: [plan.step_ns(recorded, other, changes) for other in stand_ins]}
+    others_ns = {_STAND_IN: [plan.step_ns(recorded, other, changes, plan.lengths) for other in stand_ins]}
     for assumption in plan.assumed:
         others_ns[assumption.name] = [
-            plan.step_ns(recorded, durations, changes, lengths) for lengths in assumption.alternatives
+            plan.step_ns(recorded, durations, changes, lengths, parts) for lengths in assumption.alternatives
         ]
     spreads = _spreads(rebuilt.step_ns, others_ns)
     if plan.microbatches != parts.microbatches:
@@ -430,11 +436,13 @@ class _Plan(NamedTuple):
         recorded: RecordedSteps,
         durations: Durations,
         changes: Changes,
-        lengths: Sequence[StageLengths] | None = None,
+        lengths: Sequence[StageLengths],
+        parts: Parts | None = None,
     ) -> Int64:
-        """Return the steps rebuilt with other durations or lengths."""
-        parts = take_apart(recorded, durations, recorded.times(*durations[:2]))
-        work = self.work(parts, changes, lengths or self.lengths)
+        """Return the lengths of the steps rebuilt with other durations or lengths; ``parts`` of these durations."""
+        if parts is None:
+            parts = take_apart(recorded, durations, recorded.times(*durations[:2]))
+        work = self.work(parts, changes, lengths)
         return rebuild_steps(recorded, durations, parts, work, self.chunks, _transfers(parts)).step_ns
 
 

@@ -122,29 +122,32 @@ def lane_times(recorded: RecordedSteps, piece_ns: Int64, times: Int64, rank_inde
     """Return the instants of a lane in a step, as recorded and as replayed with these pieces."""
     lanes = recorded.lanes
     first, last = int(lanes.first_node[rank_index, step]), int(lanes.last_node[rank_index, step])
-    begins_step = int(lanes.step_start[rank_index, step])
     low, high = np.searchsorted(lanes.waits.node, [first, last])
-    waits = np.arange(low, high)
+    waits = slice(int(low), int(high))
+    begins_step = int(lanes.step_start[rank_index, step])
     wait_begin, wait_end = lanes.waits.start[waits] - begins_step, lanes.waits.end[waits] - begins_step
-    node_end = np.concatenate([[0], wait_end])
-    old, new = [np.zeros(1, np.int64)], [times[first : first + 1]]
-    begins = np.empty(len(waits), np.int64)
-    for number, node in enumerate(range(first, last)):
-        pieces = slice(int(lanes.node_piece[node]), int(lanes.node_piece[node + 1]))
-        worked_old, worked_new = np.cumsum(lanes.piece_ns[pieces]), np.cumsum(piece_ns[pieces])
-        old.append(node_end[number] + worked_old)
-        new.append(times[node] + worked_new)
-        if number < len(waits):
-            begins[number] = new[-1][-1] if len(worked_new) else times[node]
-            old += [wait_begin[number : number + 1], wait_end[number : number + 1]]
-            new += [begins[number : number + 1], times[node + 1 : node + 2]]
+    # Between two nodes work pieces; then the lane waits until the second one. After the last pieces the step ends.
+    bounds = lanes.node_piece[first : last + 1]
+    pieces, bounds = slice(int(bounds[0]), int(bounds[-1])), bounds - bounds[0]
+    node = np.repeat(np.arange(last - first), np.diff(bounds))
+    number, wait = np.arange(len(node)), np.arange(len(wait_begin))
+    at_piece, at_wait = 1 + number + 2 * node, 1 + bounds[wait + 1] + 2 * wait
+    worked_old, worked_new = worked_before(lanes.piece_ns[pieces]), worked_before(piece_ns[pieces])
+    old, new = np.zeros((2, 1 + len(node) + 2 * len(wait)), np.int64)
+    new[0] = times[first]
+    old[at_piece] = np.append(0, wait_end)[node] + worked_old[number + 1] - worked_old[bounds[node]]
+    new[at_piece] = times[first + node] + worked_new[number + 1] - worked_new[bounds[node]]
+    new_begin = times[first + wait] + worked_new[bounds[wait + 1]] - worked_new[bounds[wait]]
+    new_end = times[first + wait + 1]
+    old[at_wait], old[at_wait + 1] = wait_begin, wait_end
+    new[at_wait], new[at_wait + 1] = new_begin, new_end
     return LaneTimes(
-        recorded=np.concatenate(old),
-        replayed=np.concatenate(new),
+        recorded=old,
+        replayed=new,
         wait_begin=wait_begin,
         wait_end=wait_end,
-        new_begin=begins,
-        new_end=times[lanes.waits.node[waits]],
+        new_begin=new_begin,
+        new_end=new_end,
         is_between_stages=recorded.between_stages[waits],
     )
 

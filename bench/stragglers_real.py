@@ -97,9 +97,9 @@ class RealFault:
         """None but these may be named."""
         return self.link | frozenset(self.pace)
 
-    def is_cause(self, named: Any) -> bool:
-        """Whether place and cause were said as they are."""
-        return named.cause in self.causes and (not self.places or named.place in self.places)
+    def is_cause(self, cause: str, place: str) -> bool:
+        """Whether cause and place were said as they are."""
+        return cause in self.causes and (not self.places or place in self.places)
 
     def count_until_found(self, named: Sequence[Any]) -> int:
         """As that of bench/stragglers.py."""
@@ -437,7 +437,7 @@ def _answer(fault: RealFault, true_ms: float, named: Sequence[Any], unsaid: Sequ
     return Answer(
         hit=bool(count),
         cause=named[0].cause if named else "",
-        cause_is_right=bool(named) and fault.is_cause(named[0]),
+        cause_is_right=bool(named) and fault.is_cause(named[0].cause, named[0].place),
         cost_ms=named[0].cost_ms if count else NAN,
         cost_is_right=bool(count) and is_right(named[0].cost_ms, true_ms),
         false_alarms=sum(not one.ranks <= fault.ranks for one in named),

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
+import straggler_cases
 import stragglers as bench
 
 from commtrace.analysis.stragglers.verdict import format_cause
@@ -13,14 +14,14 @@ from commtrace.synth import synthesize
 
 
 def test_there_are_at_least_80_kinds_of_faults() -> None:
-    titles = [case.title for case in bench.cases()]
+    titles = [case.title for case in straggler_cases.cases()]
 
     assert len(set(titles)) == len(titles) >= 80
-    assert all(case.job.faults for case in bench.cases())
+    assert all(case.job.faults for case in straggler_cases.cases())
 
 
 def test_a_slow_rank_is_named_both_ways_with_its_cost() -> None:
-    (case,) = (one for one in bench.cases() if one.title == "one rank: 20 %, jitter 0%")
+    (case,) = (one for one in straggler_cases.cases() if one.title == "one rank: 20 %, jitter 0%")
     judged = bench.judge(case)
 
     # Four microbatches of 120 ms and 10 ms of optimizer, a fifth longer.
@@ -33,7 +34,9 @@ def test_a_slow_rank_is_named_both_ways_with_its_cost() -> None:
 
 
 def test_the_truth_about_a_fault_that_moves() -> None:
-    job = bench._with(bench.DP4, *bench._moving((3, 0), 5, 1.5), steps=15, jitter=0.0)
+    job = straggler_cases.with_faults(
+        straggler_cases.DP4, *straggler_cases.moving((3, 0), 5, 1.5), steps=15, jitter=0.0
+    )
     truth = bench.Truth(synthesize(job))
     first, second = truth.stretches
 
@@ -78,7 +81,7 @@ def test_the_truth_about_a_fault_that_moves() -> None:
     ],
 )
 def test_the_monitor_names_what_a_recording_names(title: str, who: str, cause: str) -> None:
-    (case,) = (one for one in bench.cases() if one.title == title)
+    (case,) = (one for one in straggler_cases.cases() if one.title == title)
     judged = bench.judge(case)
     answer = judged.live
 
@@ -89,7 +92,7 @@ def test_the_monitor_names_what_a_recording_names(title: str, who: str, cause: s
 
 
 def test_what_happened_once_is_told_as_such() -> None:
-    (case,) = (one for one in bench.cases() if one.title == "checkpoint: 8 s, once")
+    (case,) = (one for one in straggler_cases.cases() if one.title == "checkpoint: 8 s, once")
     made = synthesize(case.job)
     found, over = bench.live(case, bench.Truth(made), made.run).sentences
 
@@ -123,6 +126,6 @@ def test_ranks_are_read_from_what_is_said() -> None:
 
 
 def test_a_clean_run_is_one_in_which_nobody_is_named() -> None:
-    judged = bench.judge(bench.Case("clean", "a test", replace(bench.DP4, steps=30), causes=()))
+    judged = bench.judge(straggler_cases.Case("clean", "a test", replace(straggler_cases.DP4, steps=30), causes=()))
 
     assert [answer.hit for answer in (judged.offline, judged.live)] == [True, True]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -47,14 +48,17 @@ class LaneParts:
         """Return the time of each action."""
         return dict(zip(self.actions, self.busy_ns.tolist(), strict=True))
 
-    def gap_between(self, before: str, after: str) -> float:
-        """Return the mean time between such actions; between any two if these never followed each other."""
+    def mean_gaps(self, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], float]:
+        """Return the mean time between actions of these letters; of two that never followed each other, of any two."""
         letters = [_plain(action.letter) for action in self.actions]
         gaps: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for first, second, gap in zip(letters, letters[1:], self.gap_ns[1:].tolist(), strict=False):
-            gaps[first, second].append(gap)
-        wanted = gaps.get((_plain(before), _plain(after))) or [gap for own in gaps.values() for gap in own] or [0]
-        return float(np.mean(wanted))
+        for pair, gap in zip(pairwise(letters), self.gap_ns[1:].tolist(), strict=True):
+            gaps[pair].append(gap)
+        of_any = [gap for own in gaps.values() for gap in own] or [0]
+        return {
+            (before, after): float(np.mean(gaps.get((_plain(before), _plain(after)), of_any)))
+            for before, after in pairs
+        }
 
 
 class Parts(NamedTuple):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -380,13 +380,9 @@ class _Plan(NamedTuple):
         rows = analysis.replayed
         found = pipeline_totals(rows.run, rows.matches, rows.roles).pipeline()
         recognised = found.schedule if found else (ONE_F_ONE_B if parts.stages == 1 else UNKNOWN)
-        notes: list[str] = []
         microbatches = parts.microbatches if changes.microbatches is None else changes.microbatches
-        schedule, chunks = changes.schedule or _ORDER_OF.get(recognised, ""), _chunks(parts, changes)
-        if chunks > 1 and schedule == orders.ONE_F_ONE_B and not changes.schedule:
-            schedule = orders.INTERLEAVED
-        if chunks == 1 and schedule == orders.INTERLEAVED and not changes.schedule:
-            schedule = orders.ONE_F_ONE_B
+        chunks = _chunks(parts, changes)
+        schedule = _schedule(recognised, chunks, changes)
         planned: tuple[tuple[orders.Action, ...], ...] = ()
         if changes.schedule or changes.chunks is not None or microbatches != parts.microbatches:
             if not schedule:
@@ -396,30 +392,12 @@ class _Plan(NamedTuple):
                     f"--schedule {', '.join(orders_known())}."
                 )
             planned = orders.orders_of(schedule, parts.stages, microbatches, chunks)
-        recorded_letters = {action.letter for rank in parts.lanes for action in rank[0].actions}
-        tells_weights = orders.WEIGHTS in recorded_letters or changes.weight_share is not None
-        assumes_weights = schedule == orders.ZERO_BUBBLE and not tells_weights
-        if assumes_weights:
-            notes.append(
-                f"The run does not tell how long the weights' part of a backward takes: {HALF:.0%} are assumed. "
-                "Set it with --weight-share."
-            )
-        if chunks != parts.chunks:
-            notes.append(f"The work of a stage is divided evenly among its {chunks} chunks.")
-            if chunks > 1 == parts.chunks and parts.stages > 2:
-                notes.append(
-                    "Messages from the last stage back to the first were not recorded: they are taken to be as long "
-                    "as the others."
-                )
-        if microbatches > parts.microbatches:
-            notes.append("Microbatches beyond the recorded ones take the times of the recorded ones again.")
-        if changes.recompute:
-            notes.append("Each backward is preceded by a repetition of its whole forward.")
         _check_recompute(parts, changes)
+        assumes_weights = schedule == orders.ZERO_BUBBLE and not _tells_weights(parts, changes)
         lengths = stage_lengths(parts, changes)
         assumed = assumptions(parts, changes, lengths, assumes_weights=assumes_weights)
-        notes += notes_on_layers(parts, changes)
-        return cls(recognised, planned, chunks, microbatches, lengths, assumed, tuple(notes))
+        notes = (*_notes(parts, changes, chunks, microbatches, assumes_weights), *notes_on_layers(parts, changes))
+        return cls(recognised, planned, chunks, microbatches, lengths, assumed, notes)
 
     def work(self, parts: Parts, changes: Changes, lengths: Sequence[StageLengths]) -> tuple[tuple[LaneWork, ...], ...]:
         """Return what each rank does, step by step."""
@@ -455,6 +433,44 @@ def _chunks(parts: Parts, changes: Changes) -> int:
     if changes.chunks is not None:
         return changes.chunks
     return 1 if changes.schedule == orders.ONE_F_ONE_B else parts.chunks
+
+
+def _schedule(recognised: str, chunks: int, changes: Changes) -> str:
+    """Return the schedule to run; empty if it is none that can be written anew."""
+    if changes.schedule:
+        return changes.schedule
+    schedule = _ORDER_OF.get(recognised, "")
+    if chunks > 1 and schedule == orders.ONE_F_ONE_B:
+        return orders.INTERLEAVED
+    if chunks == 1 and schedule == orders.INTERLEAVED:
+        return orders.ONE_F_ONE_B
+    return schedule
+
+
+def _tells_weights(parts: Parts, changes: Changes) -> bool:
+    """Return whether it is known how long the weights' part of a backward takes."""
+    recorded = {action.letter for rank in parts.lanes for action in rank[0].actions}
+    return orders.WEIGHTS in recorded or changes.weight_share is not None
+
+
+def _notes(parts: Parts, changes: Changes, chunks: int, microbatches: int, assumes_weights: bool) -> Iterator[str]:
+    """Yield what a schedule assumes beyond the recorded steps."""
+    if assumes_weights:
+        yield (
+            f"The run does not tell how long the weights' part of a backward takes: {HALF:.0%} are assumed. "
+            "Set it with --weight-share."
+        )
+    if chunks != parts.chunks:
+        yield f"The work of a stage is divided evenly among its {chunks} chunks."
+        if chunks > 1 == parts.chunks and parts.stages > 2:
+            yield (
+                "Messages from the last stage back to the first were not recorded: they are taken to be as long as "
+                "the others."
+            )
+    if microbatches > parts.microbatches:
+        yield "Microbatches beyond the recorded ones take the times of the recorded ones again."
+    if changes.recompute:
+        yield "Each backward is preceded by a repetition of its whole forward."
 
 
 def _check_recompute(parts: Parts, changes: Changes) -> None:

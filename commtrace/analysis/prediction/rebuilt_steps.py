@@ -66,8 +66,8 @@ def changed_work(
         return LaneWork(parts.actions, np.array(busy, np.int64), parts.gap_ns, parts.actions)
     busy = [table.ns(action, chunks) for action in order]
     letters = [action.letter for action in order]
-    pairs = {pair: parts.gap_between(*pair) for pair in set(pairwise(letters))}
-    gaps = [float(parts.gap_ns[0]), *(pairs[pair] for pair in pairwise(letters))]
+    mean_gaps = parts.mean_gaps(set(pairwise(letters)))
+    gaps = [float(parts.gap_ns[0]), *(mean_gaps[pair] for pair in pairwise(letters))]
     return LaneWork(
         tuple(order),
         np.array(busy, np.int64),

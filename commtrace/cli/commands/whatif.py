@@ -12,7 +12,7 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -20,7 +20,6 @@ from rich.markup import escape
 
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.prediction.changes import (
-    ALL_ROLES,
     BandwidthChange,
     Changes,
     LatencyChange,
@@ -38,6 +37,9 @@ from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.schema import mark_row
 from commtrace.viewer.what_if import Question
+
+_ALL: Final = "all"
+"""Every rank that ``commtrace straggler`` names."""
 
 
 class Order(str, Enum):
@@ -216,7 +218,7 @@ def write_predicted(outcome: Outcome, directory: Path) -> None:
 
 
 def _slow_ranks(asked: Sequence[str], analysis: Analysis) -> tuple[int, ...]:
-    if ALL_ROLES in asked:
+    if _ALL in asked:
         rows = analysis.replayed
         found = find_stragglers(rows.run, rows.matches)
         named = {rank for verdict in found.verdicts for rank in verdict.ranks}

@@ -104,8 +104,8 @@ def num_spans(run: Path) -> int:
 
 
 def load_seconds(python: str, script: str, file: Path) -> float:
-    told = subprocess.run([python, "-c", script, str(file)], capture_output=True, check=True, text=True).stdout
-    return float(told.split()[-1])
+    printed = subprocess.run([python, "-c", script, str(file)], capture_output=True, check=True, text=True).stdout
+    return float(printed.split()[-1])
 
 
 def analysis(size: str, folder: Path, rounds: int) -> None:

@@ -68,14 +68,14 @@ def hooks_alone() -> Iterator[None]:
     launched: dict[int, tuple[Any, ...]] = {}
     rows: list[tuple[Any, ...]] = []
 
-    def pre(told: Any) -> None:
-        tensor = told.input_tensors[0]
-        launched[told.op_id] = (
-            int(told.name), tensor.nbytes, tensor.dtype, tensor.device, told.root, told.async_op, time.monotonic_ns(),
+    def pre(call: Any) -> None:
+        tensor = call.input_tensors[0]
+        launched[call.op_id] = (
+            int(call.name), tensor.nbytes, tensor.dtype, tensor.device, call.root, call.async_op, time.monotonic_ns(),
         )  # fmt: skip
 
-    def post(told: Any) -> None:
-        rows.append((launched.pop(told.op_id), told.work, time.monotonic_ns()))
+    def post(call: Any) -> None:
+        rows.append((launched.pop(call.op_id), call.work, time.monotonic_ns()))
         if len(rows) > CALLS:
             rows.clear()
 

@@ -29,7 +29,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    import torch
+
 
 HANG_SECONDS: Final = 3.0
 SECONDS_TO_TELL: Final = 5.0
@@ -97,16 +101,20 @@ def hold_the_lock() -> None:
     ctypes.PyDLL(None).read(read, ctypes.create_string_buffer(1), 1)
 
 
-def load(is_stuck: bool) -> Any:
+Step: TypeAlias = Callable[["torch.Tensor"], None]
+"""Trains a step on a batch."""
+
+
+def load(is_stuck: bool) -> torch.Tensor:
     """The next batch."""
     import torch
 
     if is_stuck:
-        queue.Queue[Any]().get()
+        queue.Queue[object]().get()
     return torch.ones(8, 64)
 
 
-def ddp() -> Callable[[Any], None]:
+def ddp() -> Step:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
@@ -115,7 +123,7 @@ def ddp() -> Callable[[Any], None]:
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-    def step(batch: Any) -> None:
+    def step(batch: torch.Tensor) -> None:
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()
@@ -123,23 +131,23 @@ def ddp() -> Callable[[Any], None]:
     return step
 
 
-def collectives() -> Callable[[Any], None]:
+def collectives() -> Step:
     import torch.distributed as dist
 
-    def step(batch: Any) -> None:
+    def step(batch: torch.Tensor) -> None:
         dist.all_reduce(batch)
         dist.barrier()
 
     return step
 
 
-def pipeline() -> Callable[[Any], None]:
+def pipeline() -> Step:
     """Activations go up, gradients down."""
     import torch.distributed as dist
 
     rank, last = dist.get_rank(), dist.get_world_size() - 1
 
-    def step(batch: Any) -> None:
+    def step(batch: torch.Tensor) -> None:
         if rank:
             dist.recv(batch, src=rank - 1)
         if rank < last:
@@ -151,7 +159,7 @@ def pipeline() -> Callable[[Any], None]:
     return step
 
 
-JOBS: Final[Mapping[str, Callable[[], Callable[[Any], None]]]] = {
+JOBS: Final[Mapping[str, Callable[[], Step]]] = {
     "DDP": ddp, "collectives": collectives, "pipeline": pipeline,
 }  # fmt: skip
 

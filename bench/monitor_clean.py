@@ -105,8 +105,8 @@ def report(folder: Path, ranks: int, minutes: float, window_seconds: float) -> i
         for rank in range(ranks)
     }
     status = json.loads((folder / "run" / "monitor.json").read_text())
-    told = folder / "run" / "monitor.jsonl"
-    events = [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
+    file = folder / "run" / "monitor.jsonl"
+    events = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     alarms = [event for event in events if event["kind"] != "recovered"]
     steps = [note.seconds for note in notes[0]]
     print(

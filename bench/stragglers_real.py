@@ -22,11 +22,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    import torch
+    from stragglers import Answer, Named
 
 RANKS: Final = 4
 WARM_UP: Final = 60
@@ -101,7 +105,7 @@ class RealFault:
         """Whether cause and place were said as they are."""
         return cause in self.causes and (not self.places or place in self.places)
 
-    def count_until_found(self, named: Sequence[Any]) -> int:
+    def count_until_found(self, named: Sequence[Named]) -> int:
         """As that of bench/stragglers.py."""
         from stragglers import count_until_found
 
@@ -172,6 +176,10 @@ class _Delay:
     send: float = 0.0
 
 
+Step: TypeAlias = Callable[["Pace", int], None]
+"""Trains a step at a pace; the number is its place in its stretch."""
+
+
 def _delay_messages() -> _Delay:
     """Make waits and sends last as much longer as the result says.
 
@@ -183,12 +191,12 @@ def _delay_messages() -> _Delay:
     works: Any = distributed.Work
     wait, send, delay = works.wait, groups.send, _Delay()
 
-    def slow_wait(work: Any, *arguments: Any, **keywords: Any) -> Any:
+    def slow_wait(work: object, *arguments: object, **keywords: object) -> object:
         finished = wait(work, *arguments, **keywords)
         time.sleep(delay.wait)
         return finished
 
-    def slow_send(group: Any, *arguments: Any, **keywords: Any) -> Any:
+    def slow_send(group: object, *arguments: object, **keywords: object) -> object:
         time.sleep(delay.send)
         return send(group, *arguments, **keywords)
 
@@ -196,7 +204,7 @@ def _delay_messages() -> _Delay:
     return delay
 
 
-def _replica() -> Any:
+def _replica() -> Step:
     """A step of a data-parallel job: DDP, a loader, an optimizer."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
@@ -205,12 +213,12 @@ def _replica() -> Any:
 
     class Sleep(torch.autograd.Function):
         @staticmethod
-        def forward(context: Any, values: Any) -> Any:
+        def forward(context: object, values: torch.Tensor) -> torch.Tensor:
             time.sleep(now[0].forward)
             return values.clone()
 
         @staticmethod
-        def backward(context: Any, *gradients: Any) -> Any:
+        def backward(context: object, *gradients: torch.Tensor) -> torch.Tensor:
             time.sleep(now[0].backward)
             return gradients[0]
 
@@ -219,17 +227,18 @@ def _replica() -> Any:
             super().__init__()
             self.linear = torch.nn.Linear(64, 64)
 
-        def forward(self, batch: Any) -> Any:
-            return Sleep.apply(self.linear(batch))  # type: ignore[no-untyped-call]
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = Sleep.apply(self.linear(batch))  # type: ignore[no-untyped-call]
+            return output
 
-    class Batches(torch.utils.data.IterableDataset[Any]):
-        def __iter__(self) -> Iterator[Any]:
+    class Batches(torch.utils.data.IterableDataset[torch.Tensor]):
+        def __iter__(self) -> Iterator[torch.Tensor]:
             while True:
                 time.sleep(now[0].data)
                 yield torch.ones(8, 64)
 
     class Slow:
-        def __reduce__(self) -> tuple[Any, ...]:
+        def __reduce__(self) -> tuple[type, tuple[()]]:
             time.sleep(now[0].save)
             return dict, ()
 
@@ -257,7 +266,7 @@ def _replica() -> Any:
     return step
 
 
-def _stage(rank: int, delay: _Delay) -> Any:
+def _stage(rank: int, delay: _Delay) -> Step:
     """A step of two stages of two replicas, one microbatch: the pipeline's messages, the reduction of gradients."""
     import torch
     import torch.distributed as dist
@@ -279,7 +288,7 @@ def _stage(rank: int, delay: _Delay) -> Any:
         time.sleep(seconds)
         tracer.leave(phase)
 
-    def message(operation: Any, pace: Pace) -> None:
+    def message(operation: Callable[..., object], pace: Pace) -> None:
         delay.wait, delay.send = pace.wait, pace.send
         operation(activations, other, group=pipeline)
         delay.wait = delay.send = 0.0
@@ -303,7 +312,7 @@ def _stage(rank: int, delay: _Delay) -> Any:
 
 def _collect(cycles: int) -> None:
     for _ in range(cycles):
-        cycle: list[Any] = []
+        cycle: list[object] = []
         cycle.append(cycle)
     gc.collect()
 
@@ -330,15 +339,15 @@ class Judgement(NamedTuple):
 
     fault: RealFault
     true_ms: float
-    offline: Any
-    live: Any
+    offline: Answer
+    live: Answer
 
 
 def judge(job: str, folder: Path) -> list[Judgement]:
     """What was said of each fault of a job; prints the false alarms of its pauses."""
     ends = [float(line) for line in (folder / "rank-0.jsonl").read_text().splitlines()]
-    told = folder / "run" / "monitor.jsonl"
-    events = [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
+    file = folder / "run" / "monitor.jsonl"
+    events = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     faults = [fault for fault in FAULTS if fault.job == job]
     judged, in_a_fault = [], []
     for number, fault in enumerate(faults):
@@ -378,7 +387,7 @@ def _cost_ms(fault: RealFault, ends: Sequence[float], first: int) -> float:
     return 1e3 * (typical(_seconds(ends, first)) - pause)
 
 
-def _offline(fault: RealFault, true_ms: float, folder: Path, first: int) -> Any:
+def _offline(fault: RealFault, true_ms: float, folder: Path, first: int) -> Answer:
     from stragglers import Named, ranks_in
 
     from commtrace.analysis.chain import analyse
@@ -394,7 +403,7 @@ def _offline(fault: RealFault, true_ms: float, folder: Path, first: int) -> Any:
     return _answer(fault, true_ms, named, (*findings.abstentions, findings.waited_for))
 
 
-def _live(fault: RealFault, true_ms: float, events: Sequence[Mapping[str, Any]], begin: float, end: float) -> Any:
+def _live(fault: RealFault, true_ms: float, events: Sequence[Mapping[str, Any]], begin: float, end: float) -> Answer:
     """The newest of what was said before the pause; the seconds are those until it was right."""
     from stragglers import NAN, Named
 
@@ -430,7 +439,7 @@ def _named_in(straggler: Mapping[str, Any]) -> frozenset[int]:
     return ranks_in(straggler["who"], straggler["rank"]).union(straggler["ranks"])
 
 
-def _answer(fault: RealFault, true_ms: float, named: Sequence[Any], unsaid: Sequence[str]) -> Any:
+def _answer(fault: RealFault, true_ms: float, named: Sequence[Named], unsaid: Sequence[str]) -> Answer:
     from stragglers import NAN, Answer, is_right
 
     count = fault.count_until_found(named)

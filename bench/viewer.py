@@ -21,7 +21,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 from urllib.request import Request, urlopen
 
 from commtrace.synth import Job, synthesize, write
@@ -48,7 +51,7 @@ class Motion(NamedTuple):
         return f"{self.per_second:.0f} frames per second, the longest {self.longest_ms:.0f} ms"
 
 
-def moved(page: Any, *keys: str) -> Motion:
+def moved(page: Page, *keys: str) -> Motion:
     """Press these keys in turns as a held key does, and count the frames meanwhile."""
     page.evaluate(_COUNT_FRAMES)
     end = time.monotonic() + MOVING_S
@@ -113,7 +116,7 @@ def timed(action: Callable[[], object]) -> float:
     return time.monotonic() - before
 
 
-def view(browser: Any, run: Path) -> Iterator[tuple[str, str]]:
+def view(browser: Browser, run: Path) -> Iterator[tuple[str, str]]:
     with viewed(run) as address:
         yield "the timeline is read after", f"{timed(lambda: waited_for(address, 'run.json')):.1f} s"
         page = browser.new_page(viewport={"width": 1920, "height": 1080})
@@ -129,7 +132,7 @@ def view(browser: Any, run: Path) -> Iterator[tuple[str, str]]:
         page.close()
 
 
-def _motions(page: Any, shown: str) -> Iterator[tuple[str, str]]:
+def _motions(page: Page, shown: str) -> Iterator[tuple[str, str]]:
     page.focus("#timeline")
     yield f"zoom, {shown}", str(moved(page, "w", "w", "w", "s", "s", "s"))
     yield f"pan, {shown}", str(moved(page, "d", "d", "d", "a", "a", "a"))
@@ -137,7 +140,7 @@ def _motions(page: Any, shown: str) -> Iterator[tuple[str, str]]:
     page.keyboard.press("Home")
 
 
-def report(browser: Any, run: Path, output: Path) -> Iterator[tuple[str, str]]:
+def report(browser: Browser, run: Path, output: Path) -> Iterator[tuple[str, str]]:
     command = [sys.executable, "-m", "commtrace", "report", str(run), "-o", str(output)]
     yield "written in", f"{timed(lambda: subprocess.run(command, check=True, capture_output=True)):.1f} s"
     yield "file", f"{output.stat().st_size / 1e6:.1f} MB"
@@ -151,7 +154,7 @@ def report(browser: Any, run: Path, output: Path) -> Iterator[tuple[str, str]]:
     page.close()
 
 
-def perfetto(browser: Any, run: Path, trace: Path, steps: int) -> Iterator[tuple[str, str]]:
+def perfetto(browser: Browser, run: Path, trace: Path, steps: int) -> Iterator[tuple[str, str]]:
     command = [sys.executable, "-m", "commtrace", "export", str(run), "--format", "perfetto", "-o", str(trace)]
     subprocess.run([*command, "--steps", f"1:{1 + steps}"], check=True, capture_output=True)
     yield "trace", f"{trace.stat().st_size / 1e6:.1f} MB, {steps} step{'s' if steps > 1 else ''}"

@@ -23,8 +23,13 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import torch
+
 
 from whatif_real import Row, errors, predicted, table
 
@@ -123,7 +128,7 @@ def train(setting: Setting, arguments: list[str]) -> None:
     random._set_cuda_rng_state = lambda *_, **__: None
     config_of, build = example.transformer_config, example.build_model
 
-    def transformer_config(*options: Any) -> Any:
+    def transformer_config(*options: object) -> Any:
         changes: dict[str, Any] = {}
         if setting.recompute:
             changes |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -132,7 +137,7 @@ def train(setting: Setting, arguments: list[str]) -> None:
             changes["num_layers_in_last_pipeline_stage"] = setting.outer_layers
         return dataclasses.replace(config_of(*options), **changes)
 
-    def build_model(*options: Any) -> Any:
+    def build_model(*options: object) -> Any:
         chunks = build(*options)
         add_sleeps(chunks, setting.slower)
         return chunks
@@ -143,7 +148,7 @@ def train(setting: Setting, arguments: list[str]) -> None:
     example.main()
 
 
-def add_sleeps(chunks: Any, slower: float) -> None:
+def add_sleeps(chunks: Sequence[torch.nn.Module], slower: float) -> None:
     """Let each layer sleep in its forward and in its backward, also where it is recomputed."""
     import torch
     import torch.distributed as dist
@@ -153,18 +158,18 @@ def add_sleeps(chunks: Any, slower: float) -> None:
 
     class Sleep(torch.autograd.Function):
         @staticmethod
-        def forward(context: Any, values: Any) -> Any:
+        def forward(context: object, values: torch.Tensor) -> torch.Tensor:
             time.sleep(FORWARD_S * scale)
             return values.clone()
 
         @staticmethod
-        def backward(context: Any, gradient: Any) -> Any:
+        def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:
             time.sleep(BACKWARD_S * scale)
             return gradient
 
     sleep: Any = Sleep
 
-    def sleep_too(layer: Any, arguments: Any, output: Any) -> Any:
+    def sleep_too(layer: object, arguments: object, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         hidden, *others = output
         return sleep.apply(hidden), *others
 

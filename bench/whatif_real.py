@@ -25,7 +25,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
 
 RANKS: Final = 4
 LAYERS: Final = (4, 4, 4, 4)
@@ -119,8 +123,8 @@ def _longer_waits() -> _Longer:
     process_group: Any = dist.distributed_c10d.ProcessGroup
     longer, original = _Longer(), process_group.allreduce
 
-    def allreduce(group: Any, *arguments: Any, **keywords: Any) -> Any:
-        work = original(group, *arguments, **keywords)
+    def allreduce(group: object, *arguments: object, **keywords: object) -> dist.Work:
+        work: dist.Work = original(group, *arguments, **keywords)
         if longer.ms:
             work.wait()
             time.sleep(longer.ms / 1e3)
@@ -142,24 +146,25 @@ def _train(setting: Setting, steps: int, longer: _Longer) -> list[float]:
 
     class Input(torch.autograd.Function):
         @staticmethod
-        def forward(context: Any, values: Any) -> Any:
+        def forward(context: Any, values: torch.Tensor) -> torch.Tensor:
             context.save_for_backward(values)  # so that a checkpoint has to recompute it
             time.sleep(FORWARD * scale)
             return values.clone()
 
         @staticmethod
-        def backward(context: Any, gradient: Any) -> Any:
+        def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
             time.sleep(BACKWARD_INPUT * scale)
             (values,) = context.saved_tensors
-            return gradient + 0 * values
+            passed_on: torch.Tensor = gradient + 0 * values
+            return passed_on
 
     class Weights(torch.autograd.Function):
         @staticmethod
-        def forward(context: Any, weight: Any) -> Any:
+        def forward(context: Any, weight: torch.Tensor) -> torch.Tensor:
             return weight.clone()
 
         @staticmethod
-        def backward(context: Any, gradient: Any) -> Any:
+        def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
             time.sleep(BACKWARD_WEIGHTS * scale)
             return gradient
 
@@ -171,13 +176,16 @@ def _train(setting: Setting, steps: int, longer: _Longer) -> list[float]:
             super().__init__()
             self.weight = torch.nn.Parameter(torch.zeros(64))
 
-        def forward(self, values: Any) -> Any:
-            return through_input.apply(values) + through_weights.apply(self.weight)
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = through_input.apply(values) + through_weights.apply(self.weight)
+            return output
 
     class Layers(torch.nn.Sequential):
-        def forward(self, values: Any) -> Any:
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
             forward: Any = super().forward
-            return checkpoint(forward, values, use_reentrant=False) if setting.recompute else forward(values)
+            output: torch.Tensor
+            output = checkpoint(forward, values, use_reentrant=False) if setting.recompute else forward(values)
+            return output
 
     group = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("pp",)).get_group("pp")
     count = RANKS * setting.chunks

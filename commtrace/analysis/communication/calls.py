@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int32, Int64
+
+_Columns = TypeVar("_Columns", RankMatches, RankRoles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +85,17 @@ def rows_of_block(run: Run, block: Block, matches: Matches, roles: Roles, partit
     """Return the rows of some ranks of a run, with what is known of them."""
     return CallRows(
         block,
-        RankMatches(*_of_block(block, matches.ranks, RankMatches)),
-        RankRoles(*_of_block(block, roles.ranks, RankRoles)),
+        _of_block(block, matches.ranks, RankMatches),
+        _of_block(block, roles.ranks, RankRoles),
         block.together({rank: partition.stalled_ns[rank] for rank in block.ranks}),
         unfinished_rows_of(run, block),
     )
 
 
-def _of_block(block: Block, parts: Mapping[int, Any], kind: Any) -> Iterator[npt.NDArray[Any]]:
-    for column in fields(kind):
-        yield block.together({rank: getattr(parts[rank], column.name) for rank in block.ranks})
+def _of_block(block: Block, parts: Mapping[int, _Columns], kind: type[_Columns]) -> _Columns:
+    return kind(
+        *(block.together({rank: getattr(parts[rank], column.name) for rank in block.ranks}) for column in fields(kind))
+    )
 
 
 def calls_of_rank(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -144,16 +144,17 @@ def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, bounds: StepBoun
 def concatenate_lanes(parts: Sequence[ReadLanes]) -> ReadLanes:
     """Concatenate the lanes of several parts of a run."""
     lanes, launches = [part.lanes for part in parts], [part.launches for part in parts]
-    nested: dict[str, Any] = {
-        name: _concatenated(kind, [getattr(own, name) for own in lanes])
-        for name, kind in (("segments", Segments), ("starts", Starts), ("waits", Waits))
-    }
-    columns: dict[str, Any] = {
+    columns: dict[str, Int64] = {
         field.name: np.concatenate([getattr(own, field.name) for own in lanes])
         for field in fields(Lanes)
-        if field.name not in nested
+        if field.name not in ("segments", "starts", "waits")
     }
-    whole = Lanes(**columns, **nested)
+    whole = Lanes(
+        segments=_concatenated(Segments, [own.segments for own in lanes]),
+        starts=_concatenated(Starts, [own.starts for own in lanes]),
+        waits=_concatenated(Waits, [own.waits for own in lanes]),
+        **columns,
+    )
     _number(whole, lanes)
     return ReadLanes(whole, _concatenated(Launches, launches))
 

@@ -21,16 +21,16 @@ def test_it_works_on_a_cpu() -> None:
     words = ["--shapes", "64x32x16,8x8x8", "--warmup", "1", "--iterations", "3"]
     result = CliRunner().invoke(app, ["bench", "matmul", *words, "--json"])
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
+    answer = json.loads(result.stdout)
 
-    assert list(errors("bench-matmul", told)) == []
-    assert [(one["m"], one["n"], one["k"], one["iterations"]) for one in told["shapes"]] == [
+    assert list(errors("bench-matmul", answer)) == []
+    assert [(one["m"], one["n"], one["k"], one["iterations"]) for one in answer["shapes"]] == [
         (64, 32, 16, 3),
         (8, 8, 8, 3),
     ]
-    rates = [one["flops_per_second"] for one in told["shapes"]]
+    rates = [one["flops_per_second"] for one in answer["shapes"]]
     assert all(0 < one["mean"] <= one["max"] and one["median"] <= one["max"] for one in rates)
-    assert told["achievable_flops_per_second"] == max(one["median"] for one in rates)
+    assert answer["achievable_flops_per_second"] == max(one["median"] for one in rates)
 
 
 @pytest.mark.parametrize(

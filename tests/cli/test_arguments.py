@@ -30,7 +30,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [folder / "a", folder / "b"]
 
 
-def told(*arguments: object) -> dict[str, Any]:
+def answer_of(*arguments: object) -> dict[str, Any]:
     result = CliRunner().invoke(app, [*map(str, arguments), "--json"])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.output
     found: dict[str, Any] = json.loads(result.output)
@@ -51,23 +51,23 @@ WHOLE: dict[str, Any] = {}
 def of_whole_runs(runs: list[Path]) -> None:
     """What the commands say of runs that fit into one window."""
     WHOLE.update(
-        operation=told("bandwidth", runs[0]),
-        size=told("bandwidth", runs[0], "--by", "size"),
-        group=told("bandwidth", runs[0], "--by", "group"),
-        compare=told("compare", *runs),
+        operation=answer_of("bandwidth", runs[0]),
+        size=answer_of("bandwidth", runs[0], "--by", "size"),
+        group=answer_of("bandwidth", runs[0], "--by", "group"),
+        compare=answer_of("compare", *runs),
     )
 
 
 @pytest.mark.usefixtures("in_windows")
 def test_windows_in_this_process_find_the_same(runs: list[Path]) -> None:
     for by in ("operation", "size", "group"):
-        assert told("bandwidth", runs[0], "--by", by, "--workers", 1) == WHOLE[by]
-    assert told("compare", *runs, "--workers", 1) == WHOLE["compare"]
+        assert answer_of("bandwidth", runs[0], "--by", by, "--workers", 1) == WHOLE[by]
+    assert answer_of("compare", *runs, "--workers", 1) == WHOLE["compare"]
 
 
 @pytest.mark.usefixtures("in_windows")
 def test_windows_in_processes_find_the_same(runs: list[Path]) -> None:
-    assert told("bandwidth", runs[0], "--workers", 2) == WHOLE["operation"]
+    assert answer_of("bandwidth", runs[0], "--workers", 2) == WHOLE["operation"]
 
 
 @pytest.mark.filterwarnings("default")  # Dask warns where a machine is busy
@@ -78,8 +78,8 @@ def test_windows_on_a_cluster_find_the_same(runs: list[Path]) -> None:
         n_workers=2, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=None
     ) as cluster:
         address = cluster.scheduler_address.removeprefix("tcp://")
-        assert told("bandwidth", runs[0], "--cluster", address) == WHOLE["operation"]
-        assert told("compare", *runs, "--cluster", address) == WHOLE["compare"]
+        assert answer_of("bandwidth", runs[0], "--cluster", address) == WHOLE["operation"]
+        assert answer_of("compare", *runs, "--cluster", address) == WHOLE["compare"]
 
 
 def test_workers_and_a_cluster_exclude_each_other() -> None:

@@ -28,7 +28,7 @@ from tests.pipeline_factory import PipelineJob
 from tests.two_ranks import write_two_ranks
 
 
-def _told(*words: str) -> Any:
+def _answer_of(*words: str) -> Any:
     result = CliRunner().invoke(app, [*words, "--json"])
     assert result.stderr == ""
     return json.loads(result.stdout)
@@ -83,22 +83,22 @@ def test_a_schema_is_one(name: str) -> None:
     ],
 )
 def test_what_is_printed_is_what_the_schema_says(command: str, names: list[str], runs: dict[str, str]) -> None:
-    told = _told(command, *(runs.get(name, name) for name in names))
+    answer = _answer_of(command, *(runs.get(name, name) for name in names))
 
-    assert list(errors(command, told)) == []
+    assert list(errors(command, answer)) == []
 
 
 def test_a_written_report_is_what_the_schema_says(runs: dict[str, str], tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    told = _told("report", runs["two"], "-o", str(page), "--steps=1:3")
+    answer = _answer_of("report", runs["two"], "-o", str(page), "--steps=1:3")
 
-    assert list(errors("report", told)) == []
-    assert (told["path"], told["bytes"], told["steps"]) == (str(page), page.stat().st_size, [1, 2])
-    assert (told["left_out"], told["verdict"][-1]) == ([], ".")
+    assert list(errors("report", answer)) == []
+    assert (answer["path"], answer["bytes"], answer["steps"]) == (str(page), page.stat().st_size, [1, 2])
+    assert (answer["left_out"], answer["verdict"][-1]) == ([], ".")
 
 
 def test_the_words_for_where_and_why_are_those_of_verdicts(runs: dict[str, str]) -> None:
-    (verdict,) = _told("straggler", runs["slow"])["verdicts"]
+    (verdict,) = _answer_of("straggler", runs["slow"])["verdicts"]
     words = schemas()["straggler.schema.json"]["properties"]["verdicts"]["items"]["properties"]
 
     assert (words["place"]["enum"], words["cause"]["enum"]) == (list(PLACES), list(CAUSES))
@@ -106,13 +106,13 @@ def test_the_words_for_where_and_why_are_those_of_verdicts(runs: dict[str, str])
 
 
 def test_slow_links_and_clocks_that_were_stepped_have_their_place_in_the_schema(runs: dict[str, str]) -> None:
-    told = _told("bandwidth", runs["nodes"])
+    answer = _answer_of("bandwidth", runs["nodes"])
     link = Link(Traffic("send", 2, 22), "node0", "node1", 3, 0.02)
-    told["slow_links"] = SlowLinks((link, link), 1.1, within_nodes=False).to_json()
-    told["alignment"]["hosts"][1]["steps"] = [{"at_ns": 5, "offset_ns": -40, "drift_ppm": 0.1}]
+    answer["slow_links"] = SlowLinks((link, link), 1.1, within_nodes=False).to_json()
+    answer["alignment"]["hosts"][1]["steps"] = [{"at_ns": 5, "offset_ns": -40, "drift_ppm": 0.1}]
 
-    assert told["alignment"]["observations"] > 0
-    assert list(errors("bandwidth", told)) == []
+    assert answer["alignment"]["observations"] > 0
+    assert list(errors("bandwidth", answer)) == []
 
 
 def test_the_diagnosis_of_a_hang_and_of_a_failure_is_what_the_schema_says() -> None:
@@ -143,7 +143,7 @@ def test_the_report_of_a_trigger_is_what_the_schema_says() -> None:
 )
 def test_the_verdict_is_the_first_field(command: str, runs: dict[str, str]) -> None:
     names = {"compare": ["two", "nodes"], "list": ["all"], "hosts": ["all"]}.get(command, ["pipeline"])
-    printed = _told(command, *(runs[name] for name in names))
+    printed = _answer_of(command, *(runs[name] for name in names))
 
     assert next(iter(printed)) == "verdict"
     assert len(printed["verdict"]) > 10
@@ -158,14 +158,14 @@ def test_the_verdict_is_printed_before_the_numbers(command: str, runs: dict[str,
     if command == "straggler":
         assert re.search("Straggler: |No rank was found to slow|Not judged: ", lines)
     else:
-        assert _told(command, *words)["verdict"][:40] in lines
+        assert _answer_of(command, *words)["verdict"][:40] in lines
 
 
 def test_a_field_that_no_schema_names_would_be_found(runs: dict[str, str]) -> None:
-    told = {**_told("bandwidth", runs["two"]), "colour": "red"}
-    told["communication"][0]["count"] = "many"
+    answer = {**_answer_of("bandwidth", runs["two"]), "colour": "red"}
+    answer["communication"][0]["count"] = "many"
 
-    assert sorted(errors("bandwidth", told)) == [
+    assert sorted(errors("bandwidth", answer)) == [
         "$.communication[0].count: 'many' is not of type 'integer'",
         "$: Additional properties are not allowed ('colour' was unexpected)",
     ]

@@ -167,6 +167,6 @@ def test_a_command_that_starts_programs_of_the_user_leaves_their_environment_alo
     script = "import os; print(os.environ.get('OPENBLAS_NUM_THREADS'))"
     environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
     command = [sys.executable, "-m", "commtrace", "run", "--", sys.executable, "-c", script]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
 
-    assert told.stdout.split() == ["None"]
+    assert finished.stdout.split() == ["None"]

@@ -35,9 +35,9 @@ def words(*arguments: str | Path) -> str:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_residual_of_the_clocks_stands_above_the_numbers(recorded: Path, command: str) -> None:
     assert "Clocks: collective ends, 10 observations, residual" in words(command, recorded)
-    told = json.loads(words(command, recorded, "--json"))
-    assert told["alignment"]["residual_ns"]["p99"] < 20_000
-    assert told["problems"] == []
+    answer = json.loads(words(command, recorded, "--json"))
+    assert answer["alignment"]["residual_ns"]["p99"] < 20_000
+    assert answer["problems"] == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -54,8 +54,8 @@ def test_compare_tells_it_of_either_side(recorded: Path, tmp_path: Path) -> None
     shown = words("compare", recorded, other)
     assert f"{recorded}: Clocks: collective ends" in shown
     assert f"{other}: Clocks: collective ends" in shown
-    told = json.loads(words("compare", recorded, other, "--json"))
-    assert [side[0]["alignment"]["method"] for side in told["basis"].values()] == ["collective ends"] * 2
+    answer = json.loads(words("compare", recorded, other, "--json"))
+    assert [side[0]["alignment"]["method"] for side in answer["basis"].values()] == ["collective ends"] * 2
 
 
 def test_export_tells_how_well_the_clocks_agree(recorded: Path, tmp_path: Path) -> None:
@@ -67,10 +67,10 @@ def test_a_clock_that_is_stepped_back_by_about_a_step_costs_that_step_at_most(tm
     """Steps of 183 ms: what was read in the step of the jump may be of either side of it."""
     options = "--pp 4 --dp 4 --num-steps 12 --gpus-per-host 4 --clock-offset 3 --clock-drift 5 --fault slow-rank=3:1.3"
     words("synth", "-o", tmp_path / "run", *options.split(), "--clock-step", f"1={jump_ms}@1")
-    told = json.loads(words("summary", tmp_path / "run", "--json"))
-    assert told["run"]["steps"]["count"] >= 10
-    assert [one["rank"] for one in told["stragglers"]] == [3]
-    assert told["alignment"]["residual_ns"]["p99"] < 20_000
+    answer = json.loads(words("summary", tmp_path / "run", "--json"))
+    assert answer["run"]["steps"]["count"] >= 10
+    assert [one["rank"] for one in answer["stragglers"]] == [3]
+    assert answer["alignment"]["residual_ns"]["p99"] < 20_000
 
 
 def share(rank: int, kind: str, ns: int, role: str = "", uncertain_ns: int = 0) -> Share:

@@ -239,13 +239,13 @@ def test_a_call_of_a_schedule_is_a_step_and_tells_its_shape(tracer: NotingTracer
 
 def test_sequences_of_another_length_repeat_no_topology(tracer: NotingTracer, rank_1_of_8: None) -> None:
     initialize(1, 1)
-    told: list[dict[str, Any]] = []
-    tracer.set_topology = told.append  # type: ignore[method-assign]
+    topologies: list[dict[str, Any]] = []
+    tracer.set_topology = topologies.append  # type: ignore[method-assign]
 
     for length in (8, 16, 24):
         schedule_call(seq_length=length)
 
-    assert ["schedule" in topology for topology in told].count(True) == 1
+    assert ["schedule" in topology for topology in topologies].count(True) == 1
 
 
 def test_steps_have_the_numbers_that_megatron_logs(

@@ -17,7 +17,7 @@ from commtrace.trace import schema
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import RowBatch
 from tests.factory import group
-from tests.live.test_summarise import Listener, told
+from tests.live.test_summarise import Listener, group_mark
 from tests.trace.rows import metadata, row
 
 GROUPS = (group("dp", 0, 1, 2, 3), group("pp", 0, 1, ordinal=1), group("dp", 0, 5, ordinal=2))
@@ -67,7 +67,7 @@ def communication(random: Random, step: int, number: int, start: int, end: int) 
 def summaries(passes: list[list[Row]]) -> list[StepSummary]:
     listener = Listener()
     collector = StepCollector(LiveRank(metadata(), Path("run")), [listener], thread_ns=lambda: 0)
-    collector.write([told(one) for one in GROUPS])
+    collector.write([group_mark(one) for one in GROUPS])
     for rows in passes:
         collector.write(rows)
     collector.close()

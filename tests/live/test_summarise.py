@@ -51,11 +51,11 @@ def listener() -> Listener:
 @pytest.fixture
 def collector(listener: Listener) -> StepCollector:
     live = StepCollector(LiveRank(metadata(), Path("run")), [listener], thread_ns=lambda: 0)
-    live.write([told(DP), told(PP)])
+    live.write([group_mark(DP), group_mark(PP)])
     return live
 
 
-def told(one: Group) -> Row:
+def group_mark(one: Group) -> Row:
     return mark("process_group", {**one._asdict(), "ranks": list(one.ranks)})
 
 

@@ -94,7 +94,7 @@ def _types(read: ReadLanes) -> dict[str, Any]:
     return {name: values.dtype for name, values in _flat(read).items()}
 
 
-def _told(read: ReadLanes) -> dict[str, list[Any]]:
+def _columns_of(read: ReadLanes) -> dict[str, list[Any]]:
     return {name: values.tolist() for name, values in _flat(read).items()}
 
 
@@ -105,5 +105,5 @@ def test_lanes_of_parts_are_numbered_on_from_those_before(sizes: list[tuple[int,
 
     joined = concatenate_lanes(parts)
 
-    assert _told(joined) == _expected(parts)
+    assert _columns_of(joined) == _expected(parts)
     assert _types(joined) == _types(parts[0])

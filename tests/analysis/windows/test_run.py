@@ -110,8 +110,8 @@ def end_at_once(_: Analysis) -> Told:
 
 
 def test_a_worker_that_dies_is_told_with_its_window(directory: Path) -> None:
-    told = r"before the window of steps 1 to 1 was measured, for which \d+ rows are read\. .* use --workers 1"
-    with processes() as executor, pytest.raises(CommtraceError, match=told):
+    message = r"before the window of steps 1 to 1 was measured, for which \d+ rows are read\. .* use --workers 1"
+    with processes() as executor, pytest.raises(CommtraceError, match=message):
         by_step(directory, end_at_once, executor)
 
 

@@ -89,19 +89,19 @@ def tell(analysis: Analysis) -> Told:
 
 def plain(run: MeasuredRun[Told]) -> dict[str, Any]:
     """Everything that is said of a run, in plain values."""
-    told, recorded = run.result, run.recorded
-    totals = told.totals
-    divided = told.times.partition()
+    measured_result, recorded = run.result, run.recorded
+    totals = measured_result.totals
+    divided = measured_result.times.partition()
     return {
         "problems": recorded.problems,
         "alignment": run.alignment.to_json(),
         "steps": run.steps,
-        "communication": [[row.to_json() for row in sums.table(recorded)] for sums in told.communication],
-        "links": [link.to_json() for link in told.speeds.links()],
-        "wall_ns": told.series.wall_ns.tolist(),
-        "states": {state: own.tolist() for state, own in sorted(told.series.states.items())},
+        "communication": [[row.to_json() for row in sums.table(recorded)] for sums in measured_result.communication],
+        "links": [link.to_json() for link in measured_result.speeds.links()],
+        "wall_ns": measured_result.series.wall_ns.tolist(),
+        "states": {state: own.tolist() for state, own in sorted(measured_result.series.states.items())},
         "ranks": [mean.to_json() for mean in totals.means(recorded)],
-        "means": told.times.means(recorded),
+        "means": measured_result.times.means(recorded),
         "summed steps": {kind: totals.steps.total(kind).tolist() for kind in {one.kind for one in totals.steps.states}},
         "critical_path": to_json(totals.critical_path),
         "bandwidth": {
@@ -120,7 +120,7 @@ def plain(run: MeasuredRun[Told]) -> dict[str, Any]:
         "counts": run.counts,
         "numbers": totals.numbers,
         "partition": [getattr(divided, name).tolist() for name in ("rank", "step", "start", "end", "ns", "hidden_ns")],
-        "busbw_gbps": {link: own.tolist() for link, own in sorted(told.series.busbw_gbps.items())},
+        "busbw_gbps": {link: own.tolist() for link, own in sorted(measured_result.series.busbw_gbps.items())},
     }
 
 

@@ -49,7 +49,7 @@ def test_further_runs_of_a_side_tell_what_differs_from_start_to_start(tmp_path: 
 
     alone = runner.invoke(app, ["compare", str(runs["a"]), str(runs["b"])])
     result = runner.invoke(app, ["compare", str(runs["a"]), str(runs["b"]), *more])
-    told = json.loads(runner.invoke(app, ["compare", str(runs["a"]), str(runs["b"]), *more, "--json"]).stdout)
+    answer = json.loads(runner.invoke(app, ["compare", str(runs["a"]), str(runs["b"]), *more, "--json"]).stdout)
 
     assert (alone.exit_code, result.exit_code) == (1, 0)
     assert "record each side again with --before and --after" in " ".join(alone.output.split())
@@ -57,8 +57,8 @@ def test_further_runs_of_a_side_tell_what_differs_from_start_to_start(tmp_path: 
     assert "a, a2 (before) and b (after)" in output
     assert "Means over 2 and 1 runs" in output
     assert "No change beyond chance" in output
-    assert told["runs"] == {"before": 2, "after": 1}
-    assert told["wall_ns"]["before"] == 157.5
+    assert answer["runs"] == {"before": 2, "after": 1}
+    assert answer["wall_ns"]["before"] == 157.5
 
 
 def test_no_run_counts_twice(tmp_path: Path) -> None:
@@ -80,12 +80,12 @@ def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
 def test_json_holds_what_the_tables_show(tmp_path: Path) -> None:
     before, after = record(job(), tmp_path / "a"), record(job(compute=130), tmp_path / "b")
     result = runner.invoke(app, ["compare", str(before), str(after), "--json"])
-    told = json.loads(result.stdout)
+    answer = json.loads(result.stdout)
     assert result.exit_code == 1
-    assert told["wall_ns"]["before"] == 140.0
-    assert told["wall_ns"]["difference"] == 30.0
-    assert told["parts_ns"][0]["state"] == "compute"
-    assert told["verdict"].startswith("Slower")
+    assert answer["wall_ns"]["before"] == 140.0
+    assert answer["wall_ns"]["difference"] == 30.0
+    assert answer["parts_ns"][0]["state"] == "compute"
+    assert answer["verdict"].startswith("Slower")
 
 
 def test_numbers_of_other_ranks_say_so_beside_them(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_numbers_of_other_ranks_say_so_beside_them(tmp_path: Path) -> None:
     assert "ms per step before, 2 of 2 ranks after, 1 of 2 ranks change" in output
     differ = "Ranks recorded: 2 of 2 before, 1 of 2 after. Parts and bandwidths are not of the same ranks."
     assert output.index(differ) < output.index("ms per step before")
-    told = json.loads(runner.invoke(app, ["compare", str(before), str(after), "--json"]).stdout)
-    assert told["verdict"].endswith(differ)
+    answer = json.loads(runner.invoke(app, ["compare", str(before), str(after), "--json"]).stdout)
+    assert answer["verdict"].endswith(differ)
 
 
 def test_a_run_with_too_few_steps_cannot_be_compared(tmp_path: Path) -> None:
@@ -127,10 +127,10 @@ def test_a_library_and_a_setting_of_nccl_that_only_one_run_had_are_told(
     recorded(tmp_path / "other")
     runs = [str(tmp_path / "usual"), str(tmp_path / "other")]
 
-    told = json.loads(runner.invoke(app, ["compare", *runs, "--json"]).stdout)
+    answer = json.loads(runner.invoke(app, ["compare", *runs, "--json"]).stdout)
     printed = runner.invoke(app, ["compare", *runs]).output
 
-    assert told["circumstances"] == [
+    assert answer["circumstances"] == [
         {"what": "LD_PRELOAD", "before": "–", "after": "libjemalloc.so.2"},
         {"what": "NCCL_P2P_DISABLE", "before": "–", "after": "1"},
     ]

@@ -31,11 +31,11 @@ def test_a_healthy_run_is_exit_0_and_said_so(tmp_path: Path) -> None:
 def test_findings_are_exit_1(tmp_path: Path) -> None:
     write_rank(tmp_path / "run", steps(0, 3), world_size=2)
     result = runner.invoke(app, ["doctor", str(tmp_path / "run"), "--json"])
-    told = json.loads(result.output)
+    answer = json.loads(result.output)
 
     assert result.exit_code == 1
-    assert told["run"]["missing_ranks"] == [1]
-    assert any("1 of 2 ranks have no readable files" in finding for finding in told["findings"])
+    assert answer["run"]["missing_ranks"] == [1]
+    assert any("1 of 2 ranks have no readable files" in finding for finding in answer["findings"])
 
 
 def test_what_cannot_be_read_is_exit_2(tmp_path: Path) -> None:

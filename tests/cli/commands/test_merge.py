@@ -39,12 +39,12 @@ def test_what_is_not_one_job_is_a_user_error(tmp_path: Path, nodes: list[str]) -
 @pytest.mark.parametrize("command", ["summary", "straggler", "pipeline", "bandwidth", "doctor", "top"])
 def test_a_command_takes_the_directories_of_several_nodes(nodes: list[str], command: str) -> None:
     result = runner.invoke(app, [command, *nodes, *(["--once"] if command == "top" else []), "--json"])
-    told = json.loads(result.output)
+    answer = json.loads(result.output)
 
     assert result.exception is None or isinstance(result.exception, SystemExit)
     assert "no readable files" not in result.output
     if command in ("summary", "doctor"):
-        assert told["run"]["world_size"] == 4
+        assert answer["run"]["world_size"] == 4
 
 
 def test_a_report_and_an_export_are_written_of_several_nodes(tmp_path: Path, nodes: list[str]) -> None:

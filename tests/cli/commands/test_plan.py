@@ -285,8 +285,8 @@ def test_times_by_a_baseline(tmp_path: Path) -> None:
     times = {one["role"]: one["seconds"] for one in printed["times"]}
     assert times == {"dp-cp": pytest.approx(0.016), "dist-opt": None}
     assert printed["times_not_measured"] == ["all_reduce of 4 bytes by 2 ranks within a node"]
-    told = " ".join(as_text.stdout.split())
-    assert "The baseline has no time for all_reduce of 4 bytes by 2 ranks within a node: measure it with" in told
+    as_printed = " ".join(as_text.stdout.split())
+    assert "The baseline has no time for all_reduce of 4 bytes by 2 ranks within a node: measure it with" in as_printed
     named = json.loads(run_plan(path, "--baseline", str(file), "--bandwidth", "dp-cp=1GB/s", "--json").stdout)
     assert [one["bytes_per_second"] for one in named["times"] if one["role"] == "dp-cp"] == [1e9]
 

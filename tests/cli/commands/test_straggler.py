@@ -26,11 +26,11 @@ def recorded(tmp_path: Path) -> Path:
 def test_straggler_tells_the_slowdown_as_json(recorded: Path) -> None:
     result = runner.invoke(app, ["straggler", str(recorded), "--json"])
     assert result.exit_code == 0, result.output
-    told = json.loads(result.output)
-    assert set(told) >= KEYS
-    assert told["S"] == pytest.approx(1.0)
-    assert set(told["S_by_stage"]) == {"0", "1"}
-    assert told["verdicts"] == []
+    answer = json.loads(result.output)
+    assert set(answer) >= KEYS
+    assert answer["S"] == pytest.approx(1.0)
+    assert set(answer["S_by_stage"]) == {"0", "1"}
+    assert answer["verdicts"] == []
 
 
 def test_straggler_says_in_words_when_there_is_nothing_to_compare(recorded: Path) -> None:
@@ -42,8 +42,8 @@ def test_straggler_says_in_words_when_there_is_nothing_to_compare(recorded: Path
 
 
 def test_pipeline_prints_the_same_as_its_json(recorded: Path) -> None:
-    told = json.loads(runner.invoke(app, ["pipeline", str(recorded), "--json"]).output)
-    assert (told["schedule"], told["stages"], told["microbatches"]) == ("1f1b", 2, 4)
+    answer = json.loads(runner.invoke(app, ["pipeline", str(recorded), "--json"]).output)
+    assert (answer["schedule"], answer["stages"], answer["microbatches"]) == ("1f1b", 2, 4)
     shown = runner.invoke(app, ["pipeline", str(recorded)]).output
     assert "Pipeline: 1f1b, 2 stages, 4 microbatches; idle" in shown
     assert "(theoretical 1f1b bubble 20%)" in shown
@@ -117,9 +117,9 @@ def test_since_when_a_rank_is_slow_is_printed(tmp_path: Path) -> None:
     shown = " ".join(runner.invoke(app, ["straggler", run]).output.split())
     assert "Slow in steps 10–19, 2023-11-14 22:13:22–22:13:24 UTC (49" in shown
     assert "ms per step)." in shown
-    told = json.loads(runner.invoke(app, ["straggler", run, "--json"]).output)["verdicts"][0]
-    (stretch,) = told["stretches"]
-    assert (told["since_step"], told["since_utc"]) == (10, stretch["since_utc"])
+    answer = json.loads(runner.invoke(app, ["straggler", run, "--json"]).output)["verdicts"][0]
+    (stretch,) = answer["stretches"]
+    assert (answer["since_step"], answer["since_utc"]) == (10, stretch["since_utc"])
     assert stretch["since_utc"].startswith("2023-11-14T22:13:22.")
     assert stretch["until_utc"].endswith("+00:00")
 

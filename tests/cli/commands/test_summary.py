@@ -263,9 +263,9 @@ def test_one_line_says_what_was_seen_and_what_was_not(
     missing: int | None, dropped: int, hidden: tuple[str, ...], line: str
 ) -> None:
     coverage = Coverage({"collective": 3}, {"collective": dropped} if dropped else {}, hidden)
-    told = replace(summarise(make_run({0: [span("step", 0, 10, step=0)]})), coverage=coverage, missing=missing)
+    answer = replace(summarise(make_run({0: [span("step", 0, 10, step=0)]})), coverage=coverage, missing=missing)
     console = Console(file=io.StringIO(), width=120, highlight=False)
-    print_summary(console, told)
+    print_summary(console, answer)
     text = str(console.file.getvalue())  # type: ignore[attr-defined]
 
     assert line in text.splitlines()
@@ -279,8 +279,8 @@ def test_a_folder_without_a_run_is_refused_with_a_hint(tmp_path: Path) -> None:
 
 
 def test_rows_within_nodes_and_between_them_can_be_told_apart() -> None:
-    told = printed(synthesize(Job(pp=4, dp=2, microbatches=4, steps=4, gpus_per_host=4)).run)
-    table = told[told.index("Communication, all ranks") :].splitlines()
+    answer = printed(synthesize(Job(pp=4, dp=2, microbatches=4, steps=4, gpus_per_host=4)).run)
+    table = answer[answer.index("Communication, all ranks") :].splitlines()
 
     assert table[1].split()[:4] == ["role", "operation", "nodes", "n"]
     reach = {tuple(line.split()[:3]) for line in table if line.startswith("pp ")}
@@ -302,9 +302,9 @@ def test_a_pipeline_is_shown_stage_by_stage_beside_its_theoretical_bubble() -> N
         theoretical_fraction_of_phase=0.2, idle_ratio_to_work=0.4, theoretical_ratio_to_work=0.25,
         phase_fraction_of_step=0.8, bubble_fraction_of_step=0.3, drain_fraction_of_step=0.0, per_stage=stages,
     )  # fmt: skip
-    told = replace(summarise(make_run({0: [span("step", 0, 10, step=0)]})), pipeline=pipeline)
+    answer = replace(summarise(make_run({0: [span("step", 0, 10, step=0)]})), pipeline=pipeline)
     console = Console(file=io.StringIO(), width=100, highlight=False)
-    print_summary(console, told)
+    print_summary(console, answer)
     text = str(console.file.getvalue())  # type: ignore[attr-defined]
     assert "Pipeline: 1f1b, 2 stages, 4 microbatches; idle 31% of its phase (theoretical 1f1b bubble 20%)" in text
     rows = [line.split() for line in text.splitlines() if line.split()[:1] in (["stage"], ["1"])]
@@ -316,7 +316,7 @@ def test_a_pipeline_is_shown_stage_by_stage_beside_its_theoretical_bubble() -> N
     ]
 
 
-def _told(*words: str) -> str:
+def _answer_of(*words: str) -> str:
     result = runner.invoke(app, ["summary", *words])
     assert result.exit_code == 0, result.output
     return str(result.stdout)
@@ -341,11 +341,11 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_recorded_bandwidth_is_shown_beside_a_baseline(job: Path) -> None:
     words = [str(job / "run"), "--baseline", str(job / "baseline.json")]
-    told = json.loads(_told(*words, "--json"))
-    text = _told(*words)
+    answer = json.loads(_answer_of(*words, "--json"))
+    text = _answer_of(*words)
 
-    assert list(errors("summary", told)) == []
-    shares = {one["operation"]: one for one in told["baseline"]["shares"]}
+    assert list(errors("summary", answer)) == []
+    shares = {one["operation"]: one for one in answer["baseline"]["shares"]}
     gathered = shares["all_gather"]
     assert gathered["share"] == pytest.approx(gathered["busbw_gbps"] / gathered["baseline_busbw_gbps"])
     assert shares["reduce_scatter"]["share"] is None
@@ -356,16 +356,16 @@ def test_recorded_bandwidth_is_shown_beside_a_baseline(job: Path) -> None:
 
 def test_the_use_of_the_devices_is_named_with_its_formula_and_nothing_is_guessed(job: Path) -> None:
     words = [str(job / "run"), "--plan", str(job / "plan.json")]
-    unknown = _told(*words)
-    told = json.loads(_told(*words, "--peak-tflops", "2e-4", "--achievable-tflops", "1e-4", "--json"))
-    used = told["utilization"]
+    unknown = _answer_of(*words)
+    answer = json.loads(_answer_of(*words, "--peak-tflops", "2e-4", "--achievable-tflops", "1e-4", "--json"))
+    used = answer["utilization"]
 
     assert "MFU –: unknown GPU 'simulated device'" in unknown
     assert "2mnk of every matrix multiplication" in unknown
-    assert list(errors("summary", told)) == []
+    assert list(errors("summary", answer)) == []
     per_token = 2 * (24 * 64**2 + 4 * 32 * 64) + 2 * 64 * 128
     assert used["flops_per_step"] == 3 * 32 * per_token * 8  # 4 ranks of 2 sequences
-    step_ns = sum(rank["wall_ns"] for rank in told["ranks"]) / 4
+    step_ns = sum(rank["wall_ns"] for rank in answer["ranks"]) / 4
     assert used["mfu"] == pytest.approx(used["flops_per_step"] / (step_ns / 1e9) / 4 / 2e8)
     assert used["hfu"] == pytest.approx(used["mfu"] * 4 / 3)
     assert used["mamfu"] == pytest.approx(2 * used["mfu"])

@@ -99,16 +99,16 @@ def test_once_prints_a_frame_and_json_prints_it_as_json(tmp_path: Path) -> None:
     shown = runner.invoke(app, ["top", str(run), "--once", "--last", "5"])
     assert shown.exit_code == 0, shown.output
     assert "mean of 5 steps, 7–11" in shown.output
-    told = json.loads(runner.invoke(app, ["top", str(run), "--json", "--last", "5"]).output)
-    assert (told["first_step"], told["num_steps"], len(told["ranks"])) == (7, 5, 4)
+    answer = json.loads(runner.invoke(app, ["top", str(run), "--json", "--last", "5"]).output)
+    assert (answer["first_step"], answer["num_steps"], len(answer["ranks"])) == (7, 5, 4)
 
 
 def test_a_run_that_is_not_there_yet_is_said_and_ends_with_3(tmp_path: Path) -> None:
     shown = runner.invoke(app, ["top", str(tmp_path / "later"), "--once"])
     assert shown.exit_code == 3
     assert shown.output.startswith("Nothing to show yet: ")
-    told = runner.invoke(app, ["top", str(tmp_path / "later"), "--json"])
-    assert (told.exit_code, set(json.loads(told.output))) == (3, {"source", "waiting"})
+    answer = runner.invoke(app, ["top", str(tmp_path / "later"), "--json"])
+    assert (answer.exit_code, set(json.loads(answer.output))) == (3, {"source", "waiting"})
 
 
 def test_an_address_without_anybody_is_an_error(tmp_path: Path) -> None:

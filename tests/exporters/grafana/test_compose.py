@@ -29,8 +29,8 @@ def read(path: Path) -> Any:
 
 
 def services() -> dict[str, dict[str, Any]]:
-    told: dict[str, dict[str, Any]] = read(FOLDER / "compose.yml")["services"]
-    return told
+    described: dict[str, dict[str, Any]] = read(FOLDER / "compose.yml")["services"]
+    return described
 
 
 def mounts() -> Iterator[tuple[str, str, str]]:

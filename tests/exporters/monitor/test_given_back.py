@@ -76,11 +76,11 @@ def test_times_of_steps_are_told_for_spans_and_asked_for_by_the_rank_that_sends_
     one._report(7)
     one.close()
 
-    (told,) = requests
-    assert isinstance(told, Report)
+    (received,) = requests
+    assert isinstance(received, Report)
     epoch = one._rank.epoch_ns
-    assert told.window.step_times == ((StepTimes(5, 0, epoch(100), epoch(200)),) if tells else ())
-    assert (told.asks_job_steps, one._rank.job_steps) == (asks, {(5, 0): of_all} if asks else {})
+    assert received.window.step_times == ((StepTimes(5, 0, epoch(100), epoch(200)),) if tells else ())
+    assert (received.asks_job_steps, one._rank.job_steps) == (asks, {(5, 0): of_all} if asks else {})
 
 
 def test_it_is_the_work_of_the_window_that_was_joined_last(exporter: MonitorExporter) -> None:
@@ -122,9 +122,9 @@ def test_rank_0_shows_what_a_monitor_outside_of_the_job_finds(exporter: MonitorE
                 assert time.monotonic() < deadline
                 window += 1
                 for rank in range(4):
-                    told = client.exchange(Report(Job("run", 0, 4, 0.5), slow_rank_2(rank, window), (), rank == 0))
+                    received = client.exchange(Report(Job("run", 0, 4, 0.5), slow_rank_2(rank, window), (), rank == 0))
                     if rank == 0:
-                        exporter._learn_findings(told)
+                        exporter._learn_findings(received)
                 time.sleep(0.2)
         finally:
             monitor.kill()
@@ -161,9 +161,9 @@ def test_a_rank_that_shows_the_job_asks_for_it_and_exports_no_second_series(
 
     monkeypatch.setattr(one, "_exchange", exchange)
     one._report(7)
-    (told,) = requests
-    assert isinstance(told, Report)
-    assert told.asks_findings is asks_job
+    (received,) = requests
+    assert isinstance(received, Report)
+    assert received.asks_findings is asks_job
     assert one._rank.job == (JobView((live_straggler(2),), (silent,), means) if asks_job else None)
     assert (one._rank.joins, one._rank.stragglers, list(one._rank.events)) == (False, (), [])
 

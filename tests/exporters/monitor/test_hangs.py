@@ -68,7 +68,7 @@ STOPPED_AT = 1_700_000_000.0
 
 def traces(reports: Sequence[dict[str, Any]]) -> list[RankTrace]:
     groups = _Groups(4)
-    return [trace_of(hang_report(told), JOB, groups) for told in reports]
+    return [trace_of(hang_report(record), JOB, groups) for record in reports]
 
 
 def test_the_rank_that_did_not_arrive_is_named_with_the_place_where_it_is() -> None:
@@ -89,35 +89,35 @@ def test_a_rank_that_says_nothing_is_the_suspect() -> None:
 
 
 def test_open_phases_are_named() -> None:
-    told = hung()
-    told[2]["activity"]["open"] = [{"kind": "forward", "name": "forward", "since": 5}]
-    assert "inside forward" in hang_event(traces(told), 4, now=1.0).sentence
+    record = hung()
+    record[2]["activity"]["open"] = [{"kind": "forward", "name": "forward", "since": 5}]
+    assert "inside forward" in hang_event(traces(record), 4, now=1.0).sentence
 
 
 def test_a_report_is_sent_without_the_stacks_of_its_threads_and_the_environment() -> None:
-    told = report(0, waits_at=5, launched=6)
-    told["metadata"]["environment"] = {"NCCL_DEBUG_FILE": "a-secret"}
-    told["threads"][0]["frames"] = ["secret.py:1 f"]
-    sent = encoded(Hang(JOB, 0, True, hang_report(told)))
+    record = report(0, waits_at=5, launched=6)
+    record["metadata"]["environment"] = {"NCCL_DEBUG_FILE": "a-secret"}
+    record["threads"][0]["frames"] = ["secret.py:1 f"]
+    sent = encoded(Hang(JOB, 0, True, hang_report(record)))
     assert b"secret" not in sent
-    (trace,) = traces([told])
-    assert trace.in_flight == tuple(InFlight(**one) for one in told["in_flight"])
-    assert (trace.activity, trace.no_progress_ns) == (Activity.of_mark(told["activity"]), 60 * SECOND)
+    (trace,) = traces([record])
+    assert trace.in_flight == tuple(InFlight(**one) for one in record["in_flight"])
+    assert (trace.activity, trace.no_progress_ns) == (Activity.of_mark(record["activity"]), 60 * SECOND)
     assert (trace.groups, trace.coordinates) == ({DP.id: DP}, {"dp": 0})
 
 
 @pytest.mark.parametrize("ranks", [[], [3], [3, 2], [0, 1, 2, 3], [1, 3], [0, 1, 3], [2, 0, 1]])
 def test_members_of_any_group_survive_it(ranks: list[int]) -> None:
-    told = report(0, waits_at=5, launched=6)
-    told["groups"][0]["ranks"] = ranks
-    (trace,) = traces([told])
+    record = report(0, waits_at=5, launched=6)
+    record["groups"][0]["ranks"] = ranks
+    (trace,) = traces([record])
     assert trace.groups[DP.id].ranks == tuple(ranks)
 
 
 def test_a_report_stays_small_and_members_are_kept_once_in_a_job_of_many_ranks() -> None:
-    told = report(0, waits_at=5, launched=6)
-    told["groups"][0]["ranks"] = list(range(0, 80_000, 8))
-    sent, job, groups = hang_report(told), Job("run", 0, 80_000, 4.0), _Groups(80_000)
+    record = report(0, waits_at=5, launched=6)
+    record["groups"][0]["ranks"] = list(range(0, 80_000, 8))
+    sent, job, groups = hang_report(record), Job("run", 0, 80_000, 4.0), _Groups(80_000)
     assert len(encoded(Hang(job, 0, True, sent))) < 1_500
     first, second = (trace_of(sent, job, groups).groups[DP.id].ranks for _ in range(2))
     assert first is second
@@ -125,17 +125,17 @@ def test_a_report_stays_small_and_members_are_kept_once_in_a_job_of_many_ranks()
 
 
 def test_a_report_that_would_be_too_long_is_sent_without_its_groups() -> None:
-    told = report(0, waits_at=5, launched=6)
-    told["groups"] = [{**told["groups"][0], "id": number, "ranks": [0, 1, 3] * 100} for number in range(600)]
-    sent = hang_report(told)
+    record = report(0, waits_at=5, launched=6)
+    record["groups"] = [{**record["groups"][0], "id": number, "ranks": [0, 1, 3] * 100} for number in range(600)]
+    sent = hang_report(record)
     assert len(encoded(Hang(JOB, 0, True, sent))) < MOST_BYTES
     assert (sent.groups, sent.activity.collectives) == ((), {})
     assert (len(sent.in_flight), sent.activity.frames) == (1, ("train.py:7 step",))
 
 
 def test_paths_may_hold_any_bytes() -> None:
-    told = report(0, waits_at=None, launched=6, at="/data/\udcff\nx/train.py:7 step")
-    assert hang_report(told).activity.frames == ("/data/\\udcff\nx/train.py:7 step",)
+    record = report(0, waits_at=None, launched=6, at="/data/\udcff\nx/train.py:7 step")
+    assert hang_report(record).activity.frames == ("/data/\\udcff\nx/train.py:7 step",)
 
 
 def test_groups_of_ranks_that_the_job_does_not_have_are_refused() -> None:
@@ -163,9 +163,9 @@ class Ranks:
         )
 
     def say(self, reports: Sequence[dict[str, Any]]) -> None:
-        for told in reports:
-            rank = told["metadata"]["rank"]
-            assert self.store.answer(Hang(JOB, rank, True, hang_report(told))).refused == ""
+        for record in reports:
+            rank = record["metadata"]["rank"]
+            assert self.store.answer(Hang(JOB, rank, True, hang_report(record))).refused == ""
 
     def go_on(self) -> None:
         for rank in range(4):
@@ -202,8 +202,8 @@ def test_it_is_told_when_all_have_spoken_or_after_two_looks() -> None:
 def test_nobody_is_called_silent_before_its_window_has_ended() -> None:
     job = Job("run", 0, 4, 60.0)
     store, hangs = MonitorStore(job), HangAggregator(job, lambda metadata: None)
-    for told in hung([0, 1, 3]):
-        store.answer(Hang(job, told["metadata"]["rank"], True, hang_report({**told, "no_progress_ns": 5 * SECOND})))
+    for record in hung([0, 1, 3]):
+        store.answer(Hang(job, record["metadata"]["rank"], True, hang_report({**record, "no_progress_ns": 5 * SECOND})))
     assert [hangs.look(store, STOPPED_AT + after) for after in range(60, 116)] == [[]] * 56
     assert len(hangs.look(store, STOPPED_AT + 117)) == 1
 

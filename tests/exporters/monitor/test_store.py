@@ -31,13 +31,13 @@ def stopped(rank: int, members: tuple[int, ...] = (), of_rank: int | None = None
     groups = (GroupMembers(5, None if members else RankRange(0, 4, 1), members, 0, "dp"),)
     activity = Activity((1, -1, -1, -1), (), {"5": 3}, (), ())
     own = rank if of_rank is None else of_rank
-    told = HangReport(own, "node0", "", "gloo", 1.7e9, 60 * 10**9, 10**9, groups, {}, {}, activity, ())
-    return Hang(JOB, rank, True, told)
+    reported = HangReport(own, "node0", "", "gloo", 1.7e9, 60 * 10**9, 10**9, groups, {}, {}, activity, ())
+    return Hang(JOB, rank, True, reported)
 
 
 def test_the_newest_report_of_each_rank_is_kept(store: MonitorStore) -> None:
-    for told in (report(0, 1), report(2, 1), report(0, 2)):
-        assert store.answer(told) == Reply()
+    for reported in (report(0, 1), report(2, 1), report(0, 2)):
+        assert store.answer(reported) == Reply()
     assert [(window.rank, window.window) for window in store.windows()] == [(0, 2), (2, 1)]
 
 
@@ -107,7 +107,7 @@ def test_a_hang_is_known_until_training_goes_on(store: MonitorStore) -> None:
 def test_what_it_holds_is_bounded_by_the_number_of_ranks(store: MonitorStore) -> None:
     for rank in range(4):
         store.answer(stopped(rank, tuple(range(2_000))))
-    assert [told is not None for told in store.hangs().values()] == [True, True, False, False]
+    assert [reported is not None for reported in store.hangs().values()] == [True, True, False, False]
     for group in range(200):
         store.publish(64, group, {}, [Least(64, group, group, 0, 1, (1,))])
     known = [group for group in range(200) if store.answer(report(0, 1, groups=(group,))).least]

@@ -35,8 +35,8 @@ RESOURCE = Resource({"service.name": "test"})
 
 def live_rank(number: int, directory: Path = Path("run"), groups: Sequence[Group] = ()) -> LiveRank:
     """Two stages of two replicas, monotonic 0 is the epoch of the test."""
-    told = metadata(rank=number, world_size=WORLD_SIZE, anchor=ClockAnchor(0, EPOCH_NS, 40), run_id=RUN)
-    live = LiveRank(told, directory)
+    described = metadata(rank=number, world_size=WORLD_SIZE, anchor=ClockAnchor(0, EPOCH_NS, 40), run_id=RUN)
+    live = LiveRank(described, directory)
     for one in (*PIPELINES, *REPLICAS, WORLD, *groups):
         if number in one.ranks:
             live.learn(mark("process_group", one._asdict()))

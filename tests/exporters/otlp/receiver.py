@@ -107,9 +107,9 @@ def receiving(port: int = 0) -> Iterator[Receiver]:
         receiver.close()
 
 
-def attributes(told: Any) -> dict[str, Any]:
+def attributes(message: Any) -> dict[str, Any]:
     """Of a span, a link or a resource."""
-    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in told.attributes}
+    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in message.attributes}
 
 
 if __name__ == "__main__":

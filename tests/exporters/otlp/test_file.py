@@ -15,15 +15,15 @@ from commtrace.exporters.otlp.file import FileSpans, LineFile, spans_request
 from tests.exporters.otlp.made import job_spans
 
 
-def with_hex_ids(told: Any) -> Any:
+def with_hex_ids(message: Any) -> Any:
     """The one difference between protobuf's JSON and OTLP's, besides numbers for enums."""
-    if isinstance(told, list):
-        return [with_hex_ids(one) for one in told]
-    if not isinstance(told, dict):
-        return told
+    if isinstance(message, list):
+        return [with_hex_ids(one) for one in message]
+    if not isinstance(message, dict):
+        return message
     return {
         name: base64.b64decode(value).hex() if name in ("traceId", "spanId", "parentSpanId") else with_hex_ids(value)
-        for name, value in told.items()
+        for name, value in message.items()
     }
 
 

@@ -58,9 +58,9 @@ def test_rows_are_chosen_by_the_step_that_they_bear() -> None:
 
 
 def job(rows: int, *, is_root: bool = False, findings: int = 0) -> Job:
-    told = [LiveEvent("silent", 0.0, 1, "alpha", "…")] * findings
+    events = [LiveEvent("silent", 0.0, 1, "alpha", "…")] * findings
     roots = (JobStep(0, 0, 0, 1, 1),) if is_root else ()
-    return Job(summary(), [row(start=number) for number in range(rows)], roots, told, 0, 0, 0)
+    return Job(summary(), [row(start=number) for number in range(rows)], roots, events, 0, 0, 0)
 
 
 def test_what_does_not_fit_is_dropped_and_counted() -> None:

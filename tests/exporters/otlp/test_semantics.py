@@ -49,7 +49,7 @@ def test_ranks_that_never_spoke_to_each_other_agree_on_ids() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda spans: spans.pop(0), "roots"),
         (lambda spans: spans.append(spans[-1]), "not unique"),
@@ -58,9 +58,9 @@ def test_ranks_that_never_spoke_to_each_other_agree_on_ids() -> None:
         (lambda spans: setattr(spans[2], "end_time_unix_nano", 1), "from "),
     ],
 )
-def test_what_is_wrong_is_found(change: Callable[[list[Any]], object], told: str) -> None:
+def test_what_is_wrong_is_found(change: Callable[[list[Any]], object], message: str) -> None:
     spans = [span for own in decoded(steps=1).values() for span in own]
     first_with_links = next(number for number, span in enumerate(spans) if span.links and span.parent_span_id)
     spans[2], spans[first_with_links] = spans[first_with_links], spans[2]
     change(spans)
-    assert any(told in problem for problem in violations(spans))
+    assert any(message in problem for problem in violations(spans))

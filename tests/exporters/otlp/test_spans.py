@@ -37,7 +37,7 @@ def named(spans: list[ReadableSpan], name: str) -> ReadableSpan:
     return found
 
 
-def told(span: ReadableSpan) -> dict[str, Any]:
+def labels_of(span: ReadableSpan) -> dict[str, Any]:
     return dict(span.attributes or {})
 
 
@@ -64,7 +64,7 @@ def test_the_job_step_has_the_times_of_as_many_ranks_as_it_says() -> None:
     job_step, step = spans_of(live_rank(0), rows, step=7, job_steps=(of_all,))
 
     assert (job_step.name, job_step.start_time, job_step.end_time) == ("job step", EPOCH_NS + 5_900, EPOCH_NS + 7_100)
-    assert told(job_step) == {
+    assert labels_of(job_step) == {
         "commtrace.step": 6,
         "dl.iteration": 6,
         "commtrace.run.id": RUN,
@@ -119,7 +119,7 @@ def test_ids_are_unique_and_every_link_leads_to_the_same_communication_on_anothe
 def test_attributes_of_a_communication() -> None:
     spans = job_spans()[2]
 
-    assert told(named(spans, "recv pp")) == {
+    assert labels_of(named(spans, "recv pp")) == {
         "commtrace.stream": "communication",
         "commtrace.timing.source": "host",
         "commtrace.step": 0,
@@ -138,12 +138,12 @@ def test_attributes_of_a_communication() -> None:
         "commtrace.peer.rank": 0,
     }
     assert named(spans, "recv pp").kind is SpanKind.CONSUMER
-    assert told(named(spans, "module layers.*.mlp backward"))["commtrace.module.name"] == "layers.3.mlp backward"
-    assert told(named(spans, "data"))["commtrace.name"] == "next batch"
+    assert labels_of(named(spans, "module layers.*.mlp backward"))["commtrace.module.name"] == "layers.3.mlp backward"
+    assert labels_of(named(spans, "data"))["commtrace.name"] == "next batch"
 
 
 def test_attributes_of_a_step_add_up() -> None:
-    attributes = told(named(job_spans(step=3)[1], "step"))
+    attributes = labels_of(named(job_spans(step=3)[1], "step"))
 
     assert attributes["dl.iteration"] == attributes["commtrace.step"] == 3
     assert attributes["commtrace.run.id"] == RUN
@@ -156,7 +156,7 @@ def test_an_unfinished_communication_says_so() -> None:
     rows = [row(kind=schema.COLLECTIVE, name="barrier", step=0, detail='{"unfinished":true}')]
     (span,) = spans_of(live_rank(1), rows)
 
-    assert told(span)["commtrace.collective.unfinished"] is True
+    assert labels_of(span)["commtrace.collective.unfinished"] is True
     assert span.name == "barrier unknown"
     assert span.links == ()
 
@@ -214,7 +214,7 @@ def test_a_finding_of_the_monitor_is_a_span_from_since_when_it_is() -> None:
         EPOCH_NS + 10_500_000_000,
         EPOCH_NS + 20_000_000_000,
     )
-    assert told(span) == {
+    assert labels_of(span) == {
         "commtrace.finding": "straggler",
         "commtrace.finding.rank": 3,
         "commtrace.finding.node": "alpha",

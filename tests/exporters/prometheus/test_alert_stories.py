@@ -127,10 +127,10 @@ def fired(directory: Path, *ranks: list[Moment]) -> set[str]:
     path = directory / "story.yml"
     path.write_text(json.dumps(cases))
     assert PROMTOOL is not None
-    told = subprocess.run([PROMTOOL, "test", "rules", path], capture_output=True, text=True, timeout=120)
-    text = told.stdout + told.stderr
+    completed = subprocess.run([PROMTOOL, "test", "rules", path], capture_output=True, text=True, timeout=120)
+    text = completed.stdout + completed.stderr
     found = {name for name in names if f"alertname='{name}'" in text}
-    assert (told.returncode == 0) == (not found), text
+    assert (completed.returncode == 0) == (not found), text
     return found
 
 

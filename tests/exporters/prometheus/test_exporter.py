@@ -182,11 +182,11 @@ def test_tls_is_spoken_and_said_in_the_target_file(tmp_path: Path, certificate: 
     exporter = EndpointExporter(Config(prometheus=files), rank(tmp_path))
     exporter.step(summary(), [])
 
-    told = scrape(exporter, ssl.create_default_context(cafile=str(certificate / "cert.pem")))
+    scraped = scrape(exporter, ssl.create_default_context(cafile=str(certificate / "cert.pem")))
     labels = json.loads((tmp_path / "prometheus" / "rank-00003.json").read_text())[0]["labels"]
     exporter.close()
 
-    assert "commtrace_last_step" in told
+    assert "commtrace_last_step" in scraped
     assert labels["__scheme__"] == "https"
 
 
@@ -213,13 +213,13 @@ def test_who_connects_and_says_nothing_holds_up_neither_prometheus_nor_the_end(
     monkeypatch.setattr(exporter_module, "_CLIENT_SECONDS", 2.0)
     exporter = EndpointExporter(Config(prometheus=files), rank(tmp_path))
     with socket.create_connection(("localhost", exporter.endpoint.port), timeout=60) as silent:
-        told = scrape(exporter, ssl.create_default_context(cafile=cert) if tls else None)
+        scraped = scrape(exporter, ssl.create_default_context(cafile=cert) if tls else None)
         closing = threading.Thread(target=exporter.close, daemon=True)
         closing.start()
         closing.join(60)
         assert silent.recv(1) == b"", "its connection is closed after a while"
 
-    assert "commtrace_spans_total" in told
+    assert "commtrace_spans_total" in scraped
     assert not closing.is_alive()
     assert capfd.readouterr().err == ""
 

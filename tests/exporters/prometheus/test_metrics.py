@@ -58,14 +58,14 @@ def test_two_steps_are_added_up() -> None:
     totals.add(summary(6, duration_ns=SECOND // 5, counts={"tokens": 100.0}))
     totals.add(summary(7, counts={"tokens": 50.0}))
 
-    told = values(RankCollector(live, totals))
+    exported = values(RankCollector(live, totals))
 
     bounds = (
         "0.0008887", "0.002866", "0.009243", "0.02981", "0.09614", "0.3101", "1.0", "3.225", "10.4", "33.55", "108.2",
         "348.9", "1125.0", "3629.0", "+Inf",
     )  # fmt: skip
     below = (0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2)
-    assert told == {
+    assert exported == {
         **{
             f"commtrace_step_duration_seconds_bucket{{le={bound}}}": count
             for bound, count in zip(bounds, below, strict=True)
@@ -137,12 +137,12 @@ def test_mfu_and_memory_are_there_where_they_are_known_and_absent_where_not() ->
     unknown.add(summary(counts=flops, device=Device("Another GPU", 5_000, 3_000, 6_000, 8_000)))
     without.add(summary(counts=flops))
 
-    told = [values(RankCollector(rank(), totals)) for totals in (known, unknown, without)]
+    exported = [values(RankCollector(rank(), totals)) for totals in (known, unknown, without)]
 
-    assert [one.get("commtrace_mfu_ratio") for one in told] == [0.5, None, None]
+    assert [one.get("commtrace_mfu_ratio") for one in exported] == [0.5, None, None]
     for name, held in {"peak": 5_000, "allocated": 3_000, "reserved": 6_000, "reserved_peak": 8_000}.items():
-        assert [one.get(f"commtrace_device_memory_{name}_bytes") for one in told] == [held, held, None]
-    resident = [one["commtrace_host_memory_bytes"] for one in told]
+        assert [one.get(f"commtrace_device_memory_{name}_bytes") for one in exported] == [held, held, None]
+    resident = [one["commtrace_host_memory_bytes"] for one in exported]
     assert all(2**20 < held < 2**40 for held in resident)
 
 
@@ -150,31 +150,31 @@ def test_drops_of_every_kind_are_told_before_the_first_one() -> None:
     live = rank()
     live.dropped = {"stall": 7}
 
-    told = {
+    exported = {
         sample.labels["kind"]: sample.value
         for sample in samples(RankCollector(live, StepTotals()))
         if sample.name == "commtrace_spans_dropped_total"
     }
 
-    assert told == {**dict.fromkeys(set(schema.KINDS) - {"kernel", "memory"}, 0), "stall": 7}
+    assert exported == {**dict.fromkeys(set(schema.KINDS) - {"kernel", "memory"}, 0), "stall": 7}
 
 
 def test_every_sample_says_whose_it_is_where_that_is_wanted() -> None:
     totals = StepTotals()
     totals.add(summary())
 
-    told = samples(RankCollector(rank(), totals, identity=True))
+    exported = samples(RankCollector(rank(), totals, identity=True))
 
     wanted = {"run_id": "r1", "rank": "3", "node": "alpha", "local_rank": "3", "tp": "1", "pp": "0", "dp": "1"}
-    assert len(told) > 40
-    assert all(wanted.items() <= sample.labels.items() for sample in told)
+    assert len(exported) > 40
+    assert all(wanted.items() <= sample.labels.items() for sample in exported)
 
 
 def test_before_the_first_step_there_is_no_last_step() -> None:
-    told = values(RankCollector(rank(), StepTotals()))
+    exported = values(RankCollector(rank(), StepTotals()))
 
-    assert "commtrace_last_step_timestamp_seconds" not in told
-    assert told["commtrace_step_duration_seconds_count"] == 0
+    assert "commtrace_last_step_timestamp_seconds" not in exported
+    assert exported["commtrace_step_duration_seconds_count"] == 0
 
 
 @pytest.mark.parametrize(
@@ -218,13 +218,13 @@ def test_a_rank_never_has_more_series_than_its_budget(pairs: list[tuple[str, str
     live.score = 1.2
     live.stragglers = tuple(map(live_straggler, range(20)))
 
-    told = samples(RankCollector(live, totals))
+    exported = samples(RankCollector(live, totals))
 
-    assert len(told) <= MOST_SERIES
-    assert sum(one.value for one in told if one.labels.get("part") == "wait") == pytest.approx(1e-9 * len(pairs))
-    communications = [sample for sample in told if sample.name == "commtrace_communication_operations_total"]
+    assert len(exported) <= MOST_SERIES
+    assert sum(one.value for one in exported if one.labels.get("part") == "wait") == pytest.approx(1e-9 * len(pairs))
+    communications = [sample for sample in exported if sample.name == "commtrace_communication_operations_total"]
     assert sum(sample.value for sample in communications) == 20 * len(pairs)
-    assert sum(one.value for one in told if one.name == "commtrace_message_operations_total") == 20 * len(messages)
+    assert sum(one.value for one in exported if one.name == "commtrace_message_operations_total") == 20 * len(messages)
     folded = [sample for sample in communications if sample.labels["role"] == "other"]
     assert bool(folded) == (len(pairs) > MOST_OPERATIONS)
 
@@ -233,13 +233,13 @@ def test_what_is_known_of_waiting_is_told_beside_what_is_exposed_and_only_where_
     live, totals = rank(), StepTotals()
     totals.add(summary())
     live.split = {("all_reduce", "dp"): Split(150_000_000, 50_000_000)}
-    told = values(RankCollector(live, totals))
-    split = {name: value for name, value in told.items() if name.startswith("commtrace_exposed_split")}
+    exported = values(RankCollector(live, totals))
+    split = {name: value for name, value in exported.items() if name.startswith("commtrace_exposed_split")}
     assert split == {
         "commtrace_exposed_split_seconds_total{operation=all_reduce,part=wait,role=dp}": 0.15,
         "commtrace_exposed_split_seconds_total{operation=all_reduce,part=transfer,role=dp}": 0.05,
     }
-    assert told["commtrace_exposed_seconds_total{operation=all_reduce,role=dp}"] == 0.25
+    assert exported["commtrace_exposed_seconds_total{operation=all_reduce,role=dp}"] == 0.25
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed: apt-get install prometheus")
@@ -257,16 +257,16 @@ def test_names_and_units_are_what_prometheus_recommends() -> None:
 
 def test_the_rank_that_joins_tells_who_is_slow_and_every_rank_whether_it_hangs() -> None:
     live = rank()
-    told = values(RankCollector(live, StepTotals()))
-    assert told["commtrace_hung"] == 0
-    assert not any(name.startswith("commtrace_straggler") for name in told)
+    exported = values(RankCollector(live, StepTotals()))
+    assert exported["commtrace_hung"] == 0
+    assert not any(name.startswith("commtrace_straggler") for name in exported)
     live.joins = True
     live.score = 1.25
     activity = Activity((0, -1, -1, -1), (), {}, (), ())
     live.hang = lambda: HangReport(0.0, 0, 1, live.metadata, (), {}, {}, activity, (), ())
     live.stragglers = tuple(map(live_straggler, range(20)))
-    told = values(RankCollector(live, StepTotals()))
-    assert told["commtrace_hung"] == 1
-    assert told["commtrace_straggler_cost_seconds{cause=compute,place=ranks,straggler_rank=5}"] == 0.012
-    assert sum(name.startswith("commtrace_straggler_cost") for name in told) == 8
-    assert told["commtrace_straggler_score_ratio"] == 1.25
+    exported = values(RankCollector(live, StepTotals()))
+    assert exported["commtrace_hung"] == 1
+    assert exported["commtrace_straggler_cost_seconds{cause=compute,place=ranks,straggler_rank=5}"] == 0.012
+    assert sum(name.startswith("commtrace_straggler_cost") for name in exported) == 8
+    assert exported["commtrace_straggler_score_ratio"] == 1.25

@@ -13,14 +13,14 @@ def stage(at: float, cause: str = "stage_imbalance") -> LiveStraggler:
 
 def test_what_is_seen_twice_is_named_once_and_cleared_when_it_is_gone() -> None:
     standing = StandingFindings(windows_to_name=2)
-    told = [standing.join([stage(at - 4)] if at < 20 else [], at, "GPU") for at in (8.0, 12.0, 16.0, 20.0, 24.0)]
-    assert [[event.kind for event in events] for events in told] == [[], ["straggler"], [], ["recovered"], []]
-    assert told[1][0].sentence == (
+    by_time = [standing.join([stage(at - 4)] if at < 20 else [], at, "GPU") for at in (8.0, 12.0, 16.0, 20.0, 24.0)]
+    assert [[event.kind for event in events] for events in by_time] == [[], ["straggler"], [], ["recovered"], []]
+    assert by_time[1][0].sentence == (
         "Straggler: stage 1 (ranks 2–3), stage imbalance: costs 30.0 ms per step, 1.2 GPU-hours per day, for 8.0 s, "
         "since 00:00:04 UTC. Evidence. Do this."
     )
     assert (
-        told[3][0].sentence
+        by_time[3][0].sentence
         == "Stage 1 (ranks 2–3) no longer slows the job (stage imbalance) at 00:00:20 UTC, after 16 s."
     )
     assert standing.named == []
@@ -28,15 +28,15 @@ def test_what_is_seen_twice_is_named_once_and_cleared_when_it_is_gone() -> None:
 
 def test_that_another_rank_of_a_stage_is_the_slowest_is_no_news() -> None:
     standing = StandingFindings(windows_to_name=1)
-    told = [standing.join([replace(stage(0), ranks=ranks)], 4.0, "GPU") for ranks in ((2, 3), (3, 2), (2, 3, 4))]
-    assert [[event.kind for event in events] for events in told] == [["straggler"], [], ["changed"]]
+    by_time = [standing.join([replace(stage(0), ranks=ranks)], 4.0, "GPU") for ranks in ((2, 3), (3, 2), (2, 3, 4))]
+    assert [[event.kind for event in events] for events in by_time] == [["straggler"], [], ["changed"]]
 
 
 def test_that_the_input_of_ranks_is_longer_and_they_are_not_slow_is_news() -> None:
     standing = StandingFindings(windows_to_name=1)
     causes = ("compute", "backward", "sequence_length_imbalance", "sequence_length_imbalance")
-    told = [standing.join([replace(stage(0, cause), ranks=(2, 3))], 4.0, "GPU") for cause in causes]
-    assert [[event.kind for event in events] for events in told] == [["straggler"], [], ["changed"], []]
+    by_time = [standing.join([replace(stage(0, cause), ranks=(2, 3))], 4.0, "GPU") for cause in causes]
+    assert [[event.kind for event in events] for events in by_time] == [["straggler"], [], ["changed"], []]
 
 
 def test_one_that_is_seen_now_and_then_is_not_named() -> None:

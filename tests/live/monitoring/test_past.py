@@ -22,8 +22,8 @@ def past_of(*windows: Usual) -> Usual:
 
 
 def test_of_a_stage_the_median_of_the_windows_in_which_it_was_well() -> None:
-    told = past_of(*(Usual({0: ns, 1: 90.0}) for ns in (100.0, 101.0, 130.0)), Usual({0: 102.0}))
-    assert told == Usual({0: 101.5, 1: 90.0}, {}, "past")
+    found_by_window = past_of(*(Usual({0: ns, 1: 90.0}) for ns in (100.0, 101.0, 130.0)), Usual({0: 102.0}))
+    assert found_by_window == Usual({0: 101.5, 1: 90.0}, {}, "past")
 
 
 def test_links_have_a_past_after_two_windows_which_is_that_of_the_fast_ones() -> None:
@@ -69,15 +69,15 @@ def test_one_that_saves_once_is_named_at_once_and_no_longer() -> None:
 
 def test_pauses_that_come_back_cost_what_they_take_from_one_to_the_next() -> None:
     """Half a second in every tenth step is 50 ms per step, wherever windows begin."""
-    told = joined({1: [(step, 500) for step in range(5, 80, 10)]}, "gc", 9)
-    costs = [[round(one.cost_ns / MS, 1) for one in found] for found in told]
+    found_by_window = joined({1: [(step, 500) for step in range(5, 80, 10)]}, "gc", 9)
+    costs = [[round(one.cost_ns / MS, 1) for one in found] for found in found_by_window]
     assert costs == [[], [], [], [], [], [], [50.0], [50.0], [50.0]]
-    assert told[6][0].when.describe() == "in 6 of 56 steps (5, 15, 25, 35, 45, 55): 3.0 s in all"
+    assert found_by_window[6][0].when.describe() == "in 6 of 56 steps (5, 15, 25, 35, 45, 55): 3.0 s in all"
 
 
 def test_pauses_are_over_when_the_next_one_is_late() -> None:
-    told = joined({1: [(step, 500) for step in range(5, 60, 10)]}, "gc", 10)
-    assert [bool(found) for found in told] == [*[False] * 6, True, True, False, False]
+    found_by_window = joined({1: [(step, 500) for step in range(5, 60, 10)]}, "gc", 10)
+    assert [bool(found) for found in found_by_window] == [*[False] * 6, True, True, False, False]
 
 
 def test_where_all_ranks_save_nobody_is_named() -> None:

@@ -32,13 +32,13 @@ def replayed(job: dict[str, Any], faults: Sequence[str], windows: int, slow: Seq
     """What the steps of each window tell, if these ranks were found to be slow."""
     run = synthesize(Job(**job, steps=windows * STEPS, faults=tuple(map(Fault.parse, faults)))).run
     normal = np.array([rank for rank in run.ranks if rank not in slow], np.int64)
-    past, told = JobPast(), []
+    past, priced = JobPast(), []
     for first in range(0, windows * STEPS, STEPS):
         window = steps_of(run, range(first, first + STEPS))
         matched = match_run(Window(window, window), f"{first}:{first + STEPS}")
         steps = ReplayedSteps.of(matched.run, build_program(matched.run, matched.matches))
-        told.append(price(steps, [frozenset(slow)] if slow else [], normal, past))
-    return told
+        priced.append(price(steps, [frozenset(slow)] if slow else [], normal, past))
+    return priced
 
 
 def steps_of(run: Run, steps: range) -> Run:
@@ -50,14 +50,14 @@ def steps_of(run: Run, steps: range) -> Run:
 
 
 def test_a_stage_that_was_slow_from_the_first_step_on_has_too_many_layers() -> None:
-    for told in replayed(PIPELINE, ["uneven-stage=1:1.3"], 3):
-        (verdict,) = told.verdicts
+    for priced in replayed(PIPELINE, ["uneven-stage=1:1.3"], 3):
+        (verdict,) = priced.verdicts
         assert (verdict.who, verdict.next_step) == ("stage 1 (ranks 2–3)", NEXT_STEP["stage_imbalance"])
 
 
 def test_a_stage_that_becomes_slow_has_the_layers_that_it_had() -> None:
     *before, after = replayed(PIPELINE, ["uneven-stage=1:1.3@16:24"], 3)
-    assert [told.verdicts for told in before] == [[], []]
+    assert [priced.verdicts for priced in before] == [[], []]
     (verdict,) = after.verdicts
     assert (verdict.who, verdict.next_step) == ("stage 1 (ranks 2–3)", STAGE_THAT_CHANGED)
 
@@ -80,7 +80,7 @@ def test_most_stages_that_become_slow_are_told_by_what_they_did_before() -> None
 def test_stages_that_differ_by_design_are_compared_with_what_they_did_before() -> None:
     design = ["uneven-stage=1:1.1", "uneven-stage=2:1.2", "uneven-stage=3:1.3"]
     *before, after = replayed(PIPELINE, [*design, "uneven-stage=2:1.5@16:24"], 3)
-    assert [(told.verdicts, len(told.undecided)) for told in before] == [([], 1), ([], 1)]
+    assert [(priced.verdicts, len(priced.undecided)) for priced in before] == [([], 1), ([], 1)]
     (verdict,) = after.verdicts
     assert (verdict.who, verdict.next_step) == ("stage 2 (ranks 4–5)", STAGE_THAT_CHANGED)
     assert "50 % more than before, compared with the other stages" in verdict.evidence
@@ -88,31 +88,31 @@ def test_stages_that_differ_by_design_are_compared_with_what_they_did_before() -
 
 def test_a_network_that_becomes_slow_is_compared_with_what_it_was() -> None:
     *before, after, later = replayed(TWO_HOSTS, [SLOW_NETWORK.format(16, 32)], 4)
-    assert [told.verdicts for told in before] == [[], []]
-    for told in (after, later):
-        (verdict,) = told.verdicts
+    assert [priced.verdicts for priced in before] == [[], []]
+    for priced in (after, later):
+        (verdict,) = priced.verdicts
         assert (verdict.who, verdict.cause) == ("network between hosts node0, node1 (ranks 0–7)", "communication")
         assert "as in the steps in which they were fast" in verdict.evidence
 
 
 def test_a_network_that_is_slow_from_the_first_step_on_has_no_past() -> None:
-    assert [told.verdicts for told in replayed(TWO_HOSTS, [SLOW_NETWORK.format(0, 24)], 3)] == [[], [], []]
+    assert [priced.verdicts for priced in replayed(TWO_HOSTS, [SLOW_NETWORK.format(0, 24)], 3)] == [[], [], []]
 
 
 SLOW_REPLICA: dict[str, Any] = {**PIPELINE, "microbatches": 8}
 
 
 def test_one_long_microbatch_of_a_replica_is_its_input_and_costs_what_the_others_wait_for() -> None:
-    (told,) = replayed(SLOW_REPLICA, ["long-microbatch=3-1:2"], 1, (1, 3, 5, 7))
-    assert told.longer_inputs == (((1, 3, 5, 7), "microbatch 3 takes 2.0 times as long"),)
-    assert told.of_rank[1].set_ns == pytest.approx(42.7 * MS, rel=0.02)  # what the simulated step is longer
+    (priced,) = replayed(SLOW_REPLICA, ["long-microbatch=3-1:2"], 1, (1, 3, 5, 7))
+    assert priced.longer_inputs == (((1, 3, 5, 7), "microbatch 3 takes 2.0 times as long"),)
+    assert priced.of_rank[1].set_ns == pytest.approx(42.7 * MS, rel=0.02)  # what the simulated step is longer
 
 
 def test_where_all_microbatches_of_a_replica_are_longer_and_its_optimizer_step_is_not_that_is_its_input() -> None:
-    (told,) = replayed(SLOW_REPLICA, [f"long-microbatch={number}-1:1.3" for number in range(8)], 1, (1, 3, 5, 7))
-    assert told.longer_inputs == (((1, 3, 5, 7), ""),)
+    (priced,) = replayed(SLOW_REPLICA, [f"long-microbatch={number}-1:1.3" for number in range(8)], 1, (1, 3, 5, 7))
+    assert priced.longer_inputs == (((1, 3, 5, 7), ""),)
 
 
 def test_a_replica_that_is_slow_in_all_that_it_does_has_no_longer_input() -> None:
-    (told,) = replayed(SLOW_REPLICA, ["slow-rank=1,3,5,7:1.3"], 1, (1, 3, 5, 7))
-    assert told.longer_inputs == ()
+    (priced,) = replayed(SLOW_REPLICA, ["slow-rank=1,3,5,7:1.3"], 1, (1, 3, 5, 7))
+    assert priced.longer_inputs == ()

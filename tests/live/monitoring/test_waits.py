@@ -48,9 +48,9 @@ def blocks(of_rank: Mapping[int, Sequence[tuple[float, float]]], seq: Mapping[in
 def judged(ranks: Mapping[int, BlockWaits], steps: int = 2) -> dict[int, dict[tuple[str, str], Split]]:
     joined = LeastTimes(4.0)
     joined.steps = steps
-    told = joined.join((rank, waits.newest) for rank, waits in ranks.items())
+    least = joined.join((rank, waits.newest) for rank, waits in ranks.items())
     for waits in ranks.values():
-        waits.settle(told)
+        waits.settle(least)
     return {rank: waits.split for rank, waits in ranks.items()}
 
 
@@ -85,7 +85,7 @@ def test_a_block_is_judged_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "least",
     [
         pytest.param(Least(4, 0, GROUP, 0, 1, (6, 6)), id="blocks of another size"),
         pytest.param(Least(2, 1, GROUP, 0, 1, (6, 6)), id="another block"),
@@ -94,9 +94,9 @@ def test_a_block_is_judged_once() -> None:
         pytest.param(Least(2, 0, GROUP, 0, 3, (6, 6)), id="other calls"),
     ],
 )
-def test_what_is_told_of_something_else_is_not_taken(told: Least) -> None:
+def test_what_is_told_of_something_else_is_not_taken(least: Least) -> None:
     ranks = blocks({0: [(20, 20)] * 2})
-    ranks[0].settle([told])
+    ranks[0].settle([least])
     assert ranks[0].split == {}
 
 
@@ -116,10 +116,10 @@ def test_members_may_tell_a_block_in_different_windows() -> None:
     ranks = blocks({0: [(20, 20)] * 2, 1: [(10, 10)] * 2, 2: [(3, 3)] * 2})
     joined = LeastTimes(4.0)
     joined.steps = 2
-    told = [(rank, waits.newest) for rank, waits in ranks.items()]
-    assert joined.join(told[:2]) == []
-    assert joined.join(told) == [Least(2, 0, GROUP, 0, 1, (3 * MS, 3 * MS))]
-    assert [one for _ in range(10) for one in joined.join(told[:2])] == []
+    least = [(rank, waits.newest) for rank, waits in ranks.items()]
+    assert joined.join(least[:2]) == []
+    assert joined.join(least) == [Least(2, 0, GROUP, 0, 1, (3 * MS, 3 * MS))]
+    assert [one for _ in range(10) for one in joined.join(least[:2])] == []
 
 
 def test_a_call_whose_end_was_not_seen_makes_its_group_incomparable() -> None:

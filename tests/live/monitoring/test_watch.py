@@ -20,7 +20,7 @@ SECONDS = 4.0
 def report(rank: int, window: int, work: Sequence[float] = (60, 5, 0, 5), **columns: object) -> WindowReport:
     """A rank of a job whose steps last 100 ms; work in ms, what is left is waiting for dp."""
     waiting = max(100 - sum(work), 0)
-    told: dict[str, object] = {
+    reported: dict[str, object] = {
         "host": f"node{rank // 4}",
         "stage": 0,
         "steps": 40,
@@ -32,7 +32,7 @@ def report(rank: int, window: int, work: Sequence[float] = (60, 5, 0, 5), **colu
         **columns,
     }
     compute, data, garbage, unknown = (round(part * MS) for part in work)
-    return WindowReport(rank=rank, window=window, work_ns=(compute, data, garbage, 0, 0, unknown), **told)  # type: ignore[arg-type]
+    return WindowReport(rank=rank, window=window, work_ns=(compute, data, garbage, 0, 0, unknown), **reported)  # type: ignore[arg-type]
 
 
 def watched(
@@ -201,8 +201,8 @@ def test_a_slow_host_is_one_finding() -> None:
     watch, events = watched(2, slow, ranks=16)
     assert len(events) == 1
     assert events[0].straggler is not None
-    told = events[0].straggler
-    assert (told.place, told.cause, events[0].host) == ("host", "compute", "node1")
+    reported = events[0].straggler
+    assert (reported.place, reported.cause, events[0].host) == ("host", "compute", "node1")
     assert events[0].sentence.startswith("Straggler: host node1 (ranks 4–7), compute: costs ")
     assert [one.who for one in watch.stragglers] == ["host node1 (ranks 4–7)"]
 

@@ -15,7 +15,10 @@ from commtrace.trace.inputs import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from commtrace.exporters.monitor.exchange import MonitorServer
     from commtrace.exporters.monitor.messages import Job
+    from commtrace.exporters.monitor.sinks import AlertSink, WebhookSink
+    from commtrace.exporters.monitor.store import MonitorStore
     from commtrace.live.monitoring.findings import LiveEvent, MonitorStatus
 
 _POLL_SECONDS = 1.0
@@ -41,10 +44,7 @@ def monitor(
     """
     from commtrace.cli.commands.history import keep
     from commtrace.config import Config
-    from commtrace.exporters.monitor.aggregator import Aggregator
-    from commtrace.exporters.monitor.exchange import MonitorServer
-    from commtrace.exporters.monitor.rendezvous import Address, checked_token, make_token, token_path
-    from commtrace.exporters.monitor.sinks import AlertSink, FileSink, FindingsSink, open_webhook
+    from commtrace.exporters.monitor.sinks import FileSink, FindingsSink, open_webhook
     from commtrace.exporters.monitor.store import MonitorStore
     from commtrace.trace.files.locate import rank_directories
 
@@ -54,46 +54,63 @@ def monitor(
     config = Config.from_env().monitor
     if webhook:
         config = replace(config, webhook=webhook)
-    given = config.token
-    token = checked_token(given) if given else make_token(token_path())
-    server = MonitorServer(Address.parse(address or serve), token, store.answer)
-    typer.echo("Waiting for a job. In its environment, on every node:", err=True)
-    typer.echo(f"export COMMTRACE_EXPORT=monitor COMMTRACE_MONITOR_STORE={server.address}", err=True)
-    if not given:
-        typer.echo(
-            f"Ranks read the token from {token_path()}. Where they cannot: "
-            f'export COMMTRACE_MONITOR_TOKEN="$(cat {token_path()})"',
-            err=True,
-        )
+    server = _listen(address or serve, config.token, store)
     while (job := store.job) is None:
         time.sleep(_POLL_SECONDS)
     _announce(job)
     poster = open_webhook(config, job.run_id)
     sinks: list[AlertSink] = [_Printed(json_output), FileSink(output), *([poster] if poster else [])]
     sinks.append(FindingsSink(store))
-    aggregator = Aggregator(job, sinks)
-    count, due = 0, time.monotonic() + job.seconds
     try:
-        while not windows or count < windows:
-            time.sleep(min(_POLL_SECONDS, job.seconds))
-            if store.job is not None and store.job != job:
-                job = store.job
-                aggregator = Aggregator(job, sinks)
-                if poster:
-                    poster.run_id = job.run_id
-                _announce(job)
-            aggregator.look_for_hangs(store, time.time())
-            if time.monotonic() < due:
-                continue
-            due += job.seconds
-            aggregator.join(store, time.time())
-            count += 1
+        _compare(store, job, sinks, poster, windows)
     finally:
         if output.is_dir() and rank_directories(output):
             keep(output, None)
     if poster:
         poster.close()
     server.close()
+
+
+def _listen(address: str, given_token: str, store: MonitorStore) -> MonitorServer:
+    """Open the server and print what a job needs to find it."""
+    from commtrace.exporters.monitor.exchange import MonitorServer
+    from commtrace.exporters.monitor.rendezvous import Address, checked_token, make_token, token_path
+
+    token = checked_token(given_token) if given_token else make_token(token_path())
+    server = MonitorServer(Address.parse(address), token, store.answer)
+    typer.echo("Waiting for a job. In its environment, on every node:", err=True)
+    typer.echo(f"export COMMTRACE_EXPORT=monitor COMMTRACE_MONITOR_STORE={server.address}", err=True)
+    if not given_token:
+        typer.echo(
+            f"Ranks read the token from {token_path()}. Where they cannot: "
+            f'export COMMTRACE_MONITOR_TOKEN="$(cat {token_path()})"',
+            err=True,
+        )
+    return server
+
+
+def _compare(
+    store: MonitorStore, job: Job, sinks: Sequence[AlertSink], poster: WebhookSink | None, windows: int
+) -> None:
+    """Compare the ranks of a job, and of each that takes its place, until so many windows are over; 0 for no end."""
+    from commtrace.exporters.monitor.aggregator import Aggregator
+
+    aggregator = Aggregator(job, sinks)
+    count, due = 0, time.monotonic() + job.seconds
+    while not windows or count < windows:
+        time.sleep(min(_POLL_SECONDS, job.seconds))
+        if store.job is not None and store.job != job:
+            job = store.job
+            aggregator = Aggregator(job, sinks)
+            if poster:
+                poster.run_id = job.run_id
+            _announce(job)
+        aggregator.look_for_hangs(store, time.time())
+        if time.monotonic() < due:
+            continue
+        due += job.seconds
+        aggregator.join(store, time.time())
+        count += 1
 
 
 def _announce(job: Job) -> None:

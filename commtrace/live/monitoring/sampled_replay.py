@@ -213,16 +213,16 @@ def price(steps: ReplayedSteps, slow: Sequence[frozenset[int]], normal: Int64, p
             of_rank[rank] = Price(set_ns, *each)
     has_stage = any(verdict.cause == _STAGE for verdict in verdicts)
     return Priced(
-        of_rank,
-        sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step),
-        _explained_ns(found),
-        {rank: slow_phase(found.work, one) for one in slow for rank in one},
-        {rank: format_phases(found.work, rank) for rank in everybody if len(everybody) <= MOST_SHARES},
-        frozenset(rank for rank in everybody if launches_late(found.work, rank)),
-        inputs,
-        replica_of_ranks(work.run),
-        undecided,
-        _UNKNOWN_THEN if slow or has_stage else (),
+        of_rank=of_rank,
+        verdicts=sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step),
+        explained_ns=_explained_ns(found),
+        phases={rank: slow_phase(found.work, one) for one in slow for rank in one},
+        phase_texts={rank: format_phases(found.work, rank) for rank in everybody if len(everybody) <= MOST_SHARES},
+        late=frozenset(rank for rank in everybody if launches_late(found.work, rank)),
+        longer_inputs=inputs,
+        replica_of=replica_of_ranks(work.run),
+        undecided=undecided,
+        not_looked_for=_UNKNOWN_THEN if slow or has_stage else (),
     )
 
 

@@ -1,4 +1,4 @@
-"""Makes ranks of small real jobs (gloo) die or stand still, again and again, and asks commtrace which rank it was.
+"""Make ranks of small real jobs (gloo) die or stand still, again and again, and ask commtrace which rank it was.
 
     python bench/hangs.py                              # every case once
     python bench/hangs.py --times 20 --at-once 2       # the table of RESULTS.md, about half an hour

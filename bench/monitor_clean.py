@@ -1,4 +1,4 @@
-"""Trains on some ranks, none of them slowed, for half an hour, and counts the false alarms of the monitor.
+"""Train on some ranks, none of them slowed, for half an hour, and count the false alarms of the monitor.
 
     python bench/monitor_clean.py                       # 30 minutes, default windows
     python bench/monitor_clean.py --minutes 5 --ranks 8 --keep clean-run

@@ -1,4 +1,4 @@
-"""Trains on 4 ranks for half an hour with everything on at once, and watches for what grows, drifts or hangs.
+"""Train on 4 ranks for half an hour with everything on at once, and watch for what grows, drifts or hangs.
 
     python bench/soak.py                 # 30 minutes
     SOAK_MINUTES=5 python bench/soak.py

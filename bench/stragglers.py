@@ -1,4 +1,4 @@
-"""Injects faults of every kind into jobs, and asks commtrace who it was, why, and what it costs.
+"""Inject faults of every kind into jobs, and ask commtrace who it was, why, and what it costs.
 
     python bench/stragglers.py                         # all kinds, without hidden ranks and clean runs
     python bench/stragglers.py --hidden 50 --clean 200 # and those

@@ -1,4 +1,4 @@
-"""Injects faults into real jobs of four ranks (gloo), one after the other, and asks commtrace who it was.
+"""Inject faults into real jobs of four ranks (gloo), one after the other, and ask commtrace who it was.
 
     python bench/stragglers_real.py                       # all faults: two jobs, about ten minutes
     python bench/stragglers_real.py --job pipeline -v     # one of the jobs, with the sentences that were said

@@ -1,4 +1,4 @@
-"""Predicts changes of a real Megatron job (gloo) from recorded runs, and compares them with jobs that have the changes.
+"""Predict changes of a real Megatron job (gloo) from recorded runs, and compare them with jobs that have the changes.
 
     PYTHONPATH=. python bench/whatif_megatron.py    # about ten minutes; prints the table of docs/whatif.md
 

@@ -1,4 +1,4 @@
-"""Predicts changes of a real pipeline (gloo) from one recorded run, then really runs each of them.
+"""Predict changes of a real pipeline (gloo) from one recorded run, then really run each of them.
 
     python bench/whatif_real.py                  # about ten minutes; prints the table of docs/whatif.md
 

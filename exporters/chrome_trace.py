@@ -1,4 +1,4 @@
-"""Writes Chrome's trace JSON, which Perfetto, Speedscope and others open."""
+"""Write Chrome's trace JSON, which Perfetto, Speedscope and others open."""
 
 from __future__ import annotations
 

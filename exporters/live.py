@@ -1,4 +1,4 @@
-"""Opens the exporters that run during training, by their names in ``COMMTRACE_EXPORT``."""
+"""Open the exporters that run during training, by their names in ``COMMTRACE_EXPORT``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns a timeline (:mod:`commtrace.analysis.timeline`) into nested slices on tracks, for all trace viewers."""
+"""Turn a timeline (:mod:`commtrace.analysis.timeline`) into nested slices on tracks, for all trace viewers."""
 
 from __future__ import annotations
 

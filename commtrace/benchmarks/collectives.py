@@ -1,4 +1,4 @@
-"""Measures the bandwidth of collectives by operation, group and size.
+"""Measure the bandwidth of collectives by operation, group and size.
 
 Every iteration begins with a barrier of the group. It is an all-reduce of one number, by which a member that is asked
 to stop takes the others with it: what was measured until then is reported.

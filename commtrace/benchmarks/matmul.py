@@ -1,4 +1,4 @@
-"""Measures the rate of matrix multiplications: the most that a model can reach on a device (MAMF)."""
+"""Measure the rate of matrix multiplications: the most that a model can reach on a device (MAMF)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that a job started here would be recorded: ``commtrace doctor`` without a run."""
+"""Check that a job started here would be recorded: ``commtrace doctor`` without a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums up steps while training runs, for exporters, on the recorder's harvester thread; imports no torch.
+"""Sum up steps while training runs, for exporters, on the recorder's harvester thread; torch is not imported.
 
 :class:`StepCollector` hands a :class:`StepSummary` of every step to each :class:`StepListener`, the exporters.
 """

@@ -1,4 +1,4 @@
-"""Gathers rows until their step is complete, and hands summaries of complete steps to listeners."""
+"""Gather rows until their step is complete, and hand summaries of complete steps to listeners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lets training threads run during long work in their process."""
+"""Let training threads run during long work in their process."""
 
 from __future__ import annotations
 

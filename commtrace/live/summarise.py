@@ -1,4 +1,4 @@
-"""Summarises steps with the arithmetic of the analysis, on a run of one rank."""
+"""Summarise steps with the arithmetic of the analysis, on a run of one rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares the reports of all ranks and alerts on changes."""
+"""Compare the reports of all ranks and alert on changes."""
 
 from __future__ import annotations
 

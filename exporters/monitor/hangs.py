@@ -1,4 +1,4 @@
-"""Joins the reports of ranks in a hang: finds the ranks that did not arrive, and their places."""
+"""Join the reports of ranks in a hang: find the ranks that did not arrive, and their places."""
 
 from __future__ import annotations
 

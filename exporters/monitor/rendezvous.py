@@ -1,4 +1,4 @@
-"""Publishes the address of the monitor and its token to the ranks, through the job's own store.
+"""Publish the address of the monitor and its token to the ranks, through the job's own store.
 
 Any process that can write to the store can pose as rank 0, so the value is checked.
 """

@@ -1,4 +1,4 @@
-"""Exports the steps of a rank: the harvester puts them into a bounded queue, and a thread or worker process sends them.
+"""Export the steps of a rank: the harvester puts them into a bounded queue, and a thread or worker process sends them.
 
 Training and recording never wait for the receiver: dropped spans are counted and reported.
 """

@@ -1,4 +1,4 @@
-"""Sends OTLP over HTTP, and survives any answer of the receiver."""
+"""Send OTLP over HTTP, and survive any answer of the receiver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the spans and metrics of a rank and sends them, in the worker process or on a thread of the rank."""
+"""Make the spans and metrics of a rank and send them, in the worker process or on a thread of the rank."""
 
 from __future__ import annotations
 

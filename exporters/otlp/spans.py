@@ -1,4 +1,4 @@
-"""Turns rows into OpenTelemetry spans: epoch ns, ids that other ranks can compute, links to their spans.
+"""Turn rows into OpenTelemetry spans: epoch ns, ids that other ranks can compute, links to their spans.
 
 Every rank's ``step`` is a child of one ``job step``, which the lowest exporting rank sends, and the parent of its other
 spans. Names are low in cardinality (``forward``, ``all_reduce tp``); numbers are attributes.

@@ -1,4 +1,4 @@
-"""Exports the sums of a rank's steps at an endpoint for Prometheus, or in a file for node-exporter."""
+"""Export the sums of a rank's steps at an endpoint for Prometheus, or in a file for node-exporter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the scalars of this rank to one place, from a thread, every other second.
+"""Write the scalars of this rank to one place, from a thread, every other second.
 
 The harvester only adds up steps, so a slow or dead place costs neither memory nor training.
 """

@@ -1,1 +1,1 @@
-"""Divides the time of steps, ranks, modules and the whole run, exactly."""
+"""Divide the time of steps, ranks, modules and the whole run, exactly."""

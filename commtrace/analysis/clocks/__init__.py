@@ -1,1 +1,1 @@
-"""Brings the clocks of all hosts together and says how well that went."""
+"""Bring the clocks of all hosts together and say how well that went."""

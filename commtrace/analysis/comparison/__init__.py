@@ -1,1 +1,1 @@
-"""Compares two runs, with the noise of their numbers."""
+"""Compare two runs, with the noise of their numbers."""

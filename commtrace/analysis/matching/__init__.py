@@ -1,1 +1,1 @@
-"""Matches operations of different ranks to communications, with their roles and missing members."""
+"""Match operations of different ranks to communications, with their roles and missing members."""

@@ -1,1 +1,1 @@
-"""Replays a recorded run with other durations: the engine under the what-if analysis."""
+"""Replay a recorded run with other durations: the engine under the what-if analysis."""

@@ -1,1 +1,1 @@
-"""Captures communication: process groups, their operations, and the waits for them."""
+"""Capture communication: process groups, their operations, and the waits for them."""

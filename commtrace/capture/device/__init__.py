@@ -1,1 +1,1 @@
-"""Times work on an accelerator without waiting for it, and reads the state of the device."""
+"""Time work on an accelerator without waiting for it, and read the state of the device."""

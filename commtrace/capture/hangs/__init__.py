@@ -1,1 +1,1 @@
-"""Notices that training makes no progress, and reports the state of this process."""
+"""Notice that training makes no progress, and report the state of this process."""

@@ -1,1 +1,1 @@
-"""Captures a training loop beside its communication: modules, phases, optimizers, and the ends of steps."""
+"""Capture a training loop beside its communication: modules, phases, optimizers, and the ends of steps."""

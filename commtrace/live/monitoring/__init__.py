@@ -1,1 +1,1 @@
-"""Finds stragglers while the job runs, from the reports of all ranks."""
+"""Find stragglers while the job runs, from the reports of all ranks."""

@@ -1,4 +1,4 @@
-"""Replays sampled steps while the job runs: the cost of slow ranks, uneven stages, slow links, long microbatches.
+"""Replay sampled steps while the job runs: the cost of slow ranks, uneven stages, slow links, long microbatches.
 
 >>> steps = SampledReplay(world_size=8).newest(reports, now)    # doctest: +SKIP
 >>> priced = price(steps, [frozenset({3})], normal_ranks)       # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""Divides stalls into wait and transfer by comparing ranks.
+"""Divide stalls into wait and transfer by comparing ranks.
 
 A collective that ends on all members at once lasts on each from its own arrival to the common end. So of one call
 

@@ -1,4 +1,4 @@
-"""Compares the windows of all ranks, and names those that are slow.
+"""Compare the windows of all ranks, and name those that are slow.
 
 A rank is suspected if its own work, without waiting, is beyond normal at its stage, so a victim never is.
 

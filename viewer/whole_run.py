@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.chain import Analysis
-from commtrace.analysis.rank_steps import QUANTITIES, UNKNOWN, RankSteps, rank_steps, work_beside_typical
+from commtrace.analysis.rank_steps import QUANTITIES, UNKNOWN, RankSteps, own_and_typical_work, rank_steps
 from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.stragglers.report import slowdown_of
 from commtrace.analysis.stragglers.search import MeasuredWork
@@ -91,7 +91,7 @@ def map_resources(times: RankSteps, work: StepStatistics | None) -> Resources:
     steps = times.of("steps")
     columns = {"steps": steps}
     columns |= {name: _per_step(times.of(name), steps) for name in QUANTITIES if name != "steps"}
-    columns |= dict(zip(("work", "typical_work"), work_beside_typical(times, work), strict=True))
+    columns |= dict(zip(("work", "typical_work"), own_and_typical_work(times, work), strict=True))
     described = {
         "ranks": times.ranks.tolist(),
         "blocks": [

@@ -109,7 +109,7 @@ def _amounts(times: Partition) -> tuple[Int64, ...]:
     return (one, times.wall_ns, *(times.total(kind) for kind in (COMPUTE, WAIT, TRANSFER, BUBBLE)))
 
 
-def work_beside_typical(times: RankSteps, work: StepStatistics | None) -> tuple[Int64, Int64]:
+def own_and_typical_work(times: RankSteps, work: StepStatistics | None) -> tuple[Int64, Int64]:
     """Return the own work of each rank per step and the median of its stage, ns, by rank and block.
 
     It is :data:`UNKNOWN` of ranks alone in their stage, and without ``work``, where steps could not be replayed.

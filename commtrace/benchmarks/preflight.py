@@ -139,7 +139,7 @@ def preflight(backend: str, limits: Limits, report: Callable[[Verdict], None]) -
 
     def end(number: signal.Signals) -> None:
         if place.rank == 0:
-            _say_what_is_known(found, number, began, lambda: report(verdict()))
+            _report_what_is_known(found, number, began, lambda: report(verdict()))
         else:
             _answer_until_rank_0_ends(found)
         sys.stdout.flush()
@@ -157,8 +157,8 @@ def preflight(backend: str, limits: Limits, report: Callable[[Verdict], None]) -
     return good
 
 
-def _say_what_is_known(found: _Found, number: signal.Signals, began: float, report: Callable[[], None]) -> None:
-    """Say the verdict of rank 0 as far as it is known.
+def _report_what_is_known(found: _Found, number: signal.Signals, began: float, report: Callable[[], None]) -> None:
+    """Report the verdict of rank 0 as far as it is known.
 
     Launchers end all ranks with SIGTERM when one has died, so it looks once more who answers.
     """

@@ -162,14 +162,14 @@ def _folders(directory: Path) -> list[Path]:
     folders = [
         child
         for child in directory.iterdir()
-        if child.is_dir() and not child.name.startswith(".") and not _leads_beside(child)
+        if child.is_dir() and not child.name.startswith(".") and not _links_to_sibling(child)
     ]
     if not any(map(rank_directories, folders)):
         raise RunNotFoundError(f"{directory} holds no recorded run.")
     return sorted(folders)
 
 
-def _leads_beside(child: Path) -> bool:
+def _links_to_sibling(child: Path) -> bool:
     return child.is_symlink() and child.resolve().parent == child.parent.resolve()
 
 

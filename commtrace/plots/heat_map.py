@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.clocks.align import Alignment
-from commtrace.analysis.rank_steps import RankSteps, work_beside_typical
+from commtrace.analysis.rank_steps import RankSteps, own_and_typical_work
 from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.statistics import Float64
 from commtrace.errors import ConfigurationError
@@ -171,7 +171,7 @@ def _quantity(value: str, recorded: Run, alignment: Alignment, work: StepStatist
         return _QUANTITIES[value]
 
     def slowness(times: RankSteps) -> RankValues:
-        own, typical = work_beside_typical(times, work)
+        own, typical = own_and_typical_work(times, work)
         steps = times.of("steps")
         return _known(own * steps.astype(float), typical * steps)
 

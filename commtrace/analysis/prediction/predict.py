@@ -389,7 +389,7 @@ class _Plan(NamedTuple):
                 reason = found.reason if found and found.reason else f"commtrace calls it {recognised}"
                 raise ConfigurationError(
                     f"The schedule of this run cannot be written anew ({reason}). Say which one to run: "
-                    f"--schedule {', '.join(orders_known())}."
+                    f"--schedule {', '.join(known_schedules())}."
                 )
             planned = orders.orders_of(schedule, parts.stages, microbatches, chunks)
         _check_recompute(parts, changes)
@@ -424,7 +424,7 @@ class _Plan(NamedTuple):
         return rebuild_steps(recorded, durations, parts, work, self.chunks, _transfers(parts)).step_ns
 
 
-def orders_known() -> tuple[str, ...]:
+def known_schedules() -> tuple[str, ...]:
     """Return the schedules that a prediction can run."""
     return orders.GPIPE, orders.ONE_F_ONE_B, orders.INTERLEAVED, orders.ZERO_BUBBLE
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import NOT_COMMUNICATION, ONE_SIDED, OPERATIONS, Arguments, Operation
-from commtrace.capture.collectives.waits import PendingWork, PendingWorks, subclasses, waiting, waiting_beside
+from commtrace.capture.collectives.waits import PendingWork, PendingWorks, subclasses, wrap_wait, wrap_wait_on_device
 from commtrace.capture.device.clock import CudaClock, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.records import (
@@ -88,7 +88,7 @@ class ProcessGroupCapture:
         for work_type in (Work, *subclasses(Work)):
             if "wait" in work_type.__dict__:
                 original = work_type.__dict__["wait"]
-                self._replace(work_type, "wait", self._waiting(original))
+                self._replace(work_type, "wait", self._wrapped_wait(original))
             # Where there is no accelerator it does nothing, and is no wait.
             if "synchronize" in work_type.__dict__ and self._devices is not None:
                 synchronize = self._devices.synchronizing(work_type.__dict__["synchronize"])
@@ -116,10 +116,10 @@ class ProcessGroupCapture:
         ]
         return waiting + ([] if self._devices is None else self._devices.unfinished())
 
-    def _waiting(self, original: Callable[..., object]) -> Callable[..., object]:
+    def _wrapped_wait(self, original: Callable[..., object]) -> Callable[..., object]:
         if self._devices is None:
-            return waiting(original, self._tracer, self.pending, PART)
-        return waiting_beside(original, self._tracer, self.pending, PART, self._devices)
+            return wrap_wait(original, self._tracer, self.pending, PART)
+        return wrap_wait_on_device(original, self._tracer, self.pending, PART, self._devices)
 
     def _replace(self, owner: type, name: str, replacement: Callable[..., object]) -> None:
         # From the class dictionary, and back into it: assigning what getattr() gives would lose the binding.

@@ -56,7 +56,9 @@ def _from_anybody(launch: Launch, work: Work) -> Launch:
     return launch._replace(seq=state.next_p2p(False, peer), peer=peer)
 
 
-def waiting(original: Callable[..., object], tracer: Tracer, pending: PendingWorks, part: str) -> Callable[..., object]:
+def wrap_wait(
+    original: Callable[..., object], tracer: Tracer, pending: PendingWorks, part: str
+) -> Callable[..., object]:
     """Wrap ``wait`` of a Work, on a machine without an accelerator. If that fails, ``part`` is switched off."""
     blocked = tracer.blocked
     buffer, capacity, drop = tracer.recorder.buffer, tracer.recorder.capacity, tracer.recorder.drop
@@ -110,7 +112,7 @@ def waiting(original: Callable[..., object], tracer: Tracer, pending: PendingWor
     return wait
 
 
-def waiting_beside(
+def wrap_wait_on_device(
     original: Callable[..., object], tracer: Tracer, pending: PendingWorks, part: str, devices: DeviceCalls
 ) -> Callable[..., object]:
     """Wrap ``wait`` where there is an accelerator: a stream's stall counts, and it may be busy while the host waits."""

@@ -30,7 +30,7 @@ def merge(nodes: Sequence[Path], output: Path, place: Place) -> int:
     if output.exists() and not output.is_dir():
         raise ConfigurationError(f"{output} is a file; name a directory that does not exist yet")
     output.mkdir(parents=True, exist_ok=True)
-    for found in [*folders, *_beside_ranks(directories)]:
+    for found in [*folders, *_files_beside_ranks(directories)]:
         place(found, output / found.name)
     return len(folders)
 
@@ -76,7 +76,7 @@ def _folders_of_one_job(directories: Sequence[Path]) -> list[Path]:
     return list(folders.values())
 
 
-def _beside_ranks(directories: Sequence[Path]) -> list[Path]:
+def _files_beside_ranks(directories: Sequence[Path]) -> list[Path]:
     """Return files beside the ranks that only one directory has, such as the monitor's report."""
     found: dict[str, list[Path]] = {}
     for directory in directories:

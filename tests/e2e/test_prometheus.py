@@ -21,7 +21,8 @@ from typing import Any
 
 import pytest
 
-from commtrace.exporters.grafana.dashboards import ALERTS, FOUND, dashboards
+from commtrace.exporters.grafana.dashboards import dashboards
+from commtrace.exporters.grafana.overview import ALERTS, FOUND
 from commtrace.exporters.prometheus.rules import Timing, alerts, recording_rules, write
 from commtrace.live.summary import trace_id
 from commtrace.trace import schema

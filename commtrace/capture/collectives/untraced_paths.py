@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Final, NamedTuple
+from typing import Final
 
 PART: Final = "search for invisible communication"
 
@@ -18,18 +18,10 @@ LOADED: Final = "loaded"
 Modules = Mapping[str, ModuleType]
 
 
-class InvisiblePath(NamedTuple):
-    """A way of communicating that is not seen: its name, its traffic, and a function that finds its state."""
-
-    name: str
-    hides: str
-    state: Callable[[Modules], str | None]
-
-
 def find_invisible(modules: Modules | None = None) -> dict[str, str]:
     """Return the state of every known path in this process, by name."""
     loaded = sys.modules if modules is None else modules
-    states = ((path.name, path.state(loaded)) for path in INVISIBLE_PATHS)
+    states = ((name, state_of(loaded)) for name, state_of in INVISIBLE_PATHS.items())
     return {name: state for name, state in states if state is not None}
 
 
@@ -73,13 +65,12 @@ def _cuda_graphs(modules: Modules) -> str | None:
     return ACTIVE if getattr(graph, "default_capture_stream", None) is not None else None
 
 
-INVISIBLE_PATHS: Final = (
-    InvisiblePath(
-        "Transformer Engine user buffers", "tensor-parallel communication overlapped with GEMMs", _user_buffers
-    ),
-    InvisiblePath("DeepEP", "dispatch and combine of experts", _deep_ep),
-    InvisiblePath("NCCL EP", "dispatch and combine of experts", _nccl_ep),
-    InvisiblePath("symmetric memory", "communication inside kernels on symmetric memory", _symmetric_memory),
-    InvisiblePath("NVSHMEM", "communication issued by kernels", _nvshmem),
-    InvisiblePath("CUDA graphs", "communication replayed from a graph", _cuda_graphs),
-)
+INVISIBLE_PATHS: Final[Mapping[str, Callable[[Modules], str | None]]] = {
+    "Transformer Engine user buffers": _user_buffers,  # tensor-parallel communication overlapped with GEMMs
+    "DeepEP": _deep_ep,  # dispatch and combine of experts
+    "NCCL EP": _nccl_ep,  # the same
+    "symmetric memory": _symmetric_memory,  # communication inside kernels on symmetric memory
+    "NVSHMEM": _nvshmem,  # communication issued by kernels
+    "CUDA graphs": _cuda_graphs,  # communication replayed from a graph
+}
+"""Functions that find the state of each way of communicating that is not seen, by its name."""

@@ -47,7 +47,8 @@ def main() -> None:
 
     if options.slow_rank >= 0:
         print(f"\nRank {options.slow_rank} slept {options.slow_ms:g} ms in every forward: the summary should name it.")
-    print(f"Open {options.report.resolve()} in a browser; the trace is in {options.run.resolve()}.")
+    print(f"Open {options.report.resolve()} in a browser; the run is in {options.run.resolve()}.")
+    print(f"Ask it more: {Path(sys.executable).parent / 'commtrace'} straggler {options.run}")
 
 
 def environment(ranks: int, run: Path) -> dict[str, str]:

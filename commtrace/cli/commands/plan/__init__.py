@@ -102,7 +102,10 @@ def plan(
     if tflops is not None and tflops <= 0:
         raise ConfigurationError(f"--tflops is {tflops:g}: give what a GPU achieves, such as 400")
     if (like is None) == (not job) or (like is not None and gpus is not None):
-        raise ConfigurationError("give either a file, a run, a command after --, or --like, which needs nothing else")
+        raise ConfigurationError(
+            "give either a file, a run, a command after --, or --like, which needs nothing else. For example: "
+            "commtrace plan --memory 80 -- torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 …"
+        )
     planned, ignored = _planned(job, gpus) if job else (sample_plan(), ())
     compared = compare(planned) if like is not None else ()
     found = alternatives(planned)

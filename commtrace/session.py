@@ -9,7 +9,7 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from commtrace.config import Config
@@ -59,25 +59,33 @@ def stop() -> None:
             _logger.exception("commtrace could not put every function back; they pass everything through")
 
 
-def step(number: int | None = None) -> AbstractContextManager[None]:
+@contextmanager
+def step(number: int | None = None) -> Iterator[None]:
     """Mark one training step, in a loop that no integration knows; ``number`` follows the previous one if None."""
-    return _marked(functools.partial(_begin_step, number))
+    end: Callable[[], None] | None = None
+    try:
+        end = _begin_step(number)
+    except Exception as error:
+        _failed(error)
+    try:
+        yield
+    finally:
+        if end is not None:
+            try:
+                end()
+            except Exception as error:
+                _failed(error)
 
 
-def span(name: str) -> AbstractContextManager[None]:
+@contextmanager
+def span(name: str) -> Iterator[None]:
     """Mark a piece of work of your own, e.g. ``with commtrace.span("augment"):``.
 
     ``name`` becomes a label, so keep step numbers and the like out of it.
     """
-    return _marked(functools.partial(_begin_span, name))
-
-
-@contextmanager
-def _marked(begin: Callable[[], Callable[[], None] | None]) -> Iterator[None]:
-    """Call ``begin``, and at the end what it returned; neither raises into training."""
     end: Callable[[], None] | None = None
     try:
-        end = begin()
+        end = _begin_span(name)
     except Exception as error:
         _failed(error)
     try:

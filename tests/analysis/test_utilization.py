@@ -35,6 +35,16 @@ def test_recomputation_toggles_three_passes_and_four() -> None:
     assert replace(HALF, recompute=None).hfu is None
 
 
+def test_a_billion_parameters_and_8192_tokens_are_65_536_teraflop_with_recomputation() -> None:
+    # 2 FLOPs for each parameter and token, in a forward and in a backward of twice its work
+    one_second = replace(
+        HALF, model_flops=2 * 3 * 1e9 * 8192, devices=1, step_ns=SECOND, peak=65.536e12, recompute="full"
+    )
+
+    assert one_second.hfu == pytest.approx(1)
+    assert one_second.mfu == pytest.approx(3 / 4)
+
+
 def test_what_is_not_known_is_not_guessed() -> None:
     unknown = replace(HALF, peak=None, achievable=None, run_ns=None)
 

@@ -135,6 +135,7 @@ def test_the_budget_is_a_bar_of_the_whole_run(opened: Reader, report: Report) ->
     )
     assert sum(shares) == pytest.approx(100, abs=0.1)
     opened.page.locator("#run-budget-ranks summary").click()
+    opened.page.locator("#run-budget-table tbody tr").first.wait_for()  # The rows are made when it has opened.
     assert len(cells(opened, "#run-budget-table")) == 4
 
 

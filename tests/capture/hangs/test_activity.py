@@ -11,7 +11,7 @@ import torch.distributed as dist
 from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import OPERATIONS
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture
-from commtrace.capture.collectives.waits import waiting
+from commtrace.capture.collectives.waits import wrap_wait
 from commtrace.capture.hangs.activity import ActivityWatch, _frames_of_main_thread
 from commtrace.capture.records import Coordinates, Launch
 from commtrace.integrations import loop
@@ -158,7 +158,7 @@ def test_a_wait_that_blocks_is_seen_from_outside() -> None:
 
     capture, work, pending = ProcessGroupCapture(tracer), SlowWork(), launch(5)
     capture.pending[id(work)] = (pending, None)
-    waiting(SlowWork.wait, tracer, capture.pending, "waits")(work)
+    wrap_wait(SlowWork.wait, tracer, capture.pending, "waits")(work)
 
     assert seen == [pending]
     assert tracer.blocked[0] is None

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from commtrace.cli.output import duration, wide_console
 from commtrace.errors import ConfigurationError
-from commtrace.search.aceso_configuration import read_aceso_configuration, read_aceso_job
+from commtrace.search.aceso_configuration import check_sizes, read_aceso_configuration, read_aceso_job
 from commtrace.search.aceso_prediction import LEFT_OUT, AcesoPrediction, predict
 from commtrace.search.aceso_profile import read_aceso_profile
 from commtrace.search.aceso_search import SEARCH_LEAVES_OUT, AcesoChoice, AcesoFound, fullest_mib, search_aceso
@@ -58,6 +58,7 @@ def search_profile(
     model, sizes = read_aceso_job(Path(job[0]))
     if global_batch is not None:
         model = replace(model, global_batch_size=global_batch)
+        check_sizes("--global-batch", model.num_layers, global_batch)
     profile = read_aceso_profile(folder, model.model)
     found = search_aceso(profile, model, gpus, memory_gib * 1024, top, gpus_per_node)
     if output is not None and found.best:

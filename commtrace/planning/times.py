@@ -123,7 +123,7 @@ def measured_rates(measured: MeasuredRun[CommunicationSums], plan: Plan) -> Meas
     by_role: dict[str, list[Communication]] = defaultdict(list)
     for row in measured.result.table(measured.recorded):
         by_role[row.role].append(row)
-    roles = {row.role for stage in plan.stages for row in stage.traffic}
+    roles = {row.role for stage in plan.stages for row in stage.traffic if row.wire_bytes}
     rates = {role: _rate(by_role[role] or by_role[role.removesuffix("-cp")]) for role in roles}
     steps = max(len(measured.steps.used), 1) * max(len(measured.recorded.ranks), 1)
     return Measured(

@@ -13,6 +13,8 @@ from commtrace.errors import ConfigurationError
 from commtrace.search.aceso_profile import AcesoProfile, Case
 from commtrace.trace.json_values import JsonObject, to_json
 
+_MOST_LAYERS: Final = 10_000
+_LARGEST_BATCH: Final = 65_536
 _FOLLOW: Final = frozenset({"num_stages", "checkpoint_activations", "resharding_stages"})
 """Fields of a configuration that follow from the others."""
 
@@ -171,11 +173,18 @@ def read_aceso_job(path: Path) -> tuple[AcesoJob, dict[str, msgspec.Raw]]:
             f"{path} does not say which model it is: {error}. Needed are model_name, model_size, num_layers and "
             "global_batch_size, as in the JSON files of Aceso"
         ) from error
-    layers = job.num_layers if isinstance(job.num_layers, list) else [job.num_layers]
-    if min(layers, default=0) < 1 or job.global_batch_size < 1:
-        raise ConfigurationError(f"{path}: num_layers or global_batch_size is below 1")
+    check_sizes(str(path), job.num_layers, job.global_batch_size)
     divided = {one.name for one in fields(AcesoConfiguration)} - {one.name for one in fields(AcesoJob)}
     return job, {name: size for name, size in sizes.items() if name not in divided | _FOLLOW}
+
+
+def check_sizes(source: str, num_layers: int | list[int], global_batch_size: int) -> None:
+    """Raise ConfigurationError for sizes that no model or batch has: every layer and microbatch is replayed."""
+    layers = num_layers if isinstance(num_layers, list) else [num_layers]
+    if not layers or min(layers) < 1 or sum(layers) > _MOST_LAYERS or not 1 <= global_batch_size <= _LARGEST_BATCH:
+        raise ConfigurationError(
+            f"{source}: num_layers must be from 1 to {_MOST_LAYERS:,}, global_batch_size from 1 to {_LARGEST_BATCH:,}"
+        )
 
 
 def read_aceso_configuration(path: Path) -> AcesoConfiguration:
@@ -189,6 +198,7 @@ def read_aceso_configuration(path: Path) -> AcesoConfiguration:
         configuration = msgspec.json.decode(path.read_bytes(), type=AcesoConfiguration)
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"{path} is no configuration of Aceso: {error}") from error
+    check_sizes(str(path), configuration.num_layers, configuration.global_batch_size)
     lists = (
         configuration.model_parallel_size_of_each_op,
         configuration.data_parallel_size_of_each_op,

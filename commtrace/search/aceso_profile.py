@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
@@ -174,12 +173,19 @@ def _files_of_operators(folder: Path) -> Iterator[tuple[tuple[str, Case], Path]]
 
 
 def _read_operators(path: Path) -> Operators:
-    with path.open(newline="") as file:
-        rows = csv.reader(file)
-        header = tuple(next(rows, ()))
-        if header != _COLUMNS:
-            raise ConfigurationError(f"{path}: expected the columns {','.join(_COLUMNS)}, not {','.join(header)}")
-        return {row[0]: OperatorCost(*_numbers(path, row[1:], len(_COLUMNS) - 1)) for row in rows if row}
+    header, *rows = _rows(path) or [[]]
+    if tuple(header) != _COLUMNS:
+        raise ConfigurationError(f"{path}: expected the columns {','.join(_COLUMNS)}, not {','.join(header)}")
+    return {row[0]: OperatorCost(*_numbers(path, row[1:], len(_COLUMNS) - 1)) for row in rows}
+
+
+def _rows(path: Path) -> list[list[str]]:
+    """Return the lines that are not empty."""
+    try:
+        with path.open(newline="") as file:
+            return [row for row in csv.reader(file) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigurationError(f"{path} is no text of a profile: {error}. Copy it again.") from error
 
 
 def _read_collectives(folder: Path, model: str) -> Iterator[tuple[tuple[str, int], Mapping[int, float]]]:
@@ -188,14 +194,12 @@ def _read_collectives(folder: Path, model: str) -> Iterator[tuple[tuple[str, int
             ranks = re.fullmatch(r"(\d+)gpus", path.stem.rpartition("_")[2])
             if ranks is None:
                 continue
-            with path.open(newline="") as file:
-                rows = [_numbers(path, row, 2) for row in islice(csv.reader(file), 1, None) if row]
+            rows = [_numbers(path, row, 2) for row in _rows(path)[1:]]
             yield (operation, int(ranks[1])), {round(mib): ms for mib, ms in rows}
 
 
 def _read_bandwidths(path: Path) -> tuple[float, ...]:
-    with path.open(newline="") as file:
-        rows = [row for row in csv.reader(file) if row]
+    rows = _rows(path)
     if len(rows) < 2:
         raise ConfigurationError(f"{path}: expected a line of sizes and a line of bandwidths")
     return tuple(_numbers(path, rows[1], len(rows[0])))

@@ -55,7 +55,8 @@ def open_file(path: Path) -> BufferedReader:
 def read_file(path: Path, most_bytes: int) -> bytes:
     """Read a whole file; raise OSError if it is unreadable, no regular file, or larger than ``most_bytes``."""
     with open_file(path) as file:
-        content = file.read(most_bytes + 1)
+        # Not most_bytes: a read takes memory for all that it might find.
+        content = file.read(min(os.fstat(file.fileno()).st_size, most_bytes) + 1)
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"is larger than {most_bytes:,} bytes", str(path))
     return content

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +49,16 @@ def test_a_file_is_read_up_to_a_size(tmp_path: Path) -> None:
     assert read_file(tmp_path / "file", 4) == b"1234"
     with pytest.raises(OSError, match="is larger than 3 bytes"):
         read_file(tmp_path / "file", 3)
+
+
+def test_reading_a_small_file_takes_little_memory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"1234")
+    tracemalloc.start()
+    try:
+        assert read_file(tmp_path / "file", 1 << 28) == b"1234"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,8 @@ from commtrace.errors import CommtraceError, ConfigurationError
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.spans import Int64
 
+_MOST_PROBLEMS: Final = 3
+
 MOST_STEPS: Final = 40
 """Steps that are replayed, evenly drawn from those that count."""
 
@@ -309,9 +311,10 @@ def _check(analysis: Analysis) -> None:
         raise CommtraceError("This run holds durations without times, so it cannot be replayed.")
     present, expected = len(run.ranks), run.world_size
     if present < expected:
+        problems = "".join(f" {problem}" for problem in run.problems[:_MOST_PROBLEMS])
         raise CommtraceError(
             f"Only {present} of {expected} ranks are in this run; the others' waits would be wrong in a replay. Merge "
-            "the directories of all nodes first: commtrace merge."
+            f"the directories of all nodes first: commtrace merge.{problems}"
         )
 
 

@@ -17,6 +17,7 @@ from commtrace.cli.main import app
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
 from commtrace.planning.plan import make_plan
+from commtrace.synth import Job, synthesize, write
 from commtrace.trace import schema
 from tests.json_schemas import errors
 from tests.trace.rows import mark, row, write_rank
@@ -246,7 +247,8 @@ def test_a_run_without_sizes_says_what_to_give(tmp_path: Path, facts: dict[str, 
 
 
 def test_what_does_not_belong_to_a_comparison_is_refused(tmp_path: Path) -> None:
-    assert "leave out --like, --memory and --simai" in run_plan("--against", str(tmp_path), "--memory", "1").stderr
+    words = ("--memory", "1", "--baseline", "file", "--tflops", "3")
+    assert "leave out --memory, --tflops, --baseline" in run_plan("--against", str(tmp_path), *words).stderr
     assert "--steps belongs to --against" in run_plan("--steps", "1", plan_file(tmp_path)).stderr
     assert "no" in run_plan("--against", str(tmp_path)).stderr
 
@@ -297,6 +299,14 @@ def test_times_of_a_recorded_run(tmp_path: Path) -> None:
 
     assert {one["role"] for one in printed["times"]} == {"dp-cp", "dist-opt"}
     assert all(one["seconds"] > 0 for one in printed["times"])
+
+
+def test_what_a_run_measured_of_roles_that_send_nothing_in_the_plan_is_left_out(tmp_path: Path) -> None:
+    write(synthesize(Job(pp=2, dp=2, microbatches=4, steps=3)), tmp_path / "run")
+    result = run_plan(plan_file(tmp_path, dp=2), "--measured", str(tmp_path / "run"), "--json")
+
+    assert result.exit_code == 0, result.stderr
+    assert [one["role"] for one in json.loads(result.stdout)["times"]] == ["dp-cp"]
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,9 @@ def test_a_profile_of_which_nothing_fits_ends_with_1(tmp_path: Path) -> None:
         (("JOB", "--gpus", "2", "--steps", "1:2"), "no --bandwidth, no --steps"),
         (("JOB", "--gpus", "31", "--global-batch", "4"), "no form of gpt_small divides 31 GPUs"),
         (("OTHER", "--gpus", "2"), "does not say which model it is"),
+        (("JOB", "--gpus", "2", "--global-batch", "1000000"), "--global-batch: num_layers must be from 1 to 10,000"),
+        (("HUGE", "--gpus", "2"), "num_layers must be from 1 to 10,000, global_batch_size from 1 to 65,536"),
+        (("--aceso", "HUGE"), "num_layers must be from 1 to 10,000, global_batch_size from 1 to 65,536"),
     ],
 )
 def test_a_profile_that_cannot_be_searched_is_an_error_of_the_user(
@@ -148,11 +151,23 @@ def test_a_profile_that_cannot_be_searched_is_an_error_of_the_user(
     small_profile(tmp_path)
     other = tmp_path / "other.json"
     other.write_text("{}")
-    paths = {"JOB": configuration(tmp_path), "OTHER": other}
+    huge = configuration(tmp_path, num_layers=10**30).rename(tmp_path / "huge.json")
+    paths = {"JOB": configuration(tmp_path), "OTHER": other, "HUGE": huge}
     result = run_search(tmp_path, *(paths.get(word, word) for word in words))
 
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+@pytest.mark.parametrize("name", ["gpt_small_mbs1_tp1_algo0.csv", "p2p_intra_node.csv"])
+def test_a_damaged_file_of_a_profile_is_named(tmp_path: Path, name: str) -> None:
+    small_profile(tmp_path)
+    (tmp_path / name).write_bytes(b"op_name\n\xff\xfe\x00")
+    result = run_search(tmp_path, configuration(tmp_path), "--gpus", "2")
+
+    assert result.exit_code == 2
+    assert f"{name} is no text of a profile" in result.stderr
+    assert "Copy it again." in result.stderr
 
 
 def test_a_folder_without_a_profile_is_an_error_of_the_user(tmp_path: Path) -> None:

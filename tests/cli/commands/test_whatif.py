@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,19 @@ def test_without_changes_only_the_fidelity_is_printed(job: str) -> None:
 )
 def test_what_cannot_be_answered_is_refused(job: str, words: tuple[str, ...], message: str) -> None:
     assert message in refused(job, *words)
+
+
+def test_a_file_that_cannot_be_read_is_named(job: str, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(job, damaged)
+    segment = next(damaged.glob("rank-00000/spans-*.arrows"))
+    segment.write_bytes(segment.read_bytes()[:10])
+    result = CliRunner().invoke(app, ["whatif", str(damaged), "--bandwidth", "dp=2x"])
+
+    assert result.exit_code == 2
+    said = "".join(result.stderr.split())
+    assert "ranksareinthisrun" in said
+    assert "rank-00000/spans-0000.arrows:skipped" in said
 
 
 def test_a_run_of_kernels_is_refused(tmp_path: Path) -> None:

@@ -94,8 +94,13 @@ def plan(
     """
     memory_gib = None if memory is None else given_memory_gib(memory)
     if against is not None:
-        if like is not None or memory is not None or simai is not None:
-            raise ConfigurationError("--against compares with a run: leave out --like, --memory and --simai")
+        others = {
+            "--like": like, "--memory": memory, "--simai": simai, "--bandwidth": bandwidth, "--tflops": tflops,
+            "--measured": measured, "--baseline": baseline,
+        }  # fmt: skip
+        given = [name for name, value in others.items() if value]
+        if given:
+            raise ConfigurationError(f"--against compares with a run: leave out {', '.join(given)}")
         print_comparison(against, _planned(job, gpus)[0] if job else None, steps, json_output=json_output)
     if steps:
         raise ConfigurationError("--steps belongs to --against RUN")

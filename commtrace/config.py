@@ -48,7 +48,7 @@ from commtrace.options import (
     whole_number,
 )
 
-__all__ = ["Config", "MonitorConfig", "OtlpConfig", "PrometheusConfig", "TensorboardConfig"]
+__all__ = ["BaselineConfig", "Config", "MonitorConfig", "OtlpConfig", "PrometheusConfig", "TensorboardConfig"]
 
 _logger = logging.getLogger("commtrace")
 
@@ -277,11 +277,28 @@ class TensorboardConfig:
         check_options(self, "tensorboard.")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineConfig:
+    """What live communication is compared with; the errors are those of :class:`Config`."""
+
+    file: FilePath = option(
+        "",
+        PATH,
+        "A file of [`commtrace bench collectives`](benchmarks.md#does-my-job-reach-it-now), on every node: live "
+        "metrics then have communication as a share of it. Empty: they have none.",
+        example="/shared/baseline.json",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self, "baseline.")
+
+
 _SECTIONS: Final[Mapping[str, type]] = {
     "monitor": MonitorConfig,
     "prometheus": PrometheusConfig,
     "otlp": OtlpConfig,
     "tensorboard": TensorboardConfig,
+    "baseline": BaselineConfig,
 }
 
 
@@ -402,6 +419,7 @@ class Config:
     prometheus: PrometheusConfig = field(default_factory=PrometheusConfig)
     otlp: OtlpConfig = field(default_factory=OtlpConfig)
     tensorboard: TensorboardConfig = field(default_factory=TensorboardConfig)
+    baseline: BaselineConfig = field(default_factory=BaselineConfig)
 
     def __new__(cls, **given: object) -> Config:
         """Refuse names that options had before there were sections, with the name that they have now."""

@@ -6,7 +6,7 @@ import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from commtrace.config import Config
 from commtrace.errors import CommtraceError, ConfigurationError
@@ -15,6 +15,9 @@ from commtrace.live.rank import Hang, LiveRank, Phase
 from commtrace.live.summary import StepListener
 from commtrace.recorder import Recorder
 from commtrace.trace.metadata import RankMetadata
+
+if TYPE_CHECKING:
+    from commtrace.analysis.communication.baseline import Baseline
 
 _logger = logging.getLogger("commtrace")
 
@@ -40,11 +43,29 @@ def live_view(
     def opened(
         metadata: RankMetadata, directory: Path, recorder: Recorder, hang: Hang, phase: Phase
     ) -> Sequence[StepCollector]:
-        rank = LiveRank(metadata, directory, hang, phase, end_first)
+        rank = LiveRank(metadata, directory, hang, phase, end_first, _baseline_or_none(config, metadata.local_rank))
         listeners = [listener for name in wanted if (listener := _opened(name, config, rank)) is not None]
         return (StepCollector(rank, listeners, dropped=lambda: recorder.dropped),)
 
     return opened
+
+
+def _baseline_or_none(config: Config, local_rank: int) -> Baseline | None:
+    """Return the configured baseline; None without one, or with a warning if it cannot be used."""
+    if not config.export or not config.baseline.file:
+        return None
+    path = Path(config.baseline.file)
+    try:
+        from commtrace.analysis.communication.baseline import read_baseline  # here: few jobs have one
+
+        return read_baseline(path)
+    except OSError as error:
+        said = f"{path} cannot be read ({error.strerror or error}): name a file that every node sees"
+    except ConfigurationError as error:
+        said = str(error)
+    if not local_rank:  # one rank of a node says it for all
+        _logger.warning("commtrace: live metrics have no share of a baseline: %s", said)
+    return None
 
 
 def exporter_names(export: str) -> tuple[str, ...]:

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 import commtrace
-from commtrace.config import VARIABLES, Config, MonitorConfig, OtlpConfig, PrometheusConfig, TensorboardConfig
+from commtrace.config import (
+    VARIABLES,
+    BaselineConfig,
+    Config,
+    MonitorConfig,
+    OtlpConfig,
+    PrometheusConfig,
+    TensorboardConfig,
+)
 from commtrace.errors import ConfigurationError
 from commtrace.options import EXPORTERS
 
@@ -62,6 +70,7 @@ def test_every_variable_sets_its_option() -> None:
         "COMMTRACE_OTLP_PROCESS": "0",
         "COMMTRACE_OTLP_PROVIDER": "0",
         "COMMTRACE_TENSORBOARD_DIR": "tb",
+        "COMMTRACE_BASELINE_FILE": "baseline.json",
     }
 
     assert set(environment) == set(VARIABLES)
@@ -110,6 +119,7 @@ def test_every_variable_sets_its_option() -> None:
             provider=False,
         ),
         tensorboard=TensorboardConfig(dir="tb"),
+        baseline=BaselineConfig(file="baseline.json"),
     )
 
 

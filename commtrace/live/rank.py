@@ -21,6 +21,7 @@ from commtrace.trace.schema import Row
 from commtrace.trace.topology import Topology
 
 if TYPE_CHECKING:
+    from commtrace.analysis.communication.baseline import Baseline
     from commtrace.live.monitoring.findings import JobView, LiveEvent, LiveStraggler
 
 KNOWN_PARTS: Final = ("training", "evaluation", "checkpoint", "loading", "start", "unknown")
@@ -89,11 +90,13 @@ class LiveRank:
         hang: Hang = lambda: None,
         phase: Phase = lambda: "",
         end_first: Callable[[], None] = lambda: None,
+        baseline: Baseline | None = None,
     ) -> None:
         self.metadata = metadata
         self.hang = hang  # returns the report of a hang; None while training goes on
         self.phase = phase  # returns checkpoint or evaluation during one, in which no step ends; else empty
         self.end_first = end_first  # ends the recording at the end of Python before the exit handlers registered so far
+        self.baseline = baseline  # what the network was measured to carry; None if none is configured
         self.directory = directory
         self.marks = Marks()
         self.spans = 0  # rows so far, without marks

@@ -112,12 +112,13 @@ def summarise(
     stalls = _Stalls(position[times.stall_step], times.stall_row, times.stall_ns)
     calls = calls_of_rows(CallRows(block, matches, known.roles, np.zeros((len(spans), 2), np.int64), known.unfinished))
     count = len(window.steps)
-    bus_bytes, has_bandwidth = _on_the_bus(calls, known.names)
+    bus = _on_the_bus(calls, known.names)
+    places = _places(known.spans, rank)
     operations: list[list[OperationSummary]] = [[] for _ in range(count)]
-    for at, operation in _operations(calls, stalls, known, bus_bytes, has_bandwidth):
+    for at, operation in _operations(calls, stalls, known, bus, _expected(calls, known, rank, bus, places)):
         operations[at].append(operation)
     messages: list[list[MessageSummary]] = [[] for _ in range(count)]
-    for at, message in _messages(calls, known, rank, bus_bytes, has_bandwidth):
+    for at, message in _messages(calls, known, bus, places):
         messages[at].append(message)
     gil_yield.maybe_yield()
     collectives: list[list[GroupSummary]] = [[] for _ in range(count)]
@@ -227,7 +228,7 @@ def _relevant(window: StepWindow) -> Int64:
 
 
 def _operations(
-    calls: Calls, stalls: _Stalls, known: _Known, bus_bytes: npt.NDArray[np.float64], has_bandwidth: Bool
+    calls: Calls, stalls: _Stalls, known: _Known, bus: _OnTheBus, expected: _Expected
 ) -> Iterator[tuple[int, OperationSummary]]:
     """Yield the calls and stalls of each operation and role, with the index of their step."""
     step = np.concatenate([calls.step, stalls.step])
@@ -243,18 +244,23 @@ def _operations(
             calls.duration * calls.finished,
             calls.exposed,
             calls.hidden * calls.finished,
-            calls.duration * has_bandwidth,
+            calls.duration * bus.has_bandwidth,
+            calls.duration * expected.is_known,
             ~calls.finished,
         ]
     )
     of_stalls = np.zeros((len(of_calls), len(stalls.ns)), np.int64)
     of_stalls[3] = stalls.ns
     sums = np.add.reduceat(np.concatenate([of_calls, of_stalls], axis=1)[:, order], begins, axis=1).tolist()
-    on_bus = np.add.reduceat(np.append(bus_bytes, np.zeros(len(stalls.ns)))[order], begins).tolist()
+    floats = np.zeros((2, len(order)))
+    floats[:, : len(calls)] = bus.num_bytes, expected.ns
+    added = np.add.reduceat(floats[:, order], begins, axis=1).tolist()
     first = order[begins]
-    for at, role_code, name_code, count, num_bytes, duration, stalled, hidden, bus_ns, unfinished, moved in zip(
-        step[first].tolist(), role[first].tolist(), name[first].tolist(), *sums, on_bus, strict=True
-    ):
+    columns = step[first].tolist(), role[first].tolist(), name[first].tolist(), *sums, *added
+    for (
+        at, role_code, name_code, count, num_bytes, duration, stalled, hidden, bus_ns, compared_ns, unfinished, moved,
+        expected_ns,
+    ) in zip(*columns, strict=True):  # fmt: skip
         yield (
             at,
             OperationSummary(
@@ -268,6 +274,8 @@ def _operations(
                 bus_bytes=moved,
                 bus_ns=bus_ns,
                 unfinished=unfinished,
+                expected_ns=expected_ns,
+                compared_ns=compared_ns,
             ),
         )
 
@@ -277,19 +285,17 @@ _SIZE_WORDS: Final = (*SIZES, LARGER)
 _PLACES: Final = (BETWEEN, UNKNOWN, WITHIN)
 
 
-def _messages(
-    calls: Calls, known: _Known, rank: LiveRank, bus_bytes: npt.NDArray[np.float64], has_bandwidth: Bool
-) -> Iterator[tuple[int, MessageSummary]]:
+def _messages(calls: Calls, known: _Known, bus: _OnTheBus, places: Int64) -> Iterator[tuple[int, MessageSummary]]:
     """Yield the calls with a bandwidth by step, operation, place and size, with the index of their step."""
-    chosen = np.flatnonzero(has_bandwidth)
+    chosen = np.flatnonzero(bus.has_bandwidth)
     if not len(chosen):
         return
-    place = _places(known.spans, rank)[chosen]
+    place = places[chosen]
     size = np.searchsorted(_SIZES, calls.num_bytes[chosen])
     step, name = calls.step[chosen], calls.name[chosen]
     order, begins = sort_groups(pack((step, name, place, size)))
     duration = np.add.reduceat(calls.duration[chosen][order], begins).tolist()
-    moved = np.add.reduceat(bus_bytes[chosen][order], begins).tolist()
+    moved = np.add.reduceat(bus.num_bytes[chosen][order], begins).tolist()
     count = np.diff(np.append(begins, len(order))).tolist()
     first = order[begins]
     for at, name_code, place_code, size_code, calls_, duration_ns, bytes_ in zip(
@@ -318,10 +324,17 @@ def _places(spans: Spans, rank: LiveRank) -> Int64:
     return np.array(places, np.int64)[which]
 
 
-def _on_the_bus(calls: Calls, names: Sequence[str]) -> tuple[npt.NDArray[np.float64], Bool]:
-    """Return bytes moved · bus factor of each call, 0 without a bandwidth; and the mask of calls with one."""
+class _OnTheBus(NamedTuple):
+    """Of each call: S, and that times the bus factor, which is 0 without a bandwidth; the mask of calls with one."""
+
+    moved: Int64
+    num_bytes: npt.NDArray[np.float64]
+    has_bandwidth: Bool
+
+
+def _on_the_bus(calls: Calls, names: Sequence[str]) -> _OnTheBus:
     if not len(calls):
-        return np.zeros(0), np.zeros(0, np.bool_)
+        return _OnTheBus(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.bool_))
     is_uneven = calls.self_bytes >= 0
     example, which = grouped_rows((calls.name, calls.group_size, is_uneven))
     factor, is_bus = np.zeros(len(example)), np.zeros(len(example), np.bool_)
@@ -335,7 +348,31 @@ def _on_the_bus(calls: Calls, names: Sequence[str]) -> tuple[npt.NDArray[np.floa
         to_others[at] = uneven and operation == "all_to_all"
     moved = calls.num_bytes - calls.self_bytes * to_others[which]
     has_bandwidth = is_bus[which] & calls.finished & (calls.num_bytes > 0) & (calls.duration > 0)
-    return moved * factor[which] * has_bandwidth, has_bandwidth
+    return _OnTheBus(moved, moved * factor[which] * has_bandwidth, has_bandwidth)
+
+
+class _Expected(NamedTuple):
+    """The time of each call at the baseline, ns, 0 where it is not known; the mask of calls of which it is."""
+
+    ns: npt.NDArray[np.float64]
+    is_known: Bool
+
+
+def _expected(calls: Calls, known: _Known, rank: LiveRank, bus: _OnTheBus, places: Int64) -> _Expected:
+    ns = np.zeros(len(calls))
+    comparable = bus.has_bandwidth & (places != _PLACES.index(UNKNOWN))
+    if rank.baseline is not None and comparable.any():
+        from commtrace.analysis.communication.baseline import Kind  # here: few jobs have a baseline
+
+        chosen = np.flatnonzero(comparable)
+        example, which = grouped_rows((calls.name[chosen], calls.group_size[chosen], places[chosen], bus.moved[chosen]))
+        columns = (one[chosen][example].tolist() for one in (calls.name, calls.group_size, places, bus.moved))
+        times = [
+            rank.baseline.duration_ns(Kind(known.names[name], size, _PLACES[place] == BETWEEN), num_bytes) or 0.0
+            for name, size, place, num_bytes in zip(*columns, strict=True)
+        ]
+        ns[chosen] = np.array(times)[which]
+    return _Expected(ns, ns > 0)
 
 
 def _collectives(stalls: _Stalls, known: _Known, numbers: Int32) -> Iterator[tuple[int, GroupSummary]]:

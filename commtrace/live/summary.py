@@ -93,6 +93,8 @@ class OperationSummary:
     bus_bytes: float = 0.0  # Σ bytes moved · bus factor, over the calls that have a bandwidth (docs/definitions.md)
     bus_ns: int = 0  # time in flight of those calls
     unfinished: int = 0  # calls whose end was never seen
+    expected_ns: float = 0.0  # time at the baseline of the calls that were measured there
+    compared_ns: int = 0  # time in flight of those calls
 
     @property
     def is_pipeline_transfer(self) -> bool:
@@ -108,6 +110,11 @@ class OperationSummary:
     def busbw_bytes_per_second(self) -> float | None:
         """Return the bus bandwidth over the duration, wait included; None without one."""
         return self.bus_bytes / self.bus_ns * 1e9 if self.bus_ns and self.bus_bytes else None
+
+    @property
+    def baseline_ratio(self) -> float | None:
+        """Return the time at the baseline over the time in flight, wait included; None without a baseline."""
+        return self.expected_ns / self.compared_ns if self.compared_ns else None
 
     @property
     def overlap_ratio(self) -> float | None:

@@ -295,6 +295,11 @@ def communication() -> list[Row]:
                     "Of the exposed time of those calls that the monitor compares between ranks. High: a slow rank. "
                     "Low with little bandwidth: the network.",
                 ),
+                lines_by_operation(
+                    "Share of the baseline", "percentunit", "commtrace:communication_baseline:max",
+                    "Time at the measured baseline by time in flight, of the last step, on the rank that waits least: "
+                    "at least so much of the network is reached. Empty without COMMTRACE_BASELINE_FILE.",
+                ),
             ],
             title="By operation and role",
         ),

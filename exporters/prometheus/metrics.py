@@ -49,6 +49,7 @@ class OperationTotals:
     exposed_ns: int = 0
     overlap_ratio: float | None = None
     busbw: float | None = None
+    baseline_ratio: float | None = None
 
     def add(self, one: OperationSummary) -> None:
         self.count += one.count
@@ -57,6 +58,7 @@ class OperationTotals:
         self.exposed_ns += one.exposed_ns
         self.overlap_ratio = one.overlap_ratio if one.overlap_ratio is not None else self.overlap_ratio
         self.busbw = one.busbw_bytes_per_second or self.busbw
+        self.baseline_ratio = one.baseline_ratio or self.baseline_ratio
 
 
 @dataclass(slots=True)
@@ -277,6 +279,11 @@ class RankCollector(Collector):
             "Effective bus bandwidth of the last step that had any; waiting lowers it.",
             labels=_OPERATION,
         )
+        baseline = GaugeMetricFamily(
+            "commtrace_communication_baseline_ratio",
+            "Time at the baseline over time in flight, of the last step with calls that it has; waiting lowers it.",
+            labels=_OPERATION,
+        )
         for (operation, role), one in totals.items():
             _add(calls, (operation, role), one.count)
             _add(seconds, (operation, role), one.duration_ns / 1e9)
@@ -284,10 +291,11 @@ class RankCollector(Collector):
             _add(exposed, (operation, role), one.exposed_ns / 1e9)
             _add(overlap, (operation, role), one.overlap_ratio)
             _add(busbw, (operation, role), one.busbw)
+            _add(baseline, (operation, role), one.baseline_ratio)
         for labels, known in self._split().items():
             split.add_metric([*labels, "wait"], known.wait_ns / 1e9)
             split.add_metric([*labels, "transfer"], known.transfer_ns / 1e9)
-        yield from (calls, seconds, num_bytes, exposed, split, overlap, busbw)
+        yield from (calls, seconds, num_bytes, exposed, split, overlap, busbw, baseline)
 
     def _of_messages(self) -> Iterator[Metric]:
         calls = CounterMetricFamily(

@@ -207,6 +207,11 @@ def _of_runs(timing: Timing) -> tuple[RecordingRule, ...]:
             "commtrace:communication_busbw:mean",
             f"avg by ({_BY_OPERATION}) (commtrace_communication_busbw_bytes_per_second)",
         ),
+        # The rank that waits least is nearest to what the network does.
+        RecordingRule(
+            "commtrace:communication_baseline:max",
+            f"max by ({_BY_OPERATION}) (commtrace_communication_baseline_ratio)",
+        ),
         RecordingRule("commtrace:exposed_wait:ratio", ratio(f'{split}{{part="wait"}}', split, _BY_OPERATION)),
         RecordingRule(
             "commtrace:message_busbw:mean",
@@ -252,6 +257,7 @@ def alerts(timing: Timing) -> tuple[Alert, ...]:
             timing, "CommtraceBubbleUp", "commtrace:bubble:ratio", "the pipeline bubble",
             f"Whether schedule, uneven stages, a slow rank or transfers cause it: commtrace pipeline {_DIRECTORY}.",
         ),
+        _below_baseline(timing),
         _stalled(timing),
         _hung(),
         _gone(timing),
@@ -335,6 +341,24 @@ def _went_up(timing: Timing, name: str, ratio: str, what: str, advice: str) -> A
         severity="warning",
         summary=f"In {{{{ $labels.run_id }}}} {what} takes more of each step than {timing.baseline} ago",
         description=f"By {{{{ $value | humanizePercentage }}}} of the step, in the mean over ranks. {advice}",
+    )
+
+
+def _below_baseline(timing: Timing) -> Alert:
+    # The best moment of a while: a burst of waiting must not look like a slow network.
+    share = f"max_over_time(commtrace:communication_baseline:max[{timing.short_window}])"
+    exposed, step = "commtrace:exposed_seconds:per_step", "commtrace:run_step_seconds:mean"
+    return Alert(
+        name="CommtraceBelowBaseline",
+        expr=f"{share} < 0.5\nand {exposed}\n> on (run_id) group_left () 0.05 * {step}",
+        operands=(share, exposed, step),
+        severity="warning",
+        summary="{{ $labels.operation }} ({{ $labels.role }}) of {{ $labels.run_id }} is slower than the baseline",
+        description=(
+            "On the rank that waits least it reaches {{ $value | humanizePercentage }} of what was measured, and "
+            "training stalls on it for more than 5 % of the step. Where CommtraceStraggler fires as well, look there "
+            f"first. The share without waiting, by size and group: commtrace summary {_DIRECTORY} --baseline FILE."
+        ),
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
 from commtrace.exporters.grafana.dashboards import dashboards
 from commtrace.exporters.grafana.overview import ALERTS, FOUND
 from commtrace.exporters.prometheus.rules import Timing, alerts, recording_rules, write
@@ -96,7 +97,10 @@ def test_panels_rules_and_alerts_see_a_real_run(tmp_path: Path) -> None:
     for directory in (targets, rules):
         directory.mkdir()
     write(rules, TIMING, interval="1s")
+    replicas = Measurement("all_reduce", (0, 1), ("here",), 400_000, "float32", 20, Spread(1e6, 1e6, 1e6))
+    Baseline({"backend": "gloo"}, (replicas,)).save(tmp_path / "baseline.json")
     environment = {
+        "COMMTRACE_BASELINE_FILE": str(tmp_path / "baseline.json"),
         "COMMTRACE_DIR": str(tmp_path / "run"),
         "COMMTRACE_RUN_ID": "watched",
         "COMMTRACE_EXPORT": "prometheus,monitor",
@@ -118,6 +122,7 @@ def test_panels_rules_and_alerts_see_a_real_run(tmp_path: Path) -> None:
             _exemplars_lead_to_traces(job)
             _the_slow_rank_is_named(job)
             _the_others_wait_and_it_does_not(job)
+            _the_share_of_the_baseline_is_that_of_the_rank_that_waits_least(job)
             _alerts_survive_a_restart_of_prometheus(job)
             _training_goes_on_without_prometheus(job)
         finally:
@@ -263,6 +268,19 @@ def _the_others_wait_and_it_does_not(job: Job) -> None:
     prometheus.until(lambda: rate("wait")[SLOW_RANK] < 0.2 * rate("wait")["0"], SECONDS, lambda: rate("wait"))
     exposed = "sum without (part) (commtrace_exposed_split_seconds_total) - commtrace_exposed_seconds_total > 1e-6"
     assert job.server.query(exposed) == []
+
+
+def _the_share_of_the_baseline_is_that_of_the_rank_that_waits_least(job: Job) -> None:
+    """Of what was measured there, and of nothing else; the replica of the slow rank waits for it 0.1 s."""
+
+    def shares() -> dict[str, float]:
+        told = job.server.query("commtrace_communication_baseline_ratio")
+        assert {(one.labels["operation"], one.labels["role"]) for one in told} <= {("all_reduce", "dp")}
+        return {one.labels["rank"]: one.value for one in told}
+
+    prometheus.until(lambda: len(shares()) == 4 and 0 < 2 * shares()["0"] < shares()[SLOW_RANK], SECONDS, shares)
+    (most,) = job.server.query("commtrace:communication_baseline:max")
+    assert most.labels["operation"] == "all_reduce"
 
 
 def _alerts_survive_a_restart_of_prometheus(job: Job) -> None:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from commtrace.config import Config
+from commtrace.config import BaselineConfig, Config
 from commtrace.exporters import live
 from commtrace.live.rank import LiveRank
 from tests.factory import metadata
@@ -42,3 +42,13 @@ def test_an_exporter_that_fails_to_open_is_left_out(
     assert live._opened("prometheus", Config(), LiveRank(metadata(0), tmp_path)) is None
     (record,) = caplog.records
     assert (said in record.message, record.exc_info is not None) == (True, has_traceback)
+
+
+def test_one_rank_of_a_node_warns_of_a_baseline_for_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = Config(export="prometheus", baseline=BaselineConfig(file=str(tmp_path / "absent.json")))
+
+    assert [live._baseline_or_none(config, local_rank) for local_rank in (0, 1, 7)] == [None] * 3
+    assert [record.message for record in caplog.records] == [
+        f"commtrace: live metrics have no share of a baseline: {tmp_path / 'absent.json'} cannot be read "
+        "(No such file or directory): name a file that every node sees"
+    ]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import commtrace.live.collector as collector_module
+from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
 from commtrace.live.collector import StepCollector
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import GroupSummary, MessageSummary, OperationSummary, StepSummary, trace_id
@@ -163,6 +164,38 @@ def test_messages_are_told_apart_by_size_and_by_whether_they_leave_the_node(
         MessageSummary("recv", "between", "64KiB", 1, 40, 10.0),
         MessageSummary("recv", "within", "64KiB", 1, 40, 10.0),
     )
+
+
+@pytest.mark.parametrize(
+    ("ranks_per_node", "ratio"), [(2, 0.4), (4, None), (None, None)], ids=["between", "within", "unknown"]
+)
+def test_communication_is_a_share_of_the_baseline_where_its_kind_and_size_were_measured(
+    ranks_per_node: int | None, ratio: float | None, listener: Listener
+) -> None:
+    # Measured were 4 ranks on two nodes.
+    measured = Measurement("all_reduce", (0, 1, 2, 3), ("a", "b"), 4_000, "float32", 20, Spread(60.0, 50.0, 70.0))
+    rank = LiveRank(metadata(), Path("run"), baseline=Baseline({}, (measured,)))
+    collector = StepCollector(rank, [listener], thread_ns=lambda: 0)
+    collector.write([group_mark(DP), group_mark(PP)])
+    if ranks_per_node is not None:
+        collector.write([mark("topology", {"ranks_per_node": ranks_per_node})])
+    collector.write(
+        [
+            all_reduce(1, 0, 200),
+            all_reduce(2, 200, 300),
+            all_reduce(3, 300, 700)._replace(bytes=2**20),  # far from what was measured
+            all_reduce(4, 700, 800)._replace(bytes=-1),
+            receive(1, 1),
+            step(0, 0, 1000),
+        ]
+    )
+    collector.write([])
+
+    ((summary),) = listener.summaries
+    all_reduces, received = summary.operations
+    assert all_reduces.count == 4
+    assert all_reduces.baseline_ratio == pytest.approx(ratio)
+    assert (received.count, received.baseline_ratio) == (1, None)
 
 
 def test_a_communication_that_ends_late_is_counted_once_in_the_next_step(

@@ -208,6 +208,6 @@ def read_baseline(path: Path) -> Baseline:
 def _measurements(path: Path, rows: Iterable[_StoredRow]) -> Iterable[Measurement]:
     for row in rows:
         time = Spread(row.duration_ns.mean, row.duration_ns.min, row.duration_ns.max)
-        if not (row.bytes > 0 and row.ranks and row.nodes and 0 < time.min <= time.mean <= time.max < np.inf):
+        if not (0 < row.bytes < 1 << 63 and row.ranks and row.nodes and 0 < time.min <= time.mean <= time.max < np.inf):
             raise ConfigurationError(f"{path}: a measurement of {row.operation} has impossible numbers: measure again")
         yield Measurement(row.operation, row.ranks, row.nodes, row.bytes, row.dtype, row.iterations, time)

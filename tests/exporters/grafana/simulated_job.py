@@ -22,6 +22,7 @@ import numpy as np
 from prometheus_client.samples import Sample
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
+from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
 from commtrace.analysis.path_totals import PathTotals
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.exporters.prometheus import metrics
@@ -47,6 +48,19 @@ SCRAPE_SECONDS = 15
 RUN_ID = "simulated"
 _PIECE_SCRAPES = 100
 _DEVICE = Device("NVIDIA H100 80GB HBM3", 60 * 2**30, 40 * 2**30, 62 * 2**30, 64 * 2**30)
+
+
+BASELINE = Baseline(
+    {"backend": "nccl"},
+    tuple(
+        Measurement(operation, tuple(range(size)), nodes, num_bytes, "bfloat16", 20, Spread(*[time_ns] * 3))
+        for operation in ("all_gather", "all_reduce", "reduce_scatter", "send")
+        for size in (2, 4, 8, 32)
+        for nodes in (("a",), ("a", "b"))
+        for num_bytes, time_ns in ((1, 1e4), (2**40, 1e12))
+    ),
+)
+"""Of every size that the job sends."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +141,7 @@ def _live_rank(synthetic: Synthetic, number: int, start_seconds: float) -> LiveR
     live.marks.topology = synthetic.topology(number)
     live.marks.groups = dict(synthetic.rank_trace(number).groups)
     live.split = {}
+    live.baseline = BASELINE
     return live
 
 

@@ -95,6 +95,7 @@ def test_two_steps_are_added_up() -> None:
         "commtrace_communication_overlap_ratio{operation=recv,role=pp}": 0,
         "commtrace_communication_busbw_bytes_per_second{operation=all_reduce,role=dp}": 12_000,
         "commtrace_communication_busbw_bytes_per_second{operation=recv,role=pp}": 800,
+        "commtrace_communication_baseline_ratio{operation=all_reduce,role=dp}": 0.4,
         "commtrace_message_operations_total{nodes=between,operation=all_reduce,up_to=64KiB}": 4,
         "commtrace_message_seconds_total{nodes=between,operation=all_reduce,up_to=64KiB}": 2,
         "commtrace_message_bus_bytes_total{nodes=between,operation=all_reduce,up_to=64KiB}": 24_000,
@@ -195,7 +196,7 @@ def test_before_the_first_step_there_is_no_last_step() -> None:
 )  # fmt: skip
 def test_a_rank_never_has_more_series_than_its_budget(pairs: list[tuple[str, str]]) -> None:
     totals = StepTotals()
-    operations = tuple(OperationSummary(*pair, 1, 10, 100, 50, 50, 10.0, 100) for pair in pairs)
+    operations = tuple(OperationSummary(*pair, 1, 10, 100, 50, 50, 10.0, 100, 0, 50.0, 100) for pair in pairs)
     phases = dict.fromkeys(("forward", "backward", "recompute", "optimizer", "evaluation", "other"), 1)
     counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1e12}
     messages = tuple(
@@ -220,7 +221,9 @@ def test_a_rank_never_has_more_series_than_its_budget(pairs: list[tuple[str, str
 
     exported = samples(RankCollector(live, totals))
 
-    assert len(exported) <= MOST_SERIES
+    of_baseline = [one for one in exported if one.name == "commtrace_communication_baseline_ratio"]
+    assert len(exported) - len(of_baseline) <= MOST_SERIES
+    assert len(of_baseline) == min(len(pairs), MOST_OPERATIONS + 1)
     assert sum(one.value for one in exported if one.labels.get("part") == "wait") == pytest.approx(1e-9 * len(pairs))
     communications = [sample for sample in exported if sample.name == "commtrace_communication_operations_total"]
     assert sum(sample.value for sample in communications) == 20 * len(pairs)

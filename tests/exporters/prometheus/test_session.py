@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import commtrace
+from commtrace.config import BaselineConfig
 
 SECONDS = 60.0
 
@@ -58,6 +59,34 @@ def test_every_step_is_told_also_those_that_the_trace_holds_as_sums(tmp_path: Pa
     assert list((tmp_path / "prometheus").iterdir()) == []
     with pytest.raises(urllib.error.URLError, match="refused"):
         urllib.request.urlopen(url, timeout=10)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, b"", b"{", b'{"format": "another", "made": {}, "measurements": []}', b"[" * 100_000],
+    ids=["missing", "empty", "truncated", "of another version", "too deep"],
+)
+def test_a_baseline_that_cannot_be_used_is_one_warning_and_all_else_is_served(
+    content: bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, run = tmp_path / "baseline.json", tmp_path / "run"
+    if content is not None:
+        file.write_bytes(content)
+    commtrace.start(commtrace.Config(dir=str(run), export="prometheus", baseline=BaselineConfig(file=str(file))))
+    try:
+        for step in range(3):
+            with commtrace.step(step), commtrace.span("work"):
+                pass
+        url = started(run)
+        deadline = time.monotonic() + SECONDS
+        while value(url, "commtrace_last_step") < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        commtrace.stop()
+
+    (warning,) = [record.message for record in caplog.records if "baseline" in record.message]
+    assert warning.startswith(f"commtrace: live metrics have no share of a baseline: {file}")
 
 
 @contextmanager

@@ -113,7 +113,7 @@ def summarise(
     calls = calls_of_rows(CallRows(block, matches, known.roles, np.zeros((len(spans), 2), np.int64), known.unfinished))
     count = len(window.steps)
     bus = _on_the_bus(calls, known.names)
-    places = _places(known.spans, rank)
+    places = _places(calls, known.spans, rank)
     operations: list[list[OperationSummary]] = [[] for _ in range(count)]
     for at, operation in _operations(calls, stalls, known, bus, _expected(calls, known, rank, bus, places)):
         operations[at].append(operation)
@@ -309,19 +309,29 @@ def _messages(calls: Calls, known: _Known, bus: _OnTheBus, places: Int64) -> Ite
         )
 
 
-def _places(spans: Spans, rank: LiveRank) -> Int64:
-    """Return the index in ``_PLACES`` of each communication."""
-    rows = np.flatnonzero(communication_rows(spans))
+def _places(calls: Calls, spans: Spans, rank: LiveRank) -> Int64:
+    """Return the index in ``_PLACES`` of each call."""
     own_node, groups = rank.ranks_of_node, rank.marks.groups
     if own_node is None:
-        return np.full(len(rows), _PLACES.index(UNKNOWN))
-    example, which = grouped_rows((spans.group[rows], spans.peer[rows]))
+        return np.full(len(calls), _PLACES.index(UNKNOWN))
+    peers = _peers(calls, spans)
+    example, which = grouped_rows((calls.group, peers))
     places = []
-    for group, peer in zip(spans.group[rows][example].tolist(), spans.peer[rows][example].tolist(), strict=True):
+    for group, peer in zip(calls.group[example].tolist(), peers[example].tolist(), strict=True):
         members = (peer,) if peer >= 0 else groups[group].ranks if group in groups else ()
         is_within = all(member in own_node for member in members)
         places.append(_PLACES.index(UNKNOWN if not members else WITHIN if is_within else BETWEEN))
     return np.array(places, np.int64)[which]
+
+
+def _peers(calls: Calls, spans: Spans) -> npt.NDArray[np.integer]:
+    """Return the peer of each call, -1 without one: with brackets, merged collectives come after all messages."""
+    rows = np.flatnonzero(communication_rows(spans))
+    is_collective = spans.kind[rows] == schema.COLLECTIVE
+    if not spans.op_in_seq[rows[is_collective]].any():
+        return spans.peer[rows]
+    messages = spans.peer[rows[~is_collective]]
+    return np.append(messages, np.full(len(calls) - len(messages), -1))
 
 
 class _OnTheBus(NamedTuple):

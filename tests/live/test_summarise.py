@@ -166,6 +166,25 @@ def test_messages_are_told_apart_by_size_and_by_whether_they_leave_the_node(
     )
 
 
+def test_calls_of_one_bracket_are_one_message_in_its_place(collector: StepCollector, listener: Listener) -> None:
+    collector.write([mark("topology", {"ranks_per_node": 2})])
+    collector.write(
+        [
+            all_reduce(1, 0, 100),
+            all_reduce(1, 0, 100)._replace(op_in_seq=1, id=2),
+            receive(1, 1),
+            step(0, 0, 1000),
+        ]
+    )
+    collector.write([])
+
+    ((summary),) = listener.summaries
+    assert summary.messages == (
+        MessageSummary("all_reduce", "between", "64KiB", 1, 100, 12_000.0),
+        MessageSummary("recv", "within", "64KiB", 1, 40, 10.0),
+    )
+
+
 @pytest.mark.parametrize(
     ("ranks_per_node", "ratio"), [(2, 0.4), (4, None), (None, None)], ids=["between", "within", "unknown"]
 )

@@ -34,8 +34,8 @@ from commtrace.trace.inputs import all_printable, decode_json
 from commtrace.trace.spans import Int64
 
 _SECONDS: Final = 10.0
-_MOST_BYTES: Final = 64 << 20
-"""A Prometheus that watches ten thousand ranks answers some megabytes."""
+_MOST_BYTES: Final = 256 << 20
+"""A Prometheus answers up to some ten kilobytes for each rank."""
 
 
 class MetricsError(CommtraceError):
@@ -84,7 +84,9 @@ _LARGEST_VALUE: Final = 2.0**52
 _SILENT_SECONDS: Final = 30.0
 _SILENT_STEPS: Final = 10.0
 _NO_COORDINATE: Final = frozenset({"__name__", "run_id", "rank", "node", "local_rank", "instance", "job"})
-_OF_SAMPLES: Final = frozenset({"phase", "role", "operation", "kind", "le", "part", "straggler_rank", "place", "cause"})
+_OF_SAMPLES: Final = frozenset(
+    {"phase", "role", "operation", "kind", "le", "part", "straggler_rank", "place", "cause", "series"}
+)
 """Labels that distinguish the series of a rank and do not describe it."""
 
 
@@ -208,11 +210,11 @@ class PrometheusSource:
         run_id = self._run_id or max(newest, key=lambda one: newest[one])
         # A string in JSON is a string in PromQL.
         chosen = f"{{run_id={json.dumps(run_id)}}}"
-        total = totals_of(self._samples(chosen))
+        total = totals_of(self._samples(run_id))
         steps, seconds = _steps(total), sum(one.seconds for one in total.values())
         window = max(_SHORTEST_WINDOW_SECONDS, math.ceil(1.5 * self._last * seconds / steps) if steps else 0)
         # Not increase(): it extrapolates each counter differently, so the parts would not add up to the step.
-        before = totals_of(self._samples(f"{chosen} offset {window}s"))
+        before = totals_of(self._samples(run_id, f" offset {window}s"))
         added = {rank: one.since(before.get(rank, RankTotals())) for rank, one in total.items()}
         alerts = self._query(
             f'ALERTS{{alertname="CommtraceStraggler",alertstate="firing",run_id={json.dumps(run_id)}}}'
@@ -228,14 +230,13 @@ class PrometheusSource:
             notes.append(f"This run has the newest step of {len(newest)} runs. Choose another with --run-id: {listed}")
         return replace(frame, run_id=run_id, notes=tuple(notes), took_ns=time.monotonic_ns() - began)
 
-    def _samples(self, chosen: str) -> Iterator[Sample]:
-        for name, over in _COUNTERS.items():
-            series = f"{name}{chosen}"
-            for one in self._query(f"sum without ({over}) ({series})" if over else series):
-                yield one._replace(name=name)
-        for name in ("commtrace_last_step", "commtrace_last_step_timestamp_seconds"):
-            for one in self._query(f"{name}{chosen}"):
-                yield one._replace(name=name)
+    def _samples(self, run_id: str, offset: str = "") -> Iterator[Sample]:
+        """Yield the samples of a run, of one moment: a scrape between two queries would part a step from its parts."""
+        series = f'{{__name__=~"{"|".join(_SERIES)}",run_id={json.dumps(run_id)}}}{offset}'
+        # Sums have no name: it travels in a label.
+        named = f'label_replace({series}, "series", "$1", "__name__", "(.*)")'
+        for one in self._query(f"sum without ({', '.join(_SUMMED)}) ({named})"):
+            yield one._replace(name=one.labels.get("series", ""))
 
     def _query(self, expression: str) -> list[Sample]:
         answer = fetch(f"{self._url}/api/v1/query", query=expression)
@@ -249,16 +250,19 @@ class PrometheusSource:
             ) from error
 
 
-_COUNTERS: Final = {
-    "commtrace_step_duration_seconds_count": "",
-    "commtrace_step_duration_seconds_sum": "",
-    "commtrace_compute_seconds_total": "phase",
-    "commtrace_exposed_seconds_total": "operation",
-    "commtrace_exposed_split_seconds_total": "operation",
-    **{f"commtrace_{part}_seconds_total": "" for part in (*_PARTS, "work")},
-    "commtrace_spans_dropped_total": "kind",
-}
-"""By name of a counter, the label that Prometheus sums over."""
+_SERIES: Final = (
+    "commtrace_step_duration_seconds_count",
+    "commtrace_step_duration_seconds_sum",
+    "commtrace_compute_seconds_total",
+    "commtrace_exposed_seconds_total",
+    "commtrace_exposed_split_seconds_total",
+    *(f"commtrace_{part}_seconds_total" for part in (*_PARTS, "work")),
+    "commtrace_spans_dropped_total",
+    "commtrace_last_step",
+    "commtrace_last_step_timestamp_seconds",
+)
+_SUMMED: Final = ("phase", "operation", "kind")
+"""Labels that Prometheus sums over, which keeps the answer small."""
 
 
 def _parsed(text: str, where: str) -> list[Sample]:

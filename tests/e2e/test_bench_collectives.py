@@ -60,7 +60,8 @@ def test_a_user_who_stops_it_gets_what_was_measured(tmp_path: Path) -> None:
     assert "Stopped early. Highest busbw: " in job.stdout
     (one,) = read_baseline(path).measurements
     assert (one.operation, one.ranks, one.num_bytes) == ("all_reduce", (0, 1), 1 << 16)
-    assert one.iterations == 12 - 5  # the agreement before the thirteenth stops both
+    # Five are the warm-up. A thread takes the signal, perhaps some rounds later; then the next agreement stops both.
+    assert 12 - 5 <= one.iterations < 1000
 
 
 def test_what_was_measured_before_a_rank_died_is_printed(tmp_path: Path) -> None:

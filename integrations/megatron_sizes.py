@@ -56,6 +56,8 @@ def megatron_sizes(chunks: object, sequence: object, microbatch: object) -> Topo
             "max_positions": int(getattr(chunk, "max_sequence_length", 0) or 0),
             "tied_embeddings": bool(chunk.share_embeddings_and_output_weights),
             "moe_every": frequency or 1,
+            "hidden_dropout": bool(getattr(config, "hidden_dropout", True)),
+            "attention_dropout": bool(getattr(config, "attention_dropout", True)),
         },
         "layout": {
             "microbatch": microbatch,

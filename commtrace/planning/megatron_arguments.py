@@ -128,6 +128,8 @@ def _megatron_parser(script: str) -> argparse.ArgumentParser:
     parser.add_argument("--attention-backend", default="auto")
     parser.add_argument("--optimizer", default="adam")
     parser.add_argument("--clip-grad", type=float, default=1.0)
+    parser.add_argument("--hidden-dropout", type=float, default=0.1)
+    parser.add_argument("--attention-dropout", type=float, default=0.1)
     for name in _GROWING_BATCHES:
         parser.add_argument(name, nargs="+", default=())
     return parser
@@ -175,6 +177,8 @@ def _model(parsed: argparse.Namespace) -> Model:
         experts_per_token=parsed.moe_router_topk if parsed.num_experts else 2,
         expert_ffn=parsed.moe_ffn_hidden_size,
         moe_every=int(parsed.moe_layer_freq),
+        hidden_dropout=parsed.hidden_dropout > 0,
+        attention_dropout=parsed.attention_dropout > 0,
     )
 
 

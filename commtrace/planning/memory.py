@@ -95,19 +95,21 @@ def layer_activations(model: Model, layout: Layout, layer: int) -> tuple[Activat
 
     Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", table 2, for any
     ffn, for groups of queries, and with 6 instead of 4 bytes for each element of a gated MLP, which keeps the outputs
-    of both matrices and their product. Tokens are taken to be divided evenly between experts.
+    of both matrices and their product. Without dropout there are no masks (1 byte for each element), and dropped scores
+    are not kept beside those of the softmax. Tokens are taken to be divided evenly between experts.
     """
     tokens = model.sequence // layout.cp * layout.microbatch
     row = tokens * model.hidden
     query, key_value = model.heads * model.head_size, model.query_groups * model.head_size
     of_the_sequence = layout.tp if layout.sequence_parallel else 1
     ffn_bytes = 6 if model.gated else 4
+    edge_bytes = 3 if model.hidden_dropout else 2
     norms = 4 * row // of_the_sequence
-    attention = 3 * row // of_the_sequence + 4 * tokens * (query + key_value) // layout.tp
-    scores = 5 * model.heads * model.sequence * tokens // layout.tp
+    attention = edge_bytes * row // of_the_sequence + 4 * tokens * (query + key_value) // layout.tp
+    scores = (5 if model.attention_dropout else 2) * model.heads * model.sequence * tokens // layout.tp
     if layout.flash_attention or layout.recompute == "selective":
         scores = 0
-    mlp_edges = 3 * row // of_the_sequence
+    mlp_edges = edge_bytes * row // of_the_sequence
     if model.has_experts(layer):
         # the ranks that divide an expert gather its tokens, whole rows of them, from one another
         each_bytes = 2 * model.hidden * layout.expert_tp + ffn_bytes * model.expert_ffn
@@ -126,7 +128,7 @@ def layer_activations(model: Model, layout: Layout, layer: int) -> tuple[Activat
 def stage_activations(model: Model, layout: Layout, stage: int) -> tuple[Activations, ...]:
     """Return the activations of each rank of a stage while most microbatches are in flight.
 
-    The embedding keeps 8 bytes for each token and 1 for each element of its output (ids and the mask of dropout); the
+    The embedding keeps 8 bytes for each token and, with dropout, 1 for each element of its output (ids and the mask); the
     output layer, of one microbatch, 4 bytes for each element of its input and of the logits. With sequence parallelism,
     no GQA and no gated MLP the sum on stage 0 is that of Megatron-LM's theoretical_memory_usage.py.
     """
@@ -150,7 +152,10 @@ def stage_activations(model: Model, layout: Layout, stage: int) -> tuple[Activat
             for part, num_bytes in layer_activations(model, layout, layer):
                 add(part, num_bytes * in_flight // layout.chunks)
     if stage == 0:
-        add("embedding", (8 * tokens + row) // of_the_sequence * in_flight // layout.chunks)
+        add(
+            "embedding",
+            (8 * tokens + (row if model.hidden_dropout else 0)) // of_the_sequence * in_flight // layout.chunks,
+        )
     if stage == layout.pp - 1:
         add("output", 4 * row // of_the_sequence + _LOGIT_BYTES * tokens * model.vocabulary // layout.tp)
     return tuple(Activations(part, num_bytes) for part, num_bytes in found.items() if num_bytes)

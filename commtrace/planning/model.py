@@ -36,6 +36,8 @@ class Model:
     expert_ffn: int = 0  # 0: ffn
     tokenizer_vocabulary: int = 0  # entries without padding; 0: unknown
     moe_every: int = 1  # 2: every second layer has experts, the first among them
+    hidden_dropout: bool = True  # its probability is above 0: masks are kept for the backward
+    attention_dropout: bool = True
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "sequence", "vocabulary", "experts_per_token", "moe_every"):

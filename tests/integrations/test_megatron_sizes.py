@@ -36,7 +36,7 @@ def test_a_model_in_its_wrappers() -> None:
             "layers": 8, "hidden": 64, "heads": 4, "query_groups": 2, "head_size": 16, "ffn": 256, "gated": True,
             "linear_bias": False, "qkv_bias": False, "normalization": "RMSNorm", "experts": 0, "experts_per_token": 2,
             "expert_ffn": 0, "sequence": 32, "vocabulary": 128, "positions": "rope", "max_positions": 32,
-            "tied_embeddings": False, "moe_every": 1,
+            "tied_embeddings": False, "moe_every": 1, "hidden_dropout": True, "attention_dropout": True,
         },
         "layout": {
             "microbatch": 2, "sequence_parallel": False, "recompute": "none", "flash_attention": False,
@@ -61,6 +61,11 @@ def test_a_model_in_its_wrappers() -> None:
         ({"cp_comm_type": ["a2a", "a2a"]}, "layout", {"cp_communication": "all_to_all"}),
         ({"cp_comm_type": ["p2p", "a2a"]}, "layout", {"cp_communication": "other"}),
         ({"num_moe_experts": 4, "moe_layer_freq": [1, 0, 1, 0]}, "model", {"experts": 4, "moe_every": 2}),
+        (
+            {"hidden_dropout": 0.0, "attention_dropout": 0},
+            "model",
+            {"hidden_dropout": False, "attention_dropout": False},
+        ),
         ({"params_dtype": torch.float32}, "layout", {"parameter_bytes": 4, "optimizer_bytes": 8}),
     ],
 )

@@ -128,6 +128,13 @@ def test_an_argument_that_changes_the_numbers_is_not_only_ignored(words: str) ->
     assert f"The numbers depend on {words.split()[0]}, which a plan does not understand yet." in job.notes
 
 
+def test_dropout_of_0_is_none() -> None:
+    job = parse("--hidden-dropout 0 --attention-dropout 0.0")
+
+    assert (job.model.hidden_dropout, job.model.attention_dropout) == (False, False)
+    assert (parse().model.hidden_dropout, parse().model.attention_dropout) == (True, True)
+
+
 def test_a_batch_that_grows_is_planned_at_its_end() -> None:
     job = parse("--rampup-batch-size 32 32 5000")
 

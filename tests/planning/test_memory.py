@@ -36,6 +36,15 @@ def test_a_layer_keeps_what_korthikanti_s_table_says(layout: Layout, expected: i
     assert kept_of_a_layer(layout) == expected
 
 
+def test_without_dropout_there_are_no_masks() -> None:
+    no_hidden, none = replace(GPT, hidden_dropout=False), replace(GPT, hidden_dropout=False, attention_dropout=False)
+    layout = Layout(microbatch=B)
+
+    assert kept_of_a_layer(layout, no_hidden) == 32 * SBH + SCORES
+    assert kept_of_a_layer(layout, none) == 32 * SBH + SCORES * 2 // 5
+    assert dict(stage_memory(none, layout, 0).activations)["embedding"] == 8 * S * B
+
+
 def test_groups_of_queries_keep_fewer_keys_and_values() -> None:
     grouped = replace(GPT, query_groups=4)
 

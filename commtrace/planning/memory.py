@@ -128,9 +128,9 @@ def layer_activations(model: Model, layout: Layout, layer: int) -> tuple[Activat
 def stage_activations(model: Model, layout: Layout, stage: int) -> tuple[Activations, ...]:
     """Return the activations of each rank of a stage while most microbatches are in flight.
 
-    The embedding keeps 8 bytes for each token and, with dropout, 1 for each element of its output (ids and the mask); the
+    The embedding keeps 8 bytes for each token (ids) and, with dropout, 1 for each element of its output (the mask); the
     output layer, of one microbatch, 4 bytes for each element of its input and of the logits. With sequence parallelism,
-    no GQA and no gated MLP the sum on stage 0 is that of Megatron-LM's theoretical_memory_usage.py.
+    dropout, no GQA and no gated MLP the sum on stage 0 is that of Megatron-LM's theoretical_memory_usage.py.
     """
     tokens = model.sequence // layout.cp * layout.microbatch
     row = tokens * model.hidden

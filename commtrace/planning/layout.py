@@ -110,6 +110,12 @@ class Layout:
     def check(self, model: Model) -> None:
         """Raise ConfigurationError if ``model`` cannot be divided in this way."""
         self._check_stages(model)
+        if model.query_groups < self.tp <= model.heads and self.tp % model.query_groups == 0:
+            raise ConfigurationError(
+                f"query_groups ({model.query_groups}) is below tp ({self.tp}): Megatron-core then gathers queries, "
+                "keys and values of the tp ranks in each layer, which a plan does not count yet. Lower tp to "
+                f"{model.query_groups} to plan it"
+            )
         for name in ("heads", "query_groups", "vocabulary", "ffn"):
             if getattr(model, name) % self.tp:
                 unit = lcm(self.tp, 128) if name == "vocabulary" else self.tp

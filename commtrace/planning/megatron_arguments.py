@@ -82,6 +82,10 @@ def _launched_ranks(words: Sequence[str]) -> int:
     parser.add_argument("--nnodes", default="1")
     parser.add_argument("--nproc-per-node", "--nproc_per_node", default="1")
     launched, _ = parser.parse_known_args(list(words))
+    if words and PurePath(words[0]).name in ("srun", "mpirun", "mpiexec") and launched.nproc_per_node == "1":
+        raise ConfigurationError(
+            f"the ranks that {PurePath(words[0]).name} starts are not read from the command: give --gpus"
+        )
     if not (launched.nnodes.isdecimal() and launched.nproc_per_node.isdecimal()):
         raise ConfigurationError(
             f"--nnodes {launched.nnodes} --nproc-per-node {launched.nproc_per_node} do not say how many ranks there "

@@ -218,3 +218,16 @@ def test_a_message_counts_where_it_is_sent() -> None:
     rows = [Traffic("pp", operation, "activations", "forward", 2, 10, 4) for operation in ("send", "recv")]
 
     assert total_bytes(rows) == (20, 20)
+
+
+def test_only_the_first_chunk_of_the_first_stage_has_several_buckets() -> None:
+    layout = Layout(pp=2, dp=2, chunks=2, microbatches=2, overlap_gradients=True, bucket_elements=60_000)
+    model = Model(layers=8, hidden=64, heads=4, sequence=32, vocabulary=128)
+    calls = [
+        sum(row.count for row in stage_traffic(model, layout, stage) if (row.role, row.what) == ("dp-cp", "gradients"))
+        for stage in range(2)
+    ]
+    first = bucket_elements(chunk_parameters(model, layout, 0, 0), layout, 2, is_divided=True)
+
+    assert len(first) > 1
+    assert calls == [len(first) + 1, 2]

@@ -128,6 +128,15 @@ def test_an_argument_that_changes_the_numbers_is_not_only_ignored(words: str) ->
     assert f"The numbers depend on {words.split()[0]}, which a plan does not understand yet." in job.notes
 
 
+@pytest.mark.parametrize("launcher", ["srun -n 16 python", "mpirun -np 16 python", "/usr/bin/srun --ntasks=16 python3"])
+def test_ranks_of_other_launchers_must_be_given(launcher: str) -> None:
+    words = [*launcher.split(), *shlex.split(GPT)[4:]]
+
+    with pytest.raises(ConfigurationError, match=r"the ranks that (srun|mpirun) starts .* give --gpus"):
+        parse_megatron_command(words)
+    assert parse_megatron_command(words, 16).layout.dp == 16
+
+
 def test_dropout_of_0_is_none() -> None:
     job = parse("--hidden-dropout 0 --attention-dropout 0.0")
 

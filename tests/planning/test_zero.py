@@ -55,6 +55,14 @@ def test_zero_2_as_counted() -> None:
     }  # fmt: skip
 
 
+def test_a_parameter_of_exactly_the_threshold_is_persistent() -> None:
+    threshold = replace(OPTIONS, stage3_param_persistence_threshold=100)
+    rows = list(zero_traffic(ZeroJob(3, (100, 102), ranks=2, microbatches=1, options=threshold)))
+
+    gathered = {row.what: row.bytes_per_call for row in rows if row.operation == "all_gather"}
+    assert gathered == {"persistent parameters": 2 * 100, "parameters": 2 * 102}
+
+
 def test_each_pass_moves_all_gradients() -> None:
     for stage, passes in ((0, 1), (1, 1), (2, 2), (3, 2)):
         gradients = [row for row in zero_traffic(job(stage)) if row.what == "gradients"]

@@ -113,7 +113,7 @@ def test_deepspeed_has_communication_of_data_parallel_ranks_only(tmp_path: Path)
         (["--memory", "-1", "--", *MEGATRON], "--memory -1: give the memory of a GPU in GiB"),
         (["--", *MEGATRON, "--pipeline-model-parallel-size", "3"], "4 ranks cannot be divided by 3"),
         (["--", *MEGATRON, "--num-query-groups", "1", "--group-query-attention", "--tensor-model-parallel-size", "2"],
-         "query_groups (1) is no multiple of tp (2)"),
+         "query_groups (1) is below tp (2): Megatron-core then gathers"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_planned_is_an_error(words: list[str], message: str) -> None:

@@ -95,3 +95,28 @@ def test_the_report_has_it_too_and_a_run_without_sizes_has_not(reader: Reader, t
 
     assert not reader.page.locator("#expected-section").is_visible()
     assert not reader.errors
+
+
+def test_a_narrow_page_keeps_its_links_on_one_line_and_the_reasons_readable(reader: Reader, tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", missing="all_gather", model=MODEL, layout=LAYOUT)
+    assert CliRunner().invoke(app, ["report", run, "-o", str(tmp_path / "report.html")]).exit_code == 0
+    reader.page.set_viewport_size({"width": 400, "height": 800})
+
+    reader.load(tmp_path / "report.html")
+
+    links = reader.page.locator("#sections button:visible")
+    tops = links.evaluate_all("(links) => links.map((link) => link.getBoundingClientRect().top)")
+    assert len(tops) > 5
+    assert max(tops) == min(tops)
+    heights = (
+        reader.page.locator("#expected table")
+        .first.locator("tbody tr")
+        .evaluate_all("(rows) => rows.map((row) => row.getBoundingClientRect().height)")
+    )
+    assert 0 < max(heights) < 120
+    assert reader.page.evaluate("document.documentElement.scrollWidth") <= 400  # only the line and the table scroll
+    reader.page.get_by_role("button", name="Where the time of a step goes").click()
+    heading = reader.page.locator("#breakdown-heading").bounding_box()
+    nav = reader.page.locator("#sections").bounding_box()
+    assert nav["y"] + nav["height"] <= heading["y"] < 120
+    assert not reader.errors

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from commtrace.cli.layouts import number_table, print_not_predicted, size_words, verdict
 from commtrace.cli.output import duration, wide_console
 from commtrace.errors import ConfigurationError
 from commtrace.search.aceso_configuration import check_sizes, read_aceso_configuration, read_aceso_job
@@ -63,30 +64,31 @@ def search_profile(
     found = search_aceso(profile, model, gpus, memory_gib * 1024, top, gpus_per_node)
     if output is not None and found.best:
         output.write_text(json.dumps(found.best[0].configuration.file_content(sizes)) + "\n")
-    verdict = _verdict(found, model.model, memory_gib)
+    sentence = _verdict(found, model.model, memory_gib)
     if json_output:
-        typer.echo(json.dumps(_search_json(found, verdict, model.global_batch_size), indent=2))
+        typer.echo(json.dumps(_search_json(found, sentence, model.global_batch_size), indent=2))
         return bool(found.best)
     console = wide_console()
-    console.print(verdict, style="bold", markup=False)
+    console.print(sentence, style="bold", markup=False)
     if found.best:
         _print_found(console, found)
         if output is not None:
             console.print(f"\nThe first one was written. Read it again: commtrace search {folder} --aceso {output}")
-    for sentence in found.not_known[:3]:
-        console.print(f"! Not predicted: {sentence}", markup=False)
+    print_not_predicted(console, found.not_known)
     return bool(found.best)
 
 
 def _verdict(found: AcesoFound, model: str, memory_gib: float) -> str:
+    ways = f"{found.forms:,} ways to divide {model}"
     if not found.best:
-        return f"None of {found.forms:,} ways to divide {model} fits into {memory_gib:g} GiB."
+        return verdict(ways, memory_gib, None)
     best = found.best[0]
-    return (
-        f"Fastest of {found.forms:,} ways to divide {model} that fit into {memory_gib:g} GiB: {_words(best)}. An "
-        f"iteration should take {_duration(best.prediction.our_iteration_ms)}, the fullest GPU "
+    return verdict(
+        ways,
+        memory_gib,
+        f"{_words(best)}. An iteration should take {_duration(best.prediction.our_iteration_ms)}, the fullest GPU "
         f"{best.prediction.our_memory_mib:,.0f} MiB; as Aceso predicts it {_duration(best.prediction.iteration_ms)} "
-        f"and {best.prediction.memory_mib:,.0f} MiB."
+        f"and {best.prediction.memory_mib:,.0f} MiB.",
     )
 
 
@@ -95,8 +97,7 @@ def _duration(ms: float) -> str:
 
 
 def _words(choice: AcesoChoice) -> str:
-    sizes = {"tp": choice.tp, "pp": choice.pp, "dp": choice.dp}
-    words = [f"{name} {size}" for name, size in sizes.items() if size > 1] or ["not divided"]
+    words = size_words({"tp": choice.tp, "pp": choice.pp, "dp": choice.dp})
     words.append(f"microbatches of {choice.microbatch}")
     if choice.recomputed_share:
         words.append(f"{choice.recomputed_share:.0%} of the operators recomputed")
@@ -137,7 +138,7 @@ def _print_found(console: Console, found: AcesoFound) -> None:
 
 def _choices(best: Sequence[AcesoChoice]) -> Table:
     names = ("iteration", "memory", "Aceso's", "memory", "tp", "pp", "dp", "batch", "m", "recomputed")
-    table = _table(*names)
+    table = number_table(*names)
     table.add_column("operators", justify="left")
     for one in best:
         stages = one.configuration.num_ops_in_each_stage
@@ -164,8 +165,8 @@ def _print_prediction(console: Console, prediction: AcesoPrediction) -> None:
         f"From the same measurements we predict {prediction.our_iteration_ms:,.2f} ms, "
         f"{prediction.our_gradients_ms:,.2f} of them for gradients, and {prediction.our_memory_mib:,.2f} MiB."
     )
-    times = _table("stage", "GPUs", "forward", "backward", "recompute", "incoming", "outgoing", "iteration")
-    memory = _table("stage", "parameters", "allocated", "reserved", "together")
+    times = number_table("stage", "GPUs", "forward", "backward", "recompute", "incoming", "outgoing", "iteration")
+    memory = number_table("stage", "parameters", "allocated", "reserved", "together")
     for index, one in enumerate(prediction.stages):
         name = f"{'*' if index == prediction.slowest else ''}{index}"
         parts = (one.forward_ms, one.backward_ms, one.recompute_ms, one.incoming_ms, one.outgoing_ms)
@@ -179,10 +180,3 @@ def _print_prediction(console: Console, prediction: AcesoPrediction) -> None:
     console.print("")
     for sentence in (*LEFT_OUT, *prediction.notes):
         console.print(sentence, markup=False)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table

@@ -51,13 +51,9 @@ class AcesoStage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class AcesoConfiguration:
+class AcesoConfiguration(AcesoJob):
     """The fields of Aceso's JSON that decide time and memory; the lists of lists are by stage and operator."""
 
-    model_name: str
-    model_size: str
-    num_layers: int | list[int]  # of a ResNet, the blocks of each group
-    global_batch_size: int
     micro_batch_size: int  # of all data parallel ranks together
     num_gpus: list[int]
     num_ops_in_each_stage: list[int]
@@ -65,11 +61,6 @@ class AcesoConfiguration:
     data_parallel_size_of_each_op: list[list[int]]
     recompute_ops: list[list[int]]
     algo_of_each_op: list[list[int]]
-
-    @property
-    def model(self) -> str:
-        """The name of the profile of this model."""
-        return f"{self.model_name}_{self.model_size}"
 
     @property
     def microbatches(self) -> int:

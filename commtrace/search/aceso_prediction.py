@@ -45,10 +45,6 @@ class AcesoStagePrediction(NamedTuple):
     reserved_mib: float  # what the allocator may keep on top
 
     @property
-    def microbatch_ms(self) -> float:
-        return self.forward_ms + self.backward_ms + self.recompute_ms + self.incoming_ms + self.outgoing_ms
-
-    @property
     def memory_mib(self) -> float:
         return self.allocated_mib + self.reserved_mib
 

@@ -7,7 +7,7 @@ as it needs to fit. Of a GPT model, what Megatron-LM can be told is tried too: w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -281,10 +281,7 @@ def _configuration(job: AcesoJob, form: _Form, division: Division) -> AcesoConfi
     bounds = list(pairwise((0, *division.ends)))
     sizes = [end - begin for begin, end in bounds]
     return AcesoConfiguration(
-        model_name=job.model_name,
-        model_size=job.model_size,
-        num_layers=job.num_layers,
-        global_batch_size=job.global_batch_size,
+        **asdict(job),
         micro_batch_size=form.batch,
         num_gpus=[form.case.tp * form.dp] * form.pp,
         num_ops_in_each_stage=sizes,

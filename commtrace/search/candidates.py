@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final, Literal
+from itertools import product
+from typing import Final, Literal, NamedTuple
 
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import Layout
-from commtrace.planning.model import Model
+from commtrace.planning.model import Model, padded
 
 _LARGEST_MICROBATCH: Final = 16
 _MOST_CHUNKS: Final = 8
@@ -20,23 +21,53 @@ Recompute = Literal["none", "selective", "full"]
 
 def fitting_model(model: Model, tp: int) -> Model:
     """Return the model with an embedding that tensor parallel ranks can divide, as Megatron-LM pads it."""
-    unit = 128 * tp
-    return model if not model.vocabulary % tp else replace(model, vocabulary=-(-model.vocabulary // unit) * unit)
+    return model if not model.vocabulary % tp else replace(model, vocabulary=padded(model.vocabulary, 128 * tp))
 
 
-def candidates(model: Model, like: Layout, gpus: int, global_batch: int) -> Iterator[Layout]:
-    """Yield the layouts of ``gpus`` with sizes that fit the model; cp, ep and all else are those of ``like``.
+def candidates(
+    model: Model, like: Layout, gpus: int, global_batch: int, cp: Sequence[int] = (), ep: Sequence[int] = ()
+) -> Iterator[Layout]:
+    """Yield the layouts of ``gpus`` with sizes that fit the model; all that is not searched is that of ``like``.
 
     Args:
         global_batch: Sequences of an iteration.
+        cp: Context parallel sizes. Empty: that of ``like``.
+        ep: Expert parallel sizes, likewise.
+
+    Raises:
+        ConfigurationError: what context or expert parallel ranks would exchange is not known.
     """
-    for tp in divisors(gpus // like.cp):
-        for pp in divisors(gpus // (like.cp * tp)):
-            if gpus % (like.cp * tp * pp) or pp > model.layers:
-                continue
-            dp = gpus // (like.cp * tp * pp)
-            for microbatch in _microbatches(global_batch, dp):
-                yield from _of_sizes(model, like, tp, pp, dp, microbatch, global_batch // (microbatch * dp))
+    _check_exchange(model, like, cp, ep)
+    for context, expert in product(cp or (like.cp,), ep or (like.ep,)):
+        if context != like.cp and not _divides_attention(model, like, context):
+            continue
+        for tp in divisors(gpus // context):
+            for pp in divisors(gpus // (context * tp)):
+                if gpus % (context * tp * pp) or pp > model.layers:
+                    continue
+                dp = gpus // (context * tp * pp)
+                for microbatch in _microbatches(global_batch, dp):
+                    sizes = _Sizes(tp, pp, dp, context, expert, microbatch, global_batch // (microbatch * dp))
+                    yield from _of_sizes(model, like, sizes)
+
+
+def _check_exchange(model: Model, like: Layout, cp: Sequence[int], ep: Sequence[int]) -> None:
+    if set(cp) - {1, like.cp} and like.cp_communication == "other":
+        raise ConfigurationError("the job exchanges keys and values in a way that a plan does not know: leave --cp out")
+    if set(ep) - {1} and not model.experts:
+        raise ConfigurationError("the model has no experts to divide: leave --ep out")
+    if set(ep) - {1, like.ep} and like.expert_dispatcher == "other":
+        raise ConfigurationError(
+            "the job does not send its tokens to experts by all-to-all, and a plan knows nothing else: leave --ep out"
+        )
+
+
+def _divides_attention(model: Model, like: Layout, cp: int) -> bool:
+    """Return whether Megatron-LM can divide a sequence so, which it halves once more to balance causal attention."""
+    if cp == 1:
+        return True
+    has_heads = like.cp_communication != "all_to_all" or model.query_groups % cp == 0
+    return model.sequence % (2 * cp) == 0 and has_heads
 
 
 def divisors(number: int) -> list[int]:
@@ -53,29 +84,35 @@ def _microbatches(global_batch: int, dp: int) -> list[int]:
     return sizes
 
 
-def _of_sizes(
-    model: Model, like: Layout, tp: int, pp: int, dp: int, microbatch: int, microbatches: int
-) -> Iterator[Layout]:
+class _Sizes(NamedTuple):
+    """Those by which a layout differs from others, under its own names."""
+
+    tp: int
+    pp: int
+    dp: int
+    cp: int
+    ep: int
+    microbatch: int
+    microbatches: int
+
+
+def _of_sizes(model: Model, like: Layout, sizes: _Sizes) -> Iterator[Layout]:
     recomputes: tuple[Recompute, ...] = ("none", "full") if like.flash_attention else ("none", "selective", "full")
-    is_sequence_parallel = tp > 1 and (like.sequence_parallel or like.tp == 1)
-    for chunks, first_stage_layers, last_stage_layers in divisions(model.layers, pp, microbatches):
+    is_sequence_parallel = sizes.tp > 1 and (like.sequence_parallel or like.tp == 1)
+    for chunks, first_stage_layers, last_stage_layers in divisions(model.layers, sizes.pp, sizes.microbatches):
         for recompute in recomputes:
             try:
                 layout = replace(
                     like,
-                    tp=tp,
-                    pp=pp,
-                    dp=dp,
+                    **sizes._asdict(),
                     expert_tp=0 if like.expert_tp == like.tp else like.expert_tp,
                     chunks=chunks,
                     first_stage_layers=first_stage_layers,
                     last_stage_layers=last_stage_layers,
-                    microbatch=microbatch,
-                    microbatches=microbatches,
                     sequence_parallel=is_sequence_parallel,
                     recompute=recompute,
                 )
-                layout.check(fitting_model(model, tp))
+                layout.check(fitting_model(model, sizes.tp))
             except ConfigurationError:  # such as more tensor parallel ranks than heads
                 break
             yield layout

@@ -213,25 +213,30 @@ def _work_per_step(trace: RankTrace, kind: int) -> int:
 
 def _solve(parts: Sequence[_Part], model: Model, notes: list[str]) -> PartTimes:
     """Return the times of a layer, the embedding and the output layer."""
-    inner = parts[1:-1]
-    if inner:
-        layers = sum(part.layers for part in inner)
-        layer = _map(lambda values: sum(values) / layers, [part.times for part in inner])
-    else:
-        # without an inner stage the output layer is taken to be as fast as the layers, by FLOPs
+    first, last = parts[0], parts[-1]
+    if len(parts) == 1:
+        # the output layer is taken to be as fast as the layers, by FLOPs
         ratio = (
             model.hidden
             * model.vocabulary
             / (_layer_parameters(model) + 2 * model.sequence * model.heads * model.head_size)
         )
-        total = sum(part.layers for part in parts) + ratio
-        layer = _map(lambda values: sum(values) / total, [part.times for part in parts])
+        layer = _map(lambda values: values[0] / (first.layers + ratio), [first.times])
         notes.append(
-            "The run has no stage without embedding and output layer: the output layer is taken to be as fast as the "
-            "others, by FLOPs, and the embedding to take no time. A run with pp · chunks of 3 or more measures them."
+            "The run has one stage: the output layer is taken to be as fast as the others, by FLOPs, and the embedding "
+            "to take no time. A run with pp · chunks of 3 or more measures them."
         )
         return PartTimes(layer, ChunkTimes(0, 0), _map(lambda values: values[0] * ratio, [layer]))
-    first, last = parts[0], parts[-1]
+    inner = parts[1:-1] or parts[:1]
+    layers = sum(part.layers for part in inner)
+    layer = _map(lambda values: sum(values) / layers, [part.times for part in inner])
+    if len(parts) == 2:
+        notes.append(
+            "The run has no stage without embedding and output layer: the embedding is taken to take no time, and what "
+            "the last stage takes on top of its layers to be the output layer. A run with pp · chunks of 3 or more "
+            "measures both."
+        )
+        return PartTimes(layer, ChunkTimes(0, 0), _rest(last, layer))
     return PartTimes(layer, _rest(first, layer), _rest(last, layer))
 
 

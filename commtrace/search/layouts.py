@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from commtrace.errors import ConfigurationError
@@ -37,8 +38,20 @@ class Found:
         }
 
 
-def search_layouts(predictor: Predictor, gpus: int, memory_bytes: int, global_batch: int, top: int) -> Found:
+def search_layouts(
+    predictor: Predictor,
+    gpus: int,
+    memory_bytes: int,
+    global_batch: int,
+    top: int,
+    cp: Sequence[int] = (),
+    ep: Sequence[int] = (),
+) -> Found:
     """Return the ``top`` fastest layouts of ``gpus`` whose ranks need at most ``memory_bytes``.
+
+    Args:
+        cp: Context parallel sizes to try. Empty: that of the run.
+        ep: Expert parallel sizes, likewise.
 
     Raises:
         ConfigurationError: no layout divides the model and the batch, or none could be predicted.
@@ -47,16 +60,16 @@ def search_layouts(predictor: Predictor, gpus: int, memory_bytes: int, global_ba
     bounds: list[tuple[int, int, Layout]] = []
     not_known: dict[str, None] = {}
     layouts = 0
-    for layout in candidates(predictor.costs.model, like, gpus, global_batch):
+    for layout in candidates(predictor.costs.model, like, gpus, global_batch, cp, ep):
         layouts += 1
         try:
             bounds.append((predictor.shortest_ns(layout), layouts, layout))
         except ConfigurationError as error:
-            not_known[f"{_sizes(layout, like)}: {error}"] = None
+            not_known[f"{_sizes(layout)}: {error}"] = None
     if not layouts:
         raise ConfigurationError(
             f"no layout divides {predictor.costs.model.layers} layers and a global batch of {global_batch} between "
-            f"{gpus} GPUs: change --gpus or --global-batch"
+            f"{gpus} GPUs{_at(cp, ep)}: change --gpus or --global-batch"
         )
     if not bounds:
         raise ConfigurationError(f"no layout of {gpus} GPUs can be predicted: {next(iter(not_known))}")
@@ -77,7 +90,7 @@ def search_layouts(predictor: Predictor, gpus: int, memory_bytes: int, global_ba
         try:
             prediction = predictor.predict(layout)
         except ConfigurationError as error:
-            not_known[f"{_sizes(layout, like)}: {error}"] = None
+            not_known[f"{_sizes(layout)}: {error}"] = None
             continue
         if is_measured and (measured is None or prediction.time.step_ns < measured.time.step_ns):
             measured = prediction
@@ -85,6 +98,11 @@ def search_layouts(predictor: Predictor, gpus: int, memory_bytes: int, global_ba
     return Found(tuple(best), measured, layouts, too_large, tuple(not_known))
 
 
-def _sizes(layout: Layout, like: Layout) -> str:
-    changed = [f"{name} {getattr(layout, name)}" for name in ("tp", "pp") if getattr(layout, name) > 1]
+def _sizes(layout: Layout) -> str:
+    changed = [f"{name} {getattr(layout, name)}" for name in ("tp", "cp", "pp", "ep") if getattr(layout, name) > 1]
     return " · ".join(changed) or f"dp {layout.dp}"
+
+
+def _at(cp: Sequence[int], ep: Sequence[int]) -> str:
+    given = [f"{name} {' or '.join(map(str, sizes))}" for name, sizes in (("cp", cp), ("ep", ep)) if sizes]
+    return f" with {' and '.join(given)}" if given else ""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from commtrace.analysis.communication.bandwidth import bus_factor
+from commtrace.analysis.communication.baseline import Baseline, Kind
 from commtrace.analysis.communication.table import Communication
 from commtrace.errors import ConfigurationError
 from commtrace.planning.communication import Traffic
@@ -14,6 +15,7 @@ from commtrace.planning.communication import Traffic
 _NAMES_IN_RUNS: Final = {"dp-cp": ("dp-cp", "dp"), "expert-dp": ("expert-dp", "ep-dp", "dp-cp", "dp")}
 """A role of a plan under the names that frameworks give its process group."""
 
+_MESSAGES: Final = ("send", "recv")
 _LEFT_OUT: Final = 0.02
 """Bandwidths are of calls of at least this share of the bytes of the largest ones: small calls show the latency."""
 
@@ -38,40 +40,58 @@ class Links:
 
     bandwidths: Mapping[Place, Bandwidth]
     exposed: Mapping[str, float]  # by role: the share of its time that no work hid
+    baseline: Baseline | None = None  # what the network was measured to carry, for roles that the run does not have
 
     def has(self, place: Place) -> bool:
         """Return whether the role's own bandwidth is known."""
-        return any(Place(role, place.between_nodes) in self.bandwidths for role in _names(place.role))
+        return self._own(place) is not None
 
-    def bandwidth(self, place: Place) -> Bandwidth | None:
-        """Return the bandwidth of a role; None if none was measured with its reach.
+    def in_baseline(self, traffic: Traffic, between_nodes: bool) -> bool:
+        """Return whether the baseline has such calls."""
+        return self._baseline_ns(traffic, between_nodes) is not None
 
-        Without a measurement of the role that of another one is taken which uses the same links: that with the largest
-        calls, because small ones show the latency.
-        """
-        for role in _names(place.role):
-            if (known := self.bandwidths.get(Place(role, place.between_nodes))) is not None:
-                return known
-        others = [one for other, one in self.bandwidths.items() if other.between_nodes == place.between_nodes]
-        return max(others, key=lambda one: one.bytes_each, default=None)
-
-    def with_given(self, gbps: Mapping[Place, float]) -> Links:
-        """Return these links with other bandwidths for some roles."""
+    def with_given(self, gbps: Mapping[Place, float], baseline: Baseline | None = None) -> Links:
+        """Return these links with other bandwidths for some roles, and a baseline for those that the run lacks."""
         given = {place: Bandwidth(one, float("inf")) for place, one in gbps.items()}
-        return Links({**self.bandwidths, **given}, self.exposed)
+        return replace(self, bandwidths={**self.bandwidths, **given}, baseline=baseline)
 
     def ns(self, traffic: Traffic, between_nodes: bool) -> float:
         """Return the time of all calls of one kind.
 
+        Without a measurement of the role it is that of such calls in the baseline. If that has none, the bandwidth of
+        another role is taken which uses the same links: that with the largest calls, because small ones show the
+        latency.
+
         Raises:
             ConfigurationError: no bandwidth of this reach was measured.
         """
-        found = self.bandwidth(Place(traffic.role, between_nodes))
+        found = self._own(Place(traffic.role, between_nodes))
+        if found is None:
+            if (time_ns := self._baseline_ns(traffic, between_nodes)) is not None:
+                return time_ns
+            found = self._of_another_role(between_nodes)
         if found is None:
             where = "between nodes" if between_nodes else "within a node"
             raise ConfigurationError(f"no bandwidth {where} was measured for {traffic.role}: give --bandwidth")
         factor = bus_factor(traffic.operation, traffic.group_size)
         return traffic.tensor_bytes * factor / found.gbps
+
+    def _own(self, place: Place) -> Bandwidth | None:
+        places = (Place(role, place.between_nodes) for role in _names(place.role))
+        return next((self.bandwidths[one] for one in places if one in self.bandwidths), None)
+
+    def _of_another_role(self, between_nodes: bool) -> Bandwidth | None:
+        others = [one for place, one in self.bandwidths.items() if place.between_nodes == between_nodes]
+        return max(others, key=lambda one: one.bytes_each, default=None)
+
+    def _baseline_ns(self, traffic: Traffic, between_nodes: bool) -> float | None:
+        """Return the time of calls in the baseline; those below its smallest size take as long as that."""
+        if self.baseline is None:
+            return None
+        kind = Kind(traffic.operation, 2 if traffic.operation in _MESSAGES else traffic.group_size, between_nodes)
+        smallest = self.baseline.smallest_bytes(kind)
+        each_ns = self.baseline.duration_ns(kind, max(traffic.bytes_per_call, smallest or 0))
+        return None if each_ns is None else traffic.count * each_ns
 
     def exposed_share(self, role: str) -> float:
         return next((self.exposed[name] for name in _names(role) if name in self.exposed), 1.0)

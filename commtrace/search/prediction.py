@@ -122,7 +122,10 @@ class Predictor:
         )
 
     def assumed(self, layout: Layout) -> tuple[str, ...]:
-        """Return what was not measured: sizes of a microbatch's work, such as ``tp 4``, and ``bandwidth of dp-cp``."""
+        """Return what the run did not measure: sizes of a microbatch's work, such as ``tp 4``, and bandwidths.
+
+        ``bandwidth of dp-cp`` is that of another role, ``dp-cp of the baseline`` that of its own operations.
+        """
         run = self.costs.layout
         changed = [f"{name} {getattr(layout, name)}" for name in ("tp", "cp", "ep") if _differ(name, run, layout)]
         if layout.microbatch != run.microbatch:
@@ -133,7 +136,18 @@ class Predictor:
         used = [role for role, size in sizes.items() if size > 1]
         has = self.links.has
         borrowed = [role for role in used if not has(Place(role, self._reaches_over_nodes(layout, role)))]
-        return (*changed, *(f"bandwidth of {role}" for role in borrowed))
+        return (*changed, *(self._source(layout, role) for role in borrowed))
+
+    def _source(self, layout: Layout, role: str) -> str:
+        return f"{role} of the baseline" if self._in_baseline(layout, role) else f"bandwidth of {role}"
+
+    def _in_baseline(self, layout: Layout, role: str) -> bool:
+        """Return whether the baseline has all calls of a role on the first and the last stage."""
+        if self.links.baseline is None:
+            return False
+        model, reaches = fitting_model(self.costs.model, layout.tp), self._reaches_over_nodes(layout, role)
+        rows = [row for stage in {0, layout.pp - 1} for row in stage_traffic(model, layout, stage)]
+        return all(self.links.in_baseline(row, reaches) for row in rows if row.role == role)
 
     def _time(self, layout: Layout, rest_ns: int) -> StepTime:
         model = fitting_model(self.costs.model, layout.tp)
@@ -150,9 +164,9 @@ class Predictor:
     def _optimized(self, layout: Layout) -> float:
         """Return the parameters that the optimizer of the fullest rank updates."""
         model = fitting_model(self.costs.model, layout.tp)
-        shards = layout.data_copies if layout.distributed_optimizer else 1
-        stages = range(layout.pp)
-        return max(sum(one.elements for one in stage_parameters(model, layout, stage)) for stage in stages) / shards
+        copies = (layout.data_copies, layout.expert_data_copies) if layout.distributed_optimizer else (1, 1)
+        stages = [stage_parameters(model, layout, stage) for stage in range(layout.pp)]
+        return max(sum(one.elements / copies[one.is_expert] for one in stage) for stage in stages)
 
     def _stages(self, layout: Layout) -> list[list[ChunkTimes]]:
         parts = self._part_times(layout)

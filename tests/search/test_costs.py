@@ -75,15 +75,30 @@ def test_recomputation_adds_a_forward_to_the_backward(costs: RunCosts) -> None:
     assert full.peak_bytes < plain.peak_bytes
 
 
-def test_without_an_inner_stage_the_output_layer_is_estimated(tmp_path: Path) -> None:
+def test_of_two_stages_the_output_layer_is_what_the_last_one_takes_longer(tmp_path: Path) -> None:
     layout = replace(LAYOUT, pp=2)
+    analysis = recorded(tmp_path / "run", layout)
+    even = measure_costs(analysis, MODEL, layout)
+    uneven = measure_costs(analysis, MODEL, replace(layout, first_stage_layers=9, last_stage_layers=7))
+
+    none, layer = ChunkTimes(0, 0), ChunkTimes(FORWARD_NS // 2, BACKWARD_NS // 2)
+    assert even.parts == PartTimes(layer, none, none)
+    # the stages are equally long: without two of its layers, the last one has an output layer as long as they are
+    ninth = ChunkTimes(round(8 * layer.forward_ns / 9), round(8 * layer.backward_ns / 9))
+    rest = ChunkTimes(8 * layer.forward_ns - 7 * ninth.forward_ns, 8 * layer.backward_ns - 7 * ninth.backward_ns)
+    assert uneven.parts == PartTimes(ninth, none, rest)
+    assert "no stage without embedding and output layer" in even.notes[0]
+
+
+def test_of_one_stage_the_output_layer_is_estimated(tmp_path: Path) -> None:
+    layout = replace(LAYOUT, pp=1)
     costs = measure_costs(recorded(tmp_path / "run", layout), MODEL, layout)
 
     # 32,000 · 4,096 parameters against 12 · 4,096² and 2 · 4,096² of attention: 0.558 of a layer
     assert costs.parts.output.forward_ns / costs.parts.layer.forward_ns == pytest.approx(0.558, abs=0.001)
     whole = 16 * costs.parts.layer.forward_ns + costs.parts.output.forward_ns
     assert whole == pytest.approx(16 * FORWARD_NS // 2, rel=1e-6)
-    assert "no stage without embedding and output layer" in costs.notes[0]
+    assert "has one stage" in costs.notes[0]
 
 
 def test_selective_recomputation_is_the_share_of_attention_scores() -> None:

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
 from commtrace.errors import ConfigurationError
+from commtrace.planning.communication import Traffic
 from commtrace.planning.layout import Layout
 from commtrace.planning.megatron_arguments import parse_megatron_command
 from commtrace.planning.model import Model
@@ -95,3 +97,84 @@ def test_megatron_reads_the_layout_that_was_printed() -> None:
     for layout in candidates(MODEL, LAYOUT, 8, 8):
         job = parse_megatron_command([*COMMAND, *megatron_arguments(layout)], gpus=8)
         assert (job.layout, job.ignored) == (layout, ())
+
+
+def test_cp_and_ep_are_those_of_the_run_unless_they_are_to_be_tried() -> None:
+    experts = replace(MODEL, experts=8)
+    fixed = candidates(experts, LAYOUT, 16, 16)
+    tried = list(candidates(experts, LAYOUT, 16, 16, cp=(1, 2), ep=(1, 4)))
+
+    assert {(one.cp, one.ep) for one in fixed} == {(1, 1)}
+    assert {(one.cp, one.ep) for one in tried} == {(1, 1), (2, 1), (1, 4), (2, 4)}
+    assert {one.world_size for one in tried} == {16}
+    assert {one.microbatch * one.microbatches * one.dp for one in tried} == {16}
+
+
+def test_megatron_halves_the_share_of_a_context_parallel_rank() -> None:
+    odd = replace(MODEL, sequence=1026, max_positions=1026)  # 2 · 513
+
+    assert {one.cp for one in candidates(odd, LAYOUT, 8, 8, cp=(1, 2))} == {1}
+
+
+@pytest.mark.parametrize(
+    ("model", "like", "sizes", "message"),
+    [
+        (MODEL, LAYOUT, {"ep": (2,)}, "has no experts"),
+        (replace(MODEL, experts=8), replace(LAYOUT, expert_dispatcher="other"), {"ep": (2,)}, "by all-to-all"),
+        (MODEL, replace(LAYOUT, cp_communication="other"), {"cp": (2,)}, "exchanges keys and values"),
+    ],
+)
+def test_an_exchange_that_is_not_known_is_not_searched(
+    model: Model, like: Layout, sizes: dict[str, tuple[int, ...]], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        list(candidates(model, like, 8, 8, **sizes))
+
+
+def test_context_parallel_ranks_share_the_work_and_exchange_keys_and_values() -> None:
+    predictor = Predictor.like(COSTS)
+    one, two = (
+        predictor.predict(replace(LAYOUT, tp=1, pp=1, dp=1, cp=cp, expert_tp=0, microbatch=1, microbatches=1))
+        for cp in (1, 2)
+    )
+
+    # of work half; of the ring, 8 layers with 1 block of keys and values in the forward and 2 in the backward, sent and
+    # received, each 2 · 2 bytes · 512 tokens · 1024 at 100 GB/s
+    ring_ns = 8 * 3 * 2 * (2 * 2 * 512 * 1024 / 100)
+    assert two.time.pipeline_ns == pytest.approx(one.time.pipeline_ns / 2 + ring_ns, rel=1e-4)
+    assert two.assumed[:2] == ("tp 1", "cp 2")
+    assert two.peak_bytes < one.peak_bytes
+
+
+def test_each_rank_updates_fewer_experts_with_a_distributed_optimizer() -> None:
+    like = replace(LAYOUT, tp=1, pp=1, dp=8, expert_tp=0, distributed_optimizer=True)
+    predictor = Predictor.like(replace(COSTS, model=replace(MODEL, experts=8), layout=like))
+
+    # experts are 1/8 on each rank then, and have no copies between which they could be divided further
+    together, apart = (predictor.predict(replace(like, ep=ep)).time.optimizer_ns for ep in (1, 8))
+    assert together == apart == COSTS.optimizer_ns
+
+
+def measured(operation: str, num_bytes: int, duration_ns: float) -> Measurement:
+    return Measurement(operation, (0, 1), ("a",), num_bytes, "float32", 1, Spread(*[duration_ns] * 3))
+
+
+def test_a_role_that_the_run_lacks_is_timed_by_the_baseline() -> None:
+    baseline = Baseline({}, (measured("all_reduce", 1 << 10, 5_000.0), measured("all_reduce", 1 << 30, 8e6)))
+    links = Links({Place("tp", False): WITHIN}, {}).with_given({}, baseline)
+    gradients = Traffic("dp-cp", "all_reduce", "gradients", "step", 3, 1 << 30, 2)
+
+    assert links.ns(gradients, between_nodes=False) == pytest.approx(3 * 8e6)
+    assert links.ns(replace(gradients, bytes_per_call=4), between_nodes=False) == pytest.approx(3 * 5_000)
+    # the run's own goes before it; what the baseline lacks has the bandwidth of another role
+    assert links.ns(replace(gradients, role="tp"), between_nodes=False) == pytest.approx(3 * (1 << 30) / 100)
+    assert links.ns(replace(gradients, group_size=4), between_nodes=False) == pytest.approx(3 * 1.5 * (1 << 30) / 100)
+
+
+def test_the_source_of_a_bandwidth_is_named() -> None:
+    baseline = Baseline({}, (measured("all_reduce", 1 << 10, 5_000.0), measured("all_reduce", 1 << 30, 8e6)))
+    links = COSTS.links.with_given({}, baseline)
+    layout = replace(LAYOUT, pp=2, dp=2)
+
+    assert Predictor(COSTS, 8, COSTS.links).assumed(layout) == ("bandwidth of pp", "bandwidth of dp-cp")
+    assert Predictor(COSTS, 8, links).assumed(layout) == ("bandwidth of pp", "dp-cp of the baseline")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from commtrace.analysis.chain import analyse
+from commtrace.analysis.communication.baseline import read_baseline
 from commtrace.cli.aceso import predict_aceso, search_profile
 from commtrace.cli.arguments import STEPS_HELP, JsonOption, given_memory_gib
+from commtrace.cli.layouts import number_table, print_not_predicted, size_words, verdict
 from commtrace.cli.output import binary_bytes, duration, share, wide_console
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import Layout
@@ -62,6 +64,26 @@ def search(
             show_default=False,
         ),
     ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="For roles that the run does not have: a file of `commtrace bench collectives`.",
+            show_default=False,
+        ),
+    ] = None,
+    cp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZES", help="Context parallel sizes to try: 1,2,4. Default: the run's.", show_default=False
+        ),
+    ] = None,
+    ep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZES", help="Expert parallel sizes to try: 1,2,8. Default: the run's.", show_default=False
+        ),
+    ] = None,
     gpus_per_node: Annotated[int | None, typer.Option(min=1, help="GPUs of a node. Default: the run's, or 8.")] = None,
     steps: Annotated[str | None, typer.Option(help=STEPS_HELP, show_default=False)] = None,
     aceso: Annotated[
@@ -77,17 +99,20 @@ def search(
     """Print the layouts in which a recorded or profiled job should train fastest, with their memory.
 
     What a layer takes, and the bandwidths, are measured in the run; memory follows from formulas. It varies tp, pp, dp,
-    microbatches, chunks, the layers of the first and the last stage, and recomputation; the global batch stays. Of a
-    folder of Aceso's profiles, and a JSON file of its model, it divides the measured operators. Ends with 1 if no
-    layout fits.
+    microbatches, chunks, the layers of the first and the last stage, and recomputation, with --cp and --ep also these;
+    the global batch stays. Of a folder of Aceso's profiles, and a JSON file of its model, it divides the measured
+    operators. Ends with 1 if no layout fits.
     """
     if aceso is not None:
         predict_aceso(measured, aceso, gpus_per_node or 8, json_output)
         return
     memory_gib = given_memory_gib(memory)
     if has_aceso_profile(measured):
-        if bandwidth or steps:
-            raise ConfigurationError("a profile has its own bandwidths and no steps: no --bandwidth, no --steps")
+        if bandwidth or steps or baseline or cp or ep:
+            raise ConfigurationError(
+                "a profile has its own bandwidths, no steps, and neither cp nor ep: leave out --bandwidth, --baseline, "
+                "--steps, --cp and --ep"
+            )
         sizes = (gpus, memory_gib, global_batch, top, gpus_per_node or 8)
         raise typer.Exit(0 if search_profile(measured, job or (), *sizes, output, json_output) else 1)
     if output is not None:
@@ -97,15 +122,49 @@ def search(
     world_size = max(trace.metadata.world_size for trace in analysis.recorded.ranks.values())
     model, layout, notes = _job(job, world_size) if job else recorded_job(analysis.recorded)
     costs = measure_costs(analysis, model, layout)
-    predictor = Predictor(costs, gpus_per_node or costs.gpus_per_node, costs.links.with_given(given))
+    links = costs.links.with_given(given, None if baseline is None else read_baseline(baseline))
+    predictor = Predictor(costs, gpus_per_node or costs.gpus_per_node, links)
     sequences = global_batch or layout.microbatch * layout.microbatches * layout.dp
-    found = search_layouts(predictor, gpus or world_size, round(memory_gib * _GIB), sequences, top)
-    notes = (*notes, *costs.notes)
+    tried = (_listed("--cp", cp), _listed("--ep", ep))
+    found = search_layouts(predictor, gpus or world_size, round(memory_gib * _GIB), sequences, top, *tried)
+    notes = (*notes, *costs.notes, *_of_cp_and_ep(model, layout, *tried))
     if json_output:
         typer.echo(json.dumps(_search_json(predictor, found, sequences, memory_gib, notes), indent=2))
     else:
         _print_search(wide_console(), predictor, found, sequences, memory_gib, notes)
     raise typer.Exit(0 if found.best else 1)
+
+
+def _listed(option: str, text: str | None) -> tuple[int, ...]:
+    """Return the sizes of an option, each once; none if it is not given."""
+    try:
+        sizes = tuple(dict.fromkeys(int(size) for size in text.split(","))) if text is not None else ()
+    except ValueError:
+        sizes = (0,)
+    if min(sizes, default=1) < 1:
+        raise ConfigurationError(f"{option} {text}: write sizes with commas between them, such as 1,2,4")
+    return sizes
+
+
+def _of_cp_and_ep(model: Model, layout: Layout, cp: Sequence[int], ep: Sequence[int]) -> Iterator[str]:
+    """Yield what is fixed, and what is taken for granted of what is not."""
+    fixed = {"cp": layout.cp} if not cp else {}
+    if model.experts and not ep:
+        fixed["ep"] = layout.ep
+    if fixed:
+        sizes = " and ".join(f"{name} is {size}" for name, size in fixed.items())
+        options = " and ".join(f"--{name} 1,2,4" for name in fixed)
+        yield f"In all layouts {sizes}, as in the run: {options} would try others."
+    if set(cp) - {layout.cp}:
+        yield (
+            "Other sizes of cp: work is taken to be divided evenly. What cp ranks exchange follows from Megatron-core "
+            "by its source, and is taken to be hidden by work as much as in the run, or not at all."
+        )
+    if set(ep) - {layout.ep}:
+        yield (
+            "Other sizes of ep: routing is taken to be even, and the work of a rank to stay the same. What ep ranks "
+            "exchange is an estimate, taken to be hidden by work as much as in the run, or not at all."
+        )
 
 
 def _job(job: Sequence[str], world_size: int) -> tuple[Model, Layout, tuple[str, ...]]:
@@ -116,19 +175,20 @@ def _job(job: Sequence[str], world_size: int) -> tuple[Model, Layout, tuple[str,
 
 
 def _verdict(predictor: Predictor, found: Found, memory: float) -> str:
+    ways = f"{found.layouts:,} layouts"
     if not found.best:
-        return f"None of {found.layouts:,} layouts fits into {memory:g} GiB."
+        return verdict(ways, memory, None)
     best = found.best[0]
-    return (
-        f"Fastest of {found.layouts:,} layouts that fit into {memory:g} GiB: {_words(best.layout)}. A step should take "
-        f"{duration(best.time.step_ns)} (± {share(predictor.uncertainty)}), the fullest GPU "
-        f"{binary_bytes(best.peak_bytes)}."
+    return verdict(
+        ways,
+        memory,
+        f"{_words(best.layout)}. A step should take {duration(best.time.step_ns)} (± {share(predictor.uncertainty)}), "
+        f"the fullest GPU {binary_bytes(best.peak_bytes)}.",
     )
 
 
 def _words(layout: Layout) -> str:
-    sizes = {name: getattr(layout, name) for name in ("tp", "cp", "pp", "dp", "ep")}
-    words = [f"{name} {size}" for name, size in sizes.items() if size > 1] or ["not divided"]
+    words = size_words({name: getattr(layout, name) for name in ("tp", "cp", "pp", "dp", "ep")})
     if layout.chunks > 1:
         words.append(f"{layout.chunks} chunks")
     if layout.first_stage_layers or layout.last_stage_layers:
@@ -186,19 +246,17 @@ def _print_search(
         console.print(_layouts_table(found.best))
         console.print("\nThe first one as arguments of Megatron-LM")
         console.print(" ".join(megatron_arguments(found.best[0].layout)), markup=False, soft_wrap=True)
-    for sentence in found.not_known[:3]:
-        console.print(f"! Not predicted: {sentence}", markup=False)
-    if len(found.not_known) > 3:
-        console.print(f"! And {len(found.not_known) - 3} others; --json has all.", markup=False)
+    print_not_predicted(console, found.not_known)
 
 
 def _layouts_table(best: Sequence[Prediction]) -> Table:
-    table = _table("step", "memory", "tp", "pp", "dp", "chunks", "layers", "batch", "m", "recompute")
+    names = ["tp", "pp", "dp", *(name for name in ("cp", "ep") if any(getattr(one.layout, name) > 1 for one in best))]
+    table = number_table("step", "memory", *names, "chunks", "layers", "batch", "m", "recompute")
     table.add_column("assumed", justify="left")
     for one in best:
         layout = one.layout
         ends = (layout.first_stage_layers, layout.last_stage_layers)
-        sizes = (layout.tp, layout.pp, layout.dp, layout.chunks)
+        sizes = (*(getattr(layout, name) for name in names), layout.chunks)
         table.add_row(
             duration(one.time.step_ns),
             binary_bytes(one.peak_bytes),
@@ -209,11 +267,4 @@ def _layouts_table(best: Sequence[Prediction]) -> Table:
             layout.recompute,
             ", ".join(one.assumed),
         )
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
     return table

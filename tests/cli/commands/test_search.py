@@ -74,6 +74,9 @@ def test_if_nothing_fits_it_says_so_and_ends_with_1(run: Path, tmp_path: Path) -
         ((), "the sizes of its model were not recorded"),
         (("JOB", "--memory", "0"), "--memory 0: give the memory of a GPU in GiB"),
         (("JOB", "--bandwidth", "tp"), "--bandwidth tp: write ROLE=GBPS"),
+        (("JOB", "--cp", "1,x"), "--cp 1,x: write sizes with commas between them"),
+        (("JOB", "--cp", ""), "--cp : write sizes with commas between them"),
+        (("JOB", "--ep", "2"), "the model has no experts to divide"),
         (("JOB", "--gpus", "4096", "--global-batch", "3"), "no layout divides 16 layers and a global batch of 3"),
     ],
 )
@@ -96,6 +99,18 @@ def test_a_given_bandwidth_replaces_that_of_the_run(run: Path, tmp_path: Path) -
         one["step_ns"] for one in usual if one["layout"]["tp"] == 2
     )
     assert slow[0]["layout"]["tp"] == 1
+
+
+def test_what_is_fixed_and_what_is_taken_for_granted_is_said(run: Path, tmp_path: Path) -> None:
+    words = (run, job(tmp_path), "--top", "1000", "--json")
+    fixed, tried = json.loads(run_search(*words).stdout), json.loads(run_search(*words, "--cp", "1,2").stdout)
+
+    assert "In all layouts cp is 1, as in the run: --cp 1,2,4 would try others." in fixed["notes"]
+    assert {one["layout"]["cp"] for one in fixed["best"]} == {1}
+    assert {one["layout"]["cp"] for one in tried["best"]} == {1, 2}
+    assert all("cp 2" in one["assumed"] for one in tried["best"] if one["layout"]["cp"] == 2)
+    assert any(note.startswith("Other sizes of cp: ") for note in tried["notes"])
+    assert "  cp  " in run_search(*words[:-1], "--cp", "2").stdout
 
 
 def test_a_configuration_of_aceso(tmp_path: Path) -> None:
@@ -137,7 +152,7 @@ def test_a_profile_of_which_nothing_fits_ends_with_1(tmp_path: Path) -> None:
     [
         (("--gpus", "2"), "Name a JSON file of the model behind it"),
         (("JOB",), "and give --gpus"),
-        (("JOB", "--gpus", "2", "--steps", "1:2"), "no --bandwidth, no --steps"),
+        (("JOB", "--gpus", "2", "--steps", "1:2"), "leave out --bandwidth, --baseline, --steps, --cp and --ep"),
         (("JOB", "--gpus", "31", "--global-batch", "4"), "no form of gpt_small divides 31 GPUs"),
         (("OTHER", "--gpus", "2"), "does not say which model it is"),
         (("JOB", "--gpus", "2", "--global-batch", "1000000"), "--global-batch: num_layers must be from 1 to 10,000"),

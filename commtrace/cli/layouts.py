@@ -1,0 +1,37 @@
+"""What ``commtrace search`` prints of the layouts of a run and of a profile alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+_REASONS_SHOWN: Final = 3
+
+
+def verdict(ways: str, memory_gib: float, found: str | None) -> str:
+    """Return the first sentence. ``ways`` are those that were looked at, ``found`` says what the fastest is like."""
+    if found is None:
+        return f"None of {ways} fits into {memory_gib:g} GiB."
+    return f"Fastest of {ways} that fit into {memory_gib:g} GiB: {found}"
+
+
+def size_words(sizes: Mapping[str, int]) -> list[str]:
+    """Return ``tp 2`` and the like for the sizes above 1."""
+    return [f"{name} {size}" for name, size in sizes.items() if size > 1] or ["not divided"]
+
+
+def number_table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def print_not_predicted(console: Console, reasons: Sequence[str]) -> None:
+    for sentence in reasons[:_REASONS_SHOWN]:
+        console.print(f"! Not predicted: {sentence}", markup=False)
+    if len(reasons) > _REASONS_SHOWN:
+        console.print(f"! And {len(reasons) - _REASONS_SHOWN} others; --json has all.", markup=False)

@@ -107,7 +107,7 @@ def train(place: Path, index: int, steps: int) -> None:
     import torch
     import torch.distributed as dist
     from megatron.core.tensor_parallel import random as megatron_random
-    from megatron_cpu import use_cpu_for_cuda  # type: ignore[import-not-found]
+    from megatron_cpu import use_cpu_for_cuda
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -198,7 +198,7 @@ def _gpt(config: Any, sizes: Sizes, chunk: int | None) -> Any:
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
-    from train_megatron_gpt import LayerNorm  # type: ignore[import-not-found]
+    from train_megatron_gpt import LayerNorm
 
     layers = get_gpt_decoder_block_spec(config, use_transformer_engine=False, vp_stage=chunk)
     layers.layer_norm = LayerNorm

@@ -6,8 +6,11 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -15,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from torch.distributed import ProcessGroup
 
@@ -28,6 +31,9 @@ WAYS = ((), (BY_KERNELS,)) if hasattr(ProcessGroup, "register_pre_hook") else ((
 
 _RANKS = REPOSITORY / "tests" / "e2e" / "ranks.py"
 _SECONDS_TO_DUMP_STACKS = 5.0
+
+_READ_AT_IMPORT = ("TORCH", "OMP", "PYTHON", "LD_")
+"""Beginnings of variables that Python, the loader of libraries, or torch reads once."""
 
 _ABORTED = "terminate called without an active exception"
 """What a process says in which Python has ended while a thread of gloo wanted the GIL. Of 60 plain DDP jobs, 7 without
@@ -70,11 +76,15 @@ def fork(
 ) -> Completed:
     """Run a script as :func:`launch` does, on ranks that are forked from one process after it has imported torch.
 
-    For what torchrun has no part in. Importing torch is most of what a small job costs. ``imports`` are further modules
-    that the script imports before commtrace.
+    For what torchrun has no part in. Importing torch is most of what a small job costs, so one process does it for all
+    jobs that a process of tests starts; but for those with variables that torch reads as it is imported. ``imports``
+    are further modules that the script imports before commtrace.
     """
     modules = [word for module in imports for word in ("--import", module)]
-    return _run_job([sys.executable, "-u", str(_RANKS), *modules, str(nproc), *map(str, script_args)], env, timeout)
+    words = [*modules, str(nproc), *map(str, script_args)]
+    if any(name.startswith(_READ_AT_IMPORT) and name != "PYTHONPATH" for name in env or {}):
+        return _run_job([sys.executable, "-u", str(_RANKS), *words], env, timeout)
+    return _run_job(words, env, timeout, start=_start_forked)
 
 
 fork_with_megatron = functools.partial(fork, imports=["megatron.core"])
@@ -83,9 +93,11 @@ Starter: TypeAlias = Callable[..., Completed]
 """:func:`launch` or :func:`fork`."""
 
 
-def _run_job(command: Sequence[str], env: Mapping[str, str] | None, timeout: float) -> Completed:
+def _run_job(
+    command: Sequence[str], env: Mapping[str, str] | None, timeout: float, start: _Start | None = None
+) -> Completed:
     for _ in range(_TRIES):
-        completed = run(command, env, timeout)
+        completed = _run(command, env, timeout, start or _start)
         if not (_is_off(env or {}) and completed.returncode and _ABORTED in completed.stdout):
             break
     return completed
@@ -97,13 +109,13 @@ def _is_off(env: Mapping[str, str]) -> bool:
 
 def run(command: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 120.0) -> Completed:
     """Run any command from the root of the repository, with the environment and the hard timeout of :func:`launch`."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("COMMTRACE_")}
-    environment = {**inherited, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(env or {})}
+    return _run(command, env, timeout, _start)
+
+
+def _run(command: Sequence[str], env: Mapping[str, str] | None, timeout: float, start: _Start) -> Completed:
     # A file, not a pipe: a process that outlives the launcher would hold a pipe open and keep us waiting.
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command, cwd=REPOSITORY, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-        )
+    with tempfile.NamedTemporaryFile() as output:
+        process = start(command, _environment(env or {}), output.name)
         timed_out = False
         try:
             process.wait(timeout)
@@ -118,7 +130,93 @@ def run(command: Sequence[str], env: Mapping[str, str] | None = None, timeout: f
     return Completed(text + note, process.returncode, timed_out)
 
 
-def _abort(process: subprocess.Popen[bytes]) -> None:
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("COMMTRACE_")}
+    return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **more}
+
+
+class _Process(Protocol):
+    """A process that was started; what is used of subprocess.Popen."""
+
+    pid: int
+    returncode: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+_Start: TypeAlias = Callable[[Sequence[str], dict[str, str], str], _Process]
+"""Starts a command with an environment, and a file for what it writes."""
+
+
+def _start(command: Sequence[str], environment: dict[str, str], output: str) -> _Process:
+    with open(output, "ab") as file:
+        return subprocess.Popen(
+            command, cwd=REPOSITORY, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+        )
+
+
+def _start_forked(words: Sequence[str], environment: dict[str, str], output: str) -> _Process:
+    return _Forked(_server(), {"words": [*words], "environment": environment, "output": output})
+
+
+class _Forked:
+    """A process that the server forked, which says when it has ended."""
+
+    def __init__(self, server: subprocess.Popen[bytes], job: Mapping[str, object]) -> None:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(json.dumps(job).encode() + b"\n")
+        self._answers = server.stdout
+        self.pid = int(self._answers.readline())
+        self.returncode: int = -1
+        self._has_ended = False
+
+    def poll(self) -> int | None:
+        return self._await(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        status = self._await(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired("a forked job", timeout or 0.0)
+        return status
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            _signal([self.pid], signal.SIGKILL)
+
+    def _await(self, seconds: float | None) -> int | None:
+        if not self._has_ended:
+            if not select.select([self._answers], [], [], seconds)[0]:
+                return None
+            self.returncode = int(self._answers.readline())
+            self._has_ended = True
+        return self.returncode
+
+
+@functools.cache
+def _server() -> subprocess.Popen[bytes]:
+    """Start the process that has imported torch. It ends with this one, which closes its standard input."""
+    server = subprocess.Popen(
+        [sys.executable, "-u", str(_RANKS), "--serve"],
+        cwd=REPOSITORY,
+        env=_environment({}),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,  # so that select knows of every answer
+    )
+    atexit.register(_stop, server)
+    return server
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    server.communicate(timeout=_SECONDS_TO_DUMP_STACKS)
+
+
+def _abort(process: _Process) -> None:
     """SIGABRT makes faulthandler write every thread's stack; what is left after that is killed.
 
     One process after the other, as they write word by word to one file; and the launcher, which would end the others

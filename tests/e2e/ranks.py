@@ -3,6 +3,9 @@
 python tests/e2e/ranks.py 4 examples/train_megatron_gpt.py --iterations 2
 python tests/e2e/ranks.py --import megatron.core 4 examples/train_megatron_gpt.py --iterations 2
 
+With ``--serve``, jobs are read from standard input, a line of JSON for each, so that torch is imported once for all of
+them. Written back are the number of the job's process and, when it has ended, its exit status.
+
 A rank has the variables that ``torchrun --standalone`` gives it, and the store of the job is here as it is there. If a
 rank fails the others are terminated.
 """
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import json
 import os
 import signal
 import socket
@@ -29,15 +33,46 @@ IMPORTED: Final = ("torch._dynamo", "pyarrow")
 """What optimizers import, which takes as long as torch itself, and what commtrace writes with."""
 
 
+def serve() -> list[str]:
+    """Fork a process for each job. Return the words of its job in that process."""
+    import_modules(IMPORTED)
+    for line in sys.stdin:
+        job = json.loads(line)
+        process = os.fork()
+        if process == 0:
+            become(job["output"], job["environment"])
+            return list(job["words"])
+        print(process, flush=True)
+        _, status = os.waitpid(process, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+    sys.exit()
+
+
+def become(output: str, environment: dict[str, str]) -> None:
+    """Make this process one that was started with this environment and this file for what it writes."""
+    for descriptor, path, flags in ((0, os.devnull, os.O_RDONLY), (1, output, os.O_WRONLY | os.O_APPEND)):
+        opened = os.open(path, flags)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.dup2(1, 2)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[1:1] = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
+
+
+def import_modules(names: Sequence[str]) -> None:
+    for module in names:
+        if importlib.util.find_spec(module):
+            importlib.import_module(module)
+    gc.freeze()  # else each rank goes through all modules when it ends, and copies them
+
+
 def main(imports: Sequence[str], number: int, script: str, arguments: Sequence[str]) -> None:
     listening = socket.create_server((ADDRESS, 0))
     port = listening.getsockname()[1]
     run_id = str(uuid.uuid4())
     ranks = {}
-    for module in (*IMPORTED, *imports):
-        if importlib.util.find_spec(module):
-            importlib.import_module(module)
-    gc.freeze()  # else each rank goes through all modules when it ends, and copies them
+    import_modules((*IMPORTED, *imports))
     for rank in range(number):
         process = os.fork()
         if process == 0:
@@ -97,7 +132,7 @@ def await_all(ranks: dict[int, int]) -> int:
 
 
 if __name__ == "__main__":
-    words = sys.argv[1:]
+    words = sys.argv[1:] if sys.argv[1:] != ["--serve"] else serve()
     imported = []
     while words[0] == "--import":
         imported.append(words[1])

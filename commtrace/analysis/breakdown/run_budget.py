@@ -29,6 +29,12 @@ PART_OF_KIND: Final = {
 }
 
 
+_TOGETHER: Final = 64
+"""Ranks whose times are painted on one axis: a run may take months, and their ns must fit into 64 bits."""
+
+_NO_TIMES: Final = np.zeros(0, np.int64)
+
+
 class PartIntervals(NamedTuple):
     """Intervals of one part, ns, half-open."""
 
@@ -37,17 +43,36 @@ class PartIntervals(NamedTuple):
     end: Int64
 
 
-def divide(claims: Iterable[PartIntervals], begin: int, end: int) -> list[int]:
+def divide(claims: Sequence[PartIntervals], begin: int, end: int) -> list[int]:
     """Return the length of each of :data:`PARTS` between two instants, ns; they add up to ``end - begin``."""
-    ordered = sorted(claims, key=lambda claim: claim.part)
-    part = np.concatenate([np.zeros(0, np.int64), *(np.full(len(one.start), one.part, np.int64) for one in ordered)])
-    starts = np.concatenate([np.zeros(0, np.int64), *(np.clip(one.start, begin, end) for one in ordered)])
-    ends = np.concatenate([np.zeros(0, np.int64), *(np.clip(one.end, begin, end) for one in ordered)])
-    segments = paint(starts, ends, np.arange(len(part)), np.array([begin, end], np.int64))
+    return [int(time) for time in divide_ranks([claims], begin, end)[0]]
+
+
+def divide_ranks(claims: Sequence[Sequence[PartIntervals]], begin: int, end: int) -> Int64:
+    """Return the same of each rank, by its claims: shape (ranks, parts)."""
+    parts = [_divide_together(claims[at : at + _TOGETHER], begin, end) for at in range(0, len(claims), _TOGETHER)]
+    return np.concatenate([np.zeros((0, len(PARTS)), np.int64), *parts])
+
+
+def _divide_together(claims: Sequence[Sequence[PartIntervals]], begin: int, end: int) -> Int64:
+    length, count = end - begin, len(claims)
+    every = [(rank, one) for rank, own in enumerate(claims) for one in own]
+    lengths = [len(one.start) for _, one in every]
+    rank = np.repeat(np.array([rank for rank, _ in every], np.int64), lengths)
+    part = np.repeat(np.array([one.part for _, one in every], np.int64), lengths)
+    # The ranks follow each other on one axis.
+    starts, ends = (
+        np.clip(np.concatenate([_NO_TIMES, *times]), begin, end) - begin + rank * length
+        for times in ([one.start for _, one in every], [one.end for _, one in every])
+    )
+    priority = np.empty(len(part), np.int64)
+    priority[np.argsort(part, kind="stable")] = np.arange(len(part))
+    segments = paint(starts, ends, priority, np.arange(count + 1) * length)
     owner = np.append(part, UNKNOWN)[segments.winner]  # an unclaimed segment has the winner −1: the last one
-    ns = np.zeros(len(PARTS), np.int64)
-    np.add.at(ns, owner, np.diff(segments.edges))
-    return [int(time) for time in ns]
+    of_rank = segments.edges[:-1] // max(length, 1)
+    ns = np.zeros((count, len(PARTS)), np.int64)
+    np.add.at(ns, (of_rank, owner), np.diff(segments.edges))
+    return ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +131,9 @@ def run_budget(run: Run, earlier: Iterable[Run] = ()) -> RunBudget:
     end = max(own.end for attempt in attempts for own in attempt.values())
     kept_below = _kept_below(attempts)
     is_numbered = all(own.is_numbered for attempt in attempts for own in attempt.values())
-    ranks = {
-        rank: Parts(*divide(_claims(rank, attempts, kept_below, begin), begin, end))
-        for rank in sorted(set[int]().union(*attempts))
-    }
-    sums = np.array([list(parts.by_name().values()) for parts in ranks.values()], np.int64).sum(axis=0)
+    numbers = sorted(set[int]().union(*attempts))
+    divided = divide_ranks([_claims(rank, attempts, kept_below, begin) for rank in numbers], begin, end)
+    ranks = {rank: Parts(*parts) for rank, parts in zip(numbers, divided.tolist(), strict=True)}
     repeated = {
         (number, step)
         for number, attempt in enumerate(attempts)
@@ -118,7 +141,7 @@ def run_budget(run: Run, earlier: Iterable[Run] = ()) -> RunBudget:
         for step in own.steps[own.is_repeated(kept_below[number])].tolist()
     }
     return RunBudget(
-        job=Parts(*apportion(sums, len(ranks))),
+        job=Parts(*apportion(divided.sum(axis=0), len(ranks))),
         ranks=ranks,
         attempts=len(attempts),
         repeated_steps=len(repeated) if is_numbered or len(attempts) == 1 else None,

@@ -17,6 +17,7 @@ from commtrace.analysis.breakdown.run_budget import (
     PartIntervals,
     Parts,
     divide,
+    divide_ranks,
     run_budget,
 )
 from commtrace.trace.run import Run
@@ -117,6 +118,12 @@ def test_the_parts_add_up_and_agree_with_a_count_of_every_instant(found: list[Pa
 
     assert divide(found, 0, 100) == expected
     assert sum(expected) == 100
+
+
+@given(st.lists(claims(), min_size=1, max_size=5))
+def test_ranks_are_divided_together_as_they_are_alone(found: list[list[PartIntervals]]) -> None:
+    many = found * 30  # more than are painted on one axis
+    assert divide_ranks(many, 0, 100).tolist() == [divide(own, 0, 100) for own in found] * 30
 
 
 def test_saving_inside_of_an_evaluation_is_saving() -> None:

@@ -206,13 +206,14 @@ class Predictor:
     def _sent_in_parts(self, layout: Layout) -> list[tuple[float, float]]:
         """Return the times of communication in forward and backward: of a layer, the embedding and the output layer.
 
-        A model of three layers on three stages has one layer and nothing else in the middle.
+        A model of three layers on three stages has one layer and nothing else in the middle. A receive is the time of
+        its send: the ring of context parallel ranks sends one block while it receives the other.
         """
         model = replace(fitting_model(self.costs.model, layout.tp), layers=3)
         small = replace(layout, pp=3, chunks=1, first_stage_layers=0, last_stage_layers=0, microbatches=1)
         whole = []
         for stage in range(3):
-            rows = [row for row in stage_traffic(model, small, stage) if row.role != "pp" and row.group_size > 1]
+            rows = [row for row in stage_traffic(model, small, stage) if row.role != "pp" and row.operation != "recv"]
             whole.append(
                 [
                     sum(self._traffic_ns(layout, row) for row in rows if row.when == when)

@@ -138,9 +138,9 @@ def test_context_parallel_ranks_share_the_work_and_exchange_keys_and_values() ->
         for cp in (1, 2)
     )
 
-    # of work half; of the ring, 8 layers with 1 block of keys and values in the forward and 2 in the backward, sent and
-    # received, each 2 · 2 bytes · 512 tokens · 1024 at 100 GB/s
-    ring_ns = 8 * 3 * 2 * (2 * 2 * 512 * 1024 / 100)
+    # of work half; of the ring, 8 layers with 1 block of keys and values in the forward and 2 in the backward, each
+    # 2 · 2 bytes · 512 tokens · 1024 at 100 GB/s: one is received while the other is sent
+    ring_ns = 8 * 3 * (2 * 2 * 512 * 1024 / 100)
     assert two.time.pipeline_ns == pytest.approx(one.time.pipeline_ns / 2 + ring_ns, rel=1e-4)
     assert two.assumed[:2] == ("tp 1", "cp 2")
     assert two.peak_bytes < one.peak_bytes

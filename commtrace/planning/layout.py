@@ -124,6 +124,8 @@ class Layout:
                     f"{name} ({getattr(model, name)}) is no multiple of tp ({self.tp}): "
                     f"lower tp, or change {name} to {whole}"
                 )
+        if self.cp > 1 and self.cp_communication == "all_to_all":
+            self._check_heads_of_cp_ranks(model)
         if model.sequence % (self.cp * (self.tp if self.sequence_parallel else 1)):
             raise ConfigurationError(
                 f"sequence ({model.sequence}) cannot be divided over cp ({self.cp}) and, with sequence_parallel, tp "
@@ -135,6 +137,22 @@ class Layout:
             raise ConfigurationError(f"ep is {self.ep}, but the model has no experts: leave ep out, or give experts")
         if model.experts and model.expert_ffn % self.expert_tp:
             raise ConfigurationError(f"expert_ffn ({model.expert_ffn}) is no multiple of expert_tp ({self.expert_tp})")
+        if model.experts and self.tp > 1 and not self.sequence_parallel and self.zero_stage is None:
+            # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/moe/moe_layer.py#L380
+            raise ConfigurationError(
+                f"Megatron-core does not train experts with tp {self.tp} without sequence parallelism: set "
+                "sequence_parallel (--sequence-parallel), or lower tp to 1"
+            )
+
+    def _check_heads_of_cp_ranks(self, model: Model) -> None:
+        """Raise ConfigurationError if all-to-all cannot divide the heads that tp has left to each rank."""
+        for name in ("heads", "query_groups"):
+            if getattr(model, name) % (self.tp * self.cp):
+                raise ConfigurationError(
+                    f"{name} ({getattr(model, name)}) is no multiple of tp · cp ({self.tp * self.cp}): all-to-all "
+                    "context parallelism divides the heads of a tp rank between cp ranks. Lower tp or cp, or take the "
+                    "ring (cp_communication: ring, --cp-comm-type p2p)"
+                )
 
     def _check_stages(self, model: Model) -> None:
         sizes = self.stage_sizes(model)

@@ -147,7 +147,7 @@ def _notes(model: Model, layout: Layout) -> Iterator[str]:
         yield "Parameters that ZeRO 3 has gathered (up to stage3_max_live_parameters) are not in the peak."
     if model.experts:
         yield "Tokens are taken to be divided evenly between experts; uneven routing takes more memory and time."
-    if model.experts and layout.tp > 1:
+    if model.experts and layout.expert_tp > 1:
         yield "What tensor parallel ranks exchange for the experts' layers is not counted, only for their attention."
     if model.experts and layout.ep > 1 and layout.expert_dispatcher == "other":
         yield "Only the communication of the all-to-all token dispatcher is known: that of ep is left out."
@@ -166,7 +166,7 @@ class Alternative(NamedTuple):
 def alternatives(plan: Plan) -> tuple[Alternative, ...]:
     """Return the single changes of the layout that lower the peak memory of the fullest rank."""
     found = []
-    for change, fields in _changes(plan.layout):
+    for change, fields in _changes(plan.model, plan.layout):
         try:
             layout = replace(plan.layout, **fields)
             changed = make_plan(plan.model, layout)
@@ -178,7 +178,7 @@ def alternatives(plan: Plan) -> tuple[Alternative, ...]:
     return tuple(found)
 
 
-def _changes(layout: Layout) -> Iterator[tuple[str, dict[str, Any]]]:
+def _changes(model: Model, layout: Layout) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield changes of a layout's fields, those first that cost little or no time; not all of them are possible."""
     if not layout.flash_attention:
         yield "flash attention", {"flash_attention": True}
@@ -200,6 +200,10 @@ def _changes(layout: Layout) -> Iterator[tuple[str, dict[str, Any]]]:
     if layout.dp % 2 == 0:
         tp, dp = 2 * layout.tp, layout.dp // 2
         expert_tp = 0 if layout.expert_tp == layout.tp else layout.expert_tp
-        yield f"tp {tp}, dp {dp}", {"tp": tp, "dp": dp, "microbatches": microbatches, "expert_tp": expert_tp}
+        fields = {"tp": tp, "dp": dp, "microbatches": microbatches, "expert_tp": expert_tp}
+        if model.experts and layout.tp == 1:  # which Megatron-core does not train otherwise
+            yield f"tp {tp}, dp {dp}, sequence parallelism", {**fields, "sequence_parallel": True}
+        else:
+            yield f"tp {tp}, dp {dp}", fields
     if layout.recompute != "full":
         yield "full recomputation", {"recompute": "full"}

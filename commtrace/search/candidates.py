@@ -39,8 +39,8 @@ def candidates(
     """
     _check_exchange(model, like, cp, ep)
     for context, expert in product(cp or (like.cp,), ep or (like.ep,)):
-        if context != like.cp and not _divides_attention(model, like, context):
-            continue
+        if context not in (1, like.cp) and model.sequence % (2 * context):
+            continue  # Megatron-LM halves the share of a cp rank once more, to balance causal attention
         for tp in divisors(gpus // context):
             for pp in divisors(gpus // (context * tp)):
                 if gpus % (context * tp * pp) or pp > model.layers:
@@ -60,14 +60,6 @@ def _check_exchange(model: Model, like: Layout, cp: Sequence[int], ep: Sequence[
         raise ConfigurationError(
             "the job does not send its tokens to experts by all-to-all, and a plan knows nothing else: leave --ep out"
         )
-
-
-def _divides_attention(model: Model, like: Layout, cp: int) -> bool:
-    """Return whether Megatron-LM can divide a sequence so, which it halves once more to balance causal attention."""
-    if cp == 1:
-        return True
-    has_heads = like.cp_communication != "all_to_all" or model.query_groups % cp == 0
-    return model.sequence % (2 * cp) == 0 and has_heads
 
 
 def divisors(number: int) -> list[int]:

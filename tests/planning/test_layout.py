@@ -76,6 +76,31 @@ def test_a_layout_that_does_not_fit_the_model_says_what_to_do(layout: Layout, me
         layout.check(SMALL)
 
 
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (Layout(cp=8, cp_communication="all_to_all"), r"heads \(4\) is no multiple of tp · cp \(8\)"),
+        (Layout(tp=2, cp=2, cp_communication="all_to_all"), r"query_groups \(2\) is no multiple of tp · cp \(4\)"),
+    ],
+)
+def test_all_to_all_context_parallelism_divides_the_heads_that_tp_left(layout: Layout, message: str) -> None:
+    grouped = replace(SMALL, query_groups=2)
+
+    with pytest.raises(ConfigurationError, match=f"{message}.* take the ring"):
+        layout.check(grouped)
+    replace(layout, cp_communication="ring").check(grouped)
+    replace(layout, tp=1, cp=2, expert_tp=1).check(grouped)
+
+
+def test_experts_on_tensor_parallel_ranks_need_sequence_parallelism() -> None:
+    experts = replace(SMALL, experts=4)
+
+    with pytest.raises(ConfigurationError, match=r"does not train experts with tp 2 .* set sequence_parallel"):
+        Layout(tp=2).check(experts)
+    Layout(tp=2, sequence_parallel=True).check(experts)
+    Layout(tp=2, zero_stage=1).check(experts)
+
+
 def test_the_vocabulary_is_to_be_padded() -> None:
     with pytest.raises(ConfigurationError, match=r"vocabulary \(50257\) .* change vocabulary to 50304"):
         Layout(tp=2).check(replace(SMALL, vocabulary=50_257))

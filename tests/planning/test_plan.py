@@ -63,6 +63,13 @@ def test_experts_on_all_ranks_leave_no_room_for_more_tensor_parallelism() -> Non
     assert [one.change for one in alternatives(make_plan(replace(MODEL, experts=8), layout))] == ["full recomputation"]
 
 
+def test_experts_are_divided_by_tensor_parallelism_with_sequence_parallelism() -> None:
+    changes = {one.change for one in alternatives(make_plan(replace(MODEL, experts=8), Layout(dp=4)))}
+
+    assert "tp 2, dp 2, sequence parallelism" in changes
+    assert "tp 2, dp 2" not in changes
+
+
 def test_the_next_stage_of_zero_is_an_alternative() -> None:
     plan = make_plan(MODEL, Layout(dp=4, zero_stage=1, flash_attention=True))
 
@@ -78,9 +85,10 @@ def test_the_next_stage_of_zero_is_an_alternative() -> None:
         (replace(MODEL, experts=4), Layout(dp=2, ep=2), ["divided evenly between experts"]),
         (
             replace(MODEL, experts=4),
-            Layout(dp=2, ep=2, tp=2, expert_dispatcher="other"),
+            Layout(dp=2, ep=2, tp=2, sequence_parallel=True, expert_dispatcher="other"),
             ["divided evenly", "only for their attention", "all-to-all token dispatcher"],
         ),
+        (replace(MODEL, experts=4), Layout(dp=2, ep=4, tp=2, expert_tp=1, sequence_parallel=True), ["divided evenly"]),
         (MODEL, Layout(cp=2, cp_communication="other"), ["communication of cp is left out"]),
     ],
 )

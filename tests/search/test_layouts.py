@@ -116,6 +116,20 @@ def test_megatron_halves_the_share_of_a_context_parallel_rank() -> None:
     assert {one.cp for one in candidates(odd, LAYOUT, 8, 8, cp=(1, 2))} == {1}
 
 
+def test_all_to_all_divides_the_heads_that_tensor_parallel_ranks_have() -> None:
+    like = replace(LAYOUT, cp_communication="all_to_all")
+    tried = list(candidates(replace(MODEL, query_groups=4), like, 8, 8, cp=(1, 2, 4)))
+
+    assert {(one.tp, one.cp) for one in tried if one.cp > 1} == {(1, 2), (2, 2), (1, 4)}
+    assert {one.tp for one in tried if one.cp == 1} == {1, 2, 4}
+
+
+def test_experts_have_sequence_parallelism_wherever_they_are_divided_by_tp() -> None:
+    tried = list(candidates(replace(MODEL, experts=8), replace(LAYOUT, tp=1, pp=8, expert_tp=0), 8, 8, ep=(1,)))
+
+    assert {(one.tp > 1, one.sequence_parallel) for one in tried} == {(False, False), (True, True)}
+
+
 @pytest.mark.parametrize(
     ("model", "like", "sizes", "message"),
     [

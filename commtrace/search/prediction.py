@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -10,6 +11,7 @@ from typing import NamedTuple
 from commtrace.planning.communication import Traffic, stage_traffic
 from commtrace.planning.layout import Layout, groups
 from commtrace.planning.memory import stage_memory
+from commtrace.planning.model import Model
 from commtrace.planning.parameters import stage_parameters
 from commtrace.search.candidates import fitting_model
 from commtrace.search.costs import PartTimes, RunCosts, recomputed_ns
@@ -132,8 +134,7 @@ class Predictor:
             changed.append(f"microbatch {layout.microbatch}")
         if layout.recompute != run.recompute:
             changed.append(f"recompute {layout.recompute}")
-        sizes = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp-cp": layout.data_copies, "ep": layout.ep}
-        used = [role for role, size in sizes.items() if size > 1]
+        used = [role for role, size in _role_sizes(self.costs.model, layout) if size > 1]
         has = self.links.has
         borrowed = [role for role in used if not has(Place(role, self._reaches_over_nodes(layout, role)))]
         return (*changed, *(self._source(layout, role) for role in borrowed))
@@ -247,3 +248,18 @@ class Predictor:
 
 def _differ(name: str, run: Layout, layout: Layout) -> bool:
     return bool(getattr(run, name) != getattr(layout, name))
+
+
+def _role_sizes(model: Model, layout: Layout) -> Iterator[tuple[str, int]]:
+    """Yield the roles whose groups send, with their ranks; without those that reduce only the norm of gradients."""
+    yield "tp", layout.tp
+    yield "cp", layout.cp
+    yield "pp", layout.pp
+    yield "dp-cp", layout.data_copies
+    if model.tied_embeddings:
+        yield "embedding", layout.pp
+    if model.experts:
+        yield "expert-dp", layout.expert_data_copies
+        yield "ep", layout.ep
+        if layout.ep > 1:
+            yield "tp-ep", layout.expert_tp * layout.ep

@@ -8,7 +8,7 @@ import pytest
 
 from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
 from commtrace.errors import ConfigurationError
-from commtrace.planning.communication import Traffic
+from commtrace.planning.communication import GRADIENT_NORM, Traffic, stage_traffic
 from commtrace.planning.layout import Layout
 from commtrace.planning.megatron_arguments import parse_megatron_command
 from commtrace.planning.model import Model
@@ -190,5 +190,19 @@ def test_the_source_of_a_bandwidth_is_named() -> None:
     links = COSTS.links.with_given({}, baseline)
     layout = replace(LAYOUT, pp=2, dp=2)
 
-    assert Predictor(COSTS, 8, COSTS.links).assumed(layout) == ("bandwidth of pp", "bandwidth of dp-cp")
-    assert Predictor(COSTS, 8, links).assumed(layout) == ("bandwidth of pp", "dp-cp of the baseline")
+    borrowed = ("bandwidth of pp", "bandwidth of dp-cp", "bandwidth of embedding")
+    assert Predictor(COSTS, 8, COSTS.links).assumed(layout) == borrowed
+    found = ("bandwidth of pp", "dp-cp of the baseline", "embedding of the baseline")
+    assert Predictor(COSTS, 8, links).assumed(layout) == found
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("ep", "expert_tp"), [(1, 2), (2, 2), (4, 1)])
+def test_every_role_whose_bandwidth_is_borrowed_is_named(tied: bool, ep: int, expert_tp: int) -> None:
+    model = replace(MODEL, experts=8, tied_embeddings=tied)
+    layout = replace(LAYOUT, pp=2, dp=4, cp=2, ep=ep, expert_tp=expert_tp, sequence_parallel=True)
+    rows = [row for stage in (0, 1) for row in stage_traffic(model, layout, stage)]
+    sends = {row.role for row in rows if row.group_size > 1 and row.what != GRADIENT_NORM}
+    assumed = Predictor(replace(COSTS, model=model), 64, Links({Place("mp", False): WITHIN}, {})).assumed(layout)
+
+    assert {one for one in assumed if one.startswith("bandwidth")} == {f"bandwidth of {role}" for role in sends}

@@ -116,7 +116,7 @@ def make_plan(model: Model, layout: Layout, notes: tuple[str, ...] = ()) -> Plan
         parameters=model_parameters(model, layout),
         bubble=ideal_bubble(layout),
         stages=tuple(_plan_stage(model, layout, stage) for stage in range(layout.pp)),
-        notes=(*notes, *_notes(model, layout)),
+        notes=(*notes, *plan_notes(model, layout)),
     )
 
 
@@ -137,7 +137,8 @@ def _traffic(model: Model, layout: Layout, stage: int) -> tuple[Traffic, ...]:
     return zero_traffic(planned_zero_job(model, layout)) if layout.is_data_parallel else ()
 
 
-def _notes(model: Model, layout: Layout) -> Iterator[str]:
+def plan_notes(model: Model, layout: Layout) -> Iterator[str]:
+    """Yield what the numbers of a layout leave out or take for granted, in sentences."""
     if layout.zero_stage is not None:
         if layout.is_data_parallel:
             yield "Buckets hold tensors in Megatron-core's sizes and order; another model's are cut elsewhere."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -21,6 +21,7 @@ from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import Layout
 from commtrace.planning.megatron_arguments import parse_megatron_command
 from commtrace.planning.model import Model
+from commtrace.planning.plan import plan_notes
 from commtrace.planning.plan_file import read_plan_file
 from commtrace.planning.recorded_job import recorded_job
 from commtrace.search.aceso_profile import has_aceso_profile
@@ -127,7 +128,8 @@ def search(
     sequences = global_batch or layout.microbatch * layout.microbatches * layout.dp
     tried = (_listed("--cp", cp), _listed("--ep", ep))
     found = search_layouts(predictor, gpus or world_size, round(memory_gib * _GIB), sequences, top, *tried)
-    notes = (*notes, *costs.notes, *_of_cp_and_ep(model, layout, *tried))
+    of_plans = _of_plans(model, [layout, *(one.layout for one in found.best)])
+    notes = (*notes, *costs.notes, *of_plans, *_of_cp_and_ep(model, layout, *tried))
     if json_output:
         typer.echo(json.dumps(_search_json(predictor, found, sequences, memory_gib, notes), indent=2))
     else:
@@ -144,6 +146,11 @@ def _listed(option: str, text: str | None) -> tuple[int, ...]:
     if min(sizes, default=1) < 1:
         raise ConfigurationError(f"{option} {text}: write sizes with commas between them, such as 1,2,4")
     return sizes
+
+
+def _of_plans(model: Model, layouts: Iterable[Layout]) -> tuple[str, ...]:
+    """Return what the plans of these layouts leave out, each sentence once."""
+    return tuple(dict.fromkeys(note for layout in layouts for note in plan_notes(model, layout)))
 
 
 def _of_cp_and_ep(model: Model, layout: Layout, cp: Sequence[int], ep: Sequence[int]) -> Iterator[str]:

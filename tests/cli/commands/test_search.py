@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from commtrace.cli.main import app
+from commtrace.planning.layout import Layout
+from commtrace.planning.model import Model
 from tests.json_schemas import errors
 from tests.search.synthetic import LAYOUT, MODEL, record
 from tests.search.test_aceso import configuration, small_profile
@@ -25,9 +27,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("runs") / "run", LAYOUT)
 
 
-def job(folder: Path) -> Path:
+def job(folder: Path, model: Model = MODEL, layout: Layout = LAYOUT) -> Path:
     path = folder / "job.json"
-    path.write_text(json.dumps({"model": asdict(MODEL), "layout": asdict(LAYOUT)}))
+    path.write_text(json.dumps({"model": asdict(model), "layout": asdict(layout)}))
     return path
 
 
@@ -111,6 +113,15 @@ def test_what_is_fixed_and_what_is_taken_for_granted_is_said(run: Path, tmp_path
     assert all("cp 2" in one["assumed"] for one in tried["best"] if one["layout"]["cp"] == 2)
     assert any(note.startswith("Other sizes of cp: ") for note in tried["notes"])
     assert "  cp  " in run_search(*words[:-1], "--cp", "2").stdout
+
+
+def test_what_the_plans_leave_out_is_said(run: Path, tmp_path: Path) -> None:
+    experts = job(tmp_path, replace(MODEL, experts=8), replace(LAYOUT, sequence_parallel=True))
+    notes = json.loads(run_search(run, experts, "--json").stdout)["notes"]
+
+    exchanged = "What tensor parallel ranks exchange for the experts' layers is not counted, only for their attention."
+    assert notes.count(exchanged) == 1
+    assert any(note.startswith("Tokens are taken to be divided evenly between experts") for note in notes)
 
 
 def test_a_configuration_of_aceso(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final, Literal, NamedTuple, NoReturn
@@ -12,18 +14,17 @@ from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model, padded
 
 _NOT_PLANNED: Final = {
-    "--attention-output-gate", "--calculate-per-token-loss", "--cpu-offloading", "--cross-entropy-fusion-impl",
-    "--cuda-graph-impl", "--data-parallel-sharding-strategy", "--ddp-num-buckets",
+    "--attention-output-gate", "--calculate-per-token-loss", "--cpu-offloading", "--ddp-num-buckets",
     "--ddp-pad-buckets-for-high-nccl-busbw", "--defer-embedding-wgrad-compute", "--delay-wgrad-compute",
     "--distribute-saved-activations", "--enable-cuda-graph", "--experimental-attention-variant",
     "--external-cuda-graph", "--fine-grained-activation-offloading", "--fp32-residual-connection", "--fp4-format",
     "--fp4-param-gather", "--fp8-format", "--fp8-param-gather", "--freeze-all-layers",
     "--heterogeneous-layers-config-path", "--hierarchical-context-parallel-sizes", "--hybrid-context-parallel",
     "--hybrid-layer-pattern", "--hybrid-override-pattern", "--is-hybrid-model", "--log-num-zeros-in-grad",
-    "--log-params-norm", "--main-grads-dtype", "--microbatch-group-size-per-virtual-pipeline-stage",
+    "--log-params-norm", "--microbatch-group-size-per-virtual-pipeline-stage",
     "--moe-expert-capacity-factor", "--moe-latent-size", "--moe-layer-recompute",
     "--moe-pad-expert-input-to-capacity", "--moe-shared-expert-intermediate-size", "--mtp-num-layers",
-    "--multi-latent-attention", "--num-distributed-optimizer-instances", "--optimizer-cpu-offload",
+    "--multi-latent-attention", "--optimizer-cpu-offload",
     "--overlap-moe-expert-parallel-comm", "--overlap-param-gather-with-optimizer-step",
     "--pipeline-model-parallel-layout", "--qk-layernorm", "--recompute-modules",
     "--reuse-grad-buf-for-mxfp8-param-ag", "--spec", "--tp-comm-overlap", "--use-checkpoint-args",
@@ -34,6 +35,16 @@ _NOT_PLANNED: Final = {
 """Arguments on which the numbers depend, but which are not understood."""
 
 
+_DEFAULTS: Final = {
+    "--cross-entropy-fusion-impl": "native",
+    "--cuda-graph-impl": "none",
+    "--data-parallel-sharding-strategy": "no_shard",
+    "--main-grads-dtype": "fp32",
+    "--num-distributed-optimizer-instances": "1",
+}
+"""Likewise, unless they have these values, which are Megatron-LM's defaults."""
+
+_TORCHRUN: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _GROWING_BATCHES: Final = ("--rampup-batch-size", "--step-batch-size-schedule")
 
 
@@ -73,19 +84,24 @@ def parse_megatron_command(command: Sequence[str], gpus: int | None = None) -> M
         model=model,
         layout=_layout(parsed, model, world_size),
         ignored=tuple(word for word in ignored if word not in _NOT_PLANNED),
-        notes=(*_not_planned(ignored), *_assumed(parsed)),
+        notes=(*_not_planned(ignored, parsed), *_assumed(parsed)),
     )
 
 
 def _launched_ranks(words: Sequence[str]) -> int:
-    parser = _Parser(prog="the launcher", add_help=False, allow_abbrev=False)
+    """Return the ranks that torchrun starts, or the one of plain Python; other launchers say it in too many ways."""
+    launchers = [index for index, word in enumerate(words) if PurePath(word).name in _TORCHRUN]
+    if not launchers:
+        program = next((word for word in words if "=" not in word and word != "env"), "python")
+        if not re.fullmatch(r"python[0-9.]*", PurePath(program).name) or "-m" in words:
+            raise ConfigurationError(
+                f"the ranks that {shlex.join(words)} starts are not read from the command: give --gpus"
+            )
+        return 1
+    parser = _Parser(prog="torchrun", add_help=False, allow_abbrev=False)
     parser.add_argument("--nnodes", default="1")
     parser.add_argument("--nproc-per-node", "--nproc_per_node", default="1")
-    launched, _ = parser.parse_known_args(list(words))
-    if words and PurePath(words[0]).name in ("srun", "mpirun", "mpiexec") and launched.nproc_per_node == "1":
-        raise ConfigurationError(
-            f"the ranks that {PurePath(words[0]).name} starts are not read from the command: give --gpus"
-        )
+    launched, _ = parser.parse_known_args(list(words[launchers[-1] + 1 :]))
     if not (launched.nnodes.isdecimal() and launched.nproc_per_node.isdecimal()):
         raise ConfigurationError(
             f"--nnodes {launched.nnodes} --nproc-per-node {launched.nproc_per_node} do not say how many ranks there "
@@ -134,6 +150,8 @@ def _megatron_parser(script: str) -> argparse.ArgumentParser:
     parser.add_argument("--clip-grad", type=float, default=1.0)
     parser.add_argument("--hidden-dropout", type=float, default=0.1)
     parser.add_argument("--attention-dropout", type=float, default=0.1)
+    for name, default in _DEFAULTS.items():
+        parser.add_argument(name, default=default)
     for name in _GROWING_BATCHES:
         parser.add_argument(name, nargs="+", default=())
     return parser
@@ -267,9 +285,14 @@ def _has_flash_attention(parsed: argparse.Namespace) -> bool:
     return bool(parsed.attention_backend == "auto" and parsed.transformer_impl == "transformer_engine" and is_half)
 
 
-def _not_planned(names: Sequence[str]) -> tuple[str, ...]:
-    found = ", ".join(name for name in names if name in _NOT_PLANNED)
-    return (f"The numbers depend on {found}, which a plan does not understand yet.",) if found else ()
+def _not_planned(names: Sequence[str], parsed: argparse.Namespace) -> tuple[str, ...]:
+    found = [name for name in names if name in _NOT_PLANNED]
+    found += [name for name, default in _DEFAULTS.items() if _value(parsed, name) != default]
+    return (f"The numbers depend on {', '.join(found)}, which a plan does not understand yet.",) if found else ()
+
+
+def _value(parsed: argparse.Namespace, name: str) -> object:
+    return vars(parsed)[name.removeprefix("--").replace("-", "_")]
 
 
 def _assumed(parsed: argparse.Namespace) -> tuple[str, ...]:
@@ -280,7 +303,7 @@ def _assumed(parsed: argparse.Namespace) -> tuple[str, ...]:
         parsed.recompute_num_layers > 1 or parsed.recompute_method != "uniform"
     ):
         notes.append("Full recomputation is counted layer by layer (--recompute-method uniform, 1 layer).")
-    growing = [name for name in _GROWING_BATCHES if vars(parsed)[name.removeprefix("--").replace("-", "_")]]
+    growing = [name for name in _GROWING_BATCHES if _value(parsed, name)]
     notes += [f"The global batch is the last one of {name}." for name in growing]
     if parsed.optimizer != "adam":
         notes.append(f"The optimizer's states are those of Adam, not of {parsed.optimizer}.")

@@ -128,13 +128,49 @@ def test_an_argument_that_changes_the_numbers_is_not_only_ignored(words: str) ->
     assert f"The numbers depend on {words.split()[0]}, which a plan does not understand yet." in job.notes
 
 
-@pytest.mark.parametrize("launcher", ["srun -n 16 python", "mpirun -np 16 python", "/usr/bin/srun --ntasks=16 python3"])
+@pytest.mark.parametrize("words", ["--cuda-graph-impl none", "--cross-entropy-fusion-impl=native"])
+def test_a_default_that_is_written_out_changes_nothing(words: str) -> None:
+    job = parse(words)
+
+    assert job.ignored == ("--lr", "--data-path")
+    assert not any("The numbers depend on" in note for note in job.notes)
+
+
+@pytest.mark.parametrize("words", ["--cuda-graph-impl transformer_engine", "--cross-entropy-fusion-impl=te"])
+def test_another_value_changes_the_numbers(words: str) -> None:
+    option = words.replace("=", " ").split()[0]
+
+    assert f"The numbers depend on {option}, which a plan does not understand yet." in parse(words).notes
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "srun -n 16 python", "mpirun -np 16 python", "/usr/bin/srun --ntasks=16 python3", "sudo srun -n 16 python",
+        "CUDA_DEVICE_MAX_CONNECTIONS=1 srun -n 16 python", "env NCCL_DEBUG=INFO srun -n 16 python",
+        "mpiexec.hydra -n 16 python", "deepspeed --num_gpus 16", "accelerate launch --num_processes 16",
+        "python -m accelerate.commands.launch --num_processes 16",
+    ],
+)  # fmt: skip
 def test_ranks_of_other_launchers_must_be_given(launcher: str) -> None:
     words = [*launcher.split(), *shlex.split(GPT)[4:]]
 
-    with pytest.raises(ConfigurationError, match=r"the ranks that (srun|mpirun) starts .* give --gpus"):
+    with pytest.raises(ConfigurationError, match=f"the ranks that {launcher} starts are not read .* give --gpus"):
         parse_megatron_command(words)
     assert parse_megatron_command(words, 16).layout.dp == 16
+
+
+@pytest.mark.parametrize(
+    ("launcher", "ranks"),
+    [
+        ("", 1), ("python", 1), ("/usr/bin/python3.11 -u", 1), ("CUDA_VISIBLE_DEVICES=3 python3", 1),
+        ("env CUDA_DEVICE_MAX_CONNECTIONS=1 python", 1), ("srun -N 2 torchrun --nnodes 2 --nproc-per-node 8", 16),
+        ("OMP_NUM_THREADS=1 python -m torch.distributed.run --nproc_per_node 4", 4),
+        ("commtrace run -- /opt/bin/torchrun --nproc-per-node=2", 2),
+    ],
+)  # fmt: skip
+def test_torchrun_says_how_many_ranks_there_are_and_python_is_one(launcher: str, ranks: int) -> None:
+    assert parse_megatron_command([*launcher.split(), *shlex.split(GPT)[4:]]).layout.dp == ranks
 
 
 def test_dropout_of_0_is_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Final
@@ -11,12 +12,34 @@ import msgspec
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import ZeroOptions
 
-_NOT_PLANNED: Final = (
-    "offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param", "zenflow", "mics_shard_size",
-    "zero_hpz_partition_size", "zero_quantized_gradients", "zero_quantized_weights",
-    "stage3_model_persistence_threshold",
-)  # fmt: skip
-"""Options of ``zero_optimization`` on which the numbers depend, but which are not understood."""
+_OFF: Final[Mapping[str, tuple[object, ...]]] = {
+    "zero_optimization.offload_optimizer.device": ("none",),
+    "zero_optimization.offload_param.device": ("none",),
+    "zero_optimization.cpu_offload": (False,),
+    "zero_optimization.cpu_offload_param": (False,),
+    "zero_optimization.zenflow": (),
+    "zero_optimization.mics_shard_size": (-1, 0),
+    "zero_optimization.zero_hpz_partition_size": (0, 1),
+    "zero_optimization.zero_quantized_gradients": (False,),
+    "zero_optimization.zero_quantized_weights": (False,),
+    "zero_optimization.zero_quantized_nontrainable_weights": (False,),
+    "zero_optimization.stage3_model_persistence_threshold": (sys.maxsize,),
+    "zero_optimization.stage3_module_granularity_threshold": (0,),
+    "zero_optimization.stage3_use_all_reduce_for_fetch_params": (False,),
+    "zero_optimization.stage3_allgather_sequential": (False,),
+    "zero_optimization.parameter_alignment": (False,),
+    "zero_optimization.compute_grad_norm": (True,),
+    "tensor_parallel.autotp_size": (0, 1),
+    "tensor_parallel.tp.tp_size": (1,),
+    "sequence_parallel_size": (1,),
+    "bf16.bf16_master_weights_and_grads": (False,),
+    "bf16.bf16_optimizer_states": (False,),
+    "fp16.fp16_master_weights_and_grads": (False,),
+    "activation_checkpointing.partition_activations": (False,),
+    "activation_checkpointing.cpu_checkpointing": (False,),
+    "sparse_gradients": (False,),
+}
+"""Options on which the numbers depend, but which are not understood: their values that change nothing."""
 
 _SMALL_TYPES: Final = {"fp16": 2, "bf16": 2, "bfloat16": 2, "fp32": 4}
 
@@ -36,7 +59,7 @@ def deepspeed_layout(config: Mapping[str, object], layout: Mapping[str, object])
         raise ConfigurationError(f"zero_optimization is {zero!r}: give its options, such as {{stage: 2}}")
     named = {one.name for one in fields(ZeroOptions)}
     stage = _number(zero, "stage", 0)
-    is_half = any(_is_enabled(config, name) for name in ("fp16", "bf16", "bfloat16"))
+    is_half = _precision(config) != "fp32"
     given = {name: _value(zero, name) for name in named & set(zero)}
     try:
         options = msgspec.convert({"overlap_comm": stage == 3, "check_overflow": stage < 3, **given}, ZeroOptions)
@@ -58,16 +81,24 @@ def deepspeed_layout(config: Mapping[str, object], layout: Mapping[str, object])
 
 def not_planned(config: Mapping[str, object]) -> tuple[str, ...]:
     """Return a sentence that names the options on which the numbers depend, but which are not understood."""
-    zero = config.get("zero_optimization", {})
-    used = [name for name in _NOT_PLANNED if isinstance(zero, Mapping) and _is_on(zero.get(name))]
+    off = {**_OFF, "data_types.grad_accum_dtype": (_precision(config),)}
+    used = [path for path, values in off.items() if _at(config, path) not in (None, *values)]
     return (f"The numbers depend on {', '.join(used)}, which a plan does not understand yet.",) if used else ()
 
 
-def _is_on(value: object) -> bool:
-    """Return whether an option is used: ranks of 1 and devices of ``none`` are not."""
-    if isinstance(value, Mapping):
-        return value.get("device") not in (None, "none") or value.get("enabled") is True
-    return value is True or (isinstance(value, int | float) and value > 1) or isinstance(value, str)
+def _at(config: Mapping[str, object], path: str) -> object:
+    """Return the value of an option, such as ``bf16.enabled``; None if it is not given."""
+    value: object = config
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _precision(config: Mapping[str, object]) -> str:
+    """Return the type in which parameters are computed, and gradients accumulated if nothing else is said."""
+    if _is_enabled(config, "fp16"):
+        return "fp16"
+    return "bf16" if any(_is_enabled(config, name) for name in ("bf16", "bfloat16")) else "fp32"
 
 
 def _batch(config: Mapping[str, object], dp: int) -> dict[str, int]:

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from commtrace.analysis.communication.baseline import Baseline, Kind
+from commtrace.analysis.communication.baseline import MESSAGES, Baseline, Kind
 from commtrace.planning.communication import Traffic
 from commtrace.planning.plan import Plan
-
-_MESSAGES: Final = ("send", "recv")
 
 
 class BaselineTimes(NamedTuple):
@@ -45,8 +43,7 @@ def baseline_times(plan: Plan, baseline: Baseline) -> BaselineTimes:
             members = _members(group, stage.ranks[0], row)
             is_on_several = len({rank // per_node for rank in members}) > 1
             kind = Kind(row.operation, len(members), is_on_several)
-            smallest = baseline.smallest_bytes(kind)
-            time_ns = baseline.duration_ns(kind, max(row.bytes_per_call, smallest or 0), members)
+            time_ns = baseline.call_ns(kind, row.bytes_per_call, members)
             if time_ns is None:
                 lacking[stage.stage, row.role] = None
                 place = "on several nodes" if is_on_several else "within a node"
@@ -59,7 +56,7 @@ def baseline_times(plan: Plan, baseline: Baseline) -> BaselineTimes:
 
 def _members(group: Sequence[int], rank: int, row: Traffic) -> tuple[int, ...]:
     """Return the members of a call: of a message the rank and the one to which it goes."""
-    if row.operation not in _MESSAGES:
+    if row.operation not in MESSAGES:
         return tuple(group)
     # Gradients of the pipeline go back; all else goes on. With model chunks both pass the end of the pipeline.
     towards = -1 if row.role == "pp" and row.when == "backward" else 1

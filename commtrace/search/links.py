@@ -15,7 +15,6 @@ from commtrace.planning.communication import Traffic
 _NAMES_IN_RUNS: Final = {"dp-cp": ("dp-cp", "dp"), "expert-dp": ("expert-dp", "ep-dp", "dp-cp", "dp")}
 """A role of a plan under the names that frameworks give its process group."""
 
-_MESSAGES: Final = ("send", "recv")
 _LEFT_OUT: Final = 0.02
 """Bandwidths are of calls of at least this share of the bytes of the largest ones: small calls show the latency."""
 
@@ -85,12 +84,10 @@ class Links:
         return max(others, key=lambda one: one.bytes_each, default=None)
 
     def _baseline_ns(self, traffic: Traffic, between_nodes: bool) -> float | None:
-        """Return the time of calls in the baseline; those below its smallest size take as long as that."""
         if self.baseline is None:
             return None
-        kind = Kind(traffic.operation, 2 if traffic.operation in _MESSAGES else traffic.group_size, between_nodes)
-        smallest = self.baseline.smallest_bytes(kind)
-        each_ns = self.baseline.duration_ns(kind, max(traffic.bytes_per_call, smallest or 0))
+        kind = Kind(traffic.operation, traffic.group_size, between_nodes)
+        each_ns = self.baseline.call_ns(kind, traffic.bytes_per_call)
         return None if each_ns is None else traffic.count * each_ns
 
     def exposed_share(self, role: str) -> float:

@@ -23,6 +23,9 @@ from commtrace.trace.json_values import JsonObject
 
 FORMAT: Final = "commtrace baseline 1"
 
+MESSAGES: Final = ("send", "recv")
+"""Their members are two, whatever the group in which they are sent."""
+
 _MOST_BYTES: Final = 256 << 20
 _FARTHEST: Final = 2.0
 """Sizes up to so much below the smallest measured one, or above the largest, are compared with it."""
@@ -106,7 +109,7 @@ class Baseline:
         """Return how long such a call took; None if nothing of the kind was measured near this size.
 
         Args:
-            kind: messages have two members, whatever the group in which they are sent.
+            kind: the group size of messages plays no part.
             ranks: the members; if they were not measured, or are not given, the median of all groups alike.
         """
         groups = self._groups(kind)
@@ -115,12 +118,13 @@ class Baseline:
         known = [time for time in found if time is not None]
         return median(known) if known else None
 
-    def smallest_bytes(self, kind: Kind) -> int | None:
-        """Return the smallest size that was measured of a kind; None if none was."""
-        return min((measured[0].num_bytes for measured in self._groups(kind).values()), default=None)
+    def call_ns(self, kind: Kind, num_bytes: float, ranks: Sequence[int] | None = None) -> float | None:
+        """Return how long a call takes, like ``duration_ns``; one below all sizes takes as long as the smallest."""
+        smallest = min((measured[0].num_bytes for measured in self._groups(kind).values()), default=0)
+        return self.duration_ns(kind, max(num_bytes, smallest), ranks)
 
     def _groups(self, kind: Kind) -> Mapping[tuple[int, ...], Sequence[Measurement]]:
-        if kind.operation in ("send", "recv"):
+        if kind.operation in MESSAGES:
             kind = Kind("send", 2, kind.inter_node)
         return self._by_kind.get(kind, {})
 

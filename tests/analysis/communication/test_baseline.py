@@ -52,6 +52,16 @@ def test_a_size_far_from_all_that_were_measured_is_not_guessed() -> None:
     assert found.duration_ns(WITHIN, 8 * MIB + 1) is None
 
 
+def test_a_call_below_all_sizes_takes_as_long_as_the_smallest() -> None:
+    found = baseline(measured(MIB, 1_000), measured(4 * MIB, 4_000), measured(MIB, 7_000, "send", (0, 1)))
+
+    assert found.call_ns(WITHIN, 4) == pytest.approx(1_000)
+    assert found.call_ns(Kind("recv", 4, False), 4) == pytest.approx(7_000)
+    assert found.call_ns(WITHIN, 2 * MIB) == pytest.approx(2_000)
+    assert found.call_ns(WITHIN, 8 * MIB + 1) is None
+    assert found.call_ns(Kind("all_gather", 4, False), 4) is None
+
+
 def test_its_own_group_counts_and_else_the_median_of_those_alike() -> None:
     groups = [tuple(range(first, first + 4)) for first in (0, 4, 8)]
     times = (1_000, 2_000, 9_000)

@@ -13,9 +13,10 @@ _REASONS_SHOWN: Final = 3
 
 def verdict(ways: str, memory_gib: float, found: str | None) -> str:
     """Return the first sentence. ``ways`` are those that were looked at, ``found`` says what the fastest is like."""
+    memory = f"{memory_gib:.4g} GiB"
     if found is None:
-        return f"None of {ways} fits into {memory_gib:g} GiB."
-    return f"Fastest of {ways} that fit into {memory_gib:g} GiB: {found}"
+        return f"None of {ways} fits into {memory}."
+    return f"Fastest of {ways} that fit into {memory}: {found}"
 
 
 def size_words(sizes: Mapping[str, int]) -> list[str]:

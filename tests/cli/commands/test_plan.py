@@ -58,6 +58,7 @@ def test_whether_it_fits_is_the_exit_code(tmp_path: Path, memory: str, exit_code
     assert (as_text.exit_code, as_json.exit_code) == (exit_code, exit_code)
     assert f"{verdict}: a GPU needs " in as_text.stdout
     assert json.loads(as_json.stdout)["fits"] is (exit_code == 0)
+    assert " of 74.51 GiB at its peak." in run_plan(path, "--memory", "80GB").stdout
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,12 @@ def test_a_command_of_megatron_gives_the_model(run: Path) -> None:
     assert abs(printed["recorded"]["error"]) < 0.02
 
 
-def test_if_nothing_fits_it_says_so_and_ends_with_1(run: Path, tmp_path: Path) -> None:
-    result = run_search(run, job(tmp_path), "--memory", "1")
+@pytest.mark.parametrize(("memory", "printed"), [("1", "1 GiB"), ("0.5GB", "0.4657 GiB")])
+def test_if_nothing_fits_it_says_so_and_ends_with_1(run: Path, tmp_path: Path, memory: str, printed: str) -> None:
+    result = run_search(run, job(tmp_path), "--memory", memory)
 
     assert result.exit_code == 1
-    assert "layouts fits into 1 GiB." in result.stdout
+    assert f"layouts fits into {printed}." in result.stdout
 
 
 @pytest.mark.parametrize(

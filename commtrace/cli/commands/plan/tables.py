@@ -27,7 +27,7 @@ def verdict(planned: Plan, memory: float | None) -> str:
     if memory is None:
         return f"At its peak {need}."
     fits = fullest.memory.peak_bytes <= memory * GIB
-    return f"{'Fits' if fits else 'Does not fit'}: {need} of {memory:g} GiB at its peak."
+    return f"{'Fits' if fits else 'Does not fit'}: {need} of {memory:.4g} GiB at its peak."
 
 
 def print_plan(

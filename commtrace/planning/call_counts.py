@@ -16,9 +16,6 @@ from commtrace.trace import schema
 from commtrace.trace.run import RankTrace
 from commtrace.trace.spans import Bool, Int64, Spans
 
-UNEVEN: Final = "all_to_all"
-"""Its bytes follow the routing of tokens, and so differ between steps and ranks."""
-
 OUTSIDE: Final = "outside"
 _WHEN: Final = (OUTSIDE, "forward", "backward")
 
@@ -43,8 +40,13 @@ def shape(counts: Counts) -> Shape:
     """Return the calls without their place in the step, and those of uneven size without their bytes."""
     found: Counter[tuple[str, str, int]] = Counter()
     for call, count in counts.items():
-        found[call.role, call.operation, -1 if call.operation == UNEVEN else call.num_bytes] += count
+        found[call.role, call.operation, -1 if is_uneven(call.role, call.operation) else call.num_bytes] += count
     return frozenset(found.items())
+
+
+def is_uneven(role: str, operation: str) -> bool:
+    """Return whether bytes follow the routing of tokens to experts, and so differ between steps and ranks."""
+    return operation == "all_to_all" or role == "expert-tp"
 
 
 class AlikeSteps(NamedTuple):

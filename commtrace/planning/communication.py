@@ -150,18 +150,27 @@ def _context_parallel(model: Model, layout: Layout, stage: int) -> Iterator[Traf
 
 def _expert_parallel(model: Model, layout: Layout, stage: int) -> Iterator[Traffic]:
     layers = sum(model.has_experts(layer) for layer in _layers(model, layout, stage))
-    if not layers or layout.ep == 1 or layout.expert_dispatcher == "other":
+    tp_ep = layout.expert_tp * layout.ep
+    if not layers or tp_ep == 1 or layout.expert_dispatcher == "other":
         return
     calls = layers * layout.microbatches
-    tp_ep = layout.expert_tp * layout.ep
     yield Traffic("tp-ep", "all_gather", "tokens per expert", "forward", calls, 8 * model.experts * tp_ep, tp_ep)
     copies = model.sequence * layout.microbatch * model.experts_per_token // (layout.tp * layout.cp)
+    probability_bytes = layout.parameter_bytes * copies
+    token_bytes = probability_bytes * model.hidden
     phases: tuple[When, ...] = ("forward", "backward")
-    for when in phases:
-        token_bytes = layout.parameter_bytes * copies * model.hidden
-        yield Traffic("ep", "all_to_all", "tokens", when, 2 * calls, token_bytes, layout.ep, "estimate")
-        probability_bytes = layout.parameter_bytes * copies
-        yield Traffic("ep", "all_to_all", "probabilities", when, calls, probability_bytes, layout.ep, "estimate")
+    if layout.ep > 1:
+        for when in phases:
+            yield Traffic("ep", "all_to_all", "tokens", when, 2 * calls, token_bytes, layout.ep, "estimate")
+            yield Traffic("ep", "all_to_all", "probabilities", when, calls, probability_bytes, layout.ep, "estimate")
+    if layout.expert_tp > 1:  # the ranks that divide an expert gather its tokens, and add up their parts of its output
+        size = layout.expert_tp
+        for when in phases:
+            for operation in ("all_gather", "reduce_scatter"):
+                yield Traffic("expert-tp", operation, "tokens", when, calls, size * token_bytes, size, "estimate")
+            operation = "all_gather" if when == "forward" else "reduce_scatter"
+            gathered_bytes = size * probability_bytes
+            yield Traffic("expert-tp", operation, "probabilities", when, calls, gathered_bytes, size, "estimate")
 
 
 def _pipeline(model: Model, layout: Layout, stage: int) -> Iterator[Traffic]:

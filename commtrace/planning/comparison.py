@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from commtrace.analysis.formatting import format_ranges, format_ranks, ranges
 from commtrace.analysis.memory import RankMemory, fullest
 from commtrace.errors import ConfigurationError
-from commtrace.planning.call_counts import OUTSIDE, UNEVEN, Call, CallCounts, Counts, Shape, shape
+from commtrace.planning.call_counts import OUTSIDE, Call, CallCounts, Counts, Shape, is_uneven, shape
 from commtrace.planning.communication import GRADIENT_NORM, Traffic
 from commtrace.planning.memory import Memory
 from commtrace.planning.plan import Plan, make_plan
@@ -212,11 +212,11 @@ def _rows(
             for row in traffic
             if (row.role, row.operation, row.what) == (role, operation, GATHERED_AGAIN)
         )
-        difference = _Difference(operation, wanted, of_sizes, sent, run.recomputations > 0, again)
+        difference = _Difference(role, operation, wanted, of_sizes, sent, run.recomputations > 0, again)
         verdict, reason = difference.explained()
         num_bytes: int | None = sum(size * count for size, count in of_sizes.items())
-        if operation == UNEVEN:
-            num_bytes = uneven_bytes.get(role, num_bytes)
+        if is_uneven(role, operation):
+            num_bytes = uneven_bytes.get((role, operation), num_bytes)
         yield TrafficRow(
             ranks=ranks,
             role=role,
@@ -239,19 +239,20 @@ def _expected_sizes(traffic: Iterable[Traffic], has_optimizer: bool) -> dict[tup
     return sizes
 
 
-def _uneven_bytes(measured: Sequence[Counts]) -> dict[str, int]:
-    """Return by role the mean over ranks of the bytes that routing makes uneven."""
-    totals: Counter[str] = Counter()
+def _uneven_bytes(measured: Sequence[Counts]) -> dict[tuple[str, str], int]:
+    """Return by role and operation the mean over ranks of the bytes that routing makes uneven."""
+    totals: Counter[tuple[str, str]] = Counter()
     for counts in measured:
         for call, count in counts.items():
-            if call.operation == UNEVEN:
-                totals[call.role] += call.num_bytes * count
-    return {role: round(total / len(measured)) for role, total in totals.items()}
+            if is_uneven(call.role, call.operation):
+                totals[call.role, call.operation] += call.num_bytes * count
+    return {kind: round(total / len(measured)) for kind, total in totals.items()}
 
 
 class _Difference(NamedTuple):
     """Calls by bytes, as expected and as measured, of one role and operation."""
 
+    role: str
     operation: str
     wanted: Counter[int]
     sent: Counter[int]
@@ -267,7 +268,7 @@ class _Difference(NamedTuple):
         if -1 in sent:
             verdict: Verdict = "explained" if wanted.total() == sent.total() else "different"
             return verdict, "The bytes of some calls were not recorded."
-        if self.operation == UNEVEN and wanted.total() == sent.total():
+        if is_uneven(self.role, self.operation) and wanted.total() == sent.total():
             return "explained", "As many calls as expected; their bytes follow the routing of tokens to experts."
         if self.bytes_again and _bytes(wanted) - self.bytes_again <= _bytes(sent) <= _bytes(wanted):
             return "explained", (

@@ -223,6 +223,9 @@ class Layout:
     def ep_group(self, rank: int) -> Group:
         return self._along(rank, self.expert_tp, self.ep)
 
+    def expert_tp_group(self, rank: int) -> Group:
+        return self._along(rank, 1, self.expert_tp)
+
     def tp_ep_group(self, rank: int) -> Group:
         return self._along(rank, 1, self.expert_tp * self.ep)
 
@@ -261,6 +264,7 @@ def groups(layout: Layout, role: str) -> Iterator[Group]:
         "cp": layout.cp_group,
         "dp-cp": layout.dp_cp_group,
         "ep": layout.ep_group,
+        "expert-tp": layout.expert_tp_group,
         "tp-ep": layout.tp_ep_group,
         "expert-dp": layout.expert_dp_group,
         "dp": layout.dp_cp_group,

@@ -15,7 +15,7 @@ class Parameter(NamedTuple):
     part: str  # embedding, norm, attention, mlp, router, experts, output
     elements: int  # on this rank
     copies: int = 1  # tensors of this kind that differ, over the tensor and expert parallel ranks
-    is_expert: bool = False
+    is_expert: bool = False  # of experts on other ranks than the rest: its data parallel ranks are its own
     is_shared_embedding: bool = False
     is_sequence_parallel: bool = False  # each rank has the gradient of its part of the sequence only
 
@@ -72,14 +72,15 @@ def _norm(model: Model) -> Iterator[Parameter]:
 
 
 def _mlp(model: Model, part: str, ffn: int, tp: int, ep: int = 1) -> Iterator[Parameter]:
-    is_expert = part == "experts"
+    # Megatron-core reduces the gradients of experts with all others unless ep divides the experts
+    is_expert = ep > 1
     columns = ffn // tp * (2 if model.gated else 1)
     yield Parameter(part, columns * model.hidden, tp * ep, is_expert)
     if model.linear_bias:
         yield Parameter(part, columns, tp * ep, is_expert)
     yield Parameter(part, ffn // tp * model.hidden, tp * ep, is_expert)
     if model.linear_bias:
-        yield Parameter(part, model.hidden, ep, is_expert, is_sequence_parallel=not is_expert)
+        yield Parameter(part, model.hidden, ep, is_expert, is_sequence_parallel=part != "experts")
 
 
 def stage_parameters(model: Model, layout: Layout, stage: int) -> tuple[Parameter, ...]:

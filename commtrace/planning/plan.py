@@ -16,7 +16,9 @@ from commtrace.planning.schedule import Bubble, ideal_bubble
 from commtrace.planning.zero import planned_zero_job, zero_traffic
 from commtrace.trace.json_values import JsonObject, to_json
 
-_ROLES: Final = ("tp", "cp", "dp-cp", "dp", "pp", "embedding", "ep", "tp-ep", "expert-dp", "mp", "dist-opt")
+_ROLES: Final = (
+    "tp", "cp", "dp-cp", "dp", "pp", "embedding", "ep", "expert-tp", "tp-ep", "expert-dp", "mp", "dist-opt",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +150,8 @@ def plan_notes(model: Model, layout: Layout) -> Iterator[str]:
         yield "Parameters that ZeRO 3 has gathered (up to stage3_max_live_parameters) are not in the peak."
     if model.experts:
         yield "Tokens are taken to be divided evenly between experts; uneven routing takes more memory and time."
-    if model.experts and layout.expert_tp > 1:
-        yield "What tensor parallel ranks exchange for the experts' layers is not counted, only for their attention."
-    if model.experts and layout.ep > 1 and layout.expert_dispatcher == "other":
-        yield "Only the communication of the all-to-all token dispatcher is known: that of ep is left out."
+    if model.experts and layout.expert_tp * layout.ep > 1 and layout.expert_dispatcher == "other":
+        yield "Only the communication of the all-to-all token dispatcher is known: what experts exchange is left out."
     if layout.cp > 1 and layout.cp_communication == "other":
         yield "Only ring and all-to-all context parallelism are known: the communication of cp is left out."
 

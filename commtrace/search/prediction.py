@@ -259,7 +259,7 @@ def _role_sizes(model: Model, layout: Layout) -> Iterator[tuple[str, int]]:
     if model.tied_embeddings:
         yield "embedding", layout.pp
     if model.experts:
-        yield "expert-dp", layout.expert_data_copies
+        yield "expert-dp", layout.expert_data_copies if layout.ep > 1 else 1
         yield "ep", layout.ep
-        if layout.ep > 1:
-            yield "tp-ep", layout.expert_tp * layout.ep
+        yield "expert-tp", layout.expert_tp
+        yield "tp-ep", layout.expert_tp * layout.ep

@@ -192,6 +192,35 @@ def test_experts() -> None:
     assert found["expert-dp", "all_gather", 2 * 4 * 2 * 8 * 64 * 64] == 1
 
 
+def test_experts_that_are_not_divided_are_reduced_with_all_other_parameters() -> None:
+    model = replace(SMALL, experts=4, linear_bias=False, qkv_bias=False)
+    found = calls(model, replace(SHARDED, tp=2, expert_tp=2, sequence_parallel=True))  # as two ranks were counted
+
+    assert found["dp-cp", "reduce_scatter", 1_212_928] == 1
+    assert found["dp-cp", "all_gather", 606_464] == 1
+    assert "expert-dp" not in {role for role, _, _ in found}
+
+
+def test_experts_that_tensor_parallel_ranks_divide_as_counted() -> None:
+    """The counts of two and of four ranks, whose bytes are means where tokens were not routed evenly."""
+    model = replace(SMALL, experts=4, linear_bias=False, qkv_bias=False)
+    layout = Layout(tp=2, microbatches=4, sequence_parallel=True)
+    exchanged = {
+        ("expert-tp", "all_gather", 8192): 32,
+        ("expert-tp", "all_gather", 128): 16,
+        ("expert-tp", "reduce_scatter", 8192): 32,
+        ("expert-tp", "reduce_scatter", 128): 16,
+    }
+
+    for ep, gathered_bytes in ((1, 64), (2, 128)):
+        found = calls(model, replace(layout, dp=ep, ep=ep))
+        assert {kind: count for kind, count in found.items() if kind[0] == "expert-tp"} == exchanged
+        assert found["tp-ep", "all_gather", gathered_bytes] == 16
+        assert found["tp", "all_gather", 4096] == 60
+        assert found["tp", "reduce_scatter", 4096] == 36
+    assert not {kind for kind in calls(model, replace(layout, expert_tp=1)) if kind[0] in ("expert-tp", "tp-ep")}
+
+
 def test_buckets_are_filled_from_the_end_where_reduction_overlaps() -> None:
     layout = Layout(overlap_gradients=True, bucket_elements=60_000)
     parameters = chunk_parameters(SMALL, layout, 0, 0)

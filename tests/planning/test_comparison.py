@@ -29,8 +29,6 @@ from commtrace.planning.recorded_job import recorded_zero_job
 from commtrace.planning.zero import GATHERED_AGAIN, ZeroJob, zero_traffic
 from tests.factory import collective, group, make_run, span
 
-DP = group("dp", 0, 1)
-
 Sent = tuple[str, int]
 """An operation and its bytes."""
 
@@ -43,9 +41,10 @@ def call_counts(
     further: Sequence[Sent] = (),
     optimizer: bool = True,
     recomputes: bool = False,
+    role: str = "dp",
 ) -> CallCounts:
     """Two ranks that send this in every step; ``further`` in the last one only, behind the backward."""
-    rows = []
+    rows, members = [], group(role, 0, 1)
     for step in range(steps):
         begin = 1000 * step
         rows += [
@@ -63,13 +62,13 @@ def call_counts(
         for start, sent in places:
             for number, (operation, num_bytes) in enumerate(sent):
                 at = start + 5 * number
-                rows.append(collective(operation, DP, len(rows), at, at + 4, bytes=num_bytes, step=step))
-    return count_calls(analyse(make_run({0: rows, 1: rows}, [DP])))
+                rows.append(collective(operation, members, len(rows), at, at + 4, bytes=num_bytes, step=step))
+    return count_calls(analyse(make_run({0: rows, 1: rows}, [members])))
 
 
-def planned(*calls: tuple[str, int, int], what: str = "gradients") -> list[Expected]:
-    """Calls of ranks 0 and 1 over dp: operation, count, bytes."""
-    return [Expected(range(2), tuple(Traffic("dp", name, what, "step", count, size, 2) for name, count, size in calls))]
+def planned(*calls: tuple[str, int, int], what: str = "gradients", role: str = "dp") -> list[Expected]:
+    """Calls of ranks 0 and 1: operation, count, bytes."""
+    return [Expected(range(2), tuple(Traffic(role, name, what, "step", count, size, 2) for name, count, size in calls))]
 
 
 def only_row(comparison: PlanComparison) -> TrafficRow:
@@ -160,6 +159,14 @@ def test_routing_makes_bytes_uneven_but_not_the_number_of_calls() -> None:
 
     assert only_row(compare_plan(planned(("all_to_all", 2, 50)), run)).verdict == "explained"
     assert only_row(compare_plan(planned(("all_to_all", 3, 40)), run)).verdict == "different"
+
+
+@pytest.mark.parametrize(("role", "verdict"), [("expert-tp", "explained"), ("tp", "different")])
+def test_ranks_that_divide_an_expert_gather_as_many_tokens_as_are_routed_to_it(role: str, verdict: str) -> None:
+    run = call_counts([("all_gather", 90), ("all_gather", 30)], role=role)
+    row = only_row(compare_plan(planned(("all_gather", 2, 50), role=role), run))
+
+    assert (row.verdict, row.expected_bytes, row.measured_bytes) == (verdict, 100, 120)
 
 
 def test_without_an_optimizer_no_norm_is_expected() -> None:

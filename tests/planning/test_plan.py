@@ -86,7 +86,7 @@ def test_the_next_stage_of_zero_is_an_alternative() -> None:
         (
             replace(MODEL, experts=4),
             Layout(dp=2, ep=2, tp=2, sequence_parallel=True, expert_dispatcher="other"),
-            ["divided evenly", "only for their attention", "all-to-all token dispatcher"],
+            ["divided evenly", "all-to-all token dispatcher"],
         ),
         (replace(MODEL, experts=4), Layout(dp=2, ep=4, tp=2, expert_tp=1, sequence_parallel=True), ["divided evenly"]),
         (MODEL, Layout(cp=2, cp_communication="other"), ["communication of cp is left out"]),

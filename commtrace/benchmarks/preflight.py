@@ -282,8 +282,7 @@ class _Checks:
             self.found.add("affinity", judge_affinity(facts))
         self.found.present = facts
         self.found.met.set()
-        if self.found.stopping.is_set():
-            threading.Event().wait()  # another thread ends this process
+        self._stay_if_stopping()
         return facts
 
     def _agree(self, present: Mapping[int, Facts]) -> list[int]:
@@ -291,6 +290,7 @@ class _Checks:
         if self.rank == 0:
             seconds = 2 * _ANSWER_SECONDS * (1 + len(present) // _THREADS)
             said = self._await([f"reached-{rank}" for rank in present], seconds)
+            self._stay_if_stopping()
             unreached = {
                 rank: decode_json(self.store.get(f"reached-{rank}"), list[int]) if has_said else None
                 for rank, has_said in zip(present, said, strict=True)
@@ -379,6 +379,11 @@ class _Checks:
         self.store.set(f"done-{self.rank}", "")
         return good
 
+    def _stay_if_stopping(self) -> None:
+        """Never return once a signal has come: its thread ends this process, and ranks may yet have answered."""
+        if self.found.stopping.is_set():
+            threading.Event().wait()
+
     def _get(self, key: str, seconds: float) -> bytes:
         try:
             self.store.wait([key], timedelta(seconds=seconds))
@@ -387,7 +392,7 @@ class _Checks:
         return bytes(self.store.get(key))
 
     def _await(self, keys: Sequence[str], seconds: float) -> list[bool]:
-        """Wait until all keys are set, or the time is over; return which of them are."""
+        """Wait until all keys are set, the time is over, or a signal comes; return which of them are set."""
         deadline = time.monotonic() + seconds
         while not self.found.stopping.is_set() and not self.store.check(list(keys)) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)

@@ -97,13 +97,26 @@ def judge_absent(present: Mapping[int, Facts], expected: Expected, seconds: floa
     for node, ranks_of_node in beside.items():
         yield Finding("started", (node,), f"{_ranks(ranks_of_node)} {said}")
     if alone:
-        came = {name for one in present.values() for name in (one.scheduler_node, one.host, one.node)}
-        silent = tuple(name for name in expected.nodes if name not in came)
+        came = {_host(name) for one in present.values() for name in (one.scheduler_node, one.host, one.node)}
+        silent = tuple(name for name in expected.nodes if _host(name) not in came)
         numbers = {rank // expected.ranks_per_node for rank in alone} if expected.ranks_per_node else set()
         # A list of more nodes than ranks are missing from has spare ones: which are to blame is then not known.
-        is_certain = len(silent) == len(numbers) if numbers else len(silent) <= len(alone)
+        is_certain = len(silent) == (len(numbers) or _missing_nodes(present, expected.world_size))
         text = f"{_ranks(alone)} {said}; {_where_nobody_came(silent, numbers, present)}"
         yield Finding("started", silent if is_certain else (), text)
+
+
+def _host(name: str) -> str:
+    """Return a name without its domain, which not all who tell it add; an address as it is."""
+    host = name.partition(".")[0]
+    return name if host.isdecimal() else host
+
+
+def _missing_nodes(present: Mapping[int, Facts], world_size: int) -> int | None:
+    """Return from how many nodes no rank came, if all nodes have equally many; None if they cannot."""
+    came = Counter(one.node for one in present.values())
+    nodes, rest = divmod(world_size, max(came.values()))
+    return None if rest else nodes - len(came)
 
 
 def _node_beside(rank: int, present: Mapping[int, Facts], ranks_per_node: int | None) -> str:

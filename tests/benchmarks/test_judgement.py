@@ -80,6 +80,7 @@ def without(*absent: int) -> dict[int, Facts]:
         # two of three nodes are missing: which ranks belong to which is not needed
         ((2, 3, 4, 5), Expected(6, 2, GPU_NODES), ("gpu1", "gpu2"), "; no rank came from gpu1, gpu2"),
         # Slurm's list has a node more than the job
+        ((2, 3), Expected(6, None, (*GPU_NODES, "gpu3")), (), "; no rank came from gpu1, gpu3"),
         ((2, 3), Expected(6, 2, (*GPU_NODES, "gpu3")), (), "; no rank came from gpu1, gpu3"),
         # a rank beside it told the name of the node
         ((3,), Expected(6, 2), ("node1",), ""),
@@ -105,6 +106,37 @@ def test_of_ranks_beside_others_and_whole_nodes_each_is_told() -> None:
 
     assert (beside.nodes, beside.text) == (("node0",), f"rank 1 {NOT_THERE}")
     assert (alone.nodes, alone.text) == (("gpu2",), f"ranks 4–5 {NOT_THERE}; no rank came from gpu2")
+
+
+@pytest.mark.parametrize(("of_rank", "listed"), [("host{}", "host{}.cluster"), ("host{}.cluster", "host{}")])
+def test_a_node_is_the_same_with_its_domain_and_without(of_rank: str, listed: str) -> None:
+    present = {rank: facts(rank, node=name, host=name) for rank in range(4) for name in [of_rank.format(rank // 2)]}
+    nodes = tuple(listed.format(number) for number in range(4))
+
+    (found,) = judge_absent(present, Expected(8, 2, nodes), 30)
+
+    assert found.nodes == nodes[2:]
+    assert found.text == f"ranks 4–7 {NOT_THERE}; no rank came from {nodes[2]}, {nodes[3]}"
+
+
+def test_nodes_named_by_their_addresses_are_told_apart() -> None:
+    present = {rank: facts(rank, node="10.0.0.1", host="10.0.0.1") for rank in range(2)}
+
+    (found,) = judge_absent(present, Expected(4, 2, ("10.0.0.1", "10.0.0.2")), 30)
+
+    assert found.nodes == ("10.0.0.2",)
+
+
+def test_a_spare_node_of_the_list_is_not_blamed_though_ranks_are_missing_from_two_others() -> None:
+    present = {rank: facts(rank) for rank in range(4)}
+    five = tuple(f"node{number}" for number in range(5))
+
+    (spare,) = judge_absent(present, Expected(8, None, five), 30)
+    (sure,) = judge_absent(present, Expected(8, None, five[:4]), 30)
+
+    assert spare.nodes == ()
+    assert spare.text == f"ranks 4–7 {NOT_THERE}; no rank came from node2, node3, node4"
+    assert sure.nodes == ("node2", "node3")
 
 
 def test_ranks_that_are_not_numbered_node_by_node_name_no_node() -> None:

@@ -27,6 +27,8 @@ MOST_RANKS: Final = 1 << 20
 LONGEST_WORD: Final = 8_192
 """Characters of a name; kernels of C++ templates have some thousand."""
 
+_PIECE: Final = 65_536
+
 _DECODERS: Final[dict[object, Decoder[Any]]] = {}
 
 _MAKING: Final = threading.Lock()
@@ -55,10 +57,19 @@ def open_file(path: Path) -> BufferedReader:
 def read_file(path: Path, most_bytes: int) -> bytes:
     """Read a whole file; raise OSError if it is unreadable, no regular file, or larger than ``most_bytes``."""
     with open_file(path) as file:
-        # Not most_bytes: a read takes memory for all that it might find.
-        content = file.read(min(os.fstat(file.fileno()).st_size, most_bytes) + 1)
+        size = os.fstat(file.fileno()).st_size
+        # Not most_bytes: a read takes memory for all that it might find. Nor more than there was: what a writer adds
+        # meanwhile would be cut in the middle of a record. The kernel's files, as in /proc, have the size 0.
+        content = file.read(min(size, most_bytes + 1)) if size else _read_pieces(file, most_bytes + 1)
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"is larger than {most_bytes:,} bytes", str(path))
+    return content
+
+
+def _read_pieces(file: BufferedReader, most_bytes: int) -> bytes:
+    content = b""
+    while len(content) < most_bytes and (piece := file.read(min(_PIECE, most_bytes - len(content)))):
+        content += piece
     return content
 
 

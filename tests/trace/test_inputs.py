@@ -61,6 +61,32 @@ def test_reading_a_small_file_takes_little_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
+def test_a_file_that_the_kernel_gives_no_size_is_read_whole() -> None:
+    status = read_file(Path("/proc/self/status"), 1 << 20)
+    assert status.startswith(b"Name:")
+    assert status.endswith(b"\n")
+    with pytest.raises(OSError, match="is larger than 100 bytes"):
+        read_file(Path("/proc/self/status"), 100)
+
+
+def test_of_a_file_that_grows_no_half_record_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "records"
+    path.write_bytes(b"first\n")
+    read_size = os.fstat
+
+    def read_size_before_a_write(descriptor: int) -> os.stat_result:
+        found = read_size(descriptor)
+        with path.open("ab") as file:
+            file.write(b"later\n")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", read_size_before_a_write)
+        content = read_file(path, 1 << 20)
+
+    assert set(content.split(b"\n")) <= {b"first", b"later", b""}
+
+
 @pytest.mark.parametrize(
     "text",
     [b"", b"[", b"[" * 10_000, b"\xff", b'["a", 1]', b'[1, "\\ud800"]', b'[1e999, "a"]', b'[NaN, "a"]', b'{"a": 1}'],

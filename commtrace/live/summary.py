@@ -113,8 +113,11 @@ class OperationSummary:
 
     @property
     def baseline_ratio(self) -> float | None:
-        """Return the time at the baseline over the time in flight, wait included; None without a baseline."""
-        return self.expected_ns / self.compared_ns if self.compared_ns else None
+        """Return the time at the baseline over the time in flight, wait included; None without a baseline.
+
+        None of pipeline transfers, too: on every rank they wait for the work of other stages.
+        """
+        return self.expected_ns / self.compared_ns if self.compared_ns and not self.is_pipeline_transfer else None
 
     @property
     def overlap_ratio(self) -> float | None:

@@ -298,7 +298,8 @@ def communication() -> list[Row]:
                 lines_by_operation(
                     "Share of the baseline", "percentunit", "commtrace:communication_baseline:max",
                     "Time at the measured baseline by time in flight, of the last step, on the rank that waits least: "
-                    "at least so much of the network is reached. Empty without COMMTRACE_BASELINE_FILE.",
+                    "at least so much of the network is reached. Messages between pipeline stages are left out: they "
+                    "wait for work. Empty without COMMTRACE_BASELINE_FILE.",
                 ),
             ],
             title="By operation and role",

@@ -217,6 +217,23 @@ def test_communication_is_a_share_of_the_baseline_where_its_kind_and_size_were_m
     assert (received.count, received.baseline_ratio) == (1, None)
 
 
+@pytest.mark.parametrize(("role", "ratio"), [("pp", None), ("cp", 0.5)])
+def test_messages_between_stages_have_no_share_as_their_time_in_flight_holds_the_bubble(
+    role: str, ratio: float | None, listener: Listener
+) -> None:
+    measured = Measurement("send", (0, 1), ("a",), 10, "float32", 20, Spread(20.0, 20.0, 20.0))
+    rank = LiveRank(metadata(), Path("run"), baseline=Baseline({}, (measured,)))
+    collector = StepCollector(rank, [listener], thread_ns=lambda: 0)
+    collector.write([group_mark(PP._replace(role=role)), mark("topology", {"ranks_per_node": 2})])
+    sent = receive(2, 1)._replace(name="send")
+    collector.write([receive(1, 1), sent, step(0, 0, 1000)])
+    collector.write([])
+
+    ((summary),) = listener.summaries
+    assert [one.operation for one in summary.operations] == ["recv", "send"]
+    assert [one.baseline_ratio for one in summary.operations] == [pytest.approx(ratio)] * 2
+
+
 def test_a_communication_that_ends_late_is_counted_once_in_the_next_step(
     collector: StepCollector, listener: Listener
 ) -> None:

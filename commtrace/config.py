@@ -284,8 +284,8 @@ class BaselineConfig:
     file: FilePath = option(
         "",
         PATH,
-        "A file of [`commtrace bench collectives`](benchmarks.md#does-my-job-reach-it-now), on every node: live "
-        "metrics then have communication as a share of it. Empty: they have none.",
+        "A file of [`commtrace bench collectives`](benchmarks.md#does-my-job-reach-it-now), on every node: metrics of "
+        "Prometheus, also over OTLP, then have communication as a share of it. Empty: they have none.",
         example="/shared/baseline.json",
     )
 

@@ -51,8 +51,10 @@ def live_view(
 
 
 def _baseline_or_none(config: Config, local_rank: int) -> Baseline | None:
-    """Return the configured baseline; None without one, or with a warning if it cannot be used."""
-    if not config.export or not config.baseline.file:
+    """Return the configured baseline; None if nothing exports shares of it, or with a warning if it cannot be used."""
+    exporters = exporter_names(config.export)
+    is_exported = "prometheus" in exporters or ("otlp" in exporters and config.otlp.metrics)
+    if not is_exported or not config.baseline.file:
         return None
     path = Path(config.baseline.file)
     try:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from commtrace.config import BaselineConfig, Config
+from commtrace.config import BaselineConfig, Config, OtlpConfig
 from commtrace.exporters import live
 from commtrace.live.rank import LiveRank
 from tests.factory import metadata
@@ -42,6 +42,29 @@ def test_an_exporter_that_fails_to_open_is_left_out(
     assert live._opened("prometheus", Config(), LiveRank(metadata(0), tmp_path)) is None
     (record,) = caplog.records
     assert (said in record.message, record.exc_info is not None) == (True, has_traceback)
+
+
+@pytest.mark.parametrize(
+    ("export", "metrics", "is_read"),
+    [
+        ("prometheus", False, True),
+        ("wandb,prometheus", False, True),
+        ("otlp", True, True),
+        ("otlp", False, False),
+        ("wandb,tensorboard,mlflow,monitor", True, False),
+    ],
+)
+def test_a_baseline_is_read_where_its_metric_is_exported(
+    export: str, metrics: bool, is_read: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = Config(
+        export=export,
+        otlp=OtlpConfig(metrics=metrics),
+        baseline=BaselineConfig(file=str(tmp_path / "absent.json")),
+    )
+
+    assert live._baseline_or_none(config, 0) is None
+    assert bool(caplog.records) == is_read
 
 
 def test_one_rank_of_a_node_warns_of_a_baseline_for_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -33,7 +33,7 @@ class Assumption(NamedTuple):
     """Something that the run does not tell, with other lengths of forwards and backwards that it allows."""
 
     name: str
-    alternatives: tuple[tuple[StageLengths, ...], ...]  # each by stage
+    alternatives: tuple[tuple[StageLengths, ...], ...]  # each by stage; empty if the run has nothing to compare with
 
 
 class _StageTimes(NamedTuple):
@@ -70,6 +70,9 @@ def assumptions(
       inputs are as many multiplications as a forward ("Zero Bubble Pipeline Parallelism", ICLR 2024, section 2).
     * A recomputation repeats the whole forward: or, on the first and the last stage, only as much as a forward of the
       other stages takes, without embedding and head.
+
+    The first and the last of these compare with stages that have neither embedding nor head: with two stages they have
+    no alternatives.
     """
     found = []
     if changes.layers:
@@ -79,22 +82,20 @@ def assumptions(
         other = tuple(replace(own, weights=share) for own, share in zip(lengths, shares, strict=True))
         found.append(Assumption("split of backwards", (other,)))
     if changes.recompute:
-        shares = _repeated_without_ends(parts)
-        other = tuple(replace(own, repeated=share) for own, share in zip(lengths, shares, strict=True))
-        found.append(Assumption("what is recomputed", (other,)))
+        found.append(Assumption("what is recomputed", _repeated_without_ends(parts, lengths)))
     return tuple(found)
 
 
-def spread_of_microbatches(parts: Parts, microbatches: int) -> float:
+def spread_of_microbatches(parts: Parts, microbatches: int) -> float | None:
     """Return what the microbatches that are added or left out may differ by, ns.
 
     Each is as long as the mean of the m recorded ones, give or take two standard errors of it, which makes
     ``2 · |M − m| · s / √m``: s is the standard deviation of a forward and backward between microbatches, each a mean
-    over the steps, on the stage that works longest. 0 with one microbatch, of which nothing can be said.
+    over the steps, on the stage that works longest. None with one microbatch, which is compared with nothing.
     """
+    if parts.microbatches < 2:
+        return None
     added = abs(microbatches - parts.microbatches)
-    if not added or parts.microbatches < 2:
-        return 0.0
     longest = max((_times_by_microbatch(parts, stage) for stage in range(parts.stages)), key=lambda own: own.mean())
     return CONFIDENCE * added * float(np.std(longest, ddof=1)) / math.sqrt(parts.microbatches)
 
@@ -150,6 +151,8 @@ def _with_layers(
 
 
 def _other_layers(parts: Parts, changes: Changes) -> tuple[tuple[StageLengths, ...], ...]:
+    if parts.stages == 2:
+        return ()
     before = _layers_before(parts, changes)
     layer = _layer_times(parts, before)
     fastest, slowest = min(layer, key=sum), max(layer, key=sum)
@@ -161,11 +164,12 @@ def _share_beyond_forward(times: _StageTimes) -> float:
     return min(max(1 - times.forward / backward, 0.0), 1.0) if backward > 0 else 0.0
 
 
-def _repeated_without_ends(parts: Parts) -> list[float]:
+def _repeated_without_ends(parts: Parts, lengths: tuple[StageLengths, ...]) -> tuple[tuple[StageLengths, ...], ...]:
+    if parts.stages < 3:
+        return ()
     forwards = [_times_of_stage(parts, stage).forward for stage in range(parts.stages)]
-    if parts.stages < 3:  # no stage without embedding and head to compare with
-        return [1.0] * parts.stages
-    return [one / whole for one, whole in zip(_without_ends(forwards), forwards, strict=True)]
+    shares = [one / whole for one, whole in zip(_without_ends(forwards), forwards, strict=True)]
+    return (tuple(replace(own, repeated=share) for own, share in zip(lengths, shares, strict=True)),)
 
 
 def _times_of_stage(parts: Parts, stage: int) -> _StageTimes:

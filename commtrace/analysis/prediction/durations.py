@@ -13,6 +13,7 @@ from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.prediction.changes import BandwidthChange, LatencyChange, OverlapChange
 from commtrace.analysis.prediction.recorded_steps import RecordedSteps
+from commtrace.analysis.replay.program import stage_of
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD, same_work
 from commtrace.analysis.statistics import Float64
 from commtrace.errors import ConfigurationError
@@ -198,18 +199,23 @@ def without_slow_ranks(
     return Durations(piece_ns, durations.transfer_ns, notes)
 
 
-def fastest_and_slowest_stand_in(recorded: RecordedSteps, ranks: Sequence[int]) -> tuple[int, ...]:
-    """Return the ranks of least and of most work that may stand for slow ones which nobody works like; else nothing."""
+def fastest_and_slowest_stand_in(recorded: RecordedSteps, ranks: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the ranks of least and of most work that may stand for slow ones which nobody works like.
+
+    Empty if all others are of one stage, and so tell nothing of how stages differ. None if no slow rank needs one.
+    """
     segments = recorded.lanes.segments
     mended = np.isin(segments.rank, list(ranks))
     in_phase = np.isin(segments.kind, (FORWARD, BACKWARD))
     total = segments.total_ns.astype(np.float64)
     ratio = _mean_elsewhere(same_work(segments), total, mended, ~mended)
     others = in_phase & ~mended
-    if not (mended & in_phase & np.isnan(ratio)).any() or not others.any():
-        return ()
+    if not (mended & in_phase & np.isnan(ratio)).any():
+        return None
     work = np.bincount(segments.rank[others], total[others])
     candidates = np.unique(segments.rank[others])
+    if len({stage_of(recorded.run.ranks[rank]) for rank in candidates.tolist()}) < 2:
+        return ()
     return int(candidates[work[candidates].argmin()]), int(candidates[work[candidates].argmax()])
 
 

@@ -121,7 +121,7 @@ class Prediction:
     predicted_ns: float  # with what the model does not explain of the measured step
     uncertainty: tuple[Spread, ...]  # the parts of ±
     assumptions: tuple[str, ...]  # sentences
-    left_out: tuple[str, ...]  # phrases: what neither the answer nor its ± holds
+    left_out: tuple[str, ...]  # phrases: what neither the answer nor its ± holds, and parts of ± that are not known
     steps: tuple[int, ...]  # that were replayed
     schedule: str  # of the run, as recognised; empty if it did not matter
     stages: int | None
@@ -203,10 +203,8 @@ def predict(analysis: Analysis, changes: Changes) -> Outcome:
     recorded = RecordedSteps.of(analysis, steps)
     measured = measured_durations(recorded)
     durations = _changed_durations(recorded, measured, changes)
-    stand_ins = tuple(
-        _changed_durations(recorded, measured, changes, rank)
-        for rank in fastest_and_slowest_stand_in(recorded, changes.without_slow_ranks)
-    )
+    likes = fastest_and_slowest_stand_in(recorded, changes.without_slow_ranks)
+    stand_ins = None if likes is None else [_changed_durations(recorded, measured, changes, rank) for rank in likes]
     if changes.rebuilds:
         return _rebuilt_outcome(analysis, recorded, changes, measured, durations, stand_ins)
     return _replayed_outcome(recorded, changes, measured, durations, stand_ins)
@@ -228,15 +226,24 @@ def _replayed_outcome(
     changes: Changes,
     measured: Durations,
     durations: Durations,
-    stand_ins: Sequence[Durations],
+    stand_ins: Sequence[Durations] | None,
 ) -> Outcome:
     """Replay the recorded order with other durations."""
     times = recorded.times(*durations[:2])
     changed_ns = recorded.step_ns(times)
-    others_ns = {_STAND_IN: [recorded.step_ns(recorded.times(*other[:2])) for other in stand_ins]}
+    others_ns = {}
+    if stand_ins is not None:
+        others_ns[_STAND_IN] = [recorded.step_ns(recorded.times(*other[:2])) for other in stand_ins]
     unchanged_ns = recorded.step_ns(recorded.times(*measured[:2]))
     prediction = _prediction(
-        recorded, changes, unchanged_ns, None, changed_ns, durations.assumptions, _spreads(changed_ns, others_ns)
+        recorded,
+        changes,
+        unchanged_ns,
+        None,
+        changed_ns,
+        durations.assumptions,
+        _spreads(changed_ns, others_ns),
+        _not_known(others_ns),
     )
     return Outcome(prediction, recorded, durations, times, None, (), None)
 
@@ -247,7 +254,7 @@ def _rebuilt_outcome(
     changes: Changes,
     measured: Durations,
     durations: Durations,
-    stand_ins: Sequence[Durations],
+    stand_ins: Sequence[Durations] | None,
 ) -> Outcome:
     """Rebuild the steps from their parts, in another order or with other lengths."""
     unchanged = recorded.times(*measured[:2])
@@ -263,14 +270,20 @@ def _rebuilt_outcome(
     work = plan.work(parts, changes, plan.lengths)
     rebuilt = rebuild_steps(recorded, durations, parts, work, plan.chunks, _transfers(parts))
 
-    others_ns = {_STAND_IN: [plan.step_ns(recorded, other, changes, plan.lengths) for other in stand_ins]}
+    others_ns = {}
+    if stand_ins is not None:
+        others_ns[_STAND_IN] = [plan.step_ns(recorded, other, changes, plan.lengths) for other in stand_ins]
     for assumption in plan.assumed:
         others_ns[assumption.name] = [
             plan.step_ns(recorded, durations, changes, lengths, parts) for lengths in assumption.alternatives
         ]
-    spreads = _spreads(rebuilt.step_ns, others_ns)
+    spreads, not_known = _spreads(rebuilt.step_ns, others_ns), _not_known(others_ns)
     if plan.microbatches != parts.microbatches:
-        spreads += (Spread("other microbatches", spread_of_microbatches(parts, plan.microbatches)),)
+        moved_ns = spread_of_microbatches(parts, plan.microbatches)
+        if moved_ns is None:
+            not_known += ("other microbatches (not known: one microbatch)",)
+        else:
+            spreads += (Spread("other microbatches", moved_ns),)
     prediction = _prediction(
         recorded,
         changes,
@@ -279,6 +292,7 @@ def _rebuilt_outcome(
         rebuilt.step_ns,
         (*durations.assumptions, *plan.notes),
         spreads,
+        not_known,
     )
     prediction = replace(
         prediction,
@@ -298,6 +312,11 @@ def _spreads(answer_ns: Int64, others_ns: Mapping[str, Sequence[Int64]]) -> tupl
         for name, others in others_ns.items()
         if others
     )
+
+
+def _not_known(others_ns: Mapping[str, Sequence[Int64]]) -> tuple[str, ...]:
+    """Return the assumptions beside which the run allows no other, so that nothing can move, in phrases."""
+    return tuple(f"{name} (not known: too few stages to compare)" for name, others in others_ns.items() if not others)
 
 
 def _check(analysis: Analysis) -> None:
@@ -326,13 +345,15 @@ def _prediction(
     changed_ns: Int64,
     notes: Sequence[str],
     spreads: Sequence[Spread],
+    not_known: Sequence[str],
 ) -> Prediction:
     """Return the answer with the parts of its ±.
 
     * What the model misses of the unchanged run. If the step grows, it may miss as much more.
     * Two standard errors over the n steps, ``2 · √(d² + s²) / √n``: d is the standard deviation of what the changes
-      save of a step, s that of the measured steps.
-    * ``spreads``: what the answer moves by if its assumptions are made otherwise.
+      save of a step, s that of the measured steps. One step says nothing of it.
+    * ``spreads``: what the answer moves by if its assumptions are made otherwise; ``not_known`` are phrases on those
+      of which that cannot be told.
     """
     steps, measured_ns = recorded.steps, recorded.measured_ns()
     fidelity = Fidelity(
@@ -343,21 +364,22 @@ def _prediction(
     model_ns = replayed_ns if rebuilt_ns is None else rebuilt_ns
     unexplained = fidelity.measured_ns - fidelity.modelled_ns
     growth = max(1.0, float(changed_ns.mean()) / fidelity.modelled_ns)
-    deviation = float(np.std(changed_ns - model_ns, ddof=1)) if len(steps) > 1 else 0.0
-    scatter = float(np.std(measured_ns, ddof=1)) if len(steps) > 1 else 0.0
-    standard_error = math.hypot(deviation, scatter) / math.sqrt(len(steps))
+    uncertainty = [Spread("missed of the run itself", abs(unexplained) * growth)]
+    left_out = [*changes.left_out(), *not_known]
+    if len(steps) > 1:
+        deviation, scatter = (float(np.std(each, ddof=1)) for each in (changed_ns - model_ns, measured_ns))
+        standard_error = math.hypot(deviation, scatter) / math.sqrt(len(steps))
+        uncertainty.append(Spread("scatter of steps", CONFIDENCE * standard_error))
+    else:
+        left_out.append("scatter of steps (not known: one step)")
     return Prediction(
         changes=changes.describe(),
         fidelity=fidelity,
         modelled_ns=float(changed_ns.mean()),
         predicted_ns=float(changed_ns.mean()) + unexplained,
-        uncertainty=(
-            Spread("missed of the run itself", abs(unexplained) * growth),
-            Spread("scatter of steps", CONFIDENCE * standard_error),
-            *spreads,
-        ),
+        uncertainty=(*uncertainty, *spreads),
         assumptions=tuple(dict.fromkeys(notes)),
-        left_out=changes.left_out(),
+        left_out=tuple(left_out),
         steps=tuple(steps.tolist()),
         schedule="",
         stages=None,

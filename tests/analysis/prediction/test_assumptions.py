@@ -141,3 +141,53 @@ def test_what_the_model_misses_may_grow_as_the_step_does() -> None:
     assert growth > 1.5
     assert spreads(answer)["missed of the run itself"] == pytest.approx(missed_ns * growth)
     assert answer.uncertainty_ns == math.fsum(part.ns for part in answer.uncertainty)
+
+
+def two_stages(**changes: Any) -> Prediction:
+    run = synthesize(Job(pp=2, microbatches=4, steps=3, layers=16, jitter=0.0, end_scatter_ns=0, gpus_per_host=64)).run
+    return predicted(run, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"layers": (9, 7)}, "time of a layer"),
+        ({"recompute": True}, "what is recomputed"),
+        ({"without_slow_ranks": (1,)}, "work of the slow rank"),
+        ({"without_slow_ranks": (1,), "microbatches": 8}, "work of the slow rank"),
+    ],
+)
+def test_what_two_stages_cannot_tell_is_no_certainty(changes: dict[str, Any], part: str) -> None:
+    answer = two_stages(**changes)
+
+    assert part not in {own.cause for own in answer.uncertainty}
+    assert f"{part} (not known: too few stages to compare)" in answer.left_out
+
+
+def test_one_step_says_nothing_of_how_steps_scatter_and_one_microbatch_nothing_of_others() -> None:
+    noisy = synthesize(Job(pp=STAGES, microbatches=1, steps=6, layers=16)).run
+
+    answer = predict(analyse(noisy, "4"), Changes(schedule="1f1b", microbatches=4)).prediction
+
+    assert answer.steps == (4,)
+    assert [part.cause for part in answer.uncertainty] == ["missed of the run itself"]
+    assert answer.left_out[-2:] == (
+        "other microbatches (not known: one microbatch)",
+        "scatter of steps (not known: one step)",
+    )
+
+
+def test_all_parts_of_a_run_that_can_tell_them_are_named() -> None:
+    run = of_stages(1000, 1000, 1200, 1000)
+
+    answer = predicted(run, layers=(8, 9, 8, 7), microbatches=16, recompute=True, without_slow_ranks=(2,))
+
+    assert [part.cause for part in answer.uncertainty] == [
+        "missed of the run itself",
+        "scatter of steps",
+        "work of the slow rank",
+        "time of a layer",
+        "what is recomputed",
+        "other microbatches",
+    ]
+    assert not [phrase for phrase in answer.left_out if "not known" in phrase]

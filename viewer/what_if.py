@@ -22,6 +22,9 @@ MOST_KEPT: Final = 8
 """Predicted steps that a page can draw; older ones are forgotten."""
 
 
+_MOST_SHOWN: Final = 20
+
+
 class Question(NamedTuple):
     """Changes of a run, and the ranks that work as fast as their peers: numbers, or ``all``."""
 
@@ -91,6 +94,10 @@ def _count(query: Mapping[str, Sequence[str]], name: str) -> int | None:
     text = _last(query, name)
     if not text:
         return None
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigurationError(f"{name} {text}: write a number of at least 1")
-    return int(text)
+    try:
+        count = int(text) if text.isdecimal() else 0
+    except ValueError:  # more than 4300 digits
+        count = 0
+    if count < 1:
+        raise ConfigurationError(f"{name} {text[:_MOST_SHOWN]}: write a number of at least 1")
+    return count

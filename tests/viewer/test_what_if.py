@@ -30,12 +30,21 @@ def test_a_query_has_the_options_of_the_command() -> None:
         ({"recompute": ["on"]}, "recompute is no change that this page knows"),
         ({"schedule": ["2f2b"]}, "choose one of gpipe, 1f1b"),
         ({"microbatches": ["0"]}, "microbatches 0: write a number of at least 1"),
+        ({"microbatches": ["9" * 5_000]}, "microbatches 9{20}: write a number of at least 1"),
         ({"bandwidth": ["dp"]}, "write ROLE=VALUE"),
     ],
 )
 def test_a_query_that_is_none_is_explained(query: dict[str, list[str]], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Question.of_query(query)
+
+
+def test_more_microbatches_than_can_be_rebuilt_are_refused_as_by_the_command(tmp_path: Path) -> None:
+    write(synthesize(Job(pp=2, steps=3)), tmp_path / "run")
+    question = Question.of_query({"microbatches": ["99999998"]})
+
+    with pytest.raises(ConfigurationError, match="99999998 microbatches in 1 chunk per stage are more than 1,048,576"):
+        WhatIfs(predict_for_page).answer(open_run(tmp_path / "run"), question)
 
 
 def test_an_answer_has_its_step_until_others_come(tmp_path: Path) -> None:

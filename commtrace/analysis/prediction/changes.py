@@ -99,7 +99,11 @@ class OverlapChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Everything that a prediction changes; by default nothing."""
+    """Everything that a prediction changes; by default nothing.
+
+    Raises:
+        ConfigurationError: a change has no effect without another one.
+    """
 
     bandwidth: tuple[BandwidthChange, ...] = ()
     latency: tuple[LatencyChange, ...] = ()
@@ -112,6 +116,13 @@ class Changes:
     layers_before: tuple[int, ...] = ()  # of each stage in the run; empty: equally many on all
     recompute: bool | None = None
     weight_share: float | None = None  # of a backward, which computes the gradients of weights
+
+    def __post_init__(self) -> None:
+        if self.layers_before and not self.layers:
+            raise ConfigurationError(
+                f"--layers-before {','.join(map(str, self.layers_before))} moves no layers: say with --layers how many "
+                "each stage is to have"
+            )
 
     @property
     def rebuilds(self) -> bool:

@@ -67,6 +67,9 @@ MOST_STEPS: Final = 40
 MOST_LANES: Final = 4096
 """Ranks times steps that are replayed."""
 
+MOST_ACTIONS: Final = 1 << 20
+"""Forwards and backwards that are put into another order, of all ranks and steps; unless the run has more itself."""
+
 FEWEST_STEPS: Final = 4
 """Steps that are replayed of a run with more ranks than that."""
 
@@ -207,6 +210,7 @@ def predict(analysis: Analysis, changes: Changes) -> Outcome:
     stand_ins = None if likes is None else [_changed_durations(recorded, measured, changes, rank) for rank in likes]
     if changes.rebuilds:
         return _rebuilt_outcome(analysis, recorded, changes, measured, durations, stand_ins)
+    _check_weight_share(changes, splits=False)
     return _replayed_outcome(recorded, changes, measured, durations, stand_ins)
 
 
@@ -416,8 +420,11 @@ class _Plan(NamedTuple):
                     f"The schedule of this run cannot be written anew ({reason}). Say which one to run: "
                     f"--schedule {', '.join(known_schedules())}."
                 )
+            _check_actions(parts, schedule, microbatches, chunks)
             planned = orders.orders_of(schedule, parts.stages, microbatches, chunks)
         _check_recompute(parts, changes)
+        splits = schedule == orders.ZERO_BUBBLE if schedule else _has_weights(parts)
+        _check_weight_share(changes, splits=splits)
         assumes_weights = schedule == orders.ZERO_BUBBLE and not _tells_weights(parts, changes)
         lengths = stage_lengths(parts, changes)
         assumed = assumptions(parts, changes, lengths, assumes_weights=assumes_weights)
@@ -474,8 +481,11 @@ def _schedule(recognised: str, chunks: int, changes: Changes) -> str:
 
 def _tells_weights(parts: Parts, changes: Changes) -> bool:
     """Return whether it is known how long the weights' part of a backward takes."""
-    recorded = {action.letter for rank in parts.lanes for action in rank[0].actions}
-    return orders.WEIGHTS in recorded or changes.weight_share is not None
+    return _has_weights(parts) or changes.weight_share is not None
+
+
+def _has_weights(parts: Parts) -> bool:
+    return any(action.letter == orders.WEIGHTS for rank in parts.lanes for action in rank[0].actions)
 
 
 def _notes(parts: Parts, changes: Changes, chunks: int, microbatches: int, assumes_weights: bool) -> Iterator[str]:
@@ -496,6 +506,27 @@ def _notes(parts: Parts, changes: Changes, chunks: int, microbatches: int, assum
         yield "Microbatches beyond the recorded ones take the times of the recorded ones again."
     if changes.recompute:
         yield "Each backward is preceded by a repetition of its whole forward."
+
+
+def _check_actions(parts: Parts, schedule: str, microbatches: int, chunks: int) -> None:
+    """Refuse steps that would take minutes and gigabytes to rebuild; as many actions as were recorded are fine."""
+    lanes = [lane for rank in parts.lanes for lane in rank]
+    of_a_microbatch = chunks * (3 if schedule == orders.ZERO_BUBBLE else 2)
+    most = max(MOST_ACTIONS, sum(len(lane.actions) for lane in lanes))
+    if len(lanes) * microbatches * of_a_microbatch > most:
+        raise ConfigurationError(
+            f"{microbatches} microbatches in {chunks} chunk{'s' * (chunks > 1)} per stage are more than {most:,} "
+            f"forwards and backwards on {len(parts.lanes)} ranks in {len(parts.lanes[0])} steps: ask for fewer, or "
+            "replay fewer steps with --steps"
+        )
+
+
+def _check_weight_share(changes: Changes, *, splits: bool) -> None:
+    if changes.weight_share is not None and not splits:
+        raise ConfigurationError(
+            f"--weight-share {changes.weight_share:g} has no effect, as no backward is split: add --schedule "
+            "zero-bubble, or leave it out"
+        )
 
 
 def _check_recompute(parts: Parts, changes: Changes) -> None:

@@ -96,9 +96,7 @@ ChunksOption = Annotated[
 ]
 MicrobatchesOption = Annotated[
     int | None,
-    typer.Option(
-        min=1, max=65_536, metavar="M", help="Microbatches per replica and step, each as large.", show_default=False
-    ),
+    typer.Option(min=1, metavar="M", help="Microbatches per replica and step, each as large.", show_default=False),
 ]
 LayersOption = Annotated[
     str, typer.Option(metavar="8,9,8,7", help="Layers of each stage, after moving some.", show_default=False)

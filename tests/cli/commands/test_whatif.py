@@ -80,6 +80,12 @@ def test_without_changes_only_the_fidelity_is_printed(job: str) -> None:
         (("--layers", "4,4,4"), "names 3 stages, but the pipeline of this run has 2"),
         (("--chunks", "3", "--microbatches", "7"), "is no multiple"),
         (("--recompute", "off"), "recomputes nothing"),
+        (("--layers-before", "4,4"), "--layers-before 4,4 moves no layers: say with --layers how many"),
+        (("--weight-share", "0.3"), "--weight-share 0.3 has no effect, as no backward is split: add --schedule"),
+        (("--weight-share", "0.3", "--schedule", "gpipe"), "has no effect, as no backward is split"),
+        (("--weight-share", "0.3", "--microbatches", "4"), "has no effect, as no backward is split"),
+        (("--microbatches", "65536"), "65536 microbatches in 1 chunk per stage are more than 1,048,576 forwards"),
+        (("--chunks", "100000", "--microbatches", "4"), "4 microbatches in 100000 chunks per stage are more than"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(job: str, words: tuple[str, ...], message: str) -> None:

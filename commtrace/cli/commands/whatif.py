@@ -163,7 +163,8 @@ def whatif(
     )
     run = run_directory(runs)
     opened = open_run(run, steps or None)
-    outcome = _outcome(opened, changes, without_slow_rank or [])
+    analysis = _read(opened)
+    outcome = _outcome(analysis, changes, without_slow_rank or [])
     if output is not None:
         _write(outcome, output, run)
     if json_output:
@@ -172,18 +173,24 @@ def whatif(
     console = wide_console()
     console.print(f"Run {escape(opened.recorded.any_metadata.run_id)}", style="dim")
     print_prediction(console, outcome.prediction)
-    _print_next_command(console, outcome.prediction, run, output)
+    if output is not None:
+        _print_where(console, run, output)
+    if not outcome.prediction.changes:
+        console.print(f"What would help: {escape(_next_command(analysis, outcome, run))}", style="dim")
 
 
 def predict_for_page(opened: WholeRun | LargeRun, question: Question, directory: Path) -> Mapping[str, object]:
     """Answer a question of the page as ``--json`` does, and write the predicted steps into a new directory."""
-    outcome = _outcome(opened, question.changes, question.without_slow_rank)
+    outcome = _outcome(_read(opened), question.changes, question.without_slow_rank)
     write_predicted(outcome, directory)
     return _answer(opened, outcome.prediction)
 
 
-def _outcome(opened: WholeRun | LargeRun, changes: Changes, without_slow_rank: Sequence[str]) -> Outcome:
-    analysis = opened.read_steps(steps_drawn(opened.steps.used, len(opened.aligned.ranks)))
+def _read(opened: WholeRun | LargeRun) -> Analysis:
+    return opened.read_steps(steps_drawn(opened.steps.used, len(opened.aligned.ranks)))
+
+
+def _outcome(analysis: Analysis, changes: Changes, without_slow_rank: Sequence[str]) -> Outcome:
     return predict(analysis, changes.with_slow_ranks(_slow_ranks(without_slow_rank, analysis)))
 
 
@@ -219,18 +226,21 @@ def write_predicted(outcome: Outcome, directory: Path) -> None:
 
 def _slow_ranks(asked: Sequence[str], analysis: Analysis) -> tuple[int, ...]:
     if _ALL in asked:
-        rows = analysis.replayed
-        found = find_stragglers(rows.run, rows.matches)
-        named = {rank for verdict in found.verdicts for rank in verdict.ranks}
+        named = _named_slow_ranks(analysis)
         if not named:
             raise ConfigurationError(
                 "--without-slow-rank all: commtrace straggler names no slow rank in these steps; name one yourself"
             )
-        return tuple(sorted(named))
+        return named
     try:
         return tuple(sorted({int(one) for one in asked}))
     except ValueError:
         raise ConfigurationError(f"--without-slow-rank {' '.join(asked)}: write a rank, or all") from None
+
+
+def _named_slow_ranks(analysis: Analysis) -> tuple[int, ...]:
+    found = find_stragglers(analysis.replayed.run, analysis.replayed.matches)
+    return tuple(sorted({rank for verdict in found.verdicts for rank in verdict.ranks}))
 
 
 def verdict_text(prediction: Prediction) -> str:
@@ -280,14 +290,19 @@ def print_prediction(console: Console, prediction: Prediction) -> None:
     console.print(f"± in ms: {parts}.", style="dim")
 
 
-def _print_next_command(console: Console, prediction: Prediction, run: Path, output: Path | None) -> None:
-    if output is not None:
-        is_page = output.suffix == ".html"
-        look = f"open {output} in a browser" if is_page else f"commtrace report {output} --against {run}"
-        console.print(f"The predicted steps: {escape(look)}", style="dim")
-    if not prediction.changes:
-        command = f"commtrace whatif {run} --without-slow-rank all"
-        console.print(f"What would help: {escape(command)}", style="dim")
+def _print_where(console: Console, run: Path, output: Path) -> None:
+    is_page = output.suffix == ".html"
+    look = f"open {output} in a browser" if is_page else f"commtrace report {output} --against {run}"
+    console.print(f"The predicted steps: {escape(look)}", style="dim")
+
+
+def _next_command(analysis: Analysis, outcome: Outcome, run: Path) -> str:
+    """Return a command that this run can answer."""
+    if _named_slow_ranks(analysis):
+        return f"commtrace whatif {run} --without-slow-rank all"
+    if len(outcome.recorded.joins.transfers):
+        return f"commtrace whatif {run} --bandwidth all=2x"
+    return f"commtrace straggler {run}"
 
 
 def _percent(share: float) -> str:

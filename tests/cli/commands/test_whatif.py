@@ -71,6 +71,21 @@ def test_without_changes_only_the_fidelity_is_printed(job: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("healthy", "suggested"), [(Job(pp=4, steps=6), "whatif {} --bandwidth all=2x"), (Job(steps=6), "straggler {}")]
+)
+def test_what_is_suggested_without_a_slow_rank_is_a_command_that_works(
+    healthy: Job, suggested: str, tmp_path: Path
+) -> None:
+    write(synthesize(healthy), tmp_path / "run")
+
+    printed = CliRunner().invoke(app, ["whatif", str(tmp_path / "run")]).stdout.replace("\n", "")
+    command = suggested.format(tmp_path / "run")
+
+    assert printed.endswith(f"What would help: commtrace {command}")
+    assert CliRunner().invoke(app, command.split()).exit_code == 0
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--bandwidth", "xp=2x"), "no communication of role xp; they have"),

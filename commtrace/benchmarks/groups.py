@@ -36,11 +36,34 @@ def choose_groups(word: str, nodes: Sequence[str]) -> tuple[Round, ...]:
     """
     rounds = tuple(Round(groups) for groups in _groups(word, nodes) if groups)
     if not rounds:
-        raise ConfigurationError(
-            f"--group {word} leaves no group of several ranks: the job has {len(nodes)} on {len(set(nodes))} nodes. "
-            "COMMTRACE_NODE_ID gives processes of one machine the names of several nodes."
-        )
+        raise ConfigurationError(_too_small(word, nodes))
     return rounds
+
+
+_NEEDS: Final = {
+    "world": ("several ranks", "start more with torchrun --nproc-per-node"),
+    "node": ("a node with several ranks", "start more on each with torchrun --nproc-per-node"),
+    "across": (
+        "at least two nodes",
+        "start the command on each of them with torchrun --nnodes, or choose another group",
+    ),
+    "pairs": (
+        "at least two nodes",
+        "start the command on each of them with torchrun --nnodes, or choose another group",
+    ),
+}
+
+
+def _too_small(word: str, nodes: Sequence[str]) -> str:
+    if word not in _NEEDS:
+        return f"--group {word}: name at least two ranks, such as 0-3,8"
+    needed, advice = _NEEDS[word]
+    there = f"{_count(len(nodes), 'rank')} on {_count(len(set(nodes)), 'node')}"
+    return f"--group {word} needs {needed}, and the job has {there}: {advice}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _groups(word: str, nodes: Sequence[str]) -> Iterator[tuple[tuple[int, ...], ...]]:

@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +29,9 @@ _SECONDS_TO_STOP: Final = 10.0
 """A rank that has not stopped so long after a signal waits for another one that never will."""
 
 _SHARE_OF_MEMORY: Final = 0.8
+
+_WRONG_OPTIONS: Final = 2
+"""Exit status of the commtrace command for wrong options."""
 
 
 class BenchmarkError(CommtraceError):
@@ -98,6 +101,8 @@ def _free_memory() -> int:
 def join(backend: str = "", seconds: float = 300.0) -> Iterator[Job]:
     """Yield this process's place in the job that a launcher started.
 
+    A ConfigurationError inside is the same on all ranks: it leaves rank 0, and the others end without a word.
+
     Args:
         backend: ``nccl`` or ``gloo``; by default NCCL where there is a GPU.
         seconds: a rank that does not answer for so long ends the job.
@@ -131,9 +136,21 @@ def join(backend: str = "", seconds: float = 300.0) -> Iterator[Job]:
     dist.all_gather_object(names, Config.from_env().node_id or socket.gethostname(), group=control)
     job = Job(place.rank, tuple(map(str, names)), backend, device, device_name(device), control)
     with _stopped_by_signals(job.stop):
-        yield job
+        try:
+            yield job
+        except ConfigurationError as error:
+            if job.rank == 0:
+                raise
+            _await_rank_0(job)
+            raise SystemExit(_WRONG_OPTIONS) from error
     # Not after an error: other ranks may wait for this one, and destroying waits for them.
     dist.destroy_process_group()
+
+
+def _await_rank_0(job: Job) -> None:
+    """Return when rank 0 has ended: it says what is wrong, and a launcher would end it as soon as another rank ends."""
+    with suppress(RuntimeError):
+        job.gather(None)
 
 
 def first_line(error: Exception) -> str:

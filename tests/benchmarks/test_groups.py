@@ -45,7 +45,7 @@ def test_every_two_meet_once_and_nobody_is_in_two_places(count: int) -> None:
     [
         ("rails", "write world, node, across, pairs, or ranks such as 0-3,8"),
         ("0-4", "the job has ranks 0 to 3"),
-        ("3", "leaves no group of several ranks"),
+        ("3", "name at least two ranks"),
     ],
 )
 def test_groups_that_cannot_be(word: str, said: str) -> None:
@@ -53,6 +53,15 @@ def test_groups_that_cannot_be(word: str, said: str) -> None:
         choose_groups(word, TWO_NODES)
 
 
-def test_pairs_of_one_node() -> None:
-    with pytest.raises(ConfigurationError, match="4 on 1 nodes"):
-        choose_groups("pairs", ["a"] * 4)
+@pytest.mark.parametrize(
+    ("word", "nodes", "said"),
+    [
+        ("pairs", ["a"] * 4, "--group pairs needs at least two nodes, and the job has 4 ranks on 1 node: start"),
+        ("across", ["a"], "--group across needs at least two nodes, and the job has 1 rank on 1 node: start"),
+        ("node", ["a", "b"], "--group node needs a node with several ranks, and the job has 2 ranks on 2 nodes: start"),
+        ("world", ["a"], "--group world needs several ranks, and the job has 1 rank on 1 node: start"),
+    ],
+)
+def test_a_job_too_small_for_its_groups(word: str, nodes: list[str], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        choose_groups(word, nodes)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from commtrace.analysis.communication.baseline import read_baseline
 from commtrace.benchmarks.operations import OPERATIONS
 from commtrace.cli.main import app
-from tests.e2e.launch import fork
+from tests.e2e.launch import Starter, fork, launch
 from tests.json_schemas import errors
 
 pytestmark = pytest.mark.e2e
@@ -72,6 +72,16 @@ def test_what_was_measured_before_a_rank_died_is_printed(tmp_path: Path) -> None
     assert job.returncode == 1
     assert not job.timed_out, job.stdout
     assert [one.operation for one in read_baseline(path).measurements] == ["broadcast"]
+
+
+@pytest.mark.parametrize("start", [fork, launch])
+def test_a_job_too_small_for_its_groups_is_said_once(start: Starter) -> None:
+    job = start([*COMMAND, "--group", "pairs"], 3)
+
+    assert job.stdout.count("commtrace: --group pairs needs at least two nodes, and the job has 3 ranks on 1 node") == 1
+    assert "bench_collectives.py" not in job.stdout  # no traceback of ours; torchrun prints its own
+    assert re.findall(r"exitcode +: (\d+)|rank \d ended with (\d)", job.stdout)[0] in [("2", ""), ("", "2")]
+    assert job.returncode == 1
 
 
 def test_without_a_launcher_it_says_how_to_start_it() -> None:

@@ -115,7 +115,8 @@ def _measure_round(
                 times = [everyone[rank].times_ns for rank in taking]
                 if all(times):
                     elements = tensor_elements(operation, size, len(ranks), dtype.itemsize)
-                    yield _measurement(job, operation, taking, elements * dtype.itemsize, dtype, times)
+                    num_bytes = elements * dtype.itemsize
+                    yield _measurement(job, each.word, operation, taking, num_bytes, dtype, times)
             results.is_stopped = any(one.is_stopped for one in everyone)
             if results.is_stopped:
                 return
@@ -200,6 +201,7 @@ def _exchange(agreed: torch.Tensor, pair: Sequence[int], group: ProcessGroup) ->
 
 def _measurement(
     job: Job,
+    group: str,
     operation: str,
     ranks: tuple[int, ...],
     num_bytes: int,
@@ -216,4 +218,5 @@ def _measurement(
         dtype=str(dtype).removeprefix("torch."),
         iterations=len(longest),
         duration_ns=Spread(sum(longest) / len(longest), min(longest), max(longest)),
+        group=group,
     )

@@ -1,9 +1,9 @@
 """Choose the groups of ranks that are measured, by a word of the user's.
 
 >>> choose_groups("pairs", ["a", "a", "b", "b"])
-(Round(groups=((0, 1, 2, 3),)),)
+(Round(groups=((0, 1, 2, 3),), word='pairs'),)
 >>> choose_groups("across", ["a", "a", "b", "b"])
-(Round(groups=((0, 2), (1, 3))),)
+(Round(groups=((0, 2), (1, 3)), word='across'),)
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Round(NamedTuple):
     """Groups without a common member, which are measured at the same time."""
 
     groups: tuple[tuple[int, ...], ...]
+    word: str  # that means them
 
 
 def choose_groups(word: str, nodes: Sequence[str]) -> tuple[Round, ...]:
@@ -34,7 +35,7 @@ def choose_groups(word: str, nodes: Sequence[str]) -> tuple[Round, ...]:
     Raises:
         ConfigurationError: the word is none of these, names a rank that the job has not, or leaves no group.
     """
-    rounds = tuple(Round(groups) for groups in _groups(word, nodes) if groups)
+    rounds = tuple(Round(groups, word) for groups in _groups(word, nodes) if groups)
     if not rounds:
         raise ConfigurationError(_too_small(word, nodes))
     return rounds

@@ -124,6 +124,11 @@ def bandwidth(gigabytes_per_second: float | None) -> str:
     return f"{num_bytes(gigabytes_per_second * 1e9)}/s"
 
 
+def gigabytes_per_second(rate: float) -> str:
+    """Return GB/s without a unit, however slow: for a table in which numbers are compared."""
+    return f"{rate:.3f}" if rate < 10 else _three_digits(rate)
+
+
 def _three_digits(number: float) -> str:
     size = abs(number)
     if 0 < size < 1e-4:

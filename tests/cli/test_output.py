@@ -46,3 +46,9 @@ def test_sizes_by_powers_of_two() -> None:
     sizes = [output.power_of_two(1 << exponent) for exponent in (0, 8, 9, 10, 19, 20, 35)]
     assert sizes == ["1–2 B", "256–512 B", "0.5–1 KiB", "1–2 KiB", "0.5–1 MiB", "1–2 MiB", "32–64 GiB"]
     assert output.power_of_two(0) == "0 B"
+
+
+def test_rates_in_a_table_have_one_unit() -> None:
+    rates = [0.0021, 0.416, 1.0, 9.87, 41.04, 327.6]
+
+    assert [output.gigabytes_per_second(rate) for rate in rates] == ["0.002", "0.416", "1.000", "9.870", "41.0", "328"]

@@ -50,6 +50,7 @@ class Measurement:
     dtype: str
     iterations: int
     duration_ns: Spread
+    group: str = ""  # as --group names it: world, node, across, pairs or ranks
 
     @property
     def inter_node(self) -> bool:
@@ -68,6 +69,7 @@ class Measurement:
 
     def to_json(self) -> JsonObject:
         return {
+            "group": self.group,
             "operation": self.operation,
             "ranks": list(self.ranks),
             "group_size": len(self.ranks),
@@ -128,6 +130,13 @@ class Baseline:
             kind = Kind("send", 2, kind.inter_node)
         return self._by_kind.get(kind, {})
 
+    def by_group(self) -> list[tuple[Measurement, ...]]:
+        """Return the measurements of each operation on each group, in the order in which they were made."""
+        found: dict[tuple[str, str, tuple[int, ...]], list[Measurement]] = {}
+        for one in self.measurements:  # groups of one round take turns
+            found.setdefault((one.group, one.operation, one.ranks), []).append(one)
+        return [tuple(rows) for rows in found.values()]
+
     def links(self) -> list[Link]:
         """Return the bandwidth between nodes and within them, of groups on two nodes at most and large messages."""
         return [
@@ -182,6 +191,7 @@ class _StoredRow:
     dtype: str
     iterations: int
     duration_ns: _Times
+    group: str = ""  # missing in older files
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,4 +224,4 @@ def _measurements(path: Path, rows: Iterable[_StoredRow]) -> Iterable[Measuremen
         time = Spread(row.duration_ns.mean, row.duration_ns.min, row.duration_ns.max)
         if not (0 < row.bytes < 1 << 63 and row.ranks and row.nodes and 0 < time.min <= time.mean <= time.max < np.inf):
             raise ConfigurationError(f"{path}: a measurement of {row.operation} has impossible numbers: measure again")
-        yield Measurement(row.operation, row.ranks, row.nodes, row.bytes, row.dtype, row.iterations, time)
+        yield Measurement(row.operation, row.ranks, row.nodes, row.bytes, row.dtype, row.iterations, time, row.group)

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Sequence
 from enum import Enum
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -17,13 +16,13 @@ from rich.table import Table
 
 from commtrace.analysis.communication.baseline import Baseline, Measurement
 from commtrace.analysis.communication.links import SlowLinks, find_slow_links
-from commtrace.analysis.formatting import format_ranges, ranges
+from commtrace.analysis.formatting import format_ranks
 from commtrace.benchmarks.groups import WORDS, choose_groups
 from commtrace.benchmarks.job import join
 from commtrace.benchmarks.operations import OPERATIONS
 from commtrace.cli.arguments import JsonOption, given_bytes
 from commtrace.cli.commands.bandwidth import slow_links_text
-from commtrace.cli.output import bandwidth, binary_bytes, duration, text_table, wide_console
+from commtrace.cli.output import bandwidth, binary_bytes, duration, gigabytes_per_second, text_table, wide_console
 from commtrace.errors import ConfigurationError
 from commtrace.trace.json_values import to_json
 
@@ -182,8 +181,8 @@ def _rate(gbps: float) -> str:
 
 
 def _members(one: Measurement) -> str:
-    where = f" of {len(one.nodes)} nodes" if one.inter_node else ""
-    return f"ranks {format_ranges(ranges(one.ranks))}{where}"
+    where = f"{len(one.nodes)} nodes" if len(one.nodes) > 2 else " and ".join(one.nodes)
+    return f"{format_ranks(one.ranks)} of {where}"
 
 
 def _line(one: Measurement) -> str:
@@ -196,15 +195,13 @@ def _line(one: Measurement) -> str:
 def _print(console: Console, verdict: str, results: Results, baseline: Baseline) -> None:
     console.print(f"[bold]{escape(verdict)}[/]")
     console.print(escape(" · ".join(f"{name} {value}" for name, value in results.made.items())), style="dim")
-    for (operation, _), rows in groupby(baseline.measurements, key=lambda one: (one.operation, one.ranks)):
-        own = list(rows)
-        nodes = f" ({', '.join(own[0].nodes)})" if len(own[0].nodes) <= 2 else ""
-        console.print(f"\n[bold]{operation}[/] on {escape(_members(own[0]) + nodes)}, {own[0].dtype}")
+    for own in baseline.by_group():
+        one = own[0]
+        console.print(f"\n[bold]{one.operation}[/] in group {escape(f'{one.group}: {_members(one)}, {one.dtype}')}")
         console.print(_table(own))
     if baseline.measurements:
         console.print(
-            "\nBandwidths in GB/s without a unit. busbw is the bytes on the busiest link of a ring: with other "
-            "algorithms it may exceed the link.",
+            "\nbusbw is the bytes on the busiest link of a ring: with other algorithms it may exceed the link.",
             style="dim",
         )
     for note in results.notes:
@@ -212,12 +209,12 @@ def _print(console: Console, verdict: str, results: Results, baseline: Baseline)
 
 
 def _table(rows: Sequence[Measurement]) -> Table:
-    table = text_table([], ["payload", "busbw", "min", "max", "algbw", "min", "max", "time", "n"])
+    table = text_table([], ["payload", "busbw GB/s", "min", "max", "algbw GB/s", "min", "max", "time", "n"])
     for one in rows:
         table.add_row(
             binary_bytes(one.num_bytes),
-            *map(bandwidth, one.busbw_gbps),
-            *map(bandwidth, one.algbw_gbps),
+            *map(gigabytes_per_second, one.busbw_gbps),
+            *map(gigabytes_per_second, one.algbw_gbps),
             duration(one.duration_ns.mean),
             str(one.iterations),
         )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,24 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     found.save(tmp_path / "baseline.json")
 
     assert read_baseline(tmp_path / "baseline.json") == found
+
+
+def test_a_file_of_before_groups_had_names_is_read(tmp_path: Path) -> None:
+    stored = baseline(measured(MIB, 1_000)).to_json()
+    del stored["measurements"][0]["group"]
+    (tmp_path / "baseline.json").write_text(json.dumps(stored))
+
+    assert read_baseline(tmp_path / "baseline.json").measurements == (measured(MIB, 1_000),)
+
+
+def test_groups_that_were_measured_at_the_same_time_are_told_apart_and_so_are_two_names_of_one_group() -> None:
+    one, other, both = (
+        [replace(measured(size, 1_000, ranks=ranks), group=group) for size in (MIB, 2 * MIB)]
+        for group, ranks in [("node", (0, 1)), ("node", (2, 3)), ("world", (0, 1))]
+    )
+    found = baseline(one[0], other[0], one[1], other[1], *both)
+
+    assert found.by_group() == [tuple(one), tuple(other), tuple(both)]
 
 
 def test_a_file_that_is_none_is_said(tmp_path: Path) -> None:

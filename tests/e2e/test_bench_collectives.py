@@ -53,6 +53,41 @@ def test_every_operation_on_two_nodes_and_within_them(tmp_path: Path) -> None:
     assert (tmp_path / "bandwidth.svg").read_text().count("all_to_all") >= 1
 
 
+def test_shares_of_an_expected_rate_and_tables_of_groups_that_are_measured_together() -> None:
+    words = ["--operations", "all_reduce", "--min-bytes", "64K", "--max-bytes", "128K", "--iterations", "3"]
+    expected = ["--expect", "1MB/s", "--expect", "pairs=1TB/s"]
+    command = [*COMMAND, *words, "--group", "node", "--group", "pairs", *expected]
+    text, answer = (fork([*command, *more], 4, {"RANKS_PER_NODE": "2"}) for more in ([], ["--json"]))
+    told = json.loads(re.findall(r"^\{.*\}$", answer.stdout, re.MULTILINE)[0])
+
+    assert (text.returncode, answer.returncode) == (1, 1)
+    assert list(errors("bench-collectives", told)) == []
+    assert next(iter(told)) == "verdict"
+    low = r"all_reduce on ranks 0–3 of node0 and node1 reaches only .* of the 2000 GB/s that 1TB/s per rank allow\."
+    assert re.match(low, told["verdict"])
+    assert told["verdict"].endswith("Expect 75 to 95 %: measure larger tensors first, with --max-bytes 1G.")
+    assert not told["reached"]
+    assert [(one["group"], one["ranks"]) for one in told["shares"]] == [
+        ("node", [0, 1]),
+        ("node", [2, 3]),
+        ("pairs", [0, 1, 2, 3]),
+    ]
+    assert re.findall("^all_reduce in group .*", text.stdout, re.MULTILINE) == [
+        "all_reduce in group node: ranks 0–1 of node0, float32",
+        "all_reduce in group node: ranks 2–3 of node1, float32",
+        "all_reduce in group pairs: ranks 0–3 of node0 and node1, float32",
+    ]
+
+
+def test_a_rate_that_is_reached() -> None:
+    words = ["--operations", "send", "--min-bytes", "64K", "--max-bytes", "64K", "--iterations", "3"]
+    job = fork([*COMMAND, *words, "--expect", "world=1MB/s"], 2)
+
+    assert job.returncode == 0, job.stdout
+    said = r"send on ranks 0–1 of \S+ reaches \S+ MB/s at 64.0 KiB, \d+ % of the 1.00 MB/s that 1MB/s per rank allow\."
+    assert re.search(said, " ".join(job.stdout.split()))
+
+
 def test_a_user_who_stops_it_gets_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
     job = fork([*COMMAND, *ENDLESS, "-o", str(path)], 2, {"FAULT": "SIGINT@12"})
@@ -96,6 +131,8 @@ def test_without_a_launcher_it_says_how_to_start_it() -> None:
     [
         (["--operations", "all_reduce,all"], "--operations all: write some of all_reduce"),
         (["--min-bytes", "0"], "--min-bytes 0: write a size"),
+        (["--expect", "400G"], "--expect 400G: write a rate, such as 400Gbit/s or 50GB/s, or that of a group"),
+        (["--expect", "node=450GB/s"], "--expect node=450GB/s: this group is not measured; add --group node"),
         (["--max-bytes", "4X"], "--max-bytes 4X: write a size, such as 32768, 32K, 4MiB or 1GB"),
     ],
 )

@@ -17,19 +17,32 @@ from rich.table import Table
 from commtrace.analysis.communication.baseline import Baseline, Measurement
 from commtrace.analysis.communication.links import SlowLinks, find_slow_links
 from commtrace.analysis.formatting import format_ranks
+from commtrace.benchmarks.expectations import ALL_GROUPS, USUAL, Rate, Share, decisive, shares
 from commtrace.benchmarks.groups import WORDS, choose_groups
 from commtrace.benchmarks.job import join
 from commtrace.benchmarks.operations import OPERATIONS
 from commtrace.cli.arguments import JsonOption, given_bytes
 from commtrace.cli.commands.bandwidth import slow_links_text
-from commtrace.cli.output import bandwidth, binary_bytes, duration, gigabytes_per_second, text_table, wide_console
+from commtrace.cli.output import (
+    bandwidth,
+    binary_bytes,
+    duration,
+    gigabytes_per_second,
+    share,
+    text_table,
+    wide_console,
+)
 from commtrace.errors import ConfigurationError
+from commtrace.planning.times import ALL, parse_bandwidths
 from commtrace.trace.json_values import to_json
 
 if TYPE_CHECKING:
     from commtrace.benchmarks.collectives import Results
 
 _LARGEST: Final = {"nccl": 1 << 34, "gloo": 1 << 28}
+
+_FILLS_A_LINK: Final = 64 << 20
+"""Bytes below which even a healthy link may show less than it carries."""
 
 
 class Backend(str, Enum):
@@ -71,6 +84,16 @@ def bench_collectives(
             show_default=False,
         ),
     ] = None,
+    expect: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RATE",
+            help="Print the share of this rate that is reached; the exit code is 1 below 75%. A rate is what one rank "
+            "can send in one direction: over its NIC between nodes (400Gbit/s), over NVLink within one (450GB/s). "
+            "node=450GB/s is that of --group node. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     warmup: Annotated[int, typer.Option(min=0, help="Iterations that are not timed.")] = 5,
     iterations: Annotated[int, typer.Option(min=1, help="Timed iterations, each behind a barrier.")] = 20,
     backend: Annotated[
@@ -96,7 +119,8 @@ def bench_collectives(
     the extremes are over the timed iterations. Ctrl-C ends it, and prints what was measured until then. With -o,
     `commtrace summary --baseline` shows a run's bandwidth as a share of it.
     """
-    chosen = _operations(operations)
+    chosen, words = _operations(operations), group or ["world"]
+    rates = _rates(expect or [], words)
     smallest, largest = (
         given_bytes("--min-bytes", min_bytes),
         given_bytes("--max-bytes", max_bytes) if max_bytes else None,
@@ -108,13 +132,14 @@ def bench_collectives(
         largest = largest or max(_LARGEST[job.backend], smallest)
         if largest < smallest:
             raise ConfigurationError(f"--max-bytes {max_bytes} is below --min-bytes {min_bytes}: exchange them")
-        rounds = [each for word in group or ["world"] for each in choose_groups(word, job.nodes)]
+        rounds = [each for word in words for each in choose_groups(word, job.nodes)]
         results = Results(environment(job))
         progress = Console(stderr=True, quiet=job.rank != 0, highlight=False)
 
         def say_all() -> None:
             if job.rank == 0:
-                _report(results, json_output=json_output, output=output, plot=plot)
+                found = shares(results.baseline(), rates, job.nodes)
+                _report(results, found, json_output=json_output, output=output, plot=plot)
 
         job.stop.last_words = say_all
         sizes = tuple(smallest << doubled for doubled in range((largest // smallest).bit_length()))
@@ -125,7 +150,9 @@ def bench_collectives(
             )
         finally:
             say_all()
-    raise typer.Exit(130 if results.is_stopped else 0)
+        lowest = decisive(shares(results.baseline(), rates, job.nodes))
+        job.gather(None)  # a launcher ends rank 0 when another rank ends with 1: not before it has said all
+    raise typer.Exit(130 if results.is_stopped else 1 if lowest is not None and not lowest.is_enough else 0)
 
 
 def _operations(text: str) -> tuple[str, ...]:
@@ -136,10 +163,30 @@ def _operations(text: str) -> tuple[str, ...]:
     return chosen
 
 
-def _report(results: Results, *, json_output: bool, output: Path | None, plot: Path | None) -> None:
+def _rates(texts: Sequence[str], words: Sequence[str]) -> dict[str, Rate]:
+    """Return the rates of ``--expect`` by the word of a group."""
+    rates = {}
+    for text in texts:
+        word, _, rate = text.rpartition("=")
+        try:
+            bytes_per_second = parse_bandwidths([f"{ALL}={rate}"])[ALL]
+        except ConfigurationError:
+            raise ConfigurationError(
+                f"--expect {text}: write a rate, such as 400Gbit/s or 50GB/s, or that of a group, such as node=450GB/s"
+            ) from None
+        if word and word not in words:
+            raise ConfigurationError(f"--expect {text}: this group is not measured; add --group {word}")
+        rates[word or ALL_GROUPS] = Rate(rate, bytes_per_second / 1e9)
+    return rates
+
+
+def _report(
+    results: Results, found: Sequence[Share], *, json_output: bool, output: Path | None, plot: Path | None
+) -> None:
     baseline = results.baseline()
     slow = find_slow_links(baseline.links())
-    verdict = _verdict(baseline.measurements, slow, is_stopped=results.is_stopped)
+    lowest = decisive(found)
+    verdict = _verdict(results, slow, lowest)
     written = []
     if output is not None and baseline.measurements:
         baseline.save(output)
@@ -150,10 +197,17 @@ def _report(results: Results, *, json_output: bool, output: Path | None, plot: P
         draw_collectives(baseline).save(plot)
         written.append(plot)
     if json_output:
-        described = {"verdict": verdict, "notes": results.notes, "slow_links": to_json(slow), **baseline.to_json()}
+        described = {
+            "verdict": verdict,
+            "reached": None if lowest is None else lowest.is_enough,
+            "shares": to_json(found),
+            "notes": results.notes,
+            "slow_links": to_json(slow),
+            **baseline.to_json(),
+        }
         sys.stdout.write(json.dumps(described, allow_nan=False) + "\n")
     else:
-        _print(wide_console(), verdict, results, baseline)
+        _print(wide_console(), verdict, found, results, baseline)
         for path in written:
             typer.echo(f"Written: {path}")
         if output in written:
@@ -161,19 +215,44 @@ def _report(results: Results, *, json_output: bool, output: Path | None, plot: P
     sys.stdout.flush()
 
 
-def _verdict(measurements: Sequence[Measurement], slow: SlowLinks | None, *, is_stopped: bool) -> str:
-    stopped = "Stopped early. " if is_stopped else ""
+def _verdict(results: Results, slow: SlowLinks | None, lowest: Share | None) -> str:
+    measurements = results.measurements
+    stopped = "Stopped early. " if results.is_stopped else ""
     if not measurements:
         return f"{stopped}Nothing was measured."
+    expected = "" if lowest is None else f"{_share_text(lowest, results.made['backend'])} "
     if slow is not None:
-        return stopped + slow_links_text(slow)
-    best = max(measurements, key=lambda one: one.busbw_gbps.mean)
+        return stopped + expected + slow_links_text(slow)
     compared = {one.nodes for one in measurements if len(one.nodes) == 2}
     found = "No slow pair of nodes was found. " if len(compared) > 1 else ""
+    if expected:
+        return f"{stopped}{expected}{found}".rstrip()
+    best = max(measurements, key=lambda one: one.busbw_gbps.mean)
     return (
         f"{stopped}{found}Highest busbw: {_rate(best.busbw_gbps.mean)}, {best.operation} of "
         f"{binary_bytes(best.num_bytes)} on {_members(best)}."
     )
+
+
+def _share_text(one: Share, backend: str) -> str:
+    """Return ``all_reduce on ranks 0–15 of a and b reaches 328 GB/s at 1.00 GiB: 82 % of the …``"""
+    reaches = "reaches" if one.is_enough else "reaches only"
+    look = "." if one.is_enough else f": {_advice(one.best, backend)}."
+    return (
+        f"{one.best.operation} on {_members(one.best)} {reaches} {_rate(one.busbw_gbps)} at "
+        f"{binary_bytes(one.best.num_bytes)}, {100 * one.ratio:.0f} % of the {_rate(one.expected_gbps)} that "
+        f"{one.rate.text} per rank allow. Expect {USUAL}{look}"
+    )
+
+
+def _advice(one: Measurement, backend: str) -> str:
+    if one.num_bytes < _FILLS_A_LINK:
+        return "measure larger tensors first, with --max-bytes 1G"
+    if backend == "gloo":
+        return "look at the CPUs first, through which gloo sends; NCCL measures the network of GPUs"
+    if one.inter_node:
+        return "look at the interfaces that NCCL_DEBUG=INFO names, and at single nodes with --group pairs"
+    return "look at nvidia-smi topo -m, which says whether NVLink or PCIe joins the GPUs"
 
 
 def _rate(gbps: float) -> str:
@@ -192,20 +271,38 @@ def _line(one: Measurement) -> str:
     )
 
 
-def _print(console: Console, verdict: str, results: Results, baseline: Baseline) -> None:
+def _print(console: Console, verdict: str, found: Sequence[Share], results: Results, baseline: Baseline) -> None:
     console.print(f"[bold]{escape(verdict)}[/]")
     console.print(escape(" · ".join(f"{name} {value}" for name, value in results.made.items())), style="dim")
+    if found:
+        console.print("\n[bold]What is reached of the expected busbw[/]")
+        console.print(_share_table(found))
     for own in baseline.by_group():
         one = own[0]
         console.print(f"\n[bold]{one.operation}[/] in group {escape(f'{one.group}: {_members(one)}, {one.dtype}')}")
         console.print(_table(own))
     if baseline.measurements:
         console.print(
-            "\nbusbw is the bytes on the busiest link of a ring: with other algorithms it may exceed the link.",
+            "\nbusbw is the bytes on the busiest link of a ring: with other algorithms it may exceed the link."
+            + ("" if found else " --expect RATE prints the share of what the link should carry."),
             style="dim",
         )
     for note in results.notes:
         console.print(f"[yellow]![/] {escape(note)}")
+
+
+def _share_table(found: Sequence[Share]) -> Table:
+    table = text_table(["operation", "group", "ranks"], ["payload", "busbw GB/s", "expected", "share"])
+    for one in found:
+        words = (one.best.operation, one.best.group, _members(one.best))
+        table.add_row(
+            *map(escape, words),
+            binary_bytes(one.best.num_bytes),
+            gigabytes_per_second(one.busbw_gbps),
+            gigabytes_per_second(one.expected_gbps),
+            share(one.ratio),
+        )
+    return table
 
 
 def _table(rows: Sequence[Measurement]) -> Table:

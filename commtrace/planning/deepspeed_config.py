@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from commtrace.errors import ConfigurationError
+from commtrace.planning.deepspeed_options import STAGE3
 from commtrace.planning.layout import ZeroOptions
 
 _OFF: Final[Mapping[str, tuple[object, ...]]] = {
@@ -60,7 +61,9 @@ def deepspeed_layout(config: Mapping[str, object], layout: Mapping[str, object])
     named = {one.name for one in fields(ZeroOptions)}
     stage = _number(zero, "stage", 0)
     is_half = _precision(config) != "fp32"
-    given = {name: _value(zero, name) for name in named & set(zero)}
+    zero = {f"stage3_{name}" if name in STAGE3 else name: value for name, value in zero.items()}
+    # DeepSpeed decides on check_overflow itself
+    given = {name: _value(zero, name) for name in (named & set(zero)) - {"check_overflow"}}
     try:
         options = msgspec.convert({"overlap_comm": stage == 3, "check_overflow": stage < 3, **given}, ZeroOptions)
     except msgspec.ValidationError as error:

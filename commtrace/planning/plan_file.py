@@ -11,6 +11,7 @@ import msgspec
 
 from commtrace.errors import ConfigurationError, MissingExtraError
 from commtrace.planning.deepspeed_config import deepspeed_layout, not_planned
+from commtrace.planning.deepspeed_options import unknown_options
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
 
@@ -54,7 +55,7 @@ def _with_deepspeed(path: Path, given: object, layout: dict[str, object]) -> tup
     if not isinstance(config, dict):
         raise ConfigurationError(f"{path}: deepspeed is neither a file nor its content")
     try:
-        return deepspeed_layout(config, layout), not_planned(config)
+        return deepspeed_layout(config, layout), (*unknown_options(config), *not_planned(config))
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: deepspeed: {error}") from error
 

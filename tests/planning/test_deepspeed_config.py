@@ -11,6 +11,7 @@ import pytest
 
 from commtrace.errors import ConfigurationError
 from commtrace.planning.deepspeed_config import deepspeed_layout
+from commtrace.planning.deepspeed_options import unknown_options
 from commtrace.planning.plan import make_plan
 from commtrace.planning.plan_file import read_plan_file
 
@@ -124,6 +125,46 @@ def test_other_options_that_change_the_numbers_are_named(tmp_path: Path, options
     notes = notes_of(tmp_path, {"zero_optimization": {"stage": 1}, **options})
 
     assert notes == ((f"The numbers depend on {named}, which a plan does not understand yet.",) if named else ())
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"zero_optimization": {"stge": 3}}, "zero_optimization.stge is no option of DeepSpeed: is stage meant?"),
+        (
+            {"zero_optimisation": {"stage": 3}},
+            "zero_optimisation is no option of DeepSpeed: is zero_optimization meant?",
+        ),
+        ({"train_batchsize": 8}, "train_batchsize is no option of DeepSpeed: is train_batch_size meant?"),
+        ({"bf16": {"enable": True}}, "bf16.enable is no option of DeepSpeed: is enabled meant?"),
+        ({"stage": 3}, "stage is no option of DeepSpeed: is zero_optimization.stage meant?"),
+        ({"my_notes": "none"}, "my_notes is no option of DeepSpeed."),
+    ],
+)
+def test_an_option_that_deepspeed_does_not_have_is_named(
+    tmp_path: Path, options: dict[str, Any], sentence: str
+) -> None:
+    assert notes_of(tmp_path, options) == (f"{sentence} Planned without it.",)
+
+
+def test_options_of_zero_3_need_not_begin_with_it() -> None:
+    zero = {"stage": 3, "prefetch_bucket_size": 5, "stage3_max_live_parameters": 7}
+    options = deepspeed_layout({"zero_optimization": zero}, {})["zero"]
+
+    assert {"stage3_prefetch_bucket_size": 5, "stage3_max_live_parameters": 7}.items() <= options.items()  # type: ignore[attr-defined]
+
+
+def test_every_option_of_the_installed_deepspeed_is_known() -> None:
+    zero = pytest.importorskip("deepspeed.runtime.zero.config", reason="deepspeed is not installed")
+    precision = pytest.importorskip("deepspeed.runtime.precision_config")
+    sections = {
+        "zero_optimization": zero.DeepSpeedZeroConfig,
+        "bf16": precision.DeepSpeedBF16Config,
+        "fp16": precision.DeepSpeedFP16Config,
+    }
+    for section, kind in sections.items():
+        names = {name for key, field in kind.model_fields.items() for name in (key, field.alias) if name}
+        assert list(unknown_options({section: dict.fromkeys(names)})) == []
 
 
 def test_a_configuration_alone_says_what_to_write(tmp_path: Path) -> None:

@@ -100,6 +100,7 @@ def test_buckets_of_equal_layers_are_one_row(tmp_path: Path) -> None:
 def test_deepspeed_has_communication_of_data_parallel_ranks_only(tmp_path: Path) -> None:
     printed = run_plan(plan_file(tmp_path, dp=4, zero_stage=3)).stdout
 
+    assert printed.startswith("210,304 parameters on 4 GPUs (dp 4 · ZeRO 3), 1 microbatch of 1 × 32 tokens.")
     assert "Communication of each GPU in one iteration" in printed
     assert "dp    reduce_scatter  gradients" in printed
     printed = run_plan(plan_file(tmp_path, tp=2, dp=2, zero_stage=3)).stdout

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from commtrace.cli.output import binary_bytes, num_bytes, share
 from commtrace.planning.communication import Traffic
+from commtrace.planning.layout import Layout
 from commtrace.planning.megatron_issue_488 import Compared
 from commtrace.planning.plan import Alternative, Plan, StagePlan
 
@@ -41,11 +42,10 @@ def print_plan(
         memory: Of a GPU, GiB.
     """
     layout = planned.layout
-    sizes = {name: getattr(layout, name) for name in ("tp", "cp", "pp", "dp", "ep", "chunks")}
-    divided = " · ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "not divided"
     console.print(
-        f"{planned.parameters:,} parameters on {layout.world_size} GPUs ({divided}), "
-        f"{layout.microbatches} microbatches of {layout.microbatch} × {planned.model.sequence:,} tokens."
+        f"{planned.parameters:,} parameters on {_counted(layout.world_size, 'GPU')} ({_divided(layout)}), "
+        f"{_counted(layout.microbatches, 'microbatch', 'es')} of {layout.microbatch} × "
+        f"{planned.model.sequence:,} tokens."
     )
     console.print(verdict(planned, memory), style="bold", markup=False)
     console.print("Not in it: the CUDA context, NCCL's buffers, workspaces and fragmentation.")
@@ -63,6 +63,17 @@ def print_plan(
         )
     if found:
         _print_alternatives(console, found, memory)
+
+
+def _divided(layout: Layout) -> str:
+    """Return ``tp 2 · dp 4``, and in DeepSpeed the stage of ZeRO."""
+    sizes = {name: getattr(layout, name) for name in ("tp", "cp", "pp", "dp", "ep", "chunks")}
+    parts = [f"{name} {size}" for name, size in sizes.items() if size > 1] or ["not divided"]
+    return " · ".join(parts if layout.zero_stage is None else [*parts, f"ZeRO {layout.zero_stage}"])
+
+
+def _counted(number: int, what: str, plural: str = "s") -> str:
+    return f"{number:,} {what}{plural * (number != 1)}"
 
 
 def _table(*columns: str, left: Sequence[str] = (), wrapped: str = "") -> Table:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
+from difflib import get_close_matches
 from pathlib import PurePath
 from typing import Final, Literal, NamedTuple, NoReturn
 
@@ -44,6 +45,16 @@ _DEFAULTS: Final = {
 }
 """Likewise, unless they have these values, which are Megatron-LM's defaults."""
 
+_ALIKE: Final = 0.85
+"""Above this ratio of difflib's a name is taken for a misspelt one."""
+
+_MEGATRONS_OWN: Final = {
+    "--eval-global-batch-size", "--eval-micro-batch-size", "--main-params-dtype", "--moe-expert-rank-capacity-factor",
+    "--moe-router-dtype", "--moe-shared-expert-glu-interleave-size", "--mtp-hybrid-override-pattern",
+    "--tp-comm-overlap-cfg",
+}  # fmt: skip
+"""Megatron-LM's arguments that look like one of those above, beside its ``--no-…`` and ``--disable-…``."""
+
 _TORCHRUN: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _GROWING_BATCHES: Final = ("--rampup-batch-size", "--step-batch-size-schedule")
 
@@ -79,13 +90,28 @@ def parse_megatron_command(command: Sequence[str], gpus: int | None = None) -> M
     parsed, unknown = _megatron_parser(PurePath(command[script]).name).parse_known_args(list(command[script + 1 :]))
     world_size = _launched_ranks(command[:script]) if gpus is None else gpus
     ignored = tuple(dict.fromkeys(word.partition("=")[0] for word in unknown if word.startswith("--")))
+    misspelt = dict(_misspelt(ignored, {f"--{name.replace('_', '-')}" for name in vars(parsed)}))
     model = _model(parsed)
     return MegatronJob(
         model=model,
         layout=_layout(parsed, model, world_size),
-        ignored=tuple(word for word in ignored if word not in _NOT_PLANNED),
-        notes=(*_not_planned(ignored, parsed), *_assumed(parsed)),
+        ignored=tuple(word for word in ignored if word not in _NOT_PLANNED and word not in misspelt),
+        notes=(*misspelt.values(), *_not_planned(ignored, parsed), *_assumed(parsed)),
     )
+
+
+def _misspelt(names: Sequence[str], known: Set[str]) -> Iterator[tuple[str, str]]:
+    """Yield each argument that is nearly one that a plan knows, and a sentence.
+
+    Megatron-LM refuses what its own parser and the script's do not know; it takes no abbreviations:
+    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/training/arguments.py#L120
+    """
+    for name in names:
+        if name in _NOT_PLANNED | _MEGATRONS_OWN or name.startswith(("--no-", "--disable-")):
+            continue
+        near = get_close_matches(name, sorted(known | _NOT_PLANNED), n=1, cutoff=_ALIKE)
+        if near:
+            yield name, f"{name} is not known, and left out: is {near[0]} meant?"
 
 
 def _launched_ranks(words: Sequence[str]) -> int:

@@ -128,6 +128,29 @@ def test_an_argument_that_changes_the_numbers_is_not_only_ignored(words: str) ->
     assert f"The numbers depend on {words.split()[0]}, which a plan does not understand yet." in job.notes
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("--tensor-model-parallel-siz 8", "--tensor-model-parallel-size"),
+        ("--tensor_model_parallel_size 8", "--tensor-model-parallel-size"),
+        ("--pipeline-parallel-size=2", "--pipeline-model-parallel-size"),
+        ("--use-distributed-optimiser", "--use-distributed-optimizer"),
+        ("--mtp-num-layer 1", "--mtp-num-layers"),
+    ],
+)
+def test_a_misspelt_argument_is_not_only_ignored(words: str, meant: str) -> None:
+    job = parse(words)
+
+    assert job.ignored == ("--lr", "--data-path")
+    name = words.replace("=", " ").split()[0]
+    assert f"{name} is not known, and left out: is {meant} meant?" in job.notes
+
+
+@pytest.mark.parametrize("words", ["--no-bias-swiglu-fusion", "--eval-micro-batch-size 1", "--tp-comm-overlap-cfg x"])
+def test_an_argument_of_megatron_s_own_that_looks_like_another_is_ignored(words: str) -> None:
+    assert parse(words).ignored == ("--lr", "--data-path", words.split()[0])
+
+
 @pytest.mark.parametrize("words", ["--cuda-graph-impl none", "--cross-entropy-fusion-impl=native"])
 def test_a_default_that_is_written_out_changes_nothing(words: str) -> None:
     job = parse(words)

@@ -16,6 +16,9 @@ from commtrace.planning.parameters import stage_parameters
 from commtrace.planning.schedule import chunks_in_flight
 from commtrace.trace.json_values import JsonObject, fields_to_json
 
+MARGIN: Final = 0.05
+"""Share of a GPU's memory that a plan should leave for what is not counted."""
+
 _LOGIT_BYTES: Final = 4  # the loss is computed in fp32
 
 
@@ -47,6 +50,11 @@ class Memory:
     def to_json(self) -> JsonObject:
         totals: JsonObject = {"activations_bytes": self.activations_bytes, "peak_bytes": self.peak_bytes}
         return {**fields_to_json(self), **totals}
+
+
+def leaves_margin(peak_bytes: int, memory_bytes: float) -> bool:
+    """Return whether enough of a GPU's memory is left for what is not counted."""
+    return peak_bytes <= (1 - MARGIN) * memory_bytes
 
 
 class _Shards(NamedTuple):

@@ -1,12 +1,11 @@
-"""The plan: what a model in a layout will hold and send, by stage and in the cluster, and what would take less."""
+"""The plan: what a model in a layout will hold and send, by stage and in the cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
-from commtrace.errors import ConfigurationError
 from commtrace.planning.communication import Traffic, stage_traffic, total_bytes
 from commtrace.planning.layout import Layout, groups
 from commtrace.planning.memory import Memory, stage_memory
@@ -154,57 +153,3 @@ def plan_notes(model: Model, layout: Layout) -> Iterator[str]:
         yield "Only the communication of the all-to-all token dispatcher is known: what experts exchange is left out."
     if layout.cp > 1 and layout.cp_communication == "other":
         yield "Only ring and all-to-all context parallelism are known: the communication of cp is left out."
-
-
-class Alternative(NamedTuple):
-    """A change of the layout, for the same number of ranks and the same global batch."""
-
-    change: str
-    layout: Layout
-    peak_bytes: int
-
-
-def alternatives(plan: Plan) -> tuple[Alternative, ...]:
-    """Return the single changes of the layout that lower the peak memory of the fullest rank."""
-    found = []
-    for change, fields in _changes(plan.model, plan.layout):
-        try:
-            layout = replace(plan.layout, **fields)
-            changed = make_plan(plan.model, layout)
-        except ConfigurationError:  # such as more tensor parallel ranks than heads, or experts on more ranks than exist
-            continue
-        peak_bytes = changed.fullest.memory.peak_bytes
-        if peak_bytes < plan.fullest.memory.peak_bytes:
-            found.append(Alternative(change, layout, peak_bytes))
-    return tuple(found)
-
-
-def _changes(model: Model, layout: Layout) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield changes of a layout's fields, those first that cost little or no time; not all of them are possible."""
-    if not layout.flash_attention:
-        yield "flash attention", {"flash_attention": True}
-    if layout.zero_stage is None and not layout.distributed_optimizer:
-        yield "distributed optimizer", {"distributed_optimizer": True}
-    if layout.zero_stage is not None and layout.zero_stage < 3:
-        yield f"ZeRO stage {layout.zero_stage + 1}", {"zero_stage": layout.zero_stage + 1}
-    if layout.tp > 1 and not layout.sequence_parallel:
-        yield "sequence parallelism", {"sequence_parallel": True}
-    microbatches = 2 * layout.microbatches
-    if layout.microbatch % 2 == 0:
-        smaller = layout.microbatch // 2
-        yield (
-            f"microbatch of {smaller}, {microbatches} microbatches",
-            {"microbatch": smaller, "microbatches": microbatches},
-        )
-    if layout.recompute == "none" and not layout.flash_attention:
-        yield "selective recomputation", {"recompute": "selective"}
-    if layout.dp % 2 == 0:
-        tp, dp = 2 * layout.tp, layout.dp // 2
-        expert_tp = 0 if layout.expert_tp == layout.tp else layout.expert_tp
-        fields = {"tp": tp, "dp": dp, "microbatches": microbatches, "expert_tp": expert_tp}
-        if model.experts and layout.tp == 1:  # which Megatron-core does not train otherwise
-            yield f"tp {tp}, dp {dp}, sequence parallelism", {**fields, "sequence_parallel": True}
-        else:
-            yield f"tp {tp}, dp {dp}", fields
-    if layout.recompute != "full":
-        yield "full recomputation", {"recompute": "full"}

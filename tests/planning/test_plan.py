@@ -1,4 +1,4 @@
-"""The plan of a job, and what would take less memory."""
+"""The plan of a job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
-from commtrace.planning.plan import RoleTotal, alternatives, make_plan
+from commtrace.planning.plan import RoleTotal, make_plan
 
 MODEL = Model(layers=8, hidden=1024, heads=16, sequence=2048, vocabulary=51_200)
 
@@ -32,48 +32,6 @@ def test_the_first_stage_is_the_fullest() -> None:
 
     assert plan.fullest.stage == 0
     assert plan.fullest.memory.peak_bytes == max(stage.memory.peak_bytes for stage in plan.stages)
-
-
-def test_alternatives_keep_the_ranks_and_the_batch() -> None:
-    layout = Layout(tp=2, dp=4, microbatch=2, microbatches=4)
-    plan = make_plan(MODEL, layout)
-    found = alternatives(plan)
-
-    assert [one.change for one in found] == [
-        "flash attention", "distributed optimizer", "sequence parallelism", "microbatch of 1, 8 microbatches",
-        "selective recomputation", "tp 4, dp 2", "full recomputation",
-    ]  # fmt: skip
-    for one in found:
-        changed = one.layout
-        assert changed.world_size == layout.world_size
-        assert changed.dp * changed.microbatch * changed.microbatches == 4 * 2 * 4
-        assert one.peak_bytes == make_plan(MODEL, changed).fullest.memory.peak_bytes
-        assert one.peak_bytes < plan.fullest.memory.peak_bytes
-
-
-def test_an_alternative_must_be_possible() -> None:
-    changes = {one.change for one in alternatives(make_plan(replace(MODEL, heads=1, query_groups=1), Layout(dp=2)))}
-
-    assert "tp 2, dp 1" not in changes
-
-
-def test_experts_on_all_ranks_leave_no_room_for_more_tensor_parallelism() -> None:
-    layout = Layout(pp=4, dp=8, ep=8, distributed_optimizer=True, flash_attention=True)
-
-    assert [one.change for one in alternatives(make_plan(replace(MODEL, experts=8), layout))] == ["full recomputation"]
-
-
-def test_experts_are_divided_by_tensor_parallelism_with_sequence_parallelism() -> None:
-    changes = {one.change for one in alternatives(make_plan(replace(MODEL, experts=8), Layout(dp=4)))}
-
-    assert "tp 2, dp 2, sequence parallelism" in changes
-    assert "tp 2, dp 2" not in changes
-
-
-def test_the_next_stage_of_zero_is_an_alternative() -> None:
-    plan = make_plan(MODEL, Layout(dp=4, zero_stage=1, flash_attention=True))
-
-    assert [one.change for one in alternatives(plan)] == ["ZeRO stage 2", "tp 2, dp 2", "full recomputation"]
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,35 @@ def test_whether_it_fits_is_the_exit_code(tmp_path: Path, memory: str, exit_code
     assert (as_text.exit_code, as_json.exit_code) == (exit_code, exit_code)
     assert f"{verdict}: a GPU needs " in as_text.stdout
     assert json.loads(as_json.stdout)["fits"] is (exit_code == 0)
-    assert " of 74.51 GiB at its peak." in run_plan(path, "--memory", "80GB").stdout
+    assert " at its peak and has 74.51 GiB" in run_plan(path, "--memory", "80GB").stdout
+
+
+def test_what_fits_says_how_much_is_left(tmp_path: Path) -> None:
+    path = plan_file(tmp_path, dp=4)
+    peak_bytes = json.loads(run_plan(path, "--json").stdout)["stages"][0]["memory"]["peak_bytes"]
+    with_room = run_plan(path, "--memory", f"{2 * peak_bytes}B").stdout
+    tight = run_plan(path, "--memory", f"{101 * peak_bytes // 100}B")
+
+    assert "so that 3.98 MiB are left." in with_room
+    assert tight.exit_code == 0
+    assert "Fits, but leaves only 40.8 KiB: a GPU needs 3.98 MiB at its peak and has " in tight.stdout
+    assert "Leave a few GiB for what is not in it." in " ".join(tight.stdout.split())
+
+
+def test_if_no_single_change_fits_several_together_do(tmp_path: Path) -> None:
+    path = plan_file(tmp_path, tp=2, dp=4, microbatch=2)
+    peak_bytes = json.loads(run_plan(path, "--json").stdout)["stages"][0]["memory"]["peak_bytes"]
+    memory = f"{4 * peak_bytes // 10}B"
+    as_text, as_json = run_plan(path, "--memory", memory), run_plan(path, "--memory", memory, "--json")
+    printed = json.loads(as_json.stdout)
+
+    assert (as_text.exit_code, as_json.exit_code) == (1, 1)
+    assert "Several changes that together make it fit" in as_text.stdout
+    assert list(errors("plan", printed)) == []
+    assert all(one["peak_bytes"] <= 0.4 * peak_bytes for one in printed["combinations"])
+    nothing = run_plan(path, "--memory", "1kB").stdout
+    assert "Even 5 such changes together do not make it fit. The smallest peak" in nothing
+    assert json.loads(run_plan(path, "--memory", "80", "--json").stdout)["combinations"] == []
 
 
 @pytest.mark.parametrize(

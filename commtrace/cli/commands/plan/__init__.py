@@ -16,9 +16,11 @@ from commtrace.cli.commands.plan.tables import GIB, print_compared, print_plan, 
 from commtrace.cli.commands.plan.times import plan_times, print_times
 from commtrace.cli.output import wide_console
 from commtrace.errors import ConfigurationError
+from commtrace.planning.alternatives import Alternative, alternatives, combinations
 from commtrace.planning.megatron_arguments import parse_megatron_command
 from commtrace.planning.megatron_issue_488 import compare, sample_plan
-from commtrace.planning.plan import Plan, alternatives, make_plan
+from commtrace.planning.memory import leaves_margin
+from commtrace.planning.plan import Plan, make_plan
 from commtrace.planning.plan_file import read_plan_file
 from commtrace.planning.recorded_job import recorded_job
 from commtrace.trace.files.reader import load_run
@@ -114,12 +116,14 @@ def plan(
     planned, ignored = _planned(job, gpus) if job else (sample_plan(), ())
     compared = compare(planned) if like is not None else ()
     found = alternatives(planned)
+    together = () if memory_gib is None else _together(planned, found, memory_gib * GIB)
     times = plan_times(planned, bandwidth or (), tflops, measured, baseline)
     fits = None if memory_gib is None else planned.fullest.memory.peak_bytes <= memory_gib * GIB
     if json_output:
         head = {"verdict": verdict(planned, memory_gib), "fits": fits}
         rest = {
             "alternatives": to_json(found),
+            "combinations": to_json(together),
             "ignored_arguments": to_json(ignored),
             "compared": to_json(compared),
             "compute_seconds": None if times is None else times.compute_seconds,
@@ -129,7 +133,7 @@ def plan(
         typer.echo(json.dumps({**head, **planned.to_json(), **rest}, indent=2))
     else:
         console = wide_console()
-        print_plan(console, planned, ignored, found, memory_gib)
+        print_plan(console, planned, ignored, found, together, memory_gib)
         if times is not None:
             print_times(console, times)
         if compared:
@@ -137,6 +141,14 @@ def plan(
     if simai is not None:
         _write_simai(planned, simai)
     raise typer.Exit(1 if fits is False else 0)
+
+
+def _together(planned: Plan, found: Sequence[Alternative], memory_bytes: float) -> tuple[Alternative, ...]:
+    """Return changes that together leave a margin, if neither the job nor a single change does."""
+    peaks = (planned.fullest.memory.peak_bytes, *(one.peak_bytes for one in found))
+    if not found or any(leaves_margin(peak_bytes, memory_bytes) for peak_bytes in peaks):
+        return ()
+    return combinations(planned, memory_bytes)
 
 
 def _write_simai(planned: Plan, path: Path) -> None:

@@ -12,10 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from commtrace.cli.output import binary_bytes, num_bytes, share
+from commtrace.planning.alternatives import MOST_CHANGES, Alternative
 from commtrace.planning.communication import Traffic
 from commtrace.planning.layout import Layout
 from commtrace.planning.megatron_issue_488 import Compared
-from commtrace.planning.plan import Alternative, Plan, StagePlan
+from commtrace.planning.memory import leaves_margin
+from commtrace.planning.plan import Plan, StagePlan
 
 GIB: Final = 1 << 30
 
@@ -23,22 +25,34 @@ GIB: Final = 1 << 30
 def verdict(planned: Plan, memory: float | None) -> str:
     """Return what the fullest GPU needs, and whether it fits into this memory, GiB."""
     fullest = planned.fullest
+    peak_bytes = fullest.memory.peak_bytes
     of_stage = f" on stage {fullest.stage}" if planned.layout.pp > 1 else ""
-    need = f"a GPU{of_stage} needs {binary_bytes(fullest.memory.peak_bytes)}"
+    need = f"a GPU{of_stage} needs {binary_bytes(peak_bytes)}"
     if memory is None:
         return f"At its peak {need}."
-    fits = fullest.memory.peak_bytes <= memory * GIB
-    return f"{'Fits' if fits else 'Does not fit'}: {need} of {memory:.4g} GiB at its peak."
+    need += f" at its peak and has {memory:.4g} GiB"
+    if peak_bytes > memory * GIB:
+        return f"Does not fit: {need}."
+    left = binary_bytes(memory * GIB - peak_bytes)
+    if leaves_margin(peak_bytes, memory * GIB):
+        return f"Fits: {need}, so that {left} are left."
+    return f"Fits, but leaves only {left}: {need}. Leave a few GiB for what is not in it."
 
 
 def print_plan(
-    console: Console, planned: Plan, ignored: Sequence[str], found: Sequence[Alternative], memory: float | None
+    console: Console,
+    planned: Plan,
+    ignored: Sequence[str],
+    found: Sequence[Alternative],
+    together: Sequence[Alternative],
+    memory: float | None,
 ) -> None:
     """Print a plan.
 
     Args:
         ignored: Arguments of the job that were not used.
         found: Changes that would need less memory.
+        together: Several changes that need less than each of these.
         memory: Of a GPU, GiB.
     """
     layout = planned.layout
@@ -62,7 +76,10 @@ def print_plan(
             f"{share(planned.bubble.ratio_to_work)} of the work."
         )
     if found:
-        _print_alternatives(console, found, memory)
+        console.print("\nOne change that would need less memory")
+        console.print(_alternatives(found, memory))
+    if together:
+        _print_combinations(console, together, memory)
 
 
 def _divided(layout: Layout) -> str:
@@ -164,14 +181,28 @@ def _joined(traffic: Iterable[Traffic]) -> Iterator[Traffic]:
         yield replace(row, count=count)
 
 
-def _print_alternatives(console: Console, found: Sequence[Alternative], memory: float | None) -> None:
+def _alternatives(found: Sequence[Alternative], memory: float | None) -> Table:
     columns = ("change", "peak") if memory is None else ("change", "peak", "")
     table = _table(*columns, left=["change", ""])
     for one in found:
-        fits = () if memory is None else ("fits" if one.peak_bytes <= memory * GIB else "does not fit",)
-        table.add_row(one.change, binary_bytes(one.peak_bytes), *fits)
-    console.print("\nOne change that would need less memory")
-    console.print(table)
+        table.add_row(one.change, binary_bytes(one.peak_bytes), *([] if memory is None else [_fit(one, memory)]))
+    return table
+
+
+def _print_combinations(console: Console, together: Sequence[Alternative], memory: float | None) -> None:
+    if memory is None or together[0].peak_bytes <= memory * GIB:
+        console.print("\nSeveral changes that together make it fit")
+    else:
+        console.print(f"\nEven {MOST_CHANGES} such changes together do not make it fit. The smallest peak")
+    console.print(_alternatives(together, memory))
+
+
+def _fit(one: Alternative, memory: float) -> str:
+    if one.peak_bytes > memory * GIB:
+        return "does not fit"
+    if leaves_margin(one.peak_bytes, memory * GIB):
+        return "fits"
+    return f"fits, but leaves only {binary_bytes(memory * GIB - one.peak_bytes)}"
 
 
 def print_compared(console: Console, compared: Sequence[Compared]) -> None:

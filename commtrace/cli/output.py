@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _READABLE_WIDTH: Final = 100
+_UNLIMITED: Final = 10_000
 
 
 class PlainConsole(Console):
@@ -30,9 +32,32 @@ class PlainConsole(Console):
         return super().render_str(printable_lines(text), **options)
 
 
+class _WideConsole(PlainConsole):
+    """A console that never cuts a number or a heading: tables that need more than its width get it."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        width = self.width
+        self.width = max([width, *(_needed_width(self, one) for one in objects if isinstance(one, Table))])
+        try:
+            super().print(*objects, **options)
+        finally:
+            self.width = width
+
+
+def _needed_width(console: Console, table: Table) -> int:
+    """Return the width at which a table cuts nothing; sentences in it stay wrapped."""
+    options = console.options.update(width=_UNLIMITED)
+    padding = table.padding[1] + table.padding[3]
+    needed = 0
+    for column in table.columns:
+        sizes = [Measurement.get(console, options, cell) for cell in (column.header, *column.cells)]
+        needed += padding + max(size.maximum if column.no_wrap else size.minimum for size in sizes)
+    return needed
+
+
 def wide_console(file: IO[str] | None = None) -> Console:
     """Return a console wide enough for every number, also for files and pagers."""
-    console = PlainConsole(file=file)
+    console = _WideConsole(file=file)
     if console.width < _READABLE_WIDTH:
         console.width = _READABLE_WIDTH
     return console

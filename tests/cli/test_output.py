@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
 
 from commtrace.cli import output
@@ -52,3 +54,17 @@ def test_rates_in_a_table_have_one_unit() -> None:
     rates = [0.0021, 0.416, 1.0, 9.87, 41.04, 327.6]
 
     assert [output.gigabytes_per_second(rate) for rate in rates] == ["0.002", "0.416", "1.000", "9.870", "41.0", "328"]
+
+
+def test_a_table_of_numbers_is_never_cut_and_one_of_sentences_stays_readable() -> None:
+    file = StringIO()
+    console = output.wide_console(file)
+    headings = [f"a long heading {number}" for number in range(10)]
+    console.print(output.text_table((), headings))
+    sentences = output.text_table(["why"])
+    sentences.add_row("word " * 50)
+    console.print(sentences)
+    lines = file.getvalue().splitlines()
+
+    assert lines[0].rstrip() == "  ".join(headings)
+    assert all(len(line) <= console.width for line in lines[1:])

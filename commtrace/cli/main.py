@@ -115,6 +115,16 @@ class _CatchingGroup(_LazyGroup):
                 raise
             typer.echo(f"commtrace: {_message(error)}", err=True)
             raise typer.Exit(_USER_ERROR) from error
+        except Exception as error:
+            _explain_unknown_option(error)
+            raise
+
+
+def _explain_unknown_option(error: Any) -> None:
+    """Add to the message on an unknown option what is missing if it is one of the job's."""
+    # by its name: newer versions of typer have click's classes, older ones import click
+    if type(error).__name__ == "NoSuchOption" and error.ctx is not None and "-- COMMAND" in error.ctx.get_usage():
+        error.message += "\nIf it belongs to the command of a job, write -- before that command."
 
 
 def _message(error: CommtraceError | OSError) -> str:

@@ -16,7 +16,8 @@ from commtrace.planning.model import Model, padded
 
 _NOT_PLANNED: Final = {
     "--attention-output-gate", "--calculate-per-token-loss", "--cpu-offloading", "--ddp-num-buckets",
-    "--ddp-pad-buckets-for-high-nccl-busbw", "--defer-embedding-wgrad-compute", "--delay-wgrad-compute",
+    "--ddp-pad-buckets-for-high-nccl-busbw", "--deepspeed", "--deepspeed-config", "--deepspeed_config",
+    "--defer-embedding-wgrad-compute", "--delay-wgrad-compute",
     "--distribute-saved-activations", "--enable-cuda-graph", "--experimental-attention-variant",
     "--external-cuda-graph", "--fine-grained-activation-offloading", "--fp32-residual-connection", "--fp4-format",
     "--fp4-param-gather", "--fp8-format", "--fp8-param-gather", "--freeze-all-layers",
@@ -31,7 +32,7 @@ _NOT_PLANNED: Final = {
     "--reuse-grad-buf-for-mxfp8-param-ag", "--spec", "--tp-comm-overlap", "--use-checkpoint-args",
     "--use-custom-fsdp", "--use-layer-wise-distributed-optimizer", "--use-megatron-fsdp",
     "--use-mp-args-from-checkpoint-args", "--use-precision-aware-optimizer", "--use-torch-fsdp2",
-    "--use-tp-pp-dp-mapping", "--variable-seq-lengths", "--yaml-cfg",
+    "--use-tp-pp-dp-mapping", "--variable-seq-lengths", "--yaml-cfg", "--zero-stage",
 }  # fmt: skip
 """Arguments on which the numbers depend, but which are not understood."""
 
@@ -55,6 +56,7 @@ _MEGATRONS_OWN: Final = {
 }  # fmt: skip
 """Megatron-LM's arguments that look like one of those above, beside its ``--no-…`` and ``--disable-…``."""
 
+_DEEPSPEED: Final = {"--deepspeed", "--deepspeed_config", "--deepspeed-config"}
 _TORCHRUN: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _GROWING_BATCHES: Final = ("--rampup-batch-size", "--step-batch-size-schedule")
 
@@ -87,6 +89,11 @@ def parse_megatron_command(command: Sequence[str], gpus: int | None = None) -> M
     if not scripts:
         raise ConfigurationError("the command has no script that ends with .py, such as pretrain_gpt.py")
     script = scripts[0]
+    if _is_without_sizes(command[script:]):
+        raise ConfigurationError(
+            "the sizes of a model that DeepSpeed trains are not in its command: write them into a YAML file, "
+            "{model: {layers: …}, layout: {dp: 8}, deepspeed: ds_config.json}, and plan that"
+        )
     parsed, unknown = _megatron_parser(PurePath(command[script]).name).parse_known_args(list(command[script + 1 :]))
     world_size = _launched_ranks(command[:script]) if gpus is None else gpus
     ignored = tuple(dict.fromkeys(word.partition("=")[0] for word in unknown if word.startswith("--")))
@@ -98,6 +105,12 @@ def parse_megatron_command(command: Sequence[str], gpus: int | None = None) -> M
         ignored=tuple(word for word in ignored if word not in _NOT_PLANNED and word not in misspelt),
         notes=(*misspelt.values(), *_not_planned(ignored, parsed), *_assumed(parsed)),
     )
+
+
+def _is_without_sizes(words: Sequence[str]) -> bool:
+    """Return whether a script is given a configuration of DeepSpeed, but not the arguments of Megatron-LM."""
+    names = {word.partition("=")[0] for word in words}
+    return "--num-layers" not in names and not names.isdisjoint(_DEEPSPEED)
 
 
 def _misspelt(names: Sequence[str], known: Set[str]) -> Iterator[tuple[str, str]]:

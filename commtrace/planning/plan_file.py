@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -14,6 +14,8 @@ from commtrace.planning.deepspeed_config import deepspeed_layout, not_planned
 from commtrace.planning.deepspeed_options import unknown_options
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
+
+_PARTS: Final = ("model", "layout", "deepspeed")
 
 _Sizes = TypeVar("_Sizes", Model, Layout)
 
@@ -40,8 +42,11 @@ def read_plan_file(path: Path) -> PlanFile:
             f"{path}: this is a configuration of DeepSpeed: name it in a file with the sizes of the model, "
             f"{{model: {{layers: …}}, layout: {{dp: 8}}, deepspeed: {path.name}}}"
         )
-    if not isinstance(content, dict) or not {"model"} <= set(content) <= {"model", "layout", "deepspeed"}:
-        raise ConfigurationError(f"{path}: expected the parts model, layout and deepspeed, and no others")
+    if not isinstance(content, dict) or "model" not in content:
+        raise ConfigurationError(f"{path}: expected the parts model, layout and deepspeed; model is missing")
+    unknown = ", ".join(_unknown(content, _PARTS))
+    if unknown:
+        raise ConfigurationError(f"{path}: {unknown} is no part of a plan; its parts are {', '.join(_PARTS)}")
     layout: object = content.get("layout", {})
     notes: tuple[str, ...] = ()
     if "deepspeed" in content and isinstance(layout, dict):
@@ -69,7 +74,14 @@ def _decoded(path: Path) -> object:
             "a plan in YAML needs PyYAML: pip install 'commtrace[plan]', or write the file as JSON"
         ) from error
     except msgspec.DecodeError as error:
-        raise ConfigurationError(f"{path}: {error}") from error
+        raise ConfigurationError(f"{path}: {_place_and_problem(error)}") from error
+
+
+def _place_and_problem(error: msgspec.DecodeError) -> str:
+    """Return the message of a decoder in one line; PyYAML's has four."""
+    cause = error.__context__  # msgspec hides it with "from None"
+    mark, problem = getattr(cause, "problem_mark", None), getattr(cause, "problem", None)
+    return str(error) if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
 def _part(path: Path, name: str, values: object, kind: type[_Sizes]) -> _Sizes:
@@ -85,5 +97,5 @@ def _part(path: Path, name: str, values: object, kind: type[_Sizes]) -> _Sizes:
         raise ConfigurationError(f"{path}: {name}: {error}") from error
 
 
-def _unknown(values: dict[object, object], known: list[str]) -> Iterator[str]:
+def _unknown(values: dict[object, object], known: Collection[str]) -> Iterator[str]:
     return (str(name) for name in values if name not in known)

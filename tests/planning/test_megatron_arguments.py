@@ -118,7 +118,7 @@ def test_what_is_taken_for_granted_is_said() -> None:
     [
         "--tp-comm-overlap", "--use-tp-pp-dp-mapping", "--calculate-per-token-loss", "--hybrid-layer-pattern M*",
         "--moe-pad-expert-input-to-capacity", "--distribute-saved-activations", "--yaml-cfg x.yaml",
-        "--fine-grained-activation-offloading", "--microbatch-group-size-per-virtual-pipeline-stage 4",
+        "--fine-grained-activation-offloading", "--deepspeed", "--microbatch-group-size-per-virtual-pipeline-stage 4",
     ],
 )  # fmt: skip
 def test_an_argument_that_changes_the_numbers_is_not_only_ignored(words: str) -> None:
@@ -237,6 +237,10 @@ def test_ranks_can_be_given() -> None:
     ("command", "message"),
     [
         ("torchrun", "no script that ends with .py"),
+        (
+            "deepspeed --num_gpus 8 train.py --deepspeed ds_config.json",
+            "YAML file, {model: .*, deepspeed: ds_config.json}",
+        ),
         (GPT.replace("--num-layers 24", ""), "pretrain_gpt.py: the following arguments are required: --num-layers"),
         (GPT.replace("--vocab-size 50257", ""), "a tokenizer, which a plan does not read: add --vocab-size"),
         (GPT.replace("--hidden-size 2048", "--hidden-size wide"), "--hidden-size: invalid int value: 'wide'"),

@@ -48,7 +48,11 @@ def job(layout: str) -> str:
     ("text", "message"),
     [
         ("{", "plan.json: Input data was truncated"),
-        ('{"layers": 4}', "expected the parts model, layout and deepspeed"),
+        ('{"layers": 4}', "expected the parts model, layout and deepspeed; model is missing"),
+        (
+            f'{{"model": {MODEL_JSON}, "laiout": {{}}}}',
+            "laiout is no part of a plan; its parts are model, layout, deepspeed",
+        ),
         ('{"model": 4}', "model has no fields"),
         ('{"model": {"layers": 4}}', "model: Object missing required field `hidden`"),
         (job('{"tensor": 2}'), "layout has no field tensor; its fields are tp, pp, dp"),
@@ -63,8 +67,8 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, message:
 
 
 def test_yaml_that_is_none_says_where(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"plan\.yaml: "):
-        read_plan_file(write(tmp_path, "model: ["))
+    with pytest.raises(ConfigurationError, match=r"plan\.yaml: line 2, column 7: did not find expected ',' or '\]'$"):
+        read_plan_file(write(tmp_path, "model: {a: [1\nlayout: 3\n"))
 
 
 def test_without_pyyaml_the_message_has_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

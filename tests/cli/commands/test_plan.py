@@ -140,6 +140,9 @@ def test_deepspeed_has_communication_of_data_parallel_ranks_only(tmp_path: Path)
     ("words", "message"),
     [
         (["absent.yaml"], "absent.yaml: No such file"),
+        (["nosuchrun"], "nosuchrun: no such run or file. Give the directory of a run, a file that ends with .json"),
+        (["a.yaml", "b.yaml"], "one file or run is planned at a time, not 2: a.yaml, b.yaml"),
+        (MEGATRON, "write -- before that command"),
         (["--memory", "-1", "--", *MEGATRON], "--memory -1: give the memory of a GPU in GiB"),
         (["--", *MEGATRON, "--pipeline-model-parallel-size", "3"], "4 ranks cannot be divided by 3"),
         (["--", *MEGATRON, "--num-query-groups", "1", "--group-query-attention", "--tensor-model-parallel-size", "2"],

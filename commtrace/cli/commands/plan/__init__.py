@@ -171,5 +171,16 @@ def _planned(job: Sequence[str], gpus: int | None) -> tuple[Plan, tuple[str, ...
         if gpus is not None:
             raise ConfigurationError("--gpus belongs to a command: a run has recorded its ranks")
         return make_plan(*recorded_job(load_run(job[0]))), ()
+    if not any(word.endswith(".py") for word in job) and (len(job) == 1 or _is_file_or_run(job[0])):
+        if len(job) > 1:
+            raise ConfigurationError(f"one file or run is planned at a time, not {len(job)}: {', '.join(job)}")
+        raise ConfigurationError(
+            f"{job[0]}: no such run or file. Give the directory of a run, a file that ends with "
+            f"{', '.join(_FILES)}, or after -- a command"
+        )
     megatron = parse_megatron_command(job, gpus)
     return make_plan(megatron.model, megatron.layout, megatron.notes), megatron.ignored
+
+
+def _is_file_or_run(word: str) -> bool:
+    return Path(word).suffix in _FILES or Path(word).is_dir()

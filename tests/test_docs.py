@@ -136,6 +136,16 @@ def test_the_plan_in_the_documentation_is_what_is_printed() -> None:
     assert [line.rstrip() for line in result.stdout.splitlines()] == printed.splitlines()
 
 
+def test_the_times_of_a_plan_in_the_documentation_are_what_is_printed() -> None:
+    _, section = (ROOT / "docs" / "plan.md").read_text().split("## Is the network fast enough?")
+    command, printed = re.findall(r"^```(?:console|text)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[:2]
+    result = CliRunner().invoke(app, shlex.split(command.removeprefix("$ commtrace ").replace("\\\n", " ")))
+
+    assert result.exit_code == 0, result.output
+    lines = [line.rstrip() for line in result.stdout.splitlines()]
+    assert lines[-len(printed.splitlines()) :] == printed.splitlines()
+
+
 def test_the_prediction_in_the_documentation_is_what_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

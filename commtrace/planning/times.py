@@ -44,6 +44,29 @@ class RoleTime(NamedTuple):
         return self.bytes_per_second >= self.hiding_bytes_per_second
 
 
+class IterationTime(NamedTuple):
+    """What compute and communication of each GPU on the slowest stage take together, without the pipeline bubble."""
+
+    stage: int
+    all_hidden_seconds: float  # the longest of compute and each role
+    none_hidden_seconds: float  # the sum of all
+
+
+def iteration_time(roles: Iterable[RoleTime], compute_seconds: float | None) -> IterationTime | None:
+    """Return the time of the stage with the largest sum; None without compute, or if no role has a time.
+
+    Roles without a time are left out, so that both are lower bounds.
+    """
+    by_stage: dict[int, list[float]] = defaultdict(list)
+    for one in roles:
+        if one.seconds is not None:
+            by_stage[one.stage].append(one.seconds)
+    if compute_seconds is None or not by_stage:
+        return None
+    stage, seconds = max(by_stage.items(), key=lambda item: sum(item[1]))
+    return IterationTime(stage, max(compute_seconds, *seconds), compute_seconds + sum(seconds))
+
+
 def parse_bandwidths(texts: Iterable[str]) -> dict[str, float]:
     """Return bytes per second by role, of ``tp=300GB/s`` or ``all=200Gbit/s``.
 

@@ -14,8 +14,11 @@ from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
 from commtrace.planning.plan import Plan, make_plan
 from commtrace.planning.times import (
+    IterationTime,
     Measured,
+    RoleTime,
     compute_seconds,
+    iteration_time,
     measure_communication,
     measured_rates,
     parse_bandwidths,
@@ -104,3 +107,15 @@ def test_bandwidth_and_compute_of_a_recorded_run() -> None:
 
     assert measured_rates(measured, plan_that_sends(1, "dp-cp")) == Measured({"dp-cp": pytest.approx(6e9)}, 600e-9)
     assert measured_rates(measured, plan_that_sends(1, "tp")).bandwidths == {}
+
+
+def test_an_iteration_takes_between_its_longest_part_and_the_sum() -> None:
+    def role(stage: int, name: str, seconds: float | None) -> RoleTime:
+        return RoleTime(stage, name, 1, None, seconds, None)
+
+    roles = [role(0, "tp", 3.0), role(1, "tp", 2.0), role(1, "pp", 2.0), role(1, "mp", None)]
+
+    assert iteration_time(roles, 1.0) == IterationTime(1, 2.0, 5.0)
+    assert iteration_time(roles, 9.0) == IterationTime(1, 9.0, 13.0)
+    assert iteration_time(roles, None) is None
+    assert iteration_time([role(0, "tp", None)], 1.0) is None

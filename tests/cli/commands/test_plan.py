@@ -296,12 +296,20 @@ def test_times_at_a_bandwidth(tmp_path: Path) -> None:
     assert "Time of the communication of each GPU in one iteration, each role alone" in as_text.stdout
     lines = [" ".join(line.split()) for line in as_text.stdout.splitlines()]
     assert "1–2 pp 65.5 kB 2.00 GB/s 32.8 µs 772 MB/s shorter than compute" in lines
+    assert any("bandwidth time needed to hide it" in line for line in lines)
+    assert "Below 1 µs: mp." in lines
     assert "Compute of a GPU in one iteration: " in as_text.stdout
     assert list(errors("plan", printed)) == []
     pp = next(one for one in printed["times"] if (one["stage"], one["role"]) == (1, "pp"))
     assert pp["seconds"] == 65_536 / 2e9
     assert pp["hiding_bytes_per_second"] == 65_536 / printed["compute_seconds"]
-    assert json.loads(run_plan(path, "--json").stdout)["times"] == []
+    iteration, compute = printed["iteration_time"], printed["compute_seconds"]
+    of_stage = [one["seconds"] for one in printed["times"] if one["stage"] == iteration["stage"]]
+    assert iteration["all_hidden_seconds"] == max(compute, *of_stage)
+    assert iteration["none_hidden_seconds"] == compute + sum(of_stage)
+    assert "Both together on stage 0, the slowest: 84.9 µs if all communication is hidden, 134 µs" in as_text.stdout
+    without = json.loads(run_plan(path, "--json").stdout)
+    assert (without["times"], without["iteration_time"]) == ([], None)
 
 
 def test_times_by_a_baseline(tmp_path: Path) -> None:
@@ -322,6 +330,9 @@ def test_times_by_a_baseline(tmp_path: Path) -> None:
     assert printed["times_not_measured"] == ["all_reduce of 4 bytes by 2 ranks within a node"]
     as_printed = " ".join(as_text.stdout.split())
     assert "The baseline has no time for all_reduce of 4 bytes by 2 ranks within a node: measure it with" in as_printed
+    assert "without latencies" not in as_printed
+    mixed = run_plan(path, "--baseline", str(file), "--bandwidth", "dist-opt=0.000001MB/s").stdout
+    assert "Without latencies, as they follow from a bandwidth: dist-opt." in mixed
     named = json.loads(run_plan(path, "--baseline", str(file), "--bandwidth", "dp-cp=1GB/s", "--json").stdout)
     assert [one["bytes_per_second"] for one in named["times"] if one["role"] == "dp-cp"] == [1e9]
 

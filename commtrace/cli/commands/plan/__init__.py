@@ -128,6 +128,7 @@ def plan(
             "compared": to_json(compared),
             "compute_seconds": None if times is None else times.compute_seconds,
             "times": [] if times is None else to_json(times.roles),
+            "iteration_time": None if times is None else to_json(times.iteration),
             "times_not_measured": [] if times is None else to_json(times.not_measured),
         }
         typer.echo(json.dumps({**head, **planned.to_json(), **rest}, indent=2))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -16,13 +16,19 @@ from commtrace.cli.output import UNKNOWN, num_bytes
 from commtrace.planning.baseline_times import baseline_times
 from commtrace.planning.plan import Plan
 from commtrace.planning.times import (
+    IterationTime,
     RoleTime,
     compute_seconds,
+    iteration_time,
     measure_communication,
     measured_rates,
     parse_bandwidths,
     role_times,
 )
+
+
+_SHORTEST: Final = 1e-6
+"""Seconds; roles that take less have no row."""
 
 
 class Times(NamedTuple):
@@ -31,7 +37,11 @@ class Times(NamedTuple):
     compute_seconds: float | None
     roles: tuple[RoleTime, ...]
     not_measured: tuple[str, ...] = ()  # what a baseline lacks
-    has_latencies: bool = False  # in the times of all roles
+    at_a_bandwidth: tuple[str, ...] = ()  # roles whose times follow from one, without latencies
+
+    @property
+    def iteration(self) -> IterationTime | None:
+        return iteration_time(self.roles, self.compute_seconds)
 
 
 def plan_times(
@@ -56,7 +66,11 @@ def plan_times(
         seconds,
         roles,
         not_measured=() if by_size is None else by_size.not_measured,
-        has_latencies=all((one.stage, one.role) in of_baseline for one in roles),
+        at_a_bandwidth=tuple(
+            dict.fromkeys(
+                one.role for one in roles if one.seconds is not None and (one.stage, one.role) not in of_baseline
+            )
+        ),
     )
 
 
@@ -65,10 +79,11 @@ def print_times(console: Console, times: Times) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("stage", "role"):
         table.add_column(name, no_wrap=True)
-    for name in ("on the wire", "bandwidth", "time", "hidden from"):
+    for name in ("on the wire", "bandwidth", "time", "needed to hide it"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    stages = [(stage, tuple(one._replace(stage=0) for one in own)) for stage, own in groupby(times.roles, _stage)]
+    shown = [one for one in times.roles if one.seconds is None or one.seconds >= _SHORTEST]
+    stages = [(stage, tuple(one._replace(stage=0) for one in own)) for stage, own in groupby(shown, _stage)]
     for own, alike in groupby(stages, key=lambda pair: pair[1]):
         numbers = [stage for stage, _ in alike]
         where = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}–{numbers[-1]}"
@@ -81,14 +96,40 @@ def print_times(console: Console, times: Times) -> None:
                 _rate(one.hiding_bytes_per_second),
             )
             table.add_row(where, one.role, *numbers_of_role, hidden)
-    latencies = "" if times.has_latencies else ", without latencies"
+    known = {one.role for one in times.roles if one.seconds is not None}
+    latencies = ", without latencies" if times.at_a_bandwidth and known == set(times.at_a_bandwidth) else ""
     console.print(f"\nTime of the communication of each GPU in one iteration, each role alone{latencies}")
     console.print(table)
+    for sentence in _sentences(times, known):
+        console.print(sentence, markup=False)
+
+
+def _sentences(times: Times, known: set[str]) -> Iterator[str]:
+    left_out = dict.fromkeys(one.role for one in times.roles if one.seconds is not None and one.seconds < _SHORTEST)
+    if left_out:
+        yield f"Below 1 µs: {', '.join(left_out)}."
+    if known > set(times.at_a_bandwidth) > set():
+        yield f"Without latencies, as they follow from a bandwidth: {', '.join(times.at_a_bandwidth)}."
     if times.not_measured:
-        console.print("The baseline has no time for", end=" ")
-        console.print(f"{'; '.join(times.not_measured)}: measure it with commtrace bench collectives.", markup=False)
+        yield (
+            f"The baseline has no time for {'; '.join(times.not_measured)}: "
+            "measure it with commtrace bench collectives."
+        )
     if times.compute_seconds is not None:
-        console.print(f"Compute of a GPU in one iteration: {seconds(times.compute_seconds)}.")
+        yield f"Compute of a GPU in one iteration: {seconds(times.compute_seconds)}."
+    if times.iteration is not None:
+        yield _together(times, times.iteration)
+
+
+def _together(times: Times, iteration: IterationTime) -> str:
+    stages = {one.stage for one in times.roles}
+    where = f" on stage {iteration.stage}, the slowest" if len(stages) > 1 else ""
+    at_least = "at least " if any(one.seconds is None for one in times.roles) else ""
+    bubble = " The pipeline bubble comes on top." if len(stages) > 1 else ""
+    return (
+        f"Both together{where}: {at_least}{seconds(iteration.all_hidden_seconds)} if all communication is hidden, "
+        f"{at_least}{seconds(iteration.none_hidden_seconds)} if none is.{bubble}"
+    )
 
 
 def seconds(time: float) -> str:

@@ -22,6 +22,8 @@ from commtrace.trace.run import Run
 Verdict: TypeAlias = Literal["same", "explained", "different"]
 
 _MOST_SIZES: Final = 4
+_OF_PARAMETERS: Final = ("dp", "dp-cp", "expert-dp", "embedding")
+"""Roles that exchange parameters and gradients, whose bytes depend on neither the sequence nor the microbatch."""
 
 ALIKE: Final = 0.05
 """A peak is as planned within this share of the plan: workspaces and the rounding of blocks always add a little."""
@@ -75,6 +77,7 @@ class PlanComparison:
     steps: tuple[int, ...]  # that were compared: in which the first rank sent what it usually did
     notes: tuple[str, ...]
     memory: tuple[MemoryRow, ...] = ()  # by stage; empty if no rank recorded its peak
+    other_sizes: tuple[str, ...] = ()  # of the run, in words; empty if it is the planned job
 
     @property
     def differences(self) -> int:
@@ -88,8 +91,11 @@ class PlanComparison:
         if worst is None:
             return "Nothing was expected, and nothing was recorded."
         if worst.verdict == "different":
+            other = (
+                f"This is not the planned job: the run has {', '.join(self.other_sizes)}. " if self.other_sizes else ""
+            )
             number = f"{self.differences} difference{'s' if self.differences != 1 else ''}"
-            return f"{number}. The largest: {worst.role} {worst.operation}. {worst.reason}"
+            return f"{other}{number}. The largest: {worst.role} {worst.operation}. {worst.reason}"
         return f"0 differences in {len(self.rows)} kind{'s' * (len(self.rows) != 1)} of communication."
 
     def to_json(self) -> JsonObject:
@@ -106,6 +112,7 @@ def compare_plan(
     sent: CallCounts,
     problems: Sequence[str] = (),
     peaks: Iterable[RankMemory] = (),
+    other_sizes: Sequence[str] = (),
 ) -> PlanComparison:
     """Compare what ranks should send with what they usually did send in a step.
 
@@ -114,6 +121,7 @@ def compare_plan(
         counted: The steps of a run.
         problems: Of the run, which may explain that calls are missing.
         peaks: The memory of its ranks, as far as it was recorded.
+        other_sizes: Sizes of the run that the plan has not, in words.
 
     Raises:
         ConfigurationError: no rank of the plan was recorded.
@@ -137,7 +145,9 @@ def compare_plan(
     some_rank = next(rank for rank in planned if rank in sent.ranks)
     notes = _notes(expected, sent, absent, others, some_rank)
     memory = compare_memory(((one.ranks, one.memory) for one in expected), peaks)
-    return PlanComparison(tuple(_joined(rows)), sent.usual(some_rank).steps, (*notes, *problems), tuple(memory))
+    return PlanComparison(
+        tuple(_joined(rows)), sent.usual(some_rank).steps, (*notes, *problems), tuple(memory), tuple(other_sizes)
+    )
 
 
 def _joined(rows: Iterable[TrafficRow]) -> Iterator[TrafficRow]:
@@ -298,7 +308,8 @@ class _Difference(NamedTuple):
             return f"{_calls(missing)} {'is' if missing.total() == 1 else 'are'} missing."
         ratio = _ratio(wanted, sent)
         if ratio is not None:
-            return f"Each call has {ratio:g} times the bytes: another precision, sequence or microbatch than planned."
+            what = " or size of the parameters" if self.role in _OF_PARAMETERS else ", sequence or microbatch"
+            return f"Each call has {ratio:g} times the bytes: another precision{what} than planned."
         if _bytes(wanted) == _bytes(sent):
             return f"The same bytes, divided otherwise: {_calls(extra)} instead of {_calls(missing)}."
         return f"{_calls(extra)} instead of {_calls(missing)}{self._places()}."

@@ -15,12 +15,22 @@ import msgspec
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import Layout, ZeroOptions
 from commtrace.planning.model import Model
+from commtrace.planning.plan import Plan
 from commtrace.planning.zero import ZeroJob
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.topology import Topology
 
 _Sizes = TypeVar("_Sizes", Model, Layout, ZeroOptions)
 _SWITCHES: Final = {one.name for one in fields(ZeroOptions) if one.type == "bool"}
+
+_MODEL_SIZES: Final = (
+    "layers", "hidden", "heads", "query_groups", "head_size", "ffn", "sequence", "vocabulary", "experts",
+)  # fmt: skip
+_LAYOUT_SIZES: Final = (
+    "tp", "pp", "dp", "cp", "ep", "chunks", "microbatch", "microbatches", "sequence_parallel", "distributed_optimizer",
+    "zero_stage", "parameter_bytes", "gradient_bytes",
+)  # fmt: skip
+"""What two jobs have in common if they are the same."""
 
 _DIMENSIONS: Final = {"tp": "tp", "pp": "pp", "dp": "dp", "cp": "cp", "ep": "ep", "expert-tp": "expert_tp"}
 """Fields of a layout by the dimensions of a rank."""
@@ -96,6 +106,39 @@ def recorded_job(run: Run) -> RecordedJob:
     }
     model = _converted(run, topology.get("model", {}), Model)
     return RecordedJob(model, _converted(run, layout, Layout), _left_out(topology))
+
+
+def job_differences(run: Run, plan: Plan) -> tuple[str, ...]:
+    """Return each recorded size of a run that a plan has not, in words: ``tp 2 instead of 4``."""
+    planned = {
+        **{name: getattr(plan.model, name) for name in _MODEL_SIZES},
+        **{name: getattr(plan.layout, name) for name in _LAYOUT_SIZES},
+    }
+    return tuple(
+        f"{name} {_word(size)} instead of {_word(planned[name])}"
+        for name, size in _recorded_sizes(run).items()
+        if name in planned and size != planned[name]
+    )
+
+
+def _recorded_sizes(run: Run) -> dict[str, object]:
+    """Return what a run recorded of its model and layout, by the names of their fields."""
+    try:
+        if has_sizes(run):
+            job = recorded_job(run)
+            sizes = {name: getattr(job.model, name) for name in _MODEL_SIZES}
+            return {**sizes, **{name: getattr(job.layout, name) for name in _LAYOUT_SIZES}}
+        zero = recorded_zero_job(run)
+    except ConfigurationError:  # sizes that contradict one another are no sizes
+        return {}
+    if zero is not None:
+        return {"dp": zero.job.ranks, "microbatches": zero.job.microbatches, "zero_stage": zero.job.stage}
+    trace = next(iter(run.ranks.values()))
+    return {field: trace.parallel[name] for name, field in _DIMENSIONS.items() if name in trace.parallel}
+
+
+def _word(size: object) -> str:
+    return f"{size:,}" if type(size) is int else str(size).lower()
 
 
 def _left_out(topology: Topology) -> tuple[str, ...]:

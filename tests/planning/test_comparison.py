@@ -123,7 +123,7 @@ GATHERS = [("all_gather", 100), ("all_gather", 28)]
         (
             planned(("all_reduce", 1, 100), ("all_reduce", 2, 60)),
             call_counts([("all_reduce", 200), ("all_reduce", 120), ("all_reduce", 120)]),
-            "Each call has 2 times the bytes: another precision",
+            "Each call has 2 times the bytes: another precision or size of the parameters than planned.",
         ),
         (
             planned(("all_reduce", 2, 50)),
@@ -144,6 +144,12 @@ def test_every_difference_has_a_sentence(expected: list[Expected], run: CallCoun
     assert only_row(comparison).reason.startswith(reason)
     assert comparison.differences == 1
     assert comparison.verdict.startswith("1 difference. The largest: dp ")
+
+
+def test_bytes_of_activations_depend_on_the_sequence_and_the_microbatch() -> None:
+    comparison = compare_plan(planned(("all_reduce", 1, 100), role="tp"), call_counts([("all_reduce", 200)], role="tp"))
+
+    assert only_row(comparison).reason.endswith("another precision, sequence or microbatch than planned.")
 
 
 def test_buckets_in_one_coalesced_call_are_no_difference() -> None:

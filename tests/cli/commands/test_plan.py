@@ -253,7 +253,15 @@ def test_a_run_beside_another_plan(tmp_path: Path) -> None:
     other = [*MEGATRON, "--use-distributed-optimizer", "--tensor-model-parallel-size", "2", "--gpus", "2"]
 
     assert run_plan("--against", run, same).exit_code == 0
-    assert run_plan("--against", run, "--gpus", "2", "--", *other).exit_code == 1
+    result = run_plan("--against", run, "--gpus", "2", "--", *other)
+    assert result.exit_code == 1
+    assert (
+        "This is not the planned job: the run has vocabulary 128 instead of 256, tp 1 instead of 2, dp 2 instead of 1, "
+        "microbatches 3 instead of 8. "
+    ) in " ".join(result.stdout.split())
+    printed = json.loads(run_plan("--against", run, "--json", "--gpus", "2", "--", *other).stdout)
+    assert list(errors("plan-against", printed)) == []
+    assert "tp 1 instead of 2" in printed["other_sizes"]
 
 
 def test_the_plan_of_a_run(tmp_path: Path) -> None:
@@ -343,6 +351,12 @@ def test_times_of_a_recorded_run(tmp_path: Path) -> None:
 
     assert {one["role"] for one in printed["times"]} == {"dp-cp", "dist-opt"}
     assert all(one["seconds"] > 0 for one in printed["times"])
+    assert printed["measured_other_sizes"] == []
+    other = plan_file(tmp_path, dp=4, microbatches=3, microbatch=2, distributed_optimizer=True)
+    assert (
+        "! The measured run is not the planned job: it has dp 2 instead of 4."
+        in run_plan(other, "--measured", run).stdout
+    )
 
 
 def test_what_a_run_measured_of_roles_that_send_nothing_in_the_plan_is_left_out(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from commtrace.planning.comparison import (
     expected_of_run,
 )
 from commtrace.planning.plan import Plan
+from commtrace.planning.recorded_job import job_differences
 
 _STYLES: Final = {"same": "", "explained": "dim", "different": "bold red"}
 
@@ -38,7 +39,11 @@ def print_comparison(path: Path, planned: Plan | None, steps: str, *, json_outpu
         raise ConfigurationError(f"{path}: no step was marked or inferred, so that there is nothing to count in")
     expected, notes = expected_of_run(measured.recorded) if planned is None else (expected_of(planned), planned.notes)
     comparison = compare_plan(
-        expected, measured.result, (*notes, *measured.recorded.problems), peak_memory(measured.recorded)
+        expected,
+        measured.result,
+        (*notes, *measured.recorded.problems),
+        peak_memory(measured.recorded),
+        () if planned is None else job_differences(measured.recorded, planned),
     )
     if json_output:
         run = {"run": measured.recorded.any_metadata.run_id}

@@ -15,6 +15,7 @@ from commtrace.analysis.windows.run import measure_run
 from commtrace.cli.output import UNKNOWN, num_bytes
 from commtrace.planning.baseline_times import baseline_times
 from commtrace.planning.plan import Plan
+from commtrace.planning.recorded_job import job_differences
 from commtrace.planning.times import (
     IterationTime,
     RoleTime,
@@ -37,6 +38,7 @@ class Times(NamedTuple):
     compute_seconds: float | None
     roles: tuple[RoleTime, ...]
     not_measured: tuple[str, ...] = ()  # what a baseline lacks
+    other_sizes: tuple[str, ...] = ()  # of the measured run, in words; empty if it is the planned job
     at_a_bandwidth: tuple[str, ...] = ()  # roles whose times follow from one, without latencies
 
     @property
@@ -55,8 +57,10 @@ def plan_times(
     seconds = None if tflops is None else compute_seconds(planned, tflops)
     by_size = None if baseline is None else baseline_times(planned, read_baseline(baseline))
     of_baseline = {} if by_size is None else {at: time for at, time in by_size.seconds.items() if at[1] not in given}
+    other_sizes: tuple[str, ...] = ()
     if run is not None:
-        measured = measured_rates(measure_run(run, measure_communication), planned)
+        of_run = measure_run(run, measure_communication)
+        measured, other_sizes = measured_rates(of_run, planned), job_differences(of_run.recorded, planned)
         given = {**measured.bandwidths, **given}
         seconds = measured.compute_seconds if seconds is None else seconds
     if not given and seconds is None and by_size is None:
@@ -66,6 +70,7 @@ def plan_times(
         seconds,
         roles,
         not_measured=() if by_size is None else by_size.not_measured,
+        other_sizes=other_sizes,
         at_a_bandwidth=tuple(
             dict.fromkeys(
                 one.role for one in roles if one.seconds is not None and (one.stage, one.role) not in of_baseline
@@ -105,6 +110,8 @@ def print_times(console: Console, times: Times) -> None:
 
 
 def _sentences(times: Times, known: set[str]) -> Iterator[str]:
+    if times.other_sizes:
+        yield f"! The measured run is not the planned job: it has {', '.join(times.other_sizes)}."
     left_out = dict.fromkeys(one.role for one in times.roles if one.seconds is not None and one.seconds < _SHORTEST)
     if left_out:
         yield f"Below 1 µs: {', '.join(left_out)}."

@@ -51,7 +51,20 @@ def read_plan_file(path: Path) -> PlanFile:
     notes: tuple[str, ...] = ()
     if "deepspeed" in content and isinstance(layout, dict):
         layout, notes = _with_deepspeed(path, content["deepspeed"], layout)
-    return PlanFile(_part(path, "model", content["model"], Model), _part(path, "layout", layout, Layout), notes)
+    model = _with_dropout(path, content["model"])
+    return PlanFile(_part(path, "model", model, Model), _part(path, "layout", layout, Layout), notes)
+
+
+def _with_dropout(path: Path, model: object) -> object:
+    """Return the fields of a model with probabilities of dropout as whether there is any."""
+    if not isinstance(model, dict):
+        return model
+    given = {name: model[name] for name in ("hidden_dropout", "attention_dropout") if name in model}
+    numbers = {name: value for name, value in given.items() if type(value) in (int, float)}
+    for name, value in numbers.items():
+        if not 0 <= value <= 1:
+            raise ConfigurationError(f"{path}: model: {name} is {value}: give a probability from 0 to 1")
+    return {**model, **{name: value > 0 for name, value in numbers.items()}}
 
 
 def _with_deepspeed(path: Path, given: object, layout: dict[str, object]) -> tuple[dict[str, object], tuple[str, ...]]:

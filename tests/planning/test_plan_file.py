@@ -37,6 +37,13 @@ def test_json(tmp_path: Path) -> None:
     assert read_plan_file(write(tmp_path, text, "plan.json")).layout == Layout()
 
 
+def test_dropout_is_a_probability_or_whether_there_is_any(tmp_path: Path) -> None:
+    text = f"model: {MODEL[:-1]}, hidden_dropout: 0, attention_dropout: 0.1}}"
+    model = read_plan_file(write(tmp_path, text)).model
+
+    assert (model.hidden_dropout, model.attention_dropout) == (False, True)
+
+
 MODEL_JSON = '{"layers": 4, "hidden": 64, "heads": 4, "sequence": 32, "vocabulary": 128}'
 
 
@@ -55,6 +62,8 @@ def job(layout: str) -> str:
         ),
         ('{"model": 4}', "model has no fields"),
         ('{"model": {"layers": 4}}', "model: Object missing required field `hidden`"),
+        (f'{{"model": {MODEL_JSON[:-1]}, "hidden_dropout": 2}}}}', "model: hidden_dropout is 2: give a probability"),
+        (f'{{"model": {MODEL_JSON[:-1]}, "hidden_dropout": "no"}}}}', "Expected `bool`, got `str`"),
         (job('{"tensor": 2}'), "layout has no field tensor; its fields are tp, pp, dp"),
         (job('{"tp": "two"}'), r"layout: Expected `int`, got `str` - at `\$.tp`"),
         (job('{"recompute": "some"}'), "layout: Invalid enum value 'some'"),

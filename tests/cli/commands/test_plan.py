@@ -125,6 +125,28 @@ def test_buckets_of_equal_layers_are_one_row(tmp_path: Path) -> None:
     assert sum(int(row[4]) for row in rows) == len(in_json)
 
 
+def test_a_padded_vocabulary_is_said(tmp_path: Path) -> None:
+    printed = run_plan(
+        "--", *MEGATRON, "--tensor-model-parallel-size", "2", "--make-vocab-size-divisible-by", "100"
+    ).stdout
+
+    assert "The vocabulary of 128 is padded to 200." in printed
+    assert "is padded" not in run_plan("--", *MEGATRON).stdout
+
+
+def test_what_an_estimate_means_is_said_where_there_is_one(tmp_path: Path) -> None:
+    def legend(**layout: Any) -> list[str]:
+        printed = run_plan(plan_file(tmp_path, **layout)).stdout
+        return [line for line in printed.splitlines() if line.startswith(("source:", "estimate:"))]
+
+    (of_zero,) = legend(
+        dp=2, zero_stage=3, zero={"stage3_max_live_parameters": 0, "stage3_param_persistence_threshold": 0}
+    )
+    assert of_zero.startswith("estimate: parameters exceed stage3_max_live_parameters")
+    assert legend(cp=2) == ["source: read in Megatron-core, not counted on real ranks."]
+    assert legend(dp=2) == []
+
+
 def test_deepspeed_has_communication_of_data_parallel_ranks_only(tmp_path: Path) -> None:
     printed = run_plan(plan_file(tmp_path, dp=4, zero_stage=3)).stdout
 

@@ -21,6 +21,11 @@ from commtrace.planning.plan import Plan, StagePlan
 
 GIB: Final = 1 << 30
 
+_ZERO_ESTIMATE: Final = (
+    "estimate: parameters exceed stage3_max_live_parameters or stage3_max_reuse_distance, so that ZeRO 3 gathers some "
+    "of them again in the backward; all of them is the upper limit."
+)
+
 
 def verdict(planned: Plan, memory: float | None) -> str:
     """Return what the fullest GPU needs, and whether it fits into this memory, GiB."""
@@ -63,6 +68,9 @@ def print_plan(
     )
     console.print(verdict(planned, memory), style="bold", markup=False)
     console.print("Not in it: the CUDA context, NCCL's buffers, workspaces and fragmentation.")
+    model = planned.model
+    if 0 < model.tokenizer_vocabulary < model.vocabulary:
+        console.print(f"The vocabulary of {model.tokenizer_vocabulary:,} is padded to {model.vocabulary:,}.")
     for note in planned.notes:
         console.print(f"! {note}", markup=False)
     if ignored:
@@ -131,7 +139,7 @@ def _print_communication(console: Console, planned: Plan) -> None:
     if not any(stage.traffic for stage in planned.stages):
         return
     for _, alike in groupby(planned.stages, key=lambda stage: stage.traffic):
-        _print_traffic(console, list(alike), planned.layout.pp)
+        _print_traffic(console, list(alike), planned.layout)
     table = _table("role", "calls", "tensors", "on the wire", left=["role"])
     for total in planned.role_totals():
         table.add_row(total.role, f"{total.calls:,}", num_bytes(total.tensor_bytes), num_bytes(total.wire_bytes))
@@ -154,7 +162,7 @@ def _members(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]}, {ranks[1]}, … {ranks[-1]}"
 
 
-def _print_traffic(console: Console, stages: Sequence[StagePlan], pipeline: int) -> None:
+def _print_traffic(console: Console, stages: Sequence[StagePlan], layout: Layout) -> None:
     traffic = stages[0].traffic
     is_all_counted = all(row.basis == "counted" for row in traffic)
     words = ("role", "operation", "of", "when")
@@ -165,11 +173,18 @@ def _print_traffic(console: Console, stages: Sequence[StagePlan], pipeline: int)
         sizes = (row.bytes_per_call, row.tensor_bytes, row.wire_bytes)
         numbers = (f"{row.count:,}", str(row.group_size), *map(num_bytes, sizes))
         table.add_row(row.role, row.operation, row.what, row.when, *numbers, *basis)
-    where = f" on {_numbers('stage', stages[0].stage, stages[-1].stage)}" if pipeline > 1 else ""
+    where = f" on {_numbers('stage', stages[0].stage, stages[-1].stage)}" if layout.pp > 1 else ""
     console.print(f"\nCommunication of each GPU{where} in one iteration")
     console.print(table)
-    if not is_all_counted:
-        console.print("source: read in Megatron-core, not counted on real ranks. estimate: if experts are used evenly.")
+    used = {row.basis for row in traffic}
+    if "source" in used:
+        console.print("source: read in Megatron-core, not counted on real ranks.")
+    if "estimate" in used:
+        console.print(
+            _ZERO_ESTIMATE
+            if layout.zero_stage is not None
+            else "estimate: if tokens are divided evenly between experts."
+        )
 
 
 def _joined(traffic: Iterable[Traffic]) -> Iterator[Traffic]:

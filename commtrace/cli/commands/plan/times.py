@@ -27,7 +27,6 @@ from commtrace.planning.times import (
     role_times,
 )
 
-
 _SHORTEST: Final = 1e-6
 """Seconds; roles that take less have no row."""
 

@@ -159,6 +159,20 @@ def test_the_prediction_in_the_documentation_is_what_is_printed(
     assert [line.rstrip() for line in result.stdout.splitlines()] == printed.splitlines()
 
 
+def test_the_search_in_the_documentation_is_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "search.md").read_text()
+    (job,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (printed,) = re.findall(r"^```text\n(Fastest of the .*?)^```", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(job)
+    for command in ("synth -o gpt ", "search gpt job.yaml --memory "):
+        (words,) = re.findall(rf"^\$ commtrace ({command}.*)$", page, re.MULTILINE)
+        result = CliRunner().invoke(app, shlex.split(words))
+        assert result.exit_code == 0, result.output
+
+    assert [line.rstrip() for line in result.stdout.splitlines()] == printed.splitlines()
+
+
 def test_every_command_is_documented() -> None:
     lines = [shlex.split(line) for _, line in COMMAND_LINES]
     behind = [words[words.index("commtrace") + 1 :] for words in lines if "commtrace" in words]

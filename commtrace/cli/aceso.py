@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from commtrace.cli.layouts import number_table, print_not_predicted, size_words, verdict
+from commtrace.cli.layouts import fastest, none_fits, number_table, print_not_predicted, size_words
 from commtrace.cli.output import duration, wide_console
 from commtrace.errors import ConfigurationError
 from commtrace.search.aceso_configuration import check_sizes, read_aceso_configuration, read_aceso_job
@@ -81,10 +81,10 @@ def search_profile(
 def _verdict(found: AcesoFound, model: str, memory_gib: float) -> str:
     ways = f"{found.forms:,} ways to divide {model}"
     if not found.best:
-        return verdict(ways, memory_gib, None)
+        return none_fits(ways, memory_gib)
     best = found.best[0]
-    return verdict(
-        ways,
+    return fastest(
+        f"those of {ways}",
         memory_gib,
         f"{_words(best)}. An iteration should take {_duration(best.prediction.our_iteration_ms)}, the fullest GPU "
         f"{best.prediction.our_memory_mib:,.0f} MiB; as Aceso predicts it {_duration(best.prediction.iteration_ms)} "

@@ -11,12 +11,14 @@ from rich.table import Table
 _REASONS_SHOWN: Final = 3
 
 
-def verdict(ways: str, memory_gib: float, found: str | None) -> str:
-    """Return the first sentence. ``ways`` are those that were looked at, ``found`` says what the fastest is like."""
-    memory = f"{memory_gib:.4g} GiB"
-    if found is None:
-        return f"None of {ways} fits into {memory}."
-    return f"Fastest of {ways} that fit into {memory}: {found}"
+def fastest(fitting: str, memory_gib: float, found: str, how: str = "") -> str:
+    """Return the first sentence. ``fitting`` are those that fit, ``found`` says what the fastest of them is like."""
+    return f"Fastest of {fitting} that fit into {memory_gib:.4g} GiB{how and f', {how}'}: {found}"
+
+
+def none_fits(tried: str, memory_gib: float) -> str:
+    """Return the first sentence if none of those that were tried fits."""
+    return f"None of {tried} fits into {memory_gib:.4g} GiB."
 
 
 def size_words(sizes: Mapping[str, int]) -> list[str]:

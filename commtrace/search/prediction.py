@@ -21,6 +21,7 @@ from commtrace.search.pipeline_time import ChunkTimes, pipeline_ns, shortest_pip
 from commtrace.trace.json_values import JsonObject, to_json
 
 _MOST_GROUPS_LOOKED_AT = 64
+_BANDWIDTH_OF = "bandwidth of "
 
 
 class StepTime(NamedTuple):
@@ -44,6 +45,11 @@ class Prediction:
     time: StepTime
     peak_bytes: int  # of the fullest stage
     assumed: tuple[str, ...]  # in what it differs from what was measured
+
+    @property
+    def borrowed_roles(self) -> tuple[str, ...]:
+        """The roles that are taken to have the bandwidth of another one."""
+        return tuple(one.removeprefix(_BANDWIDTH_OF) for one in self.assumed if one.startswith(_BANDWIDTH_OF))
 
     def to_json(self) -> JsonObject:
         return {
@@ -140,7 +146,7 @@ class Predictor:
         return (*changed, *(self._source(layout, role) for role in borrowed))
 
     def _source(self, layout: Layout, role: str) -> str:
-        return f"{role} of the baseline" if self._in_baseline(layout, role) else f"bandwidth of {role}"
+        return f"{role} of the baseline" if self._in_baseline(layout, role) else f"{_BANDWIDTH_OF}{role}"
 
     def _in_baseline(self, layout: Layout, role: str) -> bool:
         """Return whether the baseline has all calls of a role on the first and the last stage."""

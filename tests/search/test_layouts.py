@@ -44,7 +44,7 @@ def test_the_search_finds_what_trying_everything_finds(memory_gib: float, top: i
     fitting = sorted(one.time.step_ns for one in every if one.peak_bytes <= memory_gib * GIB)
     found = search_layouts(predictor, 8, round(memory_gib * GIB), 8, top)
 
-    assert found.layouts == len(every)
+    assert (found.layouts, found.fitting) == (len(every), len(fitting))
     assert [one.time.step_ns for one in found.best] == fitting[:top]
     measured = [one.time.step_ns for one in every if not one.assumed and one.peak_bytes <= memory_gib * GIB]
     assert (found.measured.time.step_ns if found.measured else None) == min(measured, default=None)
@@ -54,6 +54,50 @@ def test_nothing_fits_into_no_memory() -> None:
     found = search_layouts(Predictor.like(COSTS), 8, 1, 8, 5)
 
     assert (found.best, found.measured, found.margin) == ((), None, None)
+    assert (found.chosen, found.assuming, found.ties, found.gain) == (None, None, (), None)
+    assert (found.fitting, found.too_large) == (0, found.layouts)
+
+
+@pytest.mark.parametrize("scatter", [0.0, 0.05, 0.3])
+def test_all_that_are_a_tie_with_the_fastest_are_found(scatter: float) -> None:
+    predictor = exact(scatter)
+    every = [predictor.predict(layout) for layout in candidates(MODEL, LAYOUT, 8, 8)]
+    steps = {one.layout: one.time.step_ns for one in every if not one.assumed}
+    found = search_layouts(predictor, 8, 80 * GIB, 8, top=1)
+
+    limit_ns = min(steps.values()) * (1 + predictor.uncertainty)
+    assert set(found.ties) == {layout for layout, step_ns in steps.items() if step_ns <= limit_ns}
+    assert found.chosen is not None
+    assert found.chosen.layout in found.ties
+    assert found.assuming is not None
+    assert found.assuming.assumed
+
+
+def test_the_recorded_layout_is_kept_if_it_is_a_tie() -> None:
+    """Four stages with one chunk: 2 chunks are faster by less than the scatter of the steps."""
+    found = search_layouts(exact(0.5), 8, 80 * GIB, 8, top=3)
+
+    assert found.measured is not None
+    assert found.measured.layout != LAYOUT
+    assert found.chosen is not None
+    assert (found.chosen.layout, found.gain) == (LAYOUT, 0.0)
+    assert found.recorded == found.chosen
+
+
+def test_without_the_recorded_one_the_tie_with_the_fewest_assumptions_and_chunks_is_chosen() -> None:
+    found = search_layouts(exact(0.5), 16, 80 * GIB, 16, top=3)
+
+    assert (found.recorded, found.gain) == (None, None)
+    assert found.assuming is not None
+    assert len(found.assuming.assumed) == 1
+    assert found.assuming.layout.chunks == 1
+
+
+def exact(scatter: float) -> Predictor:
+    """Return a predictor of steps that scatter. The run has the bandwidth of all roles that it needs."""
+    links = Links({**COSTS.links.bandwidths, Place("embedding", True): BETWEEN}, {})
+    costs = replace(COSTS, links=links, step_scatter=scatter)
+    return Predictor.like(replace(costs, step_ns=Predictor.like(costs).reproduced._replace(rest_ns=0).step_ns))
 
 
 def test_all_sizes_divide_what_they_must() -> None:

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.communication.baseline import read_baseline
 from commtrace.cli.aceso import predict_aceso, search_profile
 from commtrace.cli.arguments import STEPS_HELP, JsonOption, given_memory_gib
-from commtrace.cli.layouts import number_table, print_not_predicted, size_words, verdict
-from commtrace.cli.output import binary_bytes, duration, share, wide_console
+from commtrace.cli.found_layouts import print_search, search_json
+from commtrace.cli.output import wide_console
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import Layout
 from commtrace.planning.megatron_arguments import parse_megatron_command
@@ -26,11 +24,10 @@ from commtrace.planning.plan_file import read_plan_file
 from commtrace.planning.recorded_job import recorded_job
 from commtrace.search.aceso_profile import has_aceso_profile
 from commtrace.search.costs import measure_costs
-from commtrace.search.layouts import Found, search_layouts
+from commtrace.search.layouts import search_layouts
 from commtrace.search.links import given_bandwidths
-from commtrace.search.megatron import megatron_arguments
-from commtrace.search.prediction import Prediction, Predictor
-from commtrace.trace.json_values import JsonObject, to_json
+from commtrace.search.prediction import Predictor
+from commtrace.trace.files.locate import NEWEST_RUN, RUNS
 
 _FILES: Final = (".json", ".yaml", ".yml")
 _GIB: Final = 1 << 30
@@ -38,8 +35,13 @@ _GIB: Final = 1 << 30
 
 def search(
     measured: Annotated[
-        Path, typer.Argument(help="A recorded run, or a folder of Aceso's profiles.", metavar="RUN|PROFILE")
-    ],
+        Path,
+        typer.Argument(
+            help=f"A recorded run, or a folder of Aceso's profiles. Default: the newest run below {RUNS}.",
+            metavar="RUN|PROFILE",
+            show_default=False,
+        ),
+    ] = NEWEST_RUN,
     job: Annotated[
         list[str] | None,
         typer.Argument(
@@ -128,12 +130,13 @@ def search(
     sequences = global_batch or layout.microbatch * layout.microbatches * layout.dp
     tried = (_listed("--cp", cp), _listed("--ep", ep))
     found = search_layouts(predictor, gpus or world_size, round(memory_gib * _GIB), sequences, top, *tried)
-    of_plans = _of_plans(model, [layout, *(one.layout for one in found.best)])
+    named = (*found.best, found.chosen, found.assuming)
+    of_plans = _of_plans(model, [layout, *(one.layout for one in named if one is not None)])
     notes = (*notes, *costs.notes, *of_plans, *_of_cp_and_ep(model, layout, *tried))
     if json_output:
-        typer.echo(json.dumps(_search_json(predictor, found, sequences, memory_gib, notes), indent=2))
+        typer.echo(json.dumps(search_json(predictor, found, sequences, memory_gib, notes), indent=2))
     else:
-        _print_search(wide_console(), predictor, found, sequences, memory_gib, notes)
+        print_search(wide_console(), predictor, found, memory_gib, notes)
     raise typer.Exit(0 if found.best else 1)
 
 
@@ -179,99 +182,3 @@ def _job(job: Sequence[str], world_size: int) -> tuple[Model, Layout, tuple[str,
         return read_plan_file(Path(job[0]))
     megatron = parse_megatron_command(job, world_size)
     return megatron.model, megatron.layout, megatron.notes
-
-
-def _verdict(predictor: Predictor, found: Found, memory: float) -> str:
-    ways = f"{found.layouts:,} layouts"
-    if not found.best:
-        return verdict(ways, memory, None)
-    best = found.best[0]
-    return verdict(
-        ways,
-        memory,
-        f"{_words(best.layout)}. A step should take {duration(best.time.step_ns)} (± {share(predictor.uncertainty)}), "
-        f"the fullest GPU {binary_bytes(best.peak_bytes)}.",
-    )
-
-
-def _words(layout: Layout) -> str:
-    words = size_words({name: getattr(layout, name) for name in ("tp", "cp", "pp", "dp", "ep")})
-    if layout.chunks > 1:
-        words.append(f"{layout.chunks} chunks")
-    if layout.first_stage_layers or layout.last_stage_layers:
-        words.append(f"{layout.first_stage_layers} layers first, {layout.last_stage_layers} last")
-    words.append(f"microbatches of {layout.microbatch}")
-    if layout.recompute != "none":
-        words.append(f"{layout.recompute} recomputation")
-    return " · ".join(words)
-
-
-def _sentences(predictor: Predictor, found: Found, notes: Sequence[str]) -> list[str]:
-    costs = predictor.costs
-    predicted_ns = costs.step_ns - predictor.reproduced.rest_ns
-    sentences = [
-        f"The recorded step took {duration(costs.step_ns)}; from its parts {duration(predicted_ns)} are predicted "
-        f"({predictor.error:+.1%}). What they leave of it, {duration(predictor.rest_ns)}, is added to every prediction."
-    ]
-    if found.margin is not None and found.best[0].assumed and found.measured is not None:
-        sentences.append(
-            f"The first one assumes {', '.join(found.best[0].assumed)}. Of those that assume nothing the fastest is "
-            f"{_words(found.measured.layout)} ({duration(found.measured.time.step_ns)}): if the first is "
-            f"{found.margin:.0%} slower than predicted, they are equal."
-        )
-    elif found.best and found.best[0].assumed:
-        sentences.append(f"The first one assumes {', '.join(found.best[0].assumed)}; the run did not measure them.")
-    return [*sentences, *notes]
-
-
-def _search_json(predictor: Predictor, found: Found, sequences: int, memory: float, notes: Sequence[str]) -> JsonObject:
-    return {
-        "verdict": _verdict(predictor, found, memory),
-        "global_batch": sequences,
-        "recorded": {
-            "layout": to_json(predictor.costs.layout),
-            "step_ns": predictor.costs.step_ns,
-            "scatter": predictor.costs.step_scatter,
-            "parts_ns": to_json(predictor.reproduced),
-            "error": predictor.error,
-            "costs_ns": to_json(predictor.costs.parts),
-        },
-        "uncertainty": predictor.uncertainty,
-        **found.to_json(),
-        "notes": _sentences(predictor, found, notes),
-    }
-
-
-def _print_search(
-    console: Console, predictor: Predictor, found: Found, sequences: int, memory: float, notes: Sequence[str]
-) -> None:
-    console.print(_verdict(predictor, found, memory), style="bold", markup=False)
-    for sentence in _sentences(predictor, found, notes):
-        console.print(sentence, markup=False)
-    if found.best:
-        console.print("")
-        console.print(_layouts_table(found.best))
-        console.print("\nThe first one as arguments of Megatron-LM")
-        console.print(" ".join(megatron_arguments(found.best[0].layout)), markup=False, soft_wrap=True)
-    print_not_predicted(console, found.not_known)
-
-
-def _layouts_table(best: Sequence[Prediction]) -> Table:
-    names = ["tp", "pp", "dp", *(name for name in ("cp", "ep") if any(getattr(one.layout, name) > 1 for one in best))]
-    table = number_table("step", "memory", *names, "chunks", "layers", "batch", "m", "recompute")
-    table.add_column("assumed", justify="left")
-    for one in best:
-        layout = one.layout
-        ends = (layout.first_stage_layers, layout.last_stage_layers)
-        sizes = (*(getattr(layout, name) for name in names), layout.chunks)
-        table.add_row(
-            duration(one.time.step_ns),
-            binary_bytes(one.peak_bytes),
-            *map(str, sizes),
-            f"{ends[0]}…{ends[1]}" if any(ends) else "even",
-            str(layout.microbatch),
-            str(layout.microbatches),
-            layout.recompute,
-            ", ".join(one.assumed),
-        )
-    return table

@@ -39,15 +39,59 @@ def test_the_fastest_layouts_of_a_recorded_job(run: Path, tmp_path: Path) -> Non
     lines = [line.rstrip() for line in result.stdout.splitlines()]
 
     assert result.exit_code == 0, result.output
-    assert lines[0].startswith("Fastest of ")
+    assert lines[0].startswith(f"Fastest of the {as_json['fitting']} of {as_json['layouts']} layouts that fit into 60 ")
+    assert as_json["fitting"] + as_json["too_large"] == as_json["layouts"]
     table = lines.index("  step    memory  tp  pp  dp  chunks  layers  batch  m  recompute  assumed")
-    assert len([line for line in lines[table + 1 :] if "GiB" in line]) == 3
-    assert lines[-1].startswith("--tensor-model-parallel-size ")
+    rows = lines[table + 1 : lines.index("", table)]
+    assert [row.endswith("recorded") for row in rows].count(True) == 1
+    assert [row.endswith("chosen") for row in rows].count(True) == 1
     assert list(errors("search", as_json)) == []
     best = [one["step_ns"] for one in as_json["best"]]
     assert best == sorted(best)
     assert all(one["peak_bytes"] <= 60 << 30 for one in as_json["best"])
-    assert lines[-1] == " ".join(as_json["best"][0]["arguments"])
+
+
+def test_the_layout_as_measured_comes_first_and_the_one_with_assumptions_beside_it(tmp_path: Path) -> None:
+    layout = replace(LAYOUT, tp=1, dp=1, expert_tp=0)
+    words = (record(tmp_path / "run", layout), job(tmp_path, layout=layout), "--memory", "200")
+    printed, as_json = run_search(*words).stdout, json.loads(run_search(*words, "--json").stdout)
+    arguments = [line for line in printed.splitlines() if line.startswith("--tensor-model-parallel-size ")]
+    sentences = " ".join(printed.split())
+
+    assert ", as measured: pp 4 · 4 chunks · " in sentences
+    assert (as_json["chosen"]["assumed"], as_json["assuming"]["assumed"]) == ([], ["tp 2", "bandwidth of tp"])
+    assert as_json["assuming"]["step_ns"] < as_json["chosen"]["step_ns"]
+    assert arguments == [" ".join(as_json[name]["arguments"]) for name in ("chosen", "assuming")]
+    assert f"{as_json['gain']:.1%} less than in the recorded layout" in sentences
+    assert "It assumes tp 2, bandwidth of tp; the run did not measure that." in sentences
+    assert "To measure it, record some steps with these arguments, and search again from that run." in sentences
+    assert "torchrun … -m commtrace bench collectives --group 0,1 -o baseline.json and add --baseline " in sentences
+
+
+def test_the_recorded_layout_is_kept_if_nothing_is_faster_beyond_the_error(tmp_path: Path) -> None:
+    """Two GPUs can be divided otherwise only with another tp, which was not measured."""
+    layout = replace(LAYOUT, pp=1, dp=1)
+    result = run_search(record(tmp_path / "run", layout), job(tmp_path, layout=layout), "--memory", "200")
+
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("Keep the recorded layout: as measured, none of the ")
+    assert "chosen, recorded" in result.stdout
+
+
+def test_a_recorded_layout_that_does_not_fit_is_said_to(run: Path, tmp_path: Path) -> None:
+    printed = run_search(run, job(tmp_path), "--memory", "5").stdout
+
+    assert "The recorded layout does not fit: it needs " in printed
+    assert ", with assumptions: " in " ".join(printed.split())
+    assert "No layout that fits was measured as it is. This one assumes " in printed
+
+
+def test_the_newest_run_is_read_by_default(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "commtrace-runs").mkdir()
+    (tmp_path / "commtrace-runs" / "run").symlink_to(run)
+    monkeypatch.chdir(tmp_path)
+
+    assert f"commtrace-runs/{run.name}: the sizes of its model were not recorded" in run_search().stderr
 
 
 def test_a_command_of_megatron_gives_the_model(run: Path) -> None:

@@ -75,7 +75,7 @@ SETTINGS: Final = (
         chunks=2,
     ),
     Setting("recompute", ("--recompute", "on"), recompute=True),
-    Setting("layers 4, 5, 3, 4", ("--layers", "4,5,3,4"), layers=(4, 5, 3, 4)),
+    Setting("layers 4, 5, 3, 4", ("--layers-before", "4,4,4,4", "--layers", "4,5,3,4"), layers=(4, 5, 3, 4)),
     Setting(
         "no slow rank, 16 microbatches",
         ("--without-slow-rank", str(SLOW_RANK), "--microbatches", "16"),

@@ -104,23 +104,29 @@ def notes_on_layers(parts: Parts, changes: Changes) -> tuple[str, ...]:
     """Return what is assumed of layers that move, in sentences."""
     if not changes.layers:
         return ()
-    before = _layers_before(parts, changes)
-    alike = f"In the run, each stage is taken to have {before[0]} layers. Set others with --layers-before."
-    stay = "Layers of one stage take equally long; embedding and head stay on the first and the last stage."
-    return (stay,) if changes.layers_before else (alike, stay)
+    before = ", ".join(map(str, changes.layers_before))
+    return (
+        f"In the run, the stages have {before} layers.",
+        "Layers of one stage take equally long; embedding and head stay on the first and the last stage.",
+    )
 
 
 def _layers_before(parts: Parts, changes: Changes) -> tuple[int, ...]:
     after = changes.layers
     if len(after) != parts.stages:
         raise ConfigurationError(f"--layers names {len(after)} stages, but the pipeline of this run has {parts.stages}")
-    before = changes.layers_before or (sum(after) // parts.stages,) * parts.stages
+    before = changes.layers_before
+    if not before:
+        raise ConfigurationError(
+            f"--layers {','.join(map(str, after))}: this run did not record how many layers its stages have. Say it "
+            "with --layers-before"
+        )
     if len(before) != parts.stages:
         raise ConfigurationError(f"--layers-before names {len(before)} stages, but the run has {parts.stages}")
     if sum(before) != sum(after):
         raise ConfigurationError(
-            f"--layers has {sum(after)} layers, and the run {sum(before)}: say with --layers-before how many each "
-            "stage had; moving keeps their sum"
+            f"--layers has {sum(after)} layers, and the run {sum(before)} ({', '.join(map(str, before))}): moving "
+            "keeps their sum"
         )
     return before
 

@@ -113,7 +113,7 @@ class Changes:
     chunks: int | None = None  # v; None: as recorded
     microbatches: int | None = None  # m, per replica and step; None: as recorded
     layers: tuple[int, ...] = ()  # of each stage, after the move; empty: as recorded
-    layers_before: tuple[int, ...] = ()  # of each stage in the run; empty: equally many on all
+    layers_before: tuple[int, ...] = ()  # of each stage in the run; empty: not known
     recompute: bool | None = None
     weight_share: float | None = None  # of a backward, which computes the gradients of weights
 

@@ -33,10 +33,15 @@ from commtrace.analysis.windows.run import LargeRun, WholeRun, open_run
 from commtrace.cli.arguments import DEFAULT_RUNS, JsonOption, RunsArgument, StepsOption, run_directory
 from commtrace.cli.output import milliseconds, wide_console
 from commtrace.errors import ConfigurationError
+from commtrace.planning.recorded_job import has_sizes, recorded_job
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.json_values import JsonObject
+from commtrace.trace.run import Run
 from commtrace.trace.schema import mark_row
 from commtrace.viewer.what_if import Question
+
+_PLACED_BY_HAND: Final = "pipeline_model_parallel_layout"
+"""Megatron-core's option that gives each stage any layers; of a run that has it, the layout does not tell them."""
 
 _ALL: Final = "all"
 """Every rank that ``commtrace straggler`` names."""
@@ -102,7 +107,8 @@ LayersOption = Annotated[
     str, typer.Option(metavar="8,9,8,7", help="Layers of each stage, after moving some.", show_default=False)
 ]
 LayersBeforeOption = Annotated[
-    str, typer.Option(metavar="8,8,8,8", help="Layers of each stage in the run. Default: alike.", show_default=False)
+    str,
+    typer.Option(metavar="8,8,8,8", help="Layers of each stage in the run. Default: as recorded.", show_default=False),
 ]
 RecomputeOption = Annotated[
     Switch | None, typer.Option(help="Recompute all activations in the backward.", show_default=False)
@@ -164,7 +170,7 @@ def whatif(
     run = run_directory(runs)
     opened = open_run(run, steps or None)
     analysis = _read(opened)
-    outcome = _outcome(analysis, changes, without_slow_rank or [])
+    outcome = _outcome(analysis, _with_recorded_layers(changes, analysis.recorded), without_slow_rank or [])
     if output is not None:
         _write(outcome, output, run)
     if json_output:
@@ -184,6 +190,26 @@ def predict_for_page(opened: WholeRun | LargeRun, question: Question, directory:
     outcome = _outcome(_read(opened), question.changes, question.without_slow_rank)
     write_predicted(outcome, directory)
     return _answer(opened, outcome.prediction)
+
+
+def _with_recorded_layers(changes: Changes, run: Run) -> Changes:
+    """Return changes that say how many layers the stages of the run have, if it recorded that.
+
+    Raises:
+        ConfigurationError: other numbers were given that have another sum.
+    """
+    if not changes.layers or not has_sizes(run):
+        return changes
+    recorded = recorded_job(run)
+    if changes.layers_before:
+        if sum(changes.layers_before) != recorded.model.layers:
+            raise ConfigurationError(
+                f"--layers-before has {sum(changes.layers_before)} layers, and the run recorded {recorded.model.layers}"
+            )
+        return changes
+    if any(_PLACED_BY_HAND in trace.topology.get("not_planned", []) for trace in run.ranks.values()):
+        return changes
+    return replace(changes, layers_before=tuple(recorded.layout.stage_sizes(recorded.model)))
 
 
 def _read(opened: WholeRun | LargeRun) -> Analysis:

@@ -42,6 +42,9 @@ def step_ns(run: Run) -> float:
     return predicted(run).fidelity.measured_ns
 
 
+EVEN = (8, 8, 8, 8)
+
+
 def spreads(answer: Prediction) -> dict[str, float]:
     """The parts of ± that are not 0."""
     return {part.cause: part.ns for part in answer.uncertainty if part.ns}
@@ -51,7 +54,7 @@ def test_a_layer_that_moves_may_take_as_long_as_on_the_fastest_or_the_slowest_st
     """Stages of 8 layers, one with layers of 150 µs among others of 125 µs."""
     before = of_stages(1000, 1000, 1200, 1000)
 
-    answer = predicted(before, layers=(8, 9, 8, 7))
+    answer = predicted(before, layers=(8, 9, 8, 7), layers_before=EVEN)
 
     assert answer.predicted_ns == step_ns(of_stages(1000, 1125, 1200, 875))
     as_slowest_ns = step_ns(of_stages(1000, 1150, 1200, 850))  # the fastest are those that move
@@ -60,7 +63,7 @@ def test_a_layer_that_moves_may_take_as_long_as_on_the_fastest_or_the_slowest_st
 
 
 def test_layers_of_equal_stages_leave_no_doubt() -> None:
-    assert spreads(predicted(of_stages(1000, 1000, 1000, 1000), layers=(8, 9, 7, 8))) == {}
+    assert spreads(predicted(of_stages(1000, 1000, 1000, 1000), layers=(8, 9, 7, 8), layers_before=EVEN)) == {}
 
 
 def test_the_weights_part_may_be_what_a_backward_takes_beyond_a_forward() -> None:
@@ -151,7 +154,7 @@ def two_stages(**changes: Any) -> Prediction:
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"layers": (9, 7)}, "time of a layer"),
+        ({"layers": (9, 7), "layers_before": (8, 8)}, "time of a layer"),
         ({"recompute": True}, "what is recomputed"),
         ({"without_slow_ranks": (1,)}, "work of the slow rank"),
         ({"without_slow_ranks": (1,), "microbatches": 8}, "work of the slow rank"),
@@ -180,7 +183,8 @@ def test_one_step_says_nothing_of_how_steps_scatter_and_one_microbatch_nothing_o
 def test_all_parts_of_a_run_that_can_tell_them_are_named() -> None:
     run = of_stages(1000, 1000, 1200, 1000)
 
-    answer = predicted(run, layers=(8, 9, 8, 7), microbatches=16, recompute=True, without_slow_ranks=(2,))
+    layers = {"layers": (8, 9, 8, 7), "layers_before": EVEN}
+    answer = predicted(run, **layers, microbatches=16, recompute=True, without_slow_ranks=(2,))
 
     assert [part.cause for part in answer.uncertainty] == [
         "missed of the run itself",

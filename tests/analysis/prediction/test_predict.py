@@ -83,11 +83,11 @@ def test_layers_that_move_take_their_time_along() -> None:
     """A layer takes 125 and 250 µs, the head on the last stage 500 µs and 1 ms more."""
     before = uneven_job(layers=(8, 8, 8, 8))
 
-    answer = predicted(before, layers=(8, 9, 8, 7))
+    answer = predicted(before, layers=(8, 9, 8, 7), layers_before=(8, 8, 8, 8))
 
     assert answer.fidelity.error == 0
     assert answer.predicted_ns == step_ns(uneven_job(layers=(8, 9, 8, 7))) < answer.fidelity.measured_ns
-    assert "each stage is taken to have 8 layers" in answer.assumptions[0]
+    assert answer.assumptions[0] == "In the run, the stages have 8, 8, 8, 8 layers."
     moved_nothing = predicted(before, layers=(8, 9, 8, 7), layers_before=(8, 9, 8, 7))
     assert moved_nothing.predicted_ns == moved_nothing.fidelity.measured_ns
 
@@ -157,7 +157,8 @@ def test_steps_are_drawn_evenly_and_fewer_of_many_ranks() -> None:
         ({"bandwidth": (BandwidthChange("tp", 2.0),)}, "no communication of role tp; they have dp, mp, pp"),
         ({"recompute": False}, "recomputes nothing"),
         ({"layers": (8, 8)}, "names 2 stages, but the pipeline of this run has 4"),
-        ({"layers": (8, 8, 8, 9)}, "moving keeps their sum"),
+        ({"layers": (8, 9, 8, 7)}, "did not record how many layers its stages have"),
+        ({"layers": (8, 8, 8, 9), "layers_before": (8, 8, 8, 8)}, "moving keeps their sum"),
         ({"chunks": 2, "microbatches": 9}, "no multiple"),
     ],
 )

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from commtrace.cli.main import app
 from commtrace.synth import Fault, Job, synthesize, write
+from commtrace.synth.synthesis import Synthetic
 from commtrace.trace import schema
 from tests.trace.rows import row, steps, write_rank
 
@@ -92,6 +93,7 @@ def test_what_is_suggested_without_a_slow_rank_is_a_command_that_works(
         (("--bandwidth", "tp=2"), "write a factor or a bus bandwidth"),
         (("--without-slow-rank", "first"), "write a rank, or all"),
         (("--without-slow-rank", "8"), "the run has ranks 0–7"),
+        (("--layers", "5,3"), "did not record how many layers its stages have. Say it with --layers-before"),
         (("--layers", "4,4,4"), "names 3 stages, but the pipeline of this run has 2"),
         (("--chunks", "3", "--microbatches", "7"), "is no multiple"),
         (("--recompute", "off"), "recomputes nothing"),
@@ -105,6 +107,20 @@ def test_what_is_suggested_without_a_slow_rank_is_a_command_that_works(
 )
 def test_what_cannot_be_answered_is_refused(job: str, words: tuple[str, ...], message: str) -> None:
     assert message in refused(job, *words)
+
+
+def test_the_layers_that_the_run_recorded_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Synthetic.topology
+    model = {"layers": 9, "hidden": 64, "heads": 4, "sequence": 32, "vocabulary": 128}
+    sizes = {"model": model, "layout": {"first_stage_layers": 5}}
+    monkeypatch.setattr(Synthetic, "topology", lambda self, rank: {**recorded(self, rank), **sizes})
+    write(synthesize(Job(pp=2, steps=6)), tmp_path / "run")
+    run = str(tmp_path / "run")
+
+    assert asked(run, "--layers", "4,5")["assumptions"][0] == "In the run, the stages have 5, 4 layers."
+    assert "--layers has 8 layers, and the run 9 (5, 4): moving keeps their sum" in refused(run, "--layers", "4,4")
+    given = refused(run, "--layers", "4,4", "--layers-before", "5,3")
+    assert "--layers-before has 8 layers, and the run recorded 9" in given
 
 
 def test_a_file_that_cannot_be_read_is_named(job: str, tmp_path: Path) -> None:

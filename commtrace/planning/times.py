@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication.bandwidth import bus_factor
+from commtrace.analysis.communication.rates import parse_rate
 from commtrace.analysis.communication.table import Communication, CommunicationSums, communication_sums
 from commtrace.analysis.windows.run import MeasuredRun
 from commtrace.errors import ConfigurationError
@@ -21,8 +21,6 @@ from commtrace.planning.plan import Plan
 
 ALL: Final = "all"
 
-_RATE: Final = re.compile(r"([a-z-]+)=(\d+(?:\.\d+)?)(MB|GB|TB|Mbit|Gbit|Tbit)/s")
-_UNITS: Final = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "Mbit": 1e6 / 8, "Gbit": 1e9 / 8, "Tbit": 1e12 / 8}
 _FULL_RECOMPUTATION: Final = 4 / 3  # the forward, a third of the work, once more
 
 
@@ -75,10 +73,13 @@ def parse_bandwidths(texts: Iterable[str]) -> dict[str, float]:
     """
     found = {}
     for text in texts:
-        parts = _RATE.fullmatch(text)
-        if parts is None or float(parts[2]) == 0:
-            raise ConfigurationError(f"--bandwidth {text}: write a role and a rate, as tp=300GB/s or all=200Gbit/s")
-        found[parts[1]] = float(parts[2]) * _UNITS[parts[3]]
+        role, _, rate = text.partition("=")
+        try:
+            found[role] = parse_rate(rate if role else "")
+        except ValueError:
+            raise ConfigurationError(
+                f"--bandwidth {text}: write a role and a rate, as tp=300GB/s or all=200Gbit/s"
+            ) from None
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from commtrace.analysis.communication.bandwidth import bus_factor
 from commtrace.analysis.communication.baseline import Baseline, Kind
+from commtrace.analysis.communication.rates import parse_rate
 from commtrace.analysis.communication.table import Communication
 from commtrace.errors import ConfigurationError
 from commtrace.planning.communication import Traffic
@@ -134,18 +135,22 @@ def _bytes_each(row: Communication) -> float:
 
 
 def given_bandwidths(texts: Iterable[str]) -> Iterator[tuple[Place, float]]:
-    """Yield the bandwidths of options such as ``tp=200`` (within a node) and ``dp=between:25``.
+    """Yield the bandwidths of options such as ``tp=200GB/s`` (within a node) and ``dp-cp=between:200Gbit/s``.
+
+    A number without a unit is GB/s.
 
     Raises:
         ConfigurationError: a text is of another form.
     """
     for text in texts:
         role, _, value = text.partition("=")
-        between_nodes, number = value.startswith("between:"), value.removeprefix("between:")
+        between_nodes, rate = value.startswith("between:"), value.removeprefix("between:")
         try:
-            gbps = float(number)
+            bytes_per_second = parse_rate(rate, plain="GB") if role else 0.0
         except ValueError:
-            gbps = 0.0
-        if not role or not 0 < gbps < float("inf"):
-            raise ConfigurationError(f"--bandwidth {text}: write ROLE=GBPS or ROLE=between:GBPS, such as tp=200")
-        yield Place(role, between_nodes), gbps
+            bytes_per_second = 0.0
+        if not bytes_per_second:
+            raise ConfigurationError(
+                f"--bandwidth {text}: write a role and a rate, as tp=300GB/s or dp-cp=between:200Gbit/s"
+            )
+        yield Place(role, between_nodes), bytes_per_second / 1e9

@@ -82,7 +82,7 @@ def test_a_role_that_does_not_communicate_is_refused() -> None:
         role_times(plan_that_sends(1), {"ep": 1.0})
 
 
-@pytest.mark.parametrize("text", ["tp", "tp=300", "tp=0GB/s", "tp=fastGB/s", "tp=1GB/h"])
+@pytest.mark.parametrize("text", ["tp", "tp=300", "=300GB/s", "tp=0GB/s", "tp=fastGB/s", "tp=1GB/h"])
 def test_a_rate_needs_its_unit(text: str) -> None:
     with pytest.raises(ConfigurationError, match="write a role and a rate, as tp=300GB/s"):
         parse_bandwidths([text])

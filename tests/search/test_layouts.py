@@ -15,7 +15,7 @@ from commtrace.planning.model import Model
 from commtrace.search.candidates import candidates, fitting_model
 from commtrace.search.costs import PartTimes, RunCosts
 from commtrace.search.layouts import search_layouts
-from commtrace.search.links import Bandwidth, Links, Place
+from commtrace.search.links import Bandwidth, Links, Place, given_bandwidths
 from commtrace.search.megatron import megatron_arguments
 from commtrace.search.pipeline_time import ChunkTimes
 from commtrace.search.prediction import Predictor
@@ -123,6 +123,17 @@ def test_a_reach_without_a_measured_bandwidth_is_not_predicted() -> None:
     assert found.not_known
     assert all("no bandwidth between nodes was measured" in sentence for sentence in found.not_known)
     assert all(one.layout.tp <= 4 for one in found.best)
+
+
+def test_a_bandwidth_is_given_as_for_other_commands_or_as_gigabytes_per_second() -> None:
+    given = dict(given_bandwidths(["tp=250", "dp-cp=250GB/s", "pp=between:200Gbit/s", "cp=between:25"]))
+
+    assert given == {
+        Place("tp", False): 250.0,
+        Place("dp-cp", False): 250.0,
+        Place("pp", True): 25.0,
+        Place("cp", True): 25.0,
+    }
 
 
 def test_a_batch_that_no_layout_divides_is_refused() -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from commtrace.analysis.communication.rates import parse_rate
 from commtrace.errors import ConfigurationError
 
 ALL_ROLES: Final = "all"
@@ -24,7 +26,6 @@ ORDER_NAMES: Final = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 
 _UNITS_NS: Final = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 _FACTOR: Final = re.compile(r"([0-9.]+)x")
-_RATE: Final = re.compile(r"([0-9.]+)\s*GB/s")
 _TIME: Final = re.compile(r"([+-]?)([0-9.]+)\s*(ns|us|µs|ms|s)")
 
 
@@ -37,18 +38,23 @@ class BandwidthChange(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> BandwidthChange:
-        """Read ``ROLE=2x`` or ``ROLE=100GB/s``. Raise ConfigurationError for anything else."""
+        """Read ``ROLE=2x``, ``ROLE=100GB/s`` or ``ROLE=800Gbit/s``. Raise ConfigurationError for anything else."""
         role, value = _role_and_value("--bandwidth", text)
         if found := _FACTOR.fullmatch(value):
             return cls(role, _positive("--bandwidth", text, found[1]))
-        if found := _RATE.fullmatch(value):
-            return cls(role, gbps=_positive("--bandwidth", text, found[1]))
-        raise ConfigurationError(f"--bandwidth {text}: write a factor or a bus bandwidth, as in tp=2x or dp=100GB/s")
+        try:
+            return cls(role, gbps=parse_rate(value) / 1e9)
+        except ValueError:
+            raise ConfigurationError(
+                f"--bandwidth {text}: write a factor or a bus bandwidth, as in tp=2x, dp=100GB/s or dp=800Gbit/s"
+            ) from None
 
-    def describe(self) -> str:
-        """Return ``tp bandwidth × 2`` or ``dp bandwidth 100 GB/s``."""
-        value = f"× {self.factor:g}" if self.gbps is None else f"{self.gbps:g} GB/s"
-        return f"{self.role} bandwidth {value}"
+    def describe(self, recorded_gbps: float | None = None) -> str:
+        """Return ``tp bandwidth × 2`` or ``dp bandwidth 100 GB/s (recorded: 297 GB/s)``."""
+        if self.gbps is None:
+            return f"{self.role} bandwidth × {self.factor:g}"
+        recorded = "" if recorded_gbps is None else f" (recorded: {recorded_gbps:.3g} GB/s)"
+        return f"{self.role} bandwidth {self.gbps:g} GB/s{recorded}"
 
 
 class LatencyChange(NamedTuple):
@@ -138,9 +144,9 @@ class Changes:
         """Return these changes, and ranks that work as fast as their peers."""
         return replace(self, without_slow_ranks=ranks)
 
-    def describe(self) -> tuple[str, ...]:
-        """Return one phrase per change."""
-        phrases = [change.describe() for change in self.bandwidth]
+    def describe(self, recorded_gbps: Mapping[str, float] | None = None) -> tuple[str, ...]:
+        """Return one phrase per change. ``recorded_gbps`` are bus bandwidths by role."""
+        phrases = [change.describe((recorded_gbps or {}).get(change.role)) for change in self.bandwidth]
         phrases += [change.describe() for change in self.latency]
         phrases += [change.describe() for change in self.overlap]
         if self.without_slow_ranks:

@@ -49,40 +49,57 @@ def with_network(
     """
     if not bandwidth and not latency:
         return durations
-    transfers = recorded.joins.transfers
     ns = durations.transfer_ns.astype(np.float64)
     fixed_ns, inseparable = _latencies(recorded)
     notes = list(durations.assumptions)
     for change in bandwidth:
         own = _transfers_of(recorded, change.role, "--bandwidth")
         variable = np.maximum(ns - fixed_ns, 0.0)
-        if change.gbps is None:
-            faster = variable / change.factor
-        else:
-            factors = {
-                (name, size): bus_factor(recorded.run.names[name], size)
-                for name, size in set(zip(transfers.name.tolist(), transfers.participants.tolist(), strict=True))
-            }
-            factor = [
-                factors[key] for key in zip(transfers.name.tolist(), transfers.participants.tolist(), strict=True)
-            ]
-            faster = np.maximum(transfers.bytes, 0) * np.array(factor) / change.gbps
+        faster = variable / change.factor if change.gbps is None else _bus_bytes(recorded) / change.gbps
         ns = np.where(own, np.minimum(ns, fixed_ns) + faster, ns)
-        if inseparable & set(np.unique(recorded.transfer_role[own]).tolist()):
+        if kinds := _named(recorded, own & inseparable):
             notes.append(
-                f"All transfers of {change.role} are of about one size, so their latency is not known: all of their "
-                "time is taken to depend on the bandwidth."
+                "Latency and bandwidth cannot be told apart where all calls of an operation are of about one size: "
+                f"all of the time of {kinds} is taken to depend on the bandwidth."
             )
     for one in latency:
         own = _transfers_of(recorded, one.role, "--latency")
         new = fixed_ns * one.factor + one.ns if one.is_added else np.full(len(ns), float(one.ns))
         ns = np.where(own, np.maximum(ns - fixed_ns + new, 0.0), ns)
         needs_latency = not one.is_added or one.factor != 1.0
-        if needs_latency and inseparable & set(np.unique(recorded.transfer_role[own]).tolist()):
+        if needs_latency and (kinds := _named(recorded, own & inseparable)):
             notes.append(
-                f"All transfers of {one.role} are of about one size, so their latency is not known and taken as 0."
+                "Latency and bandwidth cannot be told apart where all calls of an operation are of about one size: the "
+                f"latency of {kinds} is taken as 0."
             )
     return Durations(durations.piece_ns, np.rint(ns).astype(np.int64), tuple(notes))
+
+
+def recorded_gbps(recorded: RecordedSteps, changes: Sequence[BandwidthChange]) -> dict[str, float]:
+    """Return the bus bandwidth that the roles of changes have beyond their latency, 10⁹ bytes per second."""
+    fixed_ns, _ = _latencies(recorded)
+    variable_ns = np.maximum(recorded.transfer_ns - fixed_ns, 0.0)
+    moved, found = _bus_bytes(recorded), {}
+    for change in changes:
+        own = recorded.of_role(change.role)
+        if total_ns := float(variable_ns[own].sum()):
+            found[change.role] = float(moved[own].sum()) / total_ns
+    return found
+
+
+def _bus_bytes(recorded: RecordedSteps) -> Float64:
+    """Return the bytes of each transfer on the busiest link of a ring."""
+    transfers = recorded.joins.transfers
+    kinds = list(zip(transfers.name.tolist(), transfers.participants.tolist(), strict=True))
+    factors = {(name, size): bus_factor(recorded.run.names[name], size) for name, size in set(kinds)}
+    return np.asarray(np.maximum(transfers.bytes, 0) * np.array([factors[kind] for kind in kinds], np.float64))
+
+
+def _named(recorded: RecordedSteps, chosen: Bool) -> str:
+    """Return the roles and operations of transfers, such as ``dp all_reduce and pp send``."""
+    kinds = zip(recorded.transfer_role[chosen].tolist(), recorded.joins.transfers.name[chosen].tolist(), strict=True)
+    names = sorted({f"{recorded.roles.words[role]} {recorded.run.names[name]}" for role, name in kinds})
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _transfers_of(recorded: RecordedSteps, role: str, option: str) -> Bool:
@@ -96,14 +113,14 @@ def _transfers_of(recorded: RecordedSteps, role: str, option: str) -> Bool:
     return own
 
 
-def _latencies(recorded: RecordedSteps) -> tuple[Float64, set[int]]:
-    """Return the latency of each transfer, ns, and the roles of which some have none that can be known.
+def _latencies(recorded: RecordedSteps) -> tuple[Float64, Bool]:
+    """Return the latency of each transfer, ns, and which transfers have none that can be known.
 
     A line is put through the medians of the smallest and the largest transfers of the same role, operation and group.
     """
     transfers = recorded.joins.transfers
     latency = np.zeros(len(transfers))
-    unknown: set[int] = set()
+    unknown = np.zeros(len(transfers), np.bool_)
     if not len(transfers):
         return latency, unknown
     first, kind = grouped(pack([recorded.transfer_role, transfers.name, transfers.participants]))
@@ -114,7 +131,7 @@ def _latencies(recorded: RecordedSteps) -> tuple[Float64, set[int]]:
         num_bytes = transfers.bytes[own]
         least, most = int(num_bytes.min()), int(num_bytes.max())
         if most < _SIZES_APART * max(least, 1):
-            unknown.add(int(recorded.transfer_role[own[0]]))
+            unknown[own] = True
             continue
         short, long = (float(np.median(transfers.ns[own][num_bytes == size])) for size in (least, most))
         latency[own] = min(max(short - (long - short) * least / (most - least), 0.0), short)

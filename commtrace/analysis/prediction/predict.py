@@ -39,6 +39,7 @@ from commtrace.analysis.prediction.durations import (
     Durations,
     fastest_and_slowest_stand_in,
     measured_durations,
+    recorded_gbps,
     with_network,
     with_overlap,
     without_slow_ranks,
@@ -377,7 +378,7 @@ def _prediction(
     else:
         left_out.append("scatter of steps (not known: one step)")
     return Prediction(
-        changes=changes.describe(),
+        changes=changes.describe(recorded_gbps(recorded, changes.bandwidth)),
         fidelity=fidelity,
         modelled_ns=float(changed_ns.mean()),
         predicted_ns=float(changed_ns.mean()) + unexplained,

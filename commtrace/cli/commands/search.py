@@ -62,8 +62,8 @@ def search(
     bandwidth: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ROLE=GBPS",
-            help="Bandwidth on the bus instead of the run's; between nodes ROLE=between:GBPS. Repeatable.",
+            metavar="ROLE=RATE",
+            help="Bus bandwidth instead of the run's: tp=300GB/s; between nodes dp-cp=between:200Gbit/s. Repeatable.",
             show_default=False,
         ),
     ] = None,

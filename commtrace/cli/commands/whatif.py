@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import sys
+import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -43,6 +43,8 @@ from commtrace.viewer.what_if import Question
 _PLACED_BY_HAND: Final = "pipeline_model_parallel_layout"
 """Megatron-core's option that gives each stage any layers; of a run that has it, the layout does not tell them."""
 
+_MOST_DIGITS: Final = 3
+
 _ALL: Final = "all"
 """Every rank that ``commtrace straggler`` names."""
 
@@ -67,7 +69,7 @@ BandwidthOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ROLE=2x",
-        help="Bandwidth of a role (or of all): a factor, or bus bandwidth as in dp=100GB/s. Repeatable.",
+        help="Bandwidth of a role (or of all): a factor, or bus bandwidth: dp=100GB/s, dp=800Gbit/s. Repeatable.",
         show_default=False,
     ),
 ]
@@ -174,7 +176,7 @@ def whatif(
     if output is not None:
         _write(outcome, output, run)
     if json_output:
-        sys.stdout.write(json.dumps(_answer(opened, outcome.prediction), allow_nan=False) + "\n")
+        typer.echo(json.dumps(_answer(opened, outcome.prediction), allow_nan=False, indent=2))
         return
     console = wide_console()
     console.print(f"Run {escape(opened.recorded.any_metadata.run_id)}", style="dim")
@@ -275,11 +277,19 @@ def verdict_text(prediction: Prediction) -> str:
     if not prediction.changes:
         return f"A step takes {milliseconds(measured)} ms; the replay takes {_percent(prediction.fidelity.error)}."
     saved = measured - prediction.predicted_ns
-    less = "less" if saved >= 0 else "more"
-    return (
-        f"A step would take {milliseconds(prediction.predicted_ns)} ± {milliseconds(prediction.uncertainty_ns)} ms: "
-        f"{abs(saved) / measured:.1%} {less} than the measured {milliseconds(measured)} ms."
+    digits = _digits(prediction.uncertainty_ns)
+    predicted, error, recorded = (
+        f"{ns / 1e6:.{digits}f}" for ns in (prediction.predicted_ns, prediction.uncertainty_ns, measured)
     )
+    change = f"{abs(saved) / measured:.1%}"
+    less = "less" if saved >= 0 else "more"
+    compared = f"{change} {less} than the measured {recorded} ms" if change != "0.0%" else "as long as the measured one"
+    return f"A step would take {predicted} ± {error} ms: {compared}."
+
+
+def _digits(error_ns: float) -> int:
+    """Return the digits behind the point with which an error in ms has two that count: those of the number, too."""
+    return max(1 - math.floor(math.log10(error_ns / 1e6)), 0) if error_ns >= 1 else _MOST_DIGITS
 
 
 def print_prediction(console: Console, prediction: Prediction) -> None:

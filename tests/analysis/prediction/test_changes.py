@@ -14,6 +14,7 @@ from commtrace.errors import ConfigurationError
         ("tp=2x", BandwidthChange("tp", 2.0), "tp bandwidth × 2"),
         ("all=0.5x", BandwidthChange("all", 0.5), "all bandwidth × 0.5"),
         ("dp=100GB/s", BandwidthChange("dp", gbps=100.0), "dp bandwidth 100 GB/s"),
+        ("dp=800Gbit/s", BandwidthChange("dp", gbps=100.0), "dp bandwidth 100 GB/s"),
     ],
 )
 def test_bandwidth_is_a_factor_or_a_rate(text: str, change: BandwidthChange, phrase: str) -> None:

@@ -120,7 +120,7 @@ def test_if_nothing_fits_it_says_so_and_ends_with_1(run: Path, tmp_path: Path, m
     [
         ((), "the sizes of its model were not recorded"),
         (("JOB", "--memory", "0"), "--memory 0: give the memory of a GPU in GiB"),
-        (("JOB", "--bandwidth", "tp"), "--bandwidth tp: write ROLE=GBPS"),
+        (("JOB", "--bandwidth", "tp"), "--bandwidth tp: write a role and a rate, as tp=300GB/s"),
         (("JOB", "--cp", "1,x"), "--cp 1,x: write sizes with commas between them"),
         (("JOB", "--cp", ""), "--cp : write sizes with commas between them"),
         (("JOB", "--ep", "2"), "the model has no experts to divide"),

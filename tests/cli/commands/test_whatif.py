@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,28 @@ def test_without_changes_only_the_fidelity_is_printed(job: str) -> None:
     assert "Replay of the run itself" in result.stdout
     assert "would take" not in result.stdout
     assert f"commtrace whatif {job} --without-slow-rank all" in result.stdout.replace("\n", "")
+
+
+def test_a_bandwidth_stands_beside_the_recorded_one(job: str) -> None:
+    result = CliRunner().invoke(app, ["whatif", job, "--bandwidth", "dp=800Gbit/s"])
+
+    assert "Changed: dp bandwidth 100 GB/s (recorded: 29" in result.stdout
+
+
+def test_operations_whose_latency_is_not_known_are_named(job: str) -> None:
+    of_all, of_pp = (asked(job, "--bandwidth", text)["assumptions"] for text in ("all=2x", "pp=2x"))
+    said = "cannot be told apart where all calls of an operation are of about one size: all of the time of "
+
+    assert of_pp[0].endswith(f"{said}pp recv and pp send is taken to depend on the bandwidth.")
+    assert "dp all_gather, dp reduce_scatter, " in of_all[0]
+
+
+def test_a_number_and_its_error_have_as_many_digits(job: str) -> None:
+    verdict = asked(job, "--without-slow-rank", "all")["verdict"]
+    changed_nothing = asked(job, "--bandwidth", "all=1x")["verdict"]
+
+    assert re.fullmatch(r"A step would take \d+\.\d ± \d\.\d ms: \d+\.\d% less than the measured \d+\.\d ms\.", verdict)
+    assert changed_nothing.endswith(" ms: as long as the measured one.")
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,10 @@ _MISSED: Final = 0.005
 """Least error of the replay that is printed, as a share."""
 
 _RECOVERS_SOMETHING: Final = 0.005
+_MORE_THAN_ALL: Final = " More than 100%: the others keep what they have below the mean."
+_IDEAL_BESIDE_COSTS: Final = (
+    "Ideal is the mean of the same work, slow ranks included; a cost compares with the other ranks only."
+)
 _INDENT: Final = 13
 _LEGEND: Final = (
     "S: the mean step with measured durations over that with ideal ones (the mean of the same work); of a part, if "
@@ -123,18 +127,21 @@ def _print(console: Console, report: StragglerReport) -> None:
         console.print()
     console.print()
     print_basis(console, report.alignment, report.problems)
-    _print_slowdown(console, report.slowdown)
+    _print_slowdown(console, report.slowdown, beside_costs=bool(verdicts))
 
 
-def _print_slowdown(console: Console, what_if: WhatIf) -> None:
+def _print_slowdown(console: Console, what_if: WhatIf, *, beside_costs: bool) -> None:
     console.print(
         f"[bold]Slowdown against ideal durations: S = {what_if.slowdown:.3f}[/], mean of {_steps(len(what_if.by_step))}"
     )
+    if beside_costs:
+        console.print(_IDEAL_BESIDE_COSTS)
     of_workers, of_stage = what_if.slowest_workers_share, what_if.last_stage_share
     if what_if.slowdown >= _WORTH_EXPLAINING and not math.isnan(of_workers) and not math.isnan(of_stage):
         stage = f", on the last stage {_recovered(of_stage)} (M_S)" if len(what_if.by_stage) > 1 else ""
         console.print(
             f"Ideal durations on {_slowest(what_if)} would recover {_recovered(of_workers)} of it (M_W){stage}."
+            f"{_MORE_THAN_ALL if max(of_workers, of_stage) >= 1 + _RECOVERS_SOMETHING else ''}"
         )
     if abs(what_if.launch_slowdown - 1) >= _MISSED:
         console.print(f"The measured steps take {what_if.launch_slowdown:.3f} times as long as the replayed ones.")

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace.cli.main import app
+from commtrace.synth import Fault, Job, synthesize, write
 from tests.cli.commands.test_summary import write_run
 from tests.factory import make_run, span
 from tests.pipeline_factory import PipelineJob
@@ -79,6 +80,21 @@ def test_there_is_one_cause_and_one_advice(tmp_path: Path, command: str) -> None
     assert "Waited for most: rank 1 (100% of all waiting), named above." in shown
     assert "Balance the ranks" not in shown
     assert "Look at the device" in shown
+
+
+def test_a_cost_and_a_slowdown_against_the_mean_are_told_apart(tmp_path: Path) -> None:
+    """The mean of the same work has the slow rank in it, so the others are below it."""
+    shape = {"pp": 4, "dp": 2, "steps": 20}
+    write(synthesize(Job(**shape, faults=(Fault.parse("slow-rank=3:1.3"),))), tmp_path / "slow")
+    write(synthesize(Job(**shape)), tmp_path / "well")
+    runs = (str(tmp_path / name) for name in ("slow", "well"))
+    of_slow, of_well = (" ".join(runner.invoke(app, ["straggler", run]).output.split()) for run in runs)
+    said = "Ideal is the mean of the same work, slow ranks included; a cost compares with the other ranks only."
+
+    assert f"mean of 19 steps {said} Ideal durations on the slowest, rank 3, would recover 11" in of_slow
+    assert "More than 100%: the others keep what they have below the mean." in of_slow
+    assert said not in of_well
+    assert "More than 100%" not in of_well
 
 
 def test_the_advice_on_several_ranks_is_in_the_plural(tmp_path: Path) -> None:

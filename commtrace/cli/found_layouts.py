@@ -151,9 +151,9 @@ def _to_measure(prediction: Prediction) -> Iterator[str]:
 def _of_the_run(predictor: Predictor, found: Found, memory: float) -> Iterator[str]:
     costs = predictor.costs
     predicted_ns = costs.step_ns - predictor.reproduced.rest_ns
-    rest = f" What they leave of it, {duration(predictor.rest_ns)}, is added to every prediction."
+    rest = f" The rest, {duration(predictor.rest_ns)}, is added to every prediction."
     yield (
-        f"The recorded step took {duration(costs.step_ns)}; from its parts {duration(predicted_ns)} are predicted "
+        f"The recorded step took {duration(costs.step_ns)}; its parts make {duration(predicted_ns)} "
         f"({predictor.error:+.1%}).{rest if predictor.rest_ns else ''}"
     )
     if found.recorded is not None and found.recorded.peak_bytes > memory * (1 << 30):

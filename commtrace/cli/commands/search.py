@@ -101,10 +101,11 @@ def search(
 ) -> None:
     """Print the layouts in which a recorded or profiled job should train fastest, with their memory.
 
-    What a layer takes, and the bandwidths, are measured in the run; memory follows from formulas. It varies tp, pp, dp,
-    microbatches, chunks, the layers of the first and the last stage, and recomputation, with --cp and --ep also these;
-    the global batch stays. Of a folder of Aceso's profiles, and a JSON file of its model, it divides the measured
-    operators. Ends with 1 if no layout fits.
+    What a layer takes, and the bandwidths, are measured in the run; memory follows from formulas. The fastest layout
+    that assumes nothing else comes first, and a faster one with assumptions stands beside it. The search varies tp, pp,
+    dp, microbatches, chunks, the layers of the first and the last stage, and recomputation, with --cp and --ep also
+    these; the global batch stays. Of a folder of Aceso's profiles, and a JSON file of its model, it divides the
+    measured operators. Ends with 1 if no layout fits.
     """
     if aceso is not None:
         predict_aceso(measured, aceso, gpus_per_node or 8, json_output)

@@ -164,7 +164,10 @@ def _print_recorded(noted: set[Path], began_ns: int, environment: Mapping[str, s
         recorded = _written_since(directory, began_ns)
     if not recorded:
         run_id = environment.get("COMMTRACE_RUN_ID")
-        directory = directory.replace(RUN_ID_PLACE, run_id) if run_id else directory
+        if run_id:
+            directory = directory.replace(RUN_ID_PLACE, run_id)
+        elif RUN_ID_PLACE in directory:  # the ranks would have agreed on a name
+            directory = os.path.dirname(directory.partition(RUN_ID_PLACE)[0]) or "."
         typer.echo(
             f"\ncommtrace: nothing was recorded in {directory}. {_likely_reason(environment, exit_code)}", err=True
         )

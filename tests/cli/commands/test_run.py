@@ -152,6 +152,11 @@ def test_output_of_the_command_is_left_alone_and_ours_goes_to_stderr(tmp_path: P
     assert not (tmp_path / "commtrace-runs").exists()
 
 
+def test_a_run_without_ranks_and_without_a_name_names_the_folder_of_runs(tmp_path: Path) -> None:
+    completed = _run("--", "true", cwd=tmp_path)
+    assert f"commtrace: nothing was recorded in {tmp_path}/commtrace-runs. Did a process call" in completed.stderr
+
+
 def test_where_it_is_turned_off_that_is_the_reason(tmp_path: Path) -> None:
     completed = _run("--", "true", cwd=tmp_path, env={"COMMTRACE_ENABLED": "0"})
 

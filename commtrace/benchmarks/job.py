@@ -73,6 +73,14 @@ class Job:
         dist.all_gather_object(values, value, group=self.control)
         return [value for value in values if value is not None]
 
+    def await_rank_0(self) -> None:
+        """Return when rank 0 gets here too, or has ended.
+
+        It says what was found, or what is wrong, and a launcher would end it as soon as another rank ends.
+        """
+        with suppress(RuntimeError):
+            self.gather(None)
+
     def most_bytes(self) -> int:
         """Return the memory that every rank can use."""
         return min(self.gather(self._own_memory()))
@@ -141,16 +149,10 @@ def join(backend: str = "", seconds: float = 300.0) -> Iterator[Job]:
         except ConfigurationError as error:
             if job.rank == 0:
                 raise
-            _await_rank_0(job)
+            job.await_rank_0()
             raise SystemExit(_WRONG_OPTIONS) from error
     # Not after an error: other ranks may wait for this one, and destroying waits for them.
     dist.destroy_process_group()
-
-
-def _await_rank_0(job: Job) -> None:
-    """Return when rank 0 has ended: it says what is wrong, and a launcher would end it as soon as another rank ends."""
-    with suppress(RuntimeError):
-        job.gather(None)
 
 
 def first_line(error: Exception) -> str:

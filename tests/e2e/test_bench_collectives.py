@@ -119,6 +119,14 @@ def test_a_job_too_small_for_its_groups_is_said_once(start: Starter) -> None:
     assert job.returncode == 1
 
 
+def test_a_folder_that_is_missing_is_said_once_before_anything_is_measured(tmp_path: Path) -> None:
+    job = fork([*COMMAND, *ENDLESS, "-o", str(tmp_path / "gone" / "baseline.json")], 2)
+
+    assert job.stdout.count(f"the folder {tmp_path}/gone does not exist; make it first") == 1
+    assert "Traceback" not in job.stdout
+    assert job.returncode == 1
+
+
 def test_without_a_launcher_it_says_how_to_start_it() -> None:
     result = CliRunner(env={"RANK": None, "WORLD_SIZE": None}).invoke(app, ["bench", "collectives"])
 

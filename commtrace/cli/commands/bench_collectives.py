@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -16,10 +16,11 @@ from rich.table import Table
 
 from commtrace.analysis.communication.baseline import Baseline, Measurement
 from commtrace.analysis.communication.links import SlowLinks, find_slow_links
+from commtrace.analysis.communication.rates import parse_rate
 from commtrace.analysis.formatting import format_ranks
 from commtrace.benchmarks.expectations import ALL_GROUPS, USUAL, Rate, Share, decisive, shares
 from commtrace.benchmarks.groups import WORDS, choose_groups
-from commtrace.benchmarks.job import join
+from commtrace.benchmarks.job import Job, join
 from commtrace.benchmarks.operations import OPERATIONS
 from commtrace.cli.arguments import JsonOption, given_bytes
 from commtrace.cli.commands.bandwidth import slow_links_text
@@ -33,7 +34,6 @@ from commtrace.cli.output import (
     wide_console,
 )
 from commtrace.errors import ConfigurationError
-from commtrace.planning.times import ALL, parse_bandwidths
 from commtrace.trace.json_values import to_json
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ def bench_collectives(
         # Here, because it imports torch.
         from commtrace.benchmarks.collectives import Results, Settings, environment, measure_collectives
 
+        _check_folders(job, {"--output": output, "--plot": plot})
         largest = largest or max(_LARGEST[job.backend], smallest)
         if largest < smallest:
             raise ConfigurationError(f"--max-bytes {max_bytes} is below --min-bytes {min_bytes}: exchange them")
@@ -151,8 +152,20 @@ def bench_collectives(
         finally:
             say_all()
         lowest = decisive(shares(results.baseline(), rates, job.nodes))
-        job.gather(None)  # a launcher ends rank 0 when another rank ends with 1: not before it has said all
+        job.await_rank_0()
     raise typer.Exit(130 if results.is_stopped else 1 if lowest is not None and not lowest.is_enough else 0)
+
+
+def _check_folders(job: Job, files: Mapping[str, Path | None]) -> None:
+    """Raise ConfigurationError on all ranks if rank 0 could not write a file later: measuring takes minutes."""
+    missing = [
+        f"{option} {path}: the folder {path.parent} does not exist; make it first"
+        for option, path in files.items()
+        if job.rank == 0 and path is not None and not path.absolute().parent.is_dir()
+    ]
+    of_rank_0 = job.gather(missing)[0]
+    if of_rank_0:
+        raise ConfigurationError(of_rank_0[0])
 
 
 def _operations(text: str) -> tuple[str, ...]:
@@ -169,8 +182,8 @@ def _rates(texts: Sequence[str], words: Sequence[str]) -> dict[str, Rate]:
     for text in texts:
         word, _, rate = text.rpartition("=")
         try:
-            bytes_per_second = parse_bandwidths([f"{ALL}={rate}"])[ALL]
-        except ConfigurationError:
+            bytes_per_second = parse_rate(rate)
+        except ValueError:
             raise ConfigurationError(
                 f"--expect {text}: write a rate, such as 400Gbit/s or 50GB/s, or that of a group, such as node=450GB/s"
             ) from None

@@ -31,6 +31,7 @@ WAYS = ((), (BY_KERNELS,)) if hasattr(ProcessGroup, "register_pre_hook") else ((
 
 _RANKS = REPOSITORY / "tests" / "e2e" / "ranks.py"
 _SECONDS_TO_DUMP_STACKS = 5.0
+_SECONDS_TO_IMPORT = 120.0
 
 _READ_AT_IMPORT = ("TORCH", "OMP", "PYTHON", "LD_")
 """Beginnings of variables that Python, the loader of libraries, or torch reads once."""
@@ -163,16 +164,72 @@ def _start_forked(words: Sequence[str], environment: dict[str, str], output: str
     return _Forked(_server(), {"words": [*words], "environment": environment, "output": output})
 
 
+class _Server:
+    """The process that has imported torch. It ends with this one, which closes its standard input."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", str(_RANKS), "--serve"],
+            cwd=REPOSITORY,
+            env=_environment({}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,  # so that select knows of every answer
+            start_new_session=True,  # Ctrl-C is for this process, which ends the jobs
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._answers = self._process.stdin, self._process.stdout
+        atexit.register(self.stop)
+
+    def is_there(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, request: Mapping[str, object]) -> None:
+        self._requests.write(json.dumps(request).encode() + b"\n")
+
+    def answer(self, seconds: float | None) -> int | None:
+        """Return the next answer; None if there is none within so many seconds."""
+        if not select.select([self._answers], [], [], seconds)[0]:
+            return None
+        line = self._answers.readline()
+        if not line:
+            raise RuntimeError(f"the server of forked jobs ended with {self._process.wait()}")
+        return int(line)
+
+    def stop(self) -> None:
+        """End it. What it forked goes on."""
+        self._requests.close()
+        try:
+            self._process.wait(_SECONDS_TO_DUMP_STACKS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._answers.close()
+
+
+_servers: list[_Server] = []
+"""The newest one is last."""
+
+
+def _server() -> _Server:
+    if not _servers or not _servers[-1].is_there():
+        _servers.append(_Server())
+    return _servers[-1]
+
+
 class _Forked:
     """A process that the server forked, which says when it has ended."""
 
-    def __init__(self, server: subprocess.Popen[bytes], job: Mapping[str, object]) -> None:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        server.stdin.write(json.dumps(job).encode() + b"\n")
-        self._answers = server.stdout
-        self.pid = int(self._answers.readline())
+    def __init__(self, server: _Server, job: Mapping[str, object]) -> None:
+        server.ask(job)
+        pid = server.answer(_SECONDS_TO_IMPORT)
+        if pid is None:
+            server.stop()  # its answer must not become that to another job
+            raise RuntimeError(f"the server of forked jobs did not fork one within {_SECONDS_TO_IMPORT:g} s")
+        self.pid = pid
         self.returncode: int = -1
+        self._server = server
         self._has_ended = False
 
     def poll(self) -> int | None:
@@ -190,30 +247,12 @@ class _Forked:
 
     def _await(self, seconds: float | None) -> int | None:
         if not self._has_ended:
-            if not select.select([self._answers], [], [], seconds)[0]:
+            status = self._server.answer(seconds)
+            if status is None:
                 return None
-            self.returncode = int(self._answers.readline())
+            self.returncode = status
             self._has_ended = True
         return self.returncode
-
-
-@functools.cache
-def _server() -> subprocess.Popen[bytes]:
-    """Start the process that has imported torch. It ends with this one, which closes its standard input."""
-    server = subprocess.Popen(
-        [sys.executable, "-u", str(_RANKS), "--serve"],
-        cwd=REPOSITORY,
-        env=_environment({}),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        bufsize=0,  # so that select knows of every answer
-    )
-    atexit.register(_stop, server)
-    return server
-
-
-def _stop(server: subprocess.Popen[bytes]) -> None:
-    server.communicate(timeout=_SECONDS_TO_DUMP_STACKS)
 
 
 def _abort(process: _Process) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import launch as launching
 from tests.e2e.launch import Starter, fork, launch
 
 pytestmark = [pytest.mark.e2e, pytest.mark.parametrize("start", [launch, fork])]
@@ -54,3 +55,15 @@ def test_a_job_that_hangs_is_aborted_with_its_stacks(start: Starter, tmp_path: P
     assert completed.timed_out
     assert completed.returncode != 0
     assert "in where_it_hangs" in completed.stdout
+
+
+def test_a_job_starts_after_what_forks_jobs_has_died(start: Starter, tmp_path: Path) -> None:
+    script = tmp_path / "hello.py"
+    script.write_text("import os\nos.write(1, b'hello\\n')\n")
+    assert start([script], nproc=1, timeout=60).stdout == "hello\n"
+    for server in launching._servers:
+        server.stop()
+
+    completed = start([script], nproc=2, timeout=60)
+
+    assert (completed.stdout, completed.returncode) == ("hello\n" * 2, 0)

@@ -18,9 +18,9 @@ PYTEST := $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 # `make test STRICT=1`, which is what .ci/run runs, fails where a test is skipped that tests/expected_skips.txt does not list.
 # What needs no training: of it `make check` runs the tests.
 CHECKED := tests/test_import_rules.py tests/test_public_api.py tests/test_docs.py tests/test_site.py tests/test_config.py
-# Quiet, but for errors: `make install PIP_QUIET=` shows what pip does.
-PIP_QUIET ?= --quiet
-PIP := $(BIN)/python -m pip $(PIP_QUIET) --disable-pip-version-check --retries 10 --timeout 120
+# Quiet, but for errors: `make install QUIET_INSTALL=` shows what pip does.
+QUIET_INSTALL ?= --quiet
+PIP := $(BIN)/python -m pip $(QUIET_INSTALL) --disable-pip-version-check --retries 10 --timeout 120
 export PIP_NO_INPUT := 1
 # Tests start hundreds of Pythons, each of which would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -31,7 +31,7 @@ PYTHON_NEWEST ?= $(shell for python in python3.12 $(HOME)/.pyenv/versions/3.12*/
 TORCH_NEWEST ?= torch==2.15.0
 MEGATRON_NEWEST ?= megatron-core==0.19.2
 NEWEST := .venv-newest
-NEWEST_PIP := $(NEWEST)/bin/python -m pip $(PIP_QUIET) --disable-pip-version-check --retries 10 --timeout 120
+NEWEST_PIP := $(NEWEST)/bin/python -m pip $(QUIET_INSTALL) --disable-pip-version-check --retries 10 --timeout 120
 # Oracle, capture, pipelining, Megatron and the example.
 NEWEST_TESTS := tests/matrix tests/capture tests/integrations tests/e2e/test_capture_oracle.py \
 	tests/e2e/test_capture_origins.py tests/e2e/test_pipelining.py tests/e2e/test_megatron_training.py

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
-from commtrace.planning.communication import Traffic, stage_traffic
+from commtrace.planning.communication import GRADIENT_NORM, Traffic, stage_traffic
 from commtrace.planning.layout import Layout, groups
 from commtrace.planning.memory import stage_memory
-from commtrace.planning.model import Model
 from commtrace.planning.parameters import stage_parameters
 from commtrace.search.candidates import fitting_model
 from commtrace.search.costs import PartTimes, RunCosts, recomputed_ns
@@ -74,6 +72,7 @@ class Predictor:
     gpus_per_node: int  # of the layouts that are predicted
     links: Links  # likewise
     _parts: dict[Layout, PartTimes] = field(default_factory=dict)
+    _roles: dict[Layout, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def like(cls, costs: RunCosts) -> Predictor:
@@ -140,10 +139,29 @@ class Predictor:
             changed.append(f"microbatch {layout.microbatch}")
         if layout.recompute != run.recompute:
             changed.append(f"recompute {layout.recompute}")
-        used = [role for role, size in _role_sizes(self.costs.model, layout) if size > 1]
         has = self.links.has
-        borrowed = [role for role in used if not has(Place(role, self._reaches_over_nodes(layout, role)))]
+        sending = self._sending_roles(layout)
+        borrowed = [role for role in sending if not has(Place(role, self._reaches_over_nodes(layout, role)))]
         return (*changed, *(self._source(layout, role) for role in borrowed))
+
+    def _sending_roles(self, layout: Layout) -> tuple[str, ...]:
+        """Return the roles whose groups send, but those that reduce only the norm of gradients, each once.
+
+        Layouts of the same groups share them.
+        """
+        alike = replace(
+            layout, chunks=1, first_stage_layers=0, last_stage_layers=0, microbatch=1, microbatches=1, recompute="none"
+        )
+        if alike not in self._roles:
+            rows = self._rows_at_the_ends(layout)
+            sending = (row.role for row in rows if row.group_size > 1 and row.what != GRADIENT_NORM)
+            self._roles[alike] = tuple(dict.fromkeys(sending))
+        return self._roles[alike]
+
+    def _rows_at_the_ends(self, layout: Layout) -> list[Traffic]:
+        """Return the communication of the first and the last stage; between them are no other roles."""
+        model = fitting_model(self.costs.model, layout.tp)
+        return [row for stage in sorted({0, layout.pp - 1}) for row in stage_traffic(model, layout, stage)]
 
     def _source(self, layout: Layout, role: str) -> str:
         return f"{role} of the baseline" if self._in_baseline(layout, role) else f"{_BANDWIDTH_OF}{role}"
@@ -152,8 +170,8 @@ class Predictor:
         """Return whether the baseline has all calls of a role on the first and the last stage."""
         if self.links.baseline is None:
             return False
-        model, reaches = fitting_model(self.costs.model, layout.tp), self._reaches_over_nodes(layout, role)
-        rows = [row for stage in {0, layout.pp - 1} for row in stage_traffic(model, layout, stage)]
+        reaches = self._reaches_over_nodes(layout, role)
+        rows = self._rows_at_the_ends(layout)
         return all(self.links.in_baseline(row, reaches) for row in rows if row.role == role)
 
     def _time(self, layout: Layout, rest_ns: int) -> StepTime:
@@ -254,18 +272,3 @@ class Predictor:
 
 def _differ(name: str, run: Layout, layout: Layout) -> bool:
     return bool(getattr(run, name) != getattr(layout, name))
-
-
-def _role_sizes(model: Model, layout: Layout) -> Iterator[tuple[str, int]]:
-    """Yield the roles whose groups send, with their ranks; without those that reduce only the norm of gradients."""
-    yield "tp", layout.tp
-    yield "cp", layout.cp
-    yield "pp", layout.pp
-    yield "dp-cp", layout.data_copies
-    if model.tied_embeddings:
-        yield "embedding", layout.pp
-    if model.experts:
-        yield "expert-dp", layout.expert_data_copies if layout.ep > 1 else 1
-        yield "ep", layout.ep
-        yield "expert-tp", layout.expert_tp
-        yield "tp-ep", layout.expert_tp * layout.ep

@@ -261,3 +261,18 @@ def test_every_role_whose_bandwidth_is_borrowed_is_named(tied: bool, ep: int, ex
     assumed = Predictor(replace(COSTS, model=model), 64, Links({Place("mp", False): WITHIN}, {})).assumed(layout)
 
     assert {one for one in assumed if one.startswith("bandwidth")} == {f"bandwidth of {role}" for role in sends}
+
+
+def test_roles_of_an_exchange_that_is_not_planned_are_not_named() -> None:
+    """Nothing is sent in the plan then, so that no time depends on their bandwidth."""
+    model = replace(MODEL, experts=8, tied_embeddings=False)
+    layout = replace(LAYOUT, pp=2, dp=2, cp=2, ep=2, expert_tp=2, sequence_parallel=True)
+    unplanned = replace(layout, cp_communication="other", expert_dispatcher="other")
+    predictor = Predictor(replace(COSTS, model=model, layout=layout), 64, Links({Place("mp", False): WITHIN}, {}))
+    usual, other = (
+        {one.removeprefix("bandwidth of ") for one in predictor.assumed(each)} for each in (layout, unplanned)
+    )
+
+    assert usual == {"tp", "cp", "pp", "dp-cp", "expert-dp", "ep", "expert-tp", "tp-ep"}
+    assert usual - other == {"cp", "ep", "expert-tp", "tp-ep"}
+    assert other < usual

@@ -18,7 +18,11 @@ from commtrace.trace.json_values import JsonObject, to_json
 
 def search_json(predictor: Predictor, found: Found, sequences: int, memory: float, notes: Sequence[str]) -> JsonObject:
     """Return the answer as ``--json`` has it."""
-    sentences = (*_of_ties(found), *_of_assumptions(predictor, found), *_of_the_run(predictor, found, memory))
+    sentences = (
+        *_of_ties(predictor, found),
+        *_of_assumptions(predictor, found),
+        *_of_the_run(predictor, found, memory),
+    )
     return {
         "verdict": _verdict(predictor, found, memory),
         "global_batch": sequences,
@@ -39,7 +43,7 @@ def search_json(predictor: Predictor, found: Found, sequences: int, memory: floa
 def print_search(console: Console, predictor: Predictor, found: Found, memory: float, notes: Sequence[str]) -> None:
     """Print the layout to take with its arguments, the fastest with assumptions with its own, and the others."""
     console.print(_verdict(predictor, found, memory), style="bold", markup=False)
-    for sentence in _of_ties(found):
+    for sentence in _of_ties(predictor, found):
         console.print(sentence, markup=False)
     if found.chosen is not None:
         _print_arguments(console, found.chosen)
@@ -103,12 +107,18 @@ def _words(layout: Layout) -> str:
     return " · ".join(words)
 
 
-def _of_ties(found: Found) -> Iterator[str]:
-    if len(found.ties) > 1 and found.measured is not None:
-        yield (
-            f"{len(found.ties):,} layouts are a tie: within the ± of the fastest of them, "
-            f"{duration(found.measured.time.step_ns)}. This is the simplest."
-        )
+def _of_ties(predictor: Predictor, found: Found) -> Iterator[str]:
+    """Yield why the layout of the verdict may not be the first of the table."""
+    ties = found.assuming_ties if found.chosen is None else found.ties
+    if len(ties) > 1:
+        yield _tie(predictor, ties)
+
+
+def _tie(predictor: Predictor, ties: Sequence[Prediction]) -> str:
+    return (
+        f"{len(ties):,} layouts are a tie: within ± {share(predictor.uncertainty)} of the fastest of them, "
+        f"{duration(ties[0].time.step_ns)}. This is the simplest."
+    )
 
 
 def _is_faster_with_assumptions(predictor: Predictor, found: Found) -> bool:
@@ -125,10 +135,11 @@ def _of_assumptions(predictor: Predictor, found: Found) -> Iterator[str]:
     if found.chosen is None:
         yield f"No layout that fits was measured as it is. This one assumes {assumed}; the run did not measure that."
     elif _is_faster_with_assumptions(predictor, found):
+        tie = f" {_tie(predictor, found.assuming_ties)}" if len(found.assuming_ties) > 1 else ""
         slower = found.chosen.time.step_ns / found.assuming.time.step_ns - 1
         yield (
-            f"With assumptions: {_result(found.assuming)} It assumes {assumed}; the run did not measure that. If its "
-            f"step takes {share(slower)} longer, it is no faster than the one above."
+            f"With assumptions: {_result(found.assuming)}{tie} It assumes {assumed}; the run did not measure that. If "
+            f"its step takes {share(slower)} longer, it is no faster than the one above."
         )
     else:
         yield "With assumptions, none is faster by more than the error."
@@ -189,7 +200,7 @@ def _table(found: Found) -> Table:
 def _marks(found: Found, layout: Layout) -> Iterator[str]:
     if found.chosen is not None and layout == found.chosen.layout:
         yield "chosen"
-    elif layout in found.ties:
+    elif any(layout == one.layout for one in found.ties):
         yield "tie"
     if found.recorded is not None and layout == found.recorded.layout:
         yield "recorded"

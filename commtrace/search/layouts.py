@@ -25,8 +25,9 @@ class Found:
     best: tuple[Prediction, ...]  # the fastest first
     measured: Prediction | None  # the fastest of those whose work was measured as it is
     chosen: Prediction | None  # the simplest of those that are a tie with it, and assume nothing either
-    ties: tuple[Layout, ...]  # all of these, itself included
+    ties: tuple[Prediction, ...]  # all of these, itself included; the fastest first
     assuming: Prediction | None  # the simplest of those that are a tie with the fastest that assumes something
+    assuming_ties: tuple[Prediction, ...]  # all of these, likewise
     recorded: Prediction | None  # the run's own layout, fitting or not; None for other GPUs or another batch
     layouts: int  # that were looked at
     fitting: int  # of these, layouts that fit
@@ -130,8 +131,9 @@ def search_layouts(
         best=tuple(predictions[:top]),
         measured=fastest.get(True),
         chosen=_simplest(measured, like),
-        ties=tuple(one.layout for one in measured),
+        ties=tuple(measured),
         assuming=_simplest(assuming, like),
+        assuming_ties=tuple(assuming),
         recorded=_recorded(predictor, gpus, global_batch),
         layouts=len(tried),
         fitting=len(fitting),

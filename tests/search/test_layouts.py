@@ -54,7 +54,8 @@ def test_nothing_fits_into_no_memory() -> None:
     found = search_layouts(Predictor.like(COSTS), 8, 1, 8, 5)
 
     assert (found.best, found.measured, found.margin) == ((), None, None)
-    assert (found.chosen, found.assuming, found.ties, found.gain) == (None, None, (), None)
+    assert (found.chosen, found.assuming, found.gain) == (None, None, None)
+    assert (found.ties, found.assuming_ties) == ((), ())
     assert (found.fitting, found.too_large) == (0, found.layouts)
 
 
@@ -62,15 +63,14 @@ def test_nothing_fits_into_no_memory() -> None:
 def test_all_that_are_a_tie_with_the_fastest_are_found(scatter: float) -> None:
     predictor = exact(scatter)
     every = [predictor.predict(layout) for layout in candidates(MODEL, LAYOUT, 8, 8)]
-    steps = {one.layout: one.time.step_ns for one in every if not one.assumed}
     found = search_layouts(predictor, 8, 80 * GIB, 8, top=1)
 
-    limit_ns = min(steps.values()) * (1 + predictor.uncertainty)
-    assert set(found.ties) == {layout for layout, step_ns in steps.items() if step_ns <= limit_ns}
-    assert found.chosen is not None
-    assert found.chosen.layout in found.ties
-    assert found.assuming is not None
-    assert found.assuming.assumed
+    for assumes, chosen, ties in ((False, found.chosen, found.ties), (True, found.assuming, found.assuming_ties)):
+        steps = {one.layout: one.time.step_ns for one in every if bool(one.assumed) == assumes}
+        limit_ns = min(steps.values()) * (1 + predictor.uncertainty)
+        assert {one.layout for one in ties} == {layout for layout, step_ns in steps.items() if step_ns <= limit_ns}
+        assert ties[0].time.step_ns == min(steps.values())
+        assert chosen in ties
 
 
 def test_the_recorded_layout_is_kept_if_it_is_a_tie() -> None:

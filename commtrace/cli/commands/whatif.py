@@ -288,8 +288,8 @@ def verdict_text(prediction: Prediction) -> str:
 
 
 def _digits(error_ns: float) -> int:
-    """Return the digits behind the point with which an error in ms has two that count: those of the number, too."""
-    return max(1 - math.floor(math.log10(error_ns / 1e6)), 0) if error_ns >= 1 else _MOST_DIGITS
+    """Return the digits behind the point of an error in ms, and of its number: two that count, but none below 1 µs."""
+    return min(max(1 - math.floor(math.log10(max(error_ns, 1) / 1e6)), 0), _MOST_DIGITS)
 
 
 def print_prediction(console: Console, prediction: Prediction) -> None:

@@ -94,6 +94,14 @@ def test_a_number_and_its_error_have_as_many_digits(job: str) -> None:
     assert changed_nothing.endswith(" ms: as long as the measured one.")
 
 
+def test_steps_that_hardly_scatter_have_no_more_digits_than_a_microsecond(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write(synthesize(Job(dp=2, steps=4, jitter=0.0, wander=0.0)), run)
+    verdict = asked(str(run), "--bandwidth", "dp=2x")["verdict"]
+
+    assert re.match(r"A step would take \d+\.\d{3} ± 0\.\d{3} ms: ", verdict), verdict
+
+
 @pytest.mark.parametrize(
     ("healthy", "suggested"), [(Job(pp=4, steps=6), "whatif {} --bandwidth all=2x"), (Job(steps=6), "straggler {}")]
 )

@@ -37,7 +37,8 @@ def search(
     measured: Annotated[
         Path,
         typer.Argument(
-            help=f"A recorded run, or a folder of Aceso's profiles. Default: the newest run below {RUNS}.",
+            help="A recorded run, or a folder of Aceso's profiles. Default, without a job: the newest run below "
+            f"{RUNS}.",
             metavar="RUN|PROFILE",
             show_default=False,
         ),
@@ -121,6 +122,7 @@ def search(
         raise typer.Exit(0 if search_profile(measured, job or (), *sizes, output, json_output) else 1)
     if output is not None:
         raise ConfigurationError("--output writes a configuration of Aceso: it needs a folder of Aceso's profiles")
+    _check_run_first(measured, job or ())
     given = dict(given_bandwidths(bandwidth or ()))
     analysis = analyse(measured, steps)
     world_size = max(trace.metadata.world_size for trace in analysis.recorded.ranks.values())
@@ -139,6 +141,17 @@ def search(
     else:
         print_search(wide_console(), predictor, found, memory_gib, notes)
     raise typer.Exit(0 if found.best else 1)
+
+
+def _check_run_first(measured: Path, job: Sequence[str]) -> None:
+    """Raise ConfigurationError if the words begin with the job: a file, or a command and its options."""
+    is_command = measured.suffix == ".py" or (bool(job) and job[0].startswith("-"))
+    if measured.is_dir() or not (is_command or measured.suffix in _FILES):
+        return
+    words = f"-- {measured} …" if is_command else str(measured)
+    raise ConfigurationError(
+        f"{measured} is the job, not its run: name the run first, as in commtrace search {NEWEST_RUN} {words}"
+    )
 
 
 def _listed(option: str, text: str | None) -> tuple[int, ...]:

@@ -94,6 +94,28 @@ def test_the_newest_run_is_read_by_default(run: Path, tmp_path: Path, monkeypatc
     assert f"commtrace-runs/{run.name}: the sizes of its model were not recorded" in run_search().stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (("job.yaml",), "search commtrace-runs/latest job.yaml"),
+        (("--", "pretrain_gpt.py", "--num-layers", "8"), "search commtrace-runs/latest -- pretrain_gpt.py …"),
+        (("--", "train", "--num-layers", "8"), "search commtrace-runs/latest -- train …"),
+    ],
+)
+def test_a_job_without_its_run_is_refused_with_the_command_for_the_newest_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run_search(*words)
+
+    assert result.exit_code == 2
+    assert result.stderr.endswith(f"is the job, not its run: name the run first, as in commtrace {command}\n")
+
+
+def test_a_run_that_is_not_there_is_said_to_be_not_there(tmp_path: Path) -> None:
+    assert "absent: no such directory" in run_search(tmp_path / "absent", job(tmp_path)).stderr
+
+
 def test_a_command_of_megatron_gives_the_model(run: Path) -> None:
     command = shlex.split(
         "pretrain_gpt.py --num-layers 16 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --bf16 "

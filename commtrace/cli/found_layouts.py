@@ -148,7 +148,7 @@ def _of_assumptions(predictor: Predictor, found: Found) -> Iterator[str]:
 def _to_measure(prediction: Prediction) -> Iterator[str]:
     """Yield how what a prediction assumes can be measured."""
     yield "To measure it, record some steps with these arguments, and search again from that run."
-    roles = prediction.borrowed_roles
+    roles = prediction.assumptions.borrowed_roles
     if roles:
         members = dict.fromkeys(next(groups(prediction.layout, role)) for role in roles)
         options = " ".join(f"--group {','.join(map(str, ranks))}" for ranks in members)

@@ -19,7 +19,6 @@ from commtrace.search.pipeline_time import ChunkTimes, pipeline_ns, shortest_pip
 from commtrace.trace.json_values import JsonObject, to_json
 
 _MOST_GROUPS_LOOKED_AT = 64
-_BANDWIDTH_OF = "bandwidth of "
 
 
 class StepTime(NamedTuple):
@@ -36,18 +35,33 @@ class StepTime(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Assumptions:
+    """In what a layout differs from what was measured."""
+
+    sizes: tuple[str, ...] = ()  # of a microbatch's work, such as "tp 4"
+    borrowed_roles: tuple[str, ...] = ()  # that are taken to have the bandwidth of another one
+    baseline_roles: tuple[str, ...] = ()  # whose times are those of the baseline
+
+    @property
+    def phrases(self) -> tuple[str, ...]:
+        """All of them in words, as they are printed."""
+        borrowed = (f"bandwidth of {role}" for role in self.borrowed_roles)
+        return (*self.sizes, *borrowed, *(f"{role} of the baseline" for role in self.baseline_roles))
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """A layout with its step time and memory."""
 
     layout: Layout
     time: StepTime
     peak_bytes: int  # of the fullest stage
-    assumed: tuple[str, ...]  # in what it differs from what was measured
+    assumptions: Assumptions
 
     @property
-    def borrowed_roles(self) -> tuple[str, ...]:
-        """The roles that are taken to have the bandwidth of another one."""
-        return tuple(one.removeprefix(_BANDWIDTH_OF) for one in self.assumed if one.startswith(_BANDWIDTH_OF))
+    def assumed(self) -> tuple[str, ...]:
+        """The assumptions in words."""
+        return self.assumptions.phrases
 
     def to_json(self) -> JsonObject:
         return {
@@ -125,14 +139,15 @@ class Predictor:
             layout=layout,
             time=self._time(layout, self.rest_ns),
             peak_bytes=max(stage_memory(model, layout, stage).peak_bytes for stage in range(layout.pp)),
-            assumed=self.assumed(layout),
+            assumptions=self.assumptions(layout),
         )
 
     def assumed(self, layout: Layout) -> tuple[str, ...]:
-        """Return what the run did not measure: sizes of a microbatch's work, such as ``tp 4``, and bandwidths.
+        """Return in words what the run did not measure of a layout."""
+        return self.assumptions(layout).phrases
 
-        ``bandwidth of dp-cp`` is that of another role, ``dp-cp of the baseline`` that of its own operations.
-        """
+    def assumptions(self, layout: Layout) -> Assumptions:
+        """Return what the run did not measure of a layout."""
         run = self.costs.layout
         changed = [f"{name} {getattr(layout, name)}" for name in ("tp", "cp", "ep") if _differ(name, run, layout)]
         if layout.microbatch != run.microbatch:
@@ -141,8 +156,10 @@ class Predictor:
             changed.append(f"recompute {layout.recompute}")
         has = self.links.has
         sending = self._sending_roles(layout)
-        borrowed = [role for role in sending if not has(Place(role, self._reaches_over_nodes(layout, role)))]
-        return (*changed, *(self._source(layout, role) for role in borrowed))
+        lacking = [role for role in sending if not has(Place(role, self._reaches_over_nodes(layout, role)))]
+        in_baseline = [role for role in lacking if self._in_baseline(layout, role)]
+        borrowed = [role for role in lacking if role not in in_baseline]
+        return Assumptions(tuple(changed), tuple(borrowed), tuple(in_baseline))
 
     def _sending_roles(self, layout: Layout) -> tuple[str, ...]:
         """Return the roles whose groups send, but those that reduce only the norm of gradients, each once.
@@ -162,9 +179,6 @@ class Predictor:
         """Return the communication of the first and the last stage; between them are no other roles."""
         model = fitting_model(self.costs.model, layout.tp)
         return [row for stage in sorted({0, layout.pp - 1}) for row in stage_traffic(model, layout, stage)]
-
-    def _source(self, layout: Layout, role: str) -> str:
-        return f"{role} of the baseline" if self._in_baseline(layout, role) else f"{_BANDWIDTH_OF}{role}"
 
     def _in_baseline(self, layout: Layout, role: str) -> bool:
         """Return whether the baseline has all calls of a role on the first and the last stage."""

@@ -249,6 +249,7 @@ def test_the_source_of_a_bandwidth_is_named() -> None:
     assert Predictor(COSTS, 8, COSTS.links).assumed(layout) == borrowed
     found = ("bandwidth of pp", "dp-cp of the baseline", "embedding of the baseline")
     assert Predictor(COSTS, 8, links).assumed(layout) == found
+    assert Predictor(COSTS, 8, links).assumptions(layout).borrowed_roles == ("pp",)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -43,15 +43,15 @@ class RoleTime(NamedTuple):
 
 
 class IterationTime(NamedTuple):
-    """What compute and communication of each GPU on the slowest stage take together, without the pipeline bubble."""
+    """What compute and communication of each GPU take together on the slowest stage, without the pipeline bubble."""
 
-    stage: int
-    all_hidden_seconds: float  # the longest of compute and each role
-    none_hidden_seconds: float  # the sum of all
+    stage: int  # with the largest sum; another one can have the longest role
+    all_hidden_seconds: float  # the longest of compute and each role, on all stages
+    none_hidden_seconds: float  # the sum of all on this stage
 
 
 def iteration_time(roles: Iterable[RoleTime], compute_seconds: float | None) -> IterationTime | None:
-    """Return the time of the stage with the largest sum; None without compute, or if no role has a time.
+    """Return the time of the slowest stage; None without compute, or if no role has a time.
 
     Roles without a time are left out, so that both are lower bounds.
     """
@@ -62,7 +62,8 @@ def iteration_time(roles: Iterable[RoleTime], compute_seconds: float | None) -> 
     if compute_seconds is None or not by_stage:
         return None
     stage, seconds = max(by_stage.items(), key=lambda item: sum(item[1]))
-    return IterationTime(stage, max(compute_seconds, *seconds), compute_seconds + sum(seconds))
+    longest = max(map(max, by_stage.values()))
+    return IterationTime(stage, max(compute_seconds, longest), compute_seconds + sum(seconds))
 
 
 def parse_bandwidths(texts: Iterable[str]) -> dict[str, float]:

@@ -115,7 +115,7 @@ def test_an_iteration_takes_between_its_longest_part_and_the_sum() -> None:
 
     roles = [role(0, "tp", 3.0), role(1, "tp", 2.0), role(1, "pp", 2.0), role(1, "mp", None)]
 
-    assert iteration_time(roles, 1.0) == IterationTime(1, 2.0, 5.0)
+    assert iteration_time(roles, 1.0) == IterationTime(1, 3.0, 5.0)
     assert iteration_time(roles, 9.0) == IterationTime(1, 9.0, 13.0)
     assert iteration_time(roles, None) is None
     assert iteration_time([role(0, "tp", None)], 1.0) is None

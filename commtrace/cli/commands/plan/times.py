@@ -129,12 +129,12 @@ def _sentences(times: Times, known: set[str]) -> Iterator[str]:
 
 def _together(times: Times, iteration: IterationTime) -> str:
     stages = {one.stage for one in times.roles}
-    where = f" on stage {iteration.stage}, the slowest" if len(stages) > 1 else ""
+    where = f", on stage {iteration.stage}, the slowest" if len(stages) > 1 else ""
     at_least = "at least " if any(one.seconds is None for one in times.roles) else ""
     bubble = " The pipeline bubble comes on top." if len(stages) > 1 else ""
     return (
-        f"Both together{where}: {at_least}{seconds(iteration.all_hidden_seconds)} if all communication is hidden, "
-        f"{at_least}{seconds(iteration.none_hidden_seconds)} if none is.{bubble}"
+        f"Both together: {at_least}{seconds(iteration.all_hidden_seconds)} if all communication is hidden, "
+        f"{at_least}{seconds(iteration.none_hidden_seconds)} if none is{where}.{bubble}"
     )
 
 

@@ -46,7 +46,7 @@ def shape(counts: Counts) -> Shape:
 
 def is_uneven(role: str, operation: str) -> bool:
     """Return whether bytes follow the routing of tokens to experts, and so differ between steps and ranks."""
-    return operation == "all_to_all" or role == "expert-tp"
+    return (role, operation) == ("ep", "all_to_all") or role == "expert-tp"
 
 
 class AlikeSteps(NamedTuple):

@@ -161,10 +161,19 @@ def test_buckets_in_one_coalesced_call_are_no_difference() -> None:
 
 
 def test_routing_makes_bytes_uneven_but_not_the_number_of_calls() -> None:
-    run = call_counts([("all_to_all", 90), ("all_to_all", 30)])
+    run = call_counts([("all_to_all", 90), ("all_to_all", 30)], role="ep")
 
-    assert only_row(compare_plan(planned(("all_to_all", 2, 50)), run)).verdict == "explained"
-    assert only_row(compare_plan(planned(("all_to_all", 3, 40)), run)).verdict == "different"
+    assert only_row(compare_plan(planned(("all_to_all", 2, 50), role="ep"), run)).verdict == "explained"
+    assert only_row(compare_plan(planned(("all_to_all", 3, 40), role="ep"), run)).verdict == "different"
+
+
+@pytest.mark.parametrize("role", ["cp", "sp"])
+def test_ranks_that_exchange_heads_send_equal_parts(role: str) -> None:
+    run = call_counts([("all_to_all", 128)] * 4, role=role)
+    row = only_row(compare_plan(planned(("all_to_all", 4, 64), role=role), run))
+
+    assert row.verdict == "different"
+    assert row.reason == "Each call has 2 times the bytes: another precision, sequence or microbatch than planned."
 
 
 @pytest.mark.parametrize(("role", "verdict"), [("expert-tp", "explained"), ("tp", "different")])

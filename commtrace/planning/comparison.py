@@ -86,16 +86,19 @@ class PlanComparison:
 
     @property
     def verdict(self) -> str:
-        """What to look at, in a sentence."""
+        """What to look at, in a sentence; other sizes of the run stand in front of it."""
+        found = self._found()
+        if not self.other_sizes:
+            return found
+        return f"This is not the planned job: the run has {', '.join(self.other_sizes)}. {found}"
+
+    def _found(self) -> str:
         worst = max(self.rows, key=_lost, default=None)
         if worst is None:
             return "Nothing was expected, and nothing was recorded."
         if worst.verdict == "different":
-            other = (
-                f"This is not the planned job: the run has {', '.join(self.other_sizes)}. " if self.other_sizes else ""
-            )
             number = f"{self.differences} difference{'s' if self.differences != 1 else ''}"
-            return f"{other}{number}. The largest: {worst.role} {worst.operation}. {worst.reason}"
+            return f"{number}. The largest: {worst.role} {worst.operation}. {worst.reason}"
         return f"0 differences in {len(self.rows)} kind{'s' * (len(self.rows) != 1)} of communication."
 
     def to_json(self) -> JsonObject:

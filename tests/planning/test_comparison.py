@@ -202,6 +202,25 @@ def test_the_usual_step_is_compared_and_the_others_are_named() -> None:
     assert "Rank 0 sent something else in the steps 3, which are not compared" in comparison.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("num_bytes", "rest"),
+    [
+        (64, "0 differences in 1 kind of communication."),
+        (8, "1 difference. The largest: dp all_reduce. Each call has 0.125 times the bytes"),
+    ],
+)
+def test_other_sizes_of_the_run_are_named_first(num_bytes: int, rest: str) -> None:
+    comparison = compare_plan(
+        planned(("all_reduce", 1, 64)),
+        call_counts([("all_reduce", num_bytes)]),
+        other_sizes=["flash_attention true instead of false"],
+    )
+
+    assert comparison.verdict.startswith(
+        f"This is not the planned job: the run has flash_attention true instead of false. {rest}"
+    )
+
+
 def test_ranks_of_another_job_are_named() -> None:
     sent = [Traffic("dp", "all_reduce", "gradients", "step", 1, 64, 2)]
     run = call_counts([("all_reduce", 64)])

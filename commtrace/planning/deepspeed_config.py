@@ -55,13 +55,13 @@ def deepspeed_layout(config: Mapping[str, object], layout: Mapping[str, object])
     Raises:
         ConfigurationError: a value is left to DeepSpeed, or the sizes of the batch contradict one another.
     """
+    config = _normalised(config)
     zero = config.get("zero_optimization", {})
     if not isinstance(zero, Mapping):
         raise ConfigurationError(f"zero_optimization is {zero!r}: give its options, such as {{stage: 2}}")
     named = {one.name for one in fields(ZeroOptions)}
     stage = _number(zero, "stage", 0)
     is_half = _precision(config) != "fp32"
-    zero = {f"stage3_{name}" if name in STAGE3 else name: value for name, value in zero.items()}
     # DeepSpeed decides on check_overflow itself
     given = {name: _value(zero, name) for name in (named & set(zero)) - {"check_overflow"}}
     try:
@@ -84,9 +84,20 @@ def deepspeed_layout(config: Mapping[str, object], layout: Mapping[str, object])
 
 def not_planned(config: Mapping[str, object]) -> tuple[str, ...]:
     """Return a sentence that names the options on which the numbers depend, but which are not understood."""
+    config = _normalised(config)
     off = {**_OFF, "data_types.grad_accum_dtype": (_precision(config),)}
     used = [path for path, values in off.items() if _at(config, path) not in (None, *values)]
     return (f"The numbers depend on {', '.join(used)}, which a plan does not understand yet.",) if used else ()
+
+
+def _normalised(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a configuration with one name for each option: those without ``stage3_`` and ``bfloat16`` are replaced."""
+    zero = config.get("zero_optimization")
+    if isinstance(zero, Mapping):
+        zero = {f"stage3_{name}" if name in STAGE3 else name: value for name, value in zero.items()}
+        config = {**config, "zero_optimization": zero}
+    # DeepSpeed reads the old name only without the new one
+    return config if config.get("bf16") is not None else {**config, "bf16": config.get("bfloat16", {})}
 
 
 def _at(config: Mapping[str, object], path: str) -> object:
@@ -101,7 +112,7 @@ def _precision(config: Mapping[str, object]) -> str:
     """Return the type in which parameters are computed, and gradients accumulated if nothing else is said."""
     if _is_enabled(config, "fp16"):
         return "fp16"
-    return "bf16" if any(_is_enabled(config, name) for name in ("bf16", "bfloat16")) else "fp32"
+    return "bf16" if _is_enabled(config, "bf16") else "fp32"
 
 
 def _batch(config: Mapping[str, object], dp: int) -> dict[str, int]:

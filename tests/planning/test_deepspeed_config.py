@@ -98,6 +98,8 @@ def notes_of(tmp_path: Path, config: dict[str, Any]) -> tuple[str, ...]:
         ({"stage3_model_persistence_threshold": 0}, "stage3_model_persistence_threshold"),
         ({"stage3_model_persistence_threshold": sys.maxsize}, ""),
         ({"stage3_use_all_reduce_for_fetch_params": True}, "stage3_use_all_reduce_for_fetch_params"),
+        ({"model_persistence_threshold": 1e6}, "stage3_model_persistence_threshold"),
+        ({"allgather_sequential": True}, "stage3_allgather_sequential"),
         ({"zero_hpz_partition_size": 1, "contiguous_gradients": True}, ""),
     ],
 )
@@ -115,6 +117,7 @@ def test_options_of_zero_that_change_the_numbers_are_named(tmp_path: Path, optio
         ({"tensor_parallel": {"autotp_size": 0}, "sequence_parallel_size": 1}, ""),
         ({"sequence_parallel_size": 2}, "sequence_parallel_size"),
         ({"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}, "bf16.bf16_master_weights_and_grads"),
+        ({"bfloat16": {"enabled": True, "bf16_optimizer_states": True}}, "bf16.bf16_optimizer_states"),
         ({"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}, "data_types.grad_accum_dtype"),
         ({"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "bf16"}}, ""),
         ({"data_types": {"grad_accum_dtype": "fp32"}}, ""),

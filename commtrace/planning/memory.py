@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
-from commtrace.planning.parameters import stage_parameters
+from commtrace.planning.parameters import stage_elements
 from commtrace.planning.schedule import chunks_in_flight
 from commtrace.trace.json_values import JsonObject, fields_to_json
 
@@ -82,9 +82,7 @@ def stage_memory(model: Model, layout: Layout, stage: int) -> Memory:
     stages 0 to 3 of ZeRO: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
     figure 1.
     """
-    parameters = stage_parameters(model, layout, stage)
-    expert = sum(parameter.elements for parameter in parameters if parameter.is_expert)
-    dense = sum(parameter.elements for parameter in parameters) - expert
+    dense, expert = stage_elements(model, layout, stage)
     dense_shards, expert_shards = _shards(layout, layout.data_copies), _shards(layout, layout.expert_data_copies)
 
     def kept(each_bytes: int, of_dense: int, of_expert: int) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
+
+_EXPERTS: Final = "experts"
 
 
 class Parameter(NamedTuple):
@@ -20,15 +22,22 @@ class Parameter(NamedTuple):
     is_sequence_parallel: bool = False  # each rank has the gradient of its part of the sequence only
 
 
+class Elements(NamedTuple):
+    """How many elements the parameters of one rank have."""
+
+    dense: int
+    expert: int  # of those that are ``is_expert``
+
+
 def chunk_parameters(model: Model, layout: Layout, stage: int, chunk: int) -> tuple[Parameter, ...]:
     """Return the parameters of one model chunk of a rank, in the order of Megatron-core's modules (local layers).
 
     Their sizes are those of the matrices; that order decides how buckets of gradients are filled.
     """
-    return tuple(_chunk_parameters(model, layout, stage, chunk))
+    return tuple(_chunk_parameters(model, layout, stage, chunk, model.experts // layout.ep))
 
 
-def _chunk_parameters(model: Model, layout: Layout, stage: int, chunk: int) -> Iterator[Parameter]:
+def _chunk_parameters(model: Model, layout: Layout, stage: int, chunk: int, experts: int) -> Iterator[Parameter]:
     is_first = stage == chunk == 0
     is_last = (stage, chunk) == (layout.pp - 1, layout.chunks - 1)
     is_shared = model.tied_embeddings and layout.pp > 1
@@ -38,7 +47,7 @@ def _chunk_parameters(model: Model, layout: Layout, stage: int, chunk: int) -> I
         if model.positions == "learned":
             yield Parameter("embedding", model.max_positions * model.hidden)
     for layer in layout.stage_layers(model, stage)[chunk]:
-        yield from _layer_parameters(model, layout, layer)
+        yield from _layer_parameters(model, layout, layer, experts)
     if is_last:
         yield from _norm(model)
         if not model.tied_embeddings:
@@ -47,7 +56,7 @@ def _chunk_parameters(model: Model, layout: Layout, stage: int, chunk: int) -> I
             yield Parameter("output", word_embedding, layout.tp, is_shared_embedding=True)
 
 
-def _layer_parameters(model: Model, layout: Layout, layer: int) -> Iterator[Parameter]:
+def _layer_parameters(model: Model, layout: Layout, layer: int, experts: int) -> Iterator[Parameter]:
     tp = layout.tp
     query, key_value = model.heads * model.head_size, model.query_groups * model.head_size
     yield from _norm(model)
@@ -60,8 +69,8 @@ def _layer_parameters(model: Model, layout: Layout, layer: int) -> Iterator[Para
     yield from _norm(model)
     if model.has_experts(layer):
         yield Parameter("router", model.experts * model.hidden, is_sequence_parallel=True)
-        for _ in range(model.experts // layout.ep):
-            yield from _mlp(model, "experts", model.expert_ffn, layout.expert_tp, layout.ep)
+        for _ in range(experts):
+            yield from _mlp(model, _EXPERTS, model.expert_ffn, layout.expert_tp, layout.ep)
     else:
         yield from _mlp(model, "mlp", model.ffn, tp)
 
@@ -80,7 +89,7 @@ def _mlp(model: Model, part: str, ffn: int, tp: int, ep: int = 1) -> Iterator[Pa
         yield Parameter(part, columns, tp * ep, is_expert)
     yield Parameter(part, ffn // tp * model.hidden, tp * ep, is_expert)
     if model.linear_bias:
-        yield Parameter(part, model.hidden, ep, is_expert, is_sequence_parallel=part != "experts")
+        yield Parameter(part, model.hidden, ep, is_expert, is_sequence_parallel=part != _EXPERTS)
 
 
 def stage_parameters(model: Model, layout: Layout, stage: int) -> tuple[Parameter, ...]:
@@ -89,11 +98,30 @@ def stage_parameters(model: Model, layout: Layout, stage: int) -> tuple[Paramete
     return tuple(parameter for chunk in chunks for parameter in chunk_parameters(model, layout, stage, chunk))
 
 
+def stage_elements(model: Model, layout: Layout, stage: int) -> Elements:
+    """Return how many elements the parameters of one rank of a stage have."""
+    dense = expert = 0
+    for parameter, number in _counted(model, layout, stage):
+        if parameter.is_expert:
+            expert += parameter.elements * number
+        else:
+            dense += parameter.elements * number
+    return Elements(dense, expert)
+
+
+def _counted(model: Model, layout: Layout, stage: int) -> Iterator[tuple[Parameter, int]]:
+    """Yield the parameters of a stage with how many there are: of a layer's experts, which are alike, those of one."""
+    experts = model.experts // layout.ep
+    for chunk in range(layout.chunks):
+        for parameter in _chunk_parameters(model, layout, stage, chunk, experts=1):
+            yield parameter, experts if parameter.part == _EXPERTS else 1
+
+
 def model_parameters(model: Model, layout: Layout) -> int:
     """Return the number of parameters of the model; a tied embedding counts once."""
     return sum(
-        parameter.elements * parameter.copies
+        parameter.elements * parameter.copies * number
         for stage in range(layout.pp)
-        for parameter in stage_parameters(model, layout, stage)
+        for parameter, number in _counted(model, layout, stage)
         if not (parameter.part == "output" and model.tied_embeddings)
     )

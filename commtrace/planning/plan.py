@@ -10,7 +10,7 @@ from commtrace.planning.communication import Traffic, stage_traffic, total_bytes
 from commtrace.planning.layout import Layout, groups
 from commtrace.planning.memory import Memory, stage_memory
 from commtrace.planning.model import Model
-from commtrace.planning.parameters import model_parameters, stage_parameters
+from commtrace.planning.parameters import model_parameters, stage_elements
 from commtrace.planning.schedule import Bubble, ideal_bubble
 from commtrace.planning.zero import planned_zero_job, zero_traffic
 from commtrace.trace.json_values import JsonObject, to_json
@@ -126,7 +126,7 @@ def _plan_stage(model: Model, layout: Layout, stage: int) -> StagePlan:
         stage=stage,
         ranks=layout.stage_ranks(stage),
         layers=layout.stage_layers(model, stage),
-        parameters=sum(parameter.elements for parameter in stage_parameters(model, layout, stage)),
+        parameters=sum(stage_elements(model, layout, stage)),
         memory=stage_memory(model, layout, stage),
         traffic=_traffic(model, layout, stage),
     )

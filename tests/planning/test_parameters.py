@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
-from commtrace.planning.parameters import model_parameters, stage_parameters
+from commtrace.planning.parameters import model_parameters, stage_elements, stage_parameters
 
 SMALL = Model(layers=4, hidden=64, heads=4, sequence=32, vocabulary=128)
 
@@ -32,6 +34,27 @@ def test_ranks_hold_as_many_parameters_as_those_of_megatron_core(layout: Layout,
 @pytest.mark.parametrize("layout", [Layout(), Layout(tp=4), Layout(tp=2, pp=2), Layout(pp=2, chunks=2, microbatches=2)])
 def test_the_model_does_not_depend_on_its_layout(layout: Layout) -> None:
     assert model_parameters(SMALL, layout) == 4 * (12 * 64 * 64 + 13 * 64) + 128 * 64 + 32 * 64 + 2 * 64
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(dp=4),
+        Layout(dp=4, ep=2),
+        Layout(tp=2, pp=2, dp=2, ep=2, expert_tp=1, chunks=2, microbatches=2, sequence_parallel=True),
+    ],
+)
+@pytest.mark.parametrize("moe_every", [1, 2])
+def test_the_elements_of_a_stage_are_those_of_its_tensors(layout: Layout, moe_every: int) -> None:
+    model = replace(SMALL, experts=8, moe_every=moe_every)
+    for stage in range(layout.pp):
+        tensors = stage_parameters(model, layout, stage)
+        expert = sum(tensor.elements for tensor in tensors if tensor.is_expert)
+
+        assert stage_elements(model, layout, stage) == (sum(one.elements for one in tensors) - expert, expert)
+    assert (stage_elements(model, layout, 0).expert > 0) == (layout.ep > 1)
+    whole_model = stage_parameters(model, Layout(), 0)
+    assert model_parameters(model, layout) == sum(one.elements for one in whole_model)
 
 
 def test_llama_3_8b() -> None:

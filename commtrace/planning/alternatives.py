@@ -93,6 +93,8 @@ def _changes(model: Model, layout: Layout) -> Iterator[dict[str, Any]]:
         yield {"microbatch": layout.microbatch // 2, "microbatches": 2 * layout.microbatches}
     if layout.recompute == "none" and not layout.flash_attention:
         yield {"recompute": "selective"}
+    if model.experts and not is_deepspeed:
+        yield {"ep": 2 * layout.ep}
     if layout.dp % 2 == 0 and not (is_deepspeed and layout.is_data_parallel):
         yield from _divisions(model, layout)
     if layout.recompute != "full":
@@ -122,7 +124,7 @@ def _differences(before: Layout, after: Layout) -> Iterator[str]:
         yield "distributed optimizer"
     if after.zero_stage != before.zero_stage:
         yield f"ZeRO stage {after.zero_stage}"
-    for name in ("tp", "cp", "pp", "dp"):
+    for name in ("tp", "cp", "pp", "dp", "ep"):
         if getattr(after, name) != getattr(before, name):
             yield f"{name} {getattr(after, name)}"
     if after.sequence_parallel != before.sequence_parallel:

@@ -51,6 +51,18 @@ def test_experts_are_divided_by_tensor_parallelism_with_sequence_parallelism() -
     assert "tp 2, dp 2" not in changes
 
 
+def test_experts_are_divided_between_more_ranks_where_there_are_some() -> None:
+    model = replace(MODEL, experts=8)
+    layout = Layout(dp=4, ep=2)
+    (divided,) = [one for one in alternatives(make_plan(model, layout)) if one.change == "ep 4"]
+
+    assert divided.layout == replace(layout, ep=4)
+    for no_more in (replace(layout, ep=4), Layout(dp=3), Layout(dp=4, zero_stage=1)):
+        assert not [one for one in alternatives(make_plan(model, no_more)) if "ep" in one.change.split()]
+    three_experts = make_plan(replace(MODEL, experts=3), Layout(dp=4))
+    assert "ep 2" not in [one.change for one in alternatives(three_experts)]
+
+
 def test_further_stages_of_zero_are_alternatives_and_other_parallelism_only_where_there_is_some() -> None:
     plan = make_plan(MODEL, Layout(dp=4, zero_stage=1, flash_attention=True))
     with_tp = make_plan(MODEL, Layout(tp=2, dp=4, zero_stage=2, flash_attention=True, sequence_parallel=True))

@@ -45,8 +45,9 @@ def combinations(plan: Plan, memory_bytes: float) -> tuple[Alternative, ...]:
     recomputing: tuple[Alternative, ...] = ()
     for _ in range(MOST_CHANGES):
         further = [one for before in level for one in _smaller(plan, before)]
-        level = [one for one in {one.layout: one for one in reversed(further)}.values() if one.layout not in reached]
-        level.reverse()
+        # The same changes in another order are the same layout. It keeps the last place, that of its costliest change:
+        # changes that all cost little come before those of which one costs a lot.
+        level = [one for one in reversed(dict.fromkeys(reversed(further))) if one.layout not in reached]
         reached |= {one.layout: one for one in level}
         fitting = [one for one in level if leaves_margin(one.peak_bytes, memory_bytes)]
         without = [one for one in fitting if one.layout.recompute != "full" or plan.layout.recompute == "full"]

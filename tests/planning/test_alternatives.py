@@ -92,6 +92,15 @@ def test_the_fewest_changes_that_fit_come_first_without_recomputation() -> None:
         assert one.layout.dp * one.layout.microbatch * one.layout.microbatches == 8 * 16
 
 
+def test_of_as_many_changes_those_come_first_whose_costliest_one_costs_least() -> None:
+    plan = make_plan(LLAMA_70B, Layout(tp=2, pp=2, dp=16, microbatch=2, microbatches=16))
+    first, recomputing = combinations(plan, 192 * GIB)
+
+    # not tensor parallelism of 4 with sequence parallelism, which costs more than a pipeline of 4
+    assert first.change == "flash attention, distributed optimizer, pp 4, dp 8, microbatch of 1, 64 microbatches"
+    assert recomputing.change == "distributed optimizer, full recomputation"
+
+
 def test_if_nothing_fits_the_smallest_is_returned() -> None:
     plan = make_plan(LLAMA_70B, Layout(tp=4, pp=2, dp=8, microbatches=16, flash_attention=True))
     (smallest,) = combinations(plan, 1 * GIB)

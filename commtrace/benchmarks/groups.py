@@ -41,17 +41,15 @@ def choose_groups(word: str, nodes: Sequence[str]) -> tuple[Round, ...]:
     return rounds
 
 
+_SEVERAL_NODES: Final = (
+    "at least two nodes",
+    "start the command on each of them with torchrun --nnodes, or choose another group",
+)
 _NEEDS: Final = {
     "world": ("several ranks", "start more with torchrun --nproc-per-node"),
     "node": ("a node with several ranks", "start more on each with torchrun --nproc-per-node"),
-    "across": (
-        "at least two nodes",
-        "start the command on each of them with torchrun --nnodes, or choose another group",
-    ),
-    "pairs": (
-        "at least two nodes",
-        "start the command on each of them with torchrun --nnodes, or choose another group",
-    ),
+    "across": _SEVERAL_NODES,
+    "pairs": _SEVERAL_NODES,
 }
 
 

@@ -58,17 +58,30 @@ def recorded_operations(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in launched if row["op_in_seq"] == 0]
 
 
-def compared(kernels: Sequence[Interval], operations: Sequence[dict[str, Any]], timing: str = "cuda_event") -> Errors:
+def compared(
+    kernels: Sequence[Interval],
+    operations: Sequence[dict[str, Any]],
+    timing: str = "cuda_event",
+    *,
+    barriers: bool = False,
+) -> Errors:
     """How far spans of a timing are from the kernels of their launches.
 
-    The clocks are told apart by the ends of the operations that are timed by events.
+    The clocks are told apart by the ends of the operations that are timed by events. Barriers are compared apart: NCCL
+    makes the host wait for their kernel, so the event behind them is recorded only once the host goes on.
     """
     assert len(kernels) == len(operations), (len(kernels), len(operations))
-    pairs = list(zip(kernels, operations, strict=True))
+    pairs = [
+        (kernel, row)
+        for kernel, row in zip(kernels, operations, strict=True)
+        if row["timing"] in ("cuda_event", timing)
+    ]
     ends = [row["end"] - kernel.end for kernel, row in pairs if row["timing"] == "cuda_event"]
     assert ends, "no operation was timed by the device"
     offset = np.median(ends)
-    chosen = [(kernel, row) for kernel, row in pairs if row["timing"] == timing]
+    chosen = [
+        (kernel, row) for kernel, row in pairs if row["timing"] == timing and (row["name"] == "barrier") == barriers
+    ]
     starts = np.array([row["start"] - kernel.start for kernel, row in chosen], np.float64)
     own_ends = np.array([row["end"] - kernel.end for kernel, row in chosen], np.float64)
     return Errors(starts - offset, own_ends - offset)

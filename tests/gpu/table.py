@@ -7,6 +7,9 @@ from typing import Final, NamedTuple
 
 QUESTIONS: Final = (
     "spans against kernels",
+    "barriers",
+    "training: spans against kernels",
+    "Megatron-core: results",
     "hidden ends: upper bounds",
     "hidden ends: flight recorder",
     "overhead of a step",

@@ -30,8 +30,10 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def row(number: int, start: int, end: int, op_in_seq: int = 0, timing: str = "cuda_event") -> Any:
-    return {"id": number, "start": start, "end": end, "op_in_seq": op_in_seq, "timing": timing}
+def row(
+    number: int, start: int, end: int, op_in_seq: int = 0, timing: str = "cuda_event", name: str = "all_reduce"
+) -> Any:
+    return {"id": number, "start": start, "end": end, "op_in_seq": op_in_seq, "timing": timing, "name": name}
 
 
 def test_kernels_come_in_the_order_of_their_launches(trace: Path) -> None:
@@ -69,6 +71,16 @@ def test_spans_of_another_timing_are_compared_by_the_same_clocks(trace: Path) ->
     errors = compared(nccl_kernels(trace), operations, "nccl_timing")
 
     assert (errors.start.tolist(), errors.end.tolist()) == ([0], [3_000])
+
+
+def test_barriers_are_compared_apart(trace: Path) -> None:
+    operations = [row(0, 100_000, 350_500), row(1, 499_000, 550_500, name="barrier")]
+
+    others = compared(nccl_kernels(trace), operations)
+    barriers = compared(nccl_kernels(trace), operations, barriers=True)
+
+    assert (others.start.tolist(), others.end.tolist()) == ([-250], [-250])
+    assert (barriers.start.tolist(), barriers.end.tolist()) == ([-1_250], [250])
 
 
 def test_a_missing_span_is_an_error(trace: Path) -> None:

@@ -80,6 +80,15 @@ def test_spans_agree_with_the_kernels(recorded: Run, figures: list[str]) -> None
         assert max(errors.p95()) <= ACCURACY_NS
 
 
+@pytest.mark.answers("barriers")
+def test_a_barrier_ends_when_the_host_goes_on(recorded: Run, figures: list[str]) -> None:
+    for rank in range(RANKS):
+        errors = compared(recorded.kernels(rank), recorded.operations(rank), barriers=True)
+        figures.append(f"rank {rank}: starts {microseconds(errors.start)}; ends {microseconds(errors.end)} behind")
+        assert float(np.percentile(np.abs(errors.start), 95)) <= ACCURACY_NS
+        assert errors.end.min() >= -ACCURACY_NS
+
+
 @pytest.mark.answers("hidden ends: upper bounds")
 def test_what_is_not_known_exactly_is_a_bound(recorded: Run, figures: list[str]) -> None:
     for rank in range(RANKS):

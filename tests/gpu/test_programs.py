@@ -46,3 +46,13 @@ def test_steps_are_timed_with_and_without(tmp_path: Path) -> None:
     assert min(min(taken) for taken in figures["step_ns"].values()) > 0
     assert figures["synchronisations"] == {"with": [0], "without": [0]}
     assert any(row["kind"] == "collective" for row in recorded_rows(tmp_path / "turn-0", 0))
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp2"])
+def test_training_is_recorded_beside_the_profiler(tmp_path: Path, layout: str) -> None:
+    run_program(["training.py", tmp_path, "--layout", layout], {"COMMTRACE_DIR": str(tmp_path)}, ranks=2)
+
+    for rank in range(2):
+        assert json.loads((tmp_path / f"trace-{rank}.json").read_text())["traceEvents"]
+        steps = {row["step"] for row in recorded_rows(tmp_path, rank) if row["kind"] == "collective"}
+        assert steps - {-1} == set(range(9))

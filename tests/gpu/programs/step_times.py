@@ -22,10 +22,11 @@ import commtrace
 
 SYNCHRONISING: Final = frozenset({"cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize"})
 WARM_UP_STEPS: Final = 3
+PROFILED_STEPS: Final = 3
 
 
 class Size(NamedTuple):
-    """Of a model: ``wide`` keeps a GPU busy; of ``narrow`` the launches take longer than the kernels."""
+    """Of a model: ``wide`` keeps an H100 busy; of ``narrow`` the launches take longer than the kernels."""
 
     width: int
     layers: int
@@ -33,7 +34,7 @@ class Size(NamedTuple):
     batch: int
 
 
-SIZES: Final = {"wide": Size(1024, 8, 1024, 8), "narrow": Size(256, 12, 128, 2), "tiny": Size(32, 2, 16, 2)}
+SIZES: Final = {"wide": Size(2048, 8, 1024, 16), "narrow": Size(256, 12, 128, 2), "tiny": Size(32, 2, 16, 2)}
 
 
 def main() -> None:
@@ -80,10 +81,11 @@ def one_turn(device: torch.device, size: Size, layout: str, steps: int, *, profi
     synchronize(device)
     waits = 0
     if profiled:
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        activities += [torch.profiler.ProfilerActivity.CUDA] if device.type == "cuda" else []
-        with torch.profiler.profile(activities=activities) as profile:
-            for _ in range(steps):
+        activity = (
+            torch.profiler.ProfilerActivity.CUDA if device.type == "cuda" else torch.profiler.ProfilerActivity.CPU
+        )
+        with torch.profiler.profile(activities=[activity]) as profile:
+            for _ in range(PROFILED_STEPS):
                 train(model, optimizer, batch)
         waits = sum(event.count for event in profile.key_averages() if event.key in SYNCHRONISING)
         return 0, waits
@@ -99,11 +101,12 @@ def build(device: torch.device, size: Size, layout: str) -> tuple[nn.Module, tor
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     layers = [
         nn.TransformerEncoderLayer(
-            size.width, size.width // 16, 4 * size.width, dropout=0.0, batch_first=True, norm_first=True
+            size.width, max(1, size.width // 64), 4 * size.width, dropout=0.0, batch_first=True, norm_first=True,
+            device=device, dtype=dtype,
         )
         for _ in range(size.layers)
-    ]
-    model: Any = nn.Sequential(*layers).to(device, dtype)
+    ]  # fmt: skip
+    model: Any = nn.Sequential(*layers)
     if layout == "ddp":
         model = nn.parallel.DistributedDataParallel(model)
     else:

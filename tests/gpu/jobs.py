@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -52,8 +53,9 @@ def run_program(
     if timeout < _LEAST_SECONDS:
         pytest.skip(f"time is up: all tests together have {SECONDS:.0f} s")
     command = [PROGRAMS / arguments[0], *arguments[1:]]
-    # Neither commtrace nor the tests need to be installed.
-    environment = {"PYTHONPATH": str(REPOSITORY), **environment}
+    # Neither commtrace nor the tests need to be installed. What the machine lacks may have been put elsewhere.
+    path = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {"PYTHONPATH": os.pathsep.join(path), **environment}
     if ranks:
         completed = launch(command, ranks, environment, timeout)
     else:

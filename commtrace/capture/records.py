@@ -139,18 +139,18 @@ class DeviceCall:
         "op_in_seq", "position", "queue", "returned_at", "waited_from",
     )  # fmt: skip
 
-    def __init__(self, launch: Launch, clock: CudaClock, device: int | None, queue: Queue | None) -> None:
+    def __init__(self, launch: Launch, clock: CudaClock, device: int | None, queue: Queue) -> None:
         self.launch = launch
         self.clock = clock
         self.device = device  # index; None for the current device
-        self.queue = queue  # its own stream; None if it runs on the current stream
+        self.queue = queue  # of its communicator
         self.batch = self.id = next_id()  # members of a coalescing bracket get the batch of the first
         self.op_in_seq = 0  # index in the bracket
         self.waited_from: Mark | None = None  # before the wait for it; None if it ran on the current stream
         self.end: Mark | None = None  # after it, or after the wait for it; None without a wait
         # The compute stream has waited for the other stream on which it ran; its future was taken, to be waited for.
         self.is_joined = self.has_future = False
-        self.position = -1 if queue is None else queue.next_position()
+        self.position = queue.next_position()
         self.holder: Holder | None = None  # holds its row back until its true end is known
         # System time, ns, before and after the backend's call; 0 without a holder.
         self.launched_at = self.returned_at = 0
@@ -173,7 +173,10 @@ class Placed(NamedTuple):
 
 
 class Queue:
-    """The stream on which a group's operations run in the order of their launches."""
+    """The operations of a communicator, which run one after another in the order of their launches.
+
+    NCCL sees to that on whichever streams they are launched: FSDP gathers on one stream while it reduces on another.
+    """
 
     __slots__ = ("_batch", "_exact", "_last", "_last_position", "_positions", "unreached")
 
@@ -188,11 +191,6 @@ class Queue:
     def next_position(self) -> int:
         self._positions += 1
         return self._positions - 1
-
-    def withdraw(self, call: DeviceCall) -> None:
-        """Uncount ``call``, which runs on another stream after all."""
-        if call.position == self._positions - 1:
-            self._positions -= 1
 
     @property
     def known_end(self) -> int:
@@ -229,30 +227,25 @@ def device_call_rows(entry: Entry) -> list[Row] | None:
     """Make the row of ``(…, call)``: a device-timed communication; without a stall its timing is unknown."""
     call: DeviceCall = entry[2]
     queue = call.queue
-    if queue is not None and queue.unreached is not None and queue.unreached.id < call.id:
+    if queue.unreached is not None and queue.unreached.id < call.id:
         return None
     resolve = call.clock.resolve
     start = resolve(call.launch.start)
     waited_from = start if call.waited_from is None else resolve(call.waited_from)
     end = start if call.end is None else resolve(call.end)
     if start is None or waited_from is None or end is None:
-        if queue is not None and queue.unreached is None:
+        if queue.unreached is None:
             queue.unreached = call
         return None
     end = max(start, end)
     timing = _timing(call.clock, call.launch.start, call.end)
-    if queue is not None:
-        if queue.unreached is call:
-            queue.unreached = None
-        if call.end is not None:
-            if (
-                call.holder is not None
-                and timing != schema.HOST_TIMING
-                and call.holder.hold(call, start, waited_from, end)
-            ):
-                return []
-            exact = end - waited_from >= SHORTEST_STALL_NS or end - start < SHORTEST_STALL_NS
-            start, end, _, timing = queue.place(call, start, end, exact, timing)
+    if queue.unreached is call:
+        queue.unreached = None
+    if call.end is not None:
+        if call.holder is not None and timing != schema.HOST_TIMING and call.holder.hold(call, start, waited_from, end):
+            return []
+        exact = end - waited_from >= SHORTEST_STALL_NS or end - start < SHORTEST_STALL_NS
+        start, end, _, timing = queue.place(call, start, end, exact, timing)
     return [communication_row(call.launch, start, end, call.id, timing, call.end is None, call.op_in_seq)]
 
 

@@ -1,7 +1,9 @@
 """The methods of ``ProcessGroup`` as NCCL implements them, on a simulated GPU.
 
 Synchronous operations run on the current stream. Asynchronous ones run on a stream of the group, after what is on the
-current stream; ``wait`` makes the current stream wait. The backends differ:
+current stream; ``wait`` makes the current stream wait. Operations of one communicator run one after another, whichever
+streams they were launched on: NCCL has a stream wait for what the communicator runs on another one. The backends
+differ:
 
 * ``nccl`` (``nccl-legacy`` since torch 2.15) returns no Work of a synchronous operation, runs point-to-point operations
   outside of a bracket on a stream of the pair, and launches a bracket's members at its end.
@@ -70,6 +72,7 @@ class SimulatedNccl:
         self.duration_ns = MILLISECOND
         self.intervals: list[tuple[int, int]] = []
         self._streams: dict[int, SimulatedStream] = {}
+        self._free_at_ns: dict[int, int] = {}
         self._bracket: list[int] | None = None
         self._launched_in_bracket: list[SimulatedWork] = []
         self.is_aborted = False
@@ -151,17 +154,17 @@ class SimulatedNccl:
     def launch(self, asynchronous: bool, peer: int) -> Any:
         """Run an operation, outside of a bracket."""
         self.check_not_aborted()
-        current = self.cuda.current_stream()
-        if not asynchronous:
-            self.intervals.append(current.run(self.duration_ns))
-            self._record(self.intervals[-1])
-            return None if self.backend == "nccl" else SimulatedWork(self, self.intervals[-1][1])
-        own = peer if self.backend == "nccl" else -1
-        stream = self._streams.setdefault(own, SimulatedStream(self.cuda, current.device))
-        stream.wait_until(current.position_ns())
+        stream = current = self.cuda.current_stream()
+        communicator = peer if self.backend == "nccl" else -1
+        if asynchronous:
+            stream = self._streams.setdefault(communicator, SimulatedStream(self.cuda, current.device))
+            stream.wait_until(current.position_ns())
+        stream.wait_until(self._free_at_ns.get(communicator, 0))
         self.intervals.append(stream.run(self.duration_ns))
+        self._free_at_ns[communicator] = end_ns = self.intervals[-1][1]
         self._record(self.intervals[-1])
-        return SimulatedWork(self, self.intervals[-1][1])
+        has_work = asynchronous or self.backend != "nccl"
+        return SimulatedWork(self, end_ns) if has_work else None
 
     def _collective(self, asynchronous: bool) -> Any:
         if self._bracket is None:

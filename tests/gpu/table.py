@@ -58,7 +58,7 @@ def markdown(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
 
 def microseconds(values_ns: Sequence[float]) -> str:
     """Return the median and the largest absolute value."""
-    if not values_ns:
+    if len(values_ns) == 0:
         return "none"
     ordered = sorted(abs(value) / 1000 for value in values_ns)
     return f"median {ordered[len(ordered) // 2]:.1f} µs, largest {ordered[-1]:.1f} µs"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from tests.e2e.launch import REPOSITORY, run
 from tests.gpu.table import FAILS, HOLDS, QUESTIONS, Row, markdown, microseconds
 
@@ -33,6 +35,7 @@ def test_rows_stand_in_the_order_of_the_questions_and_what_is_missing_is_told() 
 def test_differences_are_told_by_their_median_and_the_largest() -> None:
     assert microseconds([1_000, -9_000, 2_000]) == "median 2.0 µs, largest 9.0 µs"
     assert microseconds([]) == "none"
+    assert microseconds(np.array([2_000.0, -1_000.0])) == "median 2.0 µs, largest 2.0 µs"
 
 
 TESTS = """

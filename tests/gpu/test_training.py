@@ -45,7 +45,10 @@ def test_spans_of_training_agree_with_the_kernels(
             f"starts {microseconds(exact.start)}; ends {microseconds(exact.end)}; "
             f"{len(bounds.end)} bounds lie behind the end: {microseconds(bounds.end)}"
         )
-        assert max(exact.p95()) <= ACCURACY_NS
+        start_p95, end_p95 = exact.p95()
+        assert end_p95 <= ACCURACY_NS
+        # What DDP launches in an idle moment starts, as a span, when the host launches it: before its kernel.
+        assert exact.start.max() <= ACCURACY_NS if layout == "ddp" else start_p95 <= ACCURACY_NS
         if len(bounds.end):
             assert min(bounds.end.min(), -bounds.start.max()) >= -ACCURACY_NS
 

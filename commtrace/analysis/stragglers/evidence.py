@@ -12,7 +12,7 @@ import numpy as np
 from commtrace.analysis.formatting import format_ranks, format_spread
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.replay.step_statistics import PAUSES
-from commtrace.analysis.stragglers.limits import MOST_OF_PHASE, ONE_PHASE
+from commtrace.analysis.stragglers.limits import FAR_LONGER, MOST_OF_PHASE, ONE_PHASE, SLOWER_THAN_OTHERS
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, evidence_of_longer_input
 from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST
 from commtrace.analysis.stragglers.places import Place, places_of
@@ -64,7 +64,14 @@ def slow_phase(work: WorkStatistics, ranks: Collection[int]) -> str:
     all_excess, all_work = float(excess[in_phase].sum()), float(usual[in_phase].sum())
     for kind, name in _PHASES.items():
         here = own & (peers.kind == kind)
-        if excess[here].sum() >= MOST_OF_PHASE * all_excess > 0 and usual[here].sum() <= ONE_PHASE * all_work:
+        own_excess, own_work = float(excess[here].sum()), float(usual[here].sum())
+        if own_excess < MOST_OF_PHASE * all_excess or all_excess <= 0:
+            continue
+        if own_work <= ONE_PHASE * all_work:
+            return name
+        # A slow device would lengthen the other phases by the same share.
+        longer, others_longer = own_excess / own_work, (all_excess - own_excess) / max(all_work - own_work, 1.0)
+        if longer >= FAR_LONGER and longer >= SLOWER_THAN_OTHERS * others_longer and all_work > own_work:
             return name
     return ""
 

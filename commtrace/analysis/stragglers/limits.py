@@ -61,6 +61,9 @@ MOST_OF_PHASE: Final = 0.9
 ONE_PHASE: Final = 0.7
 """Only one phase is slow if it has so much of the excess, and no more than so much of the work."""
 
+SLOWER_THAN_OTHERS: Final = 3
+"""Or, whatever its share of the work, if it is FAR_LONGER and by so many times more than the other phases."""
+
 LONG_MICROBATCH: Final = 0.2
 """A microbatch is long whose forward and backward both take longer than is normal by this share."""
 

@@ -63,7 +63,7 @@ class GroupState:
             self.p2p_seq[key] = itertools.count(seq)
 
     def queue(self, peer: int) -> Queue:
-        """Return the stream that operations with this peer share; −1 for collectives."""
+        """Return the operations of the communicator for this peer; −1 for that of collectives."""
         found = self.queues.get(peer)
         return found if found is not None else self.queues.setdefault(peer, Queue())
 

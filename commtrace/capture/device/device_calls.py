@@ -91,7 +91,6 @@ class DeviceCalls:
         # streams of the job that are among them would wait for it, which can deadlock pipelines, and the outputs would
         # be recorded on that stream, which delays the reuse of their memory (Future::invokeCallback in torch's
         # ATen/core/ivalue_inl.h).
-        assert call.queue is not None
         self._returned((call,))
         unwaited = self._unwaited.setdefault(call.queue, deque())
         unwaited.append(call)
@@ -102,7 +101,7 @@ class DeviceCalls:
         """Record a stall of C++ on ``call`` and all earlier calls on the same stream."""
         tracer = self._tracer
         tracer.last_mark = end
-        unwaited = self._unwaited.get(call.queue) if call.queue is not None else None
+        unwaited = self._unwaited.get(call.queue)
         earlier = []
         while unwaited and unwaited[0].id <= call.id:
             earlier.append(unwaited.popleft())
@@ -279,11 +278,8 @@ class DeviceCalls:
     def _ran_on_current_stream(self, calls: tuple[DeviceCall, ...]) -> None:
         first = calls[0]
         end = self._clock.mark(first.device)
-        for call in reversed(calls):
-            if call.queue is not None:
-                call.queue.withdraw(call)
         for call in calls:
-            call.queue, call.end = None, end
+            call.end = end
             self._ended(call)
         self._stalled_on(first, first.launch.start, end)
 

@@ -154,7 +154,6 @@ def placed(held: Sequence[Held], durations: Mapping[int, int]) -> tuple[list[Row
         bounds[one.call.id] = bound[stream] = min(bound.get(stream, one.end), one.end)
     for one in ordered:
         call, queue = one.call, one.call.queue
-        assert queue is not None
         before, duration = queue.before(call), durations.get(call.id)
         starts_with = None if before is None else _start(one.launch, before)
         start, end = max(one.launch, queue.known_end), bounds[call.id]

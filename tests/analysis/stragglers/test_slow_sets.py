@@ -76,6 +76,19 @@ def test_of_a_rank_that_is_slow_in_one_phase_that_phase_is_named(
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [("slow-forward=3:4", "forward"), ("slow-rank=3:4", "compute"), ("slow-forward=3:1.2", "compute")],
+)
+def test_the_phase_that_is_most_of_the_work_is_named_if_a_slow_device_would_slow_the_others_far_more(
+    fault: str, cause: str
+) -> None:
+    findings, _ = judged([fault], forward_ns=24_000_000, backward_ns=3_000_000, optimizer_ns=1_000_000)
+
+    (verdict,) = findings.verdicts
+    assert (verdict.ranks, verdict.cause) == ((3,), cause)
+
+
 @pytest.mark.parametrize("every", [3, 5, 10])
 def test_a_rank_whose_work_takes_far_longer_in_some_steps_is_named_with_these(every: int) -> None:
     findings, cost_ms = judged([f"slow-rank=4:2@3:60:{every}"], steps=60)

@@ -248,6 +248,36 @@ def test_operations_of_one_stream_start_when_the_one_before_ends(job: Job) -> No
 
 
 @pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+def test_operations_of_a_communicator_run_one_after_another_on_whichever_streams(job: Job) -> None:
+    """As FSDP's backward does it: it gathers on one stream while it reduces on another."""
+    gathering, reducing = job.cuda.Stream(), job.cuda.Stream()
+    for stream in (gathering, reducing, gathering):
+        with job.cuda.stream(stream):
+            job.all_reduce(asynchronous=False)
+    job.finish()
+
+    assert job.intervals() == job.nccl.intervals
+    assert [start for start, _ in job.nccl.intervals[1:]] == [end for _, end in job.nccl.intervals[:-1]]
+    assert job.timings() == [CUDA] * 3
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+def test_an_operation_on_the_current_stream_follows_one_on_the_stream_of_the_group(job: Job) -> None:
+    work = job.all_reduce(asynchronous=True)
+    job.compute(3 * MILLISECOND)
+    job.nccl.duration_ns = 5 * MILLISECOND
+    started = job.cuda.current_stream().position_ns()
+    job.all_reduce(asynchronous=False)
+    work.wait()
+    job.finish()
+
+    rows = sorted(job.recording.communications(), key=lambda row: row.id)
+    assert (rows[1].start, rows[1].end, rows[1].timing) == (started, started + 5 * MILLISECOND, CUDA)
+    assert rows[0].timing == UNKNOWN
+    assert rows[0].end >= job.nccl.intervals[0][1], "an upper bound"
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
 def test_a_later_operation_that_is_waited_for_first_bounds_the_earlier_one(job: Job) -> None:
     first = job.all_reduce(asynchronous=True)
     second = job.all_reduce(asynchronous=True)

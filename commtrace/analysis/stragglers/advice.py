@@ -80,8 +80,8 @@ _NEXT_STEP_OF_SEVERAL: Final = {
 }
 
 SLOW_PHASE: Final = (
-    "Profile the {phase} here and on another rank (a recompilation, a hook, offloading, other kernels): a slow device "
-    "would be slow in the other phases too."
+    "Profile the {phase} here and on another rank (a recompilation, a hook, a wait of the script, offloading, other "
+    "kernels): a slow device would be slow in the other phases too."
 )
 """Advice for one slow phase."""
 

@@ -18,6 +18,9 @@ pytestmark = pytest.mark.e2e
 
 PROGRAMS = REPOSITORY / "tests" / "e2e" / "programs"
 TRAINING = PROGRAMS / "seeded_training.py"
+FORKED = "fork,fork,fork"
+EVERY_WAY = "fork,spawn,forkserver"
+"""To start the workers that load data. The last two import torch anew, which takes seconds of a core."""
 BROADCASTS = 4
 REDUCTIONS = 5
 BARRIERS = 1
@@ -28,11 +31,12 @@ def digests(output: str) -> dict[int, str]:
 
 
 def test_results_are_bitwise_equal_and_a_window_records_exactly_its_steps(tmp_path: Path) -> None:
-    plain = fork([TRAINING, "12"], 2, {"COMMTRACE_ENABLED": "0", "COMMTRACE_DIR": str(tmp_path)}, timeout=120)
+    plain = fork([TRAINING, "12", FORKED], 2, {"COMMTRACE_ENABLED": "0", "COMMTRACE_DIR": str(tmp_path)}, timeout=120)
     assert plain.returncode == 0, plain.stdout
     assert list(tmp_path.iterdir()) == []
 
-    recorded = fork([TRAINING, "12"], 2, {"COMMTRACE_STEPS": "3:10:2", "COMMTRACE_DIR": str(tmp_path)}, timeout=120)
+    environment = {"COMMTRACE_STEPS": "3:10:2", "COMMTRACE_DIR": str(tmp_path)}
+    recorded = fork([TRAINING, "12", EVERY_WAY], 2, environment, timeout=120)
 
     assert recorded.returncode == 0, recorded.stdout
     assert sorted(digests(plain.stdout)) == [0, 1]
@@ -63,7 +67,9 @@ def assert_window_is_recorded(directory: Path) -> None:
 def test_a_restarted_job_shows_its_newest_attempt_and_keeps_the_killed_one(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
 
-    completed = run([*torchrun, str(TRAINING), "10", "6"], {"COMMTRACE_DIR": str(tmp_path / "run")}, timeout=150)
+    completed = run(
+        [*torchrun, str(TRAINING), "10", FORKED, "6"], {"COMMTRACE_DIR": str(tmp_path / "run")}, timeout=150
+    )
 
     assert completed.returncode == 0, completed.stdout
     newest = load_run(tmp_path / "run")

@@ -44,6 +44,7 @@ class SimulatedGpu:
         self.nccl.intervals.clear()
         self.nccl.recorded.clear()
         self.nccl._streams.clear()
+        self.nccl._free_at_ns.clear()
         self.nccl._bracket, self.nccl.duration_ns = None, MILLISECOND
         self.cuda._defaults.clear()
         self.cuda._capturing_thread = None

@@ -58,9 +58,7 @@ class LaunchSteps:
     @classmethod
     def of(cls, launch: Run) -> LaunchSteps:
         is_numbered = all("step_numbers" in trace.topology for trace in launch.ranks.values())
-        columns = _NO_TIMES
-        for trace in launch.ranks.values():
-            columns = _together(columns, _times_of_rank(trace))
+        columns = _together([_times_of_rank(trace) for trace in launch.ranks.values()])
         return cls(launch.any_metadata.attempt, is_numbered, *columns)
 
     def only(self, steps: Collection[int]) -> LaunchSteps:
@@ -72,7 +70,6 @@ class LaunchSteps:
 
 
 _Times: TypeAlias = tuple[Int64, Int64, Int64, Int64]
-_NO_TIMES: Final[_Times] = (np.zeros(0, np.int64),) * 4
 
 
 def _times_of_rank(trace: RankTrace) -> _Times:
@@ -86,9 +83,9 @@ def _times_of_rank(trace: RankTrace) -> _Times:
     return number, np.arange(len(rows)) - first[which], spans.start[rows] + offset, spans.end[rows] + offset
 
 
-def _together(one: _Times, other: _Times) -> _Times:
-    """Return each attempt from its earlier begin to its later end."""
-    step, occurrence, start, end = (np.concatenate(columns) for columns in zip(one, other, strict=True))
+def _together(ranks: Sequence[_Times]) -> _Times:
+    """Return each attempt from its earliest begin to its latest end."""
+    step, occurrence, start, end = (np.concatenate(columns) for columns in zip(*ranks, strict=True))
     first, which = grouped(pack((step, occurrence)))
     start_ns, end_ns = start[first], end[first]
     np.minimum.at(start_ns, which, start)

@@ -127,6 +127,8 @@ def plain(run: MeasuredRun[Told]) -> dict[str, Any]:
 def assert_windows_change_nothing(directory: Path) -> None:
     """Compare windows of several sizes with the run as a whole."""
     whole = measure_run(directory, tell, most_bytes=1 << 30)
+    stragglers, summary = stragglers_of(open_run(directory)), summary_of(open_run(directory))
+    in_plain = plain(whole)
     numbers = np.concatenate([trace.spans.step for trace in whole.recorded.ranks.values()])
     rows_of_step = min(int((numbers == step).sum()) for step in whole.steps.used)
     for steps in WINDOWS:
@@ -141,10 +143,10 @@ def assert_windows_change_nothing(directory: Path) -> None:
         # Of fewer recorded steps, each window would be the whole run, which is then read at once.
         few = whole.recorded.ranks[min(whole.recorded.ranks)].spans.kind.tolist().count(schema.STEP) < FEWEST_STEPS
         assert few or len(windows) >= len(whole.steps.used) // steps
-        assert plain(cut) == plain(whole), f"windows of {steps} steps"
+        assert plain(cut) == in_plain, f"windows of {steps} steps"
         in_windows = open_run(directory, most_bytes=0, most_rows=steps * rows_of_step)
-        assert stragglers_of(in_windows) == stragglers_of(open_run(directory)), f"windows of {steps} steps"
-        assert summary_of(in_windows) == summary_of(open_run(directory)), f"windows of {steps} steps"
+        assert stragglers_of(in_windows) == stragglers, f"windows of {steps} steps"
+        assert summary_of(in_windows) == summary, f"windows of {steps} steps"
 
 
 def summary_of(run: WholeRun | LargeRun) -> str:

@@ -1,7 +1,7 @@
-"""A seeded loop on two ranks that averages its gradients itself; its data come from workers that are forked,
-spawned, and forked by a server.
+"""A seeded loop on two ranks that averages its gradients itself; its data come from workers.
 
-Every rank prints a digest of its losses and its final weights. The first argument is the number of steps; a second one
+Every rank prints a digest of its losses and its final weights. The first argument is the number of steps. The second
+one is how three loaders start their workers (``fork,spawn,forkserver``), which changes nothing in the data. A third one
 makes rank 1 of the first attempt kill itself in that step. Every rank says that it is a node of its own.
 """
 
@@ -22,10 +22,11 @@ from torch.utils.data import DataLoader, Dataset
 import commtrace.auto
 
 STEPS = int(sys.argv[1])
-FATAL_STEP = int(sys.argv[2]) if len(sys.argv) > 2 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else -1
+FATAL_STEP = int(sys.argv[3]) if len(sys.argv) > 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else -1
 
 
-BATCHES = {"fork": STEPS // 2, "spawn": STEPS // 4, "forkserver": STEPS - STEPS // 2 - STEPS // 4}
+BATCHES = (STEPS // 2, STEPS // 4, STEPS - STEPS // 2 - STEPS // 4)
+"""Of each loader."""
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -50,7 +51,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     digest = hashlib.sha256()
     number = 0
-    for start, count in BATCHES.items():
+    for start, count in zip(sys.argv[2].split(","), BATCHES, strict=True):
         for batch in DataLoader(Numbers(count), batch_size=4, num_workers=1, multiprocessing_context=start):
             if number == FATAL_STEP and dist.get_rank() == 1:
                 time.sleep(2.0)  # long enough for what came before to be written

@@ -31,4 +31,4 @@ def test_everything_that_can_be_called_is_what_it_was(tmp_path: Path) -> None:
     assert told["texts 0"] == [*told["kernels"], *hooks]
     assert told["texts 1"] == told["texts 2"] == []
     assert told["replaced 1"] > 100
-    assert told["objects 1"] == told["objects 2"]
+    assert told["objects 2"] <= told["objects 1"]

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.e2e.launch import REPOSITORY, Completed, launch, run
+from tests.e2e.launch import REPOSITORY, Completed, fork, launch, run
 
 PROGRAMS: Final = REPOSITORY / "tests" / "gpu" / "programs"
 SECONDS: Final = 450.0
@@ -46,7 +46,8 @@ def run_program(
     Args:
         arguments: the program's name and its arguments.
         environment: added to this process's own.
-        ranks: started by torchrun; 0 for one process without it.
+        ranks: started by torchrun; 0 for one process without it. Without a GPU they are forked from one process that has
+            imported torch: then only the program itself is tried.
         timeout: seconds; less if less is left for all tests.
     """
     timeout = min(timeout, _deadline[0] - time.monotonic())
@@ -56,7 +57,9 @@ def run_program(
     # Neither commtrace nor the tests need to be installed. What the machine lacks may have been put elsewhere.
     path = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {"PYTHONPATH": os.pathsep.join(path), **environment}
-    if ranks:
+    if not torch.cuda.is_available():
+        completed = fork(command, max(ranks, 1), environment, timeout)
+    elif ranks:
         completed = launch(command, ranks, environment, timeout)
     else:
         completed = run([sys.executable, *map(str, command)], environment, timeout)

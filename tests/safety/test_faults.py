@@ -14,11 +14,11 @@ import importlib.util
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType
-from typing import Any, Final
+from typing import Any
 
 import pytest
 import torch
@@ -54,16 +54,6 @@ EVERY_INTERRUPTED = 5
 NO_HOOKS = frozenset(function.__code__ for function in (Triggers.open, selection.make_request, selection.write_request))
 """What jobs call themselves, in place of the harvester's thread or of a command."""
 ALONE = {**jobs.ALONE, **models.ALONE}
-ELSEWHERE: Final = {
-    "found_steps": ("data_parallel",),
-    "fully_sharded": ("found_steps",),
-    "fully_sharded_by_a_wrapper": ("found_steps",),
-    "module_spans": ("data_parallel", "requested_modules"),
-    "pipelined": ("found_steps",),
-    "requested_modules": ("data_parallel",),
-    "steps_in_the_backward": ("fully_sharded_by_a_wrapper",),
-}
-"""By job, others that go much the same way: what they break is broken again only in `make test-long`."""
 UNREACHED = "never reached again"
 _OPTIMIZERS = "hooks of optimizers"
 _WAITING = "waits to be imported"
@@ -300,6 +290,13 @@ def is_of_start_or_stop(place: Place) -> bool:
 @pytest.mark.parametrize("name", jobs.OF_FOUR)
 def test_of_four_ranks(name: str, recorded: Any) -> None:
     with jobs.rank_1_of_4():
+        break_every_line(jobs.OF_FOUR[name], recorded, is_of_a_hook, earlier_jobs(name, jobs.OF_FOUR))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", jobs.OF_FOUR)
+def test_of_four_ranks_with_what_earlier_jobs_break(name: str, recorded: Any) -> None:
+    with jobs.rank_1_of_4():
         break_every_line(jobs.OF_FOUR[name], recorded, is_of_a_hook)
 
 
@@ -327,19 +324,21 @@ def test_start_and_stop(recorded: Any) -> None:
 def test_alone(name: str, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs.call_back_at_once(monkeypatch)
     with jobs.alone():
-        break_every_line(ALONE[name], recorded, is_of_a_hook, elsewhere(name))
+        break_every_line(ALONE[name], recorded, is_of_a_hook, earlier_jobs(name, ALONE))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ELSEWHERE)
-def test_alone_with_what_is_broken_elsewhere(name: str, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ALONE)
+def test_alone_with_what_earlier_jobs_break(name: str, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs.call_back_at_once(monkeypatch)
     with jobs.alone():
         break_every_line(ALONE[name], recorded, is_of_a_hook)
 
 
-def elsewhere(name: str) -> list[Callable[[], str]]:
-    return [ALONE[other] for other in ELSEWHERE.get(name, ())]
+def earlier_jobs(name: str, all_jobs: Mapping[str, Callable[[], str]]) -> list[Callable[[], str]]:
+    """Return the jobs before one: the ways that they go are broken there, and here only in `make test-long`."""
+    names = list(all_jobs)
+    return [all_jobs[other] for other in names[: names.index(name)]]
 
 
 def test_with_a_gpu(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:

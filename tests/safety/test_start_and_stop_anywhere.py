@@ -33,7 +33,7 @@ from tests.safety.jobs import digest, seed
 from tests.safety.models import Net, alive, batch, local
 from tests.safety.test_faults import (
     ALONE,
-    elsewhere,
+    earlier_jobs,
     is_of_a_hook,
     new_ways,
     put_back,
@@ -304,18 +304,22 @@ def stop_in_every_line(
     assert chosen
 
 
+STOPPED_OF_FOUR = {name: jobs.OF_FOUR[name] for name in ("collectives", "functional_collectives", "meshes")}
+STOPPED_ALONE = {name: ALONE[name] for name in ("data_parallel", "found_steps", "fully_sharded", "module_spans")}
+
+
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("name", ["collectives", "functional_collectives", "meshes"])
+@pytest.mark.parametrize("name", STOPPED_OF_FOUR)
 def test_a_signal_stops_in_any_line(name: str, part: int, recorded: Any) -> None:
     with jobs.rank_1_of_4():
-        stop_in_every_line(jobs.OF_FOUR[name], recorded, part)
+        stop_in_every_line(jobs.OF_FOUR[name], recorded, part, earlier_jobs(name, STOPPED_OF_FOUR))
 
 
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("name", ["data_parallel", "found_steps", "fully_sharded", "module_spans"])
+@pytest.mark.parametrize("name", STOPPED_ALONE)
 def test_a_signal_stops_in_any_line_of_a_model(
     name: str, part: int, recorded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs.call_back_at_once(monkeypatch)
     with jobs.alone():
-        stop_in_every_line(ALONE[name], recorded, part, elsewhere(name))
+        stop_in_every_line(ALONE[name], recorded, part, earlier_jobs(name, STOPPED_ALONE))

@@ -112,10 +112,9 @@ def assert_is_one_run(run: Run, attempt: int = 0) -> None:
 @pytest.mark.parametrize(
     ("way", "rendezvous"),
     [
-        ("run before the launcher", "static"),
         ("import, and no time", "c10d"),
-        # The other combinations. Below, `commtrace run` behind the launcher is restarted, and a script that imports
-        # commtrace and has time is given two names.
+        # The other combinations. Below, nodes with `commtrace run` behind the launcher are given two names. Before a
+        # static rendezvous, and before one by c10d with a restart, it is in launchers/test_torchrun.py.
         pytest.param("run behind the launcher", "c10d", marks=pytest.mark.long),
         pytest.param("import", "static", marks=pytest.mark.long),
         pytest.param("import", "c10d", marks=pytest.mark.long),
@@ -140,7 +139,7 @@ def test_two_nodes_are_one_run(way: str, rendezvous: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("way", "failing"),
     [
-        ("run behind the launcher", 3),
+        # A restart of a job with `commtrace run` is in launchers/test_torchrun.py.
         pytest.param("import", 3, marks=pytest.mark.long),
         pytest.param("import", 0, marks=pytest.mark.long),
     ],
@@ -166,10 +165,13 @@ def test_a_restart_after_a_failure_of_one_node_is_the_next_attempt_of_all(
 
 def test_nodes_that_were_given_other_names_are_one_run_and_it_is_said(tmp_path: Path) -> None:
     port = free_port()
-    commands = [[*static(node, port), str(REPOSITORY / PROGRAM), "--import"] for node in range(2)]
+    commands = [command("run behind the launcher", static(node, port)) for node in range(2)]
 
     outputs = launch_nodes(commands, tmp_path, [{"COMMTRACE_RUN_ID": "a"}, {"COMMTRACE_RUN_ID": "b"}])
 
-    assert only_run(tmp_path).any_metadata.run_id == "a"
+    run = only_run(tmp_path)
+    assert_is_one_run(run)
+    assert run.any_metadata.run_id == "a"
+    assert_recorded_here(outputs, run)
     assert "called" not in outputs[0]
     assert outputs[1].count("called b on this node and a on rank 0, and is recorded as a") == 1

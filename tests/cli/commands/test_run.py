@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 from commtrace.cli.commands.run import _execute_with_notes, injected_environment
 from commtrace.config import forwardable, forwarded_variables
 from commtrace.errors import ConfigurationError
-from commtrace.trace.files.reader import load_run
 
 INJECTED = str(Path(__file__).resolve().parents[3] / "commtrace" / "_inject")
 
@@ -110,7 +108,7 @@ def test_a_value_that_cannot_be_used_is_refused_before_anything_starts() -> None
         injected_environment({"COMMTRACE_SAMPLE": "x"}, {})
 
 
-@pytest.mark.parametrize(("ending", "exit_code"), [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137)])
+@pytest.mark.parametrize(("ending", "exit_code"), [("exit 7", 7), ("kill -KILL $$", 137)])
 def test_the_exit_code_is_the_commands(tmp_path: Path, ending: str, exit_code: int) -> None:
     assert _run("--", "sh", "-c", ending, cwd=tmp_path).returncode == exit_code
 
@@ -141,7 +139,7 @@ def test_a_job_starts_where_no_temporary_file_can_be_made(tmp_path: Path, monkey
 def test_options_after_the_command_are_the_commands_with_or_without_dashes(tmp_path: Path) -> None:
     for separator in (["--"], []):
         completed = _run(*separator, "echo", "--dir", "x", "--help", cwd=tmp_path)
-        assert completed.stdout == "--dir x --help\n"
+        assert (completed.returncode, completed.stdout) == (0, "--dir x --help\n")
 
 
 def test_output_of_the_command_is_left_alone_and_ours_goes_to_stderr(tmp_path: Path) -> None:
@@ -157,20 +155,18 @@ def test_a_run_without_ranks_and_without_a_name_names_the_folder_of_runs(tmp_pat
     assert f"commtrace: nothing was recorded in {tmp_path}/commtrace-runs. Did a process call" in completed.stderr
 
 
-def test_where_it_is_turned_off_that_is_the_reason(tmp_path: Path) -> None:
-    completed = _run("--", "true", cwd=tmp_path, env={"COMMTRACE_ENABLED": "0"})
-
-    assert "COMMTRACE_ENABLED turns it off" in completed.stderr
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_signals_reach_the_command(tmp_path: Path, number: signal.Signals) -> None:
+def test_signals_reach_the_command(tmp_path: Path) -> None:
+    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
     script = f"""
         import os, signal, time
+        left = {[*map(int, numbers)]}
         def told(number, frame):
             os.write(1, b"got %d\\n" % number)  # print would refuse to be entered from within print
-            os._exit(42)
-        signal.signal({int(number)}, told)
+            left.remove(number)
+            if not left:
+                os._exit(42)
+        for number in list(left):
+            signal.signal(number, told)
         print("ready", flush=True)
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
@@ -182,8 +178,9 @@ def test_signals_reach_the_command(tmp_path: Path, number: signal.Signals) -> No
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(number)
-        assert process.stdout.read() == f"got {int(number)}\n"
+        for number in numbers:
+            process.send_signal(number)
+            assert process.stdout.readline() == f"got {int(number)}\n"
         assert process.wait(30) == 42
 
 
@@ -381,47 +378,6 @@ def test_pythons_that_ignore_the_path_are_not_touched(tmp_path: Path, flag: str)
     assert completed.stdout == "0\n"
 
 
-SCRIPT = """
-import torch
-import torch.distributed
-
-torch.distributed.init_process_group("gloo")
-for _ in range(3):
-    torch.distributed.all_reduce(torch.ones(1000))
-torch.distributed.destroy_process_group()
-"""
-
-
-def _torchrun(tmp_path: Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
-    return _run(
-        "--run-id", "r1", "--", *command, cwd=tmp_path, env={"OMP_NUM_THREADS": "1", **(env or {})}, timeout=200
-    )
-
-
-@pytest.mark.e2e
-def test_two_ranks_of_a_script_that_knows_nothing_of_commtrace_are_recorded(tmp_path: Path) -> None:
-    began = time.time_ns()
-    completed = _torchrun(tmp_path)
-
-    assert completed.returncode == 0, completed.stderr
-    directory = tmp_path / "commtrace-runs" / "r1"
-    assert f"commtrace: recorded 2 ranks in {directory}\nNext: commtrace summary {directory}\n" in completed.stderr
-    run = load_run(directory)
-    assert run.problems == ()
-    assert (list(run.ranks), run.world_size, run.any_metadata.run_id) == ([0, 1], 2, "r1")
-    for trace in run.ranks.values():
-        communication = trace.spans.bytes[trace.spans.bytes >= 0]
-        assert communication.tolist().count(4000) == 3
-        assert trace.metadata.session > began
-    # One file per rank: the launcher, which imports torch too, wrote none.
-    assert sorted(str(path.relative_to(directory)) for path in directory.glob("*/*")) == [
-        "rank-00000/spans-0000.arrows",
-        "rank-00001/spans-0000.arrows",
-    ]
-
-
 @pytest.mark.e2e
 def test_steps_that_the_job_does_not_get_to_are_spoken_of(tmp_path: Path) -> None:
     source = """
@@ -442,8 +398,14 @@ def test_steps_that_the_job_does_not_get_to_are_spoken_of(tmp_path: Path) -> Non
 
 
 @pytest.mark.e2e
-def test_turned_off_the_same_job_writes_nothing(tmp_path: Path) -> None:
-    completed = _torchrun(tmp_path, {"COMMTRACE_ENABLED": "0"})
+def test_turned_off_a_job_writes_nothing(tmp_path: Path) -> None:
+    source = """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.all_reduce(torch.ones(1000))
+        dist.destroy_process_group()
+        """
+    completed = _run("--run-id", "r1", *_python(source), cwd=tmp_path, env={"COMMTRACE_ENABLED": "0"})
 
     assert completed.returncode == 0, completed.stderr
     assert "COMMTRACE_ENABLED turns it off" in completed.stderr

@@ -50,9 +50,10 @@ def recorded(run_directory: Path, *, earlier_attempts: bool = False) -> Recorded
     return Recorded(*name, places)
 
 
-def two_nodes_of_two() -> dict[int, Place]:
-    """Four ranks on node0 and node1."""
-    return {rank: Place(f"node{rank // 2}", rank % 2) for rank in range(4)}
+def on_nodes(*ranks: int) -> dict[int, Place]:
+    """So many ranks on node0, on node1 and so on."""
+    places = [Place(f"node{node}", local_rank) for node, number in enumerate(ranks) for local_rank in range(number)]
+    return dict(enumerate(places))
 
 
 def assert_live(directory: Path, expected: Recorded) -> None:

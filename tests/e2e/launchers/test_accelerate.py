@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.launchers.nodes import Node
 from tests.e2e.launchers.recipes import FEW_STEPS, execute, recipe
-from tests.e2e.launchers.runs import Place, assert_live, live_environment, recorded
+from tests.e2e.launchers.runs import assert_live, live_environment, on_nodes, recorded
 
 pytestmark = pytest.mark.e2e
 
@@ -25,5 +25,5 @@ def test_accelerate_launch(two_nodes: list[Node], tmp_path: Path) -> None:
     assert completed.returncode == 0, completed.stdout
 
     run = recorded(tmp_path / "run")
-    assert (run.attempt, run.places) == (0, {0: Place("node0", 0), 1: Place("node0", 1)})
+    assert (run.attempt, run.places) == (0, on_nodes(2))
     assert_live(tmp_path, run)

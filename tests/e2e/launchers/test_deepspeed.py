@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.launchers.nodes import Node
 from tests.e2e.launchers.recipes import FEW_STEPS, execute, recipe
-from tests.e2e.launchers.runs import assert_live, live_environment, recorded, two_nodes_of_two
+from tests.e2e.launchers.runs import assert_live, live_environment, on_nodes, recorded
 from tests.e2e.launchers.test_mpirun import ALLOWED
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("sshd")]
@@ -32,7 +32,7 @@ def test_an_import_and_the_environment_file_by_open_mpi(two_nodes: list[Node], t
 
 
 def _train(name: str, nodes: list[Node], tmp_path: Path, option: str, own: dict[str, str]) -> None:
-    (tmp_path / "hostfile").write_text("".join(f"{node.name} slots=2\n" for node in nodes))
+    (tmp_path / "hostfile").write_text(f"{nodes[0].name} slots=2\n{nodes[1].name} slots=1\n")
     places = {
         "/shared/runs/gpt": tmp_path / "run",
         "train.py": f"{FEW_STEPS} {option} --targets {tmp_path / 'targets'}",
@@ -42,5 +42,5 @@ def _train(name: str, nodes: list[Node], tmp_path: Path, option: str, own: dict[
     assert completed.returncode == 0, completed.stdout
 
     run = recorded(tmp_path / "run")
-    assert (run.attempt, run.places) == (0, two_nodes_of_two()), completed.stdout
+    assert (run.attempt, run.places) == (0, on_nodes(2, 1)), completed.stdout
     assert_live(tmp_path, run)

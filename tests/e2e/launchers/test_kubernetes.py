@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.launchers.nodes import Node
 from tests.e2e.launchers.recipes import FEW_STEPS, PATH, recipe
-from tests.e2e.launchers.runs import Place, Recorded, assert_live, live_environment, recorded, two_nodes_of_two
+from tests.e2e.launchers.runs import Recorded, assert_live, live_environment, on_nodes, recorded
 
 pytestmark = pytest.mark.e2e
 
@@ -22,7 +22,7 @@ def test_a_torchrun_in_every_pod(two_nodes: list[Node], tmp_path: Path) -> None:
     _run_pods(two_nodes, tmp_path, "pytorchjob", 2)
 
     run = recorded(tmp_path / "runs" / "gpt")
-    assert run == Recorded("gpt", 0, two_nodes_of_two())
+    assert run == Recorded("gpt", 0, on_nodes(2, 2))
     assert_live(tmp_path, run)
 
 
@@ -30,7 +30,7 @@ def test_a_process_in_every_pod(two_nodes: list[Node], tmp_path: Path) -> None:
     _run_pods(two_nodes, tmp_path, "pytorchjob-python", 1)
 
     run = recorded(tmp_path / "runs" / "gpt")
-    assert run == Recorded("gpt", 0, {0: Place("node0", 0), 1: Place("node1", 0)})
+    assert run == Recorded("gpt", 0, on_nodes(1, 1))
     assert_live(tmp_path, run)
 
 

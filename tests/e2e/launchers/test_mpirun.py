@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.launchers.nodes import Node
 from tests.e2e.launchers.recipes import FEW_STEPS, execute, recipe
-from tests.e2e.launchers.runs import assert_live, live_environment, recorded, two_nodes_of_two
+from tests.e2e.launchers.runs import assert_live, live_environment, on_nodes, recorded
 
 pytestmark = [
     pytest.mark.e2e,
@@ -47,7 +47,7 @@ def _train(name: str, nodes: list[Node], tmp_path: Path, option: str) -> None:
         "launchers.md",
         name,
         {
-            "node0:8,node1:8": f"node0:2,node1:2 {forwarded}",
+            "node0:8,node1:8": f"node0:2,node1:1 {forwarded}",
             "/shared/runs/gpt": tmp_path / "run",
             "train.py": f"{FEW_STEPS} {option} --targets {tmp_path / 'targets'}",
         },
@@ -56,5 +56,5 @@ def _train(name: str, nodes: list[Node], tmp_path: Path, option: str) -> None:
     assert completed.returncode == 0, completed.stdout
 
     run = recorded(tmp_path / "run")
-    assert (run.attempt, run.places) == (0, two_nodes_of_two())
+    assert (run.attempt, run.places) == (0, on_nodes(2, 1))
     assert_live(tmp_path, run)

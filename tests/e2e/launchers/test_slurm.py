@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.launchers.recipes import FEW_STEPS, PATH, recipe
-from tests.e2e.launchers.runs import Recorded, assert_live, live_environment, recorded, two_nodes_of_two
+from tests.e2e.launchers.runs import Recorded, assert_live, live_environment, on_nodes, recorded
 from tests.e2e.launchers.slurm import Slurm
 
 pytestmark = pytest.mark.e2e
@@ -17,6 +17,7 @@ RUNS = "/shared/runs/{run_id}"
 SIZES = {"--nodes=4": "--nodes=2", "--gpus-per-node=8": ""}
 TORCHRUN = {**SIZES, "--nnodes 4 --nproc-per-node 8": "--nnodes 2 --nproc-per-node 2"}
 TASKS = {**SIZES, "--ntasks-per-node=8": "--ntasks-per-node=2"}
+A_TASK_PER_NODE = {**SIZES, "--ntasks-per-node=8": "--ntasks-per-node=1"}
 
 
 @pytest.mark.long
@@ -24,7 +25,7 @@ def test_one_torchrun_per_node(slurm_cluster: Slurm, tmp_path: Path) -> None:
     job = _submit(slurm_cluster, "slurm.md", "slurm-torchrun", tmp_path, TORCHRUN)
 
     run = recorded(tmp_path / "runs" / job)
-    assert run == Recorded(job, 0, two_nodes_of_two())
+    assert run == Recorded(job, 0, on_nodes(2, 2))
     assert_live(tmp_path, run)
 
 
@@ -40,7 +41,7 @@ def test_the_recipe_with_prometheus(slurm_cluster: Slurm, tmp_path: Path) -> Non
     job = _submit(slurm_cluster, "prometheus.md", "slurm-prometheus", tmp_path, own)
 
     run = recorded(tmp_path / "runs" / job)
-    assert run == Recorded(job, 0, two_nodes_of_two())
+    assert run == Recorded(job, 0, on_nodes(2, 2))
     assert_live(tmp_path, run)
 
 
@@ -52,16 +53,16 @@ def test_a_task_per_rank_on_disks_of_their_own(slurm_cluster: Slurm, tmp_path: P
     job = _submit(slurm_cluster, "slurm.md", "slurm-tasks", tmp_path, {**TASKS, RUNS: local}, then=collect)
 
     run = recorded(tmp_path / "gpt")
-    assert run == Recorded(f"slurm-{job}.0", 0, two_nodes_of_two())
+    assert run == Recorded(f"slurm-{job}.0", 0, on_nodes(2, 2))
     assert_live(tmp_path, run)
 
 
 def test_a_requeued_job_goes_on_in_an_attempt_of_its_run(slurm_cluster: Slurm, tmp_path: Path) -> None:
     requeue = '[ "${SLURM_RESTART_COUNT:-0}" = 1 ] || { scontrol requeue $SLURM_JOB_ID; sleep 60; }\n'
-    job = _submit(slurm_cluster, "slurm.md", "slurm-import", tmp_path, TASKS, "--auto", then=requeue)
+    job = _submit(slurm_cluster, "slurm.md", "slurm-import", tmp_path, A_TASK_PER_NODE, "--auto", then=requeue)
 
     run = recorded(tmp_path / "runs" / f"slurm-{job}.0", earlier_attempts=True)
-    assert run == Recorded(f"slurm-{job}.0", 1, two_nodes_of_two())
+    assert run == Recorded(f"slurm-{job}.0", 1, on_nodes(1, 1))
     assert_live(tmp_path, run)
 
 
@@ -70,7 +71,7 @@ def test_commtrace_run_before_srun(slurm_cluster: Slurm, tmp_path: Path) -> None
     job = _submit(slurm_cluster, "slurm.md", "slurm-before-srun", tmp_path, TASKS)
 
     run = recorded(tmp_path / "runs" / f"slurm-{job}.0")
-    assert run == Recorded(f"slurm-{job}.0", 0, two_nodes_of_two())
+    assert run == Recorded(f"slurm-{job}.0", 0, on_nodes(2, 2))
     assert_live(tmp_path, run)
 
 

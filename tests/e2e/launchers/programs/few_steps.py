@@ -4,7 +4,7 @@ srun python tests/e2e/launchers/programs/few_steps.py --auto
 
 With ``--auto`` the script itself imports commtrace.auto; else ``commtrace run`` has to. ``--targets DIRECTORY`` has
 rank 0 write down which Prometheus targets there are while the job runs, to ``DIRECTORY.json``. With ``--fail-once
-FILE`` all ranks fail behind the first step of the job's first attempt, which makes the file.
+FILE`` the last rank fails behind the first step of the job's first attempt, which makes the file.
 
 Without DDP and torch.optim, which import torch's compiler: that takes as long as importing torch.
 """
@@ -52,8 +52,10 @@ def main(arguments: Sequence[str]) -> None:
                 dist.all_reduce(parameter.grad)
         if not has_failed:
             dist.barrier()  # all have looked for the file
-            options.fail_once.touch()
-            sys.exit("failed, as it was told to")
+            has_failed = True
+            if dist.get_rank() == dist.get_world_size() - 1:
+                options.fail_once.touch()
+                sys.exit("failed, as it was told to")
     if options.targets and dist.get_rank() == 0:
         write_targets(options.targets, dist.get_world_size())
     dist.barrier()

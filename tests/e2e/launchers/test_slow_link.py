@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from tests.e2e.launch import run
+from commtrace.cli.main import app
 from tests.e2e.launchers.nodes import Node
-from tests.e2e.launchers.recipes import PATH, execute_on_all
+from tests.e2e.launchers.recipes import execute_on_all
 
 pytestmark = pytest.mark.e2e
 
@@ -28,8 +29,8 @@ NUM_BYTES = 16 << 20
 def directory(three_nodes: list[Node], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one rank on each of three nodes, the last of which may send little at a time."""
     script = (
-        "torchrun --nnodes 3 --node-rank $NODE_RANK --nproc-per-node 1 --master-addr node0 --master-port 29600 "
-        f"tests/e2e/launchers/programs/large_messages.py {NUM_BYTES}"
+        "RANK=$NODE_RANK WORLD_SIZE=3 MASTER_ADDR=node0 MASTER_PORT=29600 "
+        f"python tests/e2e/launchers/programs/large_messages.py {NUM_BYTES}"
     )
     three_nodes[2].limit(MEGABITS_PER_SECOND)
     made = tmp_path_factory.mktemp("slow") / "run"
@@ -40,29 +41,33 @@ def directory(three_nodes: list[Node], tmp_path_factory: pytest.TempPathFactory)
     return made
 
 
-def test_the_slow_link_is_named_with_its_bandwidth(directory: Path) -> None:
-    told = _told(directory)
+@pytest.fixture(scope="module")
+def told(directory: Path) -> Any:
+    return json.loads(_bandwidth(directory, "--json"))
+
+
+def test_the_slow_link_is_named_with_its_bandwidth(directory: Path, told: Any) -> None:
     slow = told["slow_links"]
     assert {(link["source"], link["target"]) for link in slow["links"]} == {("node2", "node0"), ("node2", "node1")}
     assert slow["common_node"] == "node2"
     assert [link["gbps"] for link in slow["links"]] == pytest.approx([GBPS, GBPS], rel=TOLERANCE)
     assert slow["usual_gbps"] > 2 * GBPS
 
-    printed = " ".join(run(["commtrace", "bandwidth", str(directory)], {"PATH": PATH}).stdout.split())
+    printed = " ".join(_bandwidth(directory).split())
     assert "Slow links: node2 → node" in printed
     assert "All of them are links of node2." in printed
 
 
-def test_collectives_are_as_fast_as_their_slowest_link(directory: Path) -> None:
+def test_collectives_are_as_fast_as_their_slowest_link(told: Any) -> None:
     """A ring of all_reduce passes the limited link once; a broadcast does where the root is behind it."""
-    (row,) = (row for row in _told(directory)["communication"] if row["operation"] == "all_reduce")
+    (row,) = (row for row in told["communication"] if row["operation"] == "all_reduce")
     assert row["inter_node"]
     assert row["busbw_gbps"] == pytest.approx(GBPS, rel=TOLERANCE)
 
 
-def test_clocks_agree_within_what_is_said_of_them(directory: Path) -> None:
+def test_clocks_agree_within_what_is_said_of_them(told: Any) -> None:
     """The nodes have one clock, and a boot each: whatever offset is found is an error."""
-    alignment = _told(directory)["alignment"]
+    alignment = told["alignment"]
     residual = alignment["residual_ns"]["p99"]
     offsets = [host["offset_ns"] for host in alignment["hosts"]]
     assert len(offsets) == 3
@@ -70,7 +75,7 @@ def test_clocks_agree_within_what_is_said_of_them(directory: Path) -> None:
     assert max(map(abs, offsets)) <= residual
 
 
-def _told(directory: Path) -> Any:
-    completed = run(["commtrace", "bandwidth", str(directory), "--json"], {"PATH": PATH})
-    assert completed.returncode == 0, completed.stdout
-    return json.loads(completed.stdout)
+def _bandwidth(directory: Path, *options: str) -> str:
+    result = CliRunner().invoke(app, ["bandwidth", str(directory), *options])
+    assert result.exit_code == 0, result.output
+    return result.stdout

@@ -23,7 +23,7 @@ from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
 from tests.e2e import oracle
-from tests.e2e.launch import REPOSITORY, Completed, launch
+from tests.e2e.launch import REPOSITORY, Completed, Starter, launch
 from tests.e2e.traces import rows
 from tests.matrix import STEPS
 
@@ -47,11 +47,11 @@ class Cell:
     outcome: str
 
 
-def try_kind(kind: str, folder: Path) -> Cell:
+def try_kind(kind: str, folder: Path, start: Starter = launch) -> Cell:
     """Train under commtrace, and compare what it recorded with what torch.profiler saw."""
-    completed = _train(kind, folder, enabled=True)
+    completed = _train(kind, folder, start, enabled=True)
     if completed.returncode:
-        without = _train(kind, folder, enabled=False)
+        without = _train(kind, folder, start, enabled=False)
         if without.returncode:
             return Cell(kind, True, f"fails without commtrace too: {_reason(without)}")
         return Cell(kind, False, f"fails under commtrace: {_reason(completed)}")
@@ -90,12 +90,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _train(kind: str, folder: Path, *, enabled: bool) -> Completed:
+def _train(kind: str, folder: Path, start: Starter, *, enabled: bool) -> Completed:
     environment = {
         "COMMTRACE_DIR": str(folder / "run"), "COMMTRACE_ENABLED": str(int(enabled)), "PYTHONPATH": str(REPOSITORY),
         "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
-    return launch([PROGRAM, kind, folder], RANKS, environment, SECONDS)
+    return start([PROGRAM, kind, folder], RANKS, environment, SECONDS)
 
 
 def _reason(completed: Completed) -> str:

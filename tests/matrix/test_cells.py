@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.launch import fork
 from tests.matrix.cell import try_kind
 
 pytestmark = pytest.mark.e2e
@@ -24,7 +25,7 @@ def test_steps_and_communications_agree_with_the_script_and_the_profiler(kind: s
     if kind in MODULES:
         pytest.importorskip(MODULES[kind], reason=f"{MODULES[kind]} is not installed: pip install 'commtrace[{kind}]'")
 
-    cell = try_kind(kind, tmp_path)
+    cell = try_kind(kind, tmp_path, fork)
 
     assert cell.is_right, cell.outcome
     assert "6 of 6 steps" in cell.outcome

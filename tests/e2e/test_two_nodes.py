@@ -115,6 +115,7 @@ def assert_is_one_run(run: Run, attempt: int = 0) -> None:
         ("import, and no time", "c10d"),
         # The other combinations. Below, nodes with `commtrace run` behind the launcher are given two names. Before a
         # static rendezvous, and before one by c10d with a restart, it is in launchers/test_torchrun.py.
+        pytest.param("run before the launcher", "static", marks=pytest.mark.long),
         pytest.param("run behind the launcher", "c10d", marks=pytest.mark.long),
         pytest.param("import", "static", marks=pytest.mark.long),
         pytest.param("import", "c10d", marks=pytest.mark.long),
@@ -139,7 +140,8 @@ def test_two_nodes_are_one_run(way: str, rendezvous: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("way", "failing"),
     [
-        # A restart of a job with `commtrace run` is in launchers/test_torchrun.py.
+        # A restart of a job with `commtrace run` before the launcher is in launchers/test_torchrun.py.
+        pytest.param("run behind the launcher", 3, marks=pytest.mark.long),
         pytest.param("import", 3, marks=pytest.mark.long),
         pytest.param("import", 0, marks=pytest.mark.long),
     ],

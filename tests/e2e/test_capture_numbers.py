@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
-from tests.e2e.launch import REPOSITORY, launch
+from tests.e2e.launch import REPOSITORY, fork
 from tests.e2e.traces import rows
 
 pytestmark = pytest.mark.e2e
@@ -18,9 +17,7 @@ PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "any_source_and_tags.py"
 
 
 def test_messages_meet_whatever_their_tag_and_whoever_they_were_expected_from(tmp_path: Path) -> None:
-    # As a rank of one of two nodes sees it: the nodes agree on the name of the run through the job's store.
-    done = launch(["--no-python", "env", "LOCAL_WORLD_SIZE=1", "TORCHELASTIC_RUN_ID=none", sys.executable, PROGRAM], 2,
-                  {"COMMTRACE_DIR": str(tmp_path / "run")})  # fmt: skip
+    done = fork([PROGRAM], 2, {"COMMTRACE_DIR": str(tmp_path / "run")})
     assert done.returncode == 0, done.stdout
     run = load_run(tmp_path / "run")
     assert sorted(run.ranks) == [0, 1]

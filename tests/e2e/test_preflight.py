@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from tests.json_schemas import errors
 pytestmark = pytest.mark.e2e
 
 COMMAND = ["tests/e2e/programs/commtrace_command.py", "preflight", "--json"]
+fork_command = functools.partial(fork, imports=["commtrace.cli.commands.preflight"])
 
 
 def told(job: Completed) -> Any:
@@ -32,7 +34,7 @@ def findings(verdict: Any) -> dict[tuple[str, str], str]:
 
 
 def test_a_sound_cluster_passes_all_checks() -> None:
-    job = fork(COMMAND, 4, {"RANKS_PER_NODE": "2"}, timeout=240)
+    job = fork_command(COMMAND, 4, {"RANKS_PER_NODE": "2"}, timeout=240)
     verdict = told(job)
     # Cores of a busy machine are not equally fast: what is judged of times is tested with made times.
     measured = {"device speed", "bandwidth"}
@@ -47,7 +49,7 @@ def test_a_sound_cluster_passes_all_checks() -> None:
 def test_ranks_that_are_absent_stopped_or_set_up_otherwise_are_named_with_their_nodes(tmp_path: Path) -> None:
     faults = {"ABSENT": "5", "STOPPED": "3", "OTHERWISE": "4", "PID_FILE": str(tmp_path / "pid")}
     faults["SLURM_STEP_NODELIST"] = "gpu[0-5]"
-    job = fork([*COMMAND, "--start-timeout", "15"], 6, {"RANKS_PER_NODE": "1", **faults}, timeout=240)
+    job = fork_command([*COMMAND, "--start-timeout", "15"], 6, {"RANKS_PER_NODE": "1", **faults}, timeout=240)
     verdict = told(job)
     found = findings(verdict)
 
@@ -65,7 +67,7 @@ def test_ranks_that_are_absent_stopped_or_set_up_otherwise_are_named_with_their_
 
 def test_a_rank_that_stops_while_bandwidth_is_measured_is_named(tmp_path: Path) -> None:
     faults = {"RANKS_PER_NODE": "1", "FAULT": "SIGSTOP@35", "PID_FILE": str(tmp_path / "pid")}
-    job = fork([*COMMAND, "--network-timeout", "5"], 3, faults, timeout=240)
+    job = fork_command([*COMMAND, "--network-timeout", "5"], 3, faults, timeout=240)
     verdict = told(job)
 
     assert job.returncode == 1
@@ -73,7 +75,7 @@ def test_a_rank_that_stops_while_bandwidth_is_measured_is_named(tmp_path: Path) 
 
 
 def test_a_rank_that_dies_is_named_although_the_launcher_then_ends_all_others() -> None:
-    job = fork(COMMAND, 3, {"RANKS_PER_NODE": "1", "FAULT": "SIGKILL@35"}, timeout=240)
+    job = fork_command(COMMAND, 3, {"RANKS_PER_NODE": "1", "FAULT": "SIGKILL@35"}, timeout=240)
     verdict = told(job)
 
     # Rank 0 learns it from gloo, or from the signal that follows: whichever comes first.
@@ -86,7 +88,7 @@ def test_a_rank_that_dies_is_named_although_the_launcher_then_ends_all_others() 
 
 
 def ended_by_sigterm(tmp_path: Path, faults: Mapping[str, str]) -> tuple[Completed, Any]:
-    job = fork(COMMAND, 3, {"RANKS_PER_NODE": "1", "PIDS": str(tmp_path), **faults}, timeout=240)
+    job = fork_command(COMMAND, 3, {"RANKS_PER_NODE": "1", "PIDS": str(tmp_path), **faults}, timeout=240)
     return job, told(job)
 
 

@@ -5,15 +5,13 @@ A hang that is rare needs more repetitions: `make test-long`, or ``pytest --long
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
-from tests.e2e.launch import REPOSITORY, launch
-from tests.e2e.launch import run as run_command
+from tests.e2e.launch import REPOSITORY, fork
 from tests.e2e.traces import rows
 
 pytestmark = pytest.mark.e2e
@@ -34,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_a_job_that_mixes_all_kinds_of_communication_ends(repetition: int, tmp_path: Path) -> None:
-    completed = launch([PROGRAM, str(LIFE_CYCLES), str(ROUNDS)], SIZE, {"COMMTRACE_DIR": str(tmp_path)}, timeout=120)
+    completed = fork([PROGRAM, str(LIFE_CYCLES), str(ROUNDS)], SIZE, {"COMMTRACE_DIR": str(tmp_path)}, timeout=120)
 
     assert completed.returncode == 0, completed.stdout
     run = load_run(tmp_path)
@@ -47,8 +45,7 @@ def test_a_job_that_mixes_all_kinds_of_communication_ends(repetition: int, tmp_p
 
 
 def test_groups_are_destroyed_while_threads_of_the_backend_let_go(repetition: int, tmp_path: Path) -> None:
-    command = [sys.executable, str(DESTROYING), str(LIVES)]
-    completed = run_command(command, {"COMMTRACE_DIR": str(tmp_path)}, timeout=120)
+    completed = fork([DESTROYING, str(LIVES)], 1, {"COMMTRACE_DIR": str(tmp_path)}, timeout=120)
 
     assert completed.returncode == 0, completed.stdout
     assert f"lived {LIVES} times" in completed.stdout

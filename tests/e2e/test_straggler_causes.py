@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.analysis.stragglers.verdict import PHASES, Verdict
+from commtrace.cli.main import app
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
-from tests.e2e.launch import REPOSITORY, fork_with_megatron, run
+from tests.e2e.launch import REPOSITORY, fork_with_megatron
 from tests.e2e.traces import rows
 
 # Eight trainings before the first test.
@@ -70,8 +71,8 @@ def test_the_injected_cause_is_the_costliest_verdict(injected: str, runs: Path) 
 
 
 def test_a_rank_that_sleeps_in_every_forward_is_named_with_its_cost(runs: Path) -> None:
-    summary = run([sys.executable, "-m", "commtrace", "summary", str(runs / "forward"), "--json"])
-    assert summary.returncode == 0, summary.stdout
+    summary = CliRunner().invoke(app, ["summary", str(runs / "forward"), "--json"])
+    assert summary.exit_code == 0, summary.output
     costliest = json.loads(summary.stdout)["stragglers"][0]
 
     assert (costliest["rank"], costliest["cause"] in ("compute", "forward")) == (1, True)

@@ -1,9 +1,13 @@
 """Two ranks: receives from anybody between ordinary ones, and messages whose tags are received out of order."""
 
+import os
 import time
 
 import torch
 import torch.distributed as dist
+
+# As on two nodes, which agree on the name of the run through the job's store.
+os.environ.update(LOCAL_WORLD_SIZE="1", TORCHELASTIC_RUN_ID="none")
 
 import commtrace
 import commtrace.auto

@@ -101,9 +101,9 @@ def test_every_communication_of_deepspeed_is_recorded_once(tmp_path: Path) -> No
 def test_every_communication_of_a_graph_compiled_by_inductor_is_recorded_once(
     way: tuple[Path, ...], tmp_path: Path
 ) -> None:
-    own_cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    inductor = ["torch._inductor.compile_fx"]
 
-    run = run_program("origins_functional.py", 2, tmp_path, "compiled_inductor", way=way, env=own_cache)
+    run = run_program("origins_functional.py", 2, tmp_path, "compiled_inductor", way=way, imports=inductor)
 
     assert_agrees(run, tmp_path, 2)
     step = [row["step"] for row in rows(run, 0, schema.COLLECTIVE) if row["step"] >= 0]

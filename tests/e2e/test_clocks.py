@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,22 +12,13 @@ from commtrace.analysis.chain import analyse
 from commtrace.analysis.clocks.align import COLLECTIVE_ENDS, align
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
-from tests.e2e.launch import REPOSITORY, launch
+from tests.e2e.launch import REPOSITORY, fork
 
 pytestmark = pytest.mark.e2e
 
 PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "steps_of_all_reduce.py"
 AHEAD_SECONDS = 4321
 MILLISECOND = 1_000_000
-
-IN_TWO_CLOCKS = f"""
-if [ "$LOCAL_RANK" -ge 2 ]; then
-    export COMMTRACE_NODE_ID=ahead
-    exec unshare --time --monotonic={AHEAD_SECONDS} --fork --kill-child "$@"
-fi
-export COMMTRACE_NODE_ID=reference
-exec "$@"
-"""
 
 
 def has_time_namespaces() -> bool:
@@ -42,11 +32,7 @@ def has_time_namespaces() -> bool:
 
 @pytest.mark.skipif(not has_time_namespaces(), reason="a time namespace needs Linux 5.6, util-linux 2.36 and root")
 def test_a_job_on_two_clocks_is_put_on_one(tmp_path: Path) -> None:
-    done = launch(
-        ["--no-python", "bash", "-c", IN_TWO_CLOCKS, "bash", sys.executable, PROGRAM, "40"],
-        4,
-        {"COMMTRACE_DIR": str(tmp_path / "run"), "PYTHONPATH": str(REPOSITORY)},
-    )
+    done = fork([PROGRAM, "40", str(AHEAD_SECONDS)], 4, {"COMMTRACE_DIR": str(tmp_path / "run")})
     assert done.returncode == 0, done.stdout
     run = load_run(tmp_path / "run")
     begins = {rank: int(trace.spans.start.min()) for rank, trace in run.ranks.items()}

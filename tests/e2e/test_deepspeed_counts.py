@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,7 @@ REFERENCE = Path(os.environ.get("REFERENCE_DATA", REPOSITORY.parent / "shared" /
 PROGRAMS = REPOSITORY / "tests" / "e2e" / "programs"
 COUNTED = PROGRAMS / "deepspeed_counts.py"
 PIPELINE = PROGRAMS / "deepspeed_pipeline.py"
+ON_CPU = {"DS_ACCELERATOR": "cpu"}  # which DeepSpeed reads when it is imported
 ITERATIONS, ACCUMULATION = 3, 2
 STEPS = range(1, ITERATIONS + 1)
 
@@ -186,14 +187,16 @@ def work(run: Run, rank: int) -> list[tuple[str, int, int, int]]:
 
 
 def record(command: list[str | Path], directory: Path) -> tuple[Run, str]:
-    output = recorded(command, {"COMMTRACE_DIR": str(directory)})
+    output = recorded(command, {"COMMTRACE_DIR": str(directory)}, imports=())  # commtrace comes before DeepSpeed
     run = load_run(directory)
     assert run.problems == ()
     return run, output
 
 
-def recorded(command: list[str | Path], env: Mapping[str, str] | None = None) -> str:
-    completed = fork(command, 2, env, timeout=180)
+def recorded(
+    command: list[str | Path], env: Mapping[str, str] | None = None, imports: Sequence[str] = ("deepspeed",)
+) -> str:
+    completed = fork(command, 2, {**ON_CPU, **(env or {})}, timeout=180, imports=imports)
     assert completed.returncode == 0, completed.stdout
     told = [line for line in completed.stdout.splitlines() if "commtrace" in line]
     assert [line for line in told if "recording to" not in line] == []
@@ -201,7 +204,7 @@ def recorded(command: list[str | Path], env: Mapping[str, str] | None = None) ->
 
 
 def unrecorded(command: list[str | Path]) -> str:
-    completed = fork(command, 2, {"COMMTRACE_ENABLED": "0"}, timeout=180)
+    completed = fork(command, 2, {**ON_CPU, "COMMTRACE_ENABLED": "0"}, timeout=180, imports=["deepspeed"])
     assert completed.returncode == 0, completed.stdout
     return completed.stdout
 

@@ -37,16 +37,13 @@ def hung_job(directory: Path, *arguments: str) -> tuple[dict[str, Any], dict[int
         "COMMTRACE_HANG_SECONDS": str(HANG_SECONDS),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     }
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    # A killed rank must not make torchrun kill the others before they have been asked.
-    command = [*torchrun, "--monitor-interval", "300", str(PROGRAM), *arguments]
+    command = [sys.executable, str(PROGRAM), *arguments]
     with (directory.parent / "log").open("w") as log:
         job = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         try:
             events = _wait_for_events(directory, directory.parent / "log")
             alive = job.poll() is None
         finally:
-            # torchrun's ranks have sessions of their own.
             for pid in [*descendants(job.pid), job.pid]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -13,7 +13,7 @@ from commtrace.analysis.windows.run import WholeRun
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
-from tests.e2e.launch import REPOSITORY, fork
+from tests.e2e.launch import REPOSITORY, fork_with_megatron
 from tests.e2e.traces import compared_with_plan, role_of, rows
 
 pytestmark = pytest.mark.e2e
@@ -24,7 +24,7 @@ LAYERS, MICROBATCHES, ITERATIONS = 2, 4, 2
 
 
 def train(directory: Path, *options: str, ranks: int = 2) -> tuple[Run, list[str]]:
-    completed = fork([PROGRAM, *options], ranks, {"COMMTRACE_DIR": str(directory)})
+    completed = fork_with_megatron([PROGRAM, *options], ranks, {"COMMTRACE_DIR": str(directory)})
     assert completed.returncode == 0, completed.stdout
     run = load_run(directory)
     assert run.problems == ()

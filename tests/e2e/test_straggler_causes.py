@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")
 
 PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "injected_causes.py"
-MICROBATCHES, SLOW_FORWARD_MS = 8, 60
+MICROBATCHES, SLOW_FORWARD_MS = 4, 60
 """What the others need for a forward while ranks share few cores, a tenth to a half of this, makes it cost less."""
 # A small model: where four ranks share few cores, what they compute would make each other late.
 OPTIONS = [
@@ -48,7 +48,7 @@ CAUSES: dict[str, tuple[tuple[str, ...], str | None, set[int]]] = {
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run of each cause, one in which a rank sleeps in every forward, and one in which nobody does."""
     folder = tmp_path_factory.mktemp("stragglers")
-    trainings = [*(f"{cause}=12" for cause in CAUSES), "forward=24", "nobody=24"]
+    trainings = [*(f"{cause}=12" for cause in CAUSES), "forward=12", "nobody=24"]
     completed = fork_with_megatron(
         [PROGRAM, folder, *trainings, "--", *OPTIONS], 4, {"PYTHONPATH": str(REPOSITORY)}, timeout=400
     )

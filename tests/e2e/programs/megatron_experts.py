@@ -20,8 +20,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import commtrace.auto  # noqa: F401
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 
 from megatron.core import parallel_state
@@ -32,6 +30,8 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe import moe_utils, token_dispatcher
 from megatron_cpu import use_cpu_for_cuda
 from megatron_parts import layers_of_torch, mean_loss
+
+import commtrace.auto  # noqa: F401
 
 LAYERS, HIDDEN, SEQUENCE, VOCABULARY, MICROBATCHES, ITERATIONS = 2, 16, 8, 64, 4, 2
 

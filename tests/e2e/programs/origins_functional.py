@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import torch
+import torch._inductor.config
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import nn
@@ -224,6 +229,8 @@ def compiled_aot_eager() -> None:
 
 def compiled_inductor() -> None:
     torch._dynamo.reset()
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(sys.argv[-1]) / "cache")
+    torch._inductor.config.compile_threads = 1
     function = torch.compile(communicate, backend="inductor", fullgraph=True)
     for _ in range(2):
         function(tensor(4, 2))

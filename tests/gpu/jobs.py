@@ -46,8 +46,8 @@ def run_program(
     Args:
         arguments: the program's name and its arguments.
         environment: added to this process's own.
-        ranks: started by torchrun; 0 for one process without it. Without a GPU they are forked from one process that has
-            imported torch: then only the program itself is tried.
+        ranks: started by torchrun; 0 for one process without it. Without a GPU they are forked from one process that
+            has imported torch: then only the program itself is tried.
         timeout: seconds; less if less is left for all tests.
     """
     timeout = min(timeout, _deadline[0] - time.monotonic())

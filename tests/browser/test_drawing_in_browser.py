@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.summary import summarise_analysis
 from commtrace.analysis.timeline import Timeline
 from commtrace.synth import Job, synthesize
 from commtrace.viewer.report import render
-from tests.browser.test_report_in_browser import Reader, written
+from tests.browser.reader import Reader
+from tests.browser.test_report_in_browser import written
 from tests.factory import make_run, span
 
 A4_WIDTH = 794  # pixels of a style sheet
-
-
-@pytest.fixture
-def reader(browser: Any) -> Iterator[Reader]:
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    yield Reader(page)
-    page.close()
 
 
 def colour_at(reader: Reader, box: dict[str, Any]) -> list[int]:
@@ -36,7 +27,7 @@ def colour_at(reader: Reader, box: dict[str, Any]) -> list[int]:
 
 
 def test_chunks_have_colours_of_their_own(reader: Reader, tmp_path: Path) -> None:
-    reader.open(synthesize(Job(pp=2, chunks=2, microbatches=4, steps=2)).run, tmp_path)
+    reader.load(written(synthesize(Job(pp=2, chunks=2, microbatches=4, steps=2)).run, tmp_path))
 
     first = reader.boxes(rank=0, kind="forward", chunk=0)[0]
     second = reader.boxes(rank=0, kind="forward", chunk=1)[0]
@@ -49,7 +40,7 @@ def test_chunks_have_colours_of_their_own(reader: Reader, tmp_path: Path) -> Non
 
 
 def test_gradients_of_weights_are_apart_from_those_of_inputs(reader: Reader, tmp_path: Path) -> None:
-    reader.open(synthesize(Job(pp=2, schedule="zero-bubble", microbatches=4, steps=2)).run, tmp_path)
+    reader.load(written(synthesize(Job(pp=2, schedule="zero-bubble", microbatches=4, steps=2)).run, tmp_path))
 
     inputs = reader.boxes(rank=0, kind="backward", headline="backward")[0]
     weights = reader.boxes(rank=0, headline="backward · backward weights")[0]
@@ -85,7 +76,7 @@ def test_a_recording_of_kernels_begins_with_its_communication(reader: Reader, tm
         ]
         for rank in range(2)
     }
-    reader.open(make_run(rows), tmp_path)
+    reader.load(written(make_run(rows), tmp_path))
 
     assert {box["rank"] for box in reader.boxes(table="communication")} == {0, 1}
     assert reader.page.get_attribute("#lanes", "aria-pressed") == "true"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,9 @@ from typer.testing import CliRunner
 
 from commtrace.cli.main import app
 from commtrace.synth import Job, synthesize, write
-from tests.browser.test_report_in_browser import Reader
+from tests.browser.reader import Reader
 from tests.browser.test_view_in_browser import serving
 from tests.cli.commands.test_plan import LAYOUT, MODEL, recorded
-
-
-@pytest.fixture
-def reader(browser: Any) -> Iterator[Reader]:
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    yield Reader(page)
-    page.close()
 
 
 def printed(*words: str) -> Any:
@@ -42,8 +34,7 @@ def test_the_served_page_has_the_numbers_of_the_plan(reader: Reader, tmp_path: P
     run = recorded(tmp_path / "run", missing="all_gather", model=MODEL, layout=LAYOUT)
     beside, plan = printed("--against", run), printed(run)
     with serving({"run": Path(run)}, {}) as server:
-        reader.page.goto(server.address("run"))
-        reader.page.wait_for_selector("html[data-ready]")
+        reader.go_to(server.address("run"))
 
         assert reader.page.locator("#expected > p").first.inner_text() == beside["verdict"]
         assert [(row[1], row[2], int(row[3]), int(row[4]), row[7], row[8]) for row in cells(reader, 0)] == [

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +21,7 @@ from commtrace.viewer.health import health_resources
 from commtrace.viewer.network import measure_network, network_resources
 from commtrace.viewer.report import render
 from commtrace.viewer.whole_run import map_resources, slowdown_resources
-from tests.browser.test_report_in_browser import Reader
+from tests.browser.reader import Reader
 from tests.pipeline_factory import PipelineJob
 from tests.viewer.test_health import hang
 from tests.viewer.test_report import HOSTILE
@@ -63,10 +61,8 @@ def report(analysis: Analysis, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture
-def opened(browser: Any, report: Path) -> Iterator[Reader]:
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    yield Reader(page).load(report)
-    page.close()
+def opened(reader: Reader, report: Path) -> Reader:
+    return reader.load(report)
 
 
 def walk(opened: Reader, *keys: str, panel: str = "#heat-map") -> str:
@@ -177,7 +173,7 @@ def test_another_run_is_compared_and_drawn_under_this_one(opened: Reader, analys
     assert opened.errors == []
 
 
-def test_hangs_show_their_stacks_and_no_name_becomes_markup(browser: Any, analysis: Analysis, tmp_path: Path) -> None:
+def test_hangs_show_their_stacks_and_no_name_becomes_markup(reader: Reader, analysis: Analysis, tmp_path: Path) -> None:
     folder = tmp_path / "rank-00000"
     folder.mkdir()
     (folder / "hang-001.json").write_text(json.dumps(hang(0, f"{HOSTILE}.py:1 f").to_json()))
@@ -186,7 +182,7 @@ def test_hangs_show_their_stacks_and_no_name_becomes_markup(browser: Any, analys
     path = tmp_path / "report.html"
     page = render(summarise_analysis(analysis), Timeline.of_analysis(analysis), views=views)
     path.write_text(page.html, encoding="utf-8")
-    opened = Reader(browser.new_page()).load(path)
+    opened = reader.load(path)
 
     opened.page.locator("#coverage summary").click()
 
@@ -195,16 +191,13 @@ def test_hangs_show_their_stacks_and_no_name_becomes_markup(browser: Any, analys
     assert opened.page.locator("#coverage pre *").count() == 0
     lost = opened.page.locator("#coverage .data-table", has_text="kinds").locator("tbody tr").all_inner_texts()
     assert lost[0].split("\t") == ["5", "6", "6 stall"]
-    opened.page.close()
 
 
-def test_a_report_without_maps_has_no_empty_panel(browser: Any, analysis: Analysis, tmp_path: Path) -> None:
+def test_a_report_without_maps_has_no_empty_panel(reader: Reader, analysis: Analysis, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text(render(summarise_analysis(analysis), Timeline.of_analysis(analysis)).html, encoding="utf-8")
-    page = browser.new_page()
-    opened = Reader(page).load(path)
+    reader.load(path)
 
-    assert opened.errors == []
+    assert reader.errors == []
     for section in ("#heat-map-section", "#network-section", "#groups-section", "#comparison-section", "#show-other"):
-        assert not page.locator(section).is_visible()
-    page.close()
+        assert not reader.page.locator(section).is_visible()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace.run import Run
 from commtrace.viewer.overview import critical_tables, overview_resources
 from commtrace.viewer.report import render
-from tests.browser.test_report_in_browser import Reader
+from tests.browser.reader import Reader
 from tests.factory import make_run, span
 from tests.viewer.test_report import HOSTILE
 
@@ -52,13 +51,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     faults = (Fault.parse("checkpoint=1:80@9:10"),)
     job = Job(pp=2, dp=2, microbatches=4, steps=STEPS, gpus_per_host=2, faults=faults)
     return written(synthesize(job).run, tmp_path_factory.mktemp("overview"))
-
-
-@pytest.fixture
-def reader(browser: Any) -> Iterator[Reader]:
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    yield Reader(page)
-    page.close()
 
 
 @pytest.fixture

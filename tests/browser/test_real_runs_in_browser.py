@@ -6,7 +6,6 @@ Numbers of the page are those of ``commtrace summary --json``.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace.cli.main import app
+from tests.browser.reader import Reader
 from tests.browser.test_overview_in_browser import cells, duration, milliseconds
-from tests.browser.test_report_in_browser import Reader
 from tests.e2e.launch import fork
 from tests.importers.reference import reference_data
 
 PROGRAM = "tests/e2e/programs/pipelining.py"
 MICROBATCHES = 8
-
-
-@pytest.fixture
-def reader(browser: Any) -> Iterator[Reader]:
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    yield Reader(page)
-    page.close()
 
 
 def invoke(*arguments: str | Path) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +13,7 @@ from commtrace.analysis.summary import summarise_analysis
 from commtrace.analysis.timeline import Timeline
 from commtrace.trace.run import Run
 from commtrace.viewer.report import render
+from tests.browser.reader import Reader
 from tests.factory import make_run, span
 from tests.pipeline_factory import PipelineJob
 from tests.viewer.test_report import HOSTILE
@@ -30,64 +29,6 @@ def written(run: Run, directory: Path) -> Path:
     planned = plan_timeline(analysis.run, plan) if plan else None
     path.write_text(render(summary, Timeline.of_analysis(analysis), plan=planned).html, encoding="utf-8")
     return path
-
-
-class Reader:
-    """A page and everything that it did."""
-
-    def __init__(self, page: Any) -> None:
-        self.page = page
-        self.errors: list[str] = []
-        self.requests: list[str] = []
-        page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("request", lambda request: self.requests.append(request.url))
-
-    def open(self, run: Run, directory: Path) -> Reader:
-        return self.load(written(run, directory))
-
-    def load(self, path: Path) -> Reader:
-        self.page.goto(path.as_uri())
-        self.page.wait_for_selector("html[data-ready]")
-        self.settle()
-        return self
-
-    def choose_step(self, index: int, step: int) -> None:
-        self.page.select_option("#step", index=index)
-        self.wait_for_step(step)
-
-    def wait_for_step(self, step: int) -> None:
-        """Wait until the data of a step are there and drawn."""
-        self.page.wait_for_selector(f"#stage[data-step='{step}']")
-        self.settle()
-
-    def settle(self) -> None:
-        """Wait until what was asked for is drawn."""
-        self.page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
-
-    def boxes(self, **wanted: Any) -> list[dict[str, Any]]:
-        found = self.page.evaluate("window.commtraceViewer.visibleBoxes()")
-        return [box for box in found if all(box[name] == value for name, value in wanted.items())]
-
-    def window(self) -> dict[str, float]:
-        window: dict[str, float] = self.page.evaluate("window.commtraceViewer.window()")
-        return window
-
-    def point_at(self, box: dict[str, Any]) -> None:
-        canvas = self.page.locator("#timeline").bounding_box()
-        self.page.mouse.move(canvas["x"] + box["x"] + box["width"] / 2, canvas["y"] + box["y"] + box["height"] / 2)
-        self.settle()
-
-    def tooltip(self) -> str:
-        text: str = self.page.locator("#tooltip").inner_text()
-        return text
-
-
-@pytest.fixture
-def reader(browser: Any) -> Iterator[Reader]:
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    yield Reader(page)
-    page.close()
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +87,7 @@ def test_the_ideal_schedule_comes_and_goes_with_a_key(opened: Reader) -> None:
 
 
 def test_without_a_pipeline_there_is_no_plan(reader: Reader, tmp_path: Path) -> None:
-    reader.open(make_run({0: [span("step", 0, 10_000, step=0), span("forward", 0, 5_000, step=0)]}), tmp_path)
+    reader.load(written(make_run({0: [span("step", 0, 10_000, step=0), span("forward", 0, 5_000, step=0)]}), tmp_path))
     assert reader.errors == []
     assert not reader.page.is_visible("#show-plan")
 
@@ -359,7 +300,7 @@ def test_help_is_a_key_away(opened: Reader) -> None:
 
 def test_many_ranks_begin_with_the_median_and_the_slowest_of_each_stage(reader: Reader, tmp_path: Path) -> None:
     job = PipelineJob(stages=2, microbatches=2, data_parallel=16)
-    reader.open(job.run(), tmp_path)
+    reader.load(written(job.run(), tmp_path))
     few = {box["rank"] for box in reader.boxes(kind="forward")}
     canvas = reader.page.locator("#timeline").bounding_box()
     reader.page.mouse.click(canvas["x"] + 60, canvas["y"] + 24 + 10)
@@ -416,13 +357,11 @@ def test_light_and_dark(opened: Reader) -> None:
 
 def test_a_hostile_name_is_only_text(reader: Reader, tmp_path: Path) -> None:
     run = make_run({0: [span("step", 0, 9, step=0), span("user", 1, 8, step=0) | {"name": HOSTILE}]})
-    dialogs: list[str] = []
-    reader.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
 
-    reader.open(run, tmp_path)
+    reader.load(written(run, tmp_path))
     reader.point_at(reader.boxes(kind="user")[0])
 
-    assert (reader.errors, dialogs) == ([], [])
+    assert (reader.errors, reader.dialogs) == ([], [])
     assert "<script>alert(1)</script>" in reader.tooltip()
 
 
@@ -444,7 +383,7 @@ def test_the_pointer_is_as_wide_as_the_clocks_are_uncertain(reader: Reader, tmp_
 
 def test_many_ranks_are_scrolled(reader: Reader, tmp_path: Path) -> None:
     rows = {rank: [span("step", 0, 9, step=0), span("forward", 0, 9, step=0, microbatch=0)] for rank in range(64)}
-    reader.open(make_run(rows), tmp_path)
+    reader.load(written(make_run(rows), tmp_path))
     reader.page.select_option("#grouping", "none")
     reader.settle()
     top = {box["rank"] for box in reader.boxes(kind="forward")}
@@ -460,7 +399,7 @@ def test_many_ranks_are_scrolled(reader: Reader, tmp_path: Path) -> None:
 
 
 def test_a_run_without_complete_steps_says_so(reader: Reader, tmp_path: Path) -> None:
-    reader.open(make_run({0: [span("step", 0, 5, step=0)], 1: [span("step", 0, 5, step=1)]}), tmp_path)
+    reader.load(written(make_run({0: [span("step", 0, 5, step=0)], 1: [span("step", 0, 5, step=1)]}), tmp_path))
 
     assert reader.errors == []
     assert "No step was recorded, so there is no timeline." in reader.page.inner_text("main")

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,8 +17,8 @@ from commtrace.analysis.windows.run import open_run
 from commtrace.synth import Fault, Job, synthesize, write
 from commtrace.viewer.run_view import RunView
 from commtrace.viewer.server import RunServer
+from tests.browser.reader import Reader
 from tests.browser.test_overview_in_browser import milliseconds
-from tests.browser.test_report_in_browser import Reader
 
 RANKS = 64
 
@@ -61,16 +60,8 @@ def server(runs: Path) -> Iterator[RunServer]:
         yield server
 
 
-@pytest.fixture
-def reader(browser: Any) -> Iterator[Reader]:
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    yield Reader(page)
-    page.close()
-
-
 def opened(reader: Reader, server: RunServer) -> Reader:
-    reader.page.goto(server.address("many"))
-    reader.page.wait_for_selector("html[data-ready]")
+    reader.go_to(server.address("many"))
     reader.page.locator("#stage").scroll_into_view_if_needed()
     reader.settle()
     return reader
@@ -187,8 +178,7 @@ def test_another_run_is_compared_and_drawn_under_this_one(reader: Reader, tmp_pa
     assert wall.difference is not None
     with serving({"after": tmp_path / "after"}, {}, partial(RunView, against=tmp_path / "before")) as server:
         page = reader.page
-        page.goto(server.address("after"))
-        page.wait_for_selector("html[data-ready]")
+        reader.go_to(server.address("after"))
         before = reader.window()
         page.focus("#timeline")
         page.keyboard.press("o")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from commtrace.cli.commands.whatif import predict_for_page
 from commtrace.cli.main import app
 from commtrace.synth import Job, synthesize, write
 from commtrace.viewer.run_view import RunView
+from tests.browser.reader import Reader
 from tests.browser.test_overview_in_browser import milliseconds
-from tests.browser.test_report_in_browser import Reader
 from tests.browser.test_view_in_browser import serving
 
 
@@ -27,13 +26,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def reader(browser: Any) -> Iterator[Reader]:
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    yield Reader(page)
-    page.close()
-
-
 def predicted(run: Path, *words: str) -> Any:
     return json.loads(CliRunner().invoke(app, ["whatif", str(run), *words, "--json"]).stdout)
 
@@ -42,8 +34,7 @@ def test_a_question_is_answered_and_drawn_under_the_step(reader: Reader, run: Pa
     expected = predicted(run, "--bandwidth", "dp=4x", "--microbatches", "2")
     with serving({"run": run}, {}, partial(RunView, predict=predict_for_page)) as server:
         page = reader.page
-        page.goto(server.address("run"))
-        page.wait_for_selector("html[data-ready]")
+        reader.go_to(server.address("run"))
         before = reader.window()
         form = page.get_by_role("region", name="What if")
 
@@ -73,8 +64,7 @@ def test_a_question_is_answered_and_drawn_under_the_step(reader: Reader, run: Pa
 def test_what_a_run_cannot_have_is_said(reader: Reader, run: Path) -> None:
     with serving({"run": run}, {}, partial(RunView, predict=predict_for_page)) as server:
         page = reader.page
-        page.goto(server.address("run"))
-        page.wait_for_selector("html[data-ready]")
+        reader.go_to(server.address("run"))
 
         form = page.get_by_role("region", name="What if")
         form.get_by_label("Schedule").select_option("interleaved")
@@ -99,8 +89,7 @@ def test_a_predicted_run_is_compared_as_another_one(reader: Reader, run: Path, t
     predicted(run, "--bandwidth", "dp=4x", "-o", str(tmp_path / "predicted"))
     with serving({"run": run}, {}, partial(RunView, against=tmp_path / "predicted")) as server:
         page = reader.page
-        page.goto(server.address("run"))
-        page.wait_for_selector("html[data-ready]")
+        reader.go_to(server.address("run"))
         page.focus("#timeline")
         page.keyboard.press("o")
         page.wait_for_selector("#show-other[aria-pressed=true]")

@@ -61,5 +61,11 @@ def perfetto_ui_files() -> Path:
 def open_perfetto_ui(page: Any, address: str, limit_ms: int = 90_000) -> None:
     """Open the UI in a page of a browser, and wait until it shows the ranks of the trace."""
     page.goto(address)
-    page.wait_for_function("typeof app !== 'undefined' && app.trace && app.trace.engine", timeout=limit_ms)
+    wait_for_trace(page, limit_ms)
     page.get_by_text("rank 0").first.wait_for(timeout=limit_ms)
+
+
+def wait_for_trace(page: Any, limit_ms: int, or_else: str = "false") -> None:
+    """Wait until the UI has read a trace, or something else is true. Asked at every frame, it would draw all of them."""
+    trace = "typeof app !== 'undefined' && app.trace && app.trace.engine"
+    page.wait_for_function(f"({trace}) || {or_else}", timeout=limit_ms, polling=200)

@@ -14,7 +14,7 @@ from commtrace.cli.commands.view import perfetto_trace
 from commtrace.synth import Job, synthesize, write
 from commtrace.viewer.run_view import RunView
 from commtrace.viewer.server import RunServer
-from tests.browser.perfetto_ui import perfetto_ui_files
+from tests.browser.perfetto_ui import perfetto_ui_files, wait_for_trace
 
 _LIMIT_MS = 90_000
 
@@ -67,11 +67,10 @@ def test_the_perfetto_ui_shows_the_step_that_is_in_view(context: Any, address: s
         page.click("#open-perfetto")
     ui = opening.value
     trust = ui.get_by_role("button", name="Yes")
-    trace = "typeof app !== 'undefined' && app.trace && app.trace.engine"
-    ui.wait_for_function(f"({trace}) || document.querySelector('.pf-modal-dialog, .modal-dialog')", timeout=_LIMIT_MS)
+    wait_for_trace(ui, _LIMIT_MS, or_else="document.querySelector('.pf-modal-dialog, .modal-dialog')")
     if trust.is_visible():
         trust.click()
-    ui.wait_for_function(trace, timeout=_LIMIT_MS)
+    wait_for_trace(ui, _LIMIT_MS)
     ui.get_by_text("rank 0").first.wait_for(timeout=_LIMIT_MS)
 
     assert ui.evaluate("app.trace.traceInfo.traceTitle").startswith(f"commtrace: run: step {step} (")

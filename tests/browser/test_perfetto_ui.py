@@ -30,10 +30,10 @@ _SLICES = """async (query) => {
 }"""
 
 
-@pytest.fixture(params=[perfetto, chrome_trace], ids=["perfetto", "chrome"])
-def page(request: pytest.FixtureRequest, browser: Any, tmp_path: Path) -> Iterator[Any]:
+@pytest.fixture(scope="module", params=[perfetto, chrome_trace], ids=["perfetto", "chrome"])
+def page(request: pytest.FixtureRequest, browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The Perfetto UI with a run of two pipelines of two stages in it."""
-    trace = tmp_path / "trace"
+    trace = tmp_path_factory.mktemp("exported") / "trace"
     _export(request.param, trace)
     with serve_perfetto_ui(trace) as address:
         opened = browser.new_page(viewport={"width": 1400, "height": 1000})

@@ -66,6 +66,6 @@ def open_perfetto_ui(page: Any, address: str, limit_ms: int = 90_000) -> None:
 
 
 def wait_for_trace(page: Any, limit_ms: int, or_else: str = "false") -> None:
-    """Wait until the UI has read a trace, or something else is true. Asked at every frame, it would draw all of them."""
+    """Wait until the UI has read a trace, or something else is true. Asked at every frame, it would draw them all."""
     trace = "typeof app !== 'undefined' && app.trace && app.trace.engine"
     page.wait_for_function(f"({trace}) || {or_else}", timeout=limit_ms, polling=200)

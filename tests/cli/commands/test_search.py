@@ -6,6 +6,7 @@ import json
 import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -25,6 +26,13 @@ def run_search(*words: object) -> Result:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("runs") / "run", LAYOUT)
+
+
+@pytest.fixture(scope="module")
+def all_layouts(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What is printed as JSON if all layouts of the job are asked for."""
+    words = (run, job(tmp_path_factory.mktemp("job")), "--top", "1000", "--json")
+    return json.loads(run_search(*words).stdout)
 
 
 def job(folder: Path, model: Model = MODEL, layout: Layout = LAYOUT) -> Path:
@@ -159,10 +167,9 @@ def test_what_cannot_be_searched_is_an_error_of_the_user(
     assert message in result.stderr
 
 
-def test_a_given_bandwidth_replaces_that_of_the_run(run: Path, tmp_path: Path) -> None:
-    words = (run, job(tmp_path), "--top", "1000", "--json")
-    slow = json.loads(run_search(*words, "--bandwidth", "tp=1").stdout)["best"]
-    usual = json.loads(run_search(*words).stdout)["best"]
+def test_a_given_bandwidth_replaces_that_of_the_run(run: Path, all_layouts: Any, tmp_path: Path) -> None:
+    words = (run, job(tmp_path), "--top", "1000", "--json", "--bandwidth", "tp=1")
+    slow, usual = json.loads(run_search(*words).stdout)["best"], all_layouts["best"]
 
     assert min(one["step_ns"] for one in slow if one["layout"]["tp"] == 2) > 5 * min(
         one["step_ns"] for one in usual if one["layout"]["tp"] == 2
@@ -170,16 +177,16 @@ def test_a_given_bandwidth_replaces_that_of_the_run(run: Path, tmp_path: Path) -
     assert slow[0]["layout"]["tp"] == 1
 
 
-def test_what_is_fixed_and_what_is_taken_for_granted_is_said(run: Path, tmp_path: Path) -> None:
-    words = (run, job(tmp_path), "--top", "1000", "--json")
-    fixed, tried = json.loads(run_search(*words).stdout), json.loads(run_search(*words, "--cp", "1,2").stdout)
+def test_what_is_fixed_and_what_is_taken_for_granted_is_said(run: Path, all_layouts: Any, tmp_path: Path) -> None:
+    words, fixed = (run, job(tmp_path)), all_layouts
+    tried = json.loads(run_search(*words, "--top", "1000", "--json", "--cp", "1,2").stdout)
 
     assert "In all layouts cp is 1, as in the run: --cp 1,2,4 would try others." in fixed["notes"]
     assert {one["layout"]["cp"] for one in fixed["best"]} == {1}
     assert {one["layout"]["cp"] for one in tried["best"]} == {1, 2}
     assert all("cp 2" in one["assumed"] for one in tried["best"] if one["layout"]["cp"] == 2)
     assert any(note.startswith("Other sizes of cp: ") for note in tried["notes"])
-    assert "  cp  " in run_search(*words[:-1], "--cp", "2").stdout
+    assert "  cp  " in run_search(*words, "--cp", "2").stdout
 
 
 def test_what_the_plans_leave_out_is_said(run: Path, tmp_path: Path) -> None:

@@ -258,8 +258,7 @@ class Layout:
     def on_one_host(self, members: Int64) -> bool:
         """Return whether groups (of global ranks, of one role) lie inside a host."""
         # All groups of a role lie alike.
-        hosts = members[0] // self.job.gpus_per_host
-        return bool((hosts == hosts[0]).all())
+        return len(set((members[0] // self.job.gpus_per_host).tolist())) == 1
 
 
 def _members(job: Job) -> dict[str, Int64]:

@@ -117,15 +117,10 @@ class StageRows:
         )  # fmt: skip
 
     def finished(self) -> StageColumns:
-        templates = self._templates
-        places = np.array([template.place for template in templates], np.int32).reshape(-1, 4)
-        columns = {
-            name: np.array([getattr(template, name) for template in templates], np.int64)
-            for name in _Template._fields
-            if name != "place"
-        }
+        columns = dict(zip(_Template._fields, zip(*self._templates, strict=True), strict=True))
+        columns |= dict(zip(Place._fields, zip(*columns.pop("place"), strict=True), strict=True))
         return StageColumns(
-            columns | {name: places[:, column].astype(np.int64) for column, name in enumerate(Place._fields)},
+            {name: np.array(values, np.int64) for name, values in columns.items()},
             np.ascontiguousarray(np.stack(self._starts).T),
             np.ascontiguousarray(np.stack(self._ends).T),
         )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from commtrace.synth import faults
 from commtrace.synth.job import GPIPE, INTERLEAVED, ZERO_BUBBLE, Job, Layout
-from commtrace.synth.rows import Message, Place, StageColumns, StageRows
+from commtrace.synth.rows import Message, Place, StageRows
 from commtrace.trace import schema
 from commtrace.trace.spans import Bool, Int64
 
@@ -101,13 +101,24 @@ def _put_off_weights(order: list[Action], stage: int) -> list[Action]:
     return full + late
 
 
+class StepTimes(NamedTuple):
+    """True start and end of each step, shape (steps, ranks)."""
+
+    start: Int64
+    end: Int64
+
+    @property
+    def mean_ns(self) -> int:
+        """Return the time from the start of the first step to the end of the last one, per step."""
+        return round(float(self.end[-1].max() - self.start[0].min()) / len(self.end))
+
+
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """A job that ran: the rows of every stage, and true start and end of each step, shape (steps, ranks)."""
+    """A job that ran: the rows of every stage, and its steps."""
 
-    stages: tuple[StageColumns, ...]
-    step_start: Int64
-    step_end: Int64
+    stages: tuple[StageRows, ...]
+    steps: StepTimes
 
 
 def simulate(job: Job) -> Simulated:
@@ -135,16 +146,21 @@ class _Simulation:
         self._sequence: dict[tuple[int, str], int] = {}
         self._random = np.random.default_rng([job.seed, 1])
         self._step = 0
+        self._faults: list[faults.Fault] = []
         self._speed: dict[str, Float64] = {}
         self._uneven = np.ones((job.microbatches, self._width))
         self._wandering = _wandering(job)
         self._sizes = _Sizes(job)
         self._reductions: dict[int, list[tuple[Message, int, Int64]]] = {}
+        self._operations = {
+            letter: self._layer_operations(letter) * job.layers_per_chunk for letter in (FORWARD, BACKWARD, WEIGHTS)
+        }
 
     def run(self) -> Simulated:
         starts, ends = [], []
         for step in range(self._job.steps):
             self._step = step
+            self._faults = [fault for fault in self._job.faults if step in fault.steps]
             self._speed = {phase: self._work_factors(slow) for phase, slow in _SLOW_PHASE.items()}
             begins = [now.copy() for now in self._now]
             self._uneven = self._sequence_factors()
@@ -155,12 +171,12 @@ class _Simulation:
                 self._rows[stage].work(schema.STEP, "step", Place(step, stage=stage), begin, self._now[stage])
             starts.append(np.concatenate(begins))
             ends.append(np.concatenate(self._now))
-        return Simulated(tuple(rows.finished() for rows in self._rows), np.stack(starts), np.stack(ends))
+        return Simulated(tuple(self._rows), StepTimes(np.stack(starts), np.stack(ends)))
 
     # What is wrong
 
     def _active(self, *kinds: str) -> list[faults.Fault]:
-        return [fault for fault in self._job.faults if fault.kind in kinds and self._step in fault.steps]
+        return [fault for fault in self._faults if fault.kind in kinds]
 
     def _work_factors(self, slow_phase: str) -> Float64:
         """Return factors on the work of a phase, shape (stages, ranks of a stage)."""
@@ -208,7 +224,7 @@ class _Simulation:
     def _jittered(self, duration_ns: float | Float64, count: int) -> Int64:
         sigma = self._job.jitter
         if not sigma:
-            return np.asarray(np.broadcast_to(np.rint(duration_ns), (count,)), np.int64)
+            return np.full(count, np.rint(duration_ns), np.int64)
         factors = np.exp(sigma * self._random.standard_normal(count) - sigma * sigma / 2)
         return np.rint(duration_ns * factors).astype(np.int64)
 
@@ -280,8 +296,7 @@ class _Simulation:
 
     def _receive(self, stage: int, source: int, place: Place, sent: _Sent) -> None:
         now = self._now[stage]
-        positions = np.arange(self._width)
-        pairs = np.stack([positions + stage * self._width, positions + source * self._width], axis=1)
+        pairs = np.arange(self._width)[:, np.newaxis] + np.array([stage, source]) * self._width
         transfer = self._transfer_ns("recv", sent.message.num_bytes, pairs)
         transfer = np.rint(transfer * self._send_factors(pairs[:, 1], pairs[:, 0])).astype(np.int64)
         end = np.maximum(now, sent.start) + transfer
@@ -302,7 +317,7 @@ class _Simulation:
         else:
             usual, kind, name = job.weight_ns, schema.BACKWARD, "backward weights"
         work = self._jittered(usual * self._speed[action.letter][stage] * self._uneven[action.microbatch], self._width)
-        operations = self._layer_operations(action.letter) * job.layers_per_chunk
+        operations = self._operations[action.letter]
         done = np.zeros(self._width, np.int64)
         self._collect_garbage(stage, action, place)
         for number, (role, operation) in enumerate(operations, start=1):
@@ -357,8 +372,10 @@ class _Simulation:
         """Return the end of each member's operation, shape (groups, members)."""
         after = starts.max(axis=1) + self._transfer_ns(operation, num_bytes, members)
         scatter = self._job.end_scatter_ns
-        late = np.rint(self._random.exponential(scatter, members.shape)).astype(np.int64) if scatter else 0
-        return np.asarray(np.broadcast_to(after[:, None] + late, members.shape))
+        if not scatter:
+            return np.repeat(after[:, np.newaxis], members.shape[1], axis=1)
+        late = np.rint(self._random.exponential(scatter, members.shape)).astype(np.int64)
+        return np.asarray(after[:, np.newaxis] + late)
 
     def _across_stages(self, role: str, operation: str, num_bytes: int, dtype: str) -> None:
         members = self._layout.members[role]

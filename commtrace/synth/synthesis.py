@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from commtrace.synth.faults import (
 )
 from commtrace.synth.job import FREE, PERFECT, Clock, Job, Layout
 from commtrace.synth.rows import NAMES, ROLES, StageColumns
-from commtrace.synth.simulation import Simulated, ideal_step_ns, simulate
+from commtrace.synth.simulation import StepTimes, ideal_step_ns, simulate
 from commtrace.trace import schema
 from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, SegmentWriter
 from commtrace.trace.metadata import ClockAnchor, Group, RankMetadata
@@ -50,15 +51,29 @@ _THREADS: Final = 2
 """Compression releases the GIL; more threads would not help."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Synthetic:
-    """The recording of a simulated job."""
+    """The recording of a simulated job, and the truth about it."""
 
     job: Job
-    truth: dict[str, Any]  # see docs/synthetic-runs.md
     _layout: Layout
+    _steps: StepTimes
     _stages: tuple[StageColumns, ...]
     _group_ids: Int64
+
+    @cached_property
+    def truth(self) -> dict[str, Any]:
+        """Return the truth (docs/synthetic-runs.md): the job is simulated anew without each of its faults."""
+        return _truth(self.job, self._layout, self._steps, self.step_without_faults_ns)
+
+    @property
+    def mean_step_ns(self) -> int:
+        return self._steps.mean_ns
+
+    @cached_property
+    def step_without_faults_ns(self) -> int:
+        """Return the mean length of a step of the same job without its faults, ns."""
+        return _mean_step_ns(replace(self.job, faults=())) if self.job.faults else self.mean_step_ns
 
     @property
     def names(self) -> list[str]:
@@ -123,8 +138,8 @@ class Synthetic:
         return self.job.clocks.get(self._layout.host(rank), PERFECT)
 
     def _anchors(self, rank: int) -> tuple[ClockAnchor, ...]:
-        steps = self.truth["steps"]
-        return self._clock(rank).anchors(self.job.start_ns, max(steps[-1]["end_ns"], self.job.start_ns))
+        last_ns = int(self._steps.end[-1].max())
+        return self._clock(rank).anchors(self.job.start_ns, max(last_ns, self.job.start_ns))
 
     def _recorded(self, rank: int) -> tuple[Spans, dict[str, int]]:
         """Return a rank's rows in program order, on its host's clock, and the number of missing communications."""
@@ -172,13 +187,11 @@ def synthesize(job: Job) -> Synthetic:
     ids = np.full((len(ROLES), job.world_size), -1, np.int64)
     for role in layout.members:
         ids[ROLES.index(role)] = layout.group_ids(role)
-    return Synthetic(job, _truth(job, layout, simulated), layout, simulated.stages, ids)
+    return Synthetic(job, layout, simulated.steps, tuple(rows.finished() for rows in simulated.stages), ids)
 
 
-def _truth(job: Job, layout: Layout, simulated: Simulated) -> dict[str, object]:
-    start, end = simulated.step_start.min(axis=1), simulated.step_end.max(axis=1)
-    mean = _mean(simulated)
-    mean_without = _mean_step_ns(replace(job, faults=())) if job.faults else mean
+def _truth(job: Job, layout: Layout, steps: StepTimes, mean_without: int) -> dict[str, Any]:
+    start, end, mean = steps.start.min(axis=1), steps.end.max(axis=1), steps.mean_ns
     numbers = range(len(job.faults))
     means_without_one = [mean_without] if len(numbers) == 1 else [_mean_step_ns(_without(job, one)) for one in numbers]
     return {
@@ -254,13 +267,7 @@ def _exact(job: Job) -> Job:
 
 
 def _mean_step_ns(job: Job) -> int:
-    return _mean(simulate(job))
-
-
-def _mean(simulated: Simulated) -> int:
-    """Return the time from the start of the first step to the end of the last one, per step."""
-    whole = simulated.step_end[-1].max() - simulated.step_start[0].min()
-    return round(float(whole) / len(simulated.step_end))
+    return simulate(job).steps.mean_ns
 
 
 def write(

@@ -12,7 +12,7 @@ from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.synth import Fault, Job, synthesize
-from tests.analysis.stragglers.test_slow_sets import judged
+from tests.analysis.stragglers.test_slow_sets import found, judged
 
 MS = 1_000_000
 STAGES: dict[str, Any] = {
@@ -48,7 +48,7 @@ def test_what_is_slow_in_a_part_of_the_run_is_named_with_these_steps(
 
 
 def test_a_network_that_becomes_slow_is_compared_with_its_past() -> None:
-    findings, _ = judged(["slow-network=1:50@20:40"], **TWO_HOSTS)
+    findings = found(["slow-network=1:50@20:40"], **TWO_HOSTS)
 
     assert "times as long, after all participants have arrived, as in the steps in which they were fast" in (
         findings.verdicts[0].evidence
@@ -56,7 +56,7 @@ def test_a_network_that_becomes_slow_is_compared_with_its_past() -> None:
 
 
 def test_of_a_network_that_is_slow_all_the_time_it_is_said_what_would_tell() -> None:
-    findings, _ = judged(["slow-network=1:50"], **TWO_HOSTS)
+    findings = found(["slow-network=1:50"], **TWO_HOSTS)
 
     assert findings.verdicts == ()
     (said,) = findings.abstentions
@@ -81,7 +81,7 @@ def test_another_run_tells_that_the_network_is_slow() -> None:
 def test_most_links_that_are_slower_than_a_few_are_not_named_but_said() -> None:
     # Three of four data-parallel groups of two, all within their hosts: no host tells them apart.
     slow = [f"slow-link={first}-{first + 1}:40" for first in (2, 4, 6)]
-    findings, _ = judged(slow, **STAGES)
+    findings = found(slow, **STAGES)
 
     assert findings.verdicts == ()
     (said,) = findings.abstentions

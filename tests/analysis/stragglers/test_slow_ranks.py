@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.analysis.stragglers.test_slow_sets import judged
+from tests.analysis.stragglers.test_slow_sets import found, judged
 
 
 def test_a_rank_that_becomes_slow_late_is_named_since_then_with_both_costs() -> None:
@@ -59,7 +59,7 @@ def test_input_that_becomes_slow_late_or_moves_is_told_with_its_steps() -> None:
 
 def test_ranks_whose_faults_overlap_for_a_while_are_verdicts_of_their_own() -> None:
     faults = ("slow-rank=4:1.3@0:40", "slow-rank=2:1.5@30:80", "slow-rank=5:1.3@80:120")
-    findings, _ = judged(faults, steps=120)
+    findings = found(faults, steps=120)
 
     named = {verdict.ranks: [stretch[:2] for stretch in verdict.stretches] for verdict in findings.verdicts}
     assert named == {(2,): [(30, 79)], (4,): [(1, 39)], (5,): [(80, 119)]}
@@ -85,7 +85,7 @@ def test_a_fault_in_the_middle_of_a_noisy_run() -> None:
 
 
 def test_jitter_is_no_change() -> None:
-    findings, _ = judged((), dp=8, steps=100, jitter=0.1)
+    findings = found((), dp=8, steps=100, jitter=0.1)
 
     assert findings.verdicts == ()
 
@@ -93,7 +93,7 @@ def test_jitter_is_no_change() -> None:
 @pytest.mark.parametrize("sizes", [{"dp": 2}, {"dp": 8}, {"dp": 4, "tp": 2}, {"dp": 2, "pp": 4}])
 def test_healthy_ranks_whose_speed_drifts_are_no_change(sizes: dict[str, int]) -> None:
     for seed in range(3):
-        findings, _ = judged((), **sizes, microbatches=4, steps=100, wander=0.05, seed=seed)
+        findings = found((), **sizes, microbatches=4, steps=100, wander=0.05, seed=seed)
 
         assert findings.verdicts == ()
 
@@ -112,21 +112,21 @@ def test_a_rank_that_becomes_slow_is_named_although_all_drift() -> None:
 def test_drift_does_not_hide_a_rank_that_is_far_slower_than_devices_drift(sizes: dict[str, int]) -> None:
     noise = {"jitter": 0.02, "wander": 0.04}
     for seed in range(2):
-        findings, _ = judged(("slow-rank=1:1.3",), **sizes, **noise, microbatches=4, steps=60, seed=seed)
+        findings = found(("slow-rank=1:1.3",), **sizes, **noise, microbatches=4, steps=60, seed=seed)
 
         assert [verdict.ranks for verdict in findings.verdicts] == [(1,)]
 
 
 def test_a_slow_rank_is_named_although_its_only_replica_is_starved_for_a_third_of_the_run() -> None:
     starved = [f"slow-rank=0:{1.2 + 0.25 * (step % 4)}@{step}:{step + 1}" for step in range(9, 22)]
-    findings, _ = judged(("slow-rank=1:1.75", *starved), dp=2, microbatches=4, steps=40, jitter=0.03)
+    findings = found(("slow-rank=1:1.75", *starved), dp=2, microbatches=4, steps=40, jitter=0.03)
 
     (verdict,) = findings.verdicts
     assert (verdict.ranks, verdict.cause) == ((1,), "compute")
 
 
 def test_of_two_ranks_a_few_slow_steps_are_told_and_named_nobody() -> None:
-    findings, _ = judged(("slow-rank=1:2@5:60:20",), dp=2, steps=60)
+    findings = found(("slow-rank=1:2@5:60:20",), dp=2, steps=60)
 
     assert findings.verdicts == ()
     assert "rank 1 on node0" in findings.waited_for
@@ -136,7 +136,7 @@ def test_of_two_ranks_a_few_slow_steps_are_told_and_named_nobody() -> None:
 
 def test_evidence_of_some_steps_of_a_stretch_says_which() -> None:
     """Another rank's input cuts the run in two, and the evidence is that of one part."""
-    findings, _ = judged(("gc=3:60", "data=5:40@10:24"), steps=24)
+    findings = found(("gc=3:60", "data=5:40@10:24"), steps=24)
 
     (collecting,) = (verdict for verdict in findings.verdicts if verdict.cause == "gc")
     assert [stretch[:2] for stretch in collecting.stretches] == [(1, 23)]
@@ -144,6 +144,6 @@ def test_evidence_of_some_steps_of_a_stretch_says_which() -> None:
 
 
 def test_a_slow_rank_is_named_although_all_ranks_work_longer_from_the_middle_on() -> None:
-    findings, _ = judged(("slow-rank=0,1,2,3,4,5,6,7:1.25@20:40", "slow-rank=3:1.1"), microbatches=2, steps=40)
+    findings = found(("slow-rank=0,1,2,3,4,5,6,7:1.25@20:40", "slow-rank=3:1.1"), microbatches=2, steps=40)
 
     assert [verdict.ranks for verdict in findings.verdicts] == [(3,)]

@@ -10,17 +10,32 @@ import pytest
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
-from commtrace.synth import Fault, Job, synthesize
+from commtrace.synth import Fault, Job, Synthetic, synthesize
 from commtrace.trace.metadata import DeviceState
 
 
 def judged(faults: Sequence[str], **job: Any) -> tuple[Findings, float]:
     """The findings on a job with these faults, and what they truly cost, ms per step."""
-    made = synthesize(Job(**{"dp": 8, "steps": 30, "jitter": 0.02, **job}, faults=tuple(map(Fault.parse, faults))))
-    truth = made.truth
-    cost_ns = truth["mean_step_ns"] - truth["ideal"]["step_without_faults_ns"]
+    made = made_with(faults, **job)
+    return findings_on(made), cost_ms_of(made)
+
+
+def found(faults: Sequence[str], **job: Any) -> Findings:
+    """The findings alone: the job is not simulated without its faults."""
+    return findings_on(made_with(faults, **job))
+
+
+def made_with(faults: Sequence[str], **job: Any) -> Synthetic:
+    return synthesize(Job(**{"dp": 8, "steps": 30, "jitter": 0.02, **job}, faults=tuple(map(Fault.parse, faults))))
+
+
+def cost_ms_of(made: Synthetic) -> float:
+    return (made.mean_step_ns - made.step_without_faults_ns) / 1e6
+
+
+def findings_on(made: Synthetic) -> Findings:
     analysis = analyse(made.run)
-    return find_stragglers(analysis.run, analysis.matches), cost_ns / 1e6
+    return find_stragglers(analysis.run, analysis.matches)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +98,7 @@ def test_of_a_rank_that_is_slow_in_one_phase_that_phase_is_named(
 def test_the_phase_that_is_most_of_the_work_is_named_if_a_slow_device_would_slow_the_others_far_more(
     fault: str, cause: str
 ) -> None:
-    findings, _ = judged([fault], forward_ns=24_000_000, backward_ns=3_000_000, optimizer_ns=1_000_000)
+    findings = found([fault], forward_ns=24_000_000, backward_ns=3_000_000, optimizer_ns=1_000_000)
 
     (verdict,) = findings.verdicts
     assert (verdict.ranks, verdict.cause) == ((3,), cause)
@@ -102,14 +117,14 @@ def test_a_rank_whose_work_takes_far_longer_in_some_steps_is_named_with_these(ev
 
 def test_work_that_takes_far_longer_once_on_a_rank_is_chance() -> None:
     struck = ((4, 20), (2, 30), (4, 41), (7, 55))
-    findings, _ = judged([f"slow-rank={rank}:4@{step}:{step + 1}" for rank, step in struck], steps=60)
+    findings = found([f"slow-rank={rank}:4@{step}:{step + 1}" for rank, step in struck], steps=60)
 
     assert findings.verdicts == ()
 
 
 def test_stalls_that_strike_any_rank_by_chance_name_none() -> None:
     struck = ((2, 5), (2, 17), (2, 31), (0, 9), (3, 12), (5, 22), (5, 36), (6, 27))
-    findings, _ = judged([f"data={rank}:300@{step}:{step + 1}" for rank, step in struck], steps=40)
+    findings = found([f"data={rank}:300@{step}:{step + 1}" for rank, step in struck], steps=40)
 
     assert findings.verdicts == ()
 
@@ -205,7 +220,7 @@ def test_two_ranks_that_wait_for_input_are_both_named() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_nobody_is_named_in_a_clean_run(seed: int) -> None:
     ranks = (4, 8, 16)[seed % 3]
-    findings, _ = judged((), seed=seed, dp=ranks, steps=(9, 30)[seed % 2], jitter=0.01 * (1 + seed))
+    findings = found((), seed=seed, dp=ranks, steps=(9, 30)[seed % 2], jitter=0.01 * (1 + seed))
 
     assert findings.verdicts == ()
     # Sixteen ranks are on two hosts, and wait for the network two thirds of the time.
@@ -242,7 +257,7 @@ def test_a_link_between_others_is_named_beside_a_slow_rank() -> None:
     assert (rank.ranks, rank.cause) == ((7,), "compute")
     assert (link.ranks, link.cause) == ((0, 2), "communication")
     assert findings.together_ms_per_step == pytest.approx(cost_ms, rel=0.2)
-    alone = judged(["slow-rank=7:1.3"], **LARGE_MESSAGES)[1]
+    alone = cost_ms_of(made_with(["slow-rank=7:1.3"], **LARGE_MESSAGES))
     assert rank.cost_ms_per_step == pytest.approx(alone, rel=0.2)
 
 
@@ -252,7 +267,7 @@ def test_what_a_slow_rank_costs_is_told_with_a_slow_stage_mended() -> None:
     stage, rank = findings.verdicts
     assert (stage.cause, rank.ranks) == ("stage_imbalance", (6,))
     assert findings.together_ms_per_step == pytest.approx(cost_ms, rel=0.2)
-    alone = judged(["slow-rank=6:1.2"], **LARGE_MESSAGES)[1]
+    alone = cost_ms_of(made_with(["slow-rank=6:1.2"], **LARGE_MESSAGES))
     assert rank.cost_ms_per_step == pytest.approx(alone, rel=0.2)
 
 
@@ -268,13 +283,13 @@ def test_a_slow_rank_and_an_uneven_stage_that_hide_each_other_are_both_named() -
     """Alone, each costs next to nothing: the others wait for the other one."""
     faults = ("uneven-stage=0:1.25", "slow-rank=7:1.2")
     job = {"pp": 4, "dp": 3, "layers": 4, "schedule": "zero-bubble"}
-    findings, _ = judged(faults, **job, microbatches=8, steps=20)
+    findings = found(faults, **job, microbatches=8, steps=20)
 
     assert {(verdict.place, verdict.ranks) for verdict in findings.verdicts} == {("stage", (0, 1, 2)), ("ranks", (7,))}
 
 
 def test_ranks_that_are_slow_in_different_phases_are_told_apart() -> None:
-    findings, _ = judged(("slow-forward=2:1.5", "slow-backward=5:1.3"), microbatches=2)
+    findings = found(("slow-forward=2:1.5", "slow-backward=5:1.3"), microbatches=2)
 
     (verdict,) = findings.verdicts
     assert (set(verdict.ranks), verdict.cause) == ({2, 5}, "compute")
@@ -282,7 +297,7 @@ def test_ranks_that_are_slow_in_different_phases_are_told_apart() -> None:
 
 
 def test_ranks_that_launch_late_are_said_to_do_so() -> None:
-    findings, _ = judged(("late-launch=2,7:40",), microbatches=2)
+    findings = found(("late-launch=2,7:40",), microbatches=2)
 
     (verdict,) = findings.verdicts
     assert (verdict.ranks, verdict.cause) == ((2, 7), "late_launch")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.analysis.stragglers.test_slow_sets import judged
+from tests.analysis.stragglers.test_slow_sets import found, judged
 
 PIPELINE = {"pp": 4, "dp": 2, "steps": 20}
 
@@ -41,13 +41,13 @@ def test_a_slow_rank_and_an_uneven_stage_are_both_named() -> None:
 
 
 def test_even_stages_are_not_named() -> None:
-    findings, _ = judged((), **PIPELINE)
+    findings = found((), **PIPELINE)
 
     assert findings.verdicts == ()
 
 
 def test_a_stage_that_is_a_host_of_its_own_may_be_a_slow_host() -> None:
-    findings, _ = judged(("slow-host=1:1.4",), pp=4, dp=4, gpus_per_host=4, steps=12)
+    findings = found(("slow-host=1:1.4",), pp=4, dp=4, gpus_per_host=4, steps=12)
 
     (verdict,) = findings.verdicts
     assert (verdict.who, verdict.cause) == ("stage 1 (ranks 4–7)", "stage_imbalance")
@@ -70,7 +70,7 @@ def test_a_stage_that_is_uneven_in_a_part_of_the_run_is_named_with_these_steps(f
 
 
 def test_stages_that_are_uneven_in_different_steps_are_verdicts_of_their_own() -> None:
-    findings, _ = judged(("uneven-stage=1:1.3", "uneven-stage=2:1.4@20:40"), **{**PIPELINE, "steps": 40})
+    findings = found(("uneven-stage=1:1.3", "uneven-stage=2:1.4@20:40"), **{**PIPELINE, "steps": 40})
 
     named = {verdict.who: [stretch[:2] for stretch in verdict.stretches] for verdict in findings.verdicts}
     assert named["stage 2 (ranks 4–5)"] == [(20, 39)]
@@ -88,7 +88,7 @@ def test_most_stages_that_become_slow_are_told_by_their_past() -> None:
 
 def test_stages_that_differ_by_design_are_compared_with_their_own_past() -> None:
     design = ("uneven-stage=1:1.1", "uneven-stage=2:1.2", "uneven-stage=3:1.3")
-    findings, _ = judged((*design, "uneven-stage=2:1.5@20:40"), **{**PIPELINE, "steps": 40})
+    findings = found((*design, "uneven-stage=2:1.5@20:40"), **{**PIPELINE, "steps": 40})
 
     (verdict,) = findings.verdicts
     assert (verdict.who, [stretch[:2] for stretch in verdict.stretches]) == ("stage 2 (ranks 4–5)", [(20, 39)])
@@ -109,7 +109,7 @@ def test_stages_that_differ_by_design_are_compared_with_their_own_past() -> None
     ],
 )
 def test_where_it_cannot_be_told_which_stages_are_uneven_that_is_said(faults: Sequence[str], said: str) -> None:
-    findings, _ = judged(faults, **PIPELINE)
+    findings = found(faults, **PIPELINE)
 
     assert findings.verdicts == ()
     (sentence,) = findings.abstentions

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -83,26 +84,43 @@ def test_workers_find_what_this_process_finds(workers: Any, directory: Path) -> 
         assert plain(by_step(directory, tell, executor)) == plain(measure_run(directory, tell))
 
 
+@dataclass(frozen=True)
+class SlowJob:
+    """A run, what is said of it as a whole, and a size of windows that cuts it into three."""
+
+    directory: Path
+    stragglers: str
+    summary: str
+    most_rows: int
+
+
 @pytest.fixture(scope="module")
-def slow_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def slow_job(tmp_path_factory: pytest.TempPathFactory) -> SlowJob:
     """Two slow ranks, a slow link, and pauses: each has to be replayed."""
     faults = "slow-rank=1:1.4@4:10", "slow-rank=2:1.3", "gc=3:40", "slow-link=0-4:8"
     job = Job(dp=4, pp=2, microbatches=4, steps=10, jitter=0.02, faults=(*map(Fault.parse, faults),))
     directory = tmp_path_factory.mktemp("slow") / "run"
-    write_synthetic(synthesize(job), directory)
-    return directory
+    num_rows = write_synthetic(synthesize(job), directory)
+    whole = open_run(directory)
+    return SlowJob(directory, stragglers_of(whole), summary_of(whole), 9 * num_rows // (2 * job.steps))
 
 
 @pytest.mark.filterwarnings("default")  # Dask warns where a machine is busy
 @pytest.mark.parametrize("workers", [processes, dask])
-def test_workers_summarise_and_find_stragglers_as_this_process_does(workers: Any, slow_job: Path) -> None:
-    run = open_run(slow_job)
-    whole, summary = stragglers_of(run), summary_of(run)
-
+def test_workers_summarise_and_find_stragglers_as_this_process_does(workers: Any, slow_job: SlowJob) -> None:
     with workers() as executor:
-        in_windows = open_run(slow_job, workers=Workers(executor, 2), most_bytes=0, most_rows=1)
-        assert (stragglers_of(in_windows), summary_of(in_windows)) == (whole, summary)
-    assert json.loads(whole)["verdicts"]
+        workers_of_run = Workers(executor, 2)
+        in_windows = open_run(slow_job.directory, workers=workers_of_run, most_bytes=0, most_rows=slow_job.most_rows)
+        assert (stragglers_of(in_windows), summary_of(in_windows)) == (slow_job.stragglers, slow_job.summary)
+    assert json.loads(slow_job.stragglers)["verdicts"]
+
+
+def test_the_slow_job_is_cut_into_three_windows(slow_job: SlowJob) -> None:
+    here = Here()
+    in_windows = open_run(slow_job.directory, workers=Workers(here, 2), most_bytes=0, most_rows=slow_job.most_rows)
+
+    assert in_windows.measure(lambda analysis: analysis.context.steps).result == (*range(1, 10),)
+    assert here.num_windows == 3
 
 
 def end_at_once(_: Analysis) -> Told:

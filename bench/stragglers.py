@@ -53,6 +53,7 @@ from commtrace.live.rank import LiveRank
 from commtrace.live.summarise import StepExtras, StepWindow, summarise
 from commtrace.live.summary import StepSummary
 from commtrace.synth import Synthetic, synthesize
+from commtrace.synth.simulation import StepTimes, simulate
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.schema import Row
@@ -143,7 +144,7 @@ class Truth:
 
     def __init__(self, made: Synthetic) -> None:
         self._made = made
-        self._steps_of: dict[frozenset[int], Sequence[Mapping[str, int]]] = {}
+        self._steps_of: dict[frozenset[int], StepTimes] = {}
         self._all = frozenset(range(len(made.job.faults)))
         self._ranks = [frozenset(fault["ranks"]) for fault in made.truth["faults"]]
         self.ranks = frozenset().union(*self._ranks)
@@ -186,12 +187,10 @@ class Truth:
     def _duration_ns(self, faults: frozenset[int], steps: range) -> int:
         """Of consecutive steps of the job with these of its faults."""
         if faults not in self._steps_of:
-            job, truth = self._made.job, self._made.truth
-            if faults != self._all:
-                truth = synthesize(replace(job, faults=tuple(job.faults[at] for at in sorted(faults)))).truth
-            self._steps_of[faults] = truth["steps"]
+            job = self._made.job
+            self._steps_of[faults] = simulate(replace(job, faults=tuple(job.faults[at] for at in sorted(faults)))).steps
         known = self._steps_of[faults]
-        return known[steps[-1]]["end_ns"] - known[steps[0]]["start_ns"]
+        return int(known.end[steps[-1]].max() - known.start[steps[0]].min())
 
 
 @dataclass(frozen=True, slots=True)

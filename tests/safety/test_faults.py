@@ -230,15 +230,19 @@ def ways_through(job: Callable[[], str], record: Callable[[], Any]) -> dict[Way,
     return {(place.path[0], place.path[-1]): place for place in reversed(found)}
 
 
+_WAYS: dict[Callable[[], str], dict[Way, Place]] = {}
+"""Of the jobs so far: every time that a job runs it goes the same ways."""
+
+
 def new_ways(
     job: Callable[[], str], record: Callable[[], Any], others: Sequence[Callable[[], str]]
 ) -> dict[Way, Place]:
     """Return the ways that a job goes and none of the other jobs does."""
-    ways = ways_through(job, record)
-    for other in others:
-        known = ways_through(other, record)
-        ways = {way: place for way, place in ways.items() if way not in known}
-    return ways
+    for one in (*others, job):
+        if one not in _WAYS:
+            _WAYS[one] = ways_through(one, record)
+    known = {way for other in others for way in _WAYS[other]}
+    return {way: place for way, place in _WAYS[job].items() if way not in known}
 
 
 def break_every_line(

@@ -64,7 +64,7 @@ class LaunchGroup(Protocol):
 
     def next_p2p(self, is_send: bool, peer: int, tag: int = 0) -> int: ...
 
-    def queue(self, peer: int) -> Queue: ...
+    def queue(self, peer: int, *, on_current_stream: bool = False) -> Queue: ...
 
 
 class Launch(NamedTuple):
@@ -143,7 +143,7 @@ class DeviceCall:
         self.launch = launch
         self.clock = clock
         self.device = device  # index; None for the current device
-        self.queue = queue  # of its communicator
+        self.queue = queue
         self.batch = self.id = next_id()  # members of a coalescing bracket get the batch of the first
         self.op_in_seq = 0  # index in the bracket
         self.waited_from: Mark | None = None  # before the wait for it; None if it ran on the current stream
@@ -173,9 +173,11 @@ class Placed(NamedTuple):
 
 
 class Queue:
-    """The operations of a communicator, which run one after another in the order of their launches.
+    """Operations of a communicator that run one after another, in the order of their launches.
 
-    NCCL sees to that on whichever streams they are launched: FSDP gathers on one stream while it reduces on another.
+    Those on its own stream are one queue, those on the streams of the job another: NCCL has them run in order on
+    whichever streams they are launched. FSDP gathers on one stream while it reduces on another. The end of an operation
+    on the communicator's own stream is often known only after that of a later one on another, so these are kept apart.
     """
 
     __slots__ = ("_batch", "_exact", "_last", "_last_position", "_positions", "unreached")
@@ -191,6 +193,11 @@ class Queue:
     def next_position(self) -> int:
         self._positions += 1
         return self._positions - 1
+
+    def withdraw(self, call: DeviceCall) -> None:
+        """Uncount ``call``, which is in another queue after all."""
+        if call.position == self._positions - 1:
+            self._positions -= 1
 
     @property
     def known_end(self) -> int:

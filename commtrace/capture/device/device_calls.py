@@ -73,8 +73,11 @@ class DeviceCalls:
             call.op_in_seq = len(state.bracket)
             state.bracket.append(call)
             return None
-        queue = state.queue(launch.peer if operation.is_p2p and state.nccl.has_stream_per_pair else -1)
-        return self._followed(DeviceCall(launch_of((*launch[:-1], clock.mark(device))), clock, device, queue))
+        return self._followed(
+            DeviceCall(
+                launch_of((*launch[:-1], clock.mark(device))), clock, device, state.queue(_peer_of_queue(launch))
+            )
+        )
 
     def _followed(self, call: DeviceCall) -> DeviceCall:
         if self.hidden_ends is not None:
@@ -278,8 +281,12 @@ class DeviceCalls:
     def _ran_on_current_stream(self, calls: tuple[DeviceCall, ...]) -> None:
         first = calls[0]
         end = self._clock.mark(first.device)
+        for call in reversed(calls):
+            call.queue.withdraw(call)
         for call in calls:
-            call.end = end
+            call.queue = call.launch.state.queue(_peer_of_queue(call.launch), on_current_stream=True)
+            call.position, call.end = call.queue.next_position(), end
+            call.holder = None  # its end is known
             self._ended(call)
         self._stalled_on(first, first.launch.start, end)
 
@@ -304,6 +311,11 @@ class DeviceCalls:
     def _ended(self, call: DeviceCall) -> None:
         kind = schema.P2P if call.launch.operation.is_p2p else schema.COLLECTIVE
         self._tracer.append((device_call_rows, kind, call))
+
+
+def _peer_of_queue(launch: Launch) -> int:
+    """Return the rank with which the operation has a communicator of its own; −1 for that of the group."""
+    return launch.peer if launch.operation.is_p2p and launch.state.nccl.has_stream_per_pair else -1
 
 
 def _runs_on_current_stream(call: DeviceCall) -> bool:

@@ -262,6 +262,22 @@ def test_operations_of_a_communicator_run_one_after_another_on_whichever_streams
 
 
 @pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+def test_a_wait_that_stalls_gives_the_end_although_a_later_operation_runs_on_another_stream(job: Job) -> None:
+    """As ZeRO 3's backward does it: it waits for a gather that was launched before a reduction on another stream."""
+    reducing = job.cuda.Stream()
+    works = [job.all_reduce(asynchronous=True) for _ in range(2)]
+    with job.cuda.stream(reducing):
+        job.all_reduce(asynchronous=False)
+    for work in works:
+        work.wait()
+    job.finish()
+
+    rows = sorted(job.recording.communications(), key=lambda row: row.id)
+    assert [(row.start, row.end, row.timing) for row in rows[:2]] == [(*one, CUDA) for one in job.nccl.intervals[:2]]
+    assert (rows[2].end, rows[2].timing) == (job.nccl.intervals[2][1], CUDA)
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
 def test_an_operation_on_the_current_stream_follows_one_on_the_stream_of_the_group(job: Job) -> None:
     work = job.all_reduce(asynchronous=True)
     job.compute(3 * MILLISECOND)

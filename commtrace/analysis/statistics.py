@@ -58,13 +58,6 @@ def sigma_of_deviations(values: Float64 | Int64) -> float:
     return MAD_TO_SIGMA * float(np.median(np.abs(values - np.median(values))))
 
 
-def medians_of_rows(values: Float64) -> Float64:
-    """Return the median of each row of a table without NaN; of many short rows five times as fast as np.median."""
-    count = values.shape[1]
-    ordered = np.sort(values, axis=1)
-    return np.asarray((ordered[:, (count - 1) // 2] + ordered[:, count // 2]) / 2)
-
-
 def grouped_median(group: npt.NDArray[np.integer], values: Float64 | Int64, groups: int) -> Float64:
     """Return the median of each group; NaN for an empty group."""
     size = np.bincount(group, minlength=groups)

@@ -7,22 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtrace.analysis.statistics import (
-    Distribution,
-    error_of_means,
-    grouped_median,
-    leave_one_out_median,
-    medians_of_rows,
-)
+from commtrace.analysis.statistics import Distribution, error_of_means, grouped_median, leave_one_out_median
 
 GROUPS_AND_VALUES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), max_size=30)
-
-
-@pytest.mark.parametrize("count", [1, 2, 15, 40])
-def test_medians_of_rows_are_those_of_each_row(count: int) -> None:
-    rows = np.random.default_rng(count).normal(100, 5, (50, count))
-
-    assert medians_of_rows(rows).tolist() == [float(np.median(row)) for row in rows]
 
 
 def test_means_of_a_group_scatter_alike() -> None:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.clocks.fit import Begin, Float64, Observations
-from commtrace.analysis.statistics import ERROR_OF_MEDIAN, MAD_TO_SIGMA, medians_of_rows, sigma_of_deviations
+from commtrace.analysis.statistics import ERROR_OF_MEDIAN, MAD_TO_SIGMA, sigma_of_deviations
 from commtrace.trace.spans import Int32, Int64
 
 _FEWEST: Final = 3
@@ -317,7 +317,7 @@ def without_drift(time: Float64, difference: Float64) -> Float64:
     # that come in bursts, as those of a step do, neighbours show only noise. Of medians, as all readings of a burst
     # have the same partner, which may be late.
     window = max(1, min(WINDOW, len(time) // _WINDOWS))
-    time_of, middle = (medians_of_rows(_windows(values, window)) for values in (time, difference))
+    time_of, middle = (np.median(_windows(values, window), axis=1) for values in (time, difference))
     later = np.searchsorted(time_of, time_of + (time[-1] - time[0]) / 10)
     earlier = np.flatnonzero(later < len(time_of))
     later = later[earlier]
@@ -346,7 +346,7 @@ def _largest_jump(time: Float64, difference: Float64) -> Change | None:
     if window < _SMALLEST_WINDOW:
         return None
     level = without_drift(time, difference)
-    medians = medians_of_rows(_windows(level, window))
+    medians = np.median(_windows(level, window), axis=1)
     jumps = medians[window:] - medians[:-window]  # jumps[i]: between readings i + window − 1 and i + window
     largest = int(np.argmax(np.abs(jumps)))
     error_of_jump = error_of_median(noise_of(level), window) * float(np.sqrt(2))

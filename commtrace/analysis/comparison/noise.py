@@ -12,7 +12,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.statistics import medians_of_rows
 from commtrace.trace.json_values import JsonObject
 
 Samples = npt.NDArray[np.floating | np.integer]
@@ -117,4 +116,4 @@ def _resampled_medians(samples: Samples, random: np.random.Generator) -> npt.NDA
     block = max(1, round(count ** (1 / 3)))
     starts = random.integers(0, count - block + 1, (_RESAMPLES, -(-count // block)))
     rows = (starts[:, :, np.newaxis] + np.arange(block)).reshape(_RESAMPLES, -1)[:, :count]
-    return medians_of_rows(np.asarray(samples, np.float64)[rows])
+    return np.asarray(np.median(np.asarray(samples, np.float64)[rows], axis=1))

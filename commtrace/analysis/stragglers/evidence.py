@@ -23,7 +23,7 @@ from commtrace.trace.metadata import DeviceState
 from commtrace.trace.run import RankTrace, Run
 
 THROTTLED: Final = "throttled_device"
-ONLY_PHASE: Final = "Only the {phase} takes longer; the other phases are as fast as elsewhere."
+ONLY_PHASE: Final = "Only the {phase} takes longer; the other phases hardly do."
 
 _OUTSIDE: Final = {
     "late_launch": ", most of it before their phases, in no span",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import os
 from typing import Final
 
 import pytest
 
+from tests.reference import VARIABLE
 from tests.skips import Skips, expected_skips
 
 if importlib.util.find_spec("hypothesis"):  # The tests of tests/gpu run on machines that have only torch and pytest.
@@ -17,6 +19,8 @@ if importlib.util.find_spec("hypothesis"):  # The tests of tests/gpu run on mach
     settings.register_profile("commtrace", deadline=None)
     settings.load_profile("commtrace")
 
+if f"COMMTRACE_{VARIABLE}" in os.environ:
+    os.environ[VARIABLE] = os.environ.pop(f"COMMTRACE_{VARIABLE}")
 
 LONGEST: Final = (
     "tests/e2e/test_straggler_causes.py",

@@ -16,7 +16,7 @@ from commtrace.cli.main import app
 from tests.browser.reader import Reader
 from tests.browser.test_overview_in_browser import cells, duration, milliseconds
 from tests.e2e.launch import fork
-from tests.importers.reference import reference_data
+from tests.reference import reference_data
 
 PROGRAM = "tests/e2e/programs/pipelining.py"
 MICROBATCHES = 8

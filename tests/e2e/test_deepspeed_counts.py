@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
 from tests.e2e.launch import REPOSITORY, fork
 from tests.e2e.traces import compared_with_plan, role_of, rows
+from tests.reference import reference_data
 
 pytestmark = [
     pytest.mark.e2e,
@@ -27,7 +27,6 @@ pytestmark = [
     ),
 ]
 
-REFERENCE = Path(os.environ.get("REFERENCE_DATA", REPOSITORY.parent / "shared" / "data")) / "deepspeed_counts"
 PROGRAMS = REPOSITORY / "tests" / "e2e" / "programs"
 COUNTED = PROGRAMS / "deepspeed_counts.py"
 PIPELINE = PROGRAMS / "deepspeed_pipeline.py"
@@ -62,8 +61,6 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def test_counts_are_those_of_deepspeed_itself(counted: tuple[Path, str]) -> None:
-    if not REFERENCE.is_dir():
-        pytest.skip(f"no reference counts in {REFERENCE}; set REFERENCE_DATA to the folder that holds them")
     folder, output = counted
 
     for stage in (0, 1, 3):
@@ -141,7 +138,7 @@ def communication(run: Run, rank: int) -> Counter[tuple[str, str, int]]:
 
 
 def reference(zero_stage: int, rank: int) -> Counter[tuple[str, str, int]]:
-    recorded = json.loads((REFERENCE / f"z{zero_stage}.r{rank}.json").read_text())["rec"]
+    recorded = json.loads(reference_data("deepspeed_counts", f"z{zero_stage}.r{rank}.json").read_text())["rec"]
     return Counter(
         {(phase, OPERATIONS[operation], num_bytes): calls for phase, operation, num_bytes, calls in recorded}
     )

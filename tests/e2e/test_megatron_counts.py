@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -13,11 +12,11 @@ from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from tests.e2e.launch import REPOSITORY, fork_with_megatron
 from tests.e2e.traces import compared_with_plan, role_of, rows
+from tests.reference import reference_data
 
 pytestmark = pytest.mark.e2e
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")
 
-REFERENCE = Path(os.environ.get("REFERENCE_DATA", REPOSITORY.parent / "shared" / "data")) / "megatron_counts"
 PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "megatron_counts.py"
 
 LAYOUTS = {
@@ -37,8 +36,7 @@ ROLES = {"EMB": "embedding"}
 
 @pytest.mark.parametrize("processes", LAYOUTS)
 def test_counts_are_those_of_megatron_itself(processes: int, tmp_path: Path) -> None:
-    if not REFERENCE.is_dir():
-        pytest.skip(f"no reference counts in {REFERENCE}; set REFERENCE_DATA to the folder that holds them")
+    reference_data("megatron_counts")  # before the job
     layouts = LAYOUTS[processes]
 
     runs = [f"{layout}:{options}" for layout, options in layouts.items()]
@@ -59,7 +57,7 @@ def test_counts_are_those_of_megatron_itself(processes: int, tmp_path: Path) -> 
 
 
 def reference(layout: str, rank: int) -> Counter[tuple[str, str, int]]:
-    recorded = json.loads((REFERENCE / layout / f"r{rank}.json").read_text())["rec"]
+    recorded = json.loads(reference_data("megatron_counts", layout, f"r{rank}.json").read_text())["rec"]
     return Counter(
         {
             (OPERATIONS.get(operation, operation), ROLES.get(role, role.lower()), num_bytes): calls

@@ -12,7 +12,7 @@ from commtrace.exporters.simulators.aicb_log import log_of_rank, write_log
 from commtrace.importers.aicb_csv import COLUMNS, import_aicb_csv
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
-from tests.importers.reference import reference_data
+from tests.reference import reference_data
 
 INIT = "CommType.all_reduce,CommGroup.dp_group,4,8,init.model_setup,None,None,,1.5,0.0,0.0,1"
 END = "CommType.epoch_end,None,None,0,,None,None,,{},0.0,0.0,1"

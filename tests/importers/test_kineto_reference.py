@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.matching.match import blame_ns
 from commtrace.cli.main import app
-from tests.importers.reference import reference_data
+from tests.reference import reference_data
 
 
 class Answer(NamedTuple):

@@ -15,7 +15,7 @@ from commtrace.errors import ImportFileError, TraceFormatError
 from commtrace.importers.whatif import import_whatif
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
-from tests.importers.reference import reference_data
+from tests.reference import reference_data
 
 Operation = dict[str, Any]
 

@@ -12,7 +12,7 @@ from commtrace.errors import ImportFileError
 from commtrace.importers.workerlog import import_workerlog
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
-from tests.importers.reference import reference_data
+from tests.reference import reference_data
 
 BASE_MS = 1697793307000
 

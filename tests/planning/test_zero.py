@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import ZeroOptions
 from commtrace.planning.zero import ZeroJob, zero_traffic
+from tests.reference import reference_data
 
-ROOT = Path(__file__).resolve().parents[2]
-REFERENCE = Path(os.environ.get("REFERENCE_DATA", ROOT.parent / "shared" / "data")) / "deepspeed_counts"
 LAYER = (32, *4 * (1024,), 32, *3 * (2816,))
 ELEMENTS = (5120, *3 * LAYER, 32, 5120)
 OPTIONS = ZeroOptions(
@@ -38,10 +35,9 @@ def calls(of: ZeroJob) -> Counter[tuple[str, int]]:
 @pytest.mark.parametrize("stage", [0, 1, 3])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_every_call_and_byte_is_that_of_the_reference(stage: int, rank: int) -> None:
-    if not REFERENCE.is_dir():
-        pytest.skip(f"no reference counts in {REFERENCE}; set REFERENCE_DATA to the folder that holds them")
+    reference = json.loads(reference_data("deepspeed_counts", f"z{stage}.r{rank}.json").read_text())
     counted: Counter[tuple[str, int]] = Counter()
-    for phase, operation, num_bytes, count in json.loads((REFERENCE / f"z{stage}.r{rank}.json").read_text())["rec"]:
+    for phase, operation, num_bytes, count in reference["rec"]:
         if phase.startswith("it2."):  # ZeRO 3 has seen by then in which order parameters are used
             counted[NAMES.get(operation, operation), num_bytes] += count
 

@@ -113,6 +113,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
     models.alive.clear()
     # Looking for models among all objects takes most of the time.
     monkeypatch.setattr(gc, "get_objects", lambda: list(models.alive))
+    monkeypatch.setattr(gc, "get_referrers", lambda *_: list(models.alive))
 
     @contextmanager
     def record() -> Iterator[Recorded]:

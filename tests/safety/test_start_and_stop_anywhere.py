@@ -249,6 +249,7 @@ def test_starting_and_stopping(
     place = PLACES[name]
     # Looking for models among all objects of the tests takes most of the time.
     monkeypatch.setattr(gc, "get_objects", lambda: list(alive))
+    monkeypatch.setattr(gc, "get_referrers", lambda *_: list(alive))
     expected = result(place, nothing)
     switched: list[str] = []
 

@@ -12,7 +12,7 @@ from commtrace.errors import ConfigurationError
 from commtrace.search.aceso_configuration import read_aceso_configuration
 from commtrace.search.aceso_prediction import AcesoPrediction, predict
 from commtrace.search.aceso_profile import Case, read_aceso_profile
-from tests.importers.reference import reference_data
+from tests.reference import reference_data
 
 HEADER = (
     "op_name,forward-compute,backward-compute,input_size,output_size,weights,activations,fwd_reserved,bwd_reserved\n"

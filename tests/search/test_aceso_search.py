@@ -22,7 +22,7 @@ from commtrace.search.aceso_prediction import predict
 from commtrace.search.aceso_profile import AcesoProfile, Case, read_aceso_profile
 from commtrace.search.aceso_search import AcesoFound, fullest_mib, search_aceso
 from commtrace.search.megatron import megatron_arguments
-from tests.importers.reference import reference_data
+from tests.reference import reference_data
 from tests.search.test_aceso import GPT, HEADER
 
 

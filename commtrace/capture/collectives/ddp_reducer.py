@@ -6,7 +6,6 @@ On torch ≥ 2.14 :mod:`commtrace.capture.collectives.cpp_communication` sees it
 from __future__ import annotations
 
 import functools
-import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -16,6 +15,7 @@ from commtrace.capture.collectives.operations import OPERATIONS, Arguments, Oper
 from commtrace.capture.device.clock import Mark, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.hooks import Hooks
+from commtrace.capture.instances import instances_of
 from commtrace.capture.records import (
     ENDED,
     NUMBER,
@@ -174,10 +174,7 @@ class ReducerCapture:
         for name in _COMMUNICATE_IN_CPP:
             self._hooks.replace(torch.distributed, name, self._communicating_in_cpp)
         self._hooks.replace(Reducer, "_rebuild_buckets", self._communicating_in_cpp)
-        if torch.distributed.is_initialized() and any(
-            issubclass(type(thing), DistributedDataParallel)  # isinstance would run code of lazy and deprecated objects
-            for thing in gc.get_objects()
-        ):
+        if torch.distributed.is_initialized() and instances_of(DistributedDataParallel):
             self._watch_from_now_on()
 
     def uninstall(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 from commtrace.capture.hooks import RAISED, Arguments, Hooks, Keywords
+from commtrace.capture.instances import instances_of
 from commtrace.capture.tracer import Tracer
 
 if TYPE_CHECKING:
@@ -83,10 +83,7 @@ def watch_meshes(tracer: Tracer) -> Callable[[], None]:
 def _existing_meshes(mesh_type: type[DeviceMesh]) -> list[DeviceMesh]:
     from torch.distributed import is_initialized
 
-    if not is_initialized():
-        return []
-    # Not isinstance, which would run code of lazy and deprecated objects.
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), mesh_type)]
+    return instances_of(mesh_type) if is_initialized() else []
 
 
 def _name_dimensions(tracer: Tracer, mesh: DeviceMesh) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from commtrace._compile_safe import wrap_call_impl
 from commtrace.capture.hooks import leave_to_python
+from commtrace.capture.instances import instances_of
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 from commtrace.trace.selection import ModuleChoice
@@ -239,10 +239,8 @@ def find_models() -> list[torch.nn.Module]:
     """Return every module that is not part of another one; those with the most parts first."""
     import torch
 
-    # Python's garbage collector knows all modules (~0.1 s for a million objects): no framework has to be known and no
-    # constructor hooked. Not isinstance: that would run code of lazy and deprecated objects.
-    found = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
-    whole = [module for module in found if isinstance(module.__dict__.get("_modules"), dict)]
+    # Python's garbage collector knows all modules: no framework has to be known and no constructor hooked.
+    whole = [module for module in instances_of(torch.nn.Module) if isinstance(module.__dict__.get("_modules"), dict)]
     parts = {id(child) for module in whole for child in _children(module).values()}
     models = [module for module in whole if id(module) not in parts and not _is_script(module)]
     return sorted(models, key=lambda model: -sum(1 for _ in model.modules()))

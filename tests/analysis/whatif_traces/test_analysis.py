@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,28 +12,21 @@ from commtrace.analysis.whatif_traces.analysis import analyse_whatif_trace
 from commtrace.analysis.whatif_traces.trace import whatif_trace_of
 from commtrace.importers.whatif import import_whatif
 from commtrace.trace.files.reader import load_run
-
-REPOSITORY = Path(__file__).resolve().parents[3]
-DATA = Path(os.environ.get("REFERENCE_DATA", REPOSITORY.parent / "shared" / "data")) / "whatif"
-
-needs_data = pytest.mark.skipif(
-    not (DATA / "trace-ST.parquet").exists(),
-    reason="no reference data: set REFERENCE_DATA to the folder that holds whatif/trace-ST.parquet",
-)
+from tests.reference import reference_data
 
 
 @pytest.fixture(scope="module")
 def computed(tmp_path_factory: pytest.TempPathFactory) -> WhatIf:
     path = tmp_path_factory.mktemp("whatif")
-    import_whatif(DATA / "trace-ST.parquet", path / "run", meta=DATA / "meta-ST.yaml")
+    trace, meta = (reference_data("whatif", name) for name in ("trace-ST.parquet", "meta-ST.yaml"))
+    import_whatif(trace, path / "run", meta=meta)
     return analyse_whatif_trace(whatif_trace_of(load_run(path / "run")))
 
 
 def published(name: str) -> Any:
-    return json.loads((DATA / name).read_text())
+    return json.loads(reference_data("whatif", name).read_text())
 
 
-@needs_data
 def test_the_slowdown_of_the_job(computed: WhatIf) -> None:
     result = published("result-ST.json")
 
@@ -43,7 +34,6 @@ def test_the_slowdown_of_the_job(computed: WhatIf) -> None:
     assert computed.launch_slowdown == pytest.approx(result["launch_slowdown"], rel=1e-5)
 
 
-@needs_data
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -59,7 +49,6 @@ def test_the_slowdown_by(computed: WhatIf, ours: str, theirs: str) -> None:
     assert slices == pytest.approx(published("result-ST.json")[theirs], rel=1e-5)
 
 
-@needs_data
 def test_what_fixing_the_slowest_workers_and_the_last_stage_recovers(computed: WhatIf) -> None:
     assert computed.slowest_workers_share == pytest.approx(published("mw-ST.json")["Mw"], rel=1e-4)
     assert computed.last_stage_share == pytest.approx(published("ms-ST.json")["Ms"], rel=1e-5)

@@ -14,8 +14,8 @@ from commtrace.errors import TraceFormatError
 from commtrace.importers.whatif import import_whatif
 from commtrace.trace.files.reader import load_run
 from tests.factory import make_run, span
-from tests.importers.reference import reference_data
 from tests.importers.test_whatif import Operation, operation, two_stages, write_trace
+from tests.reference import reference_data
 
 
 def test_a_run_that_commtrace_recorded_is_none() -> None:

@@ -23,7 +23,7 @@ from commtrace.exporters.simulators.aicb_log import (
 )
 from commtrace.trace.run import Run
 from tests.factory import collective, group, make_run, p2p, span
-from tests.importers.reference import reference_data
+from tests.reference import reference_data
 
 MS = 1_000_000
 TP, PP, CP = group("tp", 0, 1), group("pp", 0, 2, ordinal=1), group("cp", 0, 1, ordinal=2)

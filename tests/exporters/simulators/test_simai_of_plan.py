@@ -12,7 +12,7 @@ from commtrace.exporters.simulators.simai_of_plan import differences, workload_o
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
 from commtrace.planning.plan import make_plan
-from tests.importers.reference import reference_data
+from tests.reference import reference_data
 
 MODEL = Model(
     layers=8,

@@ -1,5 +1,5 @@
-# `make demo` shows what commtrace does. `make check` is for every commit, `make test` and `make test-newest` are what .ci/run
-# runs, `make test-long` is for a night. They need only Python >= 3.10 and a package index; everything is installed into
+# `make demo` shows what commtrace does. `make check` is for every commit, `make test` for every change; .ci/run runs
+# `make test-thorough` and `make test-newest`, too; `make test-long` is for a night. They need only Python >= 3.10 and a package index; everything is installed into
 # .venv and .venv-newest.
 
 PYTHON ?= python3
@@ -36,7 +36,7 @@ NEWEST_PIP := $(NEWEST)/bin/python -m pip $(QUIET_INSTALL) --disable-pip-version
 NEWEST_TESTS := tests/matrix tests/capture tests/integrations tests/e2e/test_capture_oracle.py \
 	tests/e2e/test_capture_origins.py tests/e2e/test_pipelining.py tests/e2e/test_megatron_training.py
 
-.PHONY: demo site web check test test-newest test-long lint types unit e2e fuzz test-gpu bench bench-stragglers soak install clean
+.PHONY: demo site web check test test-thorough test-newest test-long lint types unit e2e fuzz test-gpu bench bench-stragglers soak install clean
 
 demo: $(INSTALLED)  ## Train on 4 ranks with a slow one, print where the time went, write report.html.
 	$(BIN)/python examples/demo.py
@@ -48,11 +48,14 @@ site: $(INSTALLED)  ## The documentation as a site in build/site, with the refer
 check: lint types  ## Lint, types, who imports whom, documentation, public names: about a minute.
 	$(PYTEST) $(CHECKED)
 
-test: lint types  ## Everything that is not marked long; pytest's closing line is the last one.
+test: lint types  ## Everything that is not marked thorough or long; pytest's closing line is the last one.
 	$(PYTEST) $(if $(STRICT),--expected-skips test) tests bench
 
-test-long: $(INSTALLED)  ## Hours: the tests marked long, 20 repetitions, 100,000 damaged inputs, a soak, all versions.
-	$(PYTEST) --long -m long tests
+test-thorough: $(INSTALLED)  ## Minutes more: launchers, damaged inputs, every line that can fail, what pip would install.
+	$(PYTEST) --thorough -m thorough $(if $(STRICT),--expected-skips test) tests bench
+
+test-long: test-thorough  ## Hours: the tests marked long, 20 repetitions, 100,000 damaged inputs, a soak, all versions.
+	$(PYTEST) --thorough --long -m long tests
 	$(MAKE) --no-print-directory fuzz soak
 	$(BIN)/nox
 
@@ -93,7 +96,7 @@ e2e: $(INSTALLED)
 	$(PYTEST) tests -m e2e
 
 fuzz: $(INSTALLED)  ## Try FUZZ_INPUTS (100000) damaged inputs at every door; FUZZ_SEED (1) chooses others.
-	FUZZ_INPUTS=$${FUZZ_INPUTS:-100000} FUZZ_SEED=$${FUZZ_SEED:-1} $(PYTEST) tests/fuzz --timeout=0
+	FUZZ_INPUTS=$${FUZZ_INPUTS:-100000} FUZZ_SEED=$${FUZZ_SEED:-1} $(PYTEST) --thorough tests/fuzz --timeout=0
 
 test-gpu: $(INSTALLED)  ## On a machine with a GPU: NCCL ranks on it, compared with the kernels that torch.profiler saw.
 	$(BIN)/python -m pytest tests/gpu

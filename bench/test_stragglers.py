@@ -51,34 +51,35 @@ def test_the_truth_about_a_fault_that_moves() -> None:
     assert truth.cost_of_ms(frozenset({3}), first) == pytest.approx(245, abs=0.1)
 
 
+NAMED = [
+    ("phase: forward 50 %", "rank 4 on node0", "forward"),
+    ("data: 100 ms, of a host", "host node1 (ranks 4–7)", "data"),
+    ("stage: 20% more, of 4", "stage 1 (ranks 2–3)", "stage_imbalance"),
+    ("link: one direction", "link from rank 2 on node1 to rank 4 on node2", "communication"),
+    ("sequences: scatter 30%", "changing ranks", "sequence_length_imbalance"),
+    ("gc: 500 ms, every 10th step", "rank 2 on node0", "gc"),
+    ("checkpoint: 8 s, once", "rank 2 on node0", "checkpoint"),
+    ("evaluation: 100 ms, every step", "rank 0 on node0", "evaluation"),
+]
+NAMED_AS_WELL = [
+    ("one rank: 10 %, 4 stages", "rank 3 on node0", "compute"),
+    ("several: two of 8, 50 and 40 %", "ranks 1, 3 on node0", "compute"),
+    ("half: half of 8", "ranks 0–3 on node0", "compute"),
+    ("tensor group: 20 %", "tensor-parallel group of ranks 4–7 on node0", "compute"),
+    ("host: 20 %, one of four", "host node2 (ranks 8–11)", "compute"),
+    ("stage: 20 % more, the first three of 4, late", "stages 0–2 (ranks 0–5)", "stage_imbalance"),
+    ("link: all-reduce between two hosts, late", "group of ranks 0–7", "communication"),
+    (
+        "one microbatch: of one replica, from step 30 on",
+        "data-parallel replica 1 (ranks 1, 3, 5, 7)",
+        "sequence_length_imbalance",
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("title", "who", "cause"),
-    [
-        ("one rank: 10 %, 4 stages", "rank 3 on node0", "compute"),
-        ("phase: forward 50 %", "rank 4 on node0", "forward"),
-        ("several: two of 8, 50 and 40 %", "ranks 1, 3 on node0", "compute"),
-        ("half: half of 8", "ranks 0–3 on node0", "compute"),
-        ("tensor group: 20 %", "tensor-parallel group of ranks 4–7 on node0", "compute"),
-        ("host: 20 %, one of four", "host node2 (ranks 8–11)", "compute"),
-        ("data: 100 ms, of a host", "host node1 (ranks 4–7)", "data"),
-        ("stage: 20% more, of 4", "stage 1 (ranks 2–3)", "stage_imbalance"),
-        (
-            "stage: 20 % more, the first three of 4, late",
-            "stages 0–2 (ranks 0–5)",
-            "stage_imbalance",
-        ),
-        ("link: all-reduce between two hosts, late", "group of ranks 0–7", "communication"),
-        (
-            "one microbatch: of one replica, from step 30 on",
-            "data-parallel replica 1 (ranks 1, 3, 5, 7)",
-            "sequence_length_imbalance",
-        ),
-        ("link: one direction", "link from rank 2 on node1 to rank 4 on node2", "communication"),
-        ("sequences: scatter 30%", "changing ranks", "sequence_length_imbalance"),
-        ("gc: 500 ms, every 10th step", "rank 2 on node0", "gc"),
-        ("checkpoint: 8 s, once", "rank 2 on node0", "checkpoint"),
-        ("evaluation: 100 ms, every step", "rank 0 on node0", "evaluation"),
-    ],
+    [*NAMED, *(pytest.param(*case, marks=pytest.mark.thorough) for case in NAMED_AS_WELL)],
 )
 def test_the_monitor_names_what_a_recording_names(title: str, who: str, cause: str) -> None:
     (case,) = (one for one in straggler_cases.cases() if one.title == title)

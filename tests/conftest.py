@@ -45,6 +45,7 @@ LONGEST: Final = (
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    parser.addoption("--thorough", action="store_true", help="run the tests marked thorough, too")
     parser.addoption("--long", action="store_true", help="run the tests marked long, too: `make test-long` does")
     parser.addoption(
         "--repetitions", type=int, default=20, metavar="N",
@@ -72,10 +73,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     With ``--dist worksteal`` a process has tests that follow one another, so that a module's fixture is made once, and
     a process that has none left takes some from the end of what another one has.
     """
-    if not config.getoption("--long"):
-        long = [item for item in items if item.get_closest_marker("long")]
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
+    markers = [marker for marker in ("thorough", "long") if not config.getoption(f"--{marker}")]
+    left_out = [item for item in items if any(map(item.get_closest_marker, markers))]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not any(map(item.get_closest_marker, markers))]
     items.sort(key=_place)
 
 

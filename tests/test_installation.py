@@ -110,6 +110,7 @@ def requirements() -> list[str]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="there is no numpy 1 for this Python")
 def test_pip_finds_a_pyarrow_for_the_numpy_that_megatron_core_0_13_to_0_15_want(requirements: list[str]) -> None:
     found = resolved(*requirements, "numpy<2")
@@ -118,5 +119,6 @@ def test_pip_finds_a_pyarrow_for_the_numpy_that_megatron_core_0_13_to_0_15_want(
     assert int(found["pyarrow"].split(".")[0]) < 26
 
 
+@pytest.mark.thorough
 def test_pip_finds_numpy_2_where_nobody_wants_an_older_one(requirements: list[str]) -> None:
     assert resolved(*requirements)["numpy"].startswith("2.")

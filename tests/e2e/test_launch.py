@@ -9,7 +9,10 @@ import pytest
 from tests.e2e import launch as launching
 from tests.e2e.launch import Starter, fork, launch
 
-pytestmark = [pytest.mark.e2e, pytest.mark.parametrize("start", [launch, fork])]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.parametrize("start", [pytest.param(launch, marks=pytest.mark.thorough), fork]),
+]
 
 
 def test_output_and_exit_code_of_a_job(start: Starter, tmp_path: Path) -> None:

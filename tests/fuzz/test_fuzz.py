@@ -26,6 +26,7 @@ def test_bytes_are_always_damaged_and_always_alike() -> None:
     assert damaged == [damage_bytes(content, Random(number)) for number in range(200)]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)  # ten seconds where nothing else runs
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_damaged_input_does_harm(part: int) -> None:

@@ -12,6 +12,7 @@ from tests.gpu.jobs import details, recorded_rows, run_program
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.thorough,
     pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the programs use NCCL, as the other tests do"),
 ]
 

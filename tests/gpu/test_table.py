@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.e2e.launch import REPOSITORY, run
 from tests.gpu.table import FAILS, HOLDS, QUESTIONS, Row, markdown, microseconds
@@ -65,6 +66,7 @@ def test_whose_job_fails(broken):
 """
 
 
+@pytest.mark.thorough
 def test_the_table_is_printed_whatever_becomes_of_the_tests(tmp_path: Path) -> None:
     folder = tmp_path / "gpu"
     folder.mkdir()

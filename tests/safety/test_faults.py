@@ -51,6 +51,8 @@ pytestmark = [
 
 TRIES = 5
 EVERY_INTERRUPTED = 5
+PARTS = [0, *(pytest.param(part, marks=pytest.mark.thorough) for part in (1, 2))]
+"""Of the lines, every third; the others take their turn in `make test-thorough`."""
 NO_HOOKS = frozenset(function.__code__ for function in (Triggers.open, selection.make_request, selection.write_request))
 """What jobs call themselves, in place of the harvester's thread or of a command."""
 ALONE = {**jobs.ALONE, **models.ALONE}
@@ -250,16 +252,18 @@ def break_every_line(
     job: Callable[[], str],
     record: Callable[[], Any],
     chosen: Callable[[Place], bool],
+    part: int,
     others: Sequence[Callable[[], str]] = (),
 ) -> None:
-    """Break the chosen lines of a job, one at a time, but for those that are broken by one of the others."""
+    """Break a part of the chosen lines of a job, one at a time, but for those that one of the others breaks."""
     expected = job()
     ways = new_ways(job, record, others)
-    breakable = [place for place in ways.values() if chosen(place) and place.sort is not Sort.CANNOT_FAIL]
+    all_lines = [place for place in ways.values() if chosen(place) and place.sort is not Sort.CANNOT_FAIL]
+    breakable = all_lines[part :: len(PARTS)]
     wrong = {place: problems for place in breakable if (problems := problems_of(place, job, expected, record))}
     text = "\n".join(f"{place}: {'; '.join(problems)}" for place, problems in wrong.items())
     assert not wrong, f"{len(wrong)} of {len(breakable)} lines:\n{text}"
-    assert breakable
+    assert all_lines
 
 
 def interrupt_lines(job: Callable[[], str], record: Callable[[], Any]) -> None:
@@ -292,17 +296,19 @@ def is_of_start_or_stop(place: Place) -> bool:
     return place.path[0][0] in (commtrace.start.__code__, commtrace.stop.__code__)
 
 
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", jobs.OF_FOUR)
-def test_of_four_ranks(name: str, recorded: Any) -> None:
+def test_of_four_ranks(name: str, part: int, recorded: Any) -> None:
     with jobs.rank_1_of_4():
-        break_every_line(jobs.OF_FOUR[name], recorded, is_of_a_hook, earlier_jobs(name, jobs.OF_FOUR))
+        break_every_line(jobs.OF_FOUR[name], recorded, is_of_a_hook, part, earlier_jobs(name, jobs.OF_FOUR))
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("part", range(3))
 @pytest.mark.parametrize("name", jobs.OF_FOUR)
-def test_of_four_ranks_with_what_earlier_jobs_break(name: str, recorded: Any) -> None:
+def test_of_four_ranks_with_what_earlier_jobs_break(name: str, part: int, recorded: Any) -> None:
     with jobs.rank_1_of_4():
-        break_every_line(jobs.OF_FOUR[name], recorded, is_of_a_hook)
+        break_every_line(jobs.OF_FOUR[name], recorded, is_of_a_hook, part)
 
 
 @pytest.mark.parametrize("name", ["collectives", "point_to_point", "functional_collectives", "meshes"])
@@ -320,24 +326,29 @@ def test_an_interrupt_of_a_model_passes_through_unchanged(
         interrupt_lines(ALONE[name], recorded)
 
 
-def test_start_and_stop(recorded: Any) -> None:
+@pytest.mark.parametrize("part", PARTS)
+def test_start_and_stop(part: int, recorded: Any) -> None:
     with jobs.rank_1_of_4():
-        break_every_line(jobs.collectives, recorded, is_of_start_or_stop)
+        break_every_line(jobs.collectives, recorded, is_of_start_or_stop, part)
 
 
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", ALONE)
-def test_alone(name: str, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alone(name: str, part: int, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs.call_back_at_once(monkeypatch)
     with jobs.alone():
-        break_every_line(ALONE[name], recorded, is_of_a_hook, earlier_jobs(name, ALONE))
+        break_every_line(ALONE[name], recorded, is_of_a_hook, part, earlier_jobs(name, ALONE))
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("part", range(3))
 @pytest.mark.parametrize("name", ALONE)
-def test_alone_with_what_earlier_jobs_break(name: str, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alone_with_what_earlier_jobs_break(
+    name: str, part: int, recorded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs.call_back_at_once(monkeypatch)
     with jobs.alone():
-        break_every_line(ALONE[name], recorded, is_of_a_hook)
+        break_every_line(ALONE[name], recorded, is_of_a_hook, part)
 
 
 def earlier_jobs(name: str, all_jobs: Mapping[str, Callable[[], str]]) -> list[Callable[[], str]]:
@@ -346,12 +357,14 @@ def earlier_jobs(name: str, all_jobs: Mapping[str, Callable[[], str]]) -> list[C
     return [all_jobs[other] for other in names[: names.index(name)]]
 
 
-def test_with_a_gpu(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", PARTS)
+def test_with_a_gpu(part: int, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with jobs.rank_1_of_4():
-        break_every_line(devices.SimulatedGpu(monkeypatch).job, recorded, is_of_a_hook)
+        break_every_line(devices.SimulatedGpu(monkeypatch).job, recorded, is_of_a_hook, part)
 
 
-def test_under_megatron(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", PARTS)
+def test_under_megatron(part: int, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")
     from megatron.core import parallel_state
 
@@ -359,16 +372,17 @@ def test_under_megatron(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with jobs.rank_1_of_4():
         parallel_state.initialize_model_parallel(2, 1, create_gloo_process_groups=False)
         try:
-            break_every_line(engines.megatron, recorded, is_of_a_hook)
+            break_every_line(engines.megatron, recorded, is_of_a_hook, part)
         finally:
             parallel_state.destroy_model_parallel()
 
 
-def test_under_deepspeed(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", PARTS)
+def test_under_deepspeed(part: int, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("deepspeed", reason="deepspeed is not installed: pip install 'commtrace[deepspeed]'")
     engines.empty_deepspeed(monkeypatch)
     with jobs.rank_1_of_4():
-        break_every_line(engines.deepspeed, recorded, is_of_a_hook)
+        break_every_line(engines.deepspeed, recorded, is_of_a_hook, part)
 
 
 NOT_REACHED = {

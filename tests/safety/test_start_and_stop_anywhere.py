@@ -33,6 +33,7 @@ from tests.safety.jobs import digest, seed
 from tests.safety.models import Net, alive, batch, local
 from tests.safety.test_faults import (
     ALONE,
+    PARTS,
     earlier_jobs,
     is_of_a_hook,
     new_ways,
@@ -274,10 +275,6 @@ def test_starting_and_stopping(
         commtrace.stop()
         assert replaced_now() == before
         assert {"on", "off"} == set(switched)
-
-
-PARTS = [0, *(pytest.param(part, marks=pytest.mark.long) for part in (1, 2))]
-"""Of the lines, every third; the others take their turn in `make test-long`."""
 
 
 def stop_in_every_line(

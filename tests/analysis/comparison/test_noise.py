@@ -38,7 +38,7 @@ def test_runs_that_agree_by_luck_leave_the_noise_of_their_steps() -> None:
     assert change.noise > 0.5
 
 
-@pytest.mark.parametrize("runs", [2, 3, 6])
+@pytest.mark.parametrize("runs", [2, 3, pytest.param(6, marks=pytest.mark.thorough)])
 def test_of_several_runs_chance_is_called_real_about_once_in_twenty(runs: int) -> None:
     random = np.random.default_rng(runs)
 

@@ -10,7 +10,7 @@ from tests.e2e.launchers.nodes import Node
 from tests.e2e.launchers.recipes import FEW_STEPS, execute, recipe
 from tests.e2e.launchers.runs import assert_live, live_environment, on_nodes, recorded
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 
 def test_accelerate_launch(two_nodes: list[Node], tmp_path: Path) -> None:

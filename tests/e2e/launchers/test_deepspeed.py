@@ -12,7 +12,7 @@ from tests.e2e.launchers.recipes import FEW_STEPS, execute, recipe
 from tests.e2e.launchers.runs import assert_live, live_environment, on_nodes, recorded
 from tests.e2e.launchers.test_mpirun import ALLOWED
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("sshd")]
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough, pytest.mark.usefixtures("sshd")]
 
 CPU = {"DS_ACCELERATOR": "cpu"}
 

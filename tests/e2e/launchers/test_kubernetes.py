@@ -15,7 +15,7 @@ from tests.e2e.launchers.nodes import Node
 from tests.e2e.launchers.recipes import FEW_STEPS, PATH, recipe
 from tests.e2e.launchers.runs import Recorded, assert_live, live_environment, on_nodes, recorded
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 
 def test_a_torchrun_in_every_pod(two_nodes: list[Node], tmp_path: Path) -> None:

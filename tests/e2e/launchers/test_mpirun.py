@@ -13,6 +13,7 @@ from tests.e2e.launchers.runs import assert_live, live_environment, on_nodes, re
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.thorough,
     pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun missing: apt-get install openmpi-bin"),
     pytest.mark.usefixtures("sshd"),
 ]

@@ -13,7 +13,7 @@ from commtrace.cli.main import app
 from tests.e2e.launchers.nodes import Node
 from tests.e2e.launchers.recipes import execute_on_all
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 MEGABITS_PER_SECOND = 200
 """Little enough for a busy machine: at 400, of a load of 60, half of it was measured."""

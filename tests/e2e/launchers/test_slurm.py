@@ -11,7 +11,7 @@ from tests.e2e.launchers.recipes import FEW_STEPS, PATH, recipe
 from tests.e2e.launchers.runs import Recorded, assert_live, live_environment, on_nodes, recorded
 from tests.e2e.launchers.slurm import Slurm
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 RUNS = "/shared/runs/{run_id}"
 SIZES = {"--nodes=4": "--nodes=2", "--gpus-per-node=8": ""}

@@ -14,7 +14,7 @@ from tests.e2e.launchers.nodes import Node
 from tests.e2e.launchers.recipes import FEW_STEPS, PATH, execute, execute_on_all, recipe
 from tests.e2e.launchers.runs import Recorded, assert_live, live_environment, on_nodes, recorded
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 KNOWS_NOTHING_OF_COMMTRACE = """
 import torch

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -40,7 +41,7 @@ IMPORTED = (
     "torch.utils.data.dataloader",
     "torch.distributed._functional_collectives",
 )
-CYCLES = 3
+CYCLES = 4
 TRIES = 20
 
 
@@ -130,11 +131,12 @@ def work() -> None:
             optimizer.step()
 
 
-def objects(earlier: int | None) -> int:
-    """Count commtrace's objects; if there are more than earlier, look again until threads that end have let go."""
+def objects(earlier: Counter[str] | None) -> Counter[str]:
+    """Count commtrace's objects by type; if there are more than earlier, look again until threads have let go."""
     for _ in range(TRIES):
         gc.collect()
-        count = sum(str(type(found).__module__).split(".")[0] == "commtrace" for found in gc.get_objects())
+        types = map(type, gc.get_objects())
+        count = Counter(str(one) for one in types if str(one.__module__).split(".")[0] == "commtrace")
         if earlier is None or count <= earlier:
             break
         time.sleep(0.1)
@@ -167,7 +169,7 @@ def main() -> None:
             name for name in before_texts | after_texts if before_texts.get(name) != after_texts.get(name)
         )
         del before, after, replaced
-        told[f"objects {cycle}"] = objects(told["objects 1"] if cycle == 2 else None)
+        told[f"objects {cycle}"] = objects(told["objects 1"] if cycle == 3 else None)
     told["kernels"] = [f"dispatcher {name}" for name in sorted(dispatcher._kernels)]
     print(json.dumps(told))
     dist.destroy_process_group()

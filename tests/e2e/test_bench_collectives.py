@@ -111,7 +111,9 @@ def test_what_was_measured_before_a_rank_died_is_printed(tmp_path: Path) -> None
     assert [one.operation for one in read_baseline(path).measurements] == ["broadcast"]
 
 
-@pytest.mark.parametrize("start", [fork_command, launch], ids=["fork", "launch"])
+@pytest.mark.parametrize(
+    "start", [fork_command, pytest.param(launch, marks=pytest.mark.thorough)], ids=["fork", "launch"]
+)
 def test_a_job_too_small_for_its_groups_is_said_once(start: Starter) -> None:
     job = start([*COMMAND, "--group", "pairs"], 2)
 

@@ -392,6 +392,7 @@ NOT_REACHED = {
 """Modules that no job breaks, and why."""
 
 
+@pytest.mark.thorough
 def test_every_module_of_capture_and_every_integration_is_broken_by_a_job(
     recorded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

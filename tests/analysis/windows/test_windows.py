@@ -44,7 +44,7 @@ from tests.analysis.windows.recording import record
 from tests.factory import Row, collective, group, make_run, p2p, span, stall
 from tests.pipeline_factory import PipelineJob
 
-WINDOWS = (1, 3, 7, 1_000)
+WINDOWS = pytest.mark.parametrize("sizes", [(1, 3), pytest.param((7, 1_000), marks=pytest.mark.thorough)], ids=str)
 """Steps of a window."""
 
 ALL = group("dp", 0, 1, 2, 3)
@@ -124,14 +124,14 @@ def plain(run: MeasuredRun[Told]) -> dict[str, Any]:
     }
 
 
-def assert_windows_change_nothing(directory: Path) -> None:
-    """Compare windows of several sizes with the run as a whole."""
+def assert_windows_change_nothing(directory: Path, sizes: tuple[int, ...]) -> None:
+    """Compare windows of these sizes with the run as a whole."""
     whole = measure_run(directory, tell, most_bytes=1 << 30)
     stragglers, summary = stragglers_of(open_run(directory)), summary_of(open_run(directory))
     in_plain = plain(whole)
     numbers = np.concatenate([trace.spans.step for trace in whole.recorded.ranks.values()])
     rows_of_step = min(int((numbers == step).sum()) for step in whole.steps.used)
-    for steps in WINDOWS:
+    for steps in sizes:
         windows: list[Analysis] = []
 
         def measure(analysis: Analysis, windows: list[Analysis] = windows) -> Told:
@@ -255,9 +255,10 @@ MADE = {
 }
 
 
+@WINDOWS
 @pytest.mark.parametrize("name", MADE)
-def test_windows_of_any_size_say_what_the_whole_run_says(name: str, tmp_path: Path) -> None:
-    assert_windows_change_nothing(record(MADE[name], tmp_path / "run"))
+def test_windows_of_any_size_say_what_the_whole_run_says(name: str, sizes: tuple[int, ...], tmp_path: Path) -> None:
+    assert_windows_change_nothing(record(MADE[name], tmp_path / "run"), sizes)
 
 
 JOBS = st.builds(
@@ -278,15 +279,16 @@ JOBS = st.builds(
 )
 
 
+@WINDOWS
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(job=JOBS)
 def test_windows_of_simulated_jobs_say_what_the_whole_run_says(
-    job: Job, tmp_path_factory: pytest.TempPathFactory
+    job: Job, sizes: tuple[int, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory = tmp_path_factory.mktemp("run")
     write(synthesize(job), directory)
 
-    assert_windows_change_nothing(directory)
+    assert_windows_change_nothing(directory, sizes)
 
 
 @pytest.mark.parametrize("name", ["far reaching", "repeated", "pipeline"])

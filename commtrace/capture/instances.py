@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
-from itertools import chain
+from collections.abc import Callable
+from functools import partial
+from itertools import chain, compress, repeat
 from operator import methodcaller
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from commtrace.capture.threads import no_collection
 
 T = TypeVar("T")
 
@@ -15,10 +19,22 @@ def instances_of(base: type[T]) -> list[T]:
 
     Types are compared: ``isinstance`` would run code of lazy and deprecated objects.
     """
+    wanted = {id(base)}
+    rest: list[type] = [base]
+    while rest:
+        subclasses: list[type] = type.__subclasses__(rest.pop())
+        new = [one for one in subclasses if id(one) not in wanted]
+        wanted.update(map(id, new))
+        rest += new
+    with no_collection():
+        return _selected(wanted.__contains__)
+
+
+def _selected(is_wanted: Callable[[int], bool]) -> list[Any]:
     # Before Python 3.14, tuple(generator) raises SystemError, in whichever thread it runs, if anybody else refers to
-    # its unfinished tuple (https://github.com/python/cpython/issues/127058), as a list of all objects does. So no
-    # thread may run while there is one: this set is made in C, between two checks for other threads. Of tuples,
-    # referrers are only those that hold one of these classes.
-    types = {*map(type, chain.from_iterable(map(methodcaller("__call__"), [gc.get_objects])))}
-    found = [one for one in types if issubclass(one, base)]
-    return [thing for thing in gc.get_referrers(*found) if issubclass(type(thing), base)]
+    # its unfinished tuple (https://github.com/python/cpython/issues/127058), as a list of all objects does. So no other
+    # thread may run while there is one: it is made, gone through and freed in C, within the last bytecode, and no code
+    # in Python is called by a collection or a hash. A list in a variable, or in a buffer of tee(), would hold itself.
+    twice = chain.from_iterable(map(partial(repeat, times=2), map(methodcaller("__call__"), [gc.get_objects])))
+    types = map(partial(map, id), map(partial(map, type), twice))
+    return [*chain.from_iterable(map(compress, twice, map(partial(map, is_wanted), types)))]

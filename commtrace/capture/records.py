@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from commtrace.capture.collectives.operations import NcclBackend, Operation
-from commtrace.capture.device.clock import CudaClock, DeviceClock, Mark
+from commtrace.capture.device.clock import CudaClock, CudaMark, DeviceClock, Mark
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.schema import Row, mark_row, row_of
@@ -24,6 +24,9 @@ _NO = schema.NOT_APPLICABLE
 
 SHORTEST_STALL_NS: Final = 10_000
 """A stream that got no further than this while it waited did not wait: the two marks alone take microseconds."""
+
+SOON_NS: Final = 100_000
+"""A mark that the device passes within this time of the host's taking it may have been waited for."""
 
 Entry: TypeAlias = tuple[Any, ...]
 """``(make_rows, kind, …)``: see the functions below."""
@@ -64,7 +67,7 @@ class LaunchGroup(Protocol):
 
     def next_p2p(self, is_send: bool, peer: int, tag: int = 0) -> int: ...
 
-    def queue(self, peer: int, *, on_current_stream: bool = False) -> Queue: ...
+    def queue(self, peer: int, device: int) -> Queue: ...
 
 
 class Launch(NamedTuple):
@@ -175,14 +178,16 @@ class Placed(NamedTuple):
 class Queue:
     """Operations of a communicator that run one after another, in the order of their launches.
 
-    Those on its own stream are one queue, those on the streams of the job another: NCCL has them run in order on
-    whichever streams they are launched. FSDP gathers on one stream while it reduces on another. The end of an operation
-    on the communicator's own stream is often known only after that of a later one on another, so these are kept apart.
+    NCCL has them run in order on whichever streams they are launched: FSDP gathers on one stream while it reduces on
+    another. Those on the communicator's own stream are one queue, those on the streams of the job another: the end of
+    an operation on the communicator's own stream is often known only after that of a later one on another. While it is
+    not known, the start of that later one is a lower bound.
     """
 
-    __slots__ = ("_batch", "_exact", "_last", "_last_position", "_positions", "unreached")
+    __slots__ = ("_batch", "_exact", "_last", "_last_position", "_positions", "_sibling", "unreached")
 
-    def __init__(self) -> None:
+    def __init__(self, sibling: Queue | None = None) -> None:
+        self._sibling = sibling
         self.unreached: DeviceCall | None = None
         self._positions = 0
         self._batch = -1
@@ -200,6 +205,13 @@ class Queue:
             self._positions -= 1
 
     @property
+    def on_job_streams(self) -> Queue:
+        """Return the queue of the same communicator's operations on the streams of the job."""
+        if self._sibling is None:
+            self._sibling = Queue(self)
+        return self._sibling
+
+    @property
     def known_end(self) -> int:
         return self._exact.end
 
@@ -210,6 +222,10 @@ class Queue:
     def of_batch(self, call: DeviceCall) -> Placed | None:
         """Return the times of the other members of its coalescing bracket, if known."""
         return self._exact if call.batch == self._batch else None
+
+    def end_before(self, call: DeviceCall) -> int:
+        """Return the latest known end, if that operation was launched before ``call`` of the other queue; else 0."""
+        return self._exact.end if self._batch < call.batch else 0
 
     def passed(self, call: DeviceCall, placed: Placed) -> None:
         if call.position > self._last_position:
@@ -224,7 +240,8 @@ class Queue:
             over = self._exact.end
             found = Placed(min(start, over), min(end, over), False, schema.UNKNOWN_TIMING)
         if found is None:
-            start = min(max(start, self._exact.end), end)
+            other = 0 if self._sibling is None else self._sibling.end_before(call)
+            start = min(max(start, self._exact.end, other), end)
             found = Placed(start, end, exact, timing if exact else schema.UNKNOWN_TIMING)
         self.passed(call, found)
         return found
@@ -234,7 +251,8 @@ def device_call_rows(entry: Entry) -> list[Row] | None:
     """Make the row of ``(…, call)``: a device-timed communication; without a stall its timing is unknown."""
     call: DeviceCall = entry[2]
     queue = call.queue
-    if queue.unreached is not None and queue.unreached.id < call.id:
+    # Once the clock is off, nothing is waited for: resolving raises, and the call is dropped.
+    if queue.unreached is not None and queue.unreached.id < call.id and not call.clock.is_off:
         return None
     resolve = call.clock.resolve
     start = resolve(call.launch.start)
@@ -251,9 +269,22 @@ def device_call_rows(entry: Entry) -> list[Row] | None:
     if call.end is not None:
         if call.holder is not None and timing != schema.HOST_TIMING and call.holder.hold(call, start, waited_from, end):
             return []
-        exact = end - waited_from >= SHORTEST_STALL_NS or end - start < SHORTEST_STALL_NS
+        exact = has_stalled(call, start, waited_from, end)
         start, end, _, timing = queue.place(call, start, end, exact, timing)
     return [communication_row(call.launch, start, end, call.id, timing, call.end is None, call.op_in_seq)]
+
+
+def has_stalled(call: DeviceCall, start: int, waited_from: int, end: int) -> bool:
+    """Return whether the stream waited for the operation, which then ended at ``end``; all in ns."""
+    if end - start < SHORTEST_STALL_NS:
+        return True
+    before, behind = call.waited_from, call.end
+    if isinstance(before, CudaMark) and isinstance(behind, CudaMark):
+        # A stream without work passes the mark behind the wait when the host has taken it: it waited for the host.
+        host_ns = behind.taken_at - before.taken_at
+        if end - behind.taken_at < SOON_NS and end - waited_from < host_ns + SHORTEST_STALL_NS:
+            return False
+    return end - waited_from >= SHORTEST_STALL_NS
 
 
 def device_stall_rows(entry: Entry) -> list[Row] | None:

@@ -8,7 +8,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -21,24 +22,33 @@ _lock = threading.RLock()  # re-entrant: a signal's handler may stop the recordi
 _is_paused = False
 
 
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Have nothing collected meanwhile. From Python 3.12 on that is so within any function of C."""
+    if sys.version_info >= (3, 12):
+        yield
+        return
+    global _is_paused
+    with _lock:  # else one thread enables what another one has just disabled
+        if not gc.isenabled():  # by the program, or by this thread further up
+            yield
+            return
+        try:
+            _is_paused = True
+            gc.disable()
+            yield
+        finally:
+            gc.enable()
+            _is_paused = False
+
+
 def frames_by_thread() -> dict[int, FrameType]:
     """Return the innermost frame of each thread, by ident."""
     # Python 3.11 makes frame objects while it holds the lock of its list of threads. If that starts a garbage
     # collection that frees a threading.local, the collection waits for the same lock, for ever and with the GIL
-    # (https://github.com/python/cpython/issues/106883). So nothing is collected meanwhile.
-    if sys.version_info[:2] != (3, 11):
+    # (https://github.com/python/cpython/issues/106883).
+    with no_collection():
         return sys._current_frames()
-    global _is_paused
-    with _lock:  # else one thread enables what another one has just disabled
-        if not gc.isenabled():  # by the program, or by this thread further up
-            return sys._current_frames()
-        try:
-            _is_paused = True
-            gc.disable()
-            return sys._current_frames()
-        finally:
-            gc.enable()
-            _is_paused = False
 
 
 def _after_fork() -> None:  # does what the thread would have done that a child does not have

@@ -26,6 +26,7 @@ def test_a_thread_that_fills_a_tuple_meanwhile_is_not_disturbed() -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     kept = [Part(1, 1) for _ in range(10)]
+    crowd = [[] for _ in range(200_000)]  # type: ignore[var-annotated]  # what was there before the tests is frozen
     failures: list[SystemError] = []
     is_over = threading.Event()
 
@@ -48,3 +49,22 @@ def test_a_thread_that_fills_a_tuple_meanwhile_is_not_disturbed() -> None:
         sys.setswitchinterval(interval)
     assert counts == {len(kept)}
     assert failures == []
+    del crowd
+
+
+def test_objects_of_classes_that_hash_and_compare_in_their_own_way_are_no_obstacle() -> None:
+    class Odd(type):
+        def __hash__(cls) -> int:
+            raise AssertionError("hashed")
+
+        def __eq__(cls, other: object) -> bool:
+            raise AssertionError("compared")
+
+    kept = [Odd("Made", (), {})() for _ in range(3)]
+    assert [type(one) for one in instances_of(torch.nn.Module) if type(one) is Odd] == []
+    assert kept
+
+
+def test_each_of_many_classes_is_found() -> None:
+    kept = [type(f"Part{number}", (Part,), {})(1, 1) for number in range(300)]
+    assert {id(one) for one in kept} <= {id(one) for one in instances_of(Part)}

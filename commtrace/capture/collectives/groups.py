@@ -41,7 +41,7 @@ class GroupState:
         self.p2p_seq: dict[tuple[bool, int, int], itertools.count[int]] = {}
         self.bracket: list[DeviceCall] | None = None
         self.bracket_is_collective = False
-        self.queues: dict[tuple[int, bool], Queue] = {}
+        self.queues: dict[tuple[int, int], Queue] = {}
 
     def next_p2p(self, is_send: bool, peer: int, tag: int = 0) -> int:
         """Return the number of the next send to, or receive from, ``peer`` (a global rank), counted per tag."""
@@ -62,9 +62,9 @@ class GroupState:
         if key in self.p2p_seq and next_number(self.p2p_seq[key]) == seq + 1:
             self.p2p_seq[key] = itertools.count(seq)
 
-    def queue(self, peer: int, *, on_current_stream: bool = False) -> Queue:
-        """Return the operations on the communicator's own stream, or on the streams of the job; −1: of collectives."""
-        key = peer, on_current_stream
+    def queue(self, peer: int, device: int) -> Queue:
+        """Return the operations on the own stream of a device's communicator: with ``peer``, or −1 for collectives."""
+        key = peer, device
         found = self.queues.get(key)
         return found if found is not None else self.queues.setdefault(key, Queue())
 

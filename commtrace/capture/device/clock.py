@@ -69,14 +69,18 @@ NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 
 
 class CudaMark:
-    """A place on a stream (``stream``: its number, unique on its device); ``time_ns`` once it has been resolved."""
+    """A place on a stream (``stream``: its number, unique on its device); ``time_ns`` once it has been resolved.
 
-    __slots__ = ("device", "event", "stream", "time_ns")
+    The host took it at ``taken_at``, ns; the device passes it later.
+    """
 
-    def __init__(self, event: torch.cuda.Event, device: int, stream: int) -> None:
+    __slots__ = ("device", "event", "stream", "taken_at", "time_ns")
+
+    def __init__(self, event: torch.cuda.Event, device: int, stream: int, taken_at: int) -> None:
         self.event: torch.cuda.Event | None = event
         self.device = device
         self.stream = stream
+        self.taken_at = taken_at
         self.time_ns: int | None = None
 
 
@@ -142,7 +146,13 @@ class CudaClock:
             event = cuda.Event(enable_timing=True)
         stream = cuda.current_stream(device)
         self._record(event, stream)
-        return CudaMark(event, device, stream.stream_id)
+        return CudaMark(event, device, stream.stream_id, self._host_ns())
+
+    def index_of(self, device: int | None) -> int:
+        """Return the index of the device; None is the current one, −1 before CUDA is in use."""
+        if device is not None:
+            return device
+        return int(self._cuda.current_device()) if self._cuda.is_initialized() else -1
 
     def is_capturing(self) -> bool:
         """Return whether the current stream is captured into a graph, to which an event would belong."""

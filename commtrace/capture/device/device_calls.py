@@ -69,15 +69,13 @@ class DeviceCalls:
         if state.bracket is not None:
             is_first_to_run = not state.bracket and state.nccl.launches_in_brackets and not operation.is_p2p
             start = clock.mark(device) if is_first_to_run else None
-            call = self._followed(DeviceCall(launch_of((*launch[:-1], start)), clock, device, state.queue(-1)))
+            queue = state.queue(-1, clock.index_of(device))
+            call = self._followed(DeviceCall(launch_of((*launch[:-1], start)), clock, device, queue))
             call.op_in_seq = len(state.bracket)
             state.bracket.append(call)
             return None
-        return self._followed(
-            DeviceCall(
-                launch_of((*launch[:-1], clock.mark(device))), clock, device, state.queue(_peer_of_queue(launch))
-            )
-        )
+        queue = state.queue(_peer_of_queue(launch), clock.index_of(device))
+        return self._followed(DeviceCall(launch_of((*launch[:-1], clock.mark(device))), clock, device, queue))
 
     def _followed(self, call: DeviceCall) -> DeviceCall:
         if self.hidden_ends is not None:
@@ -284,7 +282,7 @@ class DeviceCalls:
         for call in reversed(calls):
             call.queue.withdraw(call)
         for call in calls:
-            call.queue = call.launch.state.queue(_peer_of_queue(call.launch), on_current_stream=True)
+            call.queue = call.queue.on_job_streams
             call.position, call.end = call.queue.next_position(), end
             call.holder = None  # its end is known
             self._ended(call)

@@ -104,6 +104,13 @@ def test_the_phase_that_is_most_of_the_work_is_named_if_a_slow_device_would_slow
     assert (verdict.ranks, verdict.cause) == ((3,), cause)
 
 
+def test_a_slow_device_is_no_slow_phase_even_if_nearly_all_work_is_in_one_phase() -> None:
+    findings = found(["slow-rank=3:4"], forward_ns=60_000_000, backward_ns=2_000_000, optimizer_ns=1_000_000)
+
+    (verdict,) = findings.verdicts
+    assert (verdict.ranks, verdict.cause) == ((3,), "compute")
+
+
 @pytest.mark.parametrize("every", [3, 5, 10])
 def test_a_rank_whose_work_takes_far_longer_in_some_steps_is_named_with_these(every: int) -> None:
     findings, cost_ms = judged([f"slow-rank=4:2@3:60:{every}"], steps=60)

@@ -278,6 +278,75 @@ def test_a_wait_that_stalls_gives_the_end_although_a_later_operation_runs_on_ano
 
 
 @pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+@pytest.mark.parametrize("first_is_asynchronous", [True, False])
+def test_an_operation_starts_behind_a_known_one_of_the_other_kind(job: Job, first_is_asynchronous: bool) -> None:
+    """One runs on the communicator's own stream, the other on a stream of the job, beside which the host goes on."""
+    beside = job.cuda.Stream()
+    job.nccl.duration_ns = 5 * MILLISECOND
+    for is_asynchronous in (first_is_asynchronous, not first_is_asynchronous):
+        if is_asynchronous:
+            job.all_reduce(asynchronous=True).wait()
+        else:
+            with job.cuda.stream(beside):
+                job.all_reduce(asynchronous=False)
+    job.finish()
+
+    assert job.nccl.intervals[1][0] == job.nccl.intervals[0][1]
+    assert sorted(job.intervals()) == job.nccl.intervals
+    assert job.timings() == [CUDA] * 2
+
+
+def test_every_device_has_a_communicator_of_its_own(job: Job) -> None:
+    job.cuda.contexts.add(1)
+    job.nccl.duration_ns = 5 * MILLISECOND
+    for device in (0, 1):
+        job.nccl._free_at_ns.clear()
+        with job.cuda.device(device):
+            job.group.allreduce([tensor(8, f"cuda:{device}")], options(False))
+    job.finish()
+
+    assert job.nccl.intervals[0] == job.nccl.intervals[1]
+    assert job.intervals() == job.nccl.intervals
+
+
+def test_a_host_that_is_late_within_the_wait_gives_no_exact_end(job: Job) -> None:
+    """The stream is idle, and passes the mark behind the wait when the host has taken it: that is no stall."""
+    works = [job.all_reduce(asynchronous=True) for _ in range(2)]
+    job.cuda.advance(5 * MILLISECOND)
+    stream = job.cuda.current_stream()
+    wait_until = stream.wait_until
+
+    def late(time_ns: int) -> None:
+        wait_until(time_ns)
+        job.cuda.advance(MILLISECOND // 3)
+
+    stream.wait_until = late
+    works[0].wait()
+    del stream.wait_until
+    works[1].wait()
+    job.finish()
+
+    rows = sorted(job.recording.communications(), key=lambda row: row.id)
+    assert [row.timing for row in rows] == [UNKNOWN] * 2
+    assert min(row.end for row in rows) >= max(end for _, end in job.nccl.intervals), "upper bounds"
+
+
+def test_calls_in_flight_when_the_clock_is_switched_off_are_dropped_and_keep_nothing_up(job: Job) -> None:
+    for _ in range(300):
+        job.all_reduce(asynchronous=False)
+    recorder = job.recording.recorder
+    job.cuda.advance(10 * MILLISECOND)
+    recorder.flush()
+    job.clock.switch_off()
+    for _ in range(3):
+        recorder.flush()
+
+    assert not recorder.unresolved()
+    assert not recorder.buffer
+    assert recorder.dropped["collective"] > 250
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
 def test_an_operation_on_the_current_stream_follows_one_on_the_stream_of_the_group(job: Job) -> None:
     work = job.all_reduce(asynchronous=True)
     job.compute(3 * MILLISECOND)

@@ -131,14 +131,16 @@ def work() -> None:
             optimizer.step()
 
 
-def objects(earlier: Counter[str] | None) -> Counter[str]:
-    """Count commtrace's objects by type; if there are more than earlier, look again until threads have let go."""
+def objects(first: Counter[str] | None) -> Counter[str]:
+    """Count commtrace's objects by type, once threads that end have let go of theirs: they are no more than first."""
+    count, before = Counter[str](), None
     for _ in range(TRIES):
         gc.collect()
         types = map(type, gc.get_objects())
         count = Counter(str(one) for one in types if str(one.__module__).split(".")[0] == "commtrace")
-        if earlier is None or count <= earlier:
+        if count == before and (first is None or count <= first):
             break
+        before = count
         time.sleep(0.1)
     return count
 

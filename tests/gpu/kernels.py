@@ -67,20 +67,17 @@ def compared(
 ) -> Errors:
     """How far spans of a timing are from the kernels of their launches.
 
-    The clocks are told apart by the ends of the operations that are timed by events. Barriers are compared apart: NCCL
-    makes the host wait for their kernel, so the event behind them is recorded only once the host goes on.
+    The clocks are told apart by the ends of the operations that are timed by events. Barriers are compared apart, exact
+    or not: NCCL makes the host wait for their kernel, so the event behind them is recorded only once the host goes on.
     """
     assert len(kernels) == len(operations), (len(kernels), len(operations))
-    pairs = [
-        (kernel, row)
-        for kernel, row in zip(kernels, operations, strict=True)
-        if row["timing"] in ("cuda_event", timing)
-    ]
+    pairs = list(zip(kernels, operations, strict=True))
     ends = [row["end"] - kernel.end for kernel, row in pairs if row["timing"] == "cuda_event"]
     assert ends, "no operation was timed by the device"
     offset = np.median(ends)
+    timings = ("cuda_event", "unknown") if barriers else (timing,)
     chosen = [
-        (kernel, row) for kernel, row in pairs if row["timing"] == timing and (row["name"] == "barrier") == barriers
+        (kernel, row) for kernel, row in pairs if row["timing"] in timings and (row["name"] == "barrier") == barriers
     ]
     starts = np.array([row["start"] - kernel.start for kernel, row in chosen], np.float64)
     own_ends = np.array([row["end"] - kernel.end for kernel, row in chosen], np.float64)

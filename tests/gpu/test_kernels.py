@@ -83,6 +83,14 @@ def test_barriers_are_compared_apart(trace: Path) -> None:
     assert (barriers.start.tolist(), barriers.end.tolist()) == ([-1_250], [250])
 
 
+def test_barriers_are_compared_also_where_their_ends_are_bounds(trace: Path) -> None:
+    operations = [row(0, 100_000, 350_500), row(1, 499_000, 550_500, timing="unknown", name="barrier")]
+
+    barriers = compared(nccl_kernels(trace), operations, barriers=True)
+
+    assert (barriers.start.tolist(), barriers.end.tolist()) == ([-1_000], [500])
+
+
 def test_a_missing_span_is_an_error(trace: Path) -> None:
     with pytest.raises(AssertionError):
         compared(nccl_kernels(trace), [row(0, 0, 1)])

@@ -70,5 +70,6 @@ def test_megatron_computes_the_same_bit_for_bit(tmp_path: Path, figures: list[st
         assert details(rows, "dropped") == []
         assert details(rows, "problem") == []
         timed = [row["timing"] for row in rows if row["kind"] in ("collective", "p2p") and row["step"] >= 0]
-        figures.append(f"rank {rank}: {timed.count('cuda_event')} of {len(timed)} timed by events")
-        assert timed.count("cuda_event") >= 0.95 * len(timed)
+        exact, bounds = timed.count("cuda_event"), timed.count("unknown")
+        figures.append(f"rank {rank}: {exact} of {len(timed)} timed by events, {bounds} bounds")
+        assert exact + bounds >= 0.95 * len(timed)

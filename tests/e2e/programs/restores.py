@@ -41,7 +41,7 @@ IMPORTED = (
     "torch.utils.data.dataloader",
     "torch.distributed._functional_collectives",
 )
-CYCLES = 4
+CYCLES = 6
 TRIES = 20
 
 
@@ -171,7 +171,7 @@ def main() -> None:
             name for name in before_texts | after_texts if before_texts.get(name) != after_texts.get(name)
         )
         del before, after, replaced
-        told[f"objects {cycle}"] = objects(told["objects 1"] if cycle == 3 else None)
+        told[f"objects {cycle}"] = objects(told["objects 1"] if cycle == CYCLES - 1 else None)
     told["kernels"] = [f"dispatcher {name}" for name in sorted(dispatcher._kernels)]
     print(json.dumps(told))
     dist.destroy_process_group()

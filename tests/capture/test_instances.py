@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 
@@ -68,3 +69,20 @@ def test_objects_of_classes_that_hash_and_compare_in_their_own_way_are_no_obstac
 def test_each_of_many_classes_is_found() -> None:
     kept = [type(f"Part{number}", (Part,), {})(1, 1) for number in range(300)]
     assert {id(one) for one in kept} <= {id(one) for one in instances_of(Part)}
+
+
+WITH_A_HOOK = """
+import sys
+from commtrace.capture.instances import instances_of
+class Part: pass
+kept, events = Part(), []
+sys.addaudithook(lambda event, _: events.append(event))
+found = instances_of(Part)
+print(found == [kept], events.count("gc.get_objects"), len(events) < 10)
+"""
+
+
+def test_no_audit_event_is_raised_while_objects_are_listed() -> None:
+    """A hook in Python would run, and let other threads run, once for each of them."""
+    done = subprocess.run([sys.executable, "-c", WITH_A_HOOK], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True 1 True\n"

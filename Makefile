@@ -1,6 +1,6 @@
 # `make demo` shows what commtrace does. `make check` is for every commit, `make test` for every change; .ci/run runs
-# `make test-thorough` and `make test-newest`, too; `make test-long` is for a night. They need only Python >= 3.10 and a package index; everything is installed into
-# .venv and .venv-newest.
+# `make test-thorough` and `make test-newest`, too; `make test-long` is for a night. They need only Python >= 3.10 and a
+# package index; everything is installed into .venv and .venv-newest.
 
 PYTHON ?= python3
 # For a machine without a GPU whose package index offers CUDA builds only:

@@ -51,7 +51,7 @@ def test_the_truth_about_a_fault_that_moves() -> None:
     assert truth.cost_of_ms(frozenset({3}), first) == pytest.approx(245, abs=0.1)
 
 
-NAMED = [
+CASES = [
     ("phase: forward 50 %", "rank 4 on node0", "forward"),
     ("data: 100 ms, of a host", "host node1 (ranks 4–7)", "data"),
     ("stage: 20% more, of 4", "stage 1 (ranks 2–3)", "stage_imbalance"),
@@ -61,7 +61,7 @@ NAMED = [
     ("checkpoint: 8 s, once", "rank 2 on node0", "checkpoint"),
     ("evaluation: 100 ms, every step", "rank 0 on node0", "evaluation"),
 ]
-NAMED_AS_WELL = [
+MORE_CASES = [
     ("one rank: 10 %, 4 stages", "rank 3 on node0", "compute"),
     ("several: two of 8, 50 and 40 %", "ranks 1, 3 on node0", "compute"),
     ("half: half of 8", "ranks 0–3 on node0", "compute"),
@@ -79,7 +79,7 @@ NAMED_AS_WELL = [
 
 @pytest.mark.parametrize(
     ("title", "who", "cause"),
-    [*NAMED, *(pytest.param(*case, marks=pytest.mark.thorough) for case in NAMED_AS_WELL)],
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.thorough) for case in MORE_CASES)],
 )
 def test_the_monitor_names_what_a_recording_names(title: str, who: str, cause: str) -> None:
     (case,) = (one for one in straggler_cases.cases() if one.title == title)

@@ -25,8 +25,8 @@ _NO = schema.NOT_APPLICABLE
 SHORTEST_STALL_NS: Final = 10_000
 """A stream that got no further than this while it waited did not wait: the two marks alone take microseconds."""
 
-SOON_NS: Final = 100_000
-"""A mark that the device passes within this time of the host's taking it may have been waited for."""
+HOST_BOUND_NS: Final = 100_000
+"""A stream that passes a mark within this time after the host took it may have waited for the host."""
 
 Entry: TypeAlias = tuple[Any, ...]
 """``(make_rows, kind, …)``: see the functions below."""
@@ -269,20 +269,20 @@ def device_call_rows(entry: Entry) -> list[Row] | None:
     if call.end is not None:
         if call.holder is not None and timing != schema.HOST_TIMING and call.holder.hold(call, start, waited_from, end):
             return []
-        exact = has_stalled(call, start, waited_from, end)
+        exact = ended_at(call, start, waited_from, end)
         start, end, _, timing = queue.place(call, start, end, exact, timing)
     return [communication_row(call.launch, start, end, call.id, timing, call.end is None, call.op_in_seq)]
 
 
-def has_stalled(call: DeviceCall, start: int, waited_from: int, end: int) -> bool:
-    """Return whether the stream waited for the operation, which then ended at ``end``; all in ns."""
+def ended_at(call: DeviceCall, start: int, waited_from: int, end: int) -> bool:
+    """Return whether the operation ended at ``end``, as the stream waited for it or it was short; all times in ns."""
     if end - start < SHORTEST_STALL_NS:
         return True
     before, behind = call.waited_from, call.end
     if isinstance(before, CudaMark) and isinstance(behind, CudaMark):
         # A stream without work passes the mark behind the wait when the host has taken it: it waited for the host.
         host_ns = behind.taken_at - before.taken_at
-        if end - behind.taken_at < SOON_NS and end - waited_from < host_ns + SHORTEST_STALL_NS:
+        if end - behind.taken_at < HOST_BOUND_NS and end - waited_from < host_ns + SHORTEST_STALL_NS:
             return False
     return end - waited_from >= SHORTEST_STALL_NS
 

@@ -308,7 +308,7 @@ def test_of_four_ranks(name: str, part: int, recorded: Any) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", range(len(PARTS)))
 @pytest.mark.parametrize("name", jobs.OF_FOUR)
 def test_of_four_ranks_with_what_earlier_jobs_break(name: str, part: int, recorded: Any) -> None:
     with jobs.rank_1_of_4():
@@ -345,7 +345,7 @@ def test_alone(name: str, part: int, recorded: Any, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", range(len(PARTS)))
 @pytest.mark.parametrize("name", ALONE)
 def test_alone_with_what_earlier_jobs_break(
     name: str, part: int, recorded: Any, monkeypatch: pytest.MonkeyPatch

@@ -63,7 +63,7 @@ class GroupState:
             self.p2p_seq[key] = itertools.count(seq)
 
     def queue(self, peer: int, device: int) -> Queue:
-        """Return the operations on the own stream of a device's communicator: with ``peer``, or −1 for collectives."""
+        """Return the operations on the own stream of a communicator of the device; ``peer`` is −1 for collectives."""
         key = peer, device
         found = self.queues.get(key)
         return found if found is not None else self.queues.setdefault(key, Queue())

@@ -148,12 +148,6 @@ class CudaClock:
         self._record(event, stream)
         return CudaMark(event, device, stream.stream_id, self._host_ns())
 
-    def index_of(self, device: int | None) -> int:
-        """Return the index of the device; None is the current one, −1 before CUDA is in use."""
-        if device is not None:
-            return device
-        return int(self._cuda.current_device()) if self._cuda.is_initialized() else -1
-
     def is_capturing(self) -> bool:
         """Return whether the current stream is captured into a graph, to which an event would belong."""
         return bool(self._cuda.is_initialized() and self._cuda.is_current_stream_capturing())

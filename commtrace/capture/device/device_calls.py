@@ -69,13 +69,15 @@ class DeviceCalls:
         if state.bracket is not None:
             is_first_to_run = not state.bracket and state.nccl.launches_in_brackets and not operation.is_p2p
             start = clock.mark(device) if is_first_to_run else None
-            queue = state.queue(-1, clock.index_of(device))
+            queue = state.queue(-1, -1 if device is None else device)
             call = self._followed(DeviceCall(launch_of((*launch[:-1], start)), clock, device, queue))
             call.op_in_seq = len(state.bracket)
             state.bracket.append(call)
             return None
-        queue = state.queue(_peer_of_queue(launch), clock.index_of(device))
-        return self._followed(DeviceCall(launch_of((*launch[:-1], clock.mark(device))), clock, device, queue))
+        start = clock.mark(device)
+        peer = launch.peer if operation.is_p2p and state.nccl.has_stream_per_pair else -1
+        queue = state.queue(peer, start.device if isinstance(start, CudaMark) else -1)
+        return self._followed(DeviceCall(launch_of((*launch[:-1], start)), clock, device, queue))
 
     def _followed(self, call: DeviceCall) -> DeviceCall:
         if self.hidden_ends is not None:
@@ -309,11 +311,6 @@ class DeviceCalls:
     def _ended(self, call: DeviceCall) -> None:
         kind = schema.P2P if call.launch.operation.is_p2p else schema.COLLECTIVE
         self._tracer.append((device_call_rows, kind, call))
-
-
-def _peer_of_queue(launch: Launch) -> int:
-    """Return the rank with which the operation has a communicator of its own; −1 for that of the group."""
-    return launch.peer if launch.operation.is_p2p and launch.state.nccl.has_stream_per_pair else -1
 
 
 def _runs_on_current_stream(call: DeviceCall) -> bool:

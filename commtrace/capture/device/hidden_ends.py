@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 
 from commtrace.capture.collectives.operations import LEGACY
 from commtrace.capture.device.clock import now_ns
-from commtrace.capture.records import SHORTEST_STALL_NS, DeviceCall, Entry, Placed, communication_row, has_stalled
+from commtrace.capture.records import SHORTEST_STALL_NS, DeviceCall, Entry, Placed, communication_row, ended_at
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 from commtrace.trace.schema import Row, mark_row
@@ -52,7 +52,7 @@ class Held(NamedTuple):
 
     @property
     def has_stalled(self) -> bool:
-        return has_stalled(self.call, self.launch, self.waited_from, self.end)
+        return ended_at(self.call, self.launch, self.waited_from, self.end)
 
 
 class HiddenEnds:

@@ -309,6 +309,19 @@ def test_every_device_has_a_communicator_of_its_own(job: Job) -> None:
     assert job.intervals() == job.nccl.intervals
 
 
+def test_a_job_that_never_set_its_device_has_one_communicator(job: Job) -> None:
+    """A barrier names no device, and the current one is not the one in use."""
+    job.cuda.contexts.clear()
+    job.cuda.contexts.add(1)
+    job.group.allreduce([tensor(8, "cuda:1")], options(True)).wait()
+    job.group.barrier(opts=SimpleNamespace(asyncOp=False, device=None)).wait()
+    job.finish()
+
+    assert len(job.recording.communications()) == 2
+    (state,) = job.recording.tracer.groups.states.values()
+    assert list(state.queues) == [(-1, 1)]
+
+
 def test_a_host_that_is_late_within_the_wait_gives_no_exact_end(job: Job) -> None:
     """The stream is idle, and passes the mark behind the wait when the host has taken it: that is no stall."""
     works = [job.all_reduce(asynchronous=True) for _ in range(2)]

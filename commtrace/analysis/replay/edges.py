@@ -61,7 +61,7 @@ def connect(lanes: Lanes, joins: Joins) -> tuple[Edges, StallNodes]:
     nodes = len(lanes.node_piece)
     ends_piece = np.ones(nodes, np.bool_)
     ends_piece[lanes.first_node.reshape(-1)] = False
-    into = np.flatnonzero(ends_piece)
+    into = narrow(np.flatnonzero(ends_piece))
     known = waits.launch >= 0
     which = np.maximum(waits.launch, 0)
     duration = waits.end - waits.start
@@ -91,12 +91,12 @@ def connect(lanes: Lanes, joins: Joins) -> tuple[Edges, StallNodes]:
         [into, joins.helps[helps] + nodes, waits.node[on_own], waits.node[on_join], bracket + nodes]
     )
     edges = Edges(
-        source=narrow(source),
-        target=narrow(target),
-        first_piece=narrow(first_piece),
-        end_piece=narrow(end_piece),
+        source=source,
+        target=target,
+        first_piece=first_piece,
+        end_piece=end_piece,
         work_ns=work_between(worked_before(lanes.piece_ns), first_piece, end_piece),
-        transfer=narrow(np.concatenate([own, which[on_join], np.full(len(member), -1)])),
+        transfer=np.concatenate([own, which[on_join], np.full(len(member), -1, np.int32)]),
         fixed_ns=np.concatenate(
             [
                 along[into],
@@ -111,7 +111,7 @@ def connect(lanes: Lanes, joins: Joins) -> tuple[Edges, StallNodes]:
     join_node[on_join] = join_of_wait
     edge_of_node = np.cumsum(ends_piece) - 1
     lane_edge = narrow(edge_of_node[waits.node])
-    stalls = StallNodes(waits.rank, waits.row, waits.step, narrow(waits.node), lane_edge, join_node)
+    stalls = StallNodes(waits.rank, waits.row, waits.step, waits.node, lane_edge, join_node)
     return edges, stalls
 
 
@@ -151,7 +151,7 @@ class Transfers:
     rank: Int32
     row: Int32
     step: Int32  # index into the steps of the program
-    join: Int64  # equal for the participants of one communication
+    join: Int32  # equal for the participants of one communication
     participants: Int32  # that were found
     name: Int32
     bytes: Int64
@@ -167,16 +167,16 @@ class Joins:
     """All communications. ``helps``, ``waits_for`` and ``transfers`` are aligned with the launches."""
 
     count: int
-    step: Int64  # index of the step of each join, brackets included
-    helps: Int64  # join that the launch helps to start; −1 if others do not wait for it
-    waits_for: Int64  # join that the launch ends after
-    members: tuple[Int64, Int64]  # joins of communications, and of the brackets that these are part of
+    step: Int32  # index of the step of each join, brackets included
+    helps: Int32  # join that the launch helps to start; −1 if others do not wait for it
+    waits_for: Int32  # join that the launch ends after
+    members: tuple[Int32, Int32]  # joins of communications, and of the brackets that these are part of
     transfers: Transfers
 
 
 def join_launches(run: Run, launches: Launches, *, clocks_agree: bool) -> Joins:
     """Find the launches of different ranks that are one communication, and the transfer of each."""
-    _, join = grouped(_communication_keys(launches, clocks_agree=clocks_agree))
+    join = narrow(grouped(_communication_keys(launches, clocks_agree=clocks_agree))[1])
     count = int(join.max()) + 1 if len(join) else 0
     latest, helps = _latest_start(run, launches, join, count)
     if not clocks_agree:
@@ -185,7 +185,7 @@ def join_launches(run: Run, launches: Launches, *, clocks_agree: bool) -> Joins:
     bracket, sources = _brackets(launches)
     waits_for = join
     if len(sources):
-        waits_for = np.where(bracket >= 0, count + bracket, join)
+        waits_for = np.where(bracket >= 0, narrow(count + bracket), join)
         shared = np.full(int(bracket.max()) + 1, _NEVER)
         np.maximum.at(shared, bracket[sources], latest[sources])
         latest = np.where(bracket >= 0, shared[bracket], latest)
@@ -201,19 +201,19 @@ def join_launches(run: Run, launches: Launches, *, clocks_agree: bool) -> Joins:
         eager=eager,
         ns=launches.end - np.where(eager, launches.start, latest),
     )
-    step = np.empty(count + int(bracket.max(initial=-1)) + 1, np.int64)
+    step = np.empty(count + int(bracket.max(initial=-1)) + 1, np.int32)
     step[join] = step[waits_for] = launches.step
     return Joins(len(step), step, helps, waits_for, (join[sources], waits_for[sources]), transfers)
 
 
-def _latest_start(run: Run, launches: Launches, join: Int64, count: int) -> tuple[Int64, Int64]:
+def _latest_start(run: Run, launches: Launches, join: Int32, count: int) -> tuple[Int64, Int32]:
     """Return the last start that each launch needs, and the join that it helps to start; −1 for none."""
     last_start = np.full(count, _NEVER)
     needs_root = codes_named(run, launches.name, _ROOT_FIRST) & (launches.kind == schema.COLLECTIVE)
     supplies = ~needs_root | (launches.peer == launches.rank) | (launches.peer < 0)
     np.maximum.at(last_start, join[supplies], launches.start[supplies])
     latest = np.where(needs_root, np.maximum(last_start[join], launches.start), last_start[join])
-    return latest, np.where(supplies, join, -1)
+    return latest, np.where(supplies, join, np.int32(-1))
 
 
 def _communication_keys(launches: Launches, *, clocks_agree: bool) -> Int64:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -25,8 +26,8 @@ _Columns = TypeVar("_Columns", "Segments", "Starts", "Waits", "Launches")
 class Starts:
     """Starts of communications on the lanes: after ``node`` and before ``piece``, ``extra_ns`` later."""
 
-    node: Int64
-    piece: Int64
+    node: Int32
+    piece: Int32
     extra_ns: Int64
     end: Int64  # of the communication
 
@@ -64,8 +65,8 @@ class Waits:
     rank: Int32
     row: Int32
     step: Int32  # index into the steps of the program
-    node: Int64  # the wait's end on the lane
-    launch: Int64  # index of the launch waited for, of the same rank and step; −1 if unknown
+    node: Int32  # the wait's end on the lane
+    launch: Int32  # index of the launch waited for, of the same rank and step; −1 if unknown
     start: Int64
     end: Int64
 
@@ -81,13 +82,13 @@ class Lanes:
     from ``node_piece`` of the first to ``node_piece`` of the second.
     """
 
-    node_piece: Int64
+    node_piece: Int32
     first_node: Int64  # start of each step, shape (ranks, steps)
     last_node: Int64  # end of each step, shape (ranks, steps)
     step_start: Int64
     step_end: Int64
     piece_ns: Int64
-    piece_segment: Int64  # index of the segment of each piece
+    piece_segment: Int32  # index of the segment of each piece
     segments: Segments
     starts: Starts
     waits: Waits
@@ -127,13 +128,13 @@ def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, bounds: StepBoun
     places = _Places(rows, begins, stalls, stall_rows, stalls_before, first_node)
     launches = places.launches(matches)
     lanes = Lanes(
-        node_piece=np.searchsorted(pieces.start, node_time, side="left"),
+        node_piece=narrow(np.searchsorted(pieces.start, node_time, side="left")),
         first_node=first_node.reshape(shape),
         last_node=last_node.reshape(shape),
         step_start=step_start,
         step_end=step_end,
         piece_ns=pieces.end - pieces.start,
-        piece_segment=piece_segment,
+        piece_segment=narrow(piece_segment),
         segments=segments,
         starts=places.starts(pieces.start, launches.end),
         waits=_waits(rows, stall_rows, interval_of_stall, len(steps), stall_node, begins),
@@ -144,7 +145,7 @@ def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, bounds: StepBoun
 def concatenate_lanes(parts: Sequence[ReadLanes]) -> ReadLanes:
     """Concatenate the lanes of several parts of a run."""
     lanes, launches = [part.lanes for part in parts], [part.launches for part in parts]
-    columns: dict[str, Int64] = {
+    columns = {
         field.name: np.concatenate([getattr(own, field.name) for own in lanes])
         for field in fields(Lanes)
         if field.name not in ("segments", "starts", "waits")
@@ -168,7 +169,7 @@ def _number(whole: Lanes, parts: Sequence[Lanes]) -> None:
             strict=True,
         )
     )
-    for column, bounds, before in (
+    numbers: Sequence[tuple[Int32 | Int64, Int64, Int64]] = (
         (whole.node_piece, nodes, pieces),
         (whole.first_node, ranks, nodes),
         (whole.last_node, ranks, nodes),
@@ -177,8 +178,10 @@ def _number(whole: Lanes, parts: Sequence[Lanes]) -> None:
         (whole.starts.piece, starts, pieces),
         (whole.waits.node, waits, nodes),
         (whole.waits.launch, waits, starts),
-    ):
-        for own, number in zip(np.split(column, bounds[1:-1]), before[:-1].tolist(), strict=True):
+    )
+    for column, bounds, before in numbers:
+        for (first, end), number in zip(pairwise(bounds.tolist()), before[:-1].tolist(), strict=True):
+            own = column[first:end]
             np.add(own, number, out=own, where=own >= 0)  # −1 stays: a wait without its launch
 
 
@@ -255,8 +258,8 @@ def _waits(rows: LaneRows, own: Int64, interval: Int64, num_steps: int, node: In
         rank=narrow(rows.ranks).take(index),
         row=narrow(own - rows.first.take(index)),
         step=narrow(interval % num_steps),
-        node=node,
-        launch=np.where(waited_for >= 0, find_rows((begins.interval, begun_ids), (interval, waited_for)), -1),
+        node=narrow(node),
+        launch=narrow(np.where(waited_for >= 0, find_rows((begins.interval, begun_ids), (interval, waited_for)), -1)),
         start=spans.start[own],
         end=spans.end[own],
     )
@@ -288,8 +291,8 @@ class _Places:
             stalled = (in_step > 0) & (self.begins.time < self.stalls.end[newest])
             anchor = np.where(stalled, self.stalls.start[newest], self.begins.time)
         return Starts(
-            node=self.first_node[interval] + in_step - stalled,
-            piece=np.searchsorted(piece_start, anchor, side="left"),
+            node=narrow(self.first_node[interval] + in_step - stalled),
+            piece=narrow(np.searchsorted(piece_start, anchor, side="left")),
             extra_ns=self.begins.time - anchor,
             end=end,
         )

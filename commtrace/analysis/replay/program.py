@@ -47,7 +47,7 @@ class Program:
     transfers: Transfers
     stalls: StallNodes
     piece_ns: Int64
-    piece_segment: Int64
+    piece_segment: Int32
     steps: Int64  # numbers, ascending
     ranks: Int64  # ascending
     first_node: Int64  # start of each step, shape (ranks, steps)
@@ -164,12 +164,12 @@ class _Connected(NamedTuple):
     transfers: Transfers
     segments: Segments
     piece_ns: Int64
-    piece_segment: Int64
+    piece_segment: Int32
     first_node: Int64
     last_node: Int64
     start_ns: Int64
     end_ns: Int64
-    step_of_node: Int64
+    step_of_node: Int32
 
 
 def _connected(run: Run, matches: Matches, steps: Int64) -> _Connected:
@@ -190,11 +190,11 @@ def _connected(run: Run, matches: Matches, steps: Int64) -> _Connected:
     )
 
 
-def step_of_node(lanes: Lanes, joins: Joins) -> Int64:
+def step_of_node(lanes: Lanes, joins: Joins) -> Int32:
     """Return the index of the step of each node: those of the lanes, then those of the joins."""
     ranks, steps = lanes.first_node.shape
     per_step = (lanes.last_node - lanes.first_node + 1).reshape(-1)
-    return np.concatenate([np.repeat(np.tile(np.arange(steps), ranks), per_step), joins.step])
+    return np.concatenate([np.repeat(np.tile(np.arange(steps, dtype=np.int32), ranks), per_step), joins.step])
 
 
 def _lanes(run: Run, matches: Matches, bounds: StepBounds) -> ReadLanes:

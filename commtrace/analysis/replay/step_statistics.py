@@ -189,7 +189,7 @@ class TransferTable:
     kinds: tuple[TransferKind, ...]
     row: Int32  # index into ``traffic``; −1 without other participants
     kind: Int32  # index into ``kinds``
-    join: Int64  # equal for the participants of one communication
+    join: Int32  # equal for the participants of one communication
     rank: Int32
     step: Int32  # index
     ns: Int64
@@ -234,7 +234,7 @@ class TransferTable:
         """Return the rows of all parts; ``first_step`` is the index of the first step of each."""
         traffic, rows = _together([part.traffic for part in parts])
         kinds, kind = _together([part.kinds for part in parts])
-        joins = np.cumsum([0, *(part.join.max(initial=-1) + 1 for part in parts)])
+        joins = np.cumsum([0, *(part.join.max(initial=-1) + 1 for part in parts)]).astype(np.int32)
         return cls(
             traffic,
             kinds,

@@ -390,7 +390,8 @@ def _most_of_step(replay: Replay, others: Scenario, transfers: LinkTransfers, fo
     if cost.share < MOST_OF_STEP:
         return ""
     each = transfers.each
-    crosses = between[each.row] & found.work.steady[each.step]
+    # Row −1, of transfers without other participants, reads the appended value.
+    crosses = np.append(between, False)[each.row] & found.work.steady[each.step]
     total = np.bincount(each.row[crosses], each.ns[crosses], minlength=len(transfers))
     most = int(np.argmax(total))
     traffic, ns = transfers.traffic[most], float(np.nan_to_num(found.ns[most]))

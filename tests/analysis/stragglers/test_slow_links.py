@@ -65,6 +65,14 @@ def test_of_a_network_that_is_slow_all_the_time_it_is_said_what_would_tell() -> 
     assert said.endswith("(--baseline RUN) or a bandwidth test between pairs of hosts decides.")
 
 
+def test_lost_communications_do_not_count_among_the_transfers_between_hosts() -> None:
+    run = synthesize(Job(tp=2, pp=1, dp=3, microbatches=4, steps=9, missing=0.05, jitter=0, seed=78, gpus_per_host=2))
+    matched = match_run(run.run)
+
+    (said,) = find_stragglers(matched.run, matched.matches).abstentions
+    assert said.startswith("Transfers between hosts take ")
+
+
 def test_another_run_tells_that_the_network_is_slow() -> None:
     well, slow = (
         match_run(synthesize(Job(**TWO_HOSTS, jitter=0.02, faults=faults)).run)

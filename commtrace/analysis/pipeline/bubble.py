@@ -15,14 +15,16 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from commtrace.analysis.keys import find_rows, grouped, numbered, pack
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.roles import PIPELINE, Roles, is_p2p
 from commtrace.analysis.replay.ideal import Ideal
 from commtrace.analysis.replay.program import Program, by_rank, stage_of
 from commtrace.trace import schema
+from commtrace.trace.blocks import Block
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Bool, Int32, Int64, Spans
+from commtrace.trace.spans import Bool, Int32, Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +107,12 @@ class RankWaits:
 
 def measure_waits(run: Run, matches: Matches, roles: Roles) -> dict[int, RankWaits]:
     """Return the work of each rank of a pipeline, and its waits for other stages."""
-    bounds = _pipeline_bounds(run)
-    return {
-        rank: _measure(run, trace, matches, _between_stages(run, trace, roles), bounds)
-        for rank, trace in run.ranks.items()
-    }
+    replicas = {rank: _replica(trace) for rank, trace in run.ranks.items()}
+    phases = _PhasesOfPipelines.of(run, replicas)
+    measured: dict[int, RankWaits] = {}
+    for block in run.blocks:
+        measured.update(_measure(run, block, matches, roles, replicas, phases))
+    return measured
 
 
 def bubbles_of_stages(ranks: Mapping[int, RankWaits], causes: Mapping[int, Cause]) -> list[StageBubble]:
@@ -173,81 +176,113 @@ def _between_stages(run: Run, trace: RankTrace, roles: Roles) -> Bool:
 
 def _measure(
     run: Run,
-    trace: RankTrace,
+    block: Block,
     matches: Matches,
-    between_stages: Bool,
-    pipeline_bounds: Mapping[tuple[int, int], _Bounds],
-) -> RankWaits:
-    spans = trace.spans
-    step_start, step_end = (values[spans.kind == schema.STEP] for values in (spans.start, spans.end))
-    stalls = np.flatnonzero(spans.kind == schema.STALL)
-    stalls = stalls[_in_recorded_step(spans, stalls)]
-    start, end, step = spans.start[stalls], spans.end[stalls], spans.step[stalls]
-    ready = matches.ranks[trace.rank].stall_ready[stalls]
-    wait = np.clip(ready, start, end) - start
-    between = between_stages[stalls]
-    first_backward, last_forward, last_backward = _turning_points(trace)
-    warm_up = between & (start < first_backward[step])
-    cool_down = between & ~warm_up & (start >= last_forward[step])
-    steady = between & ~warm_up & ~cool_down
-
-    draining = ~between & (start >= last_backward[step])
-    replica = _replica(trace)
-    numbers, number = np.unique(step[draining], return_inverse=True)
-    ends_of_steps = [pipeline_bounds.get((replica, one), _NO_PIPELINE).end for one in numbers.tolist()]
-    ends = np.array(ends_of_steps, np.int64)[number.reshape(-1)]
-    drain = np.minimum(ready[draining], ends) - start[draining]
-    forward, backward, work = _phases_ns(spans, stalls[between])
-    is_forward = spans.kind == schema.FORWARD
-    chunks = spans.chunk[is_forward]
-    knows_stage = "pp" in trace.coordinates or (spans.stage[is_forward] >= 0).any()
-    return RankWaits(
-        stage=stage_of(trace) if knows_stage else None,
-        num_steps=len(step_start),
-        chunks=max(int(chunks.max()) + 1, 1) if len(chunks) else 0,
-        forwards=len(forward),
-        backwards=_whole_backwards(run, trace),
-        forward_ns=int(forward.sum()),
-        backward_ns=int(backward.sum()),
-        work_ns=work,
-        wall_ns=int((step_end - step_start).sum()),
-        phase_ns=_phase_ns(pipeline_bounds, replica, spans.step[spans.kind == schema.STEP]),
-        warm_up_ns=int(wait[warm_up].sum()),
-        steady_ns=int(wait[steady].sum()),
-        cool_down_ns=int(wait[cool_down].sum()),
-        transfer_ns=int((end - start - wait)[between].sum()),
-        drain_ns=int(np.maximum(drain, 0).sum()),
-        unmatched_ns=int((end - start)[between & ~matches.ranks[trace.rank].stall_complete[stalls]].sum()),
+    roles: Roles,
+    replicas: Mapping[int, int],
+    phases: _PhasesOfPipelines,
+) -> dict[int, RankWaits]:
+    """Return the work and the waits of the ranks of a block."""
+    spans, kind, rank = block.spans, block.spans.kind, block.per_row(np.arange(len(block.ranks)))
+    replica = np.array([replicas[one] for one in block.ranks], np.int64)
+    role = block.together({one: roles.ranks[one].role for one in block.ranks})
+    stall_ready, stall_complete = (
+        block.together({one: getattr(matches.ranks[one], column) for one in block.ranks})
+        for column in ("stall_ready", "stall_complete")
     )
+    steps = np.flatnonzero(kind == schema.STEP)
+    turns = _TurningPoints.of(block)
+    stalls = np.flatnonzero(kind == schema.STALL)
+    stalls = stalls[np.isin(turns.cell[stalls], turns.cell[steps])]
+    start, end, ready, cell = spans.start[stalls], spans.end[stalls], stall_ready[stalls], turns.cell[stalls]
+    wait = np.clip(ready, start, end) - start
+    between = (is_p2p(run, spans) & (role == roles.code(PIPELINE)))[stalls]
+    warm_up = between & (start < turns.first_backward[cell])
+    cool_down = between & ~warm_up & (start >= turns.last_forward[cell])
+    steady = between & ~warm_up & ~cool_down
+    unmatched = between & ~stall_complete[stalls]
+
+    draining = ~between & (start >= turns.last_backward[cell])
+    _, until = phases.find(replica[rank[stalls[draining]]], spans.step[stalls[draining]])
+    drain = np.minimum(ready[draining], until) - start[draining]
+    phase_start, phase_end = phases.find(replica[rank[steps]], spans.step[steps])
+
+    is_forward = kind == schema.FORWARD
+    worked = np.flatnonzero(is_forward | (kind == schema.BACKWARD))
+    is_forward = is_forward[worked]
+    forward, backward = worked[is_forward], worked[~is_forward]
+    own_ns, work_ns = _without_waits(block, worked, stalls[between])
+    whole = backward[spans.name[backward] != run.name_code("backward_weight")]  # each completes one of inputs
+    chunks = np.zeros(len(block.ranks), np.int64)
+    np.maximum.at(chunks, rank[forward], np.maximum(spans.chunk[forward] + 1, 1))
+
+    def total(rows: Int64, ns: Int64) -> list[int]:
+        sums = np.zeros(len(block.ranks), np.int64)
+        np.add.at(sums, rank[rows], ns)
+        return [*map(int, sums)]
+
+    def count(rows: Int64) -> list[int]:
+        return [*map(int, np.bincount(rank[rows], minlength=len(block.ranks)))]
+
+    columns = zip(
+        [_stage_if_known(run.ranks[one]) for one in block.ranks],
+        count(steps),
+        chunks.tolist(),
+        count(forward),
+        count(whole),
+        total(forward, own_ns[is_forward]),
+        total(backward, own_ns[~is_forward]),
+        total(worked, work_ns),
+        total(steps, spans.end[steps] - spans.start[steps]),
+        total(steps, phase_end - phase_start),
+        total(stalls[warm_up], wait[warm_up]),
+        total(stalls[steady], wait[steady]),
+        total(stalls[cool_down], wait[cool_down]),
+        total(stalls[between], (end - start - wait)[between]),
+        total(stalls[draining], np.maximum(drain, 0)),
+        total(stalls[unmatched], (end - start)[unmatched]),
+        strict=True,
+    )
+    return {one: RankWaits(*values) for one, values in zip(block.ranks, columns, strict=True)}
 
 
-def _in_recorded_step(spans: Spans, rows: Int64) -> Bool:
-    numbers = spans.step[spans.kind == schema.STEP]
-    recorded = np.zeros(max(int(spans.step.max(initial=-1)), -1) + 2, np.bool_)  # the last entry: outside of any step
-    recorded[numbers] = True
-    return recorded[spans.step[rows]]
-
-
-def _whole_backwards(run: Run, trace: RankTrace) -> int:
-    """Count backwards, without those of weights alone: each of these completes one of inputs."""
+def _stage_if_known(trace: RankTrace) -> int | None:
     spans = trace.spans
-    of_weights = spans.name == run.name_code("backward_weight")
-    return int(((spans.kind == schema.BACKWARD) & ~of_weights).sum())
+    if "pp" in trace.coordinates or ((spans.kind == schema.FORWARD) & (spans.stage >= 0)).any():
+        return stage_of(trace)
+    return None
 
 
-def _turning_points(trace: RankTrace) -> tuple[Int64, Int64, Int64]:
-    """Return, by step number: start of the first backward, end of the last forward, end of the last backward."""
-    spans = trace.spans
-    most = np.iinfo(np.int64)
-    count = int(spans.step.max(initial=0)) + 2  # the last entry stands for rows outside of any step
-    first_backward, last_forward, last_backward = (np.full(count, value) for value in (most.max, most.max, most.max))
-    forward, backward = spans.kind == schema.FORWARD, spans.kind == schema.BACKWARD
-    np.minimum.at(first_backward, spans.step[backward], spans.start[backward])
-    last_forward[spans.step[forward]] = most.min
-    np.maximum.at(last_forward, spans.step[forward], spans.end[forward])
-    last_backward[spans.step[backward]] = most.min
-    np.maximum.at(last_backward, spans.step[backward], spans.end[backward])
-    return first_backward, last_forward, last_backward
+class _TurningPoints(NamedTuple):
+    """The turns of a schedule, ns, in every *cell*: a step of a rank."""
+
+    cell: Int64  # of each row; rows outside of any step of a rank have one too
+    first_forward: Int64  # start; the largest number without one
+    last_forward: Int64  # end; the largest number without one
+    first_backward: Int64  # start; the largest number without one
+    last_backward: Int64  # end; the largest number without one
+
+    @classmethod
+    def of(cls, block: Block) -> _TurningPoints:
+        spans = block.spans
+        number = numbered(spans.step)
+        num_steps = int(number.max(initial=0)) + 1
+        cell = block.per_row(np.arange(len(block.ranks)) * num_steps) + number
+        forward, backward = (np.flatnonzero(spans.kind == kind) for kind in (schema.FORWARD, schema.BACKWARD))
+        most = np.iinfo(np.int64)
+
+        def first(rows: Int64) -> Int64:
+            starts = np.full(len(block.ranks) * num_steps, most.max)
+            np.minimum.at(starts, cell[rows], spans.start[rows])
+            return starts
+
+        def last(rows: Int64) -> Int64:
+            ends = np.full(len(block.ranks) * num_steps, most.max)
+            ends[cell[rows]] = most.min
+            np.maximum.at(ends, cell[rows], spans.end[rows])
+            return ends
+
+        return cls(cell, first(forward), last(forward), first(backward), last(backward))
 
 
 def _replica(trace: RankTrace) -> int:
@@ -258,71 +293,63 @@ def _replica(trace: RankTrace) -> int:
     return min(pipelines) if pipelines else -1
 
 
-class _Bounds(NamedTuple):
-    """The first forward to the last backward of a pipeline in one step."""
+class _PhasesOfPipelines(NamedTuple):
+    """The first forward to the last backward of each pipeline in each step, ns."""
 
-    start: int
-    end: int
+    replica: Int64
+    step: Int64
+    start: Int64
+    end: Int64
 
+    @classmethod
+    def of(cls, run: Run, replicas: Mapping[int, int]) -> _PhasesOfPipelines:
+        """Return the steps in which a rank has both forwards and backwards; ``replicas`` is by rank."""
+        replica, step, start, end = np.concatenate([_phases_of_block(block, replicas) for block in run.blocks], axis=1)
+        first, which = grouped(pack((replica, step)))
+        starts, ends = np.full(len(first), np.iinfo(np.int64).max), np.full(len(first), _NEVER)
+        np.minimum.at(starts, which, start)
+        np.maximum.at(ends, which, end)
+        return cls(replica[first], step[first], starts, ends)
 
-_NO_PIPELINE: Final = _Bounds(_NEVER, _NEVER)
-
-
-def _pipeline_bounds(run: Run) -> dict[tuple[int, int], _Bounds]:
-    """Return the bounds by pipeline and step."""
-    bounds: dict[tuple[int, int], _Bounds] = {}
-    for trace in run.ranks.values():
-        replica = _replica(trace)
-        for step, (start, end) in _own_bounds(trace.spans).items():
-            known = bounds.get((replica, step))
-            bounds[replica, step] = (
-                _Bounds(min(known.start, start), max(known.end, end)) if known else _Bounds(start, end)
-            )
-    return bounds
-
-
-def _own_bounds(spans: Spans) -> dict[int, _Bounds]:
-    """Return the bounds of one rank, by step with both forwards and backwards."""
-    forward, backward = (np.flatnonzero(spans.kind == kind) for kind in (schema.FORWARD, schema.BACKWARD))
-    begun = forward[np.lexsort((spans.start[forward], spans.step[forward]))]
-    first = begun[np.diff(spans.step[begun], prepend=np.iinfo(np.int32).min) != 0]
-    ended = backward[np.lexsort((spans.end[backward], spans.step[backward]))]
-    last = ended[np.diff(spans.step[ended], append=np.iinfo(np.int32).max) != 0]
-    ends = dict(zip(spans.step[last].tolist(), spans.end[last].tolist(), strict=True))
-    starts = zip(spans.step[first].tolist(), spans.start[first].tolist(), strict=True)
-    return {step: _Bounds(start, ends[step]) for step, start in starts if step in ends}
+    def find(self, replica: Int64, step: Int32) -> tuple[Int64, Int64]:
+        """Return start and end of each; the same instant, before all others, for an unknown one."""
+        row = find_rows((self.replica, self.step), (replica, step))
+        return np.append(self.start, _NEVER)[row], np.append(self.end, _NEVER)[row]
 
 
-def _phase_ns(bounds: Mapping[tuple[int, int], _Bounds], replica: int, steps: Int32) -> int:
-    found = (bounds.get((replica, step), _NO_PIPELINE) for step in steps.tolist())
-    return sum(end - start for start, end in found)
+def _phases_of_block(block: Block, replicas: Mapping[int, int]) -> Int64:
+    """Return replica, step, first forward and last backward of each step of each rank that has both."""
+    turns, spans = _TurningPoints.of(block), block.spans
+    replica = block.per_row(np.array([replicas[rank] for rank in block.ranks], np.int64))
+    cells = np.intersect1d(turns.cell[spans.kind == schema.FORWARD], turns.cell[spans.kind == schema.BACKWARD])
+    example = np.empty(len(turns.first_forward), np.int64)
+    example[turns.cell] = np.arange(len(spans))
+    rows = example[cells]
+    return np.stack([replica[rows], spans.step[rows], turns.first_forward[cells], turns.last_backward[cells]])
 
 
-def _phases_ns(spans: Spans, waits: Int64) -> tuple[Int64, Int64, int]:
-    """Return the duration of each forward and backward, and of all work, without stalls on other stages inside."""
-    is_forward = spans.kind == schema.FORWARD
-    rows = np.flatnonzero(is_forward | (spans.kind == schema.BACKWARD))
-    is_forward, start, end = is_forward[rows], spans.start[rows], spans.end[rows]
-    durations = _without(spans, waits, start, end)
-    work = durations
-    if (start[1:] < end[:-1]).any():
-        end = np.maximum.accumulate(end)
-        work = _without(spans, waits, np.minimum(np.maximum(start, np.append(_NEVER, end[:-1])), end), end)
-    return durations[is_forward], durations[~is_forward], int(work.sum())
+def _without_waits(block: Block, rows: Int64, waits: Int64) -> tuple[Int64, Int64]:
+    """Return how long each forward or backward lasts without the waits inside, and what of this no earlier one covers.
 
-
-def _without(spans: Spans, waits: Int64, start: Int64, end: Int64) -> Int64:
-    """Return the lengths of these intervals without the stalls inside them; stalls must not overlap."""
-    if not len(waits):
-        return np.asarray(end - start)
-    begins, ends = spans.start[waits], spans.end[waits]
+    ``waits`` are rows of stalls, which must not overlap.
+    """
+    shift = block.per_row(block.end_to_end())  # the ranks follow each other on one axis
+    start, end = block.spans.start[rows] + shift[rows], block.spans.end[rows] + shift[rows]
+    begins, ends = block.spans.start[waits] + shift[waits], block.spans.end[waits] + shift[waits]
     total = np.concatenate([[0], np.cumsum(ends - begins)])
 
-    def stalled_before(times: Int64) -> Int64:
+    def waited_before(times: Int64) -> Int64:
         begun = np.searchsorted(begins, times)
-        return np.asarray(total[begun] - np.where(begun > 0, np.maximum(ends[begun - 1] - times, 0), 0))
+        return np.asarray(total[begun] - np.maximum(np.append(ends, _NEVER)[begun - 1] - times, 0))
 
-    return np.asarray(end - start - (stalled_before(end) - stalled_before(start)))
+    def without(start: Int64, end: Int64) -> Int64:
+        return np.asarray(end - start - (waited_before(end) - waited_before(start)))
+
+    durations = without(start, end)
+    if not (start[1:] < end[:-1]).any():
+        return durations, durations
+    end = np.maximum.accumulate(end)
+    return durations, without(np.minimum(np.maximum(start, np.append(_NEVER, end[:-1])), end), end)
 
 
 def _stage(

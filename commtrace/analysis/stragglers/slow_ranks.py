@@ -112,8 +112,7 @@ def find_slow_ranks(work: WorkStatistics, before_ns: Mapping[int, float], before
     slow = [
         SlowRank(rank, {cause: pause_excess[cause][rank]}, cause, float(one.normal_ns[row]), one.norm_source[row], 1.0)
         for cause, one in pauses.items()
-        for row, rank in enumerate(one.rank.tolist())
-        if one.is_slow[row]
+        for row, rank in zip(np.flatnonzero(one.is_slow).tolist(), one.slow_ranks, strict=True)
     ]
     seldom = _seldom_share(work)
     if work.noise_is_known:
@@ -301,9 +300,9 @@ def _typical_work(work: WorkStatistics, before_ns: Mapping[int, float]) -> Work:
     several = np.isfinite(compared.peer_ns) & np.isfinite(compared.own_ns)
     row = np.searchsorted(ranks, compared.rank[several])
     own = np.bincount(row, (compared.own_ns * compared.per_step)[several], minlength=len(ranks))
-    level = np.array(
-        [np.median(own[(stage == one) & (own > 0)]) if (own[stage == one] > 0).any() else 0.0 for one in stage]
-    )
+    level = np.zeros(len(ranks))
+    for one in np.unique(stage[own > 0]):
+        level[stage == one] = np.median(own[(stage == one) & (own > 0)])
     beyond = compared.from_typical_ns()
     alone = own <= 0
     nodes = [work.run.ranks[rank].metadata.node for rank in ranks.tolist()]

@@ -19,7 +19,7 @@ from commtrace.analysis.matching.coverage import RowCounts
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.roles import Roles, select_roles
 from commtrace.analysis.replay.program import Program, build_program
-from commtrace.analysis.replay.step_statistics import TransferTable
+from commtrace.analysis.replay.step_statistics import TransferTable, WorkTable
 from commtrace.analysis.steps.choice import StepChoice, Window, rows_of_steps, select
 from commtrace.trace.run import Run
 
@@ -65,6 +65,11 @@ class Analysis:
     def program(self) -> Program:
         """Return the steps that count, ready to be replayed. Raise ReplayError if they cannot be."""
         return build_program(self.replayed.run, self.replayed.matches, np.array(self.steps.used, np.int64))
+
+    @cached_property
+    def work(self) -> WorkTable:
+        """Return the work of the program. Raise ReplayError if there is none."""
+        return WorkTable.of(self.program.segments)
 
     @cached_property
     def transfers(self) -> TransferTable:

@@ -12,6 +12,7 @@ from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH
 from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.formatting import format_ranges, format_ranks
+from commtrace.analysis.keys import grouped
 from commtrace.analysis.matched import Context
 from commtrace.analysis.matching.coverage import RowCounts
 from commtrace.analysis.steps.attempts import is_earlier
@@ -71,15 +72,18 @@ class StepNumbers:
 def find_step_numbers(context: Context) -> StepNumbers:
     """Compare the numbers of the steps that count with those of the steps that their communication meets."""
     rows = []
-    for rank, matches in context.matches.ranks.items():
-        number = context.run.ranks[rank].spans.step
-        own = np.flatnonzero((matches.participants > 1) & (number >= 0))
-        rows.append((matches.bucket[own], number[own], np.full(len(own), rank)))
+    for block in context.run.blocks:
+        bucket, participants = (
+            block.together({rank: getattr(context.matches.ranks[rank], column) for rank in block.ranks})
+            for column in ("bucket", "participants")
+        )
+        own = np.flatnonzero((participants > 1) & (block.spans.step >= 0))
+        rows.append((bucket[own], block.spans.step[own], block.rank()[own]))
     if not rows:
         return StepNumbers(0, 0, None)
     bucket, step, whose = (np.concatenate(columns) for columns in zip(*rows, strict=True))
-    _, firsts, communication = np.unique(bucket, return_index=True, return_inverse=True)
-    first = firsts[communication.reshape(-1)]
+    firsts, communication = grouped(bucket)
+    first = firsts[communication]
     counts = np.isin(step, context.steps) & (first != np.arange(len(first)))
     apart = np.flatnonzero(counts & (step != step[first]))
     meet = (step[apart], whose[apart], step[first[apart]], whose[first[apart]])

@@ -29,7 +29,7 @@ from commtrace.analysis.pipeline.bubble import BubbleCauses
 from commtrace.analysis.pipeline.observed import Pipeline, replay_bubbles
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.replay.ideal import Ideal
-from commtrace.analysis.replay.scenarios import PlacedProgram, Places, ReplayedSteps, Scenario, check_steps
+from commtrace.analysis.replay.scenarios import Places, ReplayedSteps, Scenario, check_steps
 from commtrace.analysis.step_totals import StepTotals, step_totals
 from commtrace.analysis.steps.attempts import RepeatedStep, repeated_steps
 from commtrace.analysis.steps.choice import StepChoice, Window, recorded_steps
@@ -39,7 +39,16 @@ from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenari
 from commtrace.analysis.stragglers.search import Findings, MeasuredWork, judge_stragglers, measure_work
 from commtrace.analysis.stragglers.verdict import Verdict, on_gpu
 from commtrace.analysis.timeline import step_durations
-from commtrace.analysis.windows.run import ALONE, LargeRun, MeasuredRun, WholeRun, Workers, open_run, replay_analysis
+from commtrace.analysis.windows.run import (
+    ALONE,
+    LargeRun,
+    MeasuredRun,
+    WholeRun,
+    Workers,
+    open_run,
+    place_program,
+    replay_analysis,
+)
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, fields_to_json, to_json
 from commtrace.trace.run import Run
@@ -289,8 +298,8 @@ def _replay_ideal(
 ) -> _ReplayedIdeal:
     if ideal is None:
         return _ReplayedIdeal(replay_analysis(analysis, places, scenarios), None)
-    placed = PlacedProgram.of(analysis.replayed.run, analysis.program, places, analysis.transfers)
-    return _ReplayedIdeal(*_at_once(partial(placed.replay, scenarios), partial(replay_bubbles, analysis, ideal)))
+    replay = partial(place_program(analysis, places).replay, scenarios)
+    return _ReplayedIdeal(*_at_once(replay, partial(replay_bubbles, analysis, ideal)))
 
 
 def _most_waited_for(ranks: Sequence[RankMean]) -> str:

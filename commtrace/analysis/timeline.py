@@ -348,9 +348,10 @@ def step_durations(run: Run, steps: Sequence[int]) -> dict[int, int]:
     """Return :meth:`Timeline.duration_ns` of these steps; of an aligned run, its steps are enough."""
     numbers, limits = np.unique(np.array(steps, np.int64)), np.iinfo(np.int64)
     begin, end = np.full(len(numbers), limits.max), np.full(len(numbers), limits.min)
-    for trace in run.ranks.values():
-        spans = trace.spans
-        rows = np.flatnonzero((spans.kind == schema.STEP) & np.isin(spans.step, numbers))
+    for block in run.blocks:
+        spans = block.spans
+        rows = np.flatnonzero(spans.kind == schema.STEP)
+        rows = rows[np.isin(spans.step[rows], numbers)]
         at = np.searchsorted(numbers, spans.step[rows])
         np.minimum.at(begin, at, spans.start[rows])
         np.maximum.at(end, at, spans.end[rows])

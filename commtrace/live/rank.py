@@ -148,8 +148,7 @@ class LiveRank:
 
     def epoch_ns(self, monotonic_ns: int) -> int:
         """Return an instant of the monotonic clock as epoch nanoseconds, by the newest anchor."""
-        anchor = self.anchor
-        return monotonic_ns + anchor.realtime_ns - anchor.monotonic_ns
+        return monotonic_ns + self.anchor.offset_ns
 
     def clock(self) -> tuple[int, int]:
         """Return the drift of the wall clock against the monotonic clock since the start, ns, and its error.
@@ -157,7 +156,7 @@ class LiveRank:
         The error is half the time of the newest reading.
         """
         first, newest = self.metadata.anchor, self.anchor
-        moved = (newest.realtime_ns - first.realtime_ns) - (newest.monotonic_ns - first.monotonic_ns)
+        moved = newest.offset_ns - first.offset_ns
         return moved, newest.bracket_ns // 2
 
     def identity(self) -> dict[str, str]:

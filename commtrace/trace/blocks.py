@@ -95,6 +95,15 @@ def end_to_end(start: Int64, end: Int64, bounds: Int64) -> Int64:
     return shifts
 
 
+def pick(
+    columns: Mapping[int, npt.NDArray[_Scalar]], rank: npt.NDArray[np.integer], row: npt.NDArray[np.integer]
+) -> npt.NDArray[_Scalar]:
+    """Return the values of these rows of these ranks; ``columns`` are by rank, ascending."""
+    first = bounds_of([len(own) for own in columns.values()])[:-1]
+    place = first[np.searchsorted([*columns], rank)] + row
+    return np.concatenate([*columns.values()])[place]
+
+
 def bounds_of(lengths: Sequence[int] | Int64) -> Int64:
     """Return the starts of parts of these lengths, and the end of the last one."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])

@@ -52,6 +52,11 @@ class ClockAnchor:
     realtime_ns: int
     bracket_ns: int = 0
 
+    @property
+    def offset_ns(self) -> int:
+        """Return what turns times of the monotonic clock into epoch times."""
+        return self.realtime_ns - self.monotonic_ns
+
 
 @dataclass(frozen=True, slots=True)
 class RankMetadata:

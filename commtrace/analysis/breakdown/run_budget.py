@@ -172,7 +172,7 @@ def _of_attempt(run: Run) -> dict[int, _RankAttempt]:
 def _of_rank(trace: RankTrace) -> _RankAttempt:
     spans = trace.spans
     # One offset for the whole attempt: a wall clock that is set meanwhile must not make time, or take any away.
-    offset = trace.metadata.anchor.realtime_ns - trace.metadata.anchor.monotonic_ns
+    offset = trace.metadata.anchor.offset_ns
     known = [trace.metadata.anchor.monotonic_ns] if trace.metadata.anchor.monotonic_ns else []
     known += [int(spans.start.min()), int(spans.end.max())] if len(spans) else []
     known += [] if trace.last_written_ns is None else [trace.last_written_ns]

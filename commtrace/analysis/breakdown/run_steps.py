@@ -64,11 +64,11 @@ class Launch(NamedTuple):
 
 def _events(run: Run, kind: int) -> list[Event]:
     starts, ends = [], []
-    for trace in run.ranks.values():
-        rows = np.flatnonzero(trace.spans.kind == kind)
-        offset = trace.metadata.anchor.realtime_ns - trace.metadata.anchor.monotonic_ns
-        starts.append(trace.spans.start[rows] + offset)
-        ends.append(trace.spans.end[rows] + offset)
+    for block in run.blocks:
+        rows = np.flatnonzero(block.spans.kind == kind)
+        offset = block.per_row(np.array([run.ranks[rank].metadata.anchor.offset_ns for rank in block.ranks]))[rows]
+        starts.append(block.spans.start[rows] + offset)
+        ends.append(block.spans.end[rows] + offset)
     whole = union(np.concatenate(starts), np.concatenate(ends))
     return [Event(schema.KINDS[kind], *bounds) for bounds in zip(whole.start.tolist(), whole.end.tolist(), strict=True)]
 

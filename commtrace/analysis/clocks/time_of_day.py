@@ -24,7 +24,7 @@ def wall_clock_ns(trace: RankTrace, time_ns: int) -> int:
     anchor = max(
         (one for one in anchors if one.monotonic_ns <= time_ns), key=lambda one: one.monotonic_ns, default=anchors[0]
     )
-    return time_ns + anchor.realtime_ns - anchor.monotonic_ns
+    return time_ns + anchor.offset_ns
 
 
 def step_begin_ns(run: Run, step: int) -> int | None:

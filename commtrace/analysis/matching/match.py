@@ -269,14 +269,16 @@ def _shared_in_brackets(rows: Rows, ready: Int64) -> Int64:
 def blame_ns(run: Run, matches: Matches) -> Mapping[int, int]:
     """Return by rank the total wait of others for communications in which it arrived last, ns."""
     blame = Counter[int]()
-    for rank, trace in run.ranks.items():
-        own = matches.ranks[rank]
-        wait = own.wait_ns(trace.spans)
-        waited = np.flatnonzero((own.last_rank >= 0) & (own.last_rank != rank) & (wait > 0))
-        last, which = grouped(own.last_rank[waited])
+    for block in run.blocks:
+        ready, last_rank = (
+            block.together({rank: getattr(matches.ranks[rank], column) for rank in block.ranks})
+            for column in ("ready", "last_rank")
+        )
+        wait = ready - block.spans.start
+        waited = np.flatnonzero((last_rank >= 0) & (last_rank != block.rank()) & (wait > 0))
         # float64 sums are exact here: they stay far below 2⁵³ ns, which is 104 days.
-        for one, sum_ns in zip(own.last_rank[waited[last]].tolist(), np.bincount(which, wait[waited]), strict=True):
-            blame[one] += int(sum_ns)
+        sums = np.bincount(last_rank[waited], wait[waited])
+        blame.update({rank: int(sums[rank]) for rank in np.flatnonzero(sums).tolist()})
     return blame
 
 

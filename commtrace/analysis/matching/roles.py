@@ -80,6 +80,20 @@ def is_p2p(run: Run, spans: Spans) -> Bool:
     return np.asarray((spans.kind == schema.P2P) | ((spans.kind == schema.STALL) & sides))
 
 
+def between_stages(run: Run, roles: Roles) -> dict[int, Bool]:
+    """Return, by rank, a mask of the pipeline's point-to-point rows and stalls on them."""
+    found: dict[int, Bool] = {}
+    for block in run.blocks:
+        found |= block.split(between_stages_of(run, block, roles))
+    return found
+
+
+def between_stages_of(run: Run, block: Block, roles: Roles) -> Bool:
+    """Return the same of a block."""
+    role = block.together({rank: roles.ranks[rank].role for rank in block.ranks})
+    return np.asarray(is_p2p(run, block.spans) & (role == roles.code(PIPELINE)))
+
+
 def _roles_of_block(run: Run, block: Block, groups: Mapping[int, Group], words: tuple[str, ...]) -> RankRoles:
     spans = block.spans
     rows = np.flatnonzero(communication_rows(spans) | (spans.kind == schema.STALL))

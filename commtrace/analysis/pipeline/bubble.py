@@ -17,14 +17,13 @@ import numpy.typing as npt
 
 from commtrace.analysis.keys import find_rows, grouped, numbered, pack
 from commtrace.analysis.matching.match import Matches
-from commtrace.analysis.matching.roles import PIPELINE, Roles, is_p2p
-from commtrace.analysis.replay.ideal import Ideal
-from commtrace.analysis.replay.program import Program, by_rank, stage_of
+from commtrace.analysis.matching.roles import PIPELINE, Roles, between_stages, between_stages_of
+from commtrace.analysis.replay.program import Program, stage_of
 from commtrace.trace import schema
-from commtrace.trace.blocks import Block
+from commtrace.trace.blocks import Block, pick
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Bool, Int32, Int64
+from commtrace.trace.spans import Int32, Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +143,21 @@ class BubbleCauses:
         return BubbleCauses({rank: Cause._make(one + more for one, more in pair) for rank, pair in pairs.items()})
 
 
-def replayed_bubbles(run: Run, program: Program, roles: Roles, ideal: Ideal) -> BubbleCauses:
-    """Replay the steps with ever more ideal durations; ``ideal`` holds those of the whole run."""
-    between = {rank: _between_stages(run, trace, roles) for rank, trace in run.ranks.items()}
+def replayed_bubbles(
+    run: Run, program: Program, roles: Roles, work_ns: tuple[Int64, Int64], transfer_ns: Int64
+) -> BubbleCauses:
+    """Replay the steps with ever more ideal durations.
+
+    Args:
+        work_ns: mean work of each segment, and that of equal stages.
+        transfer_ns: ideal duration of each transfer.
+    """
+    between = between_stages(run, roles)
     stalls, transfers = program.stalls, program.transfers
-    chosen = np.flatnonzero(by_rank(program, stalls.rank, stalls.row, between.__getitem__))
-    pipeline_transfers = by_rank(program, transfers.rank, transfers.row, between.__getitem__) > 0
-    no_p2p = np.where(pipeline_transfers, 0, transfers.ns)
-    typical = np.where(pipeline_transfers, 0, ideal.transfers(run, transfers))
-    means, equal = ideal.segments(program.segments)
+    chosen = np.flatnonzero(pick(between, stalls.rank, stalls.row))
+    of_pipeline = pick(between, transfers.rank, transfers.row)
+    no_p2p, typical = (np.where(of_pipeline, 0, ns) for ns in (transfers.ns, transfer_ns))
+    means, equal = work_ns
     rank = np.searchsorted(program.ranks, stalls.rank[chosen])
 
     def bubbles(segment_ns: Int64 | None, transfer_ns: Int64 | None) -> npt.NDArray[np.float64]:
@@ -169,11 +174,6 @@ def replayed_bubbles(run: Run, program: Program, roles: Roles, ideal: Ideal) -> 
     )
 
 
-def _between_stages(run: Run, trace: RankTrace, roles: Roles) -> Bool:
-    """Return a mask of the pipeline's point-to-point rows and stalls on them."""
-    return np.asarray(is_p2p(run, trace.spans) & (roles.ranks[trace.rank].role == roles.code(PIPELINE)))
-
-
 def _measure(
     run: Run,
     block: Block,
@@ -185,7 +185,6 @@ def _measure(
     """Return the work and the waits of the ranks of a block."""
     spans, kind, rank = block.spans, block.spans.kind, block.per_row(np.arange(len(block.ranks)))
     replica = np.array([replicas[one] for one in block.ranks], np.int64)
-    role = block.together({one: roles.ranks[one].role for one in block.ranks})
     stall_ready, stall_complete = (
         block.together({one: getattr(matches.ranks[one], column) for one in block.ranks})
         for column in ("stall_ready", "stall_complete")
@@ -196,7 +195,7 @@ def _measure(
     stalls = stalls[np.isin(turns.cell[stalls], turns.cell[steps])]
     start, end, ready, cell = spans.start[stalls], spans.end[stalls], stall_ready[stalls], turns.cell[stalls]
     wait = np.clip(ready, start, end) - start
-    between = (is_p2p(run, spans) & (role == roles.code(PIPELINE)))[stalls]
+    between = between_stages_of(run, block, roles)[stalls]
     warm_up = between & (start < turns.first_backward[cell])
     cool_down = between & ~warm_up & (start >= turns.last_forward[cell])
     steady = between & ~warm_up & ~cool_down

@@ -175,9 +175,10 @@ class _Measured:
 def _measure(analysis: Analysis) -> _Measured:
     totals = pipeline_totals(analysis.run, analysis.matches, analysis.roles)
     try:
-        return _Measured(totals, StatisticsParts.of(analysis.replayed.run, analysis.program, analysis.transfers))
+        program = analysis.program
     except ReplayError:
         return _Measured(totals, None)  # the bubble is measured all the same; its causes are then left out
+    return _Measured(totals, StatisticsParts.of(analysis.replayed.run, program, analysis.work, analysis.transfers))
 
 
 def find_pipeline(run: WholeRun | LargeRun) -> Pipeline | None:
@@ -192,8 +193,8 @@ def find_pipeline(run: WholeRun | LargeRun) -> Pipeline | None:
 
 def replay_bubbles(analysis: Analysis, ideal: Ideal) -> BubbleCauses:
     """Replay the steps of an analysis with ever more ideal durations."""
-    rows = analysis.replayed
-    return replayed_bubbles(rows.run, analysis.program, rows.roles, ideal)
+    rows, work_ns = analysis.replayed, ideal.of_work(analysis.work)
+    return replayed_bubbles(rows.run, analysis.program, rows.roles, work_ns, ideal.of_transfers(analysis.transfers))
 
 
 def _of_several_pipelines(by_stage: Mapping[int, Sequence[int]], orders: Mapping[int, Actions]) -> Schedule | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.chain import Analysis
-from commtrace.analysis.matching.roles import PIPELINE, Roles, is_p2p
+from commtrace.analysis.matching.roles import Roles, between_stages
 from commtrace.analysis.replay.edges import Edges, Joins, StallNodes, connect, work_between, worked_before
 from commtrace.analysis.replay.graph import StepsGraph, graph_of_steps
 from commtrace.analysis.replay.lanes import Lanes
 from commtrace.analysis.replay.program import join_lanes, step_of_node
+from commtrace.trace.blocks import pick
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int32, Int64
 
@@ -32,7 +32,7 @@ class RecordedSteps:
     edges: Edges
     stalls: StallNodes
     graph: StepsGraph
-    transfer_role: Int64  # code of each transfer
+    transfer_role: Int32  # code of each transfer
     between_stages: Bool  # of each wait of the lanes: it is for a message of the pipeline
 
     @classmethod
@@ -42,10 +42,7 @@ class RecordedSteps:
         lanes, _, joins = join_lanes(rows.run, rows.matches, steps)
         edges, stalls = connect(lanes, joins)
         waits = lanes.waits
-        messages = {rank: is_p2p(rows.run, trace.spans) for rank, trace in rows.run.ranks.items()}
         roles = {rank: rows.roles.ranks[rank].role for rank in rows.run.ranks}
-        of_pipeline = rows.roles.code(PIPELINE)
-        between = {rank: messages[rank] & (roles[rank] == of_pipeline) for rank in messages}
         return cls(
             run=rows.run,
             roles=rows.roles,
@@ -56,8 +53,8 @@ class RecordedSteps:
             edges=edges,
             stalls=stalls,
             graph=graph_of_steps(edges.source, edges.target, step_of_node(lanes, joins)),
-            transfer_role=_at(roles, joins.transfers.rank, joins.transfers.row),
-            between_stages=_at(between, waits.rank, waits.row).astype(np.bool_),
+            transfer_role=pick(roles, joins.transfers.rank, joins.transfers.row),
+            between_stages=pick(between_stages(rows.run, rows.roles), waits.rank, waits.row),
         )
 
     @property
@@ -150,11 +147,3 @@ def lane_times(recorded: RecordedSteps, piece_ns: Int64, times: Int64, rank_inde
         new_end=new_end,
         is_between_stages=recorded.between_stages[waits],
     )
-
-
-def _at(of_rank: Mapping[int, npt.NDArray[np.generic]], rank: Int32, row: Int32) -> Int64:
-    picked = np.empty(len(rank), np.int64)
-    for number in np.unique(rank).tolist():
-        own = rank == number
-        picked[own] = of_rank[number][row[own]]
-    return picked

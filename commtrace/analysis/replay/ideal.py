@@ -12,19 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.keys import grouped, pack
-from commtrace.analysis.replay.edges import Transfers
 from commtrace.analysis.replay.program import Program
-from commtrace.analysis.replay.segments import Segments
 from commtrace.analysis.replay.step_statistics import (
     Entries,
     StepStatistics,
     TransferKind,
     TransferTable,
     WorkTable,
-    kinds_of,
 )
 from commtrace.analysis.statistics import Float64, grouped_median
-from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 
 
@@ -51,19 +47,18 @@ class Ideal(NamedTuple):
         equal = equal_stages(table, means, table.by_entry(table.total_ns))
         return cls(table.entries, means, equal, transfers.kinds, median_transfers(transfers))
 
-    def segments(self, segments: Segments) -> tuple[Int64, Int64]:
-        """Return the mean, and that of equal stages, of each segment; its own duration if unknown."""
-        entry = self.entries.of_segments(segments)
-        own, known = segments.total_ns, entry >= 0
+    def of_work(self, table: WorkTable) -> tuple[Int64, Int64]:
+        """Return the mean, and that of equal stages, of each row; its own duration if unknown."""
+        entry = self.entries.find(table)
+        own, known = table.total_ns, entry >= 0
         mean, equal = (np.where(known, np.append(ns, 0)[entry], own) for ns in (self.mean_ns, self.equal_ns))
         return mean, equal
 
-    def transfers(self, run: Run, transfers: Transfers) -> Int64:
+    def of_transfers(self, table: TransferTable) -> Int64:
         """Return the median of each transfer; its own duration if unknown."""
-        kinds, kind = kinds_of(run, transfers)
         number = {one: at for at, one in enumerate(self.kinds)}
-        known = np.array([number.get(one, -1) for one in kinds], np.int64)[kind]
-        return np.where(known >= 0, np.append(self.transfer_ns, 0)[known], transfers.ns)
+        known = np.array([number.get(one, -1) for one in table.kinds], np.int64)[table.kind]
+        return np.where(known >= 0, np.append(self.transfer_ns, 0)[known], table.ns)
 
 
 def mean_work(table: WorkTable) -> Int64:

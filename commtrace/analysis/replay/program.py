@@ -8,10 +8,7 @@ its own duration after its own start. Steps are replayed one by one, each from a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -209,7 +206,8 @@ def _lanes(run: Run, matches: Matches, bounds: StepBounds) -> ReadLanes:
 def common_steps(run: Run) -> Int64:
     """Return numbers of the steps that every rank recorded, ascending."""
     own = [np.unique(trace.spans.step[trace.spans.kind == schema.STEP]) for trace in run.ranks.values()]
-    return reduce(np.intersect1d, own).astype(np.int64) if own else np.zeros(0, np.int64)
+    steps, ranks = np.unique(np.concatenate([np.zeros(0, np.int32), *own]), return_counts=True)
+    return np.asarray(steps[ranks == len(own)], np.int64)
 
 
 def stage_of(trace: RankTrace) -> int:
@@ -219,13 +217,3 @@ def stage_of(trace: RankTrace) -> int:
     spans = trace.spans
     stages = spans.stage[(spans.kind == schema.FORWARD) & (spans.stage >= 0)]
     return int(stages[0]) if len(stages) else 0
-
-
-def by_rank(program: Program, rank: Int32, row: Int32, values: Callable[[int], Int64 | npt.NDArray[np.bool_]]) -> Int64:
-    """Return the value of its rank at each row; ``rank`` must come in ascending runs."""
-    picked = np.empty(len(rank), np.int64)
-    heads = np.flatnonzero(np.diff(rank, prepend=-1))
-    known = {number: values(number) for number in program.ranks.tolist()}
-    for first, end in pairwise([*heads.tolist(), len(rank)]):
-        picked[first:end] = known[int(rank[first])][row[first:end]]
-    return picked

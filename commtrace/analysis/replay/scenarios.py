@@ -23,6 +23,7 @@ from commtrace.analysis.replay.step_statistics import (
     Traffic,
     TransferKind,
     TransferTable,
+    WorkTable,
     pause_ns,
 )
 from commtrace.analysis.statistics import Float64
@@ -255,18 +256,26 @@ class PlacedProgram:
     drawn: Bool  # of each step: it is in the statistics
 
     @classmethod
-    def of(cls, run: Run, program: Program, places: Places, table: TransferTable | None = None) -> PlacedProgram:
-        """Locate a program, read from ``run``, in the statistics of the whole run; ``table`` has its transfers."""
+    def of(
+        cls,
+        run: Run,
+        program: Program,
+        places: Places,
+        work: WorkTable | None = None,
+        own_transfers: TransferTable | None = None,
+    ) -> PlacedProgram:
+        """Locate a program, read from ``run``, in the statistics of the whole run; its own tables may be known."""
         segments, transfers = program.segments, program.transfers
         index = np.minimum(np.searchsorted(places.steps, program.steps), len(places.steps) - 1)
-        table = TransferTable.of(run, transfers) if table is None else table
+        work = WorkTable.of(segments) if work is None else work
+        table = TransferTable.of(run, transfers) if own_transfers is None else own_transfers
         return cls(
             program,
             PlacedSegments(
                 segments,
                 np.searchsorted(places.ranks, segments.rank),
                 index[segments.step],
-                places.entries.of_segments(segments),
+                places.entries.find(work),
             ),
             PlacedTransfers(
                 _numbers_in(places.traffic, table.traffic)[table.row],
@@ -344,7 +353,8 @@ class Replay:
 def replay_of(run: Run, program: Program, statistics: StepStatistics) -> Replay:
     """Return the replay of a program that was read from ``run``."""
     is_of_all_steps = len(statistics.steps) == len(program.steps)
-    placed = PlacedProgram.of(run, program, Places.of(statistics), statistics.transfers if is_of_all_steps else None)
+    own = (statistics.table, statistics.transfers) if is_of_all_steps else ()
+    placed = PlacedProgram.of(run, program, Places.of(statistics), *own)
     return Replay(statistics, placed.replay)
 
 

@@ -46,8 +46,9 @@ def _of_rank(trace: RankTrace, steps: Int64) -> tuple[Int64, Int64, Int64]:
     spans = trace.spans
     rows = np.flatnonzero(spans.kind == schema.STEP)
     number = spans.step[rows]
-    wanted = np.isin(number, steps)
-    index = np.searchsorted(steps, number[wanted])
+    index = np.minimum(np.searchsorted(steps, number), len(steps) - 1)
+    wanted = steps[index] == number
+    index = index[wanted]
     start, end, since = np.zeros((3, len(steps)), np.int64)
     start[index], end[index] = spans.start[rows][wanted], spans.end[rows][wanted]
     # If the step before is not known, the time before a step is not either.

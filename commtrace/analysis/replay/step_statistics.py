@@ -55,9 +55,9 @@ class Entries(NamedTuple):
     def is_in_phase(self) -> Bool:
         return np.isin(self.kind, (FORWARD, BACKWARD))
 
-    def of_segments(self, segments: Segments) -> Int64:
-        """Return the entry of each segment; −1 for none."""
-        return find_rows(self, [getattr(segments, name) for name in self._fields])
+    def find(self, table: WorkTable) -> Int64:
+        """Return the entry of each row of a table; −1 for none."""
+        return find_rows(self, table.entries)[table.entry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,8 +341,10 @@ class StepStatistics:
     halvings: int = 0  # of the set of steps
 
     @classmethod
-    def of(cls, run: Run, program: Program, transfers: TransferTable | None = None) -> StepStatistics:
-        """Return the statistics of a program, which was read from ``run``, with its ``transfers`` if they are known."""
+    def of(
+        cls, run: Run, program: Program, work: WorkTable | None = None, transfers: TransferTable | None = None
+    ) -> StepStatistics:
+        """Return the statistics of a program read from ``run``; ``work`` and ``transfers`` are its own, if known."""
         segments = program.segments
         shape = len(program.ranks), len(program.steps)
         cell = np.searchsorted(program.ranks, segments.rank) * shape[1] + segments.step
@@ -356,7 +358,7 @@ class StepStatistics:
             stages=np.array([stage_of(run.ranks[rank]) for rank in program.ranks.tolist()], np.int64),
             measured_ns=program.measured_step_times(),
             replayed_ns=program.step_times(),
-            table=WorkTable.of(segments),
+            table=WorkTable.of(segments) if work is None else work,
             pauses_ns={cause: by_step(pause_ns(segments, cause)) for cause in PAUSES},
             transfers=TransferTable.of(run, program.transfers) if transfers is None else transfers,
         )
@@ -434,9 +436,11 @@ class StatisticsParts:
     parts: tuple[StepStatistics, ...]
 
     @classmethod
-    def of(cls, run: Run, program: Program, transfers: TransferTable | None = None) -> StatisticsParts:
+    def of(
+        cls, run: Run, program: Program, work: WorkTable | None = None, transfers: TransferTable | None = None
+    ) -> StatisticsParts:
         """Return the statistics of a program; arguments are those of :meth:`StepStatistics.of`."""
-        return cls((StepStatistics.of(run, program, transfers),))._drawn()
+        return cls((StepStatistics.of(run, program, work, transfers),))._drawn()
 
     def __add__(self, later: StatisticsParts) -> StatisticsParts:
         """Return the statistics of these steps and of later ones of the same ranks."""

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from commtrace.analysis.keys import grouped, pack
 from commtrace.trace import schema
+from commtrace.trace.blocks import Block
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int32, Int64, Spans
@@ -58,7 +59,7 @@ class LaunchSteps:
     @classmethod
     def of(cls, launch: Run) -> LaunchSteps:
         is_numbered = all("step_numbers" in trace.topology for trace in launch.ranks.values())
-        columns = _together([_times_of_rank(trace) for trace in launch.ranks.values()])
+        columns = _together([_times_of_block(launch, block) for block in launch.blocks])
         return cls(launch.any_metadata.attempt, is_numbered, *columns)
 
     def only(self, steps: Collection[int]) -> LaunchSteps:
@@ -72,14 +73,14 @@ class LaunchSteps:
 _Times: TypeAlias = tuple[Int64, Int64, Int64, Int64]
 
 
-def _times_of_rank(trace: RankTrace) -> _Times:
-    spans, anchor = trace.spans, trace.metadata.anchor
+def _times_of_block(launch: Run, block: Block) -> _Times:
+    spans = block.spans
     rows = np.flatnonzero(spans.kind == schema.STEP)
-    number = number_of(spans.step[rows]).astype(np.int64)
-    order = np.lexsort((spans.start[rows], number))
-    rows, number = rows[order], number[order]
-    first, which = grouped(number)
-    offset = anchor.realtime_ns - anchor.monotonic_ns
+    rank, number = block.rank()[rows], number_of(spans.step[rows]).astype(np.int64)
+    order = np.lexsort((spans.start[rows], number, rank))
+    rows, rank, number = rows[order], rank[order], number[order]
+    first, which = grouped(pack((rank, number)))
+    offset = block.per_row(np.array([launch.ranks[one].metadata.anchor.offset_ns for one in block.ranks]))[rows]
     return number, np.arange(len(rows)) - first[which], spans.start[rows] + offset, spans.end[rows] + offset
 
 

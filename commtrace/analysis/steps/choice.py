@@ -193,16 +193,18 @@ def _torn(spans: Spans, used: Sequence[int]) -> set[int]:
 
 def rows_of_steps(run: Run, choice: StepChoice) -> dict[int, Bool | slice]:
     """Return, by rank that counts, the rows of the chosen steps, or of work that holds up the next one of them."""
-    return {rank: contiguous(_in_or_between(run.ranks[rank].spans, choice.used)) for rank in choice.ranks}
-
-
-def _in_or_between(spans: Spans, used: Sequence[int]) -> Bool:
-    chosen = np.isin(spans.step, used)
-    outside = np.flatnonzero((spans.step == _NO_STEP) & np.isin(spans.kind, _BETWEEN_STEPS))
-    if len(outside) and chosen.any():
-        begin, end = spans.start[chosen].min(), spans.end[chosen].max()
-        chosen[outside] |= (spans.start[outside] >= begin) & (spans.end[outside] <= end)
-    return np.asarray(chosen)
+    found: dict[int, Bool | slice] = {}
+    for block in run.blocks:
+        spans = block.spans
+        in_steps = np.isin(spans.step, choice.used)
+        between = (spans.step == _NO_STEP) & np.isin(spans.kind, _BETWEEN_STEPS)
+        for rank, own in block.slices().items():
+            chosen = in_steps[own]
+            if between[own].any() and chosen.any():
+                start, end = spans.start[own], spans.end[own]
+                chosen |= between[own] & (start >= start[chosen].min()) & (end <= end[chosen].max())
+            found[rank] = contiguous(chosen)
+    return {rank: found[rank] for rank in choice.ranks}
 
 
 def select(run: Run, matches: Matches, rows: Mapping[int, Bool | slice]) -> tuple[Run, Matches]:

@@ -126,7 +126,7 @@ def measure_work(analysis: Analysis) -> MeasuredWork:
         program = analysis.program
     except ReplayError as error:
         return MeasuredWork.not_replayed(str(error), analysis.matches)
-    parts = StatisticsParts.of(analysis.replayed.run, program, analysis.transfers)
+    parts = StatisticsParts.of(analysis.replayed.run, program, analysis.work, analysis.transfers)
     return MeasuredWork.of(analysis.run, analysis.matches, program, parts)
 
 

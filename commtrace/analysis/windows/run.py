@@ -280,7 +280,12 @@ def _measure_window(
 
 def replay_analysis(analysis: Analysis, places: Places, scenarios: Sequence[Scenario]) -> ReplayedSteps:
     """Replay the steps that count; ``places`` are of the statistics that the scenarios were made from."""
-    return PlacedProgram.of(analysis.replayed.run, analysis.program, places, analysis.transfers).replay(scenarios)
+    return place_program(analysis, places).replay(scenarios)
+
+
+def place_program(analysis: Analysis, places: Places) -> PlacedProgram:
+    """Return the steps that count, located in the statistics of the run."""
+    return PlacedProgram.of(analysis.replayed.run, analysis.program, places, analysis.work, analysis.transfers)
 
 
 def _in_order(

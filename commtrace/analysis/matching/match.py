@@ -42,7 +42,7 @@ class RankMatches:
     ``last_start = ready = start``.
     """
 
-    bucket: Int64  # number of the communication, equal on all ranks; −1 for other rows
+    bucket: Int32  # number of the communication, equal on all ranks; −1 for other rows
     participants: Int32  # number of rows in the bucket
     complete: Bool  # every member was seen, and wait and transfer can be separated
     mismatched: Bool  # the participants disagree on operation, bytes or dtype
@@ -78,14 +78,11 @@ class Matches:
 
 def match(run: Run, *, clocks_agree: bool = True) -> Matches:
     """Match the communications of all ranks of an aligned run; see :class:`Matches` for clocks that do not agree."""
-    parts = gather_blocks(run)
-    rows = concatenate(parts)
-    positions = [part.position for part in parts]
+    rows, bounds = _rows_and_bounds(run)
     joined = _join(run, rows, clocks_agree) if len(rows.rank) else None
-    bounds = bounds_of([len(own) for own in positions])
     of_blocks = [
-        _matches_of_block(block, position, joined, slice(begin, end))
-        for block, position, (begin, end) in zip(run.blocks, positions, pairwise(bounds.tolist()), strict=True)
+        _matches_of_block(block, rows.position[begin:end], joined, slice(begin, end))
+        for block, (begin, end) in zip(run.blocks, pairwise(bounds.tolist()), strict=True)
     ]
     ranks = {
         rank: own.take(rows)
@@ -93,6 +90,12 @@ def match(run: Run, *, clocks_agree: bool = True) -> Matches:
         for rank, rows in block.slices().items()
     }
     return Matches(ranks, clocks_agree)
+
+
+def _rows_and_bounds(run: Run) -> tuple[Rows, Int64]:
+    """Return the communication rows of all ranks, and the place of the first one of each block, with their number."""
+    parts = gather_blocks(run)
+    return concatenate(parts), bounds_of([len(part.rank) for part in parts])
 
 
 def _matches_of_block(block: Block, position: Int64, joined: _Joined | None, own: slice) -> RankMatches:
@@ -135,7 +138,7 @@ def unmatched(spans: Spans) -> RankMatches:
     """Return the matches of a rank that is not compared with others: no wait."""
     count = len(spans)
     return RankMatches(
-        bucket=np.full(count, -1, np.int64),
+        bucket=np.full(count, -1, np.int32),
         participants=np.zeros(count, np.int32),
         complete=np.zeros(count, np.bool_),
         mismatched=np.zeros(count, np.bool_),
@@ -148,7 +151,7 @@ def unmatched(spans: Spans) -> RankMatches:
 
 
 class _Joined(NamedTuple):
-    bucket: Int64
+    bucket: Int32
     participants: Int32
     complete: Bool
     mismatched: Bool
@@ -162,7 +165,7 @@ def _join(run: Run, rows: Rows, clocks_agree: bool) -> _Joined:
     of_row = buckets.of_row()
     last_start, last_rank, comparable = _last_arrival(run, rows, buckets, of_row, clocks_agree)
     return _Joined(
-        bucket=of_row,
+        bucket=of_row.astype(np.int32),
         participants=buckets.size.astype(np.int32)[of_row],
         complete=comparable & (buckets.size == _expected_participants(run, rows, buckets))[of_row],
         mismatched=_mismatched(run, rows, buckets)[of_row],

@@ -61,19 +61,23 @@ class ReplayGraph:
         """
         order = self.order
         times: Int64 = np.empty((self.num_nodes, *weights.shape[1:]), np.int64)
-        times[order.nodes] = self.ordered_times(weights[order.edges], None if origins is None else origins[order.nodes])
+        own_origins = None if origins is None else origins[order.nodes]
+        times[order.nodes] = self.ordered_times(weights, order.edges, own_origins)
         return times
 
-    def ordered_times(self, weights: Int64, origins: Int64 | None = None) -> Int64:
-        """Return the same as :meth:`times`; nodes and edges, here and in the arguments, are in the graph's order."""
-        columns = weights.shape[1:]
+    def ordered_times(self, weights: Int64, edges: Int32, origins: Int64 | None = None) -> Int64:
+        """Return the instants of the nodes in the graph's order, in which ``edges`` and ``origins`` are too.
+
+        ``weights[edges]`` has the shape (edges,) or (edges, scenarios).
+        """
+        columns = weights.shape[1:] + edges.shape[1:]
         times: Int64 = np.zeros((self.num_nodes, *columns), np.int64)
         if origins is not None:
             roots = self._levels[0].blocks[0].nodes.start if self._levels else self.num_nodes
             times[:roots] = origins[:roots]
         for level in self._levels:
             arrivals = times[level.sources]
-            arrivals += weights[level.edges]
+            arrivals += weights[edges[level.edges]]
             for block in level.blocks:
                 arrivals[block.edges].reshape(block.degree, -1, *columns).max(axis=0, out=times[block.nodes])
         return times
@@ -91,7 +95,7 @@ class StepsGraph:
         times = np.empty(self.num_nodes, np.int64)
         for part in self._parts:
             own_origins = None if origins is None else origins[part.nodes]
-            times[part.nodes] = part.graph.ordered_times(weights[part.edges], own_origins)
+            times[part.nodes] = part.graph.ordered_times(weights, part.edges, own_origins)
         return times
 
 

@@ -42,7 +42,7 @@ class Launches:
     rank: Int32
     row: Int32
     step: Int32  # index into the steps of the program
-    bucket: Int64  # number of the communication in the run; −1 if unknown
+    bucket: Int32  # number of the communication in the run; −1 if unknown
     complete: Bool  # can be compared with the other participants
     last_start: Int64  # arrival of the last participant, as matched
     kind: Int8
@@ -311,7 +311,7 @@ class _Places:
             **{name: getattr(spans, name)[self.begins.row] for name in _OF_ROW},
         )
 
-    def _matched(self, matches: Matches, bounds: Int64) -> tuple[Int64, Bool, Int64]:
+    def _matched(self, matches: Matches, bounds: Int64) -> tuple[Int32, Bool, Int64]:
         own = [
             (matches.ranks[rank], self.begins.row[begin:end] - first)
             for rank, first, begin, end in zip(

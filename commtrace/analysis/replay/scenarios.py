@@ -15,7 +15,7 @@ import numpy as np
 
 from commtrace.analysis.keys import find_rows
 from commtrace.analysis.replay.program import Program
-from commtrace.analysis.replay.segments import BACKWARD, FORWARD, Segments
+from commtrace.analysis.replay.segments import BACKWARD, FORWARD, Segments, narrow
 from commtrace.analysis.replay.step_statistics import (
     PAUSES,
     Entries,
@@ -29,7 +29,7 @@ from commtrace.analysis.replay.step_statistics import (
 from commtrace.analysis.statistics import Float64
 from commtrace.errors import CommtraceError
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Bool, Int64
+from commtrace.trace.spans import Bool, Int32, Int64
 
 
 class Places(NamedTuple):
@@ -51,9 +51,9 @@ class PlacedSegments(NamedTuple):
     """The segments of a program, with their ranks, steps and entries as indices into the statistics (−1: none)."""
 
     segments: Segments
-    row: Int64
-    step: Int64
-    entry: Int64
+    row: Int32
+    step: Int32
+    entry: Int32
 
     @property
     def is_in_phase(self) -> Bool:
@@ -63,10 +63,10 @@ class PlacedSegments(NamedTuple):
 class PlacedTransfers(NamedTuple):
     """The transfers of a program, with traffic, kinds, ranks and steps as indices into the statistics (−1: none)."""
 
-    row: Int64
-    kind: Int64
-    rank: Int64
-    step: Int64
+    row: Int32
+    kind: Int32
+    rank: Int32
+    step: Int32
     ns: Int64
 
 
@@ -266,21 +266,21 @@ class PlacedProgram:
     ) -> PlacedProgram:
         """Locate a program, read from ``run``, in the statistics of the whole run; its own tables may be known."""
         segments, transfers = program.segments, program.transfers
-        index = np.minimum(np.searchsorted(places.steps, program.steps), len(places.steps) - 1)
+        index = narrow(np.minimum(np.searchsorted(places.steps, program.steps), len(places.steps) - 1))
         work = WorkTable.of(segments) if work is None else work
         table = TransferTable.of(run, transfers) if own_transfers is None else own_transfers
         return cls(
             program,
             PlacedSegments(
                 segments,
-                np.searchsorted(places.ranks, segments.rank),
+                narrow(np.searchsorted(places.ranks, segments.rank)),
                 index[segments.step],
                 places.entries.find(work),
             ),
             PlacedTransfers(
                 _numbers_in(places.traffic, table.traffic)[table.row],
                 _numbers_in(places.kinds, table.kinds)[table.kind],
-                np.searchsorted(places.ranks, transfers.rank),
+                narrow(np.searchsorted(places.ranks, transfers.rank)),
                 index[transfers.step],
                 transfers.ns,
             ),
@@ -358,7 +358,7 @@ def replay_of(run: Run, program: Program, statistics: StepStatistics) -> Replay:
     return Replay(statistics, placed.replay)
 
 
-def _numbers_in(known: tuple[NamedTuple, ...], keys: tuple[NamedTuple, ...]) -> Int64:
+def _numbers_in(known: tuple[NamedTuple, ...], keys: tuple[NamedTuple, ...]) -> Int32:
     """Return the index of each key among the known, −1 for none, and −1 at the end for index −1."""
     number = {one: at for at, one in enumerate(known)}
-    return np.array([*(number.get(one, -1) for one in keys), -1], np.int64)
+    return np.array([*(number.get(one, -1) for one in keys), -1], np.int32)

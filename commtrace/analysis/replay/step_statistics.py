@@ -16,6 +16,7 @@ from commtrace.analysis.replay.edges import Transfers
 from commtrace.analysis.replay.program import Program, stage_of
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD, Segments, first_of_phase
 from commtrace.analysis.statistics import Float64
+from commtrace.trace.blocks import pick
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int32, Int64
 
@@ -55,9 +56,9 @@ class Entries(NamedTuple):
     def is_in_phase(self) -> Bool:
         return np.isin(self.kind, (FORWARD, BACKWARD))
 
-    def find(self, table: WorkTable) -> Int64:
+    def find(self, table: WorkTable) -> Int32:
         """Return the entry of each row of a table; −1 for none."""
-        return find_rows(self, table.entries)[table.entry]
+        return find_rows(self, table.entries).astype(np.int32)[table.entry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,13 +295,11 @@ def traffic_of(run: Run, transfers: Transfers) -> tuple[tuple[Traffic, ...], Int
 
 
 def _links_of(run: Run, transfers: Transfers, rows: Int64) -> tuple[list[Link], Int64]:
-    rank = transfers.rank[rows].astype(np.int64)
-    order = np.argsort(rank, kind="stable")
-    bounds = np.searchsorted(rank[order], [*run.ranks, np.iinfo(np.int64).max])
-    span_row, group, peer = transfers.row[rows], np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-    for one, begin, end in zip(run.ranks.values(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        own = order[begin:end]
-        group[own], peer[own] = (column[span_row[own]] for column in (one.spans.group, one.spans.peer))
+    rank = transfers.rank[rows]
+    group, peer = (
+        pick({number: getattr(one.spans, name) for number, one in run.ranks.items()}, rank, transfers.row[rows])
+        for name in ("group", "peer")
+    )
     code = {word: number for number, word in enumerate(run.names)}
     sends, receives = (transfers.name[rows] == code.get(word, -1) for word in (_SEND, _RECEIVE))
     is_message = (sends | receives) & (peer >= 0)

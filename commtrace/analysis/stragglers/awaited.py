@@ -264,9 +264,9 @@ def awaited_totals(context: Context) -> AwaitedTotals:
 class _Waits:
     """Waits of ranks for the last participant of a communication."""
 
-    rank: Int64
-    last_rank: Int64
-    step: Int64
+    rank: Int32
+    last_rank: Int32
+    step: Int32
     # Until then no rank was late: the end of the previous communication of the group, or, if that began earlier, the
     # later begin of the step before on the two ranks.
     since: Int64
@@ -278,7 +278,7 @@ class _Waits:
     def of(cls, context: Context) -> _Waits:
         blocks = [_BlockWaits.of(context, block) for block in context.run.blocks]
         found = _BlockWaits(*map(np.concatenate, zip(*blocks, strict=True)))
-        ranks, step = context.run.ranks, found.step.astype(np.int64)
+        ranks = context.run.ranks
         clocks = {key: number for number, key in enumerate(dict.fromkeys(one.clock_key for one in ranks.values()))}
         clock = np.full(int(max(found.last_rank.max(initial=0), *ranks)) + 1, -1)
         for rank, trace in ranks.items():
@@ -287,7 +287,7 @@ class _Waits:
         is_comparable = (of_last >= 0) & ((of_last == clock[found.rank]) | context.matches.clocks_agree)
 
         times = {rank: _StepTimes.of(trace.spans) for rank, trace in ranks.items()}
-        begin, earliest = np.empty((2, len(step)), np.int64)
+        begin, earliest = np.empty((2, len(found.step)), np.int64)
         for rank, own in _rows_of_ranks(found.rank):
             begin[own] = times[rank].begins(found.step[own])
             earliest[own] = times[rank].begins_before(begin[own])
@@ -296,9 +296,9 @@ class _Waits:
                 earliest[own] = np.maximum(earliest[own], times[rank].begins_before(begin[own]))
         since = np.where(found.before_start >= earliest, found.before_end, earliest)
         return cls(
-            rank=found.rank.astype(np.int64),
-            last_rank=found.last_rank.astype(np.int64),
-            step=step,
+            rank=found.rank,
+            last_rank=found.last_rank,
+            step=found.step,
             since=np.minimum(since, found.start),
             start=found.start,
             ns=found.ns,

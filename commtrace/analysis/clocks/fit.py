@@ -168,11 +168,11 @@ def fit_clocks(observations: Observations, count: int) -> list[LinearClock]:
     design = _Design(observations, since_a, since_b, count)
     none = np.zeros(count, np.bool_)
     solution = design.fit(none, np.zeros(2 * count), precision_ns=_ROUGH_NS)
-    errors = design.errors(solution)
+    errors = design.errors_of_drifts(solution)
     readings = np.bincount(observations.clock_a, minlength=count) + np.bincount(observations.clock_b, minlength=count)
     # The scatter of few readings is often smaller than their error.
     needed = _SIGMAS_OF_A_DRIFT * (1 + _FEW_READINGS / np.maximum(readings, 1))
-    invisible = np.abs(solution[1::2]) < needed * errors[1::2]
+    invisible = np.abs(solution[1::2]) < needed * errors
     held = np.append(True, invisible[1:])
     solution = design.fit(held if invisible[1:].any() else none, solution, precision_ns=_PRECISE_NS)
     offsets, seconds_of_drift = solution[0::2], solution[1::2]
@@ -242,13 +242,15 @@ class _Design:
                 break
         return solution
 
-    def errors(self, solution: Float64) -> Float64:
-        """Return the standard errors of the best unknowns, all of them free."""
+    def errors_of_drifts(self, solution: Float64) -> Float64:
+        """Return the standard errors of the best drifts, if all unknowns but those of clock 0 are free."""
         free = np.ones(2 * self._count, np.bool_)
         free[:2] = False
         scale, weights = self._robust(solution)
         matrix = self._normal(weights, scale, free).dense()
-        return np.where(free, scale * np.sqrt(np.diag(np.linalg.inv(matrix))), 0.0)
+        both = matrix[0::2, 1::2]
+        without_offsets = matrix[1::2, 1::2] - both.T @ np.linalg.solve(matrix[0::2, 0::2], both)
+        return np.append(0.0, scale * np.sqrt(np.diag(np.linalg.inv(without_offsets)))[1:])
 
     def _robust(self, solution: Float64) -> tuple[float, Float64]:
         """Return the scatter of readings around these clocks, ns, and Huber's weight of each."""

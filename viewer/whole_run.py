@@ -75,12 +75,12 @@ def summarise_with_views(run: WholeRun | LargeRun, *, is_whole: bool) -> Summari
     summary = summarise_measured(run, of_summary, is_whole=is_whole)
     views = {
         **overview_resources(summary),
-        **map_resources(times, sums.work.steps),
+        **map_resources(times, sums.stragglers.work.steps),
         **network_resources(run.aligned, network),
         **health_resources(recorded),
         **expected_resources(recorded, sent),
     }
-    return SummarisedRun(summary, views, sums.work)
+    return SummarisedRun(summary, views, sums.stragglers.work)
 
 
 def map_resources(times: RankSteps, work: StepStatistics | None) -> Resources:

@@ -21,7 +21,6 @@ from commtrace.analysis.communication.table import CommunicationSums, UnmatchedS
 from commtrace.analysis.matching.coverage import Captured, find_captured
 from commtrace.analysis.pipeline.observed import PipelineTotals, pipeline_totals
 from commtrace.analysis.problems import StepNumbers, find_step_numbers
-from commtrace.analysis.stragglers.awaited import AwaitedTotals, awaited_totals
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 
@@ -114,7 +113,6 @@ class StepTotals:
     unmatched: UnmatchedSums
     modules: tuple[ModuleTime, ...]  # longest first
     captured: Captured
-    awaited: AwaitedTotals
     numbers: StepNumbers
     pipeline: PipelineTotals
 
@@ -129,7 +127,6 @@ class StepTotals:
             unmatched=self.unmatched + later.unmatched,
             modules=tuple(add_modules(self.modules, later.modules)),
             captured=self.captured + later.captured,
-            awaited=self.awaited + later.awaited,
             numbers=self.numbers + later.numbers,
             pipeline=self.pipeline + later.pipeline,
         )
@@ -157,7 +154,6 @@ def step_totals(analysis: Analysis) -> StepTotals:
         unmatched=unmatched,
         modules=tuple(module_table(context.run, times, context.steps)),
         captured=find_captured(analysis.run, analysis.roles, context.steps),
-        awaited=awaited_totals(context),
         numbers=find_step_numbers(context),
         pipeline=pipeline_totals(analysis.run, analysis.matches, analysis.roles),
     )

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath
 from commtrace.analysis.breakdown.modules import ModuleTime
@@ -34,9 +34,9 @@ from commtrace.analysis.step_totals import StepTotals, step_totals
 from commtrace.analysis.steps.attempts import RepeatedStep, repeated_steps
 from commtrace.analysis.steps.choice import StepChoice, Window, recorded_steps
 from commtrace.analysis.steps.detail import RecordedDetail, find_detail
-from commtrace.analysis.stragglers.awaited import Awaited
+from commtrace.analysis.stragglers.awaited import Awaited, awaited_totals
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
-from commtrace.analysis.stragglers.search import Findings, MeasuredWork, judge_stragglers, measure_work
+from commtrace.analysis.stragglers.search import Findings, StragglerSums, judge_stragglers, measure_work
 from commtrace.analysis.stragglers.verdict import Verdict, on_gpu
 from commtrace.analysis.timeline import step_durations
 from commtrace.analysis.windows.run import (
@@ -53,9 +53,6 @@ from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, fields_to_json, to_json
 from commtrace.trace.run import Run
 from commtrace.trace.topology import Topology
-
-_One = TypeVar("_One")
-_Other = TypeVar("_Other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +149,7 @@ def summarise_measured(
     communication = totals.communication.table(ranks_of_run)
     unmatched = totals.unmatched.find(recorded)
     budget, launches = _launches(recorded, is_whole)
-    awaited = totals.awaited.longest()
+    awaited = measured.result.stragglers.awaited.longest()
     replayed = _replay(run, measured.result)
     findings = replayed.findings or Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
     summed = totals.steps
@@ -203,30 +200,23 @@ class SummarySums:
     """All that a summary needs of some steps; those of several windows of a run add up."""
 
     totals: StepTotals
-    work: MeasuredWork
+    stragglers: StragglerSums
 
     def __add__(self, later: SummarySums) -> SummarySums:
-        return SummarySums(self.totals + later.totals, self.work + later.work)
+        return SummarySums(self.totals + later.totals, self.stragglers + later.stragglers)
 
     def joined(self) -> SummarySums:
         """Return the same with the work in one part."""
-        return replace(self, work=self.work.joined())
+        return replace(self, stragglers=self.stragglers.joined())
 
 
 def measure_summary(analysis: Analysis) -> SummarySums:
     """Measure the steps that count."""
-    return SummarySums(*_at_once(partial(step_totals, analysis), partial(measure_work, analysis)))
-
-
-def _at_once(one: Callable[[], _One], other: Callable[[], _Other]) -> tuple[_One, _Other]:
-    """Return the results of both calls, computed in two threads, which numpy lets run side by side.
-
-    A step of 16,384 ranks is one window, for which other processes are of no use.
-    """
+    # numpy lets threads run side by side. A step of many ranks is one window: other processes are of no use for it.
     with ThreadPoolExecutor(1) as thread:
-        future = thread.submit(one)
-        result = other()
-        return future.result(), result
+        work = thread.submit(measure_work, analysis)
+        totals, awaited = step_totals(analysis), awaited_totals(analysis.context)
+        return SummarySums(totals, StragglerSums(work.result(), awaited))
 
 
 def _launches(recorded: Run, is_whole: bool) -> tuple[RunBudget | None, list[Launch]]:
@@ -257,7 +247,7 @@ class _Replayed(NamedTuple):
 
 
 def _replay(run: WholeRun | LargeRun, measured: SummarySums) -> _Replayed:
-    work, pipeline = measured.work, measured.totals.pipeline
+    work, pipeline = measured.stragglers.work, measured.totals.pipeline
     if not run.steps.used:
         return _Replayed(None, Findings())
     if work.why_not == ONLY_KERNELS:
@@ -298,8 +288,10 @@ def _replay_ideal(
 ) -> _ReplayedIdeal:
     if ideal is None:
         return _ReplayedIdeal(replay_analysis(analysis, places, scenarios), None)
-    replay = partial(place_program(analysis, places).replay, scenarios)
-    return _ReplayedIdeal(*_at_once(replay, partial(replay_bubbles, analysis, ideal)))
+    with ThreadPoolExecutor(1) as thread:
+        steps = thread.submit(place_program(analysis, places).replay, scenarios)
+        causes = replay_bubbles(analysis, ideal)
+        return _ReplayedIdeal(steps.result(), causes)
 
 
 def _most_waited_for(ranks: Sequence[RankMean]) -> str:

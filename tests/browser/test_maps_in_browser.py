@@ -50,9 +50,9 @@ def analysis() -> Analysis:
 def report(analysis: Analysis, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("maps") / "report.html"
     views = {
-        **map_resources(rank_steps(analysis), measure_summary(analysis).work.steps),
+        **map_resources(rank_steps(analysis), measure_summary(analysis).stragglers.work.steps),
         **network_resources(analysis.run, measure_network(analysis)),
-        **slowdown_resources(WholeRun(analysis), measure_summary(analysis).work),
+        **slowdown_resources(WholeRun(analysis), measure_summary(analysis).stragglers.work),
         **comparison_resources(WholeRun(analyse(replace(FASTER.run(), path=Path("faster")))), WholeRun(analysis)),
     }
     page = render(summarise_analysis(analysis), Timeline.of_analysis(analysis), views=views)

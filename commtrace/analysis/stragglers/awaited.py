@@ -391,7 +391,7 @@ def _done_for_longer(waits: _Waits, context: Context) -> Int64:
         rows = known[np.argsort(rank[known], kind="stable")]
         sides.append((rows, rank[rows], until, sign))
     for block in context.run.blocks:
-        courses, ranks = _Courses.of(block), np.array(block.ranks)
+        courses, ranks = _Courses.of(block), np.array(block.ranks, np.int32)  # of the type of what is searched
         for rows, rank, until, sign in sides:
             near = slice(np.searchsorted(rank, ranks[0]), np.searchsorted(rank, ranks[-1], side="right"))
             place = np.searchsorted(ranks, rank[near])

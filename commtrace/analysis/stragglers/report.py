@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from commtrace.analysis.chain import Analysis, analyse
+from commtrace.analysis.chain import analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.replay.scenarios import Replay
@@ -18,13 +18,19 @@ from commtrace.analysis.replay.whatif import WhatIf, what_if
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
 from commtrace.analysis.steps.choice import recorded_steps
 from commtrace.analysis.stragglers.advice import exclude_nodes
-from commtrace.analysis.stragglers.awaited import Awaited, AwaitedTotals, awaited_totals
+from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.baseline import Baseline
-from commtrace.analysis.stragglers.search import Findings, MeasuredWork, judge_stragglers, measure_work
+from commtrace.analysis.stragglers.search import (
+    Findings,
+    MeasuredWork,
+    judge_stragglers,
+    measure_stragglers,
+    measure_work,
+)
 from commtrace.analysis.stragglers.verdict import on_gpu
 from commtrace.analysis.whatif_traces.analysis import analyse_whatif_trace
 from commtrace.analysis.whatif_traces.trace import is_whatif_run, whatif_trace_of
-from commtrace.analysis.windows.run import ALONE, LargeRun, MeasuredRun, WholeRun, Workers, open_run
+from commtrace.analysis.windows.run import ALONE, LargeRun, WholeRun, Workers, open_run
 from commtrace.errors import CommtraceError
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, to_json
@@ -87,7 +93,8 @@ def report_of_steps(run: WholeRun | LargeRun, baseline: Baseline | None = None) 
         run = WholeRun(analyse(path))  # the rules of the study take all steps at once
     if not run.steps.used:
         raise CommtraceError(f"{path}: no step was recorded in full, so nothing can be compared.")
-    measured = _measured(run)
+    measured = run.measure(measure_stragglers)
+    measured = replace(measured, result=measured.result.joined())  # the parts can go
     work, recorded = measured.result.work, measured.recorded
     if work.why_not == ONLY_KERNELS:
         raise CommtraceError(f"{path}: {ONLY_KERNELS}")
@@ -107,25 +114,6 @@ def report_of_steps(run: WholeRun | LargeRun, baseline: Baseline | None = None) 
         repeated_steps=tuple(_repeated(recorded)),
         awaited=tuple(measured.result.awaited.longest()),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    work: MeasuredWork
-    awaited: AwaitedTotals
-
-    def __add__(self, later: _Measured) -> _Measured:
-        return _Measured(self.work + later.work, self.awaited + later.awaited)
-
-
-def _measured(run: WholeRun | LargeRun) -> MeasuredRun[_Measured]:
-    measured = run.measure(_measure)
-    result = replace(measured.result, work=measured.result.work.joined())  # the parts can go
-    return replace(measured, result=result)
-
-
-def _measure(analysis: Analysis) -> _Measured:
-    return _Measured(measure_work(analysis), awaited_totals(analysis.context))
 
 
 def baseline_of(path: str | Path, workers: Workers = ALONE) -> Baseline:

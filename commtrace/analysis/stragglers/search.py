@@ -23,7 +23,7 @@ from commtrace.analysis.replay.program import Program, build_program
 from commtrace.analysis.replay.scenarios import Replay, Scenario, replay_of
 from commtrace.analysis.replay.step_bounds import NOT_IN_ORDER
 from commtrace.analysis.replay.step_statistics import StatisticsParts, StepStatistics
-from commtrace.analysis.stragglers.awaited import most_waited_for
+from commtrace.analysis.stragglers.awaited import AwaitedTotals, awaited_totals, most_waited_for
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.limits import RECORDED, Limits, Thresholds
 from commtrace.analysis.stragglers.microbatches import uneven_sequences
@@ -128,6 +128,26 @@ def measure_work(analysis: Analysis) -> MeasuredWork:
         return MeasuredWork.not_replayed(str(error), analysis.matches)
     parts = StatisticsParts.of(analysis.replayed.run, program, analysis.work, analysis.transfers)
     return MeasuredWork.of(analysis.run, analysis.matches, program, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerSums:
+    """All that is said of stragglers comes from these; those of several windows of a run add up."""
+
+    work: MeasuredWork
+    awaited: AwaitedTotals
+
+    def __add__(self, later: StragglerSums) -> StragglerSums:
+        return StragglerSums(self.work + later.work, self.awaited + later.awaited)
+
+    def joined(self) -> StragglerSums:
+        """Return the same with the work in one part."""
+        return replace(self, work=self.work.joined())
+
+
+def measure_stragglers(analysis: Analysis) -> StragglerSums:
+    """Measure the work of the steps that count, and for whom ranks waited in them."""
+    return StragglerSums(measure_work(analysis), awaited_totals(analysis.context))
 
 
 def judge_stragglers(

@@ -20,6 +20,7 @@ from commtrace.analysis.matching.coverage import missing_numbers
 from commtrace.analysis.pipeline.observed import find_pipeline
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.step_totals import StepTotals, TimeTotals, step_totals, time_totals
+from commtrace.analysis.stragglers.awaited import AwaitedTotals, awaited_totals
 from commtrace.analysis.stragglers.report import report_of_steps
 from commtrace.analysis.summary import summarise_steps
 from commtrace.analysis.timeline import Timeline
@@ -59,6 +60,7 @@ class Told:
     speeds: LinkSpeeds
     series: StepSeries
     totals: StepTotals
+    awaited: AwaitedTotals
     times: TimeTotals
 
     def __add__(self, other: Told) -> Told:
@@ -68,6 +70,7 @@ class Told:
             self.speeds + other.speeds,
             self.series + other.series,
             self.totals + other.totals,
+            self.awaited + other.awaited,
             self.times + other.times,
         )
 
@@ -83,6 +86,7 @@ def tell(analysis: Analysis) -> Told:
         measure_links(context.run, context.matches, context.steps),
         step_series(analysis),
         step_totals(analysis),
+        awaited_totals(context),
         time_totals(analysis),
     )
 
@@ -111,7 +115,7 @@ def plain(run: MeasuredRun[Told]) -> dict[str, Any]:
         "unmatched": totals.unmatched.find(recorded),
         "modules": [row.to_json() for row in totals.modules],
         "coverage": totals.captured.coverage(recorded),
-        "awaited": [one.to_json() for one in totals.awaited.longest()],
+        "awaited": [one.to_json() for one in measured_result.awaited.longest()],
         "problems found": find_problems(
             recorded, run.alignment, run.steps, run.counts, totals.numbers, (), computes=True
         ),

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath
 from commtrace.analysis.breakdown.modules import ModuleTime
@@ -53,6 +53,9 @@ from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, fields_to_json, to_json
 from commtrace.trace.run import Run
 from commtrace.trace.topology import Topology
+
+_One = TypeVar("_One")
+_Other = TypeVar("_Other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +215,25 @@ class SummarySums:
 
 def measure_summary(analysis: Analysis) -> SummarySums:
     """Measure the steps that count."""
-    # numpy lets threads run side by side. A step of many ranks is one window: other processes are of no use for it.
+    work, (totals, awaited) = _side_by_side(
+        analysis,
+        partial(measure_work, analysis),
+        lambda: (step_totals(analysis), awaited_totals(analysis.context)),
+    )
+    return SummarySums(totals, StragglerSums(work, awaited))
+
+
+def _side_by_side(analysis: Analysis, one: Callable[[], _One], other: Callable[[], _Other]) -> tuple[_One, _Other]:
+    """Return the results of both calls, which numpy lets run in two threads unless this is a window of a run.
+
+    Other processes measure other windows; for a run that is a single window they are of no use.
+    """
+    if analysis.steps_of_run is not None:
+        return one(), other()
     with ThreadPoolExecutor(1) as thread:
-        work = thread.submit(measure_work, analysis)
-        totals, awaited = step_totals(analysis), awaited_totals(analysis.context)
-        return SummarySums(totals, StragglerSums(work.result(), awaited))
+        future = thread.submit(one)
+        result = other()
+        return future.result(), result
 
 
 def _launches(recorded: Run, is_whole: bool) -> tuple[RunBudget | None, list[Launch]]:
@@ -288,10 +305,8 @@ def _replay_ideal(
 ) -> _ReplayedIdeal:
     if ideal is None:
         return _ReplayedIdeal(replay_analysis(analysis, places, scenarios), None)
-    with ThreadPoolExecutor(1) as thread:
-        steps = thread.submit(place_program(analysis, places).replay, scenarios)
-        causes = replay_bubbles(analysis, ideal)
-        return _ReplayedIdeal(steps.result(), causes)
+    replay = partial(place_program(analysis, places).replay, scenarios)
+    return _ReplayedIdeal(*_side_by_side(analysis, replay, partial(replay_bubbles, analysis, ideal)))
 
 
 def _most_waited_for(ranks: Sequence[RankMean]) -> str:

@@ -79,7 +79,10 @@ class Analysis:
     @cached_property
     def counts(self) -> dict[int, RowCounts]:
         """Return counts of all rows that were recorded, by rank."""
-        return {rank: RowCounts.of(trace.spans) for rank, trace in self.recorded.ranks.items()}
+        counts: dict[int, RowCounts] = {}
+        for block in self.recorded.blocks:
+            counts |= RowCounts.of_block(block)
+        return counts
 
 
 def analyse(source: str | Path | Run | Window, steps: str | None = None) -> Analysis:

@@ -10,11 +10,12 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.formatting import format_ranks
-from commtrace.analysis.keys import pack
+from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.matching.arrivals import GroupLabel, RankArrivals, describe_group, known_groups
 from commtrace.analysis.matching.operations import communication_rows
 from commtrace.analysis.matching.roles import Roles
 from commtrace.trace import schema
+from commtrace.trace.blocks import Block, bounds_of
 from commtrace.trace.metadata import IMPORTED
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64, Spans
@@ -187,17 +188,28 @@ class RowCounts:
 
     @classmethod
     def of(cls, spans: Spans) -> RowCounts:
+        """Count the rows of one rank."""
+        return cls.of_block(Block((0,), bounds_of([len(spans)]), spans))[0]
+
+    @classmethod
+    def of_block(cls, block: Block) -> dict[int, RowCounts]:
+        """Count the rows of each rank."""
+        spans = block.spans
         # The members of a bracket share a number, and one of them is the first.
-        """Count these rows."""
         rows = np.flatnonzero(
             (spans.kind == schema.COLLECTIVE) & (spans.group >= 0) & (spans.seq >= 0) & (spans.op_in_seq == 0)
         )
-        numbers = {
-            group: CollectiveNumbers(int(seq.min()), int(seq.max()), len(seq))
-            for group in np.unique(spans.group[rows]).tolist()
-            if len(seq := spans.seq[rows[spans.group[rows] == group]])
-        }
-        return cls(numbers, int((spans.end < spans.start).sum()))
+        rank, group, seq = block.rank()[rows], spans.group[rows], spans.seq[rows]
+        example, which = grouped(pack((rank, group)))
+        first, last = seq[example], seq[example]
+        np.minimum.at(first, which, seq)
+        np.maximum.at(last, which, seq)
+        numbers: dict[int, dict[int, CollectiveNumbers]] = {one: {} for one in block.ranks}
+        columns = (rank[example], group[example], first, last, np.bincount(which, minlength=len(example)))
+        for one, number, *counted in zip(*(column.tolist() for column in columns), strict=True):
+            numbers[one][number] = CollectiveNumbers(*counted)
+        backwards = np.bincount(block.rank()[spans.end < spans.start], minlength=max(block.ranks) + 1)
+        return {one: cls(numbers[one], int(backwards[one])) for one in block.ranks}
 
     def __add__(self, other: RowCounts) -> RowCounts:
         numbers = {

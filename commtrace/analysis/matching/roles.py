@@ -137,9 +137,8 @@ def _ends(rank: int, group: Group | None, peer: int) -> tuple[int, ...]:
 
 
 def _num_nodes(run: Run, members: tuple[int, ...]) -> int:
-    if not members or not all(member in run.ranks for member in members):
-        return -1
-    return len({run.ranks[member].metadata.node for member in members})
+    known = [run.ranks[member].metadata.node for member in members if member in run.ranks]
+    return len(set(known)) if members and len(known) == len(members) else -1
 
 
 def _role_and_size(

@@ -79,7 +79,7 @@ def _ascending_in_groups(group: npt.NDArray[np.integer], values: Float64 | Int64
         low = int(values.min())
         span = int(values.max()) - low + 1
         if (int(group.max()) + 1) * span < np.iinfo(np.int64).max:
-            both = group * np.int64(span) + (values.astype(np.int64) - low)
+            both = group.astype(np.int64) * span + (values.astype(np.int64) - low)
             both.sort()
             return np.asarray(both % span + low)
     return values[np.lexsort((values, group))]

@@ -1,4 +1,4 @@
-"""Sums over the steps of a run: everything that a summary needs without a replay.
+"""Sums over the steps of a run: what a summary needs without a replay, but for stragglers.
 
 >>> step_totals(analyse("commtrace-runs/my-run")).means(run)  # doctest: +SKIP
 """

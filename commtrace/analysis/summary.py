@@ -224,14 +224,14 @@ def measure_summary(analysis: Analysis) -> SummarySums:
 
 
 def _side_by_side(analysis: Analysis, one: Callable[[], _One], other: Callable[[], _Other]) -> tuple[_One, _Other]:
-    """Return the results of both calls, which numpy lets run in two threads unless this is a window of a run.
+    """Return the results of both calls: of a run that is a single window in two threads, else one after the other.
 
-    Other processes measure other windows; for a run that is a single window they are of no use.
+    The windows of a longer run are measured by processes, which keep all cores busy.
     """
     if analysis.steps_of_run is not None:
         return one(), other()
-    with ThreadPoolExecutor(1) as thread:
-        future = thread.submit(one)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(one)
         result = other()
         return future.result(), result
 

@@ -31,6 +31,16 @@ def test_grouped_median(rows: list[tuple[int, int]]) -> None:
     np.testing.assert_array_equal(grouped_median(group, value.astype(np.float64), 4), expected)
 
 
+@given(GROUPS_AND_VALUES, st.sampled_from([1, 10**9, 2**60]))
+def test_grouped_median_of_integers(rows: list[tuple[int, int]], spread: int) -> None:
+    """Few values and groups are sorted as one number each, which must not wrap, whatever the type of the groups."""
+    group, value = np.array(rows, np.int64).reshape(-1, 2).T
+    value = value % 4 * spread - spread
+    expected = grouped_median(group, value.astype(np.float64), 4)
+
+    np.testing.assert_allclose(grouped_median(group.astype(np.int32), value, 4), expected, rtol=1e-15)
+
+
 @given(GROUPS_AND_VALUES)
 def test_leave_one_out_median(rows: list[tuple[int, int]]) -> None:
     group, value = np.array(rows, np.int64).reshape(-1, 2).T

@@ -279,8 +279,8 @@ def blame_ns(run: Run, matches: Matches) -> Mapping[int, int]:
         )
         wait = ready - block.spans.start
         waited = np.flatnonzero((last_rank >= 0) & (last_rank != block.rank()) & (wait > 0))
-        # float64 sums are exact here: they stay far below 2⁵³ ns, which is 104 days.
-        sums = np.bincount(last_rank[waited], wait[waited])
+        sums = np.zeros(int(last_rank.max(initial=-1)) + 1, np.int64)
+        np.add.at(sums, last_rank[waited], wait[waited])
         blame.update({rank: int(sums[rank]) for rank in np.flatnonzero(sums).tolist()})
     return blame
 

@@ -89,7 +89,7 @@ def between_stages(run: Run, roles: Roles) -> dict[int, Bool]:
 
 
 def between_stages_of(run: Run, block: Block, roles: Roles) -> Bool:
-    """Return the same of a block."""
+    """Return a mask of the pipeline's point-to-point rows and stalls on them, of a block."""
     role = block.together({rank: roles.ranks[rank].role for rank in block.ranks})
     return np.asarray(is_p2p(run, block.spans) & (role == roles.code(PIPELINE)))
 

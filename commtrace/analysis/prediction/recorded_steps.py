@@ -119,7 +119,7 @@ def lane_times(recorded: RecordedSteps, piece_ns: Int64, times: Int64, rank_inde
     """Return the instants of a lane in a step, as recorded and as replayed with these pieces."""
     lanes = recorded.lanes
     first, last = int(lanes.first_node[rank_index, step]), int(lanes.last_node[rank_index, step])
-    low, high = np.searchsorted(lanes.waits.node, [first, last])
+    low, high = np.searchsorted(lanes.waits.node, np.array([first, last], np.int32))  # no copy in another type
     waits = slice(int(low), int(high))
     begins_step = int(lanes.step_start[rank_index, step])
     wait_begin, wait_end = lanes.waits.start[waits] - begins_step, lanes.waits.end[waits] - begins_step

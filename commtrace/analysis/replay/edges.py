@@ -129,7 +129,7 @@ def work_between(before: Int64, first_piece: Int32 | Int64, end_piece: Int32 | I
     return work
 
 
-def _after_communication(lanes: Lanes, known: Bool, which: Int64, duration: Int64) -> tuple[Bool, Int64]:
+def _after_communication(lanes: Lanes, known: Bool, which: Int32, duration: Int64) -> tuple[Bool, Int64]:
     """Return which stalls waited for their communication, and their time after its end, or else all of their time."""
     if not len(lanes.starts):
         return known, duration

@@ -70,7 +70,7 @@ class ReplayGraph:
 
         ``weights[edges]`` has the shape (edges,) or (edges, scenarios).
         """
-        columns = weights.shape[1:] + edges.shape[1:]
+        columns = edges.shape[1:] + weights.shape[1:]
         times: Int64 = np.zeros((self.num_nodes, *columns), np.int64)
         if origins is not None:
             roots = self._levels[0].blocks[0].nodes.start if self._levels else self.num_nodes

@@ -262,13 +262,16 @@ class PlacedProgram:
         program: Program,
         places: Places,
         work: WorkTable | None = None,
-        own_transfers: TransferTable | None = None,
+        traffic: TransferTable | None = None,
     ) -> PlacedProgram:
-        """Locate a program, read from ``run``, in the statistics of the whole run; its own tables may be known."""
+        """Locate a program read from ``run`` in the statistics of the whole run.
+
+        ``work`` and ``traffic`` are the tables of the program itself, if they are known.
+        """
         segments, transfers = program.segments, program.transfers
         index = narrow(np.minimum(np.searchsorted(places.steps, program.steps), len(places.steps) - 1))
         work = WorkTable.of(segments) if work is None else work
-        table = TransferTable.of(run, transfers) if own_transfers is None else own_transfers
+        traffic = TransferTable.of(run, transfers) if traffic is None else traffic
         return cls(
             program,
             PlacedSegments(
@@ -278,8 +281,8 @@ class PlacedProgram:
                 places.entries.find(work),
             ),
             PlacedTransfers(
-                _numbers_in(places.traffic, table.traffic)[table.row],
-                _numbers_in(places.kinds, table.kinds)[table.kind],
+                _numbers_in(places.traffic, traffic.traffic)[traffic.row],
+                _numbers_in(places.kinds, traffic.kinds)[traffic.kind],
                 narrow(np.searchsorted(places.ranks, transfers.rank)),
                 index[transfers.step],
                 transfers.ns,
@@ -353,9 +356,9 @@ class Replay:
 def replay_of(run: Run, program: Program, statistics: StepStatistics) -> Replay:
     """Return the replay of a program that was read from ``run``."""
     is_of_all_steps = len(statistics.steps) == len(program.steps)
-    own = (statistics.table, statistics.transfers) if is_of_all_steps else ()
-    placed = PlacedProgram.of(run, program, Places.of(statistics), *own)
-    return Replay(statistics, placed.replay)
+    work = statistics.table if is_of_all_steps else None
+    traffic = statistics.transfers if is_of_all_steps else None
+    return Replay(statistics, PlacedProgram.of(run, program, Places.of(statistics), work, traffic).replay)
 
 
 def _numbers_in(known: tuple[NamedTuple, ...], keys: tuple[NamedTuple, ...]) -> Int32:

@@ -252,9 +252,9 @@ def awaited_totals(context: Context) -> AwaitedTotals:
     last_rank, step = waits.last_rank[first[group]], waits.step[first[group]]
     order = np.lexsort((step, activity, last_rank))
     dues = _Dues(
-        last_rank=last_rank[order].astype(np.int32),
+        last_rank=last_rank[order],
         activity=activity[order].astype(np.int8),
-        step=step[order].astype(np.int32),
+        step=step[order],
         ns=total[row, group][order],
     )
     return AwaitedTotals((dues,), {}, (np.array(context.steps, np.int64),), frozenset(context.run.ranks))
@@ -391,7 +391,7 @@ def _done_for_longer(waits: _Waits, context: Context) -> Int64:
         rows = known[np.argsort(rank[known], kind="stable")]
         sides.append((rows, rank[rows], until, sign))
     for block in context.run.blocks:
-        courses, ranks = _Courses.of(block), np.array(block.ranks, np.int32)  # of the type of what is searched
+        courses, ranks = _Courses.of(block), np.array(block.ranks, np.int32)  # no copy in another type
         for rows, rank, until, sign in sides:
             near = slice(np.searchsorted(rank, ranks[0]), np.searchsorted(rank, ranks[-1], side="right"))
             place = np.searchsorted(ranks, rank[near])

@@ -223,7 +223,7 @@ def _measure(
     def count(rows: Int64) -> list[int]:
         return [*map(int, np.bincount(rank[rows], minlength=len(block.ranks)))]
 
-    columns = zip(
+    columns = zip(  # in the order of the fields of RankWaits
         [_stage_if_known(run.ranks[one]) for one in block.ranks],
         count(steps),
         chunks.tolist(),
@@ -256,10 +256,10 @@ class _TurningPoints(NamedTuple):
     """The turns of a schedule, ns, in every *cell*: a step of a rank."""
 
     cell: Int64  # of each row; rows outside of any step of a rank have one too
-    first_forward: Int64  # start; the largest number without one
-    last_forward: Int64  # end; the largest number without one
-    first_backward: Int64  # start; the largest number without one
-    last_backward: Int64  # end; the largest number without one
+    first_forward: Int64  # start; the largest number without one, as for the others
+    last_forward: Int64  # end
+    first_backward: Int64  # start
+    last_backward: Int64  # end
 
     @classmethod
     def of(cls, block: Block) -> _TurningPoints:

@@ -534,5 +534,6 @@ def _longer_in_the_mean(work: WorkStatistics, rank: int) -> float:
     others = ~own & (work.stages == work.stage_of_rank[rank])
     if not others.any():
         return 0.0
-    typical = np.median(work.work_ns[others], axis=0)
-    return float((work.work_ns[own][0] - typical).mean() / max(typical.mean(), 1.0))
+    steps = work.work_ns
+    typical = np.median(steps[others], axis=0)
+    return float((steps[own][0] - typical).mean() / max(typical.mean(), 1.0))

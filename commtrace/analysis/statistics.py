@@ -64,25 +64,10 @@ def grouped_median(group: npt.NDArray[np.integer], values: Float64 | Int64, grou
     first = np.concatenate([[0], np.cumsum(size)])
     medians = np.full(groups, np.nan)
     some = size > 0
-    ordered = _ascending_in_groups(group, values)
+    ordered = values[np.lexsort((values, group))]
     lower, upper = first[:-1] + (size - 1) // 2, first[:-1] + size // 2
     medians[some] = (ordered[lower[some]] + ordered[upper[some]]) / 2
     return medians
-
-
-def _ascending_in_groups(group: npt.NDArray[np.integer], values: Float64 | Int64) -> Float64 | Int64:
-    """Return the values of the first group, ascending, then those of the second, ….
-
-    Integers are sorted as numbers that hold the group as well, which takes a tenth of the time of a sort by two keys.
-    """
-    if len(values) and np.issubdtype(values.dtype, np.integer):
-        low = int(values.min())
-        span = int(values.max()) - low + 1
-        if (int(group.max()) + 1) * span < np.iinfo(np.int64).max:
-            both = group.astype(np.int64) * span + (values.astype(np.int64) - low)
-            both.sort()
-            return np.asarray(both % span + low)
-    return values[np.lexsort((values, group))]
 
 
 def leave_one_out_median(group: Int64, values: Float64) -> Float64:

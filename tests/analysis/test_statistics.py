@@ -33,7 +33,7 @@ def test_grouped_median(rows: list[tuple[int, int]]) -> None:
 
 @given(GROUPS_AND_VALUES, st.sampled_from([1, 10**9, 2**60]))
 def test_grouped_median_of_integers(rows: list[tuple[int, int]], spread: int) -> None:
-    """Few values and groups are sorted as one number each, which must not wrap, whatever the type of the groups."""
+    """Also of values that are far apart, in groups of a smaller type."""
     group, value = np.array(rows, np.int64).reshape(-1, 2).T
     value = value % 4 * spread - spread
     expected = grouped_median(group, value.astype(np.float64), 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,7 +44,8 @@ def train(
     environment = {**places(directory / "run"), **(variables or {})}
     completed = start(arguments, processes, environment, timeout=200)
     assert completed.returncode == 0, completed.stdout
-    assert_nobody_complained(completed.stdout)
+    # On a busy machine, exporters of a job of three iterations may still be opening when it ends.
+    assert_nobody_complained(re.sub(r"no export to \w+: the job ended before it had begun", "", completed.stdout))
     return losses.read_text()
 
 

@@ -82,11 +82,7 @@ def places(directory: Path) -> dict[str, str]:
 
 
 def assert_nobody_complained(output: str) -> None:
-    """No part of commtrace gave up: it would leave training alone all the more.
-
-    On a busy machine, exporters of a job of a few seconds may still be opening when it ends.
-    """
-    output = re.sub(r"no export to \w+: the job ended before it had begun", "", output)
+    """No part of commtrace gave up: it would leave training alone all the more."""
     for words in ("switched off", "no export to", "commtrace is off", "Traceback"):
         assert words not in output, output
 

@@ -243,7 +243,10 @@ class _Design:
         return solution
 
     def errors_of_drifts(self, solution: Float64) -> Float64:
-        """Return the standard errors of the best drifts, if all unknowns but those of clock 0 are free."""
+        """Return the standard errors of the best drifts, if all unknowns but those of clock 0 are free.
+
+        The covariance of some unknowns is the inverse of the Schur complement of the others in the normal matrix.
+        """
         free = np.ones(2 * self._count, np.bool_)
         free[:2] = False
         scale, weights = self._robust(solution)

@@ -28,7 +28,11 @@ class StepBounds(NamedTuple):
 
     @classmethod
     def of(cls, run: Run, steps: Int64) -> StepBounds:
-        """Return the bounds of at least one step that all ranks recorded on one clock; ReplayError if not in order."""
+        """Return the bounds of steps, at least one, that every rank recorded on one clock.
+
+        Raises:
+            ReplayError: the steps were not recorded in the order of their numbers.
+        """
         ranks = sorted(run.ranks)
         start, end, since = np.array([_of_rank(run.ranks[rank], steps) for rank in ranks], np.int64).transpose(1, 0, 2)
         if (start[:, 1:] < start[:, :-1]).any():

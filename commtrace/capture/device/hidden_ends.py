@@ -51,7 +51,7 @@ class Held(NamedTuple):
     end: int
 
     @property
-    def has_stalled(self) -> bool:
+    def ends_exactly(self) -> bool:
         return ended_at(self.call, self.launch, self.waited_from, self.end)
 
 
@@ -158,7 +158,7 @@ def placed(held: Sequence[Held], durations: Mapping[int, int]) -> tuple[list[Row
         starts_with = None if before is None else _start(one.launch, before)
         start, end = max(one.launch, queue.known_end), bounds[call.id]
         place = queue.of_batch(call)
-        if place is None and one.has_stalled:
+        if place is None and one.ends_exactly:
             place = Placed(min(start, end), end, True, call.clock.timing)
             if duration is not None and starts_with is not None:
                 differences.append(abs(end - starts_with - duration))

@@ -10,6 +10,8 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# The C extension, which is built again when its sources change.
+NATIVE := setup.py $(wildcard commtrace/_native/*.[ch])
 # Tests run side by side. A process has tests that follow one another, and takes some of another one's when it has none left.
 # A third of their time tests wait, for jobs that sleep, time out or start: three processes keep two cores busy.
 WORKERS ?= $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
@@ -114,8 +116,16 @@ soak: $(INSTALLED)  ## Train for SOAK_MINUTES (30) with everything recorded: not
 
 install: $(INSTALLED)
 
+# Where it can be built it must: a mistake in C is no reason to test the Python engine twice.
+$(INSTALLED): $(VENV)/.packages $(NATIVE)
+	@if command -v cc >/dev/null && \
+		test -e "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h"; then \
+		BUILD_COMMTRACE_NATIVE=1 $(BIN)/python setup.py --quiet build_ext --inplace; \
+	else echo 'The C extension is left out: there is no C compiler (cc), or no Python.h (python3-dev).'; fi
+	@touch $@
+
 # torch on its own and first: left to a dependency of another package, pip would take the newest build, with CUDA.
-$(INSTALLED): pyproject.toml
+$(VENV)/.packages: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "commtrace needs Python 3.10 or newer: make PYTHON=python3.11")'
 	@echo 'Setting up $(VENV) with torch, megatron-core and DeepSpeed. Once; it takes one to a few minutes.'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,0 +1,74 @@
+"""The engines that record here, for benches and for tests on a GPU: which there are, and which was at work in a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import commtrace
+from commtrace import _native
+
+NATIVE, PYTHON = "native", "python"
+
+HAS_CHOICE = any(field.name == "engine" for field in dataclasses.fields(commtrace.Config))
+
+
+def engines() -> list[str]:
+    """Return the engines that can record here; Python's always can."""
+    core, _ = _native.load()
+    return [NATIVE, PYTHON] if HAS_CHOICE and core is not None else [PYTHON]
+
+
+def why_not_native() -> str:
+    """Return why the native engine cannot be measured here, or nothing."""
+    if not HAS_CHOICE:
+        return "this version of commtrace has the Python engine alone"
+    return _native.load()[1]
+
+
+def config(engine: str, directory: str | Path, **options: Any) -> commtrace.Config:
+    """Return a configuration that records with this engine into a directory."""
+    choice: dict[str, Any] = {"engine": engine} if HAS_CHOICE else {}
+    return commtrace.Config(dir=str(directory), **choice, **options)
+
+
+def environment(engine: str, directory: str | Path) -> dict[str, str]:
+    """Return the variables with which a job records with this engine into a directory; with none for ``off``."""
+    if engine == "off":
+        return {"COMMTRACE_ENABLED": "0"}
+    choice = {"COMMTRACE_ENGINE": engine} if HAS_CHOICE else {}
+    return {"COMMTRACE_DIR": str(directory), **choice}
+
+
+def recorded_rows(directory: str | Path, rank: int = 0) -> list[dict[str, Any]]:
+    """Return all rows of a rank. Read by Arrow alone: what was recorded is measured, not the reader."""
+    rows: list[dict[str, Any]] = []
+    for segment in sorted((Path(directory) / f"rank-{rank:05d}").glob("spans-*.arrows")):
+        with pa.ipc.open_stream(pa.OSFile(str(segment))) as stream:
+            rows += stream.read_all().to_pylist()
+    return rows
+
+
+def engine_at_work(rows: list[dict[str, Any]]) -> tuple[str, str]:
+    """Return the name of the engine that recorded these rows, and why it was not the native one, if it says so."""
+    for row in rows:
+        if row["kind"] == "mark" and row["name"] == "topology":
+            engine = json.loads(row["detail"]).get("engine")
+            if engine:
+                return engine["name"], engine["reason"]
+    return PYTHON, ""
+
+
+def check_engine(directory: str | Path, engine: str) -> None:
+    """Make sure that a figure is of the engine that it is ascribed to.
+
+    Raises:
+        SystemExit: another one recorded.
+    """
+    name, reason = engine_at_work(recorded_rows(directory))
+    if name != engine:
+        raise SystemExit(f"the {engine} engine was asked for, and the {name} one recorded: {reason}")

@@ -3,8 +3,8 @@
     python bench/overhead.py --only harvest
 
 Spans are recorded in bursts that the buffer holds, and harvested while nothing else runs. All figures are CPU time, so
-that they hold on a loaded machine. pyarrow's ``write_batch`` lets go of the GIL in part, and is told apart; all the rest
-of the Python threads holds it.
+that they hold on a loaded machine. pyarrow's ``write_batch`` lets go of the GIL in part, and is told apart; the rest of
+the Python threads' time holds it.
 """
 
 from __future__ import annotations

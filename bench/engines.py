@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,31 +45,37 @@ def environment(engine: str, directory: str | Path) -> dict[str, str]:
     return {"COMMTRACE_DIR": str(directory), **choice}
 
 
-def recorded_rows(directory: str | Path, rank: int = 0) -> list[dict[str, Any]]:
-    """Return all rows of a rank. Read by Arrow alone: what was recorded is measured, not the reader."""
+def recorded_rows(run_directory: str | Path, rank: int = 0) -> list[dict[str, Any]]:
+    """Return all rows of a rank. Read by Arrow alone: what was recorded is looked at, not the reader."""
+    folder = Path(run_directory) / f"rank-{rank:05d}"
+    segments = sorted(folder.glob("spans-*.arrows"))
+    assert segments, f"nothing was recorded in {folder}"
     rows: list[dict[str, Any]] = []
-    for segment in sorted((Path(directory) / f"rank-{rank:05d}").glob("spans-*.arrows")):
+    for segment in segments:
         with pa.ipc.open_stream(pa.OSFile(str(segment))) as stream:
             rows += stream.read_all().to_pylist()
     return rows
 
 
-def engine_at_work(rows: list[dict[str, Any]]) -> tuple[str, str]:
+def details(rows: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Return what the marks of a name say."""
+    return [json.loads(row["detail"]) for row in rows if row["kind"] == "mark" and row["name"] == name]
+
+
+def engine_at_work(rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
     """Return the name of the engine that recorded these rows, and why it was not the native one, if it says so."""
-    for row in rows:
-        if row["kind"] == "mark" and row["name"] == "topology":
-            engine = json.loads(row["detail"]).get("engine")
-            if engine:
-                return engine["name"], engine["reason"]
+    for topology in details(rows, "topology"):
+        if "engine" in topology:
+            return topology["engine"]["name"], topology["engine"]["reason"]
     return PYTHON, ""
 
 
-def check_engine(directory: str | Path, engine: str) -> None:
+def check_engine(run_directory: str | Path, engine: str) -> None:
     """Make sure that a figure is of the engine that it is ascribed to.
 
     Raises:
         SystemExit: another one recorded.
     """
-    name, reason = engine_at_work(recorded_rows(directory))
+    name, reason = engine_at_work(recorded_rows(run_directory))
     if name != engine:
         raise SystemExit(f"the {engine} engine was asked for, and the {name} one recorded: {reason}")

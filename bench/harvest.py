@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import pyarrow as pa
-from engines import check_engine, config, recorded_rows
+from engines import check_engine, config, details, recorded_rows
 
 import commtrace
 
@@ -76,7 +76,7 @@ def harvested(engine: str, operation: Callable[[], object], spans: int) -> Harve
         commtrace.stop()
         check_engine(directory, engine)
         rows = recorded_rows(Path(directory))
-    assert not [row for row in rows if row["kind"] == "mark" and row["name"] == "dropped"], "spans were dropped"
+    assert not details(rows, "dropped"), "spans were dropped"
     return Harvest(sum(row["kind"] in ("collective", "p2p", "stall") for row in rows), *harvest)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.gpu.jobs import recorded_rows
+from bench.engines import recorded_rows
 from tests.gpu.kernels import (
     Interval,
     Kernel,

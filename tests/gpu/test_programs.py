@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu.jobs import details, recorded_rows, run_program
+from bench.engines import details, recorded_rows
+from tests.gpu.jobs import run_program
 
 pytestmark = [
     pytest.mark.e2e,

@@ -8,7 +8,8 @@ from statistics import median
 
 import pytest
 
-from tests.gpu.jobs import BACKENDS, NEEDS_NCCL, recorded_rows, run_program
+from bench.engines import recorded_rows
+from tests.gpu.jobs import BACKENDS, NEEDS_NCCL, run_program
 
 MOST_RATIO = 1.03
 """Where the GPU is busy. Where launches take longer than kernels the figure is told, not judged."""

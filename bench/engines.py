@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import torch
 
 import commtrace
 from commtrace import _native
 
-NATIVE, PYTHON = "native", "python"
+NATIVE, PYTHON, AUTO = "native", "python", "auto"
+OFF, PROFILER = "off", "torch.profiler"
 
 HAS_CHOICE = any(field.name == "engine" for field in dataclasses.fields(commtrace.Config))
 
@@ -37,9 +40,32 @@ def config(engine: str, directory: str | Path, **options: Any) -> commtrace.Conf
     return commtrace.Config(dir=str(directory), **choice, **options)
 
 
+@contextmanager
+def recording(variant: str, directory: str | Path) -> Iterator[None]:
+    """Record what runs inside as the variant says, and make sure that it was so.
+
+    Args:
+        variant: ``off``, an engine, ``auto``, an engine with spans of modules (``native+modules``), or
+            ``torch.profiler`` (CPU, and CUDA where there is a GPU; nothing is exported).
+    """
+    engine, _, modules = variant.partition("+")
+    if variant == OFF:
+        yield
+    elif variant == PROFILER:
+        with torch.profiler.profile():
+            yield
+    else:
+        # Depth 3 of a model in DDP: the children of its layers.
+        options = {"modules": "depth=3"} if modules else {}
+        commtrace.start(config(engine, directory, **options))
+        yield
+        commtrace.stop()
+        check_engine(directory, engine)
+
+
 def environment(engine: str, directory: str | Path) -> dict[str, str]:
     """Return the variables with which a job records with this engine into a directory; with none for ``off``."""
-    if engine == "off":
+    if engine == OFF:
         return {"COMMTRACE_ENABLED": "0"}
     choice = {"COMMTRACE_ENGINE": engine} if HAS_CHOICE else {}
     return {"COMMTRACE_DIR": str(directory), **choice}
@@ -77,5 +103,5 @@ def check_engine(run_directory: str | Path, engine: str) -> None:
         SystemExit: another one recorded.
     """
     name, reason = engine_at_work(recorded_rows(run_directory))
-    if name != engine:
+    if engine not in (name, AUTO):
         raise SystemExit(f"the {engine} engine was asked for, and the {name} one recorded: {reason}")

@@ -10,7 +10,6 @@ the Python threads' time holds it.
 from __future__ import annotations
 
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from unittest import mock
 
 import pyarrow as pa
 from engines import check_engine, config, details, recorded_rows
+from thread_time import native_threads_ns, python_threads_ns
 
 import commtrace
 
@@ -35,7 +35,7 @@ class Harvest(NamedTuple):
         spans: rows of communication and stalls that were written.
         python_ns: of its Python threads.
         writing_ns: of that, in pyarrow's ``write_batch``, which lets go of the GIL in part.
-        native_ns: of its threads that have no Python, and never hold it; in ticks of 10 ms.
+        native_ns: of its threads that have no Python, and never hold it.
     """
 
     spans: int
@@ -63,7 +63,7 @@ def harvested(engine: str, operation: Callable[[], object], spans: int) -> Harve
         commtrace.start(config(engine, directory))
         operation()
         _wait_for_harvester()
-        before, writing_before, native_before = _python_ns(), writing[0], _native_ns()
+        before, writing_before, native_before = python_threads_ns(), writing[0], native_threads_ns()
         idle_ns = _python_ns_of_an_idle_tick()
         bursts = max(spans // SPANS_PER_BURST, 1)
         ticks = 0
@@ -71,8 +71,8 @@ def harvested(engine: str, operation: Callable[[], object], spans: int) -> Harve
             for _ in range(SPANS_PER_BURST // 2):  # a call and its stall
                 operation()
             ticks += _wait_for_harvester()
-        python_ns = _python_ns() - before - idle_ns * (ticks + 1)
-        harvest = (python_ns, writing[0] - writing_before, _native_ns() - native_before)
+        python_ns = python_threads_ns() - before - idle_ns * (ticks + 1)
+        harvest = (python_ns, writing[0] - writing_before, native_threads_ns() - native_before)
         commtrace.stop()
         check_engine(directory, engine)
         rows = recorded_rows(Path(directory))
@@ -84,38 +84,19 @@ def _wait_for_harvester() -> int:
     """Wait until a pass finds nothing to do; return how many ticks that took."""
     ticks, last = 0, -1
     while True:
-        before = _python_ns()
+        before = python_threads_ns()
         time.sleep(_TICK_SECONDS)
         ticks += 1
-        taken = _python_ns() - before
+        taken = python_threads_ns() - before
         if last >= 0 and taken < 20_000_000:
             return ticks
         last = taken
 
 
 def _python_ns_of_an_idle_tick() -> int:
-    before = _python_ns()
+    before = python_threads_ns()
     time.sleep(_TICK_SECONDS)
-    return _python_ns() - before
-
-
-def _python_ns() -> int:
-    """Return the CPU time of commtrace's Python threads so far."""
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith("commtrace")]
-    assert threads, "commtrace does not record"
-    clocks = (time.pthread_getcpuclockid(thread.ident) for thread in threads if thread.ident is not None)
-    return sum(time.clock_gettime_ns(clock) for clock in clocks)
-
-
-def _native_ns() -> int:
-    """Return the CPU time of commtrace's threads that Python does not know."""
-    known = {thread.native_id for thread in threading.enumerate()}
-    total_ticks = 0
-    for task in Path("/proc/self/task").iterdir():
-        if int(task.name) not in known and (task / "comm").read_text().startswith("commtrace"):
-            fields = (task / "stat").read_text().rpartition(")")[2].split()
-            total_ticks += int(fields[11]) + int(fields[12])
-    return total_ticks * 10_000_000
+    return python_threads_ns() - before
 
 
 @contextmanager

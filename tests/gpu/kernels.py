@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -141,10 +141,7 @@ def compared(
 
 
 class Distances(NamedTuple):
-    """How far spans of one rank are from their kernels, ns: span minus kernel, by what their rows say of themselves.
-
-    Barriers are left out: NCCL makes the host wait for their kernel, so that their end is the host's.
-    """
+    """How far spans of one rank are from their kernels, ns: span minus kernel, by what their rows say of themselves."""
 
     exact_starts: Any
     lower_bounds: Any
@@ -163,10 +160,23 @@ class Distances(NamedTuple):
         return misses
 
 
-def distances(kernels: Sequence[Interval], operations: Sequence[dict[str, Any]]) -> Distances:
-    """Return how far spans are from the kernels of their launches, exact times and bounds apart."""
+def is_no_barrier(row: Mapping[str, Any]) -> bool:
+    """Return whether a row is judged: NCCL makes the host wait for a barrier's kernel, so its end is the host's."""
+    return row["name"] != "barrier"
+
+
+def distances(
+    kernels: Sequence[Interval],
+    operations: Sequence[dict[str, Any]],
+    judges: Callable[[Mapping[str, Any]], bool] = is_no_barrier,
+) -> Distances:
+    """Return how far spans are from the kernels of their launches, exact times and bounds apart.
+
+    Args:
+        judges: says which rows are judged; all of them tell the clocks apart.
+    """
     pairs, offset = _paired(kernels, operations)
-    judged = [(kernel, row) for kernel, row in pairs if row["name"] != "barrier"]
+    judged = [(kernel, row) for kernel, row in pairs if judges(row)]
 
     def errors(side: str, *, exact: bool) -> Any:
         values = [row[side] - getattr(kernel, side) - offset for kernel, row in judged if is_exact(row, side) == exact]

@@ -53,7 +53,7 @@ STAGES: Final = (
     Stage("engine", 60.0),
     Stage("call_costs", 120.0),
     Stage("accuracy", 130.0),
-    Stage("steps", 150.0),
+    Stage("steps", 190.0),
     Stage("driver", 60.0),
     Stage("megatron", 110.0),
     Stage("robustness", 80.0),

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from gpu_hour import NO_GPU, STAGES, Report, Stage, main, run_stages
 
-from bench.gpu_hour import NO_GPU, STAGES, Report, Stage, main, run_stages
 from tests.e2e.launch import REPOSITORY, run
 from tests.gpu.stages import QUESTIONS
 from tests.gpu.stages.stage import ANSWERS

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from bench.engines import NATIVE, OFF, PROFILER, PYTHON, recorded_rows
+from tests.e2e.launch import REPOSITORY
 from tests.gpu.kernels import read_kernels
-from tests.gpu.stages import call_costs, megatron, steps
+from tests.gpu.stages import QUESTIONS, call_costs, megatron, steps
 from tests.gpu.stages.call_costs import Cost, ThreadTime
 from tests.gpu.stages.stage import REHEARSED, Answers, read_answers
 from tests.gpu.table import Row
@@ -115,3 +117,15 @@ def test_an_answer_that_is_half_written_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "answers.jsonl").write_text(f"{line}\n{line[:20]}")
 
     assert len(read_answers(tmp_path)) == 1
+
+
+def test_the_documentation_has_every_stage_with_its_limit_and_its_questions() -> None:
+    page = (REPOSITORY / "docs" / "gpu-validation.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\d+) s \| .* \|$", page, re.MULTILINE))
+    stages = re.findall(r'Stage\("(\w+)", ([\d.]+)\)', (REPOSITORY / "bench" / "gpu_hour.py").read_text())
+
+    assert rows == {name: f"{float(seconds):.0f}" for name, seconds in stages}
+    for question in QUESTIONS:
+        subject, _, detail = question.partition(": ")
+        assert subject in page, question
+        assert all(word in page for word in detail.replace("async + wait", "asynchronous").split(", ")), question

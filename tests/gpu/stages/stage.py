@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from tests.e2e.launch import Completed
 from tests.gpu.programs.start import start_program
@@ -83,11 +84,11 @@ def start_one_rank() -> torch.device:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     if not torch.cuda.is_available():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         return torch.device("cpu")
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+    dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1, device_id=device)
     return device
 
 

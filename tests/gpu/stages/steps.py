@@ -24,6 +24,7 @@ class Step(NamedTuple):
     Attributes:
         size: of the model, as the program calls it.
         most_added: the aim for the native engine, as a share.
+        with_modules: whether spans of modules are measured too.
         seconds: no turn begins that would end later.
     """
 
@@ -31,12 +32,13 @@ class Step(NamedTuple):
     size: str
     turns: int
     most_added: float
+    with_modules: bool
     seconds: float
 
 
 STEPS: Final = (
-    Step("a step that is bound by launches", "narrow", 9, 0.01, 50.0),
-    Step("a step that keeps the GPU busy", "wide", 6, 0.002, 45.0),
+    Step("a step that is bound by launches", "narrow", 9, 0.01, True, 60.0),
+    Step("a step that keeps the GPU busy", "wide", 7, 0.002, False, 75.0),
 )
 
 
@@ -47,7 +49,8 @@ def main(answers: Answers) -> None:
 
 def measure(answers: Answers, step: Step) -> None:
     """Answer for a step."""
-    variants = [OFF, *engines(), f"{engines()[0]}+modules", PROFILER]
+    modules = [f"{engines()[0]}+modules"] if step.with_modules else []
+    variants = [OFF, *engines(), *modules, PROFILER]
     output = answers.output / step.size
     size = step.size if torch.cuda.is_available() else "tiny"
     arguments = [

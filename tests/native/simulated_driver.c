@@ -400,7 +400,7 @@ struct capture {
 
 struct stream {
     CUdevice device;
-    bool is_built_in; /* the legacy stream of a device, or one of the per-thread streams: not created by the job */
+    bool is_built_in; /* not of cuStreamCreate, nor to be destroyed: a default stream, or of torch's pool */
     bool is_legacy;
     bool is_blocking; /* waits for the legacy stream, and has that wait for it */
     int64_t free_at_ns;
@@ -1792,11 +1792,11 @@ CUstream simulated_legacy_stream(CUdevice device)
     return stream;
 }
 
-/* A stream as cuStreamCreate makes it, on a device that need not be in use; no call is counted. */
-CUstream simulated_stream(CUdevice device, unsigned int flags)
+/* A non-blocking stream of a device, as from the pool that torch has made and never destroys. */
+CUstream simulated_pool_stream(CUdevice device)
 {
     pthread_mutex_lock(&lock);
-    CUstream stream = add_stream(device, (struct stream){.is_blocking = (flags & CU_STREAM_NON_BLOCKING) == 0});
+    CUstream stream = add_stream(device, (struct stream){.is_built_in = true});
     pthread_mutex_unlock(&lock);
     return stream;
 }

@@ -122,7 +122,7 @@ SCRIPT_FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
     "simulated_use_device": (None, [INT, ctypes.c_bool]),
     "simulated_context": (HANDLE, [INT]),
     "simulated_legacy_stream": (HANDLE, [INT]),
-    "simulated_stream": (HANDLE, [INT, UNSIGNED]),
+    "simulated_pool_stream": (HANDLE, [INT]),
     "simulated_kernel": (INT, [HANDLE, NANOSECONDS, TIMES, TIMES]),
     "simulated_wait_until": (INT, [HANDLE, NANOSECONDS]),
     "simulated_follow": (INT, [HANDLE, HANDLE]),
@@ -252,6 +252,11 @@ class SimulatedDriver:
         """Read the host's clock."""
         return int(self.library.simulated_host_ns())
 
+    @property
+    def host_clock(self) -> int:
+        """The address of ``int64_t simulated_host_ns(void)``, for a native reader of the host's clock."""
+        return int(ctypes.cast(self.library.simulated_host_ns, ctypes.c_void_p).value or 0)
+
     def advance(self, duration_ns: int) -> None:
         """Let scripted time pass."""
         self.library.simulated_advance(duration_ns)
@@ -285,11 +290,34 @@ class SimulatedDriver:
     def create_stream(self, flags: int = NON_BLOCKING) -> int:
         return self._created("cuStreamCreate", flags)
 
+    def legacy_stream(self, device: int) -> int:
+        """Return a handle of the device's legacy stream that holds in each context, as 0 does not."""
+        return int(self.library.simulated_legacy_stream(device))
+
+    def pool_stream(self, device: int) -> int:
+        """Return a new stream as from torch's pool: non-blocking, and never destroyed."""
+        return int(self.library.simulated_pool_stream(device))
+
     def kernel(self, stream: int, duration_ns: int) -> tuple[int, int]:
         """Put a kernel on a stream and return when it starts and ends, ns."""
         start, end = NANOSECONDS(), NANOSECONDS()
         self.call("simulated_kernel", stream, duration_ns, ctypes.byref(start), ctypes.byref(end))
         return start.value, end.value
+
+    def wait_until(self, stream: int, time_ns: int) -> None:
+        """Have a stream wait until a time, as for something of which nothing else is simulated."""
+        self.call("simulated_wait_until", stream, time_ns)
+
+    def follow(self, stream: int, earlier: int) -> None:
+        """Have a stream wait for what is on another one now, as by an event between them."""
+        self.call("simulated_follow", stream, earlier)
+
+    def wait_event(self, stream: int, event: int, flags: int = 0) -> None:
+        self.call("cuStreamWaitEvent", stream, event, flags)
+
+    def stop_work(self, stream: int) -> None:
+        """Forget the work of a stream that has not ended yet, as the kernels of an aborted communicator stop."""
+        self.call("simulated_stop_work", stream)
 
     def position_ns(self, stream: int) -> int:
         """Return when what is put on the stream next can start."""
@@ -344,6 +372,9 @@ class SimulatedDriver:
 
     def end_capture(self, stream: int) -> int:
         return self._returned("cuStreamEndCapture", stream)
+
+    def launch_graph(self, executable: int, stream: int) -> None:
+        self.call("cuGraphLaunch", executable, stream)
 
     def instantiate(self, graph: int) -> int:
         return self._created("cuGraphInstantiateWithFlags", graph, 0)

@@ -69,6 +69,8 @@ def test_time_stands_until_it_is_moved_but_for_what_a_reading_takes(driver: Simu
     assert [driver.host_ns(), driver.host_ns()] == [SECOND + 20, SECOND + 40]
     driver.now_ns = 5
     assert driver.now_ns == 5
+    native_clock = ctypes.CFUNCTYPE(ctypes.c_int64)(driver.host_clock)
+    assert native_clock() == 25
 
 
 def test_real_time_is_the_clock_of_the_host(driver: SimulatedDriver) -> None:
@@ -124,7 +126,7 @@ def test_an_event_that_is_not_recorded_stands_for_no_work(driver: SimulatedDrive
     stream, event = driver.create_stream(), driver.create_event()
     assert driver.query(event)
 
-    driver.call("cuStreamWaitEvent", stream, event, 0)
+    driver.wait_event(stream, event)
     assert driver.position_ns(stream) == driver.now_ns
 
 
@@ -132,11 +134,25 @@ def test_a_stream_waits_for_an_event_as_it_was_when_the_wait_was_asked_for(drive
     stream, another, event = driver.create_stream(), driver.create_stream(), driver.create_event()
     _, first = driver.kernel(another, 2 * MILLISECOND)
     driver.record(event, another)
-    driver.call("cuStreamWaitEvent", stream, event, 0)
+    driver.wait_event(stream, event)
     driver.kernel(another, 9 * MILLISECOND)
     driver.record(event, another)
 
     assert driver.kernel(stream, MILLISECOND) == (first, first + MILLISECOND)
+
+
+def test_a_stream_follows_another_one(driver: SimulatedDriver) -> None:
+    stream, another = driver.create_stream(), driver.pool_stream(0)
+    _, end = driver.kernel(another, MILLISECOND)
+    driver.follow(stream, another)
+    driver.kernel(another, MILLISECOND)
+    assert driver.position_ns(stream) == end
+
+    driver.wait_until(stream, end + 5)
+    driver.wait_until(stream, end + 3)
+    assert driver.position_ns(stream) == end + 5
+    assert driver.live_events() == []
+    assert driver.live_streams() == [stream]  # torch destroys none of its pool
 
 
 def test_work_starts_late_where_the_device_is_late(driver: SimulatedDriver) -> None:
@@ -159,7 +175,7 @@ def test_a_kernel_that_never_ends_is_never_reached(driver: SimulatedDriver) -> N
 
     assert not driver.query(event)
     assert status_of(driver, "cuEventSynchronize", event) == simulated.LAUNCH_TIMEOUT
-    driver.call("simulated_stop_work", stream)
+    driver.stop_work(stream)
     assert driver.position_ns(stream) == driver.now_ns
 
 
@@ -258,7 +274,7 @@ def test_handles_that_are_gone_or_invented_are_refused(driver: SimulatedDriver) 
         assert status_of(driver, "cuEventDestroy_v2", gone) == simulated.INVALID_HANDLE
         assert status_of(driver, "cuStreamQuery", gone) == simulated.INVALID_HANDLE
     assert driver.create_event() != event  # the same place, another handle
-    legacy = driver.library.simulated_legacy_stream(0)
+    legacy = driver.legacy_stream(0)
     assert status_of(driver, "cuStreamDestroy_v2", legacy) == simulated.INVALID_HANDLE
 
 
@@ -394,7 +410,7 @@ def test_what_is_captured_does_not_run_before_it_is_replayed(driver: SimulatedDr
     driver.kernel(stream, MILLISECOND)
     started = driver.position_ns(stream)
 
-    driver.call("cuGraphLaunch", executable, stream)
+    driver.launch_graph(executable, stream)
     assert driver.position_ns(stream) == started + 5 * MILLISECOND
     assert driver.node_times(executable, 1) == (started + 3 * MILLISECOND, started + 5 * MILLISECOND)
 
@@ -405,8 +421,8 @@ def test_launches_of_a_graph_run_one_after_another_on_whichever_streams(driver: 
     executable = driver.instantiate(driver.end_capture(stream))
     another = driver.create_stream()
 
-    driver.call("cuGraphLaunch", executable, stream)
-    driver.call("cuGraphLaunch", executable, another)
+    driver.launch_graph(executable, stream)
+    driver.launch_graph(executable, another)
     assert driver.position_ns(another) == driver.now_ns + 2 * MILLISECOND
 
 
@@ -415,17 +431,17 @@ def test_branches_of_a_graph_run_side_by_side(driver: SimulatedDriver) -> None:
     fork, join = driver.create_event(), driver.create_event()
     driver.kernel(stream, MILLISECOND)
     driver.record(fork, stream)
-    driver.call("cuStreamWaitEvent", beside, fork, 0)
+    driver.wait_event(beside, fork)
     assert driver.capture_status(beside) == simulated.CAPTURED
     driver.kernel(beside, 5 * MILLISECOND)
     driver.record(join, beside)
     driver.kernel(stream, MILLISECOND)
-    driver.call("cuStreamWaitEvent", stream, join, 0)
+    driver.wait_event(stream, join)
     driver.kernel(stream, MILLISECOND)
     graph = driver.end_capture(stream)
     nodes = driver.nodes(graph)
     executable = driver.instantiate(graph)
-    driver.call("cuGraphLaunch", executable, stream)
+    driver.launch_graph(executable, stream)
 
     assert driver.capture_status(beside) == simulated.NOT_CAPTURED
     dependencies = [[nodes.index(node) for node in driver.dependencies(node)] for node in nodes]
@@ -453,7 +469,7 @@ def test_a_capture_tells_its_graph_and_what_the_next_node_depends_on(driver: Sim
     driver.call("cuStreamGetCaptureInfo_v2", stream, *arguments)
     assert count.value == 1  # the stream does not wait for a leaf
     executable = driver.instantiate(driver.end_capture(stream))  # nor has it to be joined
-    driver.call("cuGraphLaunch", executable, stream)
+    driver.launch_graph(executable, stream)
     assert driver.event_ns(event) == driver.now_ns + MILLISECOND
 
 
@@ -464,24 +480,24 @@ def test_an_external_event_is_that_of_the_last_launch_from_its_enqueueing_on(dri
     executable = driver.instantiate(driver.end_capture(stream))
     assert driver.event_ns(event) is None
 
-    driver.call("cuGraphLaunch", executable, stream)
+    driver.launch_graph(executable, stream)
     driver.advance(4 * MILLISECOND)
     assert driver.query(event)
     ended = driver.now_ns
-    driver.call("cuGraphLaunch", executable, stream)
+    driver.launch_graph(executable, stream)
     assert not driver.query(event)  # the first launch's is lost
     assert driver.event_ns(event) == ended + 4 * MILLISECOND
 
 
 def test_a_graph_waits_for_an_external_event(driver: SimulatedDriver) -> None:
     stream, another, event = captured(driver), driver.create_stream(), driver.create_event()
-    driver.call("cuStreamWaitEvent", stream, event, simulated.EXTERNAL)
+    driver.wait_event(stream, event, simulated.EXTERNAL)
     driver.kernel(stream, MILLISECOND)
     executable = driver.instantiate(driver.end_capture(stream))
     _, end = driver.kernel(another, 9 * MILLISECOND)
     driver.record(event, another)
 
-    driver.call("cuGraphLaunch", executable, stream)
+    driver.launch_graph(executable, stream)
     assert driver.node_times(executable, 1) == (end, end + MILLISECOND)
 
 
@@ -597,7 +613,7 @@ def test_a_capture_ends_where_it_began(driver: SimulatedDriver) -> None:
         return status_of(driver, "cuStreamEndCapture", which, ctypes.byref(graph))
 
     driver.record(event, stream)
-    driver.call("cuStreamWaitEvent", beside, event, 0)
+    driver.wait_event(beside, event)
     assert end(beside) == simulated.CAPTURE_UNMATCHED
     assert in_thread(as_job(driver, lambda: end(stream))) == simulated.CAPTURE_WRONG_THREAD
     driver.kernel(beside, MILLISECOND)  # and the first stream does not wait for it

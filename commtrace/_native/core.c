@@ -15,6 +15,7 @@
 
 /* Raised when the functions below change; commtrace/_native/__init__.py has the same number. */
 enum { ABI_VERSION = 1 };
+enum { RESET_PATIENCE_MS = 1000 };
 
 /* ---- marks as objects --------------------------------------------------------------------------------------------- */
 
@@ -300,6 +301,9 @@ static PyObject *python_reset(PyObject *module, PyObject *capacity) {
     }
     methods_forget_all();
     rows_reset((size_t)rows);
+    Py_BEGIN_ALLOW_THREADS
+    device_close(RESET_PATIENCE_MS);
+    Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 

@@ -53,6 +53,7 @@ struct Mark {
     _Atomic int references;
     _Atomic int state;
     int device;
+    int generation; /* of the device's opening: what is left of an earlier one does not go back into the pool */
     Event event; /* of the driver; stays with the mark when that goes back into the pool */
     Stream stream;
     int64_t taken_at; /* ns, the host's time */

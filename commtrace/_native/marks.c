@@ -57,6 +57,7 @@ typedef struct {
 
 static Device devices[MOST_DEVICES];
 static int first_device = NOT_APPLICABLE;
+static _Atomic int generation;
 static _Atomic bool is_open, has_seen_capture;
 static _Atomic int failure; /* a status of the driver: nothing of the device is believed after it */
 
@@ -134,6 +135,10 @@ static void mark_release(Mark *mark) {
     if (atomic_fetch_sub_explicit(&mark->references, 1, memory_order_acq_rel) != 1) {
         return;
     }
+    if (mark->generation != atomic_load_explicit(&generation, memory_order_relaxed)) {
+        free(mark); /* with its event, which the driver keeps */
+        return;
+    }
     _Atomic(Mark *) *returned = &devices[mark->device].returned;
     mark->next = atomic_load_explicit(returned, memory_order_relaxed);
     while (!atomic_compare_exchange_weak_explicit(returned, &mark->next, mark, memory_order_release,
@@ -186,6 +191,7 @@ static Mark *pooled_mark(int device) {
         return NULL;
     }
     mark->device = device;
+    mark->generation = atomic_load(&generation);
     return mark;
 }
 
@@ -495,6 +501,14 @@ bool device_open(bool threaded) {
     return true;
 }
 
+static void free_pool(Mark *mark) {
+    while (mark != NULL) {
+        Mark *next = mark->next;
+        free(mark);
+        mark = next;
+    }
+}
+
 bool device_close(int patience_ms) {
     atomic_store(&is_open, false);
     if (!stop_resolver(patience_ms)) {
@@ -511,7 +525,12 @@ bool device_close(int patience_ms) {
     }
     num_queues = 0;
     atomic_store(&num_ahead, 0);
-    memset(devices, 0, sizeof devices); /* pooled marks and their events are given up: the next driver is another */
+    for (int device = 0; device < MOST_DEVICES; device++) {
+        free_pool(devices[device].pool);
+        free_pool(atomic_load(&devices[device].returned));
+    }
+    memset(devices, 0, sizeof devices);
+    atomic_fetch_add(&generation, 1);
     first_device = NOT_APPLICABLE;
     atomic_store(&failure, DRIVER_SUCCESS);
     return true;

@@ -56,6 +56,11 @@ class SimulatedStream:
         return 0 if self.is_default else self._handle
 
     @property
+    def cuda_stream(self) -> int:
+        """The handle, by torch's name."""
+        return self.handle
+
+    @property
     def is_capturing(self) -> bool:
         return self.cuda.driver.capture_status(self._handle) != simulated_driver.NOT_CAPTURED
 

@@ -24,7 +24,7 @@ from commtrace.capture.collectives.waits import (
     wrap_wait,
     wrap_wait_on_device,
 )
-from commtrace.capture.device.clock import CudaClock, now_ns
+from commtrace.capture.device.clock import CudaClock, Mark, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.native import METHODS, Facts, Native, NativeClock, p2p_codes, replacement
 from commtrace.capture.records import (
@@ -160,7 +160,7 @@ class ProcessGroupCapture:
             p2p_codes=p2p_codes(),
             code_of_dtype=native.code_of_dtype,
             wait_failed=self._wait_failed,
-            waited_on_a_side=None if devices is None else devices.waited_on_a_side,
+            waited_on_a_side=None if devices is None else self._waited_on_a_side,
             pending=(self.pending, None if devices is None else devices.pending),
             forget_in_python=self._unrecorded,
             times_devices=devices is not None,
@@ -188,14 +188,29 @@ class ProcessGroupCapture:
         return replacement(method.function())
 
     def _wait_in_c(self, original: object, wait: Callable[..., object]) -> Callable[..., object]:
-        # A wait of a Python class may be compiled by Dynamo: that one stays as it is.
-        if self._native is None or isinstance(original, FunctionType):
+        native, surrendered, failed = self._native, self.surrendered, self._tracer.failed
+        if native is None:
             return wait
-        return replacement(self._native.core.Method(original, wait, is_wait=True).function())
+        if not isinstance(original, FunctionType):
+            return replacement(native.core.Method(original, wait, is_wait=True).function())
+
+        # Dynamo may look into a wait that is Python.
+        def wait_in_python(work: Work, /, *arguments: object, **keywords: object) -> object:
+            try:
+                surrendered(work)
+            except Exception as error:
+                failed(PART, error)
+            return wait(work, *arguments, **keywords)
+
+        return wait_in_python
 
     def _wait_failed(self, facts: Facts, error: BaseException) -> None:
         if self._native is not None and isinstance(error, Exception):
             record_failure(self._tracer, self._native.launch(facts), error, PART)
+
+    def _waited_on_a_side(self, facts: Facts, waited_from: Mark, end: Mark) -> None:
+        if self._native is not None and self._devices is not None:
+            self._devices.waited_on_a_side(self._native.launch(facts), facts[0], waited_from, end)
 
     def _captured(self, original: Callable[..., object], operation: Operation) -> Callable[..., object]:
         tracer, devices, pending = self._tracer, self._devices, self.pending

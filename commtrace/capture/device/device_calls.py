@@ -176,6 +176,23 @@ class DeviceCalls:
 
         return synchronize
 
+    def waited_on_a_side(self, launch: Launch, number: int, waited_from: Mark, end: Mark) -> None:
+        """Note that a stream that does not compute has run, or waited for, a communication of the native part."""
+        call = self._made_of(launch, number)
+        call.waited_from, call.end = waited_from, end
+        self._streams.passes(end, call)
+
+    def take_over(self, launch: Launch, number: int, work: object) -> None:
+        """Go on with a communication of the native part, as something else than its Work is waited for."""
+        self._pending[id(work)] = (self._made_of(launch, number),)
+
+    def _made_of(self, launch: Launch, number: int) -> DeviceCall:
+        peer = launch.peer if launch.operation.is_p2p and launch.state.nccl.has_stream_per_pair else -1
+        device = launch.start.device
+        call = DeviceCall(launch, self._clock, device, launch.state.queue(peer, device))
+        call.id = call.batch = number
+        return call
+
     def waited(self, call: DeviceCall, start: Mark, end: Mark) -> None:
         """Record a wait for ``call`` without its Work; each of several results has a wait."""
         if call.end is None:

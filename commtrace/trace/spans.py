@@ -40,6 +40,8 @@ DTYPE_OF_COLUMN: Mapping[str, type[np.signedinteger | np.bool_]] = {
     "id": np.int64,
     "stalled_on": np.int64,
     "timing": np.int8,
+    "start_exact": np.bool_,
+    "end_exact": np.bool_,
 }
 """Every column but ``detail``, which the reader reads into marks."""
 
@@ -72,6 +74,8 @@ class Spans:
     id: Int64
     stalled_on: Int64
     timing: Int8
+    start_exact: Bool
+    end_exact: Bool
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -120,7 +124,10 @@ class Spans:
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], names: list[str]) -> Spans:
         """Return spans from dictionaries, with strings for codes, for tests; new names are appended to ``names``."""
         table = [_coded(row, names) for row in rows]
-        defaults = {"start": 0, "end": 0, "op_in_seq": 0, "is_async": False, "timing": 0, "lane": schema.COMPUTE}
+        defaults = {
+            "start": 0, "end": 0, "op_in_seq": 0, "is_async": False, "timing": 0, "lane": schema.COMPUTE,
+            "start_exact": True, "end_exact": True,
+        }  # fmt: skip
         return cls(
             *(
                 np.array([row.get(name, defaults.get(name, schema.NOT_APPLICABLE)) for row in table], dtype)

@@ -22,6 +22,7 @@ from commtrace.cli.main import app
 from commtrace.synth import Job, synthesize
 from commtrace.trace import schema
 from commtrace.trace.run import Run
+from commtrace.trace.topology import Topology
 from tests.factory import collective, group, make_run, span, stall
 from tests.json_schemas import errors
 from tests.pipeline_factory import Clock, PipelineJob
@@ -52,6 +53,15 @@ def test_the_header_says_what_is_shown() -> None:
         "Steps 1–4: 4 used; left out: step 0 (warm-up)",
         "Clocks: shared clock",
     ]
+
+
+def test_the_engine_that_recorded_is_among_what_was_captured() -> None:
+    run = make_run({0: [span("step", 0, 10 * MS, step=0), span("step", 10 * MS, 20 * MS, step=1)]})
+    topology: Topology = {"engine": {"name": "python", "reason": "switched off"}}
+    recorded = replace(run, ranks={0: replace(run.ranks[0], topology=topology)})
+
+    assert "; engine: Python\n" in printed(recorded, width=200)
+    assert "engine" not in printed(run, width=200)
 
 
 def test_one_rank_is_not_plural() -> None:

@@ -66,12 +66,12 @@ class Source(Protocol):
         """Return how many rows were dropped so far, by kind."""
 
     @property
-    def num_rows(self) -> int:
-        """Return how many rows were recorded so far."""
+    def num_added(self) -> int:
+        """Return how many communications and spans were recorded so far."""
 
     @property
     def num_waiting(self) -> int:
-        """Return how many rows have not been taken."""
+        """Return how many of them were not taken yet."""
 
     def give_up(self) -> None:
         """Count the rows that wait for the device as dropped."""
@@ -110,7 +110,7 @@ class Recorder:
         self._drops = tuple(itertools.count() for _ in schema.KINDS)
         self._drop_reads = 0
         self._recorded_drops: dict[str, int] = {}
-        self._rows_at_last_pass = 0
+        self._added_at_last_pass = 0
         self._unwritten_marks: list[Row] = []
         self._has_warned_of_entry = False
         self._lost_in_sink = [0] * len(schema.KINDS)
@@ -186,7 +186,7 @@ class Recorder:
     @property
     def source_has_rows(self) -> bool:
         """Return whether the source has recorded rows since the last pass."""
-        return self._source is not None and self._source.num_rows != self._rows_at_last_pass
+        return self._source is not None and self._source.num_added != self._added_at_last_pass
 
     def unresolved(self) -> list[Entry]:
         """Return entries that wait for the device, oldest first. For the harvester's thread."""
@@ -277,7 +277,7 @@ class Recorder:
         """Return what the source has finished; those of its rows that have a detail are added to ``rows``."""
         if self._source is None:
             return None, []
-        self._rows_at_last_pass = self._source.num_rows
+        self._added_at_last_pass = self._source.num_added
         spans, detailed, names = self._source.take()
         rows += detailed
         return spans, names

@@ -275,14 +275,14 @@ static PyObject *python_next_id(PyObject *module, PyObject *unused) {
     return PyLong_FromLongLong(next_id());
 }
 
-static PyObject *python_num_rows_added(PyObject *module, PyObject *unused) {
+static PyObject *python_num_added(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    return PyLong_FromLongLong(rows_added());
+    return PyLong_FromUnsignedLongLong(rows_added());
 }
 
-static PyObject *python_num_rows_waiting(PyObject *module, PyObject *unused) {
+static PyObject *python_num_waiting(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    return PyLong_FromLongLong(rows_waiting());
+    return PyLong_FromUnsignedLongLong(rows_waiting());
 }
 
 static PyObject *python_give_up(PyObject *module, PyObject *unused) {
@@ -321,8 +321,8 @@ static PyMethodDef functions[] = {
     {"saw_capture", python_saw_capture, METH_NOARGS, "Return whether a stream recorded a graph since the last call."},
     {"use_clock", python_use_clock, METH_O, "Take the host's time from a function of C, by its address; 0: the usual."},
     {"next_id", python_next_id, METH_NOARGS, "Return a number for a communication, unique in the process."},
-    {"num_rows_added", python_num_rows_added, METH_NOARGS, "Return how many rows were recorded so far."},
-    {"num_rows_waiting", python_num_rows_waiting, METH_NOARGS, "Return how many rows were not taken yet."},
+    {"num_added", python_num_added, METH_NOARGS, "Return how many communications and spans were recorded so far."},
+    {"num_waiting", python_num_waiting, METH_NOARGS, "Return how many of them were not taken yet."},
     {"give_up", python_give_up, METH_NOARGS, "Count the rows that wait for the device as dropped."},
     {"reset", python_reset, METH_O, "Empty everything for a new recording, with room for so many rows."},
     {"take", rows_take, METH_NOARGS, "Return the finished rows: (number, bytes of columns), of spans and of calls."},

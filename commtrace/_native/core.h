@@ -107,7 +107,9 @@ typedef struct {
     int64_t next_collective;
     struct MessageCounter *messages;
     int32_t num_messages, room_for_messages;
-    bool is_slow;           /* everything goes through Python: a bracket is open, or its role is skipped */
+    bool is_slow;           /* everything goes through Python: a coalescing bracket is open */
+    bool is_skipped;        /* collectives are counted, and not recorded */
+    bool has_slow_messages; /* messages go through Python, which knows whether their peer is skipped */
     bool has_stream_per_pair, returns_work; /* see operations.NcclBackend */
 } Group;
 
@@ -151,8 +153,8 @@ void rows_reset(size_t capacity);
 void rows_add(Happening); /* takes the references of its points; counts it as dropped where there is no room */
 void rows_drop(uint8_t kind);
 void rows_gather(void); /* by any thread, without the GIL */
-int64_t rows_added(void);
-int64_t rows_waiting(void); /* for the device, or to be taken */
+uint64_t rows_added(void);   /* happenings */
+uint64_t rows_waiting(void); /* happenings that wait for the device, or to be taken */
 void rows_give_up(void);     /* counts what waits for the device as dropped */
 PyObject *rows_take(PyObject *module, PyObject *unused);
 PyObject *rows_dropped(PyObject *module, PyObject *unused);

@@ -251,6 +251,8 @@ static PyMethodDef group_methods[] = {
 static PyMemberDef group_members[] = {
     {"launched", T_LONGLONG, offsetof(Group, next_collective), READONLY, "collectives so far"},
     {"is_slow", T_BOOL, offsetof(Group, is_slow), 0, "whether Python handles every call"},
+    {"is_skipped", T_BOOL, offsetof(Group, is_skipped), 0, "whether collectives are counted, and not recorded"},
+    {"has_slow_messages", T_BOOL, offsetof(Group, has_slow_messages), 0, "whether Python handles every message"},
     {"number", T_INT, offsetof(Group, number), READONLY, "unique in the process"},
     {"has_stream_per_pair", T_BOOL, offsetof(Group, has_stream_per_pair), 0, "see operations.NcclBackend"},
     {"returns_work", T_BOOL, offsetof(Group, returns_work), 0, "see operations.NcclBackend"},

@@ -29,6 +29,7 @@ static PyObject *python_pending[2]; /* dictionaries of Python's path: Works that
 static PyObject *forget_in_python;  /* (work): gives up what had its address */
 static bool times_devices;         /* tensors of a device are timed by marks; those of the host go to Python */
 static int64_t num_errors;
+static int session;                 /* number of the recording: methods of an earlier one pass their calls on */
 
 static PyObject *name_nbytes, *name_dtype, *name_is_cuda, *name_get_device, *name_async, *name_root, *name_back,
     *name_code, *name_func;
@@ -197,6 +198,7 @@ typedef struct {
     PyObject *slow;
     int operation, name;
     int tensor, options, splits; /* positions of arguments; the object is 0; splits: of the first of two, 0 for none */
+    int session;
     bool is_wait, is_p2p, is_send, has_root;
 } Method;
 
@@ -392,7 +394,7 @@ static Call before_launch(const Method *method, PyObject *const *arguments, Py_s
     int32_t peer;
     int64_t tag;
     Group *group = num_arguments > 0 ? group_of(arguments[0]) : NULL;
-    if (group == NULL || group->is_slow || method->tensor >= num_arguments || method->options >= num_arguments) {
+    if (group == NULL || group->is_slow || (method->is_p2p && group->has_slow_messages) || method->tensor >= num_arguments || method->options >= num_arguments) {
         return call;
     }
     if (method->splits != 0 && (!is_empty(arguments[method->splits]) || !is_empty(arguments[method->splits + 1]))) {
@@ -400,12 +402,14 @@ static Call before_launch(const Method *method, PyObject *const *arguments, Py_s
     }
     tensor = plain_tensor(arguments[method->tensor]);
     options = arguments[method->options];
-    if (tensor == NULL || (!method->is_p2p && !attribute_is_true(options, name_async, &is_async)) ||
-        !read_peer(method, options, arguments, num_arguments, group, &peer, &tag) || !measure(tensor, &call)) {
+    if (tensor == NULL || (!method->is_p2p && !attribute_is_true(options, name_async, &is_async))) {
         return call;
     }
     if (!method->is_p2p && is_async && !times_devices) {
         return call; /* a callback of its future tells its end */
+    }
+    if (!read_peer(method, options, arguments, num_arguments, group, &peer, &tag) || !measure(tensor, &call)) {
+        return call;
     }
     is_async = method->is_p2p ? is_async_message() : is_async;
     Facts *facts = &call.facts;
@@ -414,7 +418,7 @@ static Call before_launch(const Method *method, PyObject *const *arguments, Py_s
     call.group = group;
     call.is_counted = true;
     call.way = PASS;
-    if (!is_recording) {
+    if (!is_recording || (group->is_skipped && !method->is_p2p)) {
         return call;
     }
     Stream stream = NULL;
@@ -627,6 +631,9 @@ static PyObject *call_method(PyObject *self, PyObject *const *arguments, Py_ssiz
     if (names != NULL && PyTuple_Size(names) == 0) {
         names = NULL;
     }
+    if (method->session != session) {
+        return forward(method->function, arguments, num_arguments, names);
+    }
     Call call = {.way = SLOW};
     if (method->is_wait) {
         call = num_arguments > 0 ? before_wait(arguments[0]) : call;
@@ -700,6 +707,7 @@ static PyObject *method_new(PyTypeObject *type, PyObject *arguments, PyObject *k
     method->tensor = tensor;
     method->options = options;
     method->splits = splits;
+    method->session = session;
     method->is_wait = is_wait;
     method->is_p2p = is_p2p;
     method->is_send = is_send;
@@ -822,6 +830,7 @@ static PyObject *python_configure(PyObject *module, PyObject *arguments, PyObjec
     num_computing = 0;
     has_step_place = false;
     num_errors = 0;
+    session++;
     Py_RETURN_NONE;
 }
 
@@ -877,8 +886,9 @@ static PyObject *python_forget(PyObject *module, PyObject *work) {
     Py_RETURN_NONE;
 }
 
-static PyObject *python_forget_all(PyObject *module, PyObject *unused) {
+static PyObject *python_end(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
+    session++;
     methods_forget_all();
     Py_RETURN_NONE;
 }
@@ -960,7 +970,7 @@ PyMethodDef methods_functions[] = {
     {"set_computing", python_set_computing, METH_VARARGS,
      "Say by marks which streams compute, and whether the step's is among them."},
     {"forget", python_forget, METH_O, "Give up the communication of a Work, whose address another one has."},
-    {"forget_all", python_forget_all, METH_NOARGS, "Give up all communications that nobody has waited for."},
+    {"end", python_end, METH_NOARGS, "Pass all calls on from now on, and give up what nobody has waited for."},
     {"surrender", python_surrender, METH_O, "Return the facts of a Work's communication, which is Python's now; or None."},
     {"pending", python_pending_facts, METH_NOARGS, "Return the facts of communications that nobody has waited for."},
     {"blocked", python_blocked, METH_NOARGS, "Return the facts of what is being handed on or waited for; or None."},

@@ -29,14 +29,11 @@ int64_t next_id(void) { return num_ids++; }
 /* ---- from training threads -------------------------------------------------------------------------------------- */
 
 static Happening *ring;
-static _Atomic uint64_t num_added, num_gathered; /* happenings */
-static _Atomic int64_t num_rows_added, num_rows_taken;
-static int64_t most_rows;
+static _Atomic uint64_t num_added, num_gathered, num_taken;
+static uint64_t most_waiting;
 static _Atomic int64_t num_dropped[NUM_KINDS];
 
 void rows_drop(uint8_t kind) { atomic_fetch_add_explicit(&num_dropped[kind], 1, memory_order_relaxed); }
-
-static int num_rows_of(const Happening *happening) { return happening->has_row + happening->has_stall; }
 
 static void drop(const Happening *happening) {
     if (happening->has_row) {
@@ -47,11 +44,6 @@ static void drop(const Happening *happening) {
     }
 }
 
-/* Drops a row that there was room for. */
-static void lose(uint8_t kind) {
-    rows_drop(kind);
-    atomic_fetch_add_explicit(&num_rows_taken, 1, memory_order_relaxed);
-}
 
 static void release_points(const Happening *happening) {
     point_release(happening->start);
@@ -59,22 +51,19 @@ static void release_points(const Happening *happening) {
     point_release(happening->end);
 }
 
-int64_t rows_added(void) { return atomic_load_explicit(&num_rows_added, memory_order_relaxed); }
+uint64_t rows_added(void) { return atomic_load_explicit(&num_added, memory_order_relaxed); }
 
-int64_t rows_waiting(void) {
-    return rows_added() - atomic_load_explicit(&num_rows_taken, memory_order_relaxed);
-}
+uint64_t rows_waiting(void) { return rows_added() - atomic_load_explicit(&num_taken, memory_order_relaxed); }
 
 void rows_add(Happening happening) {
-    uint64_t at = atomic_load_explicit(&num_added, memory_order_relaxed);
+    uint64_t at = rows_added();
     bool is_full = at - atomic_load_explicit(&num_gathered, memory_order_acquire) >= RING;
-    if (is_full || rows_waiting() >= most_rows) {
+    if (is_full || rows_waiting() >= most_waiting) {
         drop(&happening);
         release_points(&happening);
         return;
     }
     ring[at % RING] = happening;
-    atomic_store_explicit(&num_rows_added, rows_added() + num_rows_of(&happening), memory_order_relaxed);
     atomic_store_explicit(&num_added, at + 1, memory_order_release);
 }
 
@@ -249,10 +238,10 @@ static bool gathered(const Happening *happening) {
     }
     bool is_lost = known < 0 || known_wait < 0 || known_end < 0;
     if (happening->has_row && (is_lost || !add_communication(happening, start, waited_from, end))) {
-        lose(happening->facts.kind);
+        rows_drop(happening->facts.kind);
     }
     if (happening->has_stall && (is_lost || !add_stall(happening, waited_from, end))) {
-        lose(STALL);
+        rows_drop(STALL);
     }
     release_points(happening);
     return true;
@@ -264,7 +253,6 @@ static void hold(const Happening *happening) {
         Happening *larger_room = realloc(ahead, room * sizeof *ahead);
         if (larger_room == NULL) {
             drop(happening);
-            atomic_fetch_add_explicit(&num_rows_taken, num_rows_of(happening), memory_order_relaxed);
             release_points(happening);
             return;
         }
@@ -303,10 +291,10 @@ static void give_up(void) {
     gather();
     for (size_t i = 0; i < num_ahead; i++) {
         drop(&ahead[i]);
-        atomic_fetch_add_explicit(&num_rows_taken, num_rows_of(&ahead[i]), memory_order_relaxed);
         release_points(&ahead[i]);
     }
     num_ahead = 0;
+    atomic_store(&num_taken, atomic_load(&num_gathered)); /* but for rows that were gathered before: soon taken */
 }
 
 void rows_give_up(void) {
@@ -378,10 +366,10 @@ PyObject *rows_take(PyObject *module, PyObject *unused) {
     taken_calls = calls;
     rows = (Table){.size = sizeof(Row)};
     calls = (Table){.size = sizeof(CallRow)};
+    atomic_store(&num_taken, atomic_load(&num_gathered) - num_ahead);
     pthread_mutex_unlock(&lock);
     Py_END_ALLOW_THREADS
     long long num_rows = (long long)taken_rows.num_rows, num_calls = (long long)taken_calls.num_rows;
-    atomic_fetch_add_explicit(&num_rows_taken, num_rows + num_calls, memory_order_relaxed);
     PyObject *row_bytes = columns_of(&taken_rows, false), *call_bytes = columns_of(&taken_calls, true);
     PyObject *result = NULL;
     if (row_bytes != NULL && call_bytes != NULL) {
@@ -450,9 +438,8 @@ void rows_reset(size_t capacity) {
     free_blocks(&rows);
     free_blocks(&calls);
     pthread_mutex_unlock(&lock);
-    most_rows = (int64_t)capacity;
-    atomic_store(&num_rows_added, 0);
-    atomic_store(&num_rows_taken, 0);
+    most_waiting = capacity;
+    atomic_store(&num_taken, atomic_load(&num_added));
     for (int kind = 0; kind < NUM_KINDS; kind++) {
         atomic_store(&num_dropped[kind], 0);
     }

@@ -61,7 +61,7 @@ place, mark at its launch."""
 
 
 class Native:
-    """The extension in the service of one recording. ``capacity``: rows for which there is room."""
+    """The extension in the service of one recording, with room for ``capacity`` communications and spans."""
 
     def __init__(self, core: ModuleType, capacity: int) -> None:
         core.reset(capacity)
@@ -122,14 +122,14 @@ class Native:
         return counts
 
     @property
-    def num_rows(self) -> int:
-        """Return how many rows were recorded so far."""
-        return int(self.core.num_rows_added())
+    def num_added(self) -> int:
+        """Return how many communications and spans were recorded so far."""
+        return int(self.core.num_added())
 
     @property
     def num_waiting(self) -> int:
-        """Return how many rows wait for the device, or for the next :meth:`take`."""
-        return int(self.core.num_rows_waiting())
+        """Return how many of them wait for the device, or for the next :meth:`take`."""
+        return int(self.core.num_waiting())
 
     def give_up(self) -> None:
         """Count what still waits for the device as dropped."""

@@ -86,7 +86,7 @@ class Recording:
 
     def communications(self) -> list[Any]:
         """In the order of their launches: that of the rows of a pass says nothing."""
-        return sorted(self.rows(schema.COLLECTIVE, schema.P2P), key=lambda row: row.id)
+        return sorted(self.rows(schema.COLLECTIVE, schema.P2P), key=lambda row: row.start)
 
     def stalls(self) -> list[Any]:
         return sorted(self.rows(schema.STALL), key=lambda row: row.start)

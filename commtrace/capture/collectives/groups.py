@@ -25,7 +25,13 @@ class Counters(Protocol):
     """The sequence numbers of one group. The class ``Group`` of the native part is another one."""
 
     is_slow: bool
-    """Whether the native part is to leave the group's communication to Python."""
+    """For the native part: whether the group's communication is Python's."""
+
+    is_skipped: bool
+    """For the native part: whether collectives are numbered, and not recorded."""
+
+    has_slow_messages: bool
+    """For the native part: whether messages are Python's."""
 
     def __next__(self) -> int:
         """Return the number of the next collective."""
@@ -54,7 +60,7 @@ class PythonCounters:
     """Counters that take a number in one step, which is atomic under the GIL."""
 
     def __init__(self) -> None:
-        self.is_slow = True
+        self.is_slow = self.is_skipped = self.has_slow_messages = False
         self._collectives = itertools.count()
         self._messages: dict[tuple[bool, int, int], itertools.count[int]] = {}
 
@@ -222,6 +228,7 @@ class GroupRegistry:
         with self._lock:
             if state.group.role != role:
                 state.group = state.group._replace(role=role)
+                self._tell_skipped(state)
                 self._remember(state.group)
 
     def name_dimension(self, process_group: ProcessGroup, dimension: str) -> None:
@@ -260,6 +267,7 @@ class GroupRegistry:
         if self._make_counters is not None:
             counters = self._make_counters(process_group, group, ranks_by_group_rank, nccl)
         state = GroupState(group, ranks_by_group_rank, nccl, counters)
+        self._tell_skipped(state)
         key = id(process_group)
         self.states[key] = state
         self._references[key] = weakref.ref(process_group, functools.partial(self._forget, key, state))
@@ -267,6 +275,11 @@ class GroupRegistry:
         for follower in tuple(self._followers):
             follower(process_group, state)
         return state
+
+    def _tell_skipped(self, state: GroupState) -> None:
+        counters = state.collective_seq
+        counters.is_skipped = state.group.role in self.skip_roles
+        counters.has_slow_messages = bool(self.skip_roles)
 
     def _remember(self, group: Group) -> None:
         self._history[group.id] = group

@@ -119,7 +119,7 @@ class ProcessGroupCapture:
                 setattr(owner, name, original)
         self._originals.clear()
         if self._native is not None:
-            self._native.core.forget_all()
+            self._native.core.end()
         for launch, completion in self.pending.values():
             if completion is None:
                 self._tracer.append((forgotten_rows, kind_of(launch), launch, next_id()))

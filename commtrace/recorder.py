@@ -81,6 +81,8 @@ class Recorder:
         self._before_pass = before_pass
         self._note_losses = note_losses
         self._is_end_written = False
+        self.end_pass: Callable[[bool], list[Row]] = lambda last: []
+        """Called when the entries of a pass, or of the ``last`` one, have been asked for; returns further rows."""
         self.buffer: deque[Entry] = deque()  # hot paths append to it, minding ``capacity`` and ``drop``
         self._unresolved: deque[Entry] = deque()
         self._drops = tuple(itertools.count() for _ in schema.KINDS)
@@ -180,7 +182,7 @@ class Recorder:
             self._guarded_pass(last=False)
             self._passed.set()
         deadline = time.monotonic() + _LAST_WORK_SECONDS
-        while self._unresolved and time.monotonic() < deadline:
+        while (self._unresolved or (self._sinks and self.buffer)) and time.monotonic() < deadline:
             time.sleep(FLUSH_SECONDS / 10)
             self._guarded_pass(last=False)
         self._guarded_pass(last=True)
@@ -265,6 +267,10 @@ class Recorder:
                 # Let go of the GIL: a training thread that waits for it would otherwise wait a whole switch interval.
                 time.sleep(0)
             self._resolve(self.buffer.popleft(), rows)
+        try:
+            rows += self.end_pass(last)
+        except Exception:
+            self._warn_of_entry()
         return rows
 
     def _resolve(self, entry: Entry, rows: list[Row]) -> None:

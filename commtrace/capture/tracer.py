@@ -63,6 +63,7 @@ class Tracer:
         self._host_clock = HostClock()
         self.coordinates = Coordinates()
         self.recording = window is None
+        self.pauses = 0  # of the recording: what was launched meanwhile is not known
         self.last_mark: Mark | None = None  # the latest end of a phase or stall in this step
         self.untraced_paths: set[str] = set()  # ways of communicating that are in use here and not recorded
         self.unmeasured = Unmeasured(self.guard)
@@ -138,6 +139,7 @@ class Tracer:
         self._latest_step = step
         self._work_end = self.last_mark = None
         self.coordinates = Coordinates(step)
+        self.pauses += record and not self.recording
         self.recording = record
         self._step = Span(schema.STEP, "step", schema.COMPUTE, self.coordinates, self.clock, now) if record else None
         for listener in tuple(self.step_listeners):

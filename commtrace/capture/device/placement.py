@@ -57,6 +57,7 @@ class Columns:
 
     @classmethod
     def concatenate(cls: type[_Columns], parts: Sequence[_Columns]) -> _Columns:
+        """Return all parts' rows, in their order."""
         if len(parts) == 1:
             return parts[0]
         return cls(*(np.concatenate([getattr(part, column.name) for part in parts]) for column in fields(cls)))
@@ -130,7 +131,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class _Launches(Columns):
-    """What a communicator launched as one: an operation, or a bracket. Before they are placed, ``start`` is the launch."""
+    """What a communicator launched as one, an operation or a bracket; ``start`` is the launch before it is placed."""
 
     batch: Int64
     queue: Int64

@@ -382,11 +382,11 @@ class PlainPlacement:
 def ended(row: Call) -> bool:
     if row.end - row.launch < SHORTEST_STALL_NS:
         return True
-    host_ns = row.end_taken_at - row.waited_taken_at
-    if row.waited_taken_at and row.end - row.end_taken_at < HOST_BOUND_NS:
-        if row.end - row.waited_from < host_ns + SHORTEST_STALL_NS:
-            return False
-    return row.end - row.waited_from >= SHORTEST_STALL_NS
+    waited_ns, host_ns = row.end - row.waited_from, row.end_taken_at - row.waited_taken_at
+    may_be_the_host = row.waited_taken_at > 0 and row.end - row.end_taken_at < HOST_BOUND_NS
+    if may_be_the_host and waited_ns < host_ns + SHORTEST_STALL_NS:
+        return False
+    return waited_ns >= SHORTEST_STALL_NS
 
 
 @st.composite

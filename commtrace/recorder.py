@@ -105,6 +105,8 @@ class Recorder:
         self._note_losses = note_losses
         self._source = source
         self._is_end_written = False
+        self.end_pass: Callable[[bool], list[Row]] = lambda last: []
+        """Called when the entries of a pass, or of the ``last`` one, have been asked for; returns further rows."""
         self.buffer: deque[Entry] = deque()  # hot paths append to it, minding ``capacity`` and ``drop``
         self._unresolved: deque[Entry] = deque()
         self._drops = tuple(itertools.count() for _ in schema.KINDS)
@@ -220,7 +222,8 @@ class Recorder:
         self._report_losses()
 
     def _is_ahead_of_device(self) -> bool:
-        return bool(self._unresolved) or (self._source is not None and self._source.num_waiting > 0)
+        entries = self._unresolved or (self._sinks and self.buffer)
+        return bool(entries) or (self._source is not None and self._source.num_waiting > 0)
 
     def _guarded_pass(self, *, last: bool) -> None:
         try:
@@ -310,6 +313,10 @@ class Recorder:
                 # Let go of the GIL: a training thread that waits for it would otherwise wait a whole switch interval.
                 time.sleep(0)
             self._resolve(self.buffer.popleft(), rows)
+        try:
+            rows += self.end_pass(last)
+        except Exception:
+            self._warn_of_entry()
         return rows
 
     def _resolve(self, entry: Entry, rows: list[Row]) -> None:

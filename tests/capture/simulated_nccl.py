@@ -23,7 +23,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from commtrace.trace.metadata import ClockAnchor
 from tests.capture.simulated_cuda import MILLISECOND, ForbiddenError, SimulatedCuda, SimulatedStream
+
+SYSTEM_AHEAD_NS = 1_700_000_000_000_000_000
 
 
 class SimulatedTensor:
@@ -97,11 +100,16 @@ class SimulatedNccl:
         self.is_aborted = False
         self.capacity = 2_000
         self.recorded: list[tuple[int, int, tuple[int, int] | None]] = []
-        self._system_clock = itertools.count(1_000_000_000, 100)
+        self._readings = itertools.count()
 
-    def system_ns(self) -> int:
-        """The system's time: another one at each reading."""
-        return next(self._system_clock)
+    def host_ns(self) -> int:
+        """The host's monotonic time: another one at each reading."""
+        return self.cuda.now_ns + next(self._readings)
+
+    def anchor(self) -> ClockAnchor:
+        """The host's monotonic clock against the system's, by which the flight recorder goes."""
+        now = self.host_ns()
+        return ClockAnchor(now, now + SYSTEM_AHEAD_NS, 0)
 
     def dump(self, backend: str) -> bytes:
         """What the flight recorder of ``backend`` holds, with the durations of what is over, as torch writes it."""
@@ -116,7 +124,7 @@ class SimulatedNccl:
         return json.dumps({"comm_lib_version": "", "entries": entries}, separators=(",", ":")).encode()
 
     def _record(self, interval: tuple[int, int] | None) -> None:
-        self.recorded.append((len(self.recorded), self.system_ns(), interval))
+        self.recorded.append((len(self.recorded), self.host_ns() + SYSTEM_AHEAD_NS, interval))
 
     def take_the_place_of(self, owner: type, monkeypatch: pytest.MonkeyPatch) -> None:
         """Replace the methods that the tests use."""

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Final
 from commtrace.capture.collectives.untraced_paths import CAPTURED_COMMUNICATION
 from commtrace.capture.device.clock import CudaClock, CudaMark, Mark
 from commtrace.capture.device.hidden_ends import FlightRecorder, HiddenEnds
+from commtrace.capture.device.placement import Placement
+from commtrace.capture.device.resolved_calls import ResolvedCalls
 from commtrace.capture.hooks import Arguments, Keywords
 from commtrace.capture.records import (
     DeviceCall,
     Launch,
     Queue,
-    device_call_rows,
     device_stall_rows,
     launch_of,
     marked_stall_rows,
@@ -49,7 +50,10 @@ class DeviceCalls:
         self._pending: dict[int, tuple[DeviceCall, ...]] = {}
         self._unwaited: dict[Queue, deque[DeviceCall]] = {}
         self._streams = StreamWaits(tracer, clock)
-        self.hidden_ends = HiddenEnds(tracer, FlightRecorder()) if measures_durations(os.environ) else None
+        placement = Placement()
+        hidden_ends = HiddenEnds(tracer, placement, FlightRecorder()) if measures_durations(os.environ) else None
+        self.resolved = ResolvedCalls(tracer, placement, hidden_ends)
+        tracer.recorder.end_pass = self.resolved.end_pass
 
     @property
     def pending(self) -> dict[int, tuple[DeviceCall, ...]]:
@@ -75,18 +79,19 @@ class DeviceCalls:
             is_first_to_run = not state.bracket and state.nccl.launches_in_brackets and not operation.is_p2p
             start = clock.mark(device) if is_first_to_run else None
             queue = state.queue(-1, -1 if device is None else device)
-            call = self._followed(DeviceCall(launch_of((*launch[:-1], start)), clock, device, queue))
+            call = self._call(launch_of((*launch[:-1], start)), device, queue)
             call.op_in_seq = len(state.bracket)
             state.bracket.append(call)
             return None
         start = clock.mark(device)
         peer = launch.peer if operation.is_p2p and state.nccl.has_stream_per_pair else -1
         queue = state.queue(peer, start.device if isinstance(start, CudaMark) else -1)
-        return self._followed(DeviceCall(launch_of((*launch[:-1], start)), clock, device, queue))
+        return self._call(launch_of((*launch[:-1], start)), device, queue)
 
-    def _followed(self, call: DeviceCall) -> DeviceCall:
-        if self.hidden_ends is not None:
-            self.hidden_ends.follow(call)
+    def _call(self, launch: Launch, device: int | None, queue: Queue) -> DeviceCall:
+        call = DeviceCall(launch, self._clock, device, queue, queue.next_position(self._tracer.pauses))
+        if self.resolved.hidden_ends is not None:
+            self.resolved.hidden_ends.follow(call)
         return call
 
     def launched(self, call: DeviceCall, work: object) -> None:
@@ -228,8 +233,8 @@ class DeviceCalls:
         self._pending.clear()
         self._unwaited.clear()
         self._streams.forget()
-        if self.hidden_ends is not None:
-            self.hidden_ends.stop()
+        if self.resolved.hidden_ends is not None:
+            self.resolved.hidden_ends.stop()
 
     def unfinished(self) -> list[Launch]:
         pending = [*list(self._pending.values()), *(tuple(calls) for calls in list(self._unwaited.values()))]
@@ -295,20 +300,14 @@ class DeviceCalls:
             self._remember(work, calls)
 
     def _returned(self, calls: tuple[DeviceCall, ...]) -> None:
-        if self.hidden_ends is not None:
-            now = self.hidden_ends.system_ns()
-            for call in calls:
-                call.returned_at = now
+        if self.resolved.hidden_ends is not None:
+            self.resolved.hidden_ends.returned(calls)
 
     def _ran_on_current_stream(self, calls: tuple[DeviceCall, ...]) -> None:
         first = calls[0]
         end = self._clock.mark(first.device)
-        for call in reversed(calls):
-            call.queue.withdraw(call)
         for call in calls:
-            call.queue = call.queue.on_job_streams
-            call.position, call.end = call.queue.next_position(), end
-            call.holder = None  # its end is known
+            call.queue, call.end = call.queue.on_job_streams, end
             self._ended(call)
         self._stalled_on(first, first.launch.start, end)
 
@@ -332,7 +331,7 @@ class DeviceCalls:
 
     def _ended(self, call: DeviceCall) -> None:
         kind = schema.P2P if call.launch.operation.is_p2p else schema.COLLECTIVE
-        self._tracer.append((device_call_rows, kind, call))
+        self._tracer.append((self.resolved.resolve, kind, call))
 
 
 def _runs_on_current_stream(call: DeviceCall) -> bool:

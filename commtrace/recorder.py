@@ -59,6 +59,9 @@ class Sink(Protocol):
 class Source(Protocol):
     """What records beside the buffer, and makes columns itself: :class:`commtrace.capture.native.Native`."""
 
+    def gather(self) -> None:
+        """Take over what is finished: at the beginning of a pass."""
+
     def take(self) -> tuple[Spans, list[Row], list[str]]:
         """Return the finished spans, those that have a detail as rows, and the strings for the codes of the spans."""
 
@@ -247,7 +250,13 @@ class Recorder:
                 if last:
                     self._count_unwritten()
                 return
-        rows = self._unwritten_marks + self._marks() + self._resolved_rows(last)
+        marks = self._unwritten_marks + self._marks()
+        if self._source is not None:
+            if last:
+                self._source.give_up()
+            self._added_at_last_pass = self._source.num_added
+            self._source.gather()
+        rows = marks + self._resolved_rows(last)
         if last:
             self._count_unreached()
         spans, names = self._taken(rows)
@@ -280,7 +289,6 @@ class Recorder:
         """Return what the source has finished; those of its rows that have a detail are added to ``rows``."""
         if self._source is None:
             return None, []
-        self._added_at_last_pass = self._source.num_added
         spans, detailed, names = self._source.take()
         rows += detailed
         return spans, names
@@ -334,14 +342,13 @@ class Recorder:
     def _count_unreached(self) -> None:  # work that the device never reached cannot be timed
         while self._unresolved:
             self._count_lost_entry(self._unresolved.popleft())
-        if self._source is not None:
-            self._source.give_up()
 
     def _count_unwritten(self) -> None:
         while self.buffer:
             self._count_lost_entry(self.buffer.popleft())
         if self._source is not None:
             self._source.give_up()
+            self._source.gather()
             self._count_lost(RowBatch((), *self._taken([])))
 
     def _report_losses(self) -> None:

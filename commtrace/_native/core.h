@@ -107,6 +107,8 @@ typedef struct {
     int64_t next_collective;
     struct MessageCounter *messages;
     int32_t num_messages, room_for_messages;
+    struct Communicator *communicators;
+    int32_t num_communicators;
     bool is_slow;           /* everything goes through Python: a coalescing bracket is open */
     bool is_skipped;        /* collectives are counted, and not recorded */
     bool has_slow_messages; /* messages go through Python, which knows whether their peer is skipped */
@@ -118,6 +120,8 @@ Group *group_of(PyObject *process_group); /* NULL if it is unknown */
 int64_t group_next_collective(Group *);
 void group_take_back(Group *, int64_t seq);
 int64_t group_next_message(Group *, bool is_send, int32_t peer, int64_t tag); /* -1: out of memory */
+/* The position of a launch on the communicator of a peer, or of all if that is NOT_APPLICABLE, on a device. */
+int64_t group_next_position(Group *, int32_t peer, int32_t device);
 void group_take_back_message(Group *, bool is_send, int32_t peer, int64_t seq);
 
 /* ---- rows.c: what was recorded, on its way to the harvester ------------------------------------------------------ */
@@ -128,10 +132,12 @@ typedef struct {
 
 extern Coordinates here; /* where training is in its schedule; under the GIL */
 extern bool is_recording;
+extern int64_t num_pauses; /* of the recording: what was launched meanwhile is not known */
 
 /* The facts about a communication that are known when it starts. */
 typedef struct {
-    int64_t id, seq, num_bytes, self_bytes, group;
+    int64_t id, seq, num_bytes, self_bytes, group, position;
+    int64_t launched_at, returned_at; /* the host's time before and after the backend's call, of a device's tensors */
     int32_t operation, name, dtype, peer; /* operation: its number in methods.c; name and dtype: codes of Python's names */
     int32_t group_number, queue_peer, device; /* which communicator's stream; device is NOT_APPLICABLE on the host */
     Coordinates place;

@@ -11,6 +11,11 @@ typedef struct MessageCounter {
     int64_t next;
 } MessageCounter;
 
+typedef struct Communicator {
+    int32_t peer, device;
+    int64_t next_position, num_pauses;
+} Communicator;
+
 enum { FEW_MESSAGES = 16, MOST_GROUPS = 4096, TAG_BITS = 32 };
 
 /* Groups by the address of the ProcessGroup, with linear probing. One that is gone leaves a place that is not NULL. */
@@ -116,6 +121,30 @@ int64_t group_next_message(Group *group, bool is_send, int32_t peer, int64_t tag
     return counter->next++;
 }
 
+int64_t group_next_position(Group *group, int32_t peer, int32_t device) {
+    Communicator *communicator = NULL;
+    for (int32_t i = 0; i < group->num_communicators && communicator == NULL; i++) {
+        if (group->communicators[i].peer == peer && group->communicators[i].device == device) {
+            communicator = &group->communicators[i];
+        }
+    }
+    if (communicator == NULL) {
+        size_t size = sizeof *communicator * (size_t)(group->num_communicators + 1);
+        Communicator *communicators = realloc(group->communicators, size);
+        if (communicators == NULL) {
+            return NOT_APPLICABLE;
+        }
+        group->communicators = communicators;
+        communicator = &communicators[group->num_communicators++];
+        *communicator = (Communicator){peer, device, 0, num_pauses};
+    }
+    if (communicator->num_pauses != num_pauses) {
+        communicator->num_pauses = num_pauses;
+        communicator->next_position++; /* what was launched meanwhile */
+    }
+    return communicator->next_position++;
+}
+
 void group_take_back_message(Group *group, bool is_send, int32_t peer, int64_t seq) {
     if (group->room_for_messages == 0) {
         return;
@@ -169,6 +198,7 @@ static void group_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     leave(group);
     free(group->messages);
+    free(group->communicators);
     free(group->ranks);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
@@ -211,6 +241,15 @@ static PyObject *python_take_back_message(PyObject *self, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+static PyObject *python_next_position(PyObject *self, PyObject *arguments) {
+    int peer, device;
+    if (!PyArg_ParseTuple(arguments, "ii", &peer, &device)) {
+        return NULL;
+    }
+    int64_t position = group_next_position((Group *)self, peer, device);
+    return position < 0 ? PyErr_NoMemory() : PyLong_FromLongLong(position);
+}
+
 static PyObject *python_messages(PyObject *self, PyObject *unused) {
     (void)unused;
     Group *group = (Group *)self;
@@ -243,6 +282,8 @@ static PyMethodDef group_methods[] = {
     {"next_message", python_next_message, METH_VARARGS,
      "Return the number of the next send to, or receive from, a global rank, counted per tag."},
     {"take_back_message", python_take_back_message, METH_VARARGS, "Free the number of a message, like take_back."},
+    {"next_position", python_next_position, METH_VARARGS,
+     "Return the position of a launch on the communicator of a peer (-1: of all) on a device."},
     {"messages", python_messages, METH_NOARGS, "Return (is_send, peer, tag, count) of every kind of message so far."},
     {"detach", python_detach, METH_NOARGS, "Forget the process group, whose address another object may get."},
     {NULL, NULL, 0, NULL},

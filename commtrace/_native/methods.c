@@ -441,6 +441,10 @@ static Call before_launch(const Method *method, PyObject *const *arguments, Py_s
     facts->group_number = group->number;
     facts->queue_peer = method->is_p2p && group->has_stream_per_pair ? peer : NOT_APPLICABLE;
     facts->device = call.is_on_device ? call.device : NOT_APPLICABLE;
+    if (call.is_on_device) {
+        facts->position = group_next_position(group, facts->queue_peer, facts->device);
+        facts->launched_at = call.start.mark->taken_at;
+    }
     facts->place = here;
     facts->kind = method->is_p2p ? P2P : COLLECTIVE;
     facts->is_async = is_async;
@@ -512,6 +516,7 @@ static Point shared(Point point) {
 static void after_launch(const Method *method, Call *call, PyObject *work) {
     Facts *facts = &call->facts;
     is_blocked = false;
+    facts->returned_at = call->is_on_device ? host_ns() : 0;
     bool ran_here = work == Py_None;
     if (call->is_on_device && !ran_here && call->group->returns_work && !method->is_p2p && !facts->is_async) {
         forget_everywhere(work); /* the wait for this one finds the stream behind it already */
@@ -836,7 +841,9 @@ static PyObject *python_configure(PyObject *module, PyObject *arguments, PyObjec
 
 static PyObject *python_set_recording(PyObject *module, PyObject *value) {
     (void)module;
+    bool was_recording = is_recording;
     is_recording = PyObject_IsTrue(value) == 1;
+    num_pauses += is_recording && !was_recording;
     Py_RETURN_NONE;
 }
 

@@ -21,6 +21,7 @@ enum {
 
 Coordinates here = {NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE};
 bool is_recording;
+int64_t num_pauses;
 
 static int64_t num_ids;
 
@@ -79,7 +80,7 @@ typedef struct {
 /* A row whose times are those of marks, `start` that of its launch: where it is placed between them, Python finds. */
 typedef struct {
     Row row;
-    int64_t waited_from, waited_taken_at, end_taken_at;
+    int64_t waited_from, waited_taken_at, end_taken_at, position, launched_at, returned_at;
     int32_t group_number, queue_peer, device;
     int8_t on_job_stream;
 } CallRow;
@@ -104,6 +105,7 @@ static const Column row_columns[] = {
 
 static const Column call_columns[] = {
     COLUMN(CallRow, 'q', waited_from), COLUMN(CallRow, 'q', waited_taken_at), COLUMN(CallRow, 'q', end_taken_at),
+    COLUMN(CallRow, 'q', position), COLUMN(CallRow, 'q', launched_at), COLUMN(CallRow, 'q', returned_at),
     COLUMN(CallRow, 'i', group_number), COLUMN(CallRow, 'i', queue_peer), COLUMN(CallRow, 'i', device),
     COLUMN(CallRow, 'b', on_job_stream),
 };
@@ -202,6 +204,9 @@ static bool add_communication(const Happening *happening, int64_t start, int64_t
         .waited_from = waited_from,
         .waited_taken_at = point_taken_at(happening->waited_from),
         .end_taken_at = point_taken_at(happening->end),
+        .position = facts->position,
+        .launched_at = facts->launched_at,
+        .returned_at = facts->returned_at,
         .group_number = facts->group_number,
         .queue_peer = facts->queue_peer,
         .device = facts->device,
@@ -395,9 +400,10 @@ PyObject *facts_to_python(const Facts *facts, Point start) {
         return NULL;
     }
     const Coordinates *place = &facts->place;
-    return Py_BuildValue("LiiLLLiiO(iiii)N", (long long)facts->id, (int)facts->operation, (int)facts->group_number,
+    return Py_BuildValue("LiiLLLiiOL(iiii)N", (long long)facts->id, (int)facts->operation, (int)facts->group_number,
                          (long long)facts->seq, (long long)facts->num_bytes, (long long)facts->self_bytes,
-                         (int)facts->dtype, (int)facts->peer, facts->is_async ? Py_True : Py_False, (int)place->step,
+                         (int)facts->dtype, (int)facts->peer, facts->is_async ? Py_True : Py_False,
+                         (long long)facts->position, (int)place->step,
                          (int)place->microbatch, (int)place->chunk, (int)place->stage, python_start);
 }
 

@@ -167,9 +167,10 @@ class Queue:
     All are launched in one order: see :mod:`commtrace.capture.device.placement`, which knows queues by their number.
     """
 
-    __slots__ = ("_on_job_streams", "_pauses", "_positions", "number", "unreached")
+    __slots__ = ("_next_position", "_on_job_streams", "_pauses", "_positions", "number", "unreached")
 
-    def __init__(self, number: int | None = None) -> None:
+    def __init__(self, number: int | None = None, next_position: Callable[[], int] | None = None) -> None:
+        self._next_position = next_position  # of the native part, which launches on the communicator, too
         self.number = 2 * _next_communicator() if number is None else number
         self.unreached: DeviceCall | None = None
         self._on_job_streams: Queue | None = None
@@ -177,6 +178,8 @@ class Queue:
 
     def next_position(self, pauses: int = 0) -> int:
         """Return the position of a launch on the communicator, after so many ``pauses`` of the recording."""
+        if self._next_position is not None:
+            return self._next_position()
         if pauses != self._pauses:
             self._pauses = pauses
             self._positions += 1  # what was launched meanwhile

@@ -33,6 +33,9 @@ class Counters(Protocol):
     has_slow_messages: bool
     """For the native part: whether messages are Python's."""
 
+    next_position: Callable[[int, int], int] | None
+    """Of the native part: the position of a launch on the communicator of a peer (−1: of all) on a device."""
+
     def __next__(self) -> int:
         """Return the number of the next collective."""
 
@@ -58,6 +61,8 @@ class Counters(Protocol):
 
 class PythonCounters:
     """Counters that take a number in one step, which is atomic under the GIL."""
+
+    next_position = None
 
     def __init__(self) -> None:
         self.is_slow = self.is_skipped = self.has_slow_messages = False
@@ -150,8 +155,11 @@ class GroupState:
     def queue(self, peer: int, device: int) -> Queue:
         """Return the operations on the own stream of a communicator of the device; ``peer`` is −1 for collectives."""
         key = peer, device
-        found = self.queues.get(key)
-        return found if found is not None else self.queues.setdefault(key, Queue())
+        queue = self.queues.get(key)
+        if queue is None:
+            take = self.collective_seq.next_position
+            queue = self.queues.setdefault(key, Queue(next_position=take and functools.partial(take, peer, device)))
+        return queue
 
 
 MakeCounters: TypeAlias = "Callable[[ProcessGroup, Group, Sequence[int], NcclBackend], Counters]"

@@ -67,8 +67,7 @@ class ProcessGroupCapture:
         self.pending: PendingWorks = {}
         self._originals: list[tuple[type, str, object, Callable[..., object]]] = []
         self._get_future: Callable[[Work], Future[object]] = lambda work: work.get_future()
-        # True ends of hidden communication come from Python's path.
-        self._native = None if self._devices is not None and self._devices.hidden_ends else tracer.native
+        self._native = tracer.native
 
     @property
     def devices(self) -> DeviceCalls | None:
@@ -167,6 +166,8 @@ class ProcessGroupCapture:
             **(clock.of_torch if isinstance(clock, NativeClock) else _NO_DEVICE),
         )
         tracer.groups.follow(native.follow)
+        if devices is not None:
+            native.place_with(devices.resolved.add, tracer.is_in_window)
 
     def _in_c(
         self, name: str, operation: Operation, original: object, captured: Callable[..., object]
@@ -204,13 +205,15 @@ class ProcessGroupCapture:
 
         return wait_in_python
 
-    def _wait_failed(self, facts: Facts, error: BaseException) -> None:
+    def _wait_failed(self, known: tuple[Any, ...], error: BaseException) -> None:
         if self._native is not None and isinstance(error, Exception):
-            record_failure(self._tracer, self._native.launch(facts), error, PART)
+            record_failure(self._tracer, self._native.launch(Facts(*known)), error, PART)
 
-    def _waited_on_a_side(self, facts: Facts, waited_from: Mark, end: Mark) -> None:
+    def _waited_on_a_side(self, known: tuple[Any, ...], waited_from: Mark, end: Mark) -> None:
         if self._native is not None and self._devices is not None:
-            self._devices.waited_on_a_side(self._native.launch(facts), facts[0], waited_from, end)
+            facts = Facts(*known)
+            launch = self._native.launch(facts)
+            self._devices.waited_on_a_side(launch, facts.id, facts.position, waited_from, end)
 
     def _captured(self, original: Callable[..., object], operation: Operation) -> Callable[..., object]:
         tracer, devices, pending = self._tracer, self._devices, self.pending
@@ -361,14 +364,15 @@ class ProcessGroupCapture:
 
     def surrendered(self, work: object) -> None:
         """Take over a communication of the native part, as something else than its Work is waited for."""
-        facts = None if self._native is None else self._native.core.surrender(work)
-        if facts is None or self._native is None:
+        surrendered = None if self._native is None else self._native.core.surrender(work)
+        if surrendered is None or self._native is None:
             return
+        facts = Facts(*surrendered)
         launch = self._native.launch(facts)
         if self._devices is None or isinstance(launch.start, int):
             self.pending[id(work)] = (launch, None)
         else:
-            self._devices.take_over(launch, facts[0], work)
+            self._devices.take_over(launch, facts.id, facts.position, work)
 
     def _unrecorded(self, work: object) -> None:
         earlier = self.pending.pop(id(work), None)

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeGuard
 
 from commtrace.trace import schema
 
@@ -82,6 +82,11 @@ class CudaMark:
         self.stream = stream
         self.taken_at = taken_at
         self.time_ns: int | None = None
+
+
+def is_on_device(mark: Mark) -> TypeGuard[CudaMark]:
+    """Return whether a mark is on a stream, and no time of the host: a CudaMark, or one of the native part."""
+    return mark is not None and not isinstance(mark, int)
 
 
 class Anchor(NamedTuple):
@@ -195,6 +200,10 @@ class CudaClock:
     def current_stream(self) -> torch.cuda.Stream:
         stream: torch.cuda.Stream = self._cuda.current_stream()
         return stream
+
+    def stream_number(self, stream: torch.cuda.Stream) -> int:
+        """Return a stream's number in marks: torch's, unique on its device."""
+        return stream.stream_id
 
     @property
     def event_type(self) -> type:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from commtrace.capture.collectives.untraced_paths import CAPTURED_COMMUNICATION
-from commtrace.capture.device.clock import CudaClock, CudaMark, Mark
+from commtrace.capture.device.clock import CudaClock, CudaMark, Mark, is_on_device
 from commtrace.capture.device.hidden_ends import FlightRecorder, HiddenEnds
 from commtrace.capture.device.placement import Placement
 from commtrace.capture.device.resolved_calls import ResolvedCalls
@@ -85,7 +85,7 @@ class DeviceCalls:
             return None
         start = clock.mark(device)
         peer = launch.peer if operation.is_p2p and state.nccl.has_stream_per_pair else -1
-        queue = state.queue(peer, start.device if isinstance(start, CudaMark) else -1)
+        queue = state.queue(peer, start.device if is_on_device(start) else -1)
         return self._call(launch_of((*launch[:-1], start)), device, queue)
 
     def _call(self, launch: Launch, device: int | None, queue: Queue) -> DeviceCall:
@@ -181,20 +181,20 @@ class DeviceCalls:
 
         return synchronize
 
-    def waited_on_a_side(self, launch: Launch, number: int, waited_from: Mark, end: Mark) -> None:
+    def waited_on_a_side(self, launch: Launch, number: int, position: int, waited_from: Mark, end: Mark) -> None:
         """Note that a stream that does not compute has run, or waited for, a communication of the native part."""
-        call = self._made_of(launch, number)
+        call = self._made_of(launch, number, position)
         call.waited_from, call.end = waited_from, end
         self._streams.passes(end, call)
 
-    def take_over(self, launch: Launch, number: int, work: object) -> None:
+    def take_over(self, launch: Launch, number: int, position: int, work: object) -> None:
         """Go on with a communication of the native part, as something else than its Work is waited for."""
-        self._pending[id(work)] = (self._made_of(launch, number),)
+        self._pending[id(work)] = (self._made_of(launch, number, position),)
 
-    def _made_of(self, launch: Launch, number: int) -> DeviceCall:
+    def _made_of(self, launch: Launch, number: int, position: int) -> DeviceCall:
         peer = launch.peer if launch.operation.is_p2p and launch.state.nccl.has_stream_per_pair else -1
-        device = launch.start.device
-        call = DeviceCall(launch, self._clock, device, launch.state.queue(peer, device))
+        device: int = launch.start.device  # type: ignore[union-attr]  # it is a mark on a device
+        call = DeviceCall(launch, self._clock, device, launch.state.queue(peer, device), position)
         call.id = call.batch = number
         return call
 
@@ -362,7 +362,7 @@ class StreamWaits:
 
     def computes(self, mark: Mark) -> bool:
         """Return whether the mark is on the stream that computes: that of the step's begin, or of an open phase."""
-        return not isinstance(mark, CudaMark) or self._is_computing(mark.device, mark.stream)
+        return not is_on_device(mark) or self._is_computing(mark.device, mark.stream)
 
     def passes(self, mark: CudaMark, call: DeviceCall) -> None:
         """Note that the stream of ``mark`` has run ``call`` or waited for it."""
@@ -412,7 +412,7 @@ class StreamWaits:
     def _recorded(self, event: object, stream: torch.cuda.Stream | None) -> None:
         if stream is None:
             stream = self._clock.current_stream()
-        call = self._latest.get((stream.device_index, stream.stream_id))
+        call = self._latest.get((stream.device_index, self._clock.stream_number(stream)))
         if call is not None and not call.is_joined:
             setattr(event, _STANDS_FOR, call)
         elif getattr(event, _STANDS_FOR, None) is not None:
@@ -420,10 +420,10 @@ class StreamWaits:
 
     def _is_computing(self, device: int, stream: int) -> bool:
         step, span = self._tracer.step_start, self._tracer.innermost
-        marks = [step] if isinstance(step, CudaMark) and step.device == device else []
+        marks = [step] if is_on_device(step) and step.device == device else []
         has_step = bool(marks)
         while span is not None:
-            if span.kind in _COMPUTES and isinstance(span.start, CudaMark) and span.start.device == device:
+            if span.kind in _COMPUTES and is_on_device(span.start) and span.start.device == device:
                 marks.append(span.start)
             span = span.outer
         return any(mark.stream == stream for mark in marks) or (stream == _DEFAULT_STREAM and not has_step)
@@ -439,12 +439,12 @@ class StreamWaits:
             return None
         if stream is None:
             stream = self._clock.current_stream()
-        device, number = stream.device_index, stream.stream_id
+        device, number = stream.device_index, self._clock.stream_number(stream)
         if not self._is_computing(device, number):
             self._passes(device, number, call)
             return None
         start = self._clock.mark(device)
-        return start if isinstance(start, CudaMark) and start.stream == number else None
+        return start if is_on_device(start) and start.stream == number else None
 
     def _waited(self, call: DeviceCall, start: CudaMark) -> None:
         tracer = self._tracer

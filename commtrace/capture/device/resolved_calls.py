@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commtrace.capture.device.clock import CudaMark, Mark
+from commtrace.capture.device.clock import Mark, is_on_device
 from commtrace.capture.device.facts import CallFacts, Facts, Part, dropped_on_failure, rows_of
 from commtrace.capture.device.hidden_ends import HiddenEnds
 from commtrace.capture.device.placement import UNMEASURED, Calls, Placement
@@ -103,4 +103,4 @@ def _columns_of(call: DeviceCall, launch: int, waited_from: int, end: int) -> tu
 
 
 def _taken_at(mark: Mark) -> int:
-    return mark.taken_at if isinstance(mark, CudaMark) else 0
+    return mark.taken_at if is_on_device(mark) else 0

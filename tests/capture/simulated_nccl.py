@@ -106,8 +106,12 @@ class SimulatedNccl:
         """The host's monotonic time: another one at each reading."""
         return self.cuda.now_ns + next(self._readings)
 
+    def system_ns(self) -> int:
+        """The system's time, by which the flight recorder goes."""
+        return self.host_ns() + SYSTEM_AHEAD_NS
+
     def anchor(self) -> ClockAnchor:
-        """The host's monotonic clock against the system's, by which the flight recorder goes."""
+        """The host's monotonic clock against the system's."""
         now = self.host_ns()
         return ClockAnchor(now, now + SYSTEM_AHEAD_NS, 0)
 
@@ -124,7 +128,7 @@ class SimulatedNccl:
         return json.dumps({"comm_lib_version": "", "entries": entries}, separators=(",", ":")).encode()
 
     def _record(self, interval: tuple[int, int] | None) -> None:
-        self.recorded.append((len(self.recorded), self.host_ns() + SYSTEM_AHEAD_NS, interval))
+        self.recorded.append((len(self.recorded), self.system_ns(), interval))
 
     def take_the_place_of(self, owner: type, monkeypatch: pytest.MonkeyPatch) -> None:
         """Replace the methods that the tests use."""

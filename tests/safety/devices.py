@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ class SimulatedGpu:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cuda = SimulatedCuda()
         self.nccl = SimulatedNccl(self.cuda)
+        monkeypatch.setattr(self.nccl, "system_ns", time.time_ns)  # as the recorder's own clocks go
         self.nccl.take_the_place_of(dist.ProcessGroup, monkeypatch)
         monkeypatch.setattr(instrumentation, "_device_clock", self._clock)
         monkeypatch.setenv("TORCH_NCCL_ENABLE_TIMING", "1")

@@ -13,7 +13,12 @@ from typing import Final, NamedTuple
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication.bandwidth import bus_factor
 from commtrace.analysis.communication.rates import parse_rate
-from commtrace.analysis.communication.table import Communication, CommunicationSums, communication_sums
+from commtrace.analysis.communication.table import (
+    Communication,
+    CommunicationSums,
+    communication_sums,
+    with_exact_rates,
+)
 from commtrace.analysis.windows.run import MeasuredRun
 from commtrace.errors import ConfigurationError
 from commtrace.planning.flops import flops_per_sequence
@@ -157,9 +162,12 @@ def measured_rates(measured: MeasuredRun[CommunicationSums], plan: Plan) -> Meas
 
 
 def _rate(rows: Iterable[Communication]) -> float | None:
-    """Return the bytes on the bus over the time that they took, of all operations of a role."""
+    """Return the bytes on the bus over the time that they took, of all operations of a role.
+
+    Operations whose times are only bounds do not count, unless there are no others.
+    """
     on_the_bus = seconds = 0.0
-    for row in rows:
+    for row in with_exact_rates(rows):
         if row.busbw_gbps and row.num_bytes and row.group_size:
             moved = row.num_bytes * bus_factor(row.operation, row.group_size)
             on_the_bus += moved

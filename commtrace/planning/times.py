@@ -146,6 +146,7 @@ class Measured(NamedTuple):
 
     bandwidths: Mapping[str, float]  # bus bandwidth by role, bytes per second
     compute_seconds: float  # of a rank in a step
+    at_least: tuple[str, ...] = ()  # roles whose bandwidth is a lower bound
 
 
 def measured_rates(measured: MeasuredRun[CommunicationSums], plan: Plan) -> Measured:
@@ -154,20 +155,21 @@ def measured_rates(measured: MeasuredRun[CommunicationSums], plan: Plan) -> Meas
     for row in measured.result.table(measured.recorded):
         by_role[row.role].append(row)
     roles = {row.role for stage in plan.stages for row in stage.traffic if row.wire_bytes}
-    rates = {role: _rate(by_role[role] or by_role[role.removesuffix("-cp")]) for role in roles}
+    rows_of = {role: with_exact_rates(by_role[role] or by_role[role.removesuffix("-cp")]) for role in roles}
+    rates = {role: _rate(rows) for role, rows in rows_of.items()}
+    at_least = tuple(sorted(role for role, rows in rows_of.items() if any(row.bandwidth_is_bound for row in rows)))
     steps = max(len(measured.steps.used), 1) * max(len(measured.recorded.ranks), 1)
     return Measured(
-        {role: rate for role, rate in rates.items() if rate is not None}, measured.result.compute_ns / 1e9 / steps
+        {role: rate for role, rate in rates.items() if rate is not None},
+        measured.result.compute_ns / 1e9 / steps,
+        at_least,
     )
 
 
 def _rate(rows: Iterable[Communication]) -> float | None:
-    """Return the bytes on the bus over the time that they took, of all operations of a role.
-
-    Operations whose times are only bounds do not count, unless there are no others.
-    """
+    """Return the bytes on the bus over the time that they took, of all operations of a role."""
     on_the_bus = seconds = 0.0
-    for row in with_exact_rates(rows):
+    for row in rows:
         if row.busbw_gbps and row.num_bytes and row.group_size:
             moved = row.num_bytes * bus_factor(row.operation, row.group_size)
             on_the_bus += moved

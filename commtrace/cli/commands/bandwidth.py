@@ -206,7 +206,7 @@ def _print(console: Console, rows: Sequence[Communication], by: By) -> None:
     bounds = sum(row.upper_bounds for row in rows)
     if bounds:
         console.print(
-            f"The start or the end of {bounds} calls is only a bound: they do not count for medians and bandwidths. "
+            f"{bounds} calls have only a bound of their start or end. Medians and bandwidths are of the others; "
             "≤ and ≥: there are no others.",
             style="dim",
         )

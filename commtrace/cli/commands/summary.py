@@ -291,8 +291,8 @@ def _print_communication(console: Console, rows: Sequence[Communication]) -> Non
     bounds = sum(row.upper_bounds for row in rows)
     if bounds:
         note += (
-            f"\nThe start or the end of {bounds} calls is only a bound (docs/gpu-validation.md), and so is their "
-            "hidden time.\nMedians and bandwidths are of the others; ≤ and ≥: there are no others."
+            f"\n{bounds} calls have only a bound of their start or end (docs/gpu-validation.md), and of their hidden "
+            "time.\nMedians and bandwidths are of the others; ≤ and ≥: there are no others."
         )
     if alone:
         note += f"\nLeft out: {alone} calls on groups of one rank, which send nothing."

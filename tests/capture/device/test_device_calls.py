@@ -233,6 +233,7 @@ def test_an_operation_hidden_behind_compute_has_no_known_end(job: Job) -> None:
 
     (row,) = job.recording.communications()
     assert (row.start, row.end, row.timing) == (job.nccl.intervals[0][0], waited, UNKNOWN)
+    assert (row.start_exact, row.end_exact) == (True, False)
     (stall,) = job.recording.stalls()
     assert stall.start == stall.end
 

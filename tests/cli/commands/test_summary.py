@@ -141,10 +141,11 @@ def test_communication_is_shown_by_role_and_operation() -> None:
 
 def test_ends_that_nothing_measured_are_called_upper_bounds() -> None:
     pair = group("dp", 0, 1)
-    reduce = collective("all_reduce", pair, 0, 1, 2, step=0, is_async=True, timing=schema.UNKNOWN_TIMING)
+    reduce = collective("all_reduce", pair, 0, 1, 2, step=0, is_async=True, end_exact=False)
     text = printed(make_run({0: [span("step", 0, 10 * MS, step=0), reduce]}, [pair], world_size=2))
-    assert "The end of 1 calls, for which no rank stalled, is known only as an upper bound" in text
-    assert "upper bound" not in printed(PipelineJob(1, 2, data_parallel=2, all_reduce_ns=MS).run())
+    assert "1 calls have only a bound of their start or end" in text
+    assert row(text, "dp", "all_reduce")[6:10] == ["≤1", "ns", "≤1", "ns"]
+    assert "bound" not in printed(PipelineJob(1, 2, data_parallel=2, all_reduce_ns=MS).run())
 
 
 def test_calls_on_groups_of_one_rank_are_counted_and_not_listed() -> None:
@@ -213,7 +214,6 @@ def test_no_line_is_longer_than_a_hundred_columns_and_nothing_is_cut() -> None:
 
 def write_run(directory: Path, run: Run) -> Path:
     """The run as files, as a recorder leaves them."""
-    from commtrace.trace import schema
     from commtrace.trace.files.writer import SegmentWriter
     from commtrace.trace.schema import Row
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from commtrace import _native
 from commtrace.capture.collectives.operations import NcclBackend, Operation
-from commtrace.capture.device.clock import CudaClock, DeviceClock, Mark
+from commtrace.capture.device.clock import DeviceTiming, DeviceClock, Mark
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.schema import Row, mark_row, row_of
@@ -142,7 +142,7 @@ class DeviceCall:
         "position", "queue", "returned_at", "waited_from",
     )  # fmt: skip
 
-    def __init__(self, launch: Launch, clock: CudaClock, device: int | None, queue: Queue, position: int) -> None:
+    def __init__(self, launch: Launch, clock: DeviceTiming, device: int | None, queue: Queue, position: int) -> None:
         self.launch = launch
         self.clock = clock
         self.device = device  # index; None for the current device

@@ -22,6 +22,7 @@ from commtrace.trace import schema
 from commtrace.trace.schema import Row
 from commtrace.trace.selection import StepRange
 from tests.capture.simulated_cuda import SimulatedCuda
+from tests.capture.simulated_nccl import SimulatedTensor
 
 
 def native(capacity: int = 10_000) -> Native:
@@ -32,13 +33,12 @@ def native(capacity: int = 10_000) -> Native:
     return Native(core, capacity)
 
 
-def device_clock(cuda: SimulatedCuda) -> CudaClock | NativeClock:
+def device_clock(cuda: SimulatedCuda, native: Native | None) -> CudaClock | NativeClock:
     """The clock of a simulated GPU."""
-    if Recording.engine == "python":
+    if native is None:
         return CudaClock(cuda, cuda, cuda.host_ns)
-    core = native().core
-    core.use_clock(cuda.driver.host_clock)
-    return NativeClock(core, cuda, driver=cuda.library_path, is_threaded=False)
+    native.core.use_clock(cuda.driver.host_clock)
+    return NativeClock(native.core, cuda, driver=cuda.library_path, is_threaded=False)
 
 
 class MemorySink:
@@ -63,9 +63,18 @@ class Recording:
 
     engine: ClassVar[str] = "python"
 
-    def __init__(self, clock: DeviceClock | None = None, *, steps: str | None = None, capacity: int = 10_000) -> None:
+    def __init__(
+        self,
+        clock: DeviceClock | None = None,
+        *,
+        cuda: SimulatedCuda | None = None,
+        steps: str | None = None,
+        capacity: int = 10_000,
+    ) -> None:
         self.sink = MemorySink()
         self.native = native(capacity) if self.engine == "native" else None
+        self.device_clock = None if cuda is None else device_clock(cuda, self.native)
+        clock = clock or self.device_clock
         refresh = clock.refresh if clock is not None else None
 
         def before_pass() -> list[tuple[str, Any]]:
@@ -97,7 +106,7 @@ class Recording:
     @contextmanager
     def capturing(self, device_clock: CudaClock | NativeClock | None = None) -> Iterator[ProcessGroupCapture]:
         """With the methods of ``ProcessGroup`` replaced."""
-        capture = ProcessGroupCapture(self.tracer, device_clock)
+        capture = ProcessGroupCapture(self.tracer, device_clock or self.device_clock, (SimulatedTensor,))
         capture.install()
         try:
             yield capture

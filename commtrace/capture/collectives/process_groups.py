@@ -24,7 +24,7 @@ from commtrace.capture.collectives.waits import (
     wrap_wait,
     wrap_wait_on_device,
 )
-from commtrace.capture.device.clock import CudaClock, Mark, now_ns
+from commtrace.capture.device.clock import DeviceTiming, Mark, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.native import METHODS, Facts, Native, NativeClock, p2p_codes, replacement
 from commtrace.capture.records import (
@@ -59,10 +59,16 @@ _SYNCHRONOUS_P2P: Final = frozenset({"send", "recv"})
 
 
 class ProcessGroupCapture:
-    """Turn calls of ``ProcessGroup`` and ``Work`` into entries; ``pending`` holds communications without a wait."""
+    """Turn calls of ``ProcessGroup`` and ``Work`` into entries; ``pending`` holds communications without a wait.
 
-    def __init__(self, tracer: Tracer, device_clock: CudaClock | None = None) -> None:
+    Of ``tensor_types``, and of torch's own, attributes run no Python: the native part may read them.
+    """
+
+    def __init__(
+        self, tracer: Tracer, device_clock: DeviceTiming | None = None, tensor_types: tuple[type, ...] = ()
+    ) -> None:
         self._tracer = tracer
+        self._tensor_types = tensor_types
         self._devices = None if device_clock is None else DeviceCalls(tracer, device_clock)
         self.pending: PendingWorks = {}
         self._originals: list[tuple[type, str, object, Callable[..., object]]] = []
@@ -155,7 +161,7 @@ class ProcessGroupCapture:
         tracer, devices = self._tracer, self._devices
         clock = tracer.clock
         native.core.configure(
-            tensor_types=(torch.Tensor, torch.nn.Parameter),
+            tensor_types=(torch.Tensor, torch.nn.Parameter, *self._tensor_types),
             p2p_codes=p2p_codes(),
             code_of_dtype=native.code_of_dtype,
             wait_failed=self._wait_failed,

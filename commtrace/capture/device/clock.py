@@ -42,6 +42,33 @@ class DeviceClock(Protocol):
         """Take a new anchor between device time and host time: the harvester, before each pass."""
 
 
+class DeviceTiming(DeviceClock, Protocol):
+    """A clock of an accelerator: :class:`CudaClock`, or :class:`commtrace.capture.native.NativeClock`."""
+
+    @property
+    def is_off(self) -> bool:
+        """Return whether marks are the host's time for good: the device or its driver has failed."""
+
+    def mark(self, device: int | None = None, /) -> Mark:
+        """Return a mark on the current stream of ``device``, or of the current one."""
+
+    def switch_off(self) -> None:
+        """Let marks be the host's time from now on; unresolved ones stay so."""
+
+    def current_stream(self) -> torch.cuda.Stream: ...
+
+    def stream_number(self, stream: torch.cuda.Stream, /) -> int:
+        """Return a stream's number in marks."""
+
+    @property
+    def event_type(self) -> type:
+        """Return the job's class of events."""
+
+    @property
+    def used_device(self) -> int | None:
+        """Return the device that was marked first; None before one has been."""
+
+
 class HostClock:
     """The clock of CPU work: a mark is the host's time in ns."""
 

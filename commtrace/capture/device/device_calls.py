@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from commtrace.capture.collectives.untraced_paths import CAPTURED_COMMUNICATION
-from commtrace.capture.device.clock import CudaClock, CudaMark, Mark, is_on_device
+from commtrace.capture.device.clock import DeviceTiming, CudaMark, Mark, is_on_device
 from commtrace.capture.device.hidden_ends import FlightRecorder, HiddenEnds
 from commtrace.capture.device.placement import Placement
 from commtrace.capture.device.resolved_calls import ResolvedCalls
@@ -44,7 +44,7 @@ MOST_UNWAITED: Final = 1_000
 class DeviceCalls:
     """The device-timed half of :class:`~commtrace.capture.collectives.process_groups.ProcessGroupCapture`."""
 
-    def __init__(self, tracer: Tracer, clock: CudaClock) -> None:
+    def __init__(self, tracer: Tracer, clock: DeviceTiming) -> None:
         self._tracer = tracer
         self._clock = clock
         self._pending: dict[int, tuple[DeviceCall, ...]] = {}
@@ -355,7 +355,7 @@ class StreamWaits:
     other stream's work between communication and event: a copy, a division of gradients.
     """
 
-    def __init__(self, tracer: Tracer, clock: CudaClock) -> None:
+    def __init__(self, tracer: Tracer, clock: DeviceTiming) -> None:
         self._tracer = tracer
         self._clock = clock
         self._latest: dict[tuple[int, int], DeviceCall] = {}

@@ -40,8 +40,8 @@ class Job:
         self.cuda = SimulatedCuda()
         self.nccl = SimulatedNccl(self.cuda, backend)
         self.nccl.take_the_place_of(dist.ProcessGroup, monkeypatch)
-        self.clock = CudaClock(self.cuda, self.cuda, self.cuda.host_ns)
-        self.recording = Recording(self.clock)
+        self.recording = Recording(cuda=self.cuda)
+        self.clock: Any = self.recording.device_clock
         self.group: Any = distributed_c10d._get_default_group()
         self.capture: ProcessGroupCapture | None = None
 

@@ -42,7 +42,7 @@ NATIVE = Extension(
     # -fvisibility: nothing but PyInit_core is seen by other libraries of the process.
     extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-pthread"],
     extra_link_args=["-pthread"],
-    libraries=["dl"],
+    libraries=["dl", "m"],
     optional=CHOICE != "1",
 )
 

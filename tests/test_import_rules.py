@@ -36,7 +36,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "identity": BASE | {"options", "launchers", "agreement"},
     "recorder": BASE,
     "_compile_safe": frozenset(),
-    "capture": BASE | {"recorder", "identity", "_compile_safe", "_native", "installation"},
+    "capture": BASE | {"recorder", "identity", "_compile_safe", "_native", "installation", "launchers", "options"},
     "integrations": BASE | {"capture", "recorder", "installation"},
     "session": BASE | {"capture", "integrations", "exporters", "recorder", "live", "installation"},
     "live": BASE | {"analysis"},

@@ -74,6 +74,22 @@ class CallingThread(threading.local):
         threads.add(threading.get_ident())
 
 
+class NativeCallingThread(CallingThread):
+    """The same where the native part passes calls to torch, too: it keeps the flag for both."""
+
+    def __init__(self, threads: set[int], core: Any) -> None:
+        super().__init__(threads)
+        self._core = core
+
+    @property
+    def has_counted(self) -> bool:  # type: ignore[override]
+        return bool(self._core.is_inside())
+
+    @has_counted.setter
+    def has_counted(self, has_counted: bool) -> None:
+        self._core.set_inside(has_counted)
+
+
 class CompletionCallbacks:
     """Register callbacks with futures. A callback counts until torch destroys it, which takes the GIL once more."""
 

@@ -6,7 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
+from commtrace import _native
 from tests.capture.recording import Recording, fake_backend
+
+
+@pytest.fixture(autouse=True, params=["python", "native"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """What records: every test of capture is for both."""
+    monkeypatch.setattr(Recording, "engine", request.param)
+    yield request.param
+    core, _ = _native.load()
+    if core is not None:
+        core.use_clock(0)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeGuard
 
 from commtrace.trace import schema
 
@@ -40,6 +40,33 @@ class DeviceClock(Protocol):
 
     def refresh(self) -> None:
         """Take a new anchor between device time and host time: the harvester, before each pass."""
+
+
+class DeviceTiming(DeviceClock, Protocol):
+    """A clock of an accelerator: :class:`CudaClock`, or :class:`commtrace.capture.native.NativeClock`."""
+
+    @property
+    def is_off(self) -> bool:
+        """Return whether marks are the host's time for good: the device or its driver has failed."""
+
+    def mark(self, device: int | None = None, /) -> Mark:
+        """Return a mark on the current stream of ``device``, or of the current one."""
+
+    def switch_off(self) -> None:
+        """Let marks be the host's time from now on; unresolved ones stay so."""
+
+    def current_stream(self) -> torch.cuda.Stream: ...
+
+    def stream_number(self, stream: torch.cuda.Stream, /) -> int:
+        """Return a stream's number in marks."""
+
+    @property
+    def event_type(self) -> type:
+        """Return the job's class of events."""
+
+    @property
+    def used_device(self) -> int | None:
+        """Return the device that was marked first; None before one has been."""
 
 
 class HostClock:
@@ -82,6 +109,11 @@ class CudaMark:
         self.stream = stream
         self.taken_at = taken_at
         self.time_ns: int | None = None
+
+
+def is_on_device(mark: Mark) -> TypeGuard[CudaMark]:
+    """Return whether a mark is on a stream, and no time of the host: a CudaMark, or one of the native part."""
+    return mark is not None and not isinstance(mark, int)
 
 
 class Anchor(NamedTuple):
@@ -198,6 +230,10 @@ class CudaClock:
     def current_stream(self) -> torch.cuda.Stream:
         stream: torch.cuda.Stream = self._cuda.current_stream()
         return stream
+
+    def stream_number(self, stream: torch.cuda.Stream) -> int:
+        """Return a stream's number in marks: torch's, unique on its device."""
+        return stream.stream_id
 
     @property
     def event_type(self) -> type:

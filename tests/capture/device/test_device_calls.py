@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,8 +20,11 @@ from commtrace.capture.collectives.process_groups import ProcessGroupCapture
 from commtrace.capture.collectives.untraced_paths import CAPTURED_COMMUNICATION
 from commtrace.capture.device.clock import CudaClock
 from commtrace.capture.device.device_calls import DeviceCalls
+from commtrace.capture.device.facts import CallFacts
+from commtrace.capture.device.placement import Calls, Placed
 from commtrace.capture.records import Launch, next_id
 from commtrace.trace import schema
+from commtrace.trace.schema import Row
 from tests.capture.recording import Recording
 from tests.capture.simulated_cuda import MICROSECOND, MILLISECOND, SimulatedCuda
 from tests.capture.simulated_nccl import SimulatedNccl, options, tensor
@@ -36,8 +40,8 @@ class Job:
         self.cuda = SimulatedCuda()
         self.nccl = SimulatedNccl(self.cuda, backend)
         self.nccl.take_the_place_of(dist.ProcessGroup, monkeypatch)
-        self.clock = CudaClock(self.cuda, self.cuda, self.cuda.host_ns)
-        self.recording = Recording(self.clock)
+        self.recording = Recording(cuda=self.cuda)
+        self.clock: Any = self.recording.device_clock
         self.group: Any = distributed_c10d._get_default_group()
         self.capture: ProcessGroupCapture | None = None
 
@@ -188,10 +192,10 @@ def test_a_stream_that_is_captured_waits_unmeasured(job: Job) -> None:
     beside = job.cuda.Stream()
     with job.cuda.stream(beside):
         job.all_reduce(asynchronous=False)
-    behind = beside.record_event()
     capturing = job.cuda.Stream()
     with job.cuda.stream(capturing), job.cuda.graph():
-        capturing.wait_event(behind)
+        beside.wait_event(capturing.record_event())
+        capturing.wait_event(beside.record_event())
     job.finish()
 
     assert stalls(job) == []
@@ -229,6 +233,7 @@ def test_an_operation_hidden_behind_compute_has_no_known_end(job: Job) -> None:
 
     (row,) = job.recording.communications()
     assert (row.start, row.end, row.timing) == (job.nccl.intervals[0][0], waited, UNKNOWN)
+    assert (row.start_exact, row.end_exact) == (True, False)
     (stall,) = job.recording.stalls()
     assert stall.start == stall.end
 
@@ -245,6 +250,82 @@ def test_operations_of_one_stream_start_when_the_one_before_ends(job: Job) -> No
     assert second[1] == third[0]
     assert job.intervals() == job.nccl.intervals
     assert job.timings() == [CUDA] * 3
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+def test_what_was_launched_while_a_hidden_operation_was_in_flight_has_no_exact_start(job: Job) -> None:
+    """Three at once, hidden but for the last."""
+    job.all_reduce(asynchronous=False)
+    works = [job.all_reduce(asynchronous=True) for _ in range(3)]
+    job.compute(2 * MILLISECOND + MILLISECOND // 4)
+    for work in works:
+        work.wait()
+    job.all_reduce(asynchronous=False)
+    job.finish()
+
+    rows = job.recording.communications()
+    assert [(row.start_exact, row.end_exact, row.timing) for row in rows] == [
+        (False, True, CUDA),  # nobody knows what the communicator did before
+        (True, False, UNKNOWN), (False, False, UNKNOWN), (False, True, CUDA), (True, True, CUDA),
+    ]  # fmt: skip
+    for row, (start, end) in zip(rows, job.nccl.intervals, strict=True):
+        assert row.start == start if row.start_exact else row.start <= start
+        assert row.end == end if row.end_exact else row.end >= end
+    assert rows[3].start < job.nccl.intervals[3][0], "two milliseconds early"
+
+
+def test_behind_a_pause_of_the_recording_no_start_is_exact(job: Job) -> None:
+    tracer = job.recording.tracer
+    for _ in range(2):
+        job.all_reduce(asynchronous=False)
+    tracer.recording = False
+    job.all_reduce(asynchronous=True)
+    tracer.begin_step()
+    for _ in range(2):
+        job.all_reduce(asynchronous=False)
+    job.finish()
+
+    assert [row.start_exact for row in job.recording.communications()] == [False, True, False, True]
+
+
+def test_operations_that_cannot_be_placed_count_as_dropped(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_calls: Calls) -> Any:
+        raise ArithmeticError
+
+    job.all_reduce(asynchronous=False)
+    job.group.send([tensor(8)], 2, 0).wait()
+    job.finish()
+    with monkeypatch.context() as patched:
+        patched.setattr(job.devices.resolved.placement, "place", fail)
+        assert [row.kind for row in job.recording.rows()] == [schema.STALL] * 2
+    job.all_reduce(asynchronous=False)
+    job.finish()
+
+    assert len(job.recording.communications()) == 1
+    assert job.recording.recorder.dropped == {"collective": 1, "p2p": 1}
+
+
+def test_whole_columns_are_placed_together_with_the_calls_of_the_pass(job: Job) -> None:
+    """Another source knows of the operation that the communicator ran right before."""
+
+    class Facts(CallFacts):
+        def rows(self, placed: Placed) -> list[Row]:
+            ((start, end),) = zip(placed.start.tolist(), placed.end.tolist(), strict=True)
+            return [Row(schema.COLLECTIVE, "of_columns", schema.COMMUNICATION, start, end)]
+
+    work = job.all_reduce(asynchronous=True)
+    (call,) = job.devices._pending[id(work)]
+    call.position = 1
+    work.wait()
+    job.finish()
+    launch = job.nccl.intervals[0][0] - 9
+    columns = (call.id - 1, call.id - 1, call.queue.number, 0, launch, launch, launch + 5, 0, 1, -1)
+    job.devices.resolved.add(Calls(*(np.array([value]) for value in columns)), Facts([call]))
+
+    rows = job.recording.communications()
+    assert [(row.name, row.start, row.end, row.start_exact) for row in rows] == [
+        ("of_columns", launch, launch + 5, True), ("all_reduce", *job.nccl.intervals[0], True),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", ["nccl", "nccl2"])

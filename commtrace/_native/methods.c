@@ -29,6 +29,7 @@ static PyObject *python_pending[2]; /* dictionaries of Python's path: Works that
 static PyObject *forget_in_python;  /* (work): gives up what had its address */
 static bool times_devices;         /* tensors of a device are timed by marks; those of the host go to Python */
 static int64_t num_errors;
+static bool has_captured; /* a communication went into a graph, whose replays are not seen */
 static int session;                 /* number of the recording: methods of an earlier one pass their calls on */
 
 static PyObject *name_nbytes, *name_dtype, *name_is_cuda, *name_get_device, *name_async, *name_root, *name_back,
@@ -428,7 +429,8 @@ static Call before_launch(const Method *method, PyObject *const *arguments, Py_s
         }
         call.start = point_on(call.device, stream);
         if (call.start.mark == NULL) {
-            return call; /* it is captured into a graph, whose replays are not seen */
+            has_captured |= !device_has_failed();
+            return call;
         }
     } else {
         call.start = point_of_host();
@@ -964,6 +966,13 @@ static PyObject *python_set_inside(PyObject *module, PyObject *value) {
     Py_RETURN_NONE;
 }
 
+static PyObject *python_saw_capture(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    bool saw = has_captured;
+    has_captured = false;
+    return PyBool_FromLong(saw);
+}
+
 static PyObject *python_num_errors(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     return PyLong_FromLongLong(num_errors);
@@ -985,6 +994,8 @@ PyMethodDef methods_functions[] = {
     {"clear_latest_end", python_clear_latest_end, METH_NOARGS, "Forget that mark: a step begins."},
     {"is_inside", python_is_inside, METH_NOARGS, "Return whether this thread is in a call that has been counted."},
     {"set_inside", python_set_inside, METH_O, "Say so for Python's path."},
+    {"saw_capture", python_saw_capture, METH_NOARGS,
+     "Return whether a communication was captured into a graph since the last call."},
     {"num_errors", python_num_errors, METH_NOARGS, "Return how many errors of ours were swallowed."},
     {NULL, NULL, 0, NULL},
 };

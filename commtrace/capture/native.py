@@ -92,6 +92,7 @@ class Native:
         self._rows: list[Row] = []
         self._add_calls: Callable[[Calls, CallColumns], None] | None = None
         self._is_in_detail: Callable[[int], bool] = lambda step: False
+        self.on_capture: Callable[[], None] = lambda: None  # called when a communication was captured into a graph
 
     # Names and groups
 
@@ -130,6 +131,8 @@ class Native:
 
     def gather(self) -> None:
         """Take over what is finished: at the beginning of a pass."""
+        if self.core.saw_capture():
+            self.on_capture()
         num_rows, of_rows, num_calls, of_calls = self.core.take()
         layout = self.core.ROW_COLUMNS
         if num_rows:
@@ -163,6 +166,7 @@ class Native:
             end=columns["end"],
             waited_taken_at=columns["waited_taken_at"],
             end_taken_at=np.where(columns["timing"] == schema.HOST_TIMING, 0, columns["end_taken_at"]),
+            handed_on=columns["returned_at"],
             duration=np.full(len(columns["id"]), UNMEASURED, np.int64),
         )
 
@@ -294,6 +298,7 @@ class NativeClock:
         self._failure = ""
         self.mark: Callable[..., Mark] = core.mark
         self.resolve: Callable[[Mark], int | None] = core.resolve
+        self.host_ns: Callable[[], int] = core.host_ns
 
     @property
     def of_torch(self) -> dict[str, object]:

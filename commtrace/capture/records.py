@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from commtrace import _native
 from commtrace.capture.collectives.operations import NcclBackend, Operation
-from commtrace.capture.device.clock import DeviceTiming, DeviceClock, Mark
+from commtrace.capture.device.clock import DeviceClock, DeviceTiming, Mark
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.schema import Row, mark_row, row_of
@@ -138,7 +138,7 @@ class DeviceCall:
     """A communication of an accelerator's tensors: its marks are resolved after its launch."""
 
     __slots__ = (
-        "batch", "clock", "device", "end", "has_future", "id", "is_joined", "launch", "launched_at", "op_in_seq",
+        "batch", "clock", "device", "end", "handed_on", "has_future", "id", "is_joined", "launch", "launched_at", "op_in_seq",
         "position", "queue", "returned_at", "waited_from",
     )  # fmt: skip
 
@@ -154,6 +154,7 @@ class DeviceCall:
         self.end: Mark | None = None  # after it, or after the wait for it; None without a wait
         # The compute stream has waited for the other stream on which it ran; its future was taken, to be waited for.
         self.is_joined = self.has_future = False
+        self.handed_on = 0  # host time, ns, after the backend's call
         # Host time, ns, before and after the backend's call; 0 unless its duration is asked for.
         self.launched_at = self.returned_at = 0
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import NOT_COMMUNICATION, ONE_SIDED, OPERATIONS, Arguments, Operation
+from commtrace.capture.collectives.untraced_paths import CAPTURED_COMMUNICATION
 from commtrace.capture.collectives.waits import (
     PendingWork,
     PendingWorks,
@@ -174,6 +175,7 @@ class ProcessGroupCapture:
         tracer.groups.follow(native.follow)
         if devices is not None:
             native.place_with(devices.resolved.add, tracer.is_in_window)
+            native.on_capture = partial(tracer.untraced_paths.add, CAPTURED_COMMUNICATION)
 
     def _in_c(
         self, name: str, operation: Operation, original: object, captured: Callable[..., object]

@@ -300,6 +300,9 @@ class DeviceCalls:
             self._remember(work, calls)
 
     def _returned(self, calls: tuple[DeviceCall, ...]) -> None:
+        now = self._clock.host_ns()
+        for call in calls:
+            call.handed_on = now
         if self.resolved.hidden_ends is not None:
             self.resolved.hidden_ends.returned(calls)
 

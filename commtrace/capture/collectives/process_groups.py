@@ -165,6 +165,7 @@ class ProcessGroupCapture:
             tensor_types=(torch.Tensor, torch.nn.Parameter, *self._tensor_types),
             p2p_codes=p2p_codes(),
             code_of_dtype=native.code_of_dtype,
+            failed=partial(tracer.failed, PART),
             wait_failed=self._wait_failed,
             waited_on_a_side=None if devices is None else self._waited_on_a_side,
             pending=(self.pending, None if devices is None else devices.pending),

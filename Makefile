@@ -10,6 +10,13 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# The C extension, which is built again when its sources change. Where it can be built it must: a mistake in C is no reason
+# to test the Python engine twice.
+NATIVE := setup.py $(wildcard commtrace/_native/*.[ch])
+build_native = if command -v cc >/dev/null && \
+	test -e "$$($(1)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h"; \
+	then BUILD_COMMTRACE_NATIVE=1 $(1)/python setup.py --quiet build_ext --inplace; \
+	else echo 'The C extension is left out: there is no C compiler (cc), or no Python.h (python3-dev).'; fi
 # Tests run side by side. A process has tests that follow one another, and takes some of another one's when it has none left.
 # A third of their time tests wait, for jobs that sleep, time out or start: three processes keep two cores busy.
 WORKERS ?= $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
@@ -73,6 +80,7 @@ endif
 
 .PHONY: $(NEWEST)/.tested
 $(NEWEST)/.tested: $(NEWEST)/.installed
+	@$(call build_native,$(NEWEST)/bin)
 	$(NEWEST)/bin/python -m pytest $(SIDE_BY_SIDE) --long $(if $(STRICT),--expected-skips test-newest) $(NEWEST_TESTS)
 
 $(NEWEST)/.installed: pyproject.toml
@@ -114,8 +122,12 @@ soak: $(INSTALLED)  ## Train for SOAK_MINUTES (30) with everything recorded: not
 
 install: $(INSTALLED)
 
+$(INSTALLED): $(VENV)/.packages $(NATIVE)
+	@$(call build_native,$(BIN))
+	@touch $@
+
 # torch on its own and first: left to a dependency of another package, pip would take the newest build, with CUDA.
-$(INSTALLED): pyproject.toml
+$(VENV)/.packages: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "commtrace needs Python 3.10 or newer: make PYTHON=python3.11")'
 	@echo 'Setting up $(VENV) with torch, megatron-core and DeepSpeed. Once; it takes one to a few minutes.'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -125,4 +137,5 @@ $(INSTALLED): pyproject.toml
 
 clean:
 	rm -rf $(VENV) $(NEWEST) .nox .mypy_cache .ruff_cache .pytest_cache .hypothesis build commtrace.egg-info commtrace-runs demo-run report.html
+	rm -f commtrace/_native/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

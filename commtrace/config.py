@@ -19,7 +19,9 @@ from typing import Any, Final, NamedTuple
 from commtrace import launchers
 from commtrace.errors import ConfigurationError
 from commtrace.options import (
+    AUTO,
     BYTES,
+    ENGINE,
     EXPORT,
     FLAG,
     MODULES,
@@ -414,6 +416,13 @@ class Config:
         "After so many seconds without progress, and ten typical steps, every rank writes its state to a "
         "file ([doctor.md](doctor.md#while-it-hangs)). `0`: never.",
         example="300",
+    )
+    engine: str = option(
+        AUTO,
+        ENGINE,
+        "What records: `native`, the part in C, or `python`, which records the same and costs training more "
+        "([production.md](production.md#the-native-part)). `auto`: `native` where it can be had.",
+        example="python",
     )
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     prometheus: PrometheusConfig = field(default_factory=PrometheusConfig)

@@ -26,6 +26,11 @@ SLACK: Final = "slack"
 PAGERDUTY: Final = "pagerduty"
 WEBHOOK_FORMATS: Final = ("", "json", SLACK, PAGERDUTY)
 
+AUTO: Final = "auto"
+NATIVE: Final = "native"
+PYTHON: Final = "python"
+ENGINES: Final = (AUTO, NATIVE, PYTHON)
+
 OTLP_LEVELS: Final = ("none", "steps", "phases", "communication", "modules")
 """Each holds what those before it hold."""
 
@@ -252,6 +257,9 @@ WEBHOOK_FORMAT: Final = Kind(
     lambda text: text.strip().lower(),
     lambda text: text in WEBHOOK_FORMATS,
     f"one of {', '.join(filter(None, WEBHOOK_FORMATS))}",
+)
+ENGINE: Final = Kind(
+    (str,), lambda text: text.strip().lower(), lambda text: text in ENGINES, f"one of {', '.join(ENGINES)}"
 )
 OTLP_LEVEL: Final = Kind(
     (str,), lambda text: text.strip().lower(), lambda text: text in OTLP_LEVELS, f"one of {', '.join(OTLP_LEVELS)}"

@@ -102,6 +102,8 @@ SPANS: Final = pa.schema(
         _column("id", pa.int64(), "of a communication, unique on its rank"),
         _column("stalled_on", pa.int64(), "of a stall: the `id` of the communication that it waited for"),
         _column("timing", _WORD, "source of start and end"),
+        _column("start_exact", pa.bool_(), "false: a lower bound, the span started then or later"),
+        _column("end_exact", pa.bool_(), "false: an upper bound, the span ended then or earlier"),
     ]
 )
 
@@ -235,6 +237,8 @@ def spans(run: Run, roles: Roles) -> pa.Table:
         "dtype": _words(every.dtype, run.names),
         "role": _words(role, roles.words),
         "is_async": every.is_async,
+        "start_exact": every.start_exact,
+        "end_exact": every.end_exact,
     }
     for name in SPANS.names:
         if name not in columns:

@@ -47,6 +47,7 @@ def test_every_variable_sets_its_option() -> None:
         "COMMTRACE_SKIP_ROLES": "tp, ep",
         "COMMTRACE_TRIGGER_SIGNAL": "sigusr2",
         "COMMTRACE_HANG_SECONDS": "0",
+        "COMMTRACE_ENGINE": " Native",
         "COMMTRACE_MONITOR_SECONDS": "2.5",
         "COMMTRACE_MONITOR_STORE": "login1:29555",
         "COMMTRACE_MONITOR_TOKEN": "0123456789abcdef",
@@ -90,6 +91,7 @@ def test_every_variable_sets_its_option() -> None:
         skip_roles=("tp", "ep"),
         trigger_signal="SIGUSR2",
         hang_seconds=0.0,
+        engine="native",
         monitor=MonitorConfig(
             seconds=2.5,
             store="login1:29555",

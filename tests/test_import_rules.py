@@ -29,13 +29,14 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "options": frozenset({"byte_sizes", "errors", "trace"}),
     "config": frozenset({"errors", "launchers", "options", "trace"}),
     "redaction": frozenset(),
+    "_native": frozenset(),
     # in the training process
     "launchers": frozenset(),
     "agreement": BASE | {"options"},
     "identity": BASE | {"options", "launchers", "agreement"},
     "recorder": BASE,
     "_compile_safe": frozenset(),
-    "capture": BASE | {"recorder", "identity", "_compile_safe", "installation"},
+    "capture": BASE | {"recorder", "identity", "_compile_safe", "_native", "installation", "launchers", "options"},
     "integrations": BASE | {"capture", "recorder", "installation"},
     "session": BASE | {"capture", "integrations", "exporters", "recorder", "live", "installation"},
     "live": BASE | {"analysis"},
@@ -80,6 +81,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "redaction",
         "sql",
         "_inject",
+        "_native",
     },
     # entry points
     "": frozenset({"errors", "installation", "config", "session", "recorded_run"}),
@@ -90,7 +92,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
 WITHOUT_TORCH: Final = (
     "errors", "byte_sizes", "trace", "options", "config", "launchers", "agreement", "identity", "analysis",
     "tables", "plots", "recorded_run", "sql", "history", "importers", "synth", "planning", "search", "live", "top",
-    "viewer", "cli", "", "__main__",
+    "viewer", "cli", "_native", "", "__main__",
 )  # fmt: skip
 
 

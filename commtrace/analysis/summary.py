@@ -21,6 +21,7 @@ from commtrace.analysis.breakdown.states import COMPUTE
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.table import Communication, roles_of_one_rank
+from commtrace.analysis.engines import EngineUse, engines_used
 from commtrace.analysis.largest_loss import verdict
 from commtrace.analysis.matching.coverage import Coverage, missing_numbers
 from commtrace.analysis.matching.operations import ONLY_KERNELS
@@ -76,6 +77,7 @@ class RunIdentity:
     step_numbers: str | None  # the source of step numbers; None if unknown
     framework: Mapping[str, str] | None  # name and version; None if unknown
     parallel: Mapping[str, int]  # size of each parallel dimension
+    engines: tuple[EngineUse, ...]  # that recorded; none if imported
 
 
 NOT_IN_JSON: Final = ("totals", "all_steps")
@@ -340,4 +342,5 @@ def _identity(run: Run, steps: StepChoice) -> RunIdentity:
         step_numbers=topology.get("step_numbers"),
         framework=topology.get("framework"),
         parallel=parallel,
+        engines=engines_used(run),
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from commtrace import identity
-from commtrace.capture import hooks, triggers
+from commtrace.capture import engine, hooks, triggers
 from commtrace.capture.collectives.cpp_communication import capture_of_cpp
 from commtrace.capture.collectives.groups import GroupRegistry
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture
@@ -88,6 +88,7 @@ class Instrumentation:
     ) -> None:
         warn_if_untried("torch", _torch_version())
         self._config = config
+        self._engine = engine.choose(config)
         self._integrations = integrations
         self._open_observers = open_observers
         self._observers: Sequence[Observer] = ()
@@ -173,6 +174,7 @@ class Instrumentation:
             except Exception as error:
                 self.tracer.failed(name, error)
         self._listen()
+        self.tracer.set_topology({"engine": {"name": self._engine.name, "reason": self._engine.reason}})
         options = recording_options(self._config)
         if options:
             self.tracer.set_topology({"recording": options})

@@ -37,6 +37,9 @@ MakeRows: TypeAlias = Callable[[Entry], "list[Row] | None"]
 _NO_COMMUNICATION: Final = Row(0, "", 0, 0, 0)[Row._fields.index("group") : Row._fields.index("timing")]
 """The columns of a communication in the row of something else."""
 
+_EXACT: Final = (True, True)
+"""Whether start and end are exact, of all but communications."""
+
 NUMBER, WAITED, ENDED = range(3)
 """Items of the list ``completion`` of a communication that calls back: its id, the end of the wait for it, and the time
 of the callback; 0 before that."""
@@ -346,6 +349,7 @@ def span_rows(entry: Entry) -> list[Row] | None:
                 *span.coordinates,
                 *_NO_COMMUNICATION,
                 timing,
+                *_EXACT,
                 None,
             )
         )
@@ -385,8 +389,11 @@ def module_rows(clock: DeviceClock) -> MakeRows:
             return None
         timing = _timing(clock, start_mark, end_mark)
         return [
-            row_of((kind, name, schema.COMPUTE, start, max(start, end), *coordinates, *_NO_COMMUNICATION, timing, None))
-        ]
+            row_of((
+                kind, name, schema.COMPUTE, start, max(start, end), *coordinates, *_NO_COMMUNICATION, timing, *_EXACT,
+                None,
+            ))
+        ]  # fmt: skip
 
     return rows
 
@@ -404,7 +411,8 @@ def communication_row(
     detail = json.dumps(extras, separators=(",", ":")) if extras else None
     return row_of((
         kind, operation.name, schema.COMMUNICATION, start, end, *coordinates, state.group.id, seq, op_in_seq,
-        num_bytes, self_bytes, dtype_name(dtype), peer, bool(is_async), number, _NO, timing, detail,
+        num_bytes, self_bytes, dtype_name(dtype), peer, bool(is_async), number, _NO, timing, True,
+        timing != schema.UNKNOWN_TIMING, detail,
     ))  # fmt: skip
 
 
@@ -414,7 +422,7 @@ def _stall_row(
     operation, state, seq, _, _, _, peer, is_async, _, _, _ = launch
     return row_of((
         schema.STALL, operation.name, schema.COMPUTE, start, max(start, end), *coordinates, state.group.id, seq,
-        op_in_seq, _NO, _NO, None, peer, bool(is_async), _NO, number, timing, None,
+        op_in_seq, _NO, _NO, None, peer, bool(is_async), _NO, number, timing, *_EXACT, None,
     ))  # fmt: skip
 
 

@@ -21,12 +21,15 @@ from typing import Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import commtrace
-from commtrace import identity, launchers
+from commtrace import _native, identity, launchers
+from commtrace.analysis.engines import COST, engine_words, engines_used
 from commtrace.config import VARIABLES, Config
 from commtrace.errors import CommtraceError, ConfigurationError
 from commtrace.exporters.monitor.rendezvous import Address, read_token, token_path
 from commtrace.installation import TRIED, import_pyarrow
+from commtrace.options import AUTO
 from commtrace.redaction import redacted_url
+from commtrace.trace.files.reader import load_run
 from commtrace.trace.json_values import JsonObject
 
 _SECONDS: Final = 120.0
@@ -57,7 +60,7 @@ class Check(NamedTuple):
 
 def check_installation(environment: Mapping[str, str], *, record: bool = True) -> list[Check]:
     """Check the installation, and the configuration in these variables; with ``record``, make a small recording too."""
-    checks = [_commtrace(), *_packages(), *_frameworks()]
+    checks = [_commtrace(), _native_part(), *_packages(), *_frameworks()]
     try:
         config = Config.from_env(environment)
     except (ConfigurationError, ValueError) as error:
@@ -70,7 +73,7 @@ def check_installation(environment: Mapping[str, str], *, record: bool = True) -
         checks += _exporters(config)
     checks += [*_clocks(), *_device(), *_bypasses()]
     if record and not any(check.subject in ("torch", "pyarrow") and check.state == "problem" for check in checks):
-        checks += try_recording(environment)
+        checks += try_recording(environment, engine=AUTO if config is None else config.engine)
     return checks
 
 
@@ -86,6 +89,11 @@ def _commtrace() -> Check:
             "The checkout lost its symbolic links: git config core.symlinks true, then git checkout -- commtrace.",
         )  # fmt: skip
     return Check("commtrace", "ok", text)
+
+
+def _native_part() -> Check:
+    core, reason = _native.load()
+    return Check("native part", "note", reason) if core is None else Check("native part", "ok", "is built, and loads")
 
 
 def _packages() -> Iterator[Check]:
@@ -248,7 +256,7 @@ import json, sys, tempfile
 import commtrace, torch
 import torch.distributed as dist
 
-commtrace.start(commtrace.Config(dir=sys.argv[1], run_id="doctor"))
+commtrace.start(commtrace.Config(dir=sys.argv[1], run_id="doctor", engine=sys.argv[2]))
 with tempfile.TemporaryDirectory() as folder:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
     for step in range(2):
@@ -266,12 +274,12 @@ print(json.dumps({
 _EXPECTED: Final = {"step": 2, "collective": 4}
 
 
-def try_recording(environment: Mapping[str, str], seconds: float = _SECONDS) -> list[Check]:
+def try_recording(environment: Mapping[str, str], seconds: float = _SECONDS, *, engine: str = AUTO) -> list[Check]:
     """Record four calls of one rank in a process of its own, within ``seconds``, and read them."""
     # Without the variables of commtrace and of launchers: the recording is small and local whatever the job is.
     own = {name: value for name, value in environment.items() if not _belongs_to_a_job(name)}
     with tempfile.TemporaryDirectory(prefix="commtrace-doctor-") as folder:
-        command = [sys.executable, "-c", _PROGRAM, folder]
+        command = [sys.executable, "-c", _PROGRAM, folder, engine]
         try:
             ended = subprocess.run(command, env=own, capture_output=True, text=True, timeout=seconds, check=False)
         except subprocess.TimeoutExpired:
@@ -283,6 +291,7 @@ def try_recording(environment: Mapping[str, str], seconds: float = _SECONDS) -> 
         facts = json.loads(ended.stdout.splitlines()[-1])
         try:
             kinds = commtrace.open(folder, tables="arrow").spans().column("kind").to_pylist()
+            engines = engines_used(load_run(folder))
         except CommtraceError as error:
             return [Check("recording", "problem", f"nothing was recorded: {error}", "\n".join(said[-5:]))]
     found = {kind: kinds.count(kind) for kind in _EXPECTED}
@@ -290,10 +299,13 @@ def try_recording(environment: Mapping[str, str], seconds: float = _SECONDS) -> 
         return [Check("recording", "problem", f"recorded {json.dumps(found)} of {json.dumps(_EXPECTED)}")]
     devices = Counter(facts["devices"])
     listed = ", ".join(f"{count} × {name}" for name, count in devices.items()) or "none: times are those of the host"
-    return [
-        Check("devices", "ok", f"{listed}; backends: {', '.join(facts['backends'])}"),
-        Check("recording", "ok", "4 of 4 calls and 2 of 2 steps of a process group were recorded and read"),
-    ]
+    checks = [Check("devices", "ok", f"{listed}; backends: {', '.join(facts['backends'])}")]
+    reasons = [used.reason for used in engines if used.reason]
+    if devices and reasons:
+        checks.append(Check("engine", "note", f"Python: {COST}", f"Why not the native one: {reasons[0]}"))
+    by_engine = engine_words(engines, with_reason=False)
+    text = f"4 of 4 calls and 2 of 2 steps of a process group were recorded and read; engine: {by_engine}"
+    return [*checks, Check("recording", "ok", text)]
 
 
 def _belongs_to_a_job(name: str) -> bool:

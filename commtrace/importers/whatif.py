@@ -454,6 +454,8 @@ def _spans(job: _Job, operations: _Operations, rows: _Rows) -> Spans:
         "id": np.where(rows.part == _COMMUNICATIONS, rows.id, _NO),
         "stalled_on": np.where(is_stall, rows.id, _NO),
         "timing": np.full(len(rows.part), schema.CUDA_EVENT_TIMING),
+        "start_exact": np.ones(len(rows.part), np.bool_),
+        "end_exact": np.ones(len(rows.part), np.bool_),
     }
     none = np.full(len(rows.part), _NO)
     return Spans(*(columns.get(name, none).astype(dtype) for name, dtype in DTYPE_OF_COLUMN.items()))

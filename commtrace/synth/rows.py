@@ -68,6 +68,8 @@ class _Template(NamedTuple):
     id: int = -1
     stalled_on: int = -1
     timing: int = schema.CUDA_EVENT_TIMING
+    start_exact: bool = True
+    end_exact: bool = True
 
 
 _CODE: Final = {name: code for code, name in enumerate(NAMES)}

@@ -43,7 +43,7 @@ _SCHEDULE_NAMES: Final = {"interleaved": "interleaved 1f1b"}
 
 _AS_IS: Final = (
     "kind", "name", "lane", "step", "microbatch", "chunk", "stage", "seq", "dtype", "is_async", "id", "stalled_on",
-    "timing",
+    "timing", "start_exact", "end_exact",
 )  # fmt: skip
 TRUTH_FILE: Final = "truth.json"
 

@@ -13,7 +13,7 @@ from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, PeakMemory
 from commtrace.trace.spans import Spans
 
 if TYPE_CHECKING:  # msgspec is not imported in training
-    from commtrace.trace.topology import Recording, Topology
+    from commtrace.trace.topology import Engine, Recording, Topology
 
 _BLOCKS: Final = "_blocks"
 
@@ -113,6 +113,11 @@ class RankTrace:
     def recording(self) -> Recording:
         """Return the recording options: ``sample``, ``skip_roles``, …; empty if imported."""
         return self.topology.get("recording", {})
+
+    @property
+    def engine(self) -> Engine | None:
+        """Return what recorded; None if imported, or recorded before there were two engines."""
+        return self.topology.get("engine")
 
     @property
     def process_start_ns(self) -> int | None:

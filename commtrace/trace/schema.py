@@ -74,10 +74,15 @@ SCHEMA: Final = pa.schema(
         ("is_async", pa.bool_()),
         ("id", pa.int64()),  # of a communication: unique on this rank
         ("stalled_on", pa.int64()),  # of a stall: the id of the communication that it waited for
-        ("timing", _WORD),
+        ("timing", _WORD),  # the source of start and end
+        ("start_exact", pa.bool_()),  # False: the span started then or later
+        ("end_exact", pa.bool_()),  # False: it ended then or earlier
         ("detail", pa.string()),  # JSON payload of marks and rare extras; null otherwise
     ]
 )
+
+LATER_COLUMNS: Final = frozenset({"start_exact", "end_exact"})
+"""Columns that recordings of older versions lack: see commtrace/trace/files/exactness.py."""
 
 METADATA_KEY: Final = b"commtrace"
 """Key of the schema metadata that holds the rank's metadata as JSON."""
@@ -109,6 +114,8 @@ class Row(NamedTuple):
     id: int = _NO
     stalled_on: int = _NO
     timing: int = schema.HOST_TIMING
+    start_exact: bool = True
+    end_exact: bool = True
     detail: str | None = None
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from commtrace.trace import schema
-from commtrace.trace.schema import Row
+from commtrace.trace.schema import Row, row_of
 
 Int8 = npt.NDArray[np.int8]
 Int32 = npt.NDArray[np.int32]
@@ -40,6 +40,8 @@ DTYPE_OF_COLUMN: Mapping[str, type[np.signedinteger | np.bool_]] = {
     "id": np.int64,
     "stalled_on": np.int64,
     "timing": np.int8,
+    "start_exact": np.bool_,
+    "end_exact": np.bool_,
 }
 """Every column but ``detail``, which the reader reads into marks."""
 
@@ -72,6 +74,8 @@ class Spans:
     id: Int64
     stalled_on: Int64
     timing: Int8
+    start_exact: Bool
+    end_exact: Bool
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -120,7 +124,10 @@ class Spans:
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], names: list[str]) -> Spans:
         """Return spans from dictionaries, with strings for codes, for tests; new names are appended to ``names``."""
         table = [_coded(row, names) for row in rows]
-        defaults = {"start": 0, "end": 0, "op_in_seq": 0, "is_async": False, "timing": 0, "lane": schema.COMPUTE}
+        defaults = {
+            "start": 0, "end": 0, "op_in_seq": 0, "is_async": False, "timing": 0, "lane": schema.COMPUTE,
+            "start_exact": True, "end_exact": True,
+        }  # fmt: skip
         return cls(
             *(
                 np.array([row.get(name, defaults.get(name, schema.NOT_APPLICABLE)) for row in table], dtype)
@@ -150,14 +157,45 @@ def _coded(row: Mapping[str, Any], names: list[str]) -> dict[str, object]:
     return coded
 
 
-class RowBatch(list[Row]):
-    """Immutable rows of one pass of the recorder; columns are made once for all sinks, when first requested."""
+class RowBatch(Sequence[Row]):
+    """Immutable rows of one pass of the recorder: some made one by one, and then others that came as columns.
 
-    __slots__ = ("_columns", "_names")
+    Columns of the former, and rows of the latter, are made once for all sinks, when first requested.
+
+    Args:
+        rows: rows with their details; marks are among them.
+        spans: further rows, without details.
+        names: the strings for the codes of ``spans``.
+    """
+
+    __slots__ = ("_all_rows", "_columns", "_names", "rows", "spans")
+
+    def __init__(self, rows: Iterable[Row] = (), spans: Spans | None = None, names: Sequence[str] = ()) -> None:
+        self.rows = list(rows)
+        self.spans = Spans.empty() if spans is None else spans
+        self._names = list(names)
+        self._columns: Spans | None = None
+        self._all_rows: list[Row] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows) + len(self.spans)
+
+    @overload
+    def __getitem__(self, at: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Row]: ...
+
+    def __getitem__(self, at: int | slice) -> Row | list[Row]:
+        return self._made_rows()[at]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._made_rows())
 
     @property
     def has_columns(self) -> bool:
-        return hasattr(self, "_columns")
+        """Return whether columns are there, or cheaper than rows."""
+        return self._columns is not None or len(self.spans) > 0
 
     @property
     def names(self) -> list[str]:
@@ -168,15 +206,62 @@ class RowBatch(list[Row]):
     @property
     def columns(self) -> Spans:
         """Return the rows as columns, without ``detail``."""
-        self._make()
+        return self._make()
+
+    @property
+    def last_step(self) -> int:
+        """Return the highest step of all rows; −1 without any."""
+        of_rows = max((row.step for row in self.rows), default=schema.NOT_APPLICABLE)
+        of_spans = int(self.spans.step.max()) if len(self.spans) else schema.NOT_APPLICABLE
+        return max(of_rows, of_spans)
+
+    def first_step(self, default: int) -> int:
+        """Return the lowest step of all rows; ``default`` if they belong to none."""
+        steps = [row.step for row in self.rows if row.step >= 0]
+        inside = self.spans.step[self.spans.step >= 0]
+        if len(inside):
+            steps.append(int(inside.min()))
+        return min(steps, default=default)
+
+    def of_steps(self, begin: int, end: int) -> RowBatch:
+        """Return the rows of ``begin <= step < end``."""
+        rows = [row for row in self.rows if begin <= row.step < end]
+        inside = (self.spans.step >= begin) & (self.spans.step < end)
+        return RowBatch(rows, self.spans.take(inside), self._names)
+
+    def behind(self, rows: Sequence[Row]) -> RowBatch:
+        """Return a batch that begins with ``rows``."""
+        return RowBatch([*rows, *self.rows], self.spans, self._names)
+
+    def counts_by_kind(self) -> Int64:
+        """Return the number of rows of each of ``schema.KINDS``."""
+        counts = np.bincount(self.spans.kind, minlength=len(schema.KINDS))
+        for row in self.rows:
+            counts[row.kind] += 1
+        return counts
+
+    def _make(self) -> Spans:
+        if self._columns is not None:
+            return self._columns
+        parts = []
+        for begin in range(0, len(self.rows), _ROWS_AT_A_TIME):
+            parts.append(Spans.from_tuples(self.rows[begin : begin + _ROWS_AT_A_TIME], self._names))
+            time.sleep(0)  # lets a training thread that waits for the GIL have it
+        if len(self.spans):
+            parts.append(self.spans)
+        self._columns = Spans.concatenate(parts)
         return self._columns
 
-    def _make(self) -> None:
-        if self.has_columns:
-            return
-        self._names: list[str] = []
-        parts = []
-        for begin in range(0, len(self), _ROWS_AT_A_TIME):
-            parts.append(Spans.from_tuples(self[begin : begin + _ROWS_AT_A_TIME], self._names))
-            time.sleep(0)  # lets a training thread that waits for the GIL have it
-        self._columns = Spans.concatenate(parts)
+    def _made_rows(self) -> list[Row]:
+        if self._all_rows is None:
+            self._all_rows = [*self.rows, *rows_of(self.spans, self._names)] if len(self.spans) else self.rows
+        return self._all_rows
+
+
+def rows_of(spans: Spans, names: Sequence[str]) -> list[Row]:
+    """Turn columns into rows without a detail."""
+    words: list[str | None] = [*names, None]  # −1 is the last one
+    columns = {name: getattr(spans, name).tolist() for name in DTYPE_OF_COLUMN}
+    for column in ("name", "dtype"):
+        columns[column] = [words[code] for code in columns[column]]
+    return [row_of((*values, None)) for values in zip(*columns.values(), strict=True)]

@@ -40,6 +40,13 @@ class Recording(TypedDict, total=False):
     skip_roles: Annotated[list[Word], Meta(max_length=256)]
 
 
+class Engine(TypedDict):
+    """What recorded: ``native`` or ``python``."""
+
+    name: Word
+    reason: Word  # why it is not native; empty if it is
+
+
 # Several are merged, such as {"coordinates": {"tp": 0}, "parallel": {"tp": 2}}. invisible_paths: {name: "active" or
 # "loaded"}; first_step: of the process; step_numbers: their source if the program counts its steps.
 class Topology(TypedDict, total=False):
@@ -50,6 +57,7 @@ class Topology(TypedDict, total=False):
     framework: Annotated[dict[Word, Word], Meta(max_length=64)]
     device: Device
     recording: Recording
+    engine: Engine
     invisible_paths: Annotated[dict[Word, Word], Meta(max_length=4096)]
     not_visible: Annotated[list[Word], Meta(max_length=4096)]  # by older recorders
     process_start_ns: Time

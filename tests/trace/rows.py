@@ -22,6 +22,8 @@ _DEFAULTS: dict[str, Any] = {
     "dtype": None,
     "is_async": False,
     "timing": schema.HOST_TIMING,
+    "start_exact": True,
+    "end_exact": True,
     "detail": None,
 }
 

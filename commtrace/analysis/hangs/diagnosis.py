@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from commtrace.analysis.clocks.align import Alignment
+from commtrace.analysis.engines import EngineUse
 from commtrace.analysis.hangs.first_failure import FirstFailure
 from commtrace.analysis.hangs.flight_recorder import FlightEvidence
 from commtrace.analysis.hangs.rank_state import LastActivity
@@ -120,6 +121,7 @@ class Diagnosis:
     groups: tuple[GroupCoverage, ...]
     coverage: Coverage
     recording: tuple[LeftOut, ...]  # options that left something out on purpose
+    engines: tuple[EngineUse, ...]  # none if imported
     drops: tuple[Drops, ...]
     alignment: Alignment
     mismatches: Mismatches

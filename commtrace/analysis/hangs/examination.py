@@ -9,6 +9,7 @@ from pathlib import Path
 
 from commtrace.analysis.clocks.align import align
 from commtrace.analysis.clocks.time_of_day import wall_clock_ns
+from commtrace.analysis.engines import engine_notes, engines_used
 from commtrace.analysis.hangs.diagnosis import (
     Diagnosis,
     Drops,
@@ -94,6 +95,7 @@ def examine(
         groups=tuple(cover_groups(run, arrivals)),
         coverage=find_coverage(run, find_roles(run)),
         recording=_recording(run),
+        engines=engines_used(run),
         drops=_drops(run),
         alignment=align(run),
         mismatches=Mismatches(num_mismatches, tuple(mismatches)),
@@ -109,6 +111,7 @@ def examine(
     hang = diagnosis.hang._replace(sentences=tuple(hang_sentences(diagnosis)))
     limits = frozenset(limit for trace in run.ranks.values() for limit in trace.limits)
     findings, notes = find_findings(diagnosis, limits)
+    notes += engine_notes(diagnosis.engines, run.ranks.values())
     return replace(diagnosis, hang=hang, findings=tuple(findings), notes=tuple(notes))
 
 

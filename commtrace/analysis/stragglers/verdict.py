@@ -119,7 +119,11 @@ def format_cause(cause: str) -> str:
 
 def on_gpu(run: Run) -> bool:
     """Return whether the job ran on GPUs, as far as was recorded."""
-    device = run.any_metadata.device
+    return is_gpu(run.any_metadata.device)
+
+
+def is_gpu(device: str) -> bool:
+    """Return whether the name of a rank's device is that of a GPU."""
     return bool(device) and not device.endswith("cpu") and not device.startswith("simulated")
 
 

@@ -7,7 +7,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from commtrace.capture.collectives.operations import LEGACY, NcclBackend, nccl_backend
 from commtrace.capture.records import DeviceCall, Queue
@@ -21,46 +21,125 @@ _GENERIC_ROLES = frozenset({UNKNOWN_ROLE, "world", "default"})
 """Roles that say nothing of what a group is for: a whole world, or one that torch made for a mesh of all ranks."""
 
 
+class Counters(Protocol):
+    """The sequence numbers of one group. The class ``Group`` of the native part is another one."""
+
+    is_slow: bool
+    """Whether the native part is to leave the group's communication to Python."""
+
+    def __next__(self) -> int:
+        """Return the number of the next collective."""
+
+    @property
+    def launched(self) -> int:
+        """Return how many collectives there have been."""
+
+    def take_back(self, seq: int, /) -> None:
+        """Free the number of a collective that its backend refused, unless another thread has taken the next one."""
+
+    def next_message(self, is_send: bool, peer: int, tag: int = 0, /) -> int:
+        """Return the number of the next send to, or receive from, ``peer`` (a global rank), counted per tag."""
+
+    def take_back_message(self, is_send: bool, peer: int, seq: int, /) -> None:
+        """Free the number of a message, like :meth:`take_back`; its tag is in its number."""
+
+    def messages(self) -> list[tuple[bool, int, int, int]]:
+        """Return ``(is_send, peer, tag, how many)`` of each kind of message so far."""
+
+    def detach(self) -> None:
+        """Forget the group, which is gone: another one may get its address."""
+
+
+class PythonCounters:
+    """Counters that take a number in one step, which is atomic under the GIL."""
+
+    def __init__(self) -> None:
+        self.is_slow = True
+        self._collectives = itertools.count()
+        self._messages: dict[tuple[bool, int, int], itertools.count[int]] = {}
+
+    def __next__(self) -> int:
+        return next(self._collectives)
+
+    @property
+    def launched(self) -> int:
+        return _next_number(self._collectives)
+
+    def take_back(self, seq: int) -> None:
+        if _next_number(self._collectives) == seq + 1:
+            self._collectives = itertools.count(seq)
+
+    def next_message(self, is_send: bool, peer: int, tag: int = 0) -> int:
+        key = (is_send, peer, tag)
+        counter = self._messages.get(key)
+        if counter is None:
+            counter = self._messages.setdefault(key, itertools.count((tag & 0x7FFFFFFF) << 32))
+        return next(counter)
+
+    def take_back_message(self, is_send: bool, peer: int, seq: int) -> None:
+        key = (is_send, peer, seq >> 32)
+        if key in self._messages and _next_number(self._messages[key]) == seq + 1:
+            self._messages[key] = itertools.count(seq)
+
+    def messages(self) -> list[tuple[bool, int, int, int]]:
+        return [
+            (is_send, peer, tag, _next_number(counter) - ((tag & 0x7FFFFFFF) << 32))
+            for (is_send, peer, tag), counter in list(self._messages.items())
+        ]
+
+    def detach(self) -> None:
+        return None
+
+
+def _next_number(counter: itertools.count[int]) -> int:
+    # Its printed form is the only place that says so without taking it.
+    return int(repr(counter)[len("count(") : -1])
+
+
 class GroupState:
     __slots__ = (
-        "bracket",
+        "_bracket",
         "bracket_is_collective",
         "collective_seq",
         "group",
         "nccl",
-        "p2p_seq",
         "queues",
         "ranks_by_group_rank",
     )
 
-    def __init__(self, group: Group, ranks_by_group_rank: Sequence[int], nccl: NcclBackend = LEGACY) -> None:
+    def __init__(
+        self,
+        group: Group,
+        ranks_by_group_rank: Sequence[int],
+        nccl: NcclBackend = LEGACY,
+        counters: Counters | None = None,
+    ) -> None:
         self.group = group
         self.nccl = nccl
         self.ranks_by_group_rank = tuple(ranks_by_group_rank)
-        self.collective_seq = itertools.count()
-        self.p2p_seq: dict[tuple[bool, int, int], itertools.count[int]] = {}
-        self.bracket: list[DeviceCall] | None = None
+        self.collective_seq: Counters = PythonCounters() if counters is None else counters
+        self._bracket: list[DeviceCall] | None = None
         self.bracket_is_collective = False
         self.queues: dict[tuple[int, int], Queue] = {}
 
+    @property
+    def bracket(self) -> list[DeviceCall] | None:
+        """Return the members of the coalescing bracket that is open; None where none is."""
+        return self._bracket
+
+    @bracket.setter
+    def bracket(self, members: list[DeviceCall] | None) -> None:
+        self._bracket = members
+        self.collective_seq.is_slow = members is not None
+
     def next_p2p(self, is_send: bool, peer: int, tag: int = 0) -> int:
-        """Return the number of the next send to, or receive from, ``peer`` (a global rank), counted per tag."""
-        key = (is_send, peer, tag)
-        counter = self.p2p_seq.get(key)
-        if counter is None:
-            counter = self.p2p_seq.setdefault(key, itertools.count((tag & 0x7FFFFFFF) << 32))
-        return next(counter)
+        return self.collective_seq.next_message(is_send, peer, tag)
 
     def take_back(self, seq: int) -> None:
-        """Free the number of a collective that its backend refused, unless another thread has taken the next one."""
-        if next_number(self.collective_seq) == seq + 1:
-            self.collective_seq = itertools.count(seq)
+        self.collective_seq.take_back(seq)
 
     def take_back_p2p(self, is_send: bool, peer: int, seq: int) -> None:
-        """Free the number of a message, like :meth:`take_back`; its tag is in its number."""
-        key = (is_send, peer, seq >> 32)
-        if key in self.p2p_seq and next_number(self.p2p_seq[key]) == seq + 1:
-            self.p2p_seq[key] = itertools.count(seq)
+        self.collective_seq.take_back_message(is_send, peer, seq)
 
     def queue(self, peer: int, device: int) -> Queue:
         """Return the operations on the own stream of a communicator of the device; ``peer`` is −1 for collectives."""
@@ -69,10 +148,8 @@ class GroupState:
         return found if found is not None else self.queues.setdefault(key, Queue())
 
 
-def next_number(counter: itertools.count[int]) -> int:
-    """Return the next number of a counter, without taking it."""
-    # Its printed form is the only place that says so.
-    return int(repr(counter)[len("count(") : -1])
+MakeCounters: TypeAlias = "Callable[[ProcessGroup, Group, Sequence[int], NcclBackend], Counters]"
+"""Makes the counters of a new group, from the group, what is known of it, and its members by their rank in it."""
 
 
 class GroupRegistry:
@@ -82,8 +159,9 @@ class GroupRegistry:
     members. So groups are registered when they are created; earlier ones are found in torch's ordered table.
     """
 
-    def __init__(self, skip_roles: Collection[str] = ()) -> None:
+    def __init__(self, skip_roles: Collection[str] = (), make_counters: MakeCounters | None = None) -> None:
         self.skip_roles = frozenset(skip_roles)  # numbered, but not timed
+        self._make_counters = make_counters
         self._pipeline_peers: frozenset[int] = frozenset()
         # By id: hashing a group is slow. A weak reference drops it before the id is reused.
         self.states: dict[int, GroupState] = {}
@@ -177,7 +255,11 @@ class GroupRegistry:
         place = current_place()
         if place is not None and (self.place is None or self.place.world_size <= place.world_size):
             self.place = place
-        state = GroupState(group, ranks_by_group_rank, nccl_backend(process_group))
+        nccl = nccl_backend(process_group)
+        counters = None
+        if self._make_counters is not None:
+            counters = self._make_counters(process_group, group, ranks_by_group_rank, nccl)
+        state = GroupState(group, ranks_by_group_rank, nccl, counters)
         key = id(process_group)
         self.states[key] = state
         self._references[key] = weakref.ref(process_group, functools.partial(self._forget, key, state))
@@ -197,6 +279,7 @@ class GroupRegistry:
         if self.states.get(key) is state:
             self.states.pop(key, None)
             self._references.pop(key, None)
+            state.collective_seq.detach()
 
 
 def _global_ranks(process_group: ProcessGroup) -> list[int]:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from commtrace.capture.collectives.groups import next_number
 from commtrace.capture.device.clock import now_ns
 from commtrace.capture.records import DeviceCall, Launch, Span, dtype_name
 from commtrace.capture.threads import frames_by_thread
@@ -118,12 +117,8 @@ class ActivityWatch:
 
     def _launched(self) -> tuple[dict[str, int], tuple[tuple[int, bool, int, int, int], ...]]:
         states = list(self._tracer.groups.states.values())
-        messages = tuple(
-            (state.group.id, is_send, peer, tag, next_number(counter) - ((tag & 0x7FFFFFFF) << 32))
-            for state in states
-            for (is_send, peer, tag), counter in list(state.p2p_seq.items())
-        )
-        return {str(state.group.id): next_number(state.collective_seq) for state in states}, messages[:_MOST_PAIRS]
+        messages = tuple((state.group.id, *kind) for state in states for kind in state.collective_seq.messages())
+        return {str(state.group.id): state.collective_seq.launched for state in states}, messages[:_MOST_PAIRS]
 
 
 def _outwards(span: Span | None) -> Iterator[Span]:

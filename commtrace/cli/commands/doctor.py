@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from commtrace.analysis.engines import engine_words
 from commtrace.analysis.formatting import format_duration, format_ranges, format_ranks, ranges
 from commtrace.analysis.hangs.diagnosis import Diagnosis, Drops
 from commtrace.analysis.hangs.examination import examine
@@ -214,6 +215,9 @@ def _header(diagnosis: Diagnosis, now_ns: int) -> Iterable[str]:
     if run.missing_ranks:
         yield f"[yellow]No readable files of {format_ranks(run.missing_ranks)}.[/]"
     yield clock_line(diagnosis.alignment)
+    engine = engine_words(diagnosis.engines)
+    if engine:
+        yield escape(f"Engine: {engine}")
 
 
 def _ranges_of(diagnosis: Diagnosis, state: str) -> list[tuple[int, int]]:

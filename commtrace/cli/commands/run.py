@@ -52,6 +52,9 @@ def run(
         ),
     ] = "",
     node_id: Annotated[str, typer.Option(help="Name of this node. Default: the host name.")] = "",
+    engine: Annotated[
+        str, typer.Option(help="What records: native (in C) or python. Default: native where it can be had.")
+    ] = "",
 ) -> None:
     """Run a training command and record it; its script needs no change.
 
@@ -68,6 +71,7 @@ def run(
         "keep_steps": keep_steps,
         "export": export,
         "node_id": node_id,
+        "engine": engine,
     }
     environment = injected_environment(os.environ, {name: value for name, value in options.items() if value})
     if NOTES_VARIABLE in os.environ:

@@ -18,6 +18,7 @@ from commtrace.analysis.breakdown.rank_means import PARTS, ExposedTime, RankMean
 from commtrace.analysis.communication.baseline import read_baseline
 from commtrace.analysis.communication.baseline_share import baseline_shares, measure_sizes
 from commtrace.analysis.communication.table import Communication
+from commtrace.analysis.engines import engine_words
 from commtrace.analysis.formatting import format_ranges
 from commtrace.analysis.steps.choice import StepChoice
 from commtrace.analysis.summary import Summary, summarise_steps
@@ -303,11 +304,13 @@ def _print_coverage(console: Console, summary: Summary) -> None:
     captured = ", ".join(f"{count} {kind}" for kind, count in coverage.captured.items())
     dropped = sum(coverage.dropped.values())
     missing, hidden = summary.missing, len(coverage.not_visible)
+    engine = engine_words(summary.run.engines, with_reason=False)
     parts = [
         f"Captured: {captured or 'nothing'}",
         "" if missing is None else f"missing: {missing} collectives" if missing else "missing: none",
         f"dropped: {dropped} spans" if dropped else "",
         f"not visible: {hidden} path{'s' * (hidden != 1)}, below" if hidden else "not visible: nothing known",
+        f"engine: {engine}" if engine else "",
     ]
     console.print(escape("; ".join(filter(None, parts))), style="dim")
     if missing or dropped or coverage.not_visible:

@@ -1,6 +1,6 @@
 """Rewrite complete segments in few large zstd batches, at about a quarter of the bytes; rows, order and header stay.
 
-Small batches limit the loss of a crash, but compress badly: twenty-one column headers for a hundred rows.
+Small batches limit the loss of a crash, but compress badly: twenty-three column headers for a hundred rows.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from commtrace.errors import TraceFormatError
 from commtrace.trace import schema
 from commtrace.trace.aggregates import AGGREGATE
 from commtrace.trace.blocks import Block, bounds_of, end_to_end
+from commtrace.trace.files.exactness import exact_ends, exact_starts
 from commtrace.trace.inputs import printable
 from commtrace.trace.marks import Marks, check_aggregates, read_mark
 from commtrace.trace.metadata import RankMetadata
@@ -85,6 +86,7 @@ def decode(
     columns = {name: _column(table[name], name, names) for name in DTYPE_OF_COLUMN}
     spans = Spans(**columns)
     block = Block(tuple(part.metadata.rank for part in tables), bounds_of([len(part.table) for part in tables]), spans)
+    _tell_exactness(block, table)
     most_ranks = [part.metadata.most_ranks for part in tables]
     possible = possible_rows(spans, block.per_row(np.array(most_ranks, np.int64)))
     possible &= ~_incomplete(table)
@@ -117,16 +119,46 @@ def known_columns(table: pa.Table) -> pa.Table:
     if table.schema.equals(schema.SCHEMA):
         return table
     present = table.schema.names
-    missing = [name for name in schema.SCHEMA.names if name not in present]
+    missing = missing_columns(present)
     if missing:
         raise TraceFormatError(f"the trace has no column {missing[0]!r}; it was written by an incompatible commtrace")
+    for name in schema.LATER_COLUMNS.difference(present):
+        table = table.append_column(name, pa.nulls(len(table), schema.SCHEMA.field(name).type))
     return table if present == schema.SCHEMA.names else table.select(schema.SCHEMA.names)
+
+
+def missing_columns(present: Sequence[str]) -> list[str]:
+    """Return the columns without which a recording cannot be read."""
+    return [name for name in schema.SCHEMA.names if name not in present and name not in schema.LATER_COLUMNS]
 
 
 def _together(tables: Sequence[pa.Table]) -> pa.Table:
     if not tables:
         return schema.SCHEMA.empty_table()
     return pa.concat_tables(map(known_columns, tables)).unify_dictionaries().combine_chunks()
+
+
+def _tell_exactness(block: Block, table: pa.Table) -> None:
+    """Fill in which starts and ends are exact, where the recording does not say it. Changes the columns in place."""
+    spans = block.spans
+    is_end_told, is_start_told = (_is_valid(table[name]) for name in ("end_exact", "start_exact"))
+    if not is_end_told.all():
+        spans.end_exact[:] = np.where(is_end_told, spans.end_exact, exact_ends(spans))
+    if not is_start_told.all():
+        rank = block.per_row(np.arange(len(block.ranks)))
+        starts = exact_starts(spans, rank, _is_unfinished(spans, table["detail"]))
+        spans.start_exact[:] = np.where(is_start_told, spans.start_exact, starts)
+
+
+def _is_unfinished(spans: Spans, detail: pa.ChunkedArray) -> Bool:
+    is_unfinished = np.zeros(len(spans), np.bool_)
+    rows = np.flatnonzero((spans.id >= 0) & (spans.start == spans.end))
+    is_unfinished[rows] = ['"unfinished"' in (text or "") for text in detail.take(rows).to_pylist()]
+    return is_unfinished
+
+
+def _is_valid(column: pa.ChunkedArray) -> Bool:
+    return np.asarray(column.is_valid().to_numpy())
 
 
 def _read_marks(
@@ -190,7 +222,7 @@ def _incomplete(table: pa.Table) -> Bool:
     lacks = np.zeros(len(table), np.bool_)
     for name in DTYPE_OF_COLUMN:
         column = table[name]
-        if column.null_count and name != "dtype":
+        if column.null_count and name != "dtype" and name not in schema.LATER_COLUMNS:
             lacks |= ~np.concatenate(
                 [_indices(chunk).is_valid().to_numpy(zero_copy_only=False) for chunk in column.chunks]
             )

@@ -21,7 +21,7 @@ from commtrace.errors import RunNotFoundError, TraceFormatError
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.files import locate
-from commtrace.trace.files.decoding import DecodedBlock, RankTable, decode, known_columns
+from commtrace.trace.files.decoding import DecodedBlock, RankTable, decode, known_columns, missing_columns
 from commtrace.trace.files.locate import (
     Launch,
     Segment,
@@ -110,7 +110,8 @@ def load_newest(path: str | Path) -> Run:
 def read_files(path: str | Path) -> Iterator[pa.Table]:
     """Yield the rows of the newest attempt as they are in its files, marks included, file by file; strings for codes.
 
-    Columns are ``rank`` and those of the schema; −1 is not applicable. Raises as :func:`load_run`.
+    Columns are ``rank`` and those of the schema; −1 is not applicable, and null what older versions did not write.
+    Raises as :func:`load_run`.
     """
     columns = pa.schema([("rank", pa.int32()), *((one.name, _plain(one.type)) for one in schema.SCHEMA)])
     yield columns.empty_table()
@@ -118,7 +119,7 @@ def read_files(path: str | Path) -> Iterator[pa.Table]:
     for segment in (segment for rank in sorted(chosen) for segment in chosen[rank]):
         table, _ = _read_segment(segment.path)
         if table is not None:
-            rank = pa.repeat(pa.scalar(segment.metadata.rank, pa.int32()), len(table))
+            rank, table = pa.repeat(pa.scalar(segment.metadata.rank, pa.int32()), len(table)), known_columns(table)
             rows = [rank, *(table.column(name) for name in schema.SCHEMA.names)]
             yield pa.table(rows, names=columns.names).cast(columns)
 
@@ -236,7 +237,7 @@ def _read_header(path: Path) -> Segment:
             "Update it: pip install --upgrade commtrace"
         )
     names = columns.names
-    missing = [name for name in schema.SCHEMA.names if name not in names]
+    missing = missing_columns(names)
     if missing:
         raise TraceFormatError(f"{path} has no column {missing[0]!r}; it was written by an incompatible commtrace")
     for column in () if columns.equals(schema.SCHEMA) else columns:

@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -34,6 +33,9 @@ RANK_DIRECTORY_PATTERN: Final = re.compile(r"^rank-(\d+)$")
 
 LATEST: Final = "latest"
 """As the last part of a path: the run beside it that was written last. Recorders make a link of that name."""
+
+_ANY_STEP: Final = np.iinfo(np.int32).max
+"""Above the steps of all rows."""
 
 # Threads would only add some to the training process: batches are small.
 _QUICK = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
@@ -96,21 +98,20 @@ class SegmentWriter:
 
     def write(self, rows: Sequence[Row]) -> None:
         """Append rows as one record batch per segment."""
-        while rows:
+        batch = rows if isinstance(rows, RowBatch) else RowBatch(rows)
+        while batch:
             if self._stream is None:
-                steps = (row.step for row in rows if row.step >= 0)
                 # Never below what the segment before holds: readers take its last step to be this first one.
-                self._open(max(self._last_step, min(steps, default=self._first_step)))
-                rows = [*self._lasting, *self._latest.values(), *self._discarded(), *rows]
+                self._open(max(self._last_step, batch.first_step(self._first_step)))
+                batch = batch.behind([*self._lasting, *self._latest.values(), *self._discarded()])
             end = self._first_step + self._steps_per_segment
-            if max(map(attrgetter("step"), rows)) < end:
-                current, rows = rows, []
+            if batch.last_step < end:
+                current, batch = batch, RowBatch()
             else:
-                current = [row for row in rows if row.step < end]
-                rows = [row for row in rows if row.step >= end]
+                current, batch = batch.of_steps(schema.NOT_APPLICABLE, end), batch.of_steps(end, _ANY_STEP)
             if current:
                 self._append(current)
-            if rows:
+            if batch:
                 self._end_segment()
 
     def write_spans(
@@ -136,12 +137,12 @@ class SegmentWriter:
             if len(spans) and count == of_segment:
                 self._end_segment()
 
-    def _append(self, rows: Sequence[Row]) -> None:
-        self._write_batch(self._batch(rows))
-        self._last_step = max(self._last_step, max(map(attrgetter("step"), rows)))
-        self._remember([row for row in rows if row.kind == schema.MARK])
+    def _append(self, batch: RowBatch) -> None:
+        self._write_batch(self._batch(batch))
+        self._last_step = max(self._last_step, batch.last_step)
+        self._remember([row for row in batch.rows if row.kind == schema.MARK])
         # One more such pass would make the segment too long to be rewritten.
-        is_long = not self._is_dense and self._num_rows + len(rows) > compaction.MOST_ROWS
+        is_long = not self._is_dense and self._num_rows + len(batch) > compaction.MOST_ROWS
         if is_long or 0 < self._bytes_per_segment < self._file.num_bytes:
             self._end_segment()
 
@@ -224,19 +225,22 @@ class SegmentWriter:
         else:  # another unreadable file for every try would help no reader
             self._path.unlink(missing_ok=True)
 
-    def _batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
-        if isinstance(rows, RowBatch) and rows.has_columns:
-            return self._batch_of_columns(rows)
-        columns = list(zip(*rows, strict=True))
+    def _batch(self, batch: RowBatch) -> pa.RecordBatch:
+        if batch.has_columns:
+            return self._batch_of_columns(batch)
+        columns = list(zip(*batch.rows, strict=True))
         return pa.RecordBatch.from_arrays(
             [self._array(field, values) for field, values in zip(schema.SCHEMA, columns, strict=True)],
             schema=schema.SCHEMA,
         )
 
-    def _batch_of_columns(self, rows: RowBatch) -> pa.RecordBatch:
-        columns, names = rows.columns, rows.names
+    def _batch_of_columns(self, batch: RowBatch) -> pa.RecordBatch:
+        columns, names = batch.columns, batch.names
+        details = text_array([row.detail for row in batch.rows])
+        if len(batch.spans):
+            details = pa.concat_arrays([details, pa.nulls(len(batch.spans), pa.string())])
         arrays = [
-            text_array([row.detail for row in rows])
+            details
             if field.name == "detail"
             else self._column(field, getattr(columns, field.name), names)
             for field in schema.SCHEMA

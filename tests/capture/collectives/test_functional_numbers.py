@@ -45,7 +45,7 @@ def state(recording: Recording) -> Iterator[GroupState]:
 
 def numbers(state: GroupState) -> dict[tuple[bool, int, int], int]:
     """What each direction to each peer will have next, the tag taken off."""
-    return {key: next(counter) & 0xFFFFFFFF for key, counter in state.p2p_seq.items()}
+    return {(is_send, peer, tag): count for is_send, peer, tag, count in state.collective_seq.messages()}
 
 
 @pytest.mark.skipif(not hasattr(OPERATIONS, "batch_p2p_ops"), reason="this torch has no functional point-to-point")

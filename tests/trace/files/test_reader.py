@@ -49,6 +49,8 @@ def test_what_was_written_comes_back(tmp_path: Path) -> None:
         "id": 99,
         "stalled_on": 98,
         "timing": schema.CUDA_EVENT_TIMING,
+        "start_exact": False,
+        "end_exact": False,
         "detail": '{"members": [1, 2]}',
     }
     write_rank(tmp_path, [row(**columns)])

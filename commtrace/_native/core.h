@@ -1,0 +1,174 @@
+/* What the parts of the native recorder share. See core.c for what they are and how they fit together. */
+#ifndef COMMTRACE_CORE_H
+#define COMMTRACE_CORE_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define NOT_APPLICABLE (-1)
+
+/* ---- driver.c: the functions of libcuda or of HIP ------------------------------------------------------------- */
+
+typedef void *Event;
+typedef void *Stream;
+typedef void *Context;
+
+enum { DRIVER_SUCCESS = 0, DRIVER_NOT_READY = 600 };
+
+typedef struct {
+    int (*event_create)(Event *, unsigned flags);
+    int (*event_record)(Event, Stream);
+    int (*event_query)(Event);
+    int (*event_elapsed_time)(float *milliseconds, Event start, Event end);
+    int (*stream_create)(Stream *, unsigned flags);
+    int (*stream_is_capturing)(Stream, int *status);
+    int (*exchange_capture_mode)(int *mode);
+    int (*context_get_current)(Context *);
+    int (*context_set_current)(Context);
+    int (*context_push)(Context);
+    int (*context_pop)(Context *);
+    int (*primary_context_state)(int device, unsigned *flags, int *active);
+    int (*primary_context_retain)(Context *, int device);
+} Driver;
+
+extern Driver driver;
+
+/* Loads the driver's library; false, with the reason, where it is missing or lacks a function. */
+bool driver_open(const char *path, char *reason, size_t reason_size);
+
+/* ---- marks.c: places on the streams of a device, and the thread that learns when the device passes them -------- */
+
+typedef struct Mark Mark;
+
+enum { MARK_AHEAD, MARK_PASSED, MARK_LOST };
+
+struct Mark {
+    _Atomic int references;
+    _Atomic int state;
+    int device;
+    Event event; /* of the driver; stays with the mark when that goes back into the pool */
+    Stream stream;
+    int64_t taken_at; /* ns, the host's time */
+    int64_t time_ns;  /* when the device passed it, once state is MARK_PASSED */
+    Mark *next;       /* on its stream, or in the pool */
+};
+
+/* A place in time: of the host where mark is NULL. */
+typedef struct {
+    Mark *mark;
+    int64_t ns;
+} Point;
+
+enum { MOST_DEVICES = 64 };
+
+int64_t host_ns(void);
+void use_clock(int64_t (*clock)(void)); /* NULL: CLOCK_MONOTONIC */
+
+Point point_of_host(void);
+Point point_on(int device, Stream stream);
+void point_release(Point);
+/* 1 if the time is known and written to ns, 0 if the device has not passed it yet, -1 if that will never be known. */
+int point_time(Point, int64_t *ns);
+int64_t point_taken_at(Point); /* 0 for a point of the host */
+
+void mark_retain(Mark *);
+bool device_is_open(void);
+bool device_is_used(int device); /* has a context, which a mark must never make */
+bool device_has_failed(void);
+int device_failure(void);   /* the driver's status; 0 without one */
+int device_used_first(void); /* NOT_APPLICABLE before any was marked */
+int device_of_context(void); /* the device that is current in this thread, by its context; NOT_APPLICABLE if unknown */
+bool saw_capture(void); /* a mark was asked for on a stream that records a graph, since the last call */
+/* With threaded false nothing happens but in device_pass: for tests with a scripted driver. */
+bool device_open(bool threaded);
+bool device_close(int patience_ms);
+void device_pass(void);
+void device_switch_off(void);
+void marks_in_forked_child(void);
+int marks_init(void);
+
+/* ---- groups.c: sequence numbers of process groups -------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *process_group; /* borrowed, an address only; NULL once it is gone */
+    int64_t id;
+    int32_t number; /* of this object, unique in the process: for queues */
+    int32_t num_ranks;
+    int32_t *ranks; /* global rank by rank in the group */
+    int64_t next_collective;
+    struct MessageCounter *messages;
+    int32_t num_messages, room_for_messages;
+    bool is_slow;           /* everything goes through Python: a bracket is open, or its role is skipped */
+    bool has_stream_per_pair, returns_work; /* see operations.NcclBackend */
+} Group;
+
+int groups_init(PyObject *module);
+Group *group_of(PyObject *process_group); /* NULL if it is unknown */
+int64_t group_next_collective(Group *);
+void group_take_back(Group *, int64_t seq);
+int64_t group_next_message(Group *, bool is_send, int32_t peer, int64_t tag); /* -1: out of memory */
+void group_take_back_message(Group *, bool is_send, int32_t peer, int64_t seq);
+
+/* ---- rows.c: what was recorded, on its way to the harvester ------------------------------------------------------ */
+
+typedef struct {
+    int32_t step, microbatch, chunk, stage;
+} Coordinates;
+
+extern Coordinates here; /* where training is in its schedule; under the GIL */
+extern bool is_recording;
+
+/* The facts about a communication that are known when it starts. */
+typedef struct {
+    int64_t id, seq, num_bytes, self_bytes, group;
+    int32_t operation, name, dtype, peer; /* operation: its number in methods.c; name and dtype: codes of Python's names */
+    int32_t group_number, queue_peer, device; /* which communicator's stream; device is NOT_APPLICABLE on the host */
+    Coordinates place;
+    uint8_t kind;
+    bool is_async, on_job_stream;
+} Facts;
+
+/* What has happened: a communication, the stall on it, or both; or a span of another kind, whose other facts do not apply. */
+typedef struct {
+    Facts facts;
+    Coordinates place_of_stall;
+    Point start, waited_from, end;
+    uint8_t lane;
+    bool has_row, has_stall, is_unfinished;
+} Happening;
+
+int rows_init(PyObject *module);
+void rows_reset(size_t capacity);
+void rows_add(Happening); /* takes the references of its points; counts it as dropped where there is no room */
+void rows_drop(uint8_t kind);
+void rows_gather(void); /* by any thread, without the GIL */
+int64_t rows_added(void);
+PyObject *rows_take(PyObject *module, PyObject *unused);
+PyObject *rows_dropped(PyObject *module, PyObject *unused);
+PyObject *rows_ahead(PyObject *module, PyObject *unused);
+PyObject *facts_to_python(const Facts *, Point start);
+int64_t next_id(void);
+
+/* ---- methods.c: the methods of ProcessGroup and Work ------------------------------------------------------------ */
+
+int methods_init(PyObject *module);
+extern PyMethodDef methods_functions[];
+extern _Thread_local bool is_inside; /* this thread is in a call that has been counted */
+void methods_forget_all(void);
+bool current_stream(int device, Stream *); /* false, with an exception, where torch does not say */
+extern PyObject *raw_stream, *current_device, *open_device;
+
+/* ---- core.c: the module ------------------------------------------------------------------------------------------ */
+
+PyObject *point_to_python(Point); /* a new reference: an int, or a Mark that shares the point's */
+bool point_from_python(PyObject *, Point *); /* takes a reference of its own; false, with an exception, for neither */
+
+#endif

@@ -1,0 +1,3 @@
+"""The C extension; commtrace/_native/core.c has it."""
+
+ABI: int

@@ -1,0 +1,34 @@
+"""Choose what records: the native part, in C, or the same in Python."""
+
+from __future__ import annotations
+
+import logging
+import os
+from types import ModuleType
+from typing import NamedTuple
+
+from commtrace import _native, launchers
+from commtrace.config import Config
+from commtrace.options import NATIVE, PYTHON
+
+_logger = logging.getLogger("commtrace")
+
+
+class Engine(NamedTuple):
+    """An engine that was chosen."""
+
+    name: str  # native or python
+    reason: str = ""  # why it is not native, in plain words
+    core: ModuleType | None = None  # the C extension; None for Python
+
+
+def choose(config: Config) -> Engine:
+    """Return the engine for a configuration; warn, and never raise, if it asks for one that cannot be had."""
+    if config.engine == PYTHON:
+        return Engine(PYTHON, "switched off by COMMTRACE_ENGINE=python")
+    core, reason = _native.load()
+    if core is not None:
+        return Engine(NATIVE, core=core)
+    if config.engine == NATIVE and not launchers.local_rank(os.environ):  # one rank of a node says it for all
+        _logger.warning("commtrace records with its Python engine, not with the native one: %s", reason)
+    return Engine(PYTHON, reason)

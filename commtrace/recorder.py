@@ -11,12 +11,12 @@ import threading
 import time
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 from commtrace.trace import schema
 from commtrace.trace.schema import MarkDetail, Row, mark_row
-from commtrace.trace.spans import RowBatch
+from commtrace.trace.spans import RowBatch, Spans
 
 _logger = logging.getLogger("commtrace")
 
@@ -50,10 +50,31 @@ of ``schema.KINDS``, or a tuple of them, one for each row."""
 class Sink(Protocol):
     """A receiver of finished rows on the harvester thread."""
 
-    def write(self, rows: list[Row]) -> None:
+    def write(self, rows: RowBatch) -> None:
         """Take the rows of a pass, perhaps none. If it raises, they count as dropped, and it is tried again later."""
 
     def close(self) -> None: ...
+
+
+class Source(Protocol):
+    """What records beside the buffer, and makes columns itself: :class:`commtrace.capture.native.Native`."""
+
+    def take(self) -> tuple[Spans, list[Row], list[str]]:
+        """Return the finished spans, those that have a detail as rows, and the strings for the codes of the spans."""
+
+    def dropped(self) -> Sequence[int]:
+        """Return how many rows were dropped so far, by kind."""
+
+    @property
+    def num_rows(self) -> int:
+        """Return how many rows were recorded so far."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Return how many rows have not been taken."""
+
+    def give_up(self) -> None:
+        """Count the rows that wait for the device as dropped."""
 
 
 class Recorder:
@@ -63,6 +84,7 @@ class Recorder:
         open_sinks: called once on the harvester thread, as soon as ``ready`` returns True.
         before_pass: called at the beginning of each pass; returns marks (name, detail) to write.
         note_losses: called at the end with the lost spans, by kind, that no sink could note.
+        source: records beside the buffer.
     """
 
     def __init__(
@@ -73,6 +95,7 @@ class Recorder:
         capacity: int = 200_000,
         before_pass: Callable[[], Iterable[tuple[str, MarkDetail]]] = lambda: (),
         note_losses: Callable[[Mapping[str, int]], None] = lambda lost: None,
+        source: Source | None = None,
     ) -> None:
         self.recording = True
         self._open_sinks = open_sinks
@@ -80,12 +103,14 @@ class Recorder:
         self.capacity = capacity
         self._before_pass = before_pass
         self._note_losses = note_losses
+        self._source = source
         self._is_end_written = False
         self.buffer: deque[Entry] = deque()  # hot paths append to it, minding ``capacity`` and ``drop``
         self._unresolved: deque[Entry] = deque()
         self._drops = tuple(itertools.count() for _ in schema.KINDS)
         self._drop_reads = 0
         self._recorded_drops: dict[str, int] = {}
+        self._rows_at_last_pass = 0
         self._unwritten_marks: list[Row] = []
         self._has_warned_of_entry = False
         self._lost_in_sink = [0] * len(schema.KINDS)
@@ -130,7 +155,8 @@ class Recorder:
                     "commtrace: the harvester did not end within %s s: the disk or an exporter holds it up. %d spans, "
                     "and what it is writing now, are lost unless the process goes on",
                     timeout_seconds,
-                    sum(len(_kinds(entry)) for entry in [*self.buffer, *self._unresolved]),
+                    sum(len(_kinds(entry)) for entry in [*self.buffer, *self._unresolved])
+                    + (0 if self._source is None else self._source.num_waiting),
                 )
                 return False
         return True
@@ -157,6 +183,11 @@ class Recorder:
         self._sinks = []
         self.buffer.clear()
 
+    @property
+    def source_has_rows(self) -> bool:
+        """Return whether the source has recorded rows since the last pass."""
+        return self._source is not None and self._source.num_rows != self._rows_at_last_pass
+
     def unresolved(self) -> list[Entry]:
         """Return entries that wait for the device, oldest first. For the harvester's thread."""
         return list(self._unresolved)
@@ -165,9 +196,10 @@ class Recorder:
     def dropped(self) -> dict[str, int]:
         """Return the spans dropped so far, by kind. To be read by one thread at a time."""
         counts = {}
+        of_source = [0] * len(schema.KINDS) if self._source is None else self._source.dropped()
         for kind, (drops, lost) in enumerate(zip(self._drops, self._lost_in_sink, strict=True)):
             # Advancing a counter is atomic under the GIL, reading it is advancing it: so subtract the earlier reads.
-            total = next(drops) - self._drop_reads + lost
+            total = next(drops) - self._drop_reads + lost + of_source[kind]
             if total:
                 counts[schema.KINDS[kind]] = total
         self._drop_reads += 1
@@ -180,12 +212,15 @@ class Recorder:
             self._guarded_pass(last=False)
             self._passed.set()
         deadline = time.monotonic() + _LAST_WORK_SECONDS
-        while self._unresolved and time.monotonic() < deadline:
+        while self._is_ahead_of_device() and time.monotonic() < deadline:
             time.sleep(FLUSH_SECONDS / 10)
             self._guarded_pass(last=False)
         self._guarded_pass(last=True)
         self._close_sinks()
         self._report_losses()
+
+    def _is_ahead_of_device(self) -> bool:
+        return bool(self._unresolved) or (self._source is not None and self._source.num_waiting > 0)
 
     def _guarded_pass(self, *, last: bool) -> None:
         try:
@@ -212,11 +247,12 @@ class Recorder:
         rows = self._unwritten_marks + self._marks() + self._resolved_rows(last)
         if last:
             self._count_unreached()
+        spans, names = self._taken(rows)
         dropped = self.dropped
         rows += self._drop_marks(dropped)
         if last:
             rows.append(mark_row("end", _why_it_ended()))
-        if self._write(rows):
+        if self._write(RowBatch(rows, spans, names)):
             self._recorded_drops, self._unwritten_marks = dropped, []
             self._is_end_written = last
         else:
@@ -237,10 +273,19 @@ class Recorder:
                 self._marks_retry_at = time.monotonic() + _RETRY_SECONDS
         return marks
 
+    def _taken(self, rows: list[Row]) -> tuple[Spans | None, list[str]]:
+        """Return what the source has finished; those of its rows that have a detail are added to ``rows``."""
+        if self._source is None:
+            return None, []
+        self._rows_at_last_pass = self._source.num_rows
+        spans, detailed, names = self._source.take()
+        rows += detailed
+        return spans, names
+
     def _trained(self) -> bool:  # a launcher or data loader records nothing but garbage collections, and is no rank
         if multiprocessing.parent_process() is not None:
             return False  # what a spawned DataLoader worker records must not take the place of its rank
-        return any(entry[1] != schema.GC for entry in list(self.buffer))
+        return self.source_has_rows or any(entry[1] != schema.GC for entry in list(self.buffer))
 
     def _try_open(self) -> bool:
         try:
@@ -282,10 +327,15 @@ class Recorder:
     def _count_unreached(self) -> None:  # work that the device never reached cannot be timed
         while self._unresolved:
             self._count_lost_entry(self._unresolved.popleft())
+        if self._source is not None:
+            self._source.give_up()
 
     def _count_unwritten(self) -> None:
         while self.buffer:
             self._count_lost_entry(self.buffer.popleft())
+        if self._source is not None:
+            self._source.give_up()
+            self._count_lost(RowBatch((), *self._taken([])))
 
     def _report_losses(self) -> None:
         if self._sinks is None and not self._sink_failed:
@@ -316,23 +366,22 @@ class Recorder:
         news = {word: count - known.get(word, 0) for word, count in dropped.items() if count > known.get(word, 0)}
         return [mark_row("dropped", news)] if news else []
 
-    def _write(self, rows: list[Row]) -> bool:
+    def _write(self, batch: RowBatch) -> bool:
         """Hand rows to the sinks; return False, and count them, if they could not be taken."""
         # A full disk takes nothing from other sinks. Passes without rows go to them as well: a sink may
         # wait for what does not come any more.
-        batch = RowBatch(rows)
         taken = [self._hand_to(sink, batch) for sink in self._sinks or ()]
-        if not rows:
+        if not batch:
             return True
         if not all(taken):
-            self._count_lost(rows)
+            self._count_lost(batch)
             return False
         self._sink_failed = False
-        for row in rows:
-            self.captured[row.kind] += 1
+        for kind, count in enumerate(batch.counts_by_kind().tolist()):
+            self.captured[kind] += count
         return True
 
-    def _hand_to(self, sink: Sink, rows: list[Row]) -> bool:
+    def _hand_to(self, sink: Sink, rows: RowBatch) -> bool:
         if time.monotonic() < self._write_retry_at.get(sink, 0.0) and not self._stopping:
             return False
         try:
@@ -343,10 +392,10 @@ class Recorder:
             return False
         return True
 
-    def _count_lost(self, rows: list[Row]) -> None:
-        for row in rows:
-            if row.kind != schema.MARK:
-                self._lost_in_sink[row.kind] += 1
+    def _count_lost(self, batch: RowBatch) -> None:
+        for kind, count in enumerate(batch.counts_by_kind().tolist()):
+            if kind != schema.MARK:
+                self._lost_in_sink[kind] += count
 
     def _warn_of_entry(self) -> None:
         if not self._has_warned_of_entry:

@@ -279,6 +279,19 @@ static PyObject *python_num_rows_added(PyObject *module, PyObject *unused) {
     return PyLong_FromLongLong(rows_added());
 }
 
+static PyObject *python_num_rows_waiting(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyLong_FromLongLong(rows_waiting());
+}
+
+static PyObject *python_give_up(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    Py_BEGIN_ALLOW_THREADS
+    rows_give_up();
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 static PyObject *python_reset(PyObject *module, PyObject *capacity) {
     (void)module;
     long long rows = PyLong_AsLongLong(capacity);
@@ -305,6 +318,8 @@ static PyMethodDef functions[] = {
     {"use_clock", python_use_clock, METH_O, "Take the host's time from a function of C, by its address; 0: the usual."},
     {"next_id", python_next_id, METH_NOARGS, "Return a number for a communication, unique in the process."},
     {"num_rows_added", python_num_rows_added, METH_NOARGS, "Return how many rows were recorded so far."},
+    {"num_rows_waiting", python_num_rows_waiting, METH_NOARGS, "Return how many rows were not taken yet."},
+    {"give_up", python_give_up, METH_NOARGS, "Count the rows that wait for the device as dropped."},
     {"reset", python_reset, METH_O, "Empty everything for a new recording, with room for so many rows."},
     {"take", rows_take, METH_NOARGS, "Return the finished rows: (number, bytes of columns), of spans and of calls."},
     {"dropped", rows_dropped, METH_NOARGS, "Return how many rows were dropped, by kind."},

@@ -151,6 +151,8 @@ void rows_add(Happening); /* takes the references of its points; counts it as dr
 void rows_drop(uint8_t kind);
 void rows_gather(void); /* by any thread, without the GIL */
 int64_t rows_added(void);
+int64_t rows_waiting(void); /* for the device, or to be taken */
+void rows_give_up(void);     /* counts what waits for the device as dropped */
 PyObject *rows_take(PyObject *module, PyObject *unused);
 PyObject *rows_dropped(PyObject *module, PyObject *unused);
 PyObject *rows_ahead(PyObject *module, PyObject *unused);

@@ -25,7 +25,8 @@ static PyObject *p2p_codes[4];     /* of dist.send, dist.recv, dist.isend, dist.
 static PyObject *code_of_dtype;    /* dtype -> its code among the names */
 static PyObject *wait_failed;      /* (facts, exception): a wait has raised */
 static PyObject *waited_on_a_side; /* (facts, mark, mark): a stream that does not compute has waited, or run it */
-static PyObject *python_pending[2]; /* dictionaries of Python's path: Works that it waits for */
+static PyObject *python_pending[2]; /* dictionaries of Python's path: Works that it waits for, by their id */
+static PyObject *forget_in_python;  /* (work): gives up what had its address */
 static bool times_devices;         /* tensors of a device are timed by marks; those of the host go to Python */
 static int64_t num_errors;
 
@@ -148,8 +149,21 @@ static void forget(PyObject *work) {
     }
 }
 
+static bool is_python_waiting(void) {
+    return (python_pending[0] != NULL && PyDict_Size(python_pending[0]) > 0) ||
+           (python_pending[1] != NULL && PyDict_Size(python_pending[1]) > 0);
+}
+
+/* What had the address of this Work, which is new, is gone: its wait would be taken for the other's. */
+static void forget_everywhere(PyObject *work) {
+    forget(work);
+    if (is_python_waiting() && forget_in_python != NULL) {
+        Py_XDECREF(PyObject_CallFunctionObjArgs(forget_in_python, work, NULL));
+    }
+}
+
 static void remember(PyObject *work, Facts facts, Point start) {
-    forget(work); /* what had this address is gone */
+    forget_everywhere(work);
     if (2 * num_pending >= PENDING_PLACES) {
         rows_drop(facts.kind);
         point_release(start);
@@ -496,7 +510,7 @@ static void after_launch(const Method *method, Call *call, PyObject *work) {
     is_blocked = false;
     bool ran_here = work == Py_None;
     if (call->is_on_device && !ran_here && call->group->returns_work && !method->is_p2p && !facts->is_async) {
-        forget(work); /* what had its address is gone; the wait for this one finds the stream behind it already */
+        forget_everywhere(work); /* the wait for this one finds the stream behind it already */
         ran_here = true;
     }
     if (!ran_here) {
@@ -512,11 +526,7 @@ static Call before_wait(PyObject *work) {
     Call call = {.way = PASS, .work = work, .device = NOT_APPLICABLE};
     Pending *place = find_pending(work);
     if (place == NULL) {
-        for (int i = 0; i < 2; i++) {
-            if (python_pending[i] != NULL && PyDict_Size(python_pending[i]) > 0) {
-                call.way = SLOW;
-            }
-        }
+        call.way = is_python_waiting() ? SLOW : PASS;
         return call;
     }
     call.facts = place->facts;
@@ -589,8 +599,13 @@ static PyObject *forward(PyObject *function, PyObject *const *arguments, Py_ssiz
 static PyObject *pass_on(const Method *method, PyObject *function, PyObject *const *arguments,
                          Py_ssize_t num_arguments, PyObject *names) {
     PyObject *result = forward(function, arguments, num_arguments, names);
-    if (result != NULL && result != Py_None && !method->is_wait) {
-        forget(result); /* a Work that is not ours: what had its address is gone */
+    if (result == NULL || result == Py_None || method->is_wait) {
+        return result;
+    }
+    if (function == method->slow) { /* it has cared for Python's own */
+        forget(result);
+    } else {
+        forget_everywhere(result);
     }
     return result;
 }
@@ -777,11 +792,11 @@ static void keep(PyObject **place, PyObject *object) {
 static PyObject *python_configure(PyObject *module, PyObject *arguments, PyObject *keywords) {
     (void)module;
     static char *names[] = {"tensor_types", "p2p_codes",     "code_of_dtype", "wait_failed", "waited_on_a_side",
-                            "pending",      "times_devices", "raw_stream",    "current_device", "open_device", NULL};
-    PyObject *types, *codes, *dtypes, *failed, *aside, *waiting, *stream, *device, *opener;
+                            "pending",      "forget_in_python", "times_devices", "raw_stream",    "current_device", "open_device", NULL};
+    PyObject *types, *codes, *dtypes, *failed, *aside, *waiting, *forgets, *stream, *device, *opener;
     int timed;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!O!OOOO!pOOO", names, &PyTuple_Type, &types, &PyTuple_Type,
-                                     &codes, &dtypes, &failed, &aside, &PyTuple_Type, &waiting, &timed, &stream,
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!O!OOOO!OpOOO", names, &PyTuple_Type, &types, &PyTuple_Type,
+                                     &codes, &dtypes, &failed, &aside, &PyTuple_Type, &waiting, &forgets, &timed, &stream,
                                      &device, &opener)) {
         return NULL;
     }
@@ -799,6 +814,7 @@ static PyObject *python_configure(PyObject *module, PyObject *arguments, PyObjec
     keep(&code_of_dtype, dtypes);
     keep(&wait_failed, failed);
     keep(&waited_on_a_side, aside);
+    keep(&forget_in_python, forgets);
     keep(&raw_stream, stream);
     keep(&current_device, device);
     keep(&open_device, opener);

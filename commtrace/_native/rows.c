@@ -61,11 +61,14 @@ static void release_points(const Happening *happening) {
 
 int64_t rows_added(void) { return atomic_load_explicit(&num_rows_added, memory_order_relaxed); }
 
+int64_t rows_waiting(void) {
+    return rows_added() - atomic_load_explicit(&num_rows_taken, memory_order_relaxed);
+}
+
 void rows_add(Happening happening) {
     uint64_t at = atomic_load_explicit(&num_added, memory_order_relaxed);
     bool is_full = at - atomic_load_explicit(&num_gathered, memory_order_acquire) >= RING;
-    int64_t waiting = rows_added() - atomic_load_explicit(&num_rows_taken, memory_order_relaxed);
-    if (is_full || waiting >= most_rows) {
+    if (is_full || rows_waiting() >= most_rows) {
         drop(&happening);
         release_points(&happening);
         return;
@@ -296,6 +299,22 @@ void rows_gather(void) {
     pthread_mutex_unlock(&lock);
 }
 
+static void give_up(void) {
+    gather();
+    for (size_t i = 0; i < num_ahead; i++) {
+        drop(&ahead[i]);
+        atomic_fetch_add_explicit(&num_rows_taken, num_rows_of(&ahead[i]), memory_order_relaxed);
+        release_points(&ahead[i]);
+    }
+    num_ahead = 0;
+}
+
+void rows_give_up(void) {
+    pthread_mutex_lock(&lock);
+    give_up();
+    pthread_mutex_unlock(&lock);
+}
+
 /* ---- to the harvester ------------------------------------------------------------------------------------------- */
 
 static size_t size_of_type(char type) { return type == 'q' ? 8 : type == 'i' ? 4 : 1; }
@@ -427,11 +446,7 @@ PyObject *rows_ahead(PyObject *module, PyObject *unused) {
 /* Empties everything, for a new recording of this process. Only where no device is open. */
 void rows_reset(size_t capacity) {
     pthread_mutex_lock(&lock);
-    gather();
-    for (size_t i = 0; i < num_ahead; i++) {
-        release_points(&ahead[i]);
-    }
-    num_ahead = 0;
+    give_up();
     free_blocks(&rows);
     free_blocks(&calls);
     pthread_mutex_unlock(&lock);

@@ -26,6 +26,7 @@ from commtrace.capture.model import modules
 from commtrace.capture.model.modules import ModuleSelection
 from commtrace.capture.model.optimizers import OptimizerPhase
 from commtrace.capture.model.phases import GarbageCollections, PhaseCapture
+from commtrace.capture.native import Native, NativeClock
 from commtrace.capture.peer_watch import PeerWatch
 from commtrace.capture.records import Launch
 from commtrace.capture.run_marks import RunMarks
@@ -93,22 +94,26 @@ class Instrumentation:
         self._open_observers = open_observers
         self._observers: Sequence[Observer] = ()
         self._identity = Identity(config)
+        core = self._engine.core
+        native = None if core is None else Native(core, config.buffer_spans)
         self.recorder = Recorder(
             self._open_sinks,
             ready=self._is_identified,
             capacity=config.buffer_spans,
             before_pass=self._since_last_pass,
             note_losses=self._note_losses,
+            source=native,
         )
         self._writer: SegmentWriter | None = None
-        self._device_clock = _device_clock()
+        self._device_clock = _device_clock(native)
         window = StepRange.parse(config.steps) if config.steps else None
         self.tracer = Tracer(
             self.recorder,
             clock=self._device_clock,
             window=window,
-            groups=GroupRegistry(config.skip_roles),
+            groups=GroupRegistry(config.skip_roles, None if native is None else native.make_counters),
             detail=DetailPlan(config.sample),
+            native=native,
         )
         self._modules = ModuleSelection(self.tracer, config.modules)
         self._triggers = Triggers(self.tracer, self._modules)
@@ -212,6 +217,8 @@ class Instrumentation:
         self._device_watch.stop()
         self._marks.has_ended = True
         self.recorder.stop()
+        if isinstance(self._device_clock, NativeClock):
+            self._device_clock.close()
 
     @property
     def awaits_callbacks(self) -> bool:
@@ -258,7 +265,8 @@ class Instrumentation:
     def _install_futures(self, tracer: Tracer) -> Callable[[], None]:
         from commtrace.capture.collectives.waits import FutureWaits
 
-        return hooks.installed(FutureWaits(tracer, self._process_groups.pending, self._process_groups.devices))
+        captured = self._process_groups
+        return hooks.installed(FutureWaits(tracer, captured.pending, captured.devices, captured.surrendered))
 
     def _open_sinks(self) -> list[Sink]:
         found = self._identity.settled(NAME_SECONDS, self.tracer.groups.place)
@@ -353,10 +361,12 @@ def _torch_version() -> str:
     return torch.__version__
 
 
-def _device_clock() -> CudaClock | None:
+def _device_clock(native: Native | None) -> CudaClock | NativeClock | None:
     import torch
 
-    return None if torch.version.cuda is None and torch.version.hip is None else CudaClock()
+    if torch.version.cuda is None and torch.version.hip is None:
+        return None
+    return CudaClock() if native is None else NativeClock(native.core, torch.cuda)
 
 
 def announce(directory: Path, metadata: RankMetadata) -> None:

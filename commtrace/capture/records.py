@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
+from commtrace import _native
 from commtrace.capture.collectives.operations import NcclBackend, Operation
 from commtrace.capture.device.clock import CudaClock, CudaMark, DeviceClock, Mark
 from commtrace.trace import schema
@@ -47,8 +48,10 @@ of the callback; 0 before that."""
 COLLECTIVE_AND_STALL: Final = (schema.COLLECTIVE, schema.STALL)
 P2P_AND_STALL: Final = (schema.P2P, schema.STALL)
 
-next_id: Final[Callable[[], int]] = itertools.count().__next__
-"""Numbers communications: unique in the process. Atomic under the GIL."""
+_core, _ = _native.load()
+
+next_id: Final[Callable[[], int]] = itertools.count().__next__ if _core is None else _core.next_id
+"""Numbers communications: unique in the process, also where the native part records some. Atomic under the GIL."""
 
 
 class Coordinates(NamedTuple):

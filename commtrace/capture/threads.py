@@ -79,6 +79,22 @@ class CallingThread(threading.local):
         threads.add(threading.get_ident())
 
 
+class NativeCallingThread(CallingThread):
+    """The same where the native part passes calls to torch, too: it keeps the flag for both."""
+
+    def __init__(self, threads: set[int], core: Any) -> None:
+        super().__init__(threads)
+        self._core = core
+
+    @property
+    def has_counted(self) -> bool:  # type: ignore[override]
+        return bool(self._core.is_inside())
+
+    @has_counted.setter
+    def has_counted(self, has_counted: bool) -> None:
+        self._core.set_inside(has_counted)
+
+
 def nothing_communicates(thread: CallingThread) -> bool:
     """Return whether this thread alone has communicated, is not communicating now, and no other could begin to."""
     is_inside = thread.has_counted or bool(thread.issuing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from commtrace.capture.collectives.groups import GroupRegistry
@@ -12,7 +12,7 @@ from commtrace.capture.device.clock import DeviceClock, HostClock, Mark, now_ns
 from commtrace.capture.guard import Guard
 from commtrace.capture.model.step_finder import StepFinder
 from commtrace.capture.records import Coordinates, DeviceCall, Launch, Span, count_rows, failed_rows, span_rows
-from commtrace.capture.threads import CallingThread, CompletionCallbacks
+from commtrace.capture.threads import CallingThread, CompletionCallbacks, NativeCallingThread
 from commtrace.recorder import Recorder
 from commtrace.trace import schema
 from commtrace.trace.selection import DetailPlan, StepRange
@@ -20,6 +20,7 @@ from commtrace.trace.selection import DetailPlan, StepRange
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from commtrace.capture.native import Native
     from commtrace.trace.topology import Topology  # msgspec is not imported in training
 
 _HOST_LANE_KINDS = frozenset({schema.DATA, schema.CHECKPOINT, schema.GC, schema.EVALUATION})
@@ -51,7 +52,9 @@ class Tracer:
         guard: Guard | None = None,
         groups: GroupRegistry | None = None,
         detail: DetailPlan | None = None,
+        native: Native | None = None,
     ) -> None:
+        self.native = native
         self.recorder = recorder
         self.append = recorder.append
         self.clock: DeviceClock = clock or HostClock()
@@ -61,15 +64,17 @@ class Tracer:
         self.groups = groups or GroupRegistry()
         self.completions = CompletionCallbacks()
         self._host_clock = HostClock()
+        self._coordinates = Coordinates()
+        self._recording = False
+        self._last_mark: Mark | None = None
         self.coordinates = Coordinates()
         self.recording = window is None
-        self.last_mark: Mark | None = None  # the latest end of a phase or stall in this step
         self.untraced_paths: set[str] = set()  # ways of communicating that are in use here and not recorded
         self.unmeasured = Unmeasured(self.guard)
         self.open_optimizers = 0
         self.innermost: Span | None = None
         self.blocked: list[Launch | DeviceCall | None] = [None]  # one item: the launch being handed on or waited for
-        self.thread = CallingThread(set())
+        self.thread = CallingThread(set()) if native is None else NativeCallingThread(set(), native.core)
         self.open_waits = 0  # ``data`` and ``checkpoint`` phases; only the outermost is recorded
         self.steps = StepFinder(self)
         self.step_listeners: list[Callable[[], None]] = []
@@ -86,6 +91,67 @@ class Tracer:
         self._topology_version = 0
         self._lock = threading.RLock()
         self._is_abandoned = False
+        self._tells_streams = native is not None and self.clock.timing != schema.HOST_TIMING
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """Return where training is in its schedule."""
+        return self._coordinates
+
+    @coordinates.setter
+    def coordinates(self, coordinates: Coordinates) -> None:
+        self._coordinates = coordinates
+        if self.native is not None:
+            self.native.core.set_place(coordinates)
+
+    @property
+    def recording(self) -> bool:
+        """Return whether what happens is recorded, not only counted."""
+        return self._recording
+
+    @recording.setter
+    def recording(self, recording: bool) -> None:
+        self._recording = recording
+        if self.native is not None:
+            self.native.core.set_recording(recording)
+
+    @property
+    def last_mark(self) -> Mark | None:
+        """Return the latest end of a phase or stall in this step."""
+        # The native part knows the stalls that it records; what Python has seen since takes its place.
+        of_native = None if self.native is None else self.native.core.latest_end()
+        return self._last_mark if of_native is None else of_native
+
+    @last_mark.setter
+    def last_mark(self, mark: Mark | None) -> None:
+        self._last_mark = mark
+        if self.native is not None:
+            self.native.core.clear_latest_end()
+
+    @property
+    def blocked_launch(self) -> Launch | None:
+        """Return the communication that is being handed on, or waited for."""
+        blocked = self.blocked[0]
+        if blocked is None and self.native is not None:
+            return self.native.blocked()
+        return blocked.launch if isinstance(blocked, DeviceCall) else blocked
+
+    def open_computing_spans(self) -> Iterator[Span]:
+        """Yield the phases around this place whose work is computing, the innermost first."""
+        span = self.innermost
+        while span is not None:
+            if span.kind in _WORK_KINDS:
+                yield span
+            span = span.outer
+
+    def _tell_computing_streams(self) -> None:
+        """Tell the native part which streams compute: those of the step's begin and of the open phases."""
+        if self.native is None or not self._tells_streams:
+            return
+        marks = [span.start for span in self.open_computing_spans() if span.start is not None]
+        step = self.step_start
+        has_step = step is not None and not isinstance(step, int)
+        self.native.core.set_computing((step, *marks) if has_step else tuple(marks), has_step)
 
     @property
     def has_begun_a_step(self) -> bool:
@@ -140,6 +206,7 @@ class Tracer:
         self.coordinates = Coordinates(step)
         self.recording = record
         self._step = Span(schema.STEP, "step", schema.COMPUTE, self.coordinates, self.clock, now) if record else None
+        self._tell_computing_streams()
         for listener in tuple(self.step_listeners):
             listener()
         if self._at_steps:
@@ -214,7 +281,7 @@ class Tracer:
         step, self._step = self._step, None
         if step is not None and end is not None and self.recording:
             step.end = end
-            self.append((span_rows, schema.STEP, step))
+            self.record(step)
             for listener in tuple(self.end_listeners):
                 listener(step.coordinates.step)
 
@@ -236,7 +303,19 @@ class Tracer:
             self.open_waits += kind in _WAITING_KINDS
         if self.recording:
             span.start = self.clock.mark()
+            if kind in _WORK_KINDS:
+                self._tell_computing_streams()
         return span
+
+    def record(self, span: Span) -> None:
+        """Record a span whose start and end are known."""
+        if self.native is None:
+            self.append((span_rows, span.kind, span))
+        else:
+            native = self.native
+            native.core.span(
+                span.kind, native.code(span.name), span.lane, span.coordinates, span.start, span.end
+            )
 
     def leave(self, span: Span) -> None:
         self.innermost = span.outer
@@ -244,6 +323,7 @@ class Tracer:
             self.last_mark = span.end = self.clock.mark()
             if span.kind in _WORK_KINDS:
                 self._work_end = span.end
+                self._tell_computing_streams()
         if span.kind in _COUNTED_KINDS:
             self.open_optimizers -= span.kind == schema.OPTIMIZER and self.open_optimizers > 0
             self.open_waits -= span.kind in _WAITING_KINDS and self.open_waits > 0
@@ -253,7 +333,7 @@ class Tracer:
             self.coordinates = outer if outer[0] == inner[0] else outer._replace(step=inner.step)
             span.coordinates = inner if outer[0] == inner[0] else inner._replace(step=outer.step)
         if span.start is not None:
-            self.append((span_rows, span.kind, span))
+            self.record(span)
 
     def aside(self, kind: int, name: str) -> Span | None:
         """Begin a span of another thread than training's, on the host lane."""
@@ -264,7 +344,7 @@ class Tracer:
 
     def leave_aside(self, span: Span) -> None:
         span.end = self._host_clock.mark()
-        self.append((span_rows, span.kind, span))
+        self.record(span)
 
     def count(self, counts: dict[str, float]) -> None:
         """Add ``tokens``, ``samples`` or ``model_flops`` to the current step."""

@@ -1,18 +1,21 @@
-"""A simulated GPU: streams, events and graph capture with exact times, moved on by hand.
+"""A simulated GPU as ``torch.cuda`` shows it: streams, events and graph capture with exact times, moved on by hand.
 
-It fails where a real one would wait or break something: on ``synchronize``, on the creation of a context that the job
-did not ask for, on events recorded into a graph, and on queries by other threads while a graph is captured.
+The GPU itself is the simulated driver (tests/native/simulated_driver.c), which stands for libcuda.so.1: what is
+recorded here is seen by whoever opens that library, and the other way round. This face fails where a real GPU would
+wait or break something: on ``synchronize``, on the creation of a context that the job did not ask for, on events with
+timing that are recorded into a graph, and on calls by other threads that break the capture of a graph.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, MutableSet
+from contextlib import contextmanager, suppress
 from typing import Any
 
-import numpy as np
+from tests.native import simulated_driver
+from tests.native.simulated_driver import DriverError, SimulatedDriver
 
 MILLISECOND = 1_000_000
 MICROSECOND = 1_000
@@ -22,29 +25,55 @@ class ForbiddenError(AssertionError):
     """Something that capture must never do."""
 
 
+@contextmanager
+def captures_unbroken() -> Iterator[None]:
+    """Forbid what breaks the capture of a graph."""
+    try:
+        yield
+    except DriverError as error:
+        if simulated_driver.CAPTURE_UNSUPPORTED <= error.status <= simulated_driver.CAPTURE_WRONG_THREAD:
+            raise ForbiddenError(f"breaks the capture of a graph: {error}") from error
+        raise
+
+
 class SimulatedStream:
-    """Work on it runs in order."""
+    """Work on it runs in order.
+
+    Attributes:
+        stream_id: torch's number of it; 0 for the default stream of its device.
+        handle: the driver's, as torch hands it out: 0 for the default stream of whichever device is current.
+    """
 
     def __init__(self, cuda: SimulatedCuda, device: int, stream_id: int | None = None) -> None:
         self.cuda = cuda
         self.device = self.device_index = device
         self.stream_id = next(cuda.stream_ids) if stream_id is None else stream_id
-        self.free_at_ns = 0
-        self.is_capturing = False
+        self.is_default = self.stream_id == 0
+        self._handle = cuda.driver.legacy_stream(device) if self.is_default else cuda.driver.pool_stream(device)
+
+    @property
+    def handle(self) -> int:
+        return 0 if self.is_default else self._handle
+
+    @property
+    def is_capturing(self) -> bool:
+        return self.cuda.driver.capture_status(self._handle) != simulated_driver.NOT_CAPTURED
 
     def run(self, duration_ns: int) -> tuple[int, int]:
         """Queue a kernel; returns when it starts and ends."""
-        start = self.position_ns()
-        self.free_at_ns = start + duration_ns
-        return start, self.free_at_ns
+        return self.cuda.driver.kernel(self._handle, duration_ns)
 
     def wait_until(self, time_ns: int) -> None:
         """Queue a wait for something that happens then on another stream."""
-        self.free_at_ns = max(self.position_ns(), time_ns)
+        self.cuda.driver.wait_until(self._handle, time_ns)
+
+    def follow(self, stream: SimulatedStream) -> None:
+        """Queue a wait for what is on ``stream`` now, without an event of torch's."""
+        self.cuda.driver.follow(self._handle, stream._handle)
 
     def position_ns(self) -> int:
         """When what is queued next can start."""
-        return max(self.free_at_ns, self.cuda.now_ns)
+        return self.cuda.driver.position_ns(self._handle)
 
     def record_event(self) -> SimulatedEvent:
         event = self.cuda.Event()
@@ -62,7 +91,12 @@ class SimulatedStream:
 
 
 class SimulatedEvent:
-    """Like ``torch.cuda.Event``: each simulated GPU has a class of its own, so that its methods can be replaced."""
+    """Like ``torch.cuda.Event``: each simulated GPU has a class of its own, so that its methods can be replaced.
+
+    Attributes:
+        device: on which it was recorded first.
+        handle: the driver's event, made there.
+    """
 
     cuda: SimulatedCuda
 
@@ -70,78 +104,135 @@ class SimulatedEvent:
         self.enable_timing = enable_timing
         self.cuda.events.append(self)
         self.device: int | None = None
-        self.time_ns: int | None = None
+        self.handle = 0
 
     def record(self, stream: SimulatedStream | None = None) -> None:
         cuda = self.cuda
         stream = stream or cuda.current_stream()
         if stream.device not in cuda.contexts:
             raise ForbiddenError(f"creates a context on device {stream.device}")
-        if stream.is_capturing:
+        if self.enable_timing and stream.is_capturing:
             raise ForbiddenError("recorded into a graph")
         if self.device not in (None, stream.device):
             raise ForbiddenError("an event stays on the device on which it was recorded first")
-        self.device = stream.device
-        self.time_ns = stream.position_ns()
-        self.cuda.bound_threads.add(threading.get_ident())
+        with cuda.runtime(stream.device), captures_unbroken():
+            if self.device is None:
+                self.device = stream.device
+                self.handle = cuda.driver.create_event(0 if self.enable_timing else simulated_driver.DISABLE_TIMING)
+            cuda.driver.record(self.handle, stream.handle)
 
     def query(self) -> bool:
-        self.cuda.check_query()
-        assert self.time_ns is not None
-        return self.time_ns <= self.cuda.now_ns
+        with captures_unbroken():
+            return self.cuda.driver.query(self.handle)
 
     def elapsed_time(self, end: SimulatedEvent) -> float:
-        """Milliseconds, in float32 as from the driver."""
-        assert self.time_ns is not None
-        assert end.time_ns is not None
-        assert self.enable_timing
-        assert end.enable_timing
-        if self.device != end.device or not (self.query() and end.query()):
-            raise RuntimeError("both events must be completed, on one device")
-        return float(np.float32((end.time_ns - self.time_ns) / MILLISECOND))
+        """Milliseconds, in float32 as from the driver.
+
+        Raises:
+            RuntimeError: the events are not completed, have no timing, or are not on one device.
+        """
+        with self.cuda.runtime(self.device), captures_unbroken():
+            return self.cuda.driver.elapsed_ms(self.handle, end.handle)
 
     def synchronize(self) -> None:
         raise ForbiddenError("synchronize")
 
     def wait(self, stream: SimulatedStream | None = None) -> None:
         """Only the job has streams wait."""
-        assert self.time_ns is not None
-        (stream or self.cuda.current_stream()).wait_until(self.time_ns)
+        stream = stream or self.cuda.current_stream()
+        self.cuda.driver.wait_event(stream._handle, self.handle)
+
+
+class SimulatedGraph:
+    """Like ``torch.cuda.CUDAGraph``, once it is captured."""
+
+    def __init__(self, cuda: SimulatedCuda) -> None:
+        self.cuda = cuda
+        self.executable = 0
+
+    def replay(self) -> None:
+        """Launch it on the current stream."""
+        self.cuda.driver.launch_graph(self.executable, self.cuda.current_stream()._handle)
+
+
+class DevicesInUse(MutableSet[int]):
+    """The devices that the job uses: their contexts are there."""
+
+    def __init__(self, driver: SimulatedDriver) -> None:
+        self._driver = driver
+        self._devices: set[int] = set()
+
+    def __contains__(self, device: object) -> bool:
+        return device in self._devices
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._devices)
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def add(self, value: int) -> None:
+        self._devices.add(value)
+        self._driver.use_device(value)
+
+    def discard(self, value: int) -> None:
+        self._devices.discard(value)
+        self._driver.use_device(value, False)
 
 
 class SimulatedCuda:
-    """Stands for the module ``torch.cuda`` and for the driver.
+    """Stands for the module ``torch.cuda`` and for the driver. Making one resets the driver: there is one at a time.
 
     Attributes:
-        now_ns: the host's time; the devices keep up with it.
-        reading_ns: how long it takes to read the host's clock.
+        driver: the simulated one, in scripted time.
         contexts: devices that the job uses.
-        events: all that have been made.
-        bound_threads: in which a context is current, as the runtime's first call in a thread makes it.
+        events: all that have been made with ``Event``.
+        can_spare: whether the driver has a function that lets a thread query while another one captures.
     """
 
     def __init__(self, *contexts: int) -> None:
-        self.now_ns = 1_000 * MILLISECOND
-        self.reading_ns = 0
-        self.contexts = set(contexts or (0,))
+        self.driver = simulated_driver.load()
+        self.driver.reset()
+        self.driver.initialize(*contexts)
+        self.contexts = DevicesInUse(self.driver)
+        self.contexts |= set(contexts or (0,))
         self.initialized = True
         self.events: list[SimulatedEvent] = []
         methods = {name: vars(SimulatedEvent)[name] for name in ("record", "wait")}
         self.Event: type[SimulatedEvent] = type("Event", (SimulatedEvent,), {"cuda": self, **methods})
         self.stream_ids = itertools.count(1)
-        self.bound_threads: set[int] = set()
-        self.spared_threads: set[int] = set()
         self.can_spare = True
         self._current = threading.local()
         self._defaults: dict[int, SimulatedStream] = {}
-        self._capturing_thread: int | None = None
+
+    @property
+    def library_path(self) -> str:
+        """Where the native part finds the driver."""
+        return str(self.driver.path)
+
+    @property
+    def now_ns(self) -> int:
+        """The host's time; the devices keep up with it."""
+        return self.driver.now_ns
+
+    @now_ns.setter
+    def now_ns(self, time_ns: int) -> None:
+        self.driver.now_ns = time_ns
+
+    @property
+    def reading_ns(self) -> int:
+        """How long it takes to read the host's clock."""
+        return self.driver.reading_ns
+
+    @reading_ns.setter
+    def reading_ns(self, duration_ns: int) -> None:
+        self.driver.reading_ns = duration_ns
 
     def advance(self, duration_ns: int) -> None:
-        self.now_ns += duration_ns
+        self.driver.advance(duration_ns)
 
     def host_ns(self) -> int:
-        self.now_ns += self.reading_ns
-        return self.now_ns
+        return self.driver.host_ns()
 
     # torch.cuda
 
@@ -155,14 +246,40 @@ class SimulatedCuda:
     def device(self, device: int) -> Iterator[None]:
         before, self._current.device = self.current_device(), device
         try:
-            yield
+            # torch makes no context by this, on devices that the job does not use.
+            if device not in self.contexts:
+                yield
+            else:
+                with self.runtime(device):
+                    yield
         finally:
             self._current.device = before
+
+    @contextmanager
+    def runtime(self, device: int | None) -> Iterator[None]:
+        """Make the context of ``device`` current, as CUDA's runtime does where torch calls it.
+
+        In a thread without a context it stays.
+        """
+        before = self.driver.current_device()
+        if device is None or device == before:
+            yield
+            return
+        self.driver.set_current(device)
+        try:
+            yield
+        finally:
+            if before is not None:
+                self.driver.set_current(before)
 
     def current_stream(self, device: int | None = None) -> SimulatedStream:
         device = self.current_device() if device is None else device
         streams: dict[int, SimulatedStream] = self._current.__dict__.setdefault("streams", {})
         return streams.get(device) or self._defaults.setdefault(device, SimulatedStream(self, device, stream_id=0))
+
+    def raw_stream(self, device: int) -> int:
+        """As ``torch._C._cuda_getCurrentRawStream``: 0 for the default stream."""
+        return self.current_stream(device).handle
 
     @contextmanager
     def stream(self, stream: SimulatedStream) -> Iterator[None]:
@@ -181,14 +298,25 @@ class SimulatedCuda:
         return self.current_stream().is_capturing
 
     @contextmanager
-    def graph(self) -> Iterator[None]:
-        """Capture a graph on this thread, in CUDA's default mode."""
-        stream = self.current_stream()
-        stream.is_capturing, self._capturing_thread = True, threading.get_ident()
-        try:
-            yield
-        finally:
-            stream.is_capturing, self._capturing_thread = False, None
+    def graph(self) -> Iterator[SimulatedGraph]:
+        """Capture a graph on this thread, in CUDA's default mode; as torch does, beside the default stream.
+
+        Raises:
+            ForbiddenError: the capture was broken meanwhile.
+        """
+        stream, graph = self.current_stream(), SimulatedGraph(self)
+        if stream.is_default:
+            stream = self.Stream()
+        with self.stream(stream):
+            self.driver.begin_capture(stream.handle)
+            try:
+                yield graph
+            except BaseException:
+                with suppress(DriverError):
+                    self.driver.end_capture(stream.handle)
+                raise
+            with captures_unbroken():
+                graph.executable = self.driver.instantiate(self.driver.end_capture(stream.handle))
 
     def synchronize(self, device: Any = None) -> None:
         raise ForbiddenError("synchronize")
@@ -201,11 +329,7 @@ class SimulatedCuda:
     def spare_captures(self) -> None:
         if not self.can_spare:
             raise OSError("libcuda.so.1 cannot be loaded")
-        if threading.get_ident() not in self.bound_threads:
-            raise OSError("no context is current in this thread")
-        self.spared_threads.add(threading.get_ident())
-
-    def check_query(self) -> None:
-        thread = threading.get_ident()
-        if self._capturing_thread not in (None, thread) and thread not in self.spared_threads:
-            raise ForbiddenError("a query that breaks the capture of a graph")
+        try:
+            self.driver.exchange_capture_mode(simulated_driver.THREAD_LOCAL)
+        except DriverError as error:
+            raise OSError("no context is current in this thread") from error

@@ -26,24 +26,43 @@ import torch.distributed as dist
 from tests.capture.simulated_cuda import MILLISECOND, ForbiddenError, SimulatedCuda, SimulatedStream
 
 
-def tensor(num_bytes: int, device: str = "cuda:0") -> Any:
+class SimulatedTensor:
     """What capture reads of a tensor."""
-    return SimpleNamespace(nbytes=num_bytes, dtype=torch.float32, device=torch.device(device))
+
+    def __init__(self, num_bytes: int, device: str) -> None:
+        self.nbytes = num_bytes
+        self.dtype = torch.float32
+        self.device = torch.device(device)
+        self.is_cuda = self.device.type == "cuda"
+
+    def get_device(self) -> int:
+        """Return the number of its device; -1 on the host."""
+        return (self.device.index or 0) if self.is_cuda else -1
+
+
+def tensor(num_bytes: int, device: str = "cuda:0") -> Any:
+    """A tensor without values."""
+    return SimulatedTensor(num_bytes, device)
 
 
 class SimulatedWork(dist.Work):
     """Of an asynchronous operation."""
 
-    def __init__(self, nccl: SimulatedNccl, end_ns: int) -> None:
+    def __init__(self, nccl: SimulatedNccl, end_ns: int, captured_on: SimulatedStream | None = None) -> None:
         super().__init__()
         self.nccl = nccl
         self.cuda = nccl.cuda
         self.end_ns = end_ns
+        self.captured_on = captured_on
 
     def wait(self, *_arguments: Any) -> bool:
         """Has the current stream wait."""
         self.nccl.check_not_aborted()
-        self.cuda.current_stream().wait_until(self.end_ns)
+        stream = self.cuda.current_stream()
+        if self.captured_on is not None and stream.is_capturing:
+            stream.follow(self.captured_on)
+        else:
+            stream.wait_until(self.end_ns)
         return True
 
     def get_future(self) -> Any:
@@ -158,13 +177,13 @@ class SimulatedNccl:
         communicator = peer if self.backend == "nccl" else -1
         if asynchronous:
             stream = self._streams.setdefault(communicator, SimulatedStream(self.cuda, current.device))
-            stream.wait_until(current.position_ns())
+            stream.follow(current)
         stream.wait_until(self._free_at_ns.get(communicator, 0))
         self.intervals.append(stream.run(self.duration_ns))
         self._free_at_ns[communicator] = end_ns = self.intervals[-1][1]
         self._record(self.intervals[-1])
         has_work = asynchronous or self.backend != "nccl"
-        return SimulatedWork(self, end_ns) if has_work else None
+        return SimulatedWork(self, end_ns, stream if stream.is_capturing else None) if has_work else None
 
     def _collective(self, asynchronous: bool) -> Any:
         if self._bracket is None:

@@ -11,13 +11,22 @@ import functools
 import sys
 from collections.abc import Callable
 from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import NOT_COMMUNICATION, ONE_SIDED, OPERATIONS, Arguments, Operation
-from commtrace.capture.collectives.waits import PendingWork, PendingWorks, subclasses, wrap_wait, wrap_wait_on_device
+from commtrace.capture.collectives.waits import (
+    PendingWork,
+    PendingWorks,
+    record_failure,
+    subclasses,
+    wrap_wait,
+    wrap_wait_on_device,
+)
 from commtrace.capture.device.clock import CudaClock, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
+from commtrace.capture.native import METHODS, Facts, Native, NativeClock, p2p_codes, replacement
 from commtrace.capture.records import (
     COLLECTIVE_AND_STALL,
     ENDED,
@@ -44,6 +53,8 @@ _UNFINISHED: Final = -1
 """The end of an operation whose row says that it did not end."""
 
 
+_NO_DEVICE: Final[dict[str, object]] = {"raw_stream": None, "current_device": None, "open_device": None}
+
 _SYNCHRONOUS_P2P: Final = frozenset({"send", "recv"})
 
 
@@ -56,6 +67,8 @@ class ProcessGroupCapture:
         self.pending: PendingWorks = {}
         self._originals: list[tuple[type, str, object, Callable[..., object]]] = []
         self._get_future: Callable[[Work], Future[object]] = lambda work: work.get_future()
+        # True ends of hidden communication come from Python's path.
+        self._native = None if self._devices is not None and self._devices.hidden_ends else tracer.native
 
     @property
     def devices(self) -> DeviceCalls | None:
@@ -67,9 +80,13 @@ class ProcessGroupCapture:
         if self._originals:
             return
         self._get_future = Work.get_future
+        if self._native is not None:
+            self._configure(self._native)
         for name, operation in OPERATIONS.items():
             if name in ProcessGroup.__dict__:
-                self._replace(ProcessGroup, name, self._captured(ProcessGroup.__dict__[name], operation))
+                original = ProcessGroup.__dict__[name]
+                captured = self._captured(original, operation)
+                self._replace(ProcessGroup, name, self._in_c(name, operation, original, captured))
         for name in unknown_methods(ProcessGroup):
             unknown = "it is unknown to this version of commtrace, and its communication is not recorded"
             self._replace(ProcessGroup, name, self._not_followed(ProcessGroup.__dict__[name], name, unknown))
@@ -88,11 +105,12 @@ class ProcessGroupCapture:
         for work_type in (Work, *subclasses(Work)):
             if "wait" in work_type.__dict__:
                 original = work_type.__dict__["wait"]
-                self._replace(work_type, "wait", self._wrapped_wait(original))
+                self._replace(work_type, "wait", self._wait_in_c(original, self._wrapped_wait(original)))
             # Where there is no accelerator it does nothing, and is no wait.
             if "synchronize" in work_type.__dict__ and self._devices is not None:
                 synchronize = self._devices.synchronizing(work_type.__dict__["synchronize"])
-                self._replace(work_type, "synchronize", synchronize)
+                original = work_type.__dict__["synchronize"]
+                self._replace(work_type, "synchronize", self._wait_in_c(original, synchronize))
 
     def uninstall(self) -> None:
         """Put every original back, except a method that other code has replaced since."""
@@ -100,6 +118,8 @@ class ProcessGroupCapture:
             if owner.__dict__.get(name) is replacement:
                 setattr(owner, name, original)
         self._originals.clear()
+        if self._native is not None:
+            self._native.core.forget_all()
         for launch, completion in self.pending.values():
             if completion is None:
                 self._tracer.append((forgotten_rows, kind_of(launch), launch, next_id()))
@@ -114,7 +134,8 @@ class ProcessGroupCapture:
         waiting = [
             launch for launch, completion in list(self.pending.values()) if completion is None or not completion[ENDED]
         ]
-        return waiting + ([] if self._devices is None else self._devices.unfinished())
+        of_native = [] if self._native is None else self._native.in_flight()
+        return [*waiting, *of_native, *([] if self._devices is None else self._devices.unfinished())]
 
     def _wrapped_wait(self, original: Callable[..., object]) -> Callable[..., object]:
         if self._devices is None:
@@ -124,9 +145,57 @@ class ProcessGroupCapture:
     def _replace(self, owner: type, name: str, replacement: Callable[..., object]) -> None:
         # From the class dictionary, and back into it: assigning what getattr() gives would lose the binding.
         original = owner.__dict__[name]
-        _copy_description(original, replacement)
+        if isinstance(replacement, FunctionType):
+            _copy_description(original, replacement)
         self._originals.append((owner, name, original, replacement))
         setattr(owner, name, replacement)
+
+    def _configure(self, native: Native) -> None:
+        import torch
+
+        tracer, devices = self._tracer, self._devices
+        clock = tracer.clock
+        native.core.configure(
+            tensor_types=(torch.Tensor, torch.nn.Parameter),
+            p2p_codes=p2p_codes(),
+            code_of_dtype=native.code_of_dtype,
+            wait_failed=self._wait_failed,
+            waited_on_a_side=None if devices is None else devices.waited_on_a_side,
+            pending=(self.pending, None if devices is None else devices.pending),
+            forget_in_python=self._unrecorded,
+            times_devices=devices is not None,
+            **(clock.of_torch if isinstance(clock, NativeClock) else _NO_DEVICE),
+        )
+        tracer.groups.follow(native.follow)
+
+    def _in_c(
+        self, name: str, operation: Operation, original: object, captured: Callable[..., object]
+    ) -> Callable[..., object]:
+        """Return the method of the native part, which leaves uncommon calls to ``captured``, where there is one."""
+        native, positions = self._native, METHODS.get(name)
+        if native is None or positions is None or not (operation.is_p2p or _options_say_async()):
+            return captured
+        method = native.core.Method(
+            original,
+            captured,
+            operation=native.operation(operation),
+            name=native.code(operation.name),
+            **positions._asdict(),
+            is_p2p=operation.is_p2p,
+            is_send=operation.is_send,
+            has_root=operation.has_root,
+        )
+        return replacement(method.function())
+
+    def _wait_in_c(self, original: object, wait: Callable[..., object]) -> Callable[..., object]:
+        # A wait of a Python class may be compiled by Dynamo: that one stays as it is.
+        if self._native is None or isinstance(original, FunctionType):
+            return wait
+        return replacement(self._native.core.Method(original, wait, is_wait=True).function())
+
+    def _wait_failed(self, facts: Facts, error: BaseException) -> None:
+        if self._native is not None and isinstance(error, Exception):
+            record_failure(self._tracer, self._native.launch(facts), error, PART)
 
     def _captured(self, original: Callable[..., object], operation: Operation) -> Callable[..., object]:
         tracer, devices, pending = self._tracer, self._devices, self.pending
@@ -274,6 +343,17 @@ class ProcessGroupCapture:
         launch, completion = pending
         if completion is None:
             self._tracer.append((forgotten_rows, kind_of(launch), launch, next_id()))
+
+    def surrendered(self, work: object) -> None:
+        """Take over a communication of the native part, as something else than its Work is waited for."""
+        facts = None if self._native is None else self._native.core.surrender(work)
+        if facts is None or self._native is None:
+            return
+        launch = self._native.launch(facts)
+        if self._devices is None or isinstance(launch.start, int):
+            self.pending[id(work)] = (launch, None)
+        else:
+            self._devices.take_over(launch, facts[0], work)
 
     def _unrecorded(self, work: object) -> None:
         earlier = self.pending.pop(id(work), None)

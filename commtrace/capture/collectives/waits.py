@@ -182,10 +182,17 @@ class _OfWork(NamedTuple):
 class FutureWaits:
     """Capture waits for a Work's future; futures made of it (``then``, ``collect_all``) are not known."""
 
-    def __init__(self, tracer: Tracer, pending: PendingWorks, devices: DeviceCalls | None) -> None:
+    def __init__(
+        self,
+        tracer: Tracer,
+        pending: PendingWorks,
+        devices: DeviceCalls | None,
+        surrendered: Callable[[object], None] = lambda work: None,
+    ) -> None:
         self._tracer = tracer
         self._pending = pending
         self._devices = devices
+        self._surrendered = surrendered
         self._hooks = Hooks(FUTURES, tracer)
         # By id of the future: what it belongs to, and the reference that takes it out of here when it dies.
         self._known: dict[int, tuple[_OfWork, weakref.ref[object]]] = {}
@@ -222,6 +229,7 @@ class FutureWaits:
         return get_future
 
     def _taken(self, work: object) -> _OfWork | None:
+        self._surrendered(work)
         if self._devices is not None:
             self._devices.future_taken(work)
         key = id(work)

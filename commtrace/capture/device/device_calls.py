@@ -52,6 +52,11 @@ class DeviceCalls:
         self.hidden_ends = HiddenEnds(tracer, FlightRecorder()) if measures_durations(os.environ) else None
 
     @property
+    def pending(self) -> dict[int, tuple[DeviceCall, ...]]:
+        """Return the calls without a wait so far, by the id of their Work."""
+        return self._pending
+
+    @property
     def replacements(self) -> tuple[tuple[type, str, Callable[[Callable[..., object]], Callable[..., object]]], ...]:
         """Return the methods of events to replace: class, name, and a function that wraps the original."""
         events = self._clock.event_type

@@ -58,10 +58,11 @@ class ActivityWatch:
         """Yield the mark ``activity`` if it is due. Called once per pass, before the buffer is emptied."""
         now = self._now()
         progress = self.progress()
-        entries = list(self._tracer.recorder.buffer)
-        if entries:
+        entries, has_rows = list(self._tracer.recorder.buffer), self._tracer.recorder.source_has_rows
+        if entries or has_rows:
             self._recorded_at = now
-        if any(entry[1] != schema.GC for entry in entries):  # Other threads make garbage while training is stalled.
+        # Other threads make garbage while training is stalled.
+        if has_rows or any(entry[1] != schema.GC for entry in entries):
             self._progress_at = now
         if progress != self._progress:  # Training goes on in steps, too, that are not recorded.
             self._progress, self._progress_at = progress, now
@@ -92,28 +93,29 @@ class ActivityWatch:
 
     def in_flight(self, unfinished: Iterable[Launch]) -> list[InFlight]:
         """Return communications in flight since before the last pass, the one that blocks training first."""
-        blocked = self._blocked_launch()
-        device = {id(call.launch): call for call in self._on_device()}
-        launches = [*filter(None, [blocked]), *unfinished, *(call.launch for call in device.values())]
+        blocked = self._tracer.blocked_launch
+        on_device = {id(launch): launch for launch in self._on_device()}
+        launches = [*filter(None, [blocked]), *unfinished, *on_device.values()]
         unique = {id(launch): launch for launch in launches}
         before, now = self._seen, self._now()
         self._seen = {key: (launch, before[key][1] if key in before else now) for key, launch in unique.items()}
         return [
-            _in_flight(launch, since, launch is blocked, device.get(key))
+            _in_flight(launch, since, launch is blocked, self._state_on_device(launch) if key in on_device else "")
             for key, (launch, since) in self._seen.items()
             if key in before
         ]
 
-    def _blocked_launch(self) -> Launch | None:
-        blocked = self._tracer.blocked[0]
-        return blocked.launch if isinstance(blocked, DeviceCall) else blocked
+    def _state_on_device(self, launch: Launch) -> str:
+        return "scheduled" if self._tracer.clock.resolve(launch.start) is None else "started"
 
-    def _on_device(self) -> list[DeviceCall]:
+    def _on_device(self) -> list[Launch]:
+        """Return what the device has not finished, although the job is past it."""
         if not self._asks_device:
             return []
         entries = self._tracer.recorder.unresolved()
         calls = (entry[2] for entry in entries if len(entry) > 2 and isinstance(entry[2], DeviceCall))
-        return list({id(call): call for call in calls}.values())
+        native = self._tracer.native
+        return [*(call.launch for call in calls), *([] if native is None else native.ahead())]
 
     def _launched(self) -> tuple[dict[str, int], tuple[tuple[int, bool, int, int, int], ...]]:
         states = list(self._tracer.groups.states.values())
@@ -135,8 +137,7 @@ def _open_phase(span: Span, asks_device: bool) -> OpenPhase:
     return OpenPhase(schema.KINDS[span.kind], span.name, since)
 
 
-def _in_flight(launch: Launch, since: int, blocking: bool, call: DeviceCall | None) -> InFlight:
-    is_started = call is not None and call.clock.resolve(launch.start) is not None
+def _in_flight(launch: Launch, since: int, blocking: bool, state: str) -> InFlight:
     return InFlight(
         operation=launch.operation.name,
         group=launch.state.group.id,
@@ -146,8 +147,8 @@ def _in_flight(launch: Launch, since: int, blocking: bool, call: DeviceCall | No
         dtype=dtype_name(launch.dtype),
         is_async=bool(launch.is_async),
         start=launch.start if isinstance(launch.start, int) else since,
-        blocking=blocking or is_started,
-        state="" if call is None else "started" if is_started else "scheduled",
+        blocking=blocking or state == "started",
+        state=state,
     )
 
 

@@ -355,7 +355,7 @@ def test_a_failure_of_ours_never_reaches_the_caller_and_is_told_once(
         captured.tracer.groups.states.clear()
         monkeypatch.setattr(GroupRegistry, "register_known_groups", fail)
     elif place == "reading where training is":
-        monkeypatch.delattr(captured.tracer, "coordinates")
+        monkeypatch.delattr(captured.tracer, "_coordinates")
     else:
         monkeypatch.setattr(Tracer, "__setattr__", fail)
 

@@ -188,10 +188,10 @@ def test_a_stream_that_is_captured_waits_unmeasured(job: Job) -> None:
     beside = job.cuda.Stream()
     with job.cuda.stream(beside):
         job.all_reduce(asynchronous=False)
-    behind = beside.record_event()
     capturing = job.cuda.Stream()
     with job.cuda.stream(capturing), job.cuda.graph():
-        capturing.wait_event(behind)
+        beside.wait_event(capturing.record_event())
+        capturing.wait_event(beside.record_event())
     job.finish()
 
     assert stalls(job) == []

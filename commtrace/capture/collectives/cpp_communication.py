@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import sys
-import threading
 import weakref
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import CodeType
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, SupportsInt, cast
 
 from commtrace.capture.collectives.ddp_reducer import CppCall, CppCalls, HostCall, ReducerCapture
@@ -29,7 +27,7 @@ from commtrace.capture.collectives.operations import HOOKED_OPERATIONS, Operatio
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.hooks import Part
 from commtrace.capture.records import Launch
-from commtrace.capture.threads import frames_by_thread
+from commtrace.capture.threads import is_below, nothing_communicates, other_threads
 from commtrace.capture.tracer import Tracer
 
 if TYPE_CHECKING:
@@ -42,9 +40,6 @@ NOT_HOOKED: Final = frozenset({"all_to_all_single", *FUNCTIONAL_P2P})
 """Functional operators with splits or tags."""
 
 HOOKS_PART: Final = "capture through torch's hooks of process groups"
-
-OUR_THREADS: Final = "commtrace-"
-"""The beginning of the names of our own threads, which do not communicate."""
 
 _hook_ids: Final = itertools.count(int.from_bytes(b"commtrac", "big") >> 1)
 """torch calls hooks in the order of these numbers, its own first."""
@@ -127,9 +122,8 @@ class ProcessGroupHooks:
         # another, ends the process with a segmentation fault. So it is done only where none can be in one. Elsewhere
         # they stay, do nothing, and go with their group, or at exit: a group that outlives Python with a hook ends it
         # with a segmentation fault, too.
-        thread = self._tracer.thread
-        is_inside = thread.has_counted or bool(thread.issuing) or self._is_in_a_hook()
-        if not is_inside and thread.threads == {threading.get_ident()} and not _other_threads():
+        # In a hook we are here if it has failed, or if a signal's handler stops the recording in it.
+        if nothing_communicates(self._tracer.thread) and not is_below(self._code):
             self._take_out()
             atexit.unregister(self._end)
 
@@ -137,15 +131,8 @@ class ProcessGroupHooks:
         # As Python ends. Not while a daemon thread communicates: it may be in a hook now.
         self._active = False
         self._tracer.groups.unfollow(self._register)
-        if not self._tracer.thread.threads & _other_threads():
+        if not self._tracer.thread.threads & other_threads():
             self._take_out()
-
-    def _is_in_a_hook(self) -> bool:
-        # A hook has failed, or a signal's handler stops the recording in one.
-        frame: FrameType | None = sys._getframe()
-        while frame is not None and frame.f_code not in self._code:
-            frame = frame.f_back
-        return frame is not None
 
     def _take_out(self) -> None:
         while self._groups:
@@ -252,13 +239,6 @@ class ProcessGroupHooks:
         return state.next_p2p(found.operation.is_send, ranks[found.peer])
 
 
-def _other_threads() -> set[int]:
-    # All, but for this one and ours, that could communicate for the first time now. Threads of C++ that send for a
-    # backward pass are not among them, but the thread that has called it is.
-    ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(OUR_THREADS)}
-    return frames_by_thread().keys() - ours - {threading.get_ident()}
-
-
 def _is_of_the_reducer() -> bool:
     # A reducer sends where a gradient is accumulated, or behind all nodes of a backward.
     import torch
@@ -299,7 +279,7 @@ class Hooked(_Timed):
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
         super().__init__(tracer, devices)
         self._reducer = ReducerCapture(tracer, self._issued, by_kernels=False)
-        self._functional = FunctionalCapture(tracer, self._waits, devices, operators=NOT_HOOKED)
+        self._functional = FunctionalCapture(tracer, self._waits, devices, kernels_for=NOT_HOOKED)
         self._hooks = ProcessGroupHooks(tracer, self._issued, self._waits, self._reducer)
 
     def install(self) -> None:

@@ -252,7 +252,8 @@ class FunctionalCapture:
         from torch._C import _functorch
 
         is_wrapped: Callable[[object], bool] = _functorch.is_functorch_wrapped_tensor
-        thread, failed, launch, waits = self._tracer.thread, self._tracer.failed, self._launch, self._waits
+        thread, failed = self._tracer.thread, self._tracer.failed
+        launch, remember = self._launching(operation), self._waits.remember
         tensor_argument, group_argument, state_of = operation.tensor_argument, operation.group_argument, self._state_of
 
         def capture(original: Original, arguments: Arguments, keywords: dict[str, Any]) -> object:
@@ -266,7 +267,7 @@ class FunctionalCapture:
                 elif is_sent(tensor):
                     process_group, state = state_of(positional[group_argument])
                     seq = next(state.collective_seq)
-                    functional = launch(operation, positional, process_group, state, seq)
+                    functional = launch(positional, process_group, state, seq)
                     # The operator goes on to one of ``c10d``, with a hook or kernel of its own, and may itself have a
                     # kernel of ours: neither must count it again.
                     thread.has_counted = thread.is_in_operator = True
@@ -290,7 +291,7 @@ class FunctionalCapture:
                     failed(PART, error)
             try:
                 if functional is not None:
-                    waits.remember(functional, map(storage_of, result) if type(result) is list else (storage_of(result),))
+                    remember(functional, map(storage_of, result) if type(result) is list else (storage_of(result),))
             except Exception as error:
                 failed(PART, error)
             return result
@@ -365,24 +366,29 @@ class FunctionalCapture:
         num_bytes, self_bytes, dtype, _, members = self._tracer.unmeasured(operation, arguments, error)
         return num_bytes, self_bytes, dtype, members
 
-    def _launch(
-        self,
-        operation: FunctionalOperation,
-        arguments: Arguments,
-        process_group: ProcessGroup,
-        state: GroupState,
-        seq: int,
-    ) -> Awaited | None:
-        if not self._tracer.recording or self._tracer.groups.skips(state):
-            return None
-        try:
-            payload = operation.measure(arguments, process_group)
-        except Exception as error:
-            payload = self._unmeasured(operation.operation, arguments, error)
-        root = operation.root_argument
-        peer = -1 if root < 0 else state.ranks_by_group_rank[arguments[root]]
-        tensor = arguments[operation.tensor_argument]
-        return self._timed(operation.operation, state, seq, payload, peer, tensor)
+    def _launching(
+        self, functional: FunctionalOperation
+    ) -> Callable[[Arguments, ProcessGroup, GroupState, int], Awaited | None]:
+        """Return what takes the facts of a call, flat: it is the hot path."""
+        operation, measure, _, tensor_argument, root = functional
+        tracer, has_devices, timed, unmeasured = self._tracer, self._devices is not None, self._timed, self._unmeasured
+        skip_roles, skips = tracer.groups.skip_roles, tracer.groups.skips
+
+        def launch(arguments: Arguments, process_group: ProcessGroup, state: GroupState, seq: int) -> Awaited | None:
+            if not tracer.recording or (skip_roles and skips(state)):
+                return None
+            try:
+                num_bytes, self_bytes, dtype, members = payload = measure(arguments, process_group)
+            except Exception as error:
+                num_bytes, self_bytes, dtype, members = payload = unmeasured(operation, arguments, error)
+            peer = -1 if root < 0 else state.ranks_by_group_rank[arguments[root]]
+            if has_devices:
+                return timed(operation, state, seq, payload, peer, arguments[tensor_argument])
+            return Awaited(launch_of((
+                operation, state, seq, num_bytes, self_bytes, dtype, peer, True, tracer.coordinates, members, now_ns(),
+            )))  # fmt: skip
+
+        return launch
 
     def _timed(
         self,
@@ -511,15 +517,20 @@ class FunctionalWaits:
         self._tracer.append((forgotten_rows, kind_of(pending.launch), pending.launch, pending.number))
 
     def _wait_capture(self, is_waited_for: Callable[[object], bool]) -> Capture:
-        pending_by_storage, blocked, failed = self._pending, self._tracer.blocked, self._tracer.failed
+        tracer, blocked, failed = self._tracer, self._tracer.blocked, self._tracer.failed
+        pending_by_storage, take, waited = self._pending, self._pending.pop, self._waited
 
         def capture(original: Original, arguments: Arguments, keywords: dict[str, Any]) -> object:
-            pending = start = None
+            pending: Awaited | None = None
+            start: Mark = None
             try:
                 if pending_by_storage:
                     tensor = arguments[0] if arguments else keywords["tensor"]
                     if is_waited_for(tensor):
-                        pending, start = self._about_to_wait(tensor)
+                        pending = take(tensor.untyped_storage()._cdata, None)
+                    if pending is not None:
+                        blocked[0] = pending.launch
+                        start = now_ns() if pending.call is None else pending.call.clock.mark(pending.call.device)
             except Exception as error:
                 pending = None
                 failed(PART, error)
@@ -533,7 +544,10 @@ class FunctionalWaits:
                 except Exception as error:
                     failed(PART, error)
             try:
-                self._waited(pending, start, self._mark(pending))
+                if pending.call is None:
+                    waited(pending, start, now_ns())
+                else:
+                    waited(pending, start, pending.call.clock.mark(pending.call.device))
             except Exception as error:
                 failed(PART, error)
             return result
@@ -557,18 +571,9 @@ class FunctionalWaits:
 
         return capture
 
-    def _about_to_wait(self, tensor: torch.Tensor) -> tuple[Awaited | None, Mark]:
-        pending = self._pending.pop(storage_of(tensor), None)
-        if pending is None or (pending.waited and pending.launch.operation.is_p2p):
-            # A message that has been waited for: torch did not wait either, tensor and result have one Work.
-            return None, None
-        self._tracer.blocked[0] = pending.launch
-        return pending, self._mark(pending)
-
-    def _mark(self, pending: Awaited) -> Mark:
-        return now_ns() if pending.call is None else pending.call.clock.mark(pending.call.device)
-
     def _waited(self, pending: Awaited, start: Mark, end: Mark) -> None:
+        if pending.waited and pending.launch.operation.is_p2p:
+            return  # torch did not wait either: tensor and result of a message have one Work
         if pending.call is not None and self._devices is not None:
             self._devices.waited(pending.call, start, end)
             pending.waited = True

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives  # has the kernels of traced tensors
 
 from commtrace.capture.collectives.dispatcher import Kernel
-from commtrace.capture.collectives.functional import FunctionalCapture, FunctionalWaits, functional_kernel
+from commtrace.capture.collectives.functional import FunctionalCapture, FunctionalWaits
 from tests.capture.recording import Recording, fake_backend
 
 OPERATIONS: Any = torch.ops._c10d_functional

@@ -79,7 +79,7 @@ def ddp(options: argparse.Namespace) -> Callable[[], float]:
 def measure(options: argparse.Namespace) -> None:
     """Run the three phases in this process, and print their figures as JSON."""
     torch.set_num_threads(1)
-    phase = (functional if options.what == "functional" else ddp)(options)
+    phase: Callable[[], float] = (functional if options.what == "functional" else ddp)(options)
     phase()
     figures = [phase()]
     with tempfile.TemporaryDirectory() as directory:

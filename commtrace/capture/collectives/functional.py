@@ -150,7 +150,7 @@ EVERY_OPERATOR: Final = frozenset({*FUNCTIONAL, *FUNCTIONAL_P2P})
 
 
 _WITH_GRADIENTS: Final = ("all_gather_into_tensor", "all_to_all_single", "reduce_scatter_tensor")
-"""Operators of ``_c10d_functional_autograd``: they call those of ``_c10d_functional`` from C++, in a backward too."""
+"""Operators of ``_c10d_functional_autograd``, which have the arguments of those of ``_c10d_functional``."""
 
 
 class FunctionalCapture:
@@ -183,7 +183,11 @@ class FunctionalCapture:
         for name in _WITH_GRADIENTS:
             overload = default_overload("_c10d_functional_autograd", name)
             if overload is not None:
-                self._calls.take(overload, self._called_from_cpp)
+                if _communicates_itself(overload):
+                    capture = self._collective_capture(overload, FUNCTIONAL[name], reaches_kernels, from_python=True)
+                else:
+                    capture = self._called_from_cpp
+                self._calls.take(overload, capture)
         self._waits.install()
         self._hooks.when_imported("torch._inductor.codecache", self._watch_compiled_cpp)
         self._hooks.when_imported("torch._inductor.package.package", self._watch_packages)
@@ -251,7 +255,7 @@ class FunctionalCapture:
     ) -> Capture:
         from torch._C import _functorch
 
-        is_wrapped: Callable[[object], bool] = _functorch.is_functorch_wrapped_tensor
+        is_wrapped: Callable[[Any], bool] = _functorch.is_functorch_wrapped_tensor
         thread, failed = self._tracer.thread, self._tracer.failed
         launch, remember = self._launching(operation), self._waits.remember
         tensor_argument, group_argument, state_of = operation.tensor_argument, operation.group_argument, self._state_of
@@ -416,6 +420,15 @@ class FunctionalCapture:
 def _device(value: torch.Tensor | Sequence[torch.Tensor]) -> torch.device | None:
     tensor = value[0] if isinstance(value, (list, tuple)) and value else value
     return getattr(tensor, "device", None)
+
+
+def _communicates_itself(overload: OpOverload) -> bool:
+    # In older versions of torch its kernel calls the operator of the same name in ``_c10d_functional``, from C++, and so
+    # does its backward.
+    import torch
+
+    key = "CompositeExplicitAutograd"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key))
 
 
 def _states(tracer: Tracer) -> Callable[[str | ProcessGroup], tuple[ProcessGroup, GroupState]]:

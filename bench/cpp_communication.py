@@ -43,10 +43,11 @@ def functional(_options: argparse.Namespace) -> Callable[[], float]:
     tensor, name = torch.ones(1024), dist.distributed_c10d._get_default_group().group_name
 
     def burst() -> float:
+        """Return µs per call."""
         start = time.thread_time_ns()
         for _ in range(CALLS):
             operators.wait_tensor.default(operators.all_reduce.default(tensor, "sum", name))
-        return (time.thread_time_ns() - start) / CALLS / 1000
+        return float((time.thread_time_ns() - start) / CALLS / 1000)
 
     return lambda: statistics.median(burst() for _ in range(BURSTS))
 
@@ -61,6 +62,7 @@ def ddp(options: argparse.Namespace) -> Callable[[], float]:
     optimizer, batch = torch.optim.SGD(model.parameters(), lr=1e-6), torch.ones(4, width)
 
     def train(steps: int) -> None:
+        """Train on the same batch again and again."""
         for _ in range(steps):
             time.sleep(options.sleep_ms / 1000)
             optimizer.zero_grad()
@@ -68,10 +70,11 @@ def ddp(options: argparse.Namespace) -> Callable[[], float]:
             optimizer.step()
 
     def phase() -> float:
+        """Return µs of CPU time per step."""
         train(5)
         start = time.process_time_ns()
         train(options.steps)
-        return (time.process_time_ns() - start) / options.steps / 1000
+        return float((time.process_time_ns() - start) / options.steps / 1000)
 
     return phase
 
@@ -96,7 +99,6 @@ def measure(options: argparse.Namespace) -> None:
 def one_round(way: str, options: argparse.Namespace) -> list[float]:
     """Return the figures of the phases, of all ranks together, from new processes."""
     ranks = options.ranks if options.what == "ddp" else 1
-    # For each rank a run directory of its own: the parts that talk to other ranks are not what is measured here.
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, *sys.argv[1:], "--way", way, "--store", str(Path(folder) / "store")]
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from commtrace.capture.collectives.dispatcher import Capture, Captures, Original, graph_task, is_traced, kernel_for
+from commtrace.capture.collectives.dispatcher import Capture, Captures, Original, is_traced, kernel_for
 from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import OPERATIONS, Arguments, Operation, Payload, flat_tensors
 from commtrace.capture.device.clock import Mark, now_ns
@@ -35,7 +35,6 @@ from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed import Work
 
 PART: Final = "capture of DistributedDataParallel"
@@ -79,7 +78,7 @@ class CppCalls:
     ) -> CppCall | None:
         """Take the time before a communication is handed on; return None if it is not to be recorded."""
         tracer = self._tracer
-        if not tracer.recording or tracer.groups.skips(state):
+        if not tracer.recording or (tracer.groups.skip_roles and tracer.groups.skips(state)):
             return None
         num_bytes, self_bytes, dtype, tensor, members = payload
         is_member = root is not None and 0 <= root < len(state.ranks_by_group_rank)  # else its backend will refuse it
@@ -120,19 +119,19 @@ class CppCalls:
         completions.add(future, functools.partial(completed, completions.alive))
 
     def ask_later(self, issued: HostCall, work: Work) -> None:
-        """Have :meth:`ask` look for the end of a communication: a callback costs more than all the rest."""
+        """Have the Work asked for its end, and ask those before it: a callback costs more than all the rest."""
+        if self._asked:
+            self.ask()
         self._asked.append((issued, work))
 
     def ask(self) -> None:
         """Note the end of what is over by now. What runs behind something that goes on is not asked."""
-        asked, end = self._asked, 0
-        while asked:
-            call, work = entry = asked.popleft()
-            if not work.is_completed():
-                asked.appendleft(entry)
-                return
+        asked, append, end = self._asked, self._tracer.append, 0
+        while asked and asked[0][1].is_completed():
+            call, _ = asked.popleft()
             end = end or now_ns()
-            self._ended_by(call, end)
+            call.completion[ENDED] = end
+            append((ended_by_rows, schema.COLLECTIVE, call.launch, call.completion[NUMBER], end))
 
     def call_back(self) -> None:
         """Have what goes on call back when it ends, so that the end is known exactly: the host is about to wait."""
@@ -222,23 +221,25 @@ class ReducerCapture:
             self._kernels.uninstall()
         self._issued.forget_asked()
 
-    def sent(self, issued: CppCall, work: Work, *, in_backward: bool) -> None:
-        """Take a communication of the reducer in a backward, or of a function of C++ that waits for it."""
-        if not in_backward:
+    def sent(self, issued: CppCall, work: Work, task: int) -> None:
+        """Take a communication of the reducer in a backward pass; if ``task`` is −1, of C++ that waits for it."""
+        if task == -1:
             self._issued.complete(issued, work, stalls_until_end=True)
             self._sent_outside = issued
             return
-        self._around_the_reducer().last_launch = issued
-        if isinstance(issued, HostCall):
-            self._issued.ask()
+        backward = self._backward
+        if backward is None or backward.task != task:
+            backward = self._around_the_reducer(task)
+        backward.last_launch = issued
+        if type(issued) is HostCall:
             self._issued.ask_later(issued, work)
         else:
             self._issued.complete(issued, work, stalls_until_end=False)
 
-    def sent_by_python(self) -> None:
-        """Mark the reducer's wait for the future of a communication hook."""
+    def sent_by_python(self, task: int) -> None:
+        """Mark the reducer's wait for the future of a communication hook, in a backward pass."""
         if self._issued.devices is not None:
-            self._around_the_reducer()
+            self._around_the_reducer(task)
 
     def _watching(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
@@ -286,8 +287,7 @@ class ReducerCapture:
             if not self._hooks.active:  # A signal's handler has stopped the recording meanwhile.
                 self._kernels.uninstall()
 
-    def _around_the_reducer(self) -> _Backward:
-        task = graph_task()
+    def _around_the_reducer(self, task: int) -> _Backward:
         backward = self._backward
         if backward is None or backward.task != task:
             self._backward = backward = _Backward(task, self._tracer, self._issued)
@@ -370,36 +370,38 @@ class ReducerKernels:
         self._captures.release()
 
     def _capture(self, method: str) -> Capture:
+        import torch
         from torch.distributed import ProcessGroup, Work
 
         operation = OPERATIONS[method]
         group_argument = 2 if method == "allgather" else 1
         failed, completions, unmeasured = self._tracer.failed, self._tracer.completions, self._tracer.unmeasured
         thread, groups, issue, reducer = self._tracer.thread, self._tracer.groups, self._issued.launch, self._reducer
-        group_of, work_of = ProcessGroup.unbox, Work.unbox
+        group_of, work_of, graph_task = ProcessGroup.unbox, Work.unbox, torch._C._current_graph_task_id
+        states, register = groups.states, groups.state
 
         def capture(original: Original, arguments: Arguments, keywords: dict[str, Any]) -> object:
             issued: CppCall | None = None
             state: GroupState | None = None
-            seq = -1
-            in_backward = False
+            seq = task = -1
             try:
-                tensor = next(iter(flat_tensors(arguments[0])), None)
-                if tensor is not None and not is_traced(tensor):
-                    in_backward = graph_task() != -1
+                tensors = arguments[0]
+                if tensors and not is_traced(tensors[0]):
+                    task = graph_task()
                     if not thread.has_counted:
                         try:
                             payload = operation.measure(arguments, None)
                         except Exception as error:
                             payload = unmeasured(operation, arguments, error)
                         root = int(arguments[2]) if operation.has_root else None
-                        state = groups.state(group_of(arguments[group_argument]))
+                        process_group = group_of(arguments[group_argument])
+                        state = states.get(id(process_group)) or register(process_group)
                         seq = next(state.collective_seq)
                         issued = issue(operation, state, seq, payload, root)
-                        if not in_backward:  # In one they are the reducer's buckets, which live as long as it.
+                        if task == -1:  # In a backward they are the reducer's buckets, which live as long as it.
                             completions.add_temporaries(flat_tensors(arguments[:group_argument]))
-                    elif in_backward:
-                        reducer.sent_by_python()
+                    elif task != -1:
+                        reducer.sent_by_python(task)
             except Exception as error:
                 failed(PART, error)
             try:
@@ -413,7 +415,7 @@ class ReducerKernels:
                 raise
             try:
                 if issued is not None:
-                    reducer.sent(issued, work_of(result[1]), in_backward=in_backward)
+                    reducer.sent(issued, work_of(result[1]), task)
             except Exception as error:
                 failed(PART, error)
             return result

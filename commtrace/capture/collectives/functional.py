@@ -423,12 +423,13 @@ def _device(value: torch.Tensor | Sequence[torch.Tensor]) -> torch.device | None
 
 
 def _communicates_itself(overload: OpOverload) -> bool:
-    # In older versions of torch its kernel calls the operator of the same name in ``_c10d_functional``, from C++, and so
-    # does its backward.
+    # In older versions of torch it calls the operator of the same name in ``_c10d_functional``, from C++, and so does its
+    # backward.
     import torch
 
     key = "CompositeExplicitAutograd"
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key))
+    name = f"{overload._namespace}::{overload._opname}"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
 def _states(tracer: Tracer) -> Callable[[str | ProcessGroup], tuple[ProcessGroup, GroupState]]:

@@ -146,7 +146,7 @@ class Held(torch.Tensor):
     held: torch.Tensor
 
     @staticmethod
-    def __new__(cls, held: torch.Tensor) -> Held:  # noqa: PYI034
+    def __new__(cls, held: torch.Tensor) -> Held:
         made: Held = torch.Tensor._make_wrapper_subclass(cls, held.size())
         made.held = held
         return made

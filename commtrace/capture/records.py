@@ -121,6 +121,12 @@ def completed_rows(entry: Entry) -> list[Row]:
     return [communication_row(launch, launch.start, end, number, schema.HOST_TIMING, False)]
 
 
+def ended_by_rows(entry: Entry) -> list[Row]:
+    """Make the row of ``(…, launch, id, end)``: host-timed, and over when it was asked."""
+    _, _, launch, number, end = entry
+    return [communication_row(launch, launch.start, end, number, schema.HOST_TIMING, False)._replace(end_exact=False)]
+
+
 def stall_rows(entry: Entry) -> list[Row]:
     """Make the row of ``(…, launch, id, coordinates at the wait, start, end)``: the host's wait."""
     _, _, launch, number, coordinates, start, end = entry

@@ -144,8 +144,8 @@ class DeviceCall:
     """A communication of an accelerator's tensors: its marks are resolved after its launch."""
 
     __slots__ = (
-        "batch", "clock", "device", "end", "handed_on", "has_future", "id", "is_joined", "launch", "launched_at", "op_in_seq",
-        "position", "queue", "returned_at", "waited_from",
+        "batch", "clock", "device", "end", "handed_on", "has_future", "id", "is_joined", "launch", "launched_at",
+        "op_in_seq", "position", "queue", "returned_at", "waited_from",
     )  # fmt: skip
 
     def __init__(self, launch: Launch, clock: DeviceTiming, device: int | None, queue: Queue, position: int) -> None:

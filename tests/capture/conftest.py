@@ -9,7 +9,6 @@ import pytest
 from commtrace import _native
 from tests.capture.recording import Recording, fake_backend
 
-
 CORE, _ = _native.load()
 
 

@@ -322,7 +322,7 @@ def test_of_four_ranks(name: str, part: int, recorded: Any) -> None:
 
 
 NATIVELY = pytest.mark.parametrize("recorded", ["native"], indirect=True)
-"""The lines of Python are broken that are left where the native part records; what else is tested is Python's engine."""
+"""The lines of Python are broken that are left where the native part records; the other tests are of Python's engine."""
 
 
 @NATIVELY

@@ -253,9 +253,9 @@ static PyObject *python_device_state(PyObject *module, PyObject *unused) {
     return Py_BuildValue("iii", (int)device_is_open(), device_failure(), device_used_first());
 }
 
-static PyObject *python_saw_capture(PyObject *module, PyObject *unused) {
+static PyObject *python_host_ns(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    return PyBool_FromLong(saw_capture());
+    return PyLong_FromLongLong(host_ns());
 }
 
 static PyObject *python_use_clock(PyObject *module, PyObject *address) {
@@ -318,7 +318,7 @@ static PyMethodDef functions[] = {
     {"pass_marks", python_pass_marks, METH_NOARGS, "Take anchors and look which marks were passed, in this thread."},
     {"switch_off", python_switch_off, METH_NOARGS, "Let marks be the host's time from now on."},
     {"device_state", python_device_state, METH_NOARGS, "Return (is open, failure of the driver or 0, first device or -1)."},
-    {"saw_capture", python_saw_capture, METH_NOARGS, "Return whether a stream recorded a graph since the last call."},
+    {"host_ns", python_host_ns, METH_NOARGS, "Return the host's time, ns."},
     {"use_clock", python_use_clock, METH_O, "Take the host's time from a function of C, by its address; 0: the usual."},
     {"next_id", python_next_id, METH_NOARGS, "Return a number for a communication, unique in the process."},
     {"num_added", python_num_added, METH_NOARGS, "Return how many communications and spans were recorded so far."},

@@ -86,7 +86,6 @@ bool device_has_failed(void);
 int device_failure(void);   /* the driver's status; 0 without one */
 int device_used_first(void); /* NOT_APPLICABLE before any was marked */
 int device_of_context(void); /* the device that is current in this thread, by its context; NOT_APPLICABLE if unknown */
-bool saw_capture(void); /* a mark was asked for on a stream that records a graph, since the last call */
 /* With threaded false nothing happens but in device_pass: for tests with a scripted driver. */
 bool device_open(bool threaded);
 bool device_close(int patience_ms);

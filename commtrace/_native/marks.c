@@ -58,14 +58,13 @@ typedef struct {
 static Device devices[MOST_DEVICES];
 static int first_device = NOT_APPLICABLE;
 static _Atomic int generation;
-static _Atomic bool is_open, has_seen_capture;
+static _Atomic bool is_open;
 static _Atomic int failure; /* a status of the driver: nothing of the device is believed after it */
 
 bool device_is_open(void) { return atomic_load_explicit(&is_open, memory_order_relaxed); }
 bool device_has_failed(void) { return atomic_load_explicit(&failure, memory_order_relaxed) != DRIVER_SUCCESS; }
 int device_failure(void) { return atomic_load(&failure); }
 int device_used_first(void) { return first_device; }
-bool saw_capture(void) { return atomic_exchange(&has_seen_capture, false); }
 
 static void fail(int status) {
     int none = DRIVER_SUCCESS;
@@ -196,6 +195,12 @@ static Mark *pooled_mark(int device) {
 }
 
 static Point recorded(int device, Stream stream) {
+    int is_capturing = 0;
+    /* An event would belong to the graph. The driver answers an error for the default stream while another thread
+       captures (906): nothing must be done on it then. */
+    if (driver.stream_is_capturing(stream, &is_capturing) != DRIVER_SUCCESS || is_capturing) {
+        return point_of_host();
+    }
     Mark *mark = pooled_mark(device);
     if (mark == NULL) {
         return point_of_host();
@@ -221,13 +226,6 @@ Point point_on(int device, Stream stream) {
     if (!device_is_open() || device_has_failed()) {
         return point_of_host();
     }
-    int is_capturing = 0;
-    /* An event would belong to the graph. The driver answers an error for the default stream while another thread
-       captures (906): nothing must be done on it then. */
-    if (driver.stream_is_capturing(stream, &is_capturing) != DRIVER_SUCCESS || is_capturing) {
-        atomic_store_explicit(&has_seen_capture, true, memory_order_relaxed);
-        return point_of_host();
-    }
     uint64_t on_their_way = atomic_load_explicit(&num_taken, memory_order_relaxed) -
                             atomic_load_explicit(&num_received, memory_order_acquire);
     if (on_their_way + atomic_load_explicit(&num_ahead, memory_order_relaxed) >= MOST_MARKS) {
@@ -237,7 +235,7 @@ Point point_on(int device, Stream stream) {
     bool was_pushed = push_context(device);
     Point point = recorded(device, stream);
     pop_context(was_pushed);
-    if (!atomic_load_explicit(&devices[device].is_marked, memory_order_relaxed)) {
+    if (point.mark != NULL && !atomic_load_explicit(&devices[device].is_marked, memory_order_relaxed)) {
         atomic_store(&devices[device].is_marked, true);
         first_device = first_device == NOT_APPLICABLE ? device : first_device;
     }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from commtrace import _native
 from commtrace.capture.collectives.operations import NcclBackend, Operation
-from commtrace.capture.device.clock import DeviceTiming, DeviceClock, Mark
+from commtrace.capture.device.clock import DeviceClock, DeviceTiming, Mark
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.schema import Row, mark_row, row_of
@@ -121,6 +121,12 @@ def completed_rows(entry: Entry) -> list[Row]:
     return [communication_row(launch, launch.start, end, number, schema.HOST_TIMING, False)]
 
 
+def ended_by_rows(entry: Entry) -> list[Row]:
+    """Make the row of ``(…, launch, id, end)``: host-timed, and over when it was asked."""
+    _, _, launch, number, end = entry
+    return [communication_row(launch, launch.start, end, number, schema.HOST_TIMING, False)._replace(end_exact=False)]
+
+
 def stall_rows(entry: Entry) -> list[Row]:
     """Make the row of ``(…, launch, id, coordinates at the wait, start, end)``: the host's wait."""
     _, _, launch, number, coordinates, start, end = entry
@@ -138,8 +144,8 @@ class DeviceCall:
     """A communication of an accelerator's tensors: its marks are resolved after its launch."""
 
     __slots__ = (
-        "batch", "clock", "device", "end", "has_future", "id", "is_joined", "launch", "launched_at", "op_in_seq",
-        "position", "queue", "returned_at", "waited_from",
+        "batch", "clock", "device", "end", "handed_on", "has_future", "id", "is_joined", "launch", "launched_at",
+        "op_in_seq", "position", "queue", "returned_at", "waited_from",
     )  # fmt: skip
 
     def __init__(self, launch: Launch, clock: DeviceTiming, device: int | None, queue: Queue, position: int) -> None:
@@ -154,6 +160,7 @@ class DeviceCall:
         self.end: Mark | None = None  # after it, or after the wait for it; None without a wait
         # The compute stream has waited for the other stream on which it ran; its future was taken, to be waited for.
         self.is_joined = self.has_future = False
+        self.handed_on = 0  # host time, ns, after the backend's call
         # Host time, ns, before and after the backend's call; 0 unless its duration is asked for.
         self.launched_at = self.returned_at = 0
 

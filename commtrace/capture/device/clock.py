@@ -52,6 +52,9 @@ class DeviceTiming(DeviceClock, Protocol):
     def mark(self, device: int | None = None, /) -> Mark:
         """Return a mark on the current stream of ``device``, or of the current one."""
 
+    def host_ns(self) -> int:
+        """Return the host's time, ns."""
+
     def switch_off(self) -> None:
         """Let marks be the host's time from now on; unresolved ones stay so."""
 
@@ -146,7 +149,7 @@ class CudaClock:
             cuda = torch.cuda
         self._cuda = cuda
         self._driver = driver or CudaDriver()
-        self._host_ns = host_ns
+        self.host_ns = host_ns
         self._pools: dict[int, deque[torch.cuda.Event]] = {}
         self._anchors: dict[int, Anchor] = {}
         self._streams: dict[int, torch.cuda.Stream] = {}
@@ -162,7 +165,7 @@ class CudaClock:
         """
         cuda = self._cuda
         if self.is_off or not cuda.is_initialized():
-            return self._host_ns()
+            return self.host_ns()
         current = cuda.current_device()
         if device is None:
             device = current
@@ -170,18 +173,18 @@ class CudaClock:
         if pool is None:
             found = self._device_in_use(device)
             if found is None:
-                return self._host_ns()
+                return self.host_ns()
             device = found
             pool = self._pools.setdefault(device, deque())
         if cuda.is_current_stream_capturing():
-            return self._host_ns()
+            return self.host_ns()
         try:
             event = pool.pop()
         except IndexError:
             event = cuda.Event(enable_timing=True)
         stream = cuda.current_stream(device)
         self._record(event, stream)
-        return CudaMark(event, device, stream.stream_id, self._host_ns())
+        return CudaMark(event, device, stream.stream_id, self.host_ns())
 
     def is_capturing(self) -> bool:
         """Return whether the current stream is captured into a graph, to which an event would belong."""
@@ -267,11 +270,11 @@ class CudaClock:
 
     def _read_anchor(self, stream: torch.cuda.Stream) -> Anchor | None:
         event = self._cuda.Event(enable_timing=True)
-        before = self._host_ns()
+        before = self.host_ns()
         self._record(event, stream)
         for _ in range(ANCHOR_POLLS):
             if event.query():
-                after = self._host_ns()
+                after = self.host_ns()
                 return Anchor(event, (before + after) // 2, after - before)
         return None
 

@@ -6,7 +6,8 @@ one after another, in the order of their launches, on whichever streams they wer
 * An operation ended at the mark behind its wait if the stream stalled there; else then or earlier, and before any that
   was launched later.
 * It started at its launch, or when the operation right before it ended if that came later. The start is exact if that
-  end is, or if it came before the launch; else the operation started then or later.
+  end is, or if it came before the launch; else the operation started then or later. It did, too, if the stream was
+  there before the host had handed the operation on.
 * A duration that was measured on the communicator's own stream gives the start where the end is known, and the end
   where the start is.
 
@@ -31,6 +32,10 @@ SHORTEST_STALL_NS: Final = 10_000
 
 HOST_BOUND_NS: Final = 100_000
 """A stream that passes a mark within this time after the host took it may have waited for the host."""
+
+SOON_NS: Final = 20_000
+"""A stream without work passes the mark at a launch at once, and the kernel comes when the host has handed it on. A
+start that is called exact may be so much earlier than its kernel."""
 
 MOST_REMEMBERED: Final = 64
 """Launches of a communicator that are remembered behind one that has not come yet."""
@@ -76,6 +81,7 @@ class Calls(Columns):
     end: Int64  # the stream got past the wait
     waited_taken_at: Int64  # the host took the mark of `waited_from`; 0 without a mark, or if that is the host's time
     end_taken_at: Int64  # the host took the mark of `end`; 0 if a mark is the host's time
+    handed_on: Int64  # the host had passed it to the backend; 0 where that is not known
     duration: Int64  # as measured by the backend; UNMEASURED where it was not
 
     def __len__(self) -> int:
@@ -142,6 +148,7 @@ class _Launches(Columns):
     start_exact: Bool
     end_exact: Bool
     timing: Int8
+    handed_on: Int64
     duration: Int64
     is_placed: Bool
 
@@ -150,11 +157,13 @@ class _Launches(Columns):
         end = np.maximum(calls.launch, calls.end)
         timing = np.where(calls.end_taken_at == 0, schema.HOST_TIMING, schema.CUDA_EVENT_TIMING).astype(np.int8)
         # On a stream of the job, a duration counts from the launch, and not from when the operation before has ended.
-        duration = np.where(calls.queue & 1, UNMEASURED, calls.duration)
+        # Where the host was late, it is not known when the operation began.
+        is_late = calls.handed_on - calls.launch > SOON_NS
+        duration = np.where((calls.queue & 1 == 1) | is_late, UNMEASURED, calls.duration)
         no = np.zeros(len(end), np.bool_)
         return cls(
             calls.batch, calls.queue, calls.position, calls.position, calls.launch, end, no,
-            _ended_at_the_mark(calls, end), timing, duration, no,
+            _ended_at_the_mark(calls, end), timing, calls.handed_on, duration, no,
         )  # fmt: skip
 
 
@@ -186,6 +195,7 @@ def _joined(rows: _Launches) -> tuple[_Launches, Int64]:
         last=np.maximum.reduceat(rows.last, at),
         end=end,
         end_exact=np.where(launches.is_placed, launches.end_exact, np.logical_or.reduceat(ends_exactly, at)),
+        handed_on=np.maximum.reduceat(rows.handed_on, at),
         duration=np.maximum.reduceat(rows.duration, at),
     ), launch_of_row
 
@@ -220,6 +230,7 @@ def _placed(launches: _Launches) -> tuple[_Launches, Int64]:
     launches = replace(launches, start=launch, end=end, end_exact=end_exact, timing=timing)
     measured_end = np.full(len(end), UNMEASURED, np.int64)
     has_durations = bool((new & (launches.duration >= 0)).any())
+    was_idle &= launches.handed_on - launch <= SOON_NS
     if has_durations:
         launches, measured_end = _with_measured_ends(launches, order, was_idle)
         end, end_exact = launches.end, launches.end_exact
@@ -229,6 +240,7 @@ def _placed(launches: _Launches) -> tuple[_Launches, Int64]:
     end_before = _shifted(np.where(end_exact, end, 0), 1, 0, order.communicator)
     start = np.minimum(_running(np.maximum, np.maximum(launch, end_before), order.communicator), end)
     start_exact = was_idle | (order.follows & _shifted(end_exact, 1, False, order.communicator))
+    start_exact &= launches.handed_on - start <= SOON_NS
     if has_durations:
         start, start_exact = _with_measured_starts(launches, order, start, start_exact)
     return replace(

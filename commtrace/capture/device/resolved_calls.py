@@ -98,7 +98,7 @@ def _columns_of(call: DeviceCall, launch: int, waited_from: int, end: int) -> tu
     has_host_times = isinstance(call.launch.start, int) or isinstance(call.end, int)
     return (
         call.id, call.batch, call.queue.number, call.position, launch, waited_from, end,
-        _taken_at(call.waited_from), 0 if has_host_times else _taken_at(call.end), UNMEASURED,
+        _taken_at(call.waited_from), 0 if has_host_times else _taken_at(call.end), call.handed_on, UNMEASURED,
     )  # fmt: skip
 
 

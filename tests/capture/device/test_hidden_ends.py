@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from commtrace.capture.collectives.operations import LEGACY, NCCL2, NcclBackend
-from commtrace.capture.device.clock import CudaClock
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.device.facts import Handed
 from commtrace.capture.device.hidden_ends import (
@@ -35,6 +34,10 @@ CUDA, NCCL, UNKNOWN = schema.CUDA_EVENT_TIMING, schema.NCCL_TIMING, schema.UNKNO
 MEASURED_STEPS = "1:9"
 
 
+STANDING = pytest.mark.engine("python")
+"""The scripted clock of the native part stands while operations are launched: their entries cannot be told apart."""
+
+
 class Job:
     """A training process whose NCCL measures how long its operations take, captured from step 1 on."""
 
@@ -42,8 +45,8 @@ class Job:
         self.cuda = SimulatedCuda()
         self.nccl = SimulatedNccl(self.cuda, backend)
         self.nccl.take_the_place_of(dist.ProcessGroup, monkeypatch)
-        self.clock = CudaClock(self.cuda, self.cuda, self.cuda.host_ns)
-        self.recording = Recording(self.clock, steps=steps)
+        self.recording = Recording(cuda=self.cuda, steps=steps)
+        self.clock: Any = self.recording.device_clock
         self.tracer = self.recording.tracer
         self.group: Any = distributed_c10d._get_default_group()
         self.devices: Any = None
@@ -120,6 +123,7 @@ def test_hidden_operations_end_when_their_backend_says(job: Job) -> None:
     assert job.recording.warnings() == []
 
 
+@STANDING
 def test_operations_in_flight_together_start_when_the_durations_say(job: Job) -> None:
     """What was launched in other steps meanwhile waits too: its start is known with their ends."""
     job.stalling()
@@ -144,6 +148,7 @@ def test_operations_in_flight_together_start_when_the_durations_say(job: Job) ->
     assert all(row.end_exact for row in rows)
 
 
+@STANDING
 def test_an_end_that_a_stall_shows_is_compared_with_the_backends_duration(job: Job) -> None:
     job.stalling()
     for _ in range(3):
@@ -204,6 +209,7 @@ def test_a_later_operation_bounds_those_before_it_on_the_stream(job: Job) -> Non
     ]  # fmt: skip
 
 
+@STANDING
 def test_a_duration_that_would_end_behind_the_wait_is_refused(job: Job) -> None:
     job.stalling()
     job.hidden(compute_ns=2 * MILLISECOND)

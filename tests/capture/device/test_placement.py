@@ -47,6 +47,7 @@ class Call:
     batch: int = -1
     waited_taken_at: int = 1
     end_taken_at: int = 2
+    handed_on: int = 0
     duration: int = -1
 
 

@@ -88,7 +88,9 @@ int device_used_first(void); /* NOT_APPLICABLE before any was marked */
 int device_of_context(void); /* the device that is current in this thread, by its context; NOT_APPLICABLE if unknown */
 /* With threaded false nothing happens but in device_pass: for tests with a scripted driver. */
 bool device_open(bool threaded);
-bool device_close(int patience_ms);
+bool device_is_held(void); /* by the thread of an earlier recording, which is stuck in the driver: it cannot be opened */
+void device_shut(void);    /* under the GIL: no thread is taking a mark, and none will */
+bool device_close(int patience_ms); /* without the GIL, once it was shut; false if the driver holds the thread */
 void device_pass(void);
 void device_switch_off(void);
 void marks_in_forked_child(void);
@@ -174,6 +176,8 @@ extern PyMethodDef methods_functions[];
 extern _Thread_local bool is_inside; /* this thread is in a call that has been counted */
 void methods_forget_all(void);
 bool current_stream(int device, Stream *); /* false, with an exception, where torch does not say */
+/* Clears and counts an exception of ours; false for one that ends the program (KeyboardInterrupt, SystemExit): it stays. */
+bool settle_error(void);
 extern PyObject *raw_stream, *current_device, *open_device;
 
 /* ---- core.c: the module ------------------------------------------------------------------------------------------ */

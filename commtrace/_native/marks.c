@@ -36,11 +36,11 @@ static int64_t monotonic_ns(void) {
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-static int64_t (*host_clock)(void) = monotonic_ns;
+static int64_t (*_Atomic host_clock)(void) = monotonic_ns;
 
-int64_t host_ns(void) { return host_clock(); }
+int64_t host_ns(void) { return atomic_load_explicit(&host_clock, memory_order_relaxed)(); }
 
-void use_clock(int64_t (*clock)(void)) { host_clock = clock != NULL ? clock : monotonic_ns; }
+void use_clock(int64_t (*clock)(void)) { atomic_store(&host_clock, clock != NULL ? clock : monotonic_ns); }
 
 /* ---- devices ---------------------------------------------------------------------------------------------------- */
 
@@ -324,6 +324,18 @@ static bool is_over(Mark *mark) {
     return true;
 }
 
+/* The device has failed, or the recording is over: nothing more is learnt of what was held. */
+static void lose_marks(void) {
+    for (int i = 0; i < num_queues; i++) {
+        while (queues[i].first != NULL) {
+            Mark *mark = queues[i].first;
+            queues[i].first = mark->next;
+            atomic_store_explicit(&mark->state, MARK_LOST, memory_order_release);
+            let_go(mark);
+        }
+    }
+}
+
 static void pass_marks(void) {
     for (int i = 0; i < num_queues; i++) {
         Queue *queue = &queues[i];
@@ -336,6 +348,9 @@ static void pass_marks(void) {
             queue->first = passed->next;
             let_go(passed);
         }
+    }
+    if (device_has_failed()) {
+        lose_marks();
     }
     atomic_store_explicit(&num_ahead, num_held, memory_order_relaxed);
 }
@@ -414,10 +429,19 @@ void device_pass(void) {
 
 static pthread_t resolver;
 static bool has_resolver;
-static _Atomic bool is_to_run, is_running;
+static _Atomic bool is_to_run, is_running, is_closing;
 
 static void pause_for(int milliseconds) {
     nanosleep(&(struct timespec){milliseconds / 1000, milliseconds % 1000 * 1000000L}, NULL);
+}
+
+static bool lacks_an_anchor(void) {
+    for (int i = 0; i < MOST_DEVICES; i++) {
+        if (atomic_load(&devices[i].is_marked) && !devices[i].has_anchor) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static void *resolve(void *unused) {
@@ -426,11 +450,7 @@ static void *resolve(void *unused) {
     while (atomic_load_explicit(&is_to_run, memory_order_relaxed)) {
         int64_t now = host_ns();
         receive_marks();
-        bool is_new = num_held != 0;
-        for (int i = 0; i < MOST_DEVICES; i++) {
-            is_new &= !atomic_load(&devices[i].is_marked) || devices[i].has_anchor;
-        }
-        if (now - anchored_at >= ANCHOR_INTERVAL_NS || (num_held != 0 && !is_new)) {
+        if (now - anchored_at >= ANCHOR_INTERVAL_NS || (num_held != 0 && lacks_an_anchor())) {
             take_anchors();
             anchored_at = now;
         }
@@ -486,6 +506,8 @@ static void at_exit(void) {
     stop_resolver(EXIT_PATIENCE_MS);
 }
 
+bool device_is_held(void) { return atomic_load(&is_closing) || (has_resolver && !atomic_load(&is_to_run)); }
+
 bool device_open(bool threaded) {
     static bool has_exit_function;
     /* Registered when the driver has been loaded: it then runs before the driver's own, which ends the device. */
@@ -507,39 +529,49 @@ static void free_pool(Mark *mark) {
     }
 }
 
-bool device_close(int patience_ms) {
-    atomic_store(&is_open, false);
-    if (!stop_resolver(patience_ms)) {
-        return false;
-    }
-    receive_marks();
-    for (int i = 0; i < num_queues; i++) {
-        while (queues[i].first != NULL) {
-            Mark *mark = queues[i].first;
-            queues[i].first = mark->next;
-            atomic_store_explicit(&mark->state, MARK_LOST, memory_order_release);
-            let_go(mark);
-        }
-    }
-    num_queues = 0;
-    atomic_store(&num_ahead, 0);
+static void free_pools(void) {
     for (int device = 0; device < MOST_DEVICES; device++) {
         free_pool(devices[device].pool);
         free_pool(atomic_load(&devices[device].returned));
     }
+}
+
+void device_shut(void) { atomic_store(&is_open, false); }
+
+static void forget_devices(void) {
     memset(devices, 0, sizeof devices);
     atomic_fetch_add(&generation, 1);
     first_device = NOT_APPLICABLE;
     atomic_store(&failure, DRIVER_SUCCESS);
-    return true;
+    num_queues = 0;
+    num_held = 0;
+    atomic_store(&num_ahead, 0);
 }
 
+bool device_close(int patience_ms) {
+    if (atomic_exchange(&is_closing, true)) {
+        return false;
+    }
+    bool has_ended = stop_resolver(patience_ms);
+    if (has_ended) {
+        receive_marks();
+        lose_marks();
+        free_pools();
+        forget_devices();
+    }
+    atomic_store(&is_closing, false);
+    return has_ended;
+}
 void marks_in_forked_child(void) {
     /* The thread is the parent's, and so is the driver: nothing is asked of it here, not even to free an event. */
     atomic_store(&is_open, false);
     atomic_store(&is_to_run, false);
     atomic_store(&is_running, false);
+    atomic_store(&is_closing, false);
     has_resolver = false;
+    /* The thread may have been changing what follows: its marks are left behind. */
+    atomic_store(&num_received, atomic_load(&num_taken));
+    forget_devices();
 }
 
 int marks_init(void) { return pthread_atfork(NULL, NULL, marks_in_forked_child); }

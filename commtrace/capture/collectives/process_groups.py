@@ -173,6 +173,7 @@ class ProcessGroupCapture:
             **(clock.of_torch if isinstance(clock, NativeClock) else _NO_DEVICE),
         )
         tracer.groups.follow(native.follow)
+        native.on_error = partial(tracer.failed, PART)
         if devices is not None:
             native.place_with(devices.resolved.add, tracer.is_in_window)
             native.on_capture = partial(tracer.untraced_paths.add, CAPTURED_COMMUNICATION)

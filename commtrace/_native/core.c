@@ -100,7 +100,7 @@ static bool is_device_ready(void) {
     PyObject *opened = PyObject_CallFunctionObjArgs(open_device, NULL);
     bool is_open = opened != NULL && PyObject_IsTrue(opened) == 1;
     Py_XDECREF(opened);
-    return is_open && settle_error();
+    return is_open && !is_for_the_job();
 }
 
 /* The device of a mark: the current one, or the only one that the job uses, although it never set it. */
@@ -112,7 +112,7 @@ static int device_to_mark(int device) {
         PyObject *number = PyObject_CallFunctionObjArgs(current_device, NULL);
         device = number == NULL ? NOT_APPLICABLE : (int)PyLong_AsLong(number);
         Py_XDECREF(number);
-        if (!settle_error()) {
+        if (is_for_the_job()) {
             return NOT_APPLICABLE;
         }
     }
@@ -130,7 +130,7 @@ static PyObject *python_mark(PyObject *module, PyObject *const *arguments, Py_ss
     }
     Stream stream;
     if (!is_device_ready() || (device = device_to_mark(device)) == NOT_APPLICABLE) {
-        return settle_error() ? PyLong_FromLongLong(host_ns()) : NULL;
+        return is_for_the_job() ? NULL : PyLong_FromLongLong(host_ns());
     }
     if (!current_stream(device, &stream)) {
         return NULL;

@@ -176,8 +176,7 @@ extern PyMethodDef methods_functions[];
 extern _Thread_local bool is_inside; /* this thread is in a call that has been counted */
 void methods_forget_all(void);
 bool current_stream(int device, Stream *); /* false, with an exception, where torch does not say */
-/* Clears and counts an exception of ours; false for one that ends the program (KeyboardInterrupt, SystemExit): it stays. */
-bool settle_error(void);
+bool is_for_the_job(void); /* tells Python of an exception of ours; true, with it, for one that ends the program */
 extern PyObject *raw_stream, *current_device, *open_device;
 
 /* ---- core.c: the module ------------------------------------------------------------------------------------------ */

@@ -26,33 +26,37 @@ static PyObject *code_of_dtype;    /* dtype -> its code among the names */
 static PyObject *wait_failed;      /* (facts, exception): a wait has raised */
 static PyObject *waited_on_a_side; /* (facts, mark, mark): a stream that does not compute has waited, or run it */
 static PyObject *python_pending[2]; /* dictionaries of Python's path: Works that it waits for, by their id */
+static PyObject *failed;            /* (exception): an error of ours */
 static PyObject *forget_in_python;  /* (work): gives up what had its address */
 static bool times_devices;         /* tensors of a device are timed by marks; those of the host go to Python */
-static PyObject *first_error; /* of ours, in this recording: Python reports it */
 static bool has_captured; /* a communication went into a graph, whose replays are not seen */
 static int session;                 /* number of the recording: methods of an earlier one pass their calls on */
 
 static PyObject *name_nbytes, *name_dtype, *name_is_cuda, *name_get_device, *name_async, *name_root, *name_back,
     *name_code, *name_func;
 
-bool settle_error(void) {
+/* Tells Python of an error of ours, which switches the capture off. One that is no Exception (the KeyboardInterrupt of a
+   signal that arrived while an attribute ran Python) is the job's: it stays set. */
+bool is_for_the_job(void) {
     if (PyErr_Occurred() == NULL) {
-        return true;
+        return false;
     }
     if (!PyErr_ExceptionMatches(PyExc_Exception)) {
-        return false;
+        return true;
     }
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);
-    if (first_error == NULL) {
-        first_error = value;
-        value = NULL;
+    if (failed != NULL && value != NULL) {
+        Py_XDECREF(PyObject_CallFunctionObjArgs(failed, value, NULL));
+        if (PyErr_Occurred() != NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
+            PyErr_Clear(); /* there is nobody left to tell */
+        }
     }
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(traceback);
-    return true;
+    return PyErr_Occurred() != NULL;
 }
 
 /* ---- streams that compute --------------------------------------------------------------------------------------- */
@@ -324,6 +328,7 @@ static int32_t dtype_code(PyObject *dtype) {
     }
     PyObject *code = PyObject_CallFunctionObjArgs(code_of_dtype, dtype, NULL);
     if (code == NULL) {
+        is_for_the_job(); /* tells of it */
         return NOT_APPLICABLE;
     }
     int32_t number = (int32_t)PyLong_AsLong(code);
@@ -696,9 +701,9 @@ static PyObject *call_method(PyObject *self, PyObject *const *arguments, Py_ssiz
         call = before_launch(method, arguments, num_arguments);
     }
     if (call.way == SLOW && PyErr_Occurred() != NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
-        PyErr_Clear(); /* an argument that C cannot read: Python will */
+        PyErr_Clear(); /* arguments that could not be read: Python's path knows what to say */
     }
-    if (!settle_error()) {
+    if (is_for_the_job()) {
         undo(method, &call);
         return NULL;
     }
@@ -717,7 +722,7 @@ static PyObject *call_method(PyObject *self, PyObject *const *arguments, Py_ssiz
         PyErr_NormalizeException(&type, &value, &traceback);
     }
     finish(method, &call, result, value);
-    if (!settle_error()) { /* what ends the program goes before what the original gave */
+    if (is_for_the_job()) { /* what ends the program goes before what the original gave */
         Py_CLEAR(result);
         Py_XDECREF(type);
         Py_XDECREF(value);
@@ -880,13 +885,15 @@ static void keep(PyObject **place, PyObject *object) {
 
 static PyObject *python_configure(PyObject *module, PyObject *arguments, PyObject *keywords) {
     (void)module;
-    static char *names[] = {"tensor_types", "p2p_codes",     "code_of_dtype", "wait_failed", "waited_on_a_side",
-                            "pending",      "forget_in_python", "times_devices", "raw_stream",    "current_device", "open_device", NULL};
-    PyObject *types, *codes, *dtypes, *failed, *aside, *waiting, *forgets, *stream, *device, *opener;
+    static char *names[] = {"tensor_types",     "p2p_codes",     "code_of_dtype", "failed",
+                            "wait_failed",      "waited_on_a_side", "pending",    "forget_in_python",
+                            "times_devices",    "raw_stream",    "current_device", "open_device",
+                            NULL};
+    PyObject *types, *codes, *dtypes, *fails, *failed_wait, *aside, *waiting, *forgets, *stream, *device, *opener;
     int timed;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!O!OOOO!OpOOO", names, &PyTuple_Type, &types, &PyTuple_Type,
-                                     &codes, &dtypes, &failed, &aside, &PyTuple_Type, &waiting, &forgets, &timed, &stream,
-                                     &device, &opener)) {
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!O!OOOOO!OpOOO", names, &PyTuple_Type, &types, &PyTuple_Type,
+                                     &codes, &dtypes, &fails, &failed_wait, &aside, &PyTuple_Type, &waiting, &forgets,
+                                     &timed, &stream, &device, &opener)) {
         return NULL;
     }
     if (PyTuple_Size(codes) != 4 || PyTuple_Size(waiting) != 2) {
@@ -901,7 +908,8 @@ static PyObject *python_configure(PyObject *module, PyObject *arguments, PyObjec
         keep(&python_pending[i], PyTuple_GetItem(waiting, i));
     }
     keep(&code_of_dtype, dtypes);
-    keep(&wait_failed, failed);
+    keep(&failed, fails);
+    keep(&wait_failed, failed_wait);
     keep(&waited_on_a_side, aside);
     keep(&forget_in_python, forgets);
     keep(&raw_stream, stream);
@@ -910,7 +918,6 @@ static PyObject *python_configure(PyObject *module, PyObject *arguments, PyObjec
     times_devices = timed;
     num_computing = 0;
     has_step_place = false;
-    Py_CLEAR(first_error);
     is_blocked = false;
     forget_latest_end();
     session++;
@@ -1050,13 +1057,6 @@ static PyObject *python_saw_capture(PyObject *module, PyObject *unused) {
     return PyBool_FromLong(saw);
 }
 
-static PyObject *python_first_error(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
-    PyObject *error = first_error == NULL ? Py_None : first_error;
-    Py_INCREF(error);
-    return error;
-}
-
 PyMethodDef methods_functions[] = {
     {"configure", (PyCFunction)(void (*)(void))python_configure, METH_VARARGS | METH_KEYWORDS,
      "Say what a recording needs to know of torch and of Python's path."},
@@ -1075,7 +1075,6 @@ PyMethodDef methods_functions[] = {
     {"set_inside", python_set_inside, METH_O, "Say so for Python's path."},
     {"saw_capture", python_saw_capture, METH_NOARGS,
      "Return whether a communication was captured into a graph since the last call."},
-    {"first_error", python_first_error, METH_NOARGS, "Return the first error of ours that was swallowed; or None."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +97,6 @@ class Native:
         self._add_calls: Callable[[Calls, CallColumns], None] | None = None
         self._is_in_detail: Callable[[int], bool] = lambda step: False
         self.on_capture: Callable[[], None] = lambda: None  # called when a communication was captured into a graph
-        self.on_error: Callable[[Exception], None] = lambda error: None  # called with the first error of the extension
 
     # Names and groups
 
@@ -145,9 +144,6 @@ class Native:
             return
         if self.core.saw_capture():
             self.on_capture()
-        error = self.core.first_error()
-        if error is not None:
-            self.on_error(error)
         num_rows, of_rows, num_calls, of_calls = self.core.take()
         layout = self.core.ROW_COLUMNS
         if num_rows:
@@ -268,6 +264,11 @@ class Native:
         return self._operations.index(operation)
 
 
+class _MarkOn(Protocol):
+    def __call__(self, device: int | None = None, /) -> Mark:
+        """Return a mark on the current stream of ``device``, or of the current one."""
+
+
 class CallColumns:
     """The facts of communications that came as columns: see :class:`commtrace.capture.device.facts.Facts`."""
 
@@ -305,7 +306,7 @@ class NativeClock:
     ``driver`` is the path of the driver's library; ``is_threaded`` is False where a test passes the marks itself.
     """
 
-    timing: Final = schema.CUDA_EVENT_TIMING
+    timing: int = schema.CUDA_EVENT_TIMING
 
     def __init__(self, core: Any, cuda: Any, *, driver: str | None = None, is_threaded: bool = True) -> None:
         self._core = core
@@ -313,7 +314,8 @@ class NativeClock:
         self._drivers = _DRIVERS if driver is None else (driver,)
         self._is_threaded = is_threaded
         self._failure = ""
-        self.mark: Callable[..., Mark] = core.mark
+        # Functions of C, called as they are.
+        self.mark: _MarkOn = core.mark
         self.resolve: Callable[[Mark], int | None] = core.resolve
         self.host_ns: Callable[[], int] = core.host_ns
 
@@ -403,14 +405,14 @@ def spans_of(columns: Mapping[str, Any], **replaced: Any) -> Spans:
                    for name, dtype in DTYPE_OF_COLUMN.items()))  # fmt: skip
 
 
-def replacement(function: Any) -> object:
+def as_method(function: Any) -> Callable[..., object]:
     """Return what stands in the class for a function of the extension: what pybind has there, too.
 
     Dynamo binds it like torch's own; the limited API of Python has no other way to make one.
     """
     from torch.distributed import ProcessGroup
 
-    instancemethod: Callable[[Any], object] = type(ProcessGroup.__dict__["rank"])
+    instancemethod: Callable[[Any], Callable[..., object]] = type(ProcessGroup.__dict__["rank"])
     return instancemethod(function)
 
 
@@ -421,4 +423,3 @@ def p2p_codes() -> tuple[object, ...]:
 
     functions = (getattr(distributed_c10d, name) for name in ("send", "recv", "isend", "irecv"))
     return tuple(getattr(function, "__wrapped__", function).__code__ for function in functions)
-

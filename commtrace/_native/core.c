@@ -233,7 +233,9 @@ static PyObject *python_close_device(PyObject *module, PyObject *patience_ms) {
     if (PyErr_Occurred() != NULL) {
         return NULL;
     }
-    device_shut();
+    if (!device_shut()) {
+        Py_RETURN_FALSE;
+    }
     Py_BEGIN_ALLOW_THREADS
     has_ended = device_close(patience);
     Py_END_ALLOW_THREADS
@@ -305,11 +307,13 @@ static PyObject *python_reset(PyObject *module, PyObject *capacity) {
     if (PyErr_Occurred() != NULL) {
         return NULL;
     }
-    device_shut();
+    bool is_shut = device_shut();
     methods_forget_all();
     rows_reset((size_t)rows);
     Py_BEGIN_ALLOW_THREADS
-    device_close(RESET_PATIENCE_MS);
+    if (is_shut) {
+        device_close(RESET_PATIENCE_MS);
+    }
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

@@ -135,7 +135,7 @@ static void mark_release(Mark *mark) {
         return;
     }
     if (mark->generation != atomic_load_explicit(&generation, memory_order_relaxed)) {
-        free(mark); /* with its event, which the driver keeps */
+        free(mark); /* its event stays in the driver, of which nothing is asked here: any thread may come by */
         return;
     }
     _Atomic(Mark *) *returned = &devices[mark->device].returned;
@@ -223,7 +223,8 @@ static Point recorded(int device, Stream stream) {
 }
 
 Point point_on(int device, Stream stream) {
-    if (!device_is_open() || device_has_failed()) {
+    /* It may have been closed, and opened again, since the device was found to be in use. */
+    if (!device_is_open() || device_has_failed() || devices[device].context == NULL) {
         return point_of_host();
     }
     uint64_t on_their_way = atomic_load_explicit(&num_taken, memory_order_relaxed) -
@@ -524,19 +525,38 @@ bool device_open(bool threaded) {
 static void free_pool(Mark *mark) {
     while (mark != NULL) {
         Mark *next = mark->next;
+        if (!device_has_failed()) {
+            driver.event_destroy(mark->event);
+        }
         free(mark);
         mark = next;
     }
 }
 
-static void free_pools(void) {
-    for (int device = 0; device < MOST_DEVICES; device++) {
-        free_pool(devices[device].pool);
-        free_pool(atomic_load(&devices[device].returned));
+static void free_anchors(const Device *device) {
+    if (device->anchor_stream != NULL && !device_has_failed()) {
+        driver.event_destroy(device->anchor);
+        driver.event_destroy(device->spare);
+        driver.stream_destroy(device->anchor_stream);
     }
 }
 
-void device_shut(void) { atomic_store(&is_open, false); }
+static void free_devices(void) {
+    for (int device = 0; device < MOST_DEVICES; device++) {
+        if (devices[device].context != NULL) {
+            bool was_pushed = push_context(device);
+            free_pool(devices[device].pool);
+            free_pool(atomic_load(&devices[device].returned));
+            free_anchors(&devices[device]);
+            pop_context(was_pushed);
+        }
+    }
+}
+
+bool device_shut(void) {
+    atomic_store(&is_open, false);
+    return !atomic_exchange(&is_closing, true);
+}
 
 static void forget_devices(void) {
     memset(devices, 0, sizeof devices);
@@ -549,14 +569,11 @@ static void forget_devices(void) {
 }
 
 bool device_close(int patience_ms) {
-    if (atomic_exchange(&is_closing, true)) {
-        return false;
-    }
     bool has_ended = stop_resolver(patience_ms);
     if (has_ended) {
         receive_marks();
         lose_marks();
-        free_pools();
+        free_devices();
         forget_devices();
     }
     atomic_store(&is_closing, false);

@@ -100,8 +100,7 @@ static bool is_device_ready(void) {
     PyObject *opened = PyObject_CallFunctionObjArgs(open_device, NULL);
     bool is_open = opened != NULL && PyObject_IsTrue(opened) == 1;
     Py_XDECREF(opened);
-    PyErr_Clear();
-    return is_open;
+    return is_open && !is_for_the_job();
 }
 
 /* The device of a mark: the current one, or the only one that the job uses, although it never set it. */
@@ -113,6 +112,9 @@ static int device_to_mark(int device) {
         PyObject *number = PyObject_CallFunctionObjArgs(current_device, NULL);
         device = number == NULL ? NOT_APPLICABLE : (int)PyLong_AsLong(number);
         Py_XDECREF(number);
+        if (is_for_the_job()) {
+            return NOT_APPLICABLE;
+        }
     }
     return device_is_used(device) ? device : device_used_first();
 }
@@ -128,8 +130,7 @@ static PyObject *python_mark(PyObject *module, PyObject *const *arguments, Py_ss
     }
     Stream stream;
     if (!is_device_ready() || (device = device_to_mark(device)) == NOT_APPLICABLE) {
-        PyErr_Clear();
-        return PyLong_FromLongLong(host_ns());
+        return is_for_the_job() ? NULL : PyLong_FromLongLong(host_ns());
     }
     if (!current_stream(device, &stream)) {
         return NULL;
@@ -196,7 +197,7 @@ static PyObject *python_span(PyObject *module, PyObject *const *arguments, Py_ss
         point_release(happening.start);
         return NULL;
     }
-    rows_add(happening);
+    rows_add(&happening);
     Py_RETURN_NONE;
 }
 
@@ -208,6 +209,10 @@ static PyObject *python_open_driver(PyObject *module, PyObject *arguments) {
     int threaded;
     char reason[256];
     if (!PyArg_ParseTuple(arguments, "sp", &path, &threaded)) {
+        return NULL;
+    }
+    if (device_is_held()) {
+        PyErr_SetString(PyExc_OSError, "the driver still holds the thread of an earlier recording");
         return NULL;
     }
     if (!driver_open(path, reason, sizeof reason)) {
@@ -227,6 +232,9 @@ static PyObject *python_close_device(PyObject *module, PyObject *patience_ms) {
     bool has_ended;
     if (PyErr_Occurred() != NULL) {
         return NULL;
+    }
+    if (!device_shut()) {
+        Py_RETURN_FALSE;
     }
     Py_BEGIN_ALLOW_THREADS
     has_ended = device_close(patience);
@@ -299,10 +307,13 @@ static PyObject *python_reset(PyObject *module, PyObject *capacity) {
     if (PyErr_Occurred() != NULL) {
         return NULL;
     }
+    bool is_shut = device_shut();
     methods_forget_all();
     rows_reset((size_t)rows);
     Py_BEGIN_ALLOW_THREADS
-    device_close(RESET_PATIENCE_MS);
+    if (is_shut) {
+        device_close(RESET_PATIENCE_MS);
+    }
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -333,7 +344,11 @@ static PyMethodDef functions[] = {
 
 static int execute(PyObject *module) {
     mark_type = (PyTypeObject *)PyType_FromSpec(&mark_spec);
-    if (mark_type == NULL || PyModule_AddObject(module, "Mark", (PyObject *)mark_type) < 0) {
+    if (mark_type == NULL) {
+        return -1;
+    }
+    Py_INCREF(mark_type); /* ours beside the module's: marks may be made when that is gone, as Python ends */
+    if (PyModule_AddObject(module, "Mark", (PyObject *)mark_type) < 0) {
         return -1;
     }
     if (marks_init() != 0 || groups_init(module) < 0 || methods_init(module) < 0 || rows_init(module) < 0) {

@@ -73,6 +73,33 @@ def wrapper_code() -> CodeType:
     )
 
 
+def wrap_call_impl_natively(
+    original: Callable[..., object],
+    begin: Callable[[object, tuple[object, ...], dict[str, object]], object],
+    end: Callable[..., None],
+) -> Callable[..., object]:
+    """Wrap ``_call_impl`` with ``begin`` and ``end`` of the native part, which know the labels of modules."""
+    import torch
+
+    is_compiling = torch.compiler.is_dynamo_compiling
+
+    def _call_impl(module: object, /, *args: object, **kwargs: object) -> object:
+        if is_compiling():  # first of all: the compiler reads no further
+            return original(module, *args, **kwargs)
+        call = begin(module, args, kwargs)
+        if call is None:
+            return original(module, *args, **kwargs)
+        try:
+            result = original(module, *args, **kwargs)
+        except BaseException:
+            end(call)
+            raise
+        end(call, result)
+        return result
+
+    return _call_impl
+
+
 def wrap_call_impl(
     original: Callable[..., object],
     label_of: Callable[[int], Any],

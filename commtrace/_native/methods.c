@@ -508,13 +508,6 @@ static void record_end(Facts facts, Point start, Point waited_from, Point end) {
     rows_add(happening);
 }
 
-static Point shared(Point point) {
-    if (point.mark != NULL) {
-        mark_retain(point.mark);
-    }
-    return point;
-}
-
 static void after_launch(const Method *method, Call *call, PyObject *work) {
     Facts *facts = &call->facts;
     is_blocked = false;
@@ -530,7 +523,7 @@ static void after_launch(const Method *method, Call *call, PyObject *work) {
     }
     facts->on_job_stream = call->is_on_device;
     Point end = call->is_on_device ? mark_on_current_stream(call->device) : point_of_host();
-    record_end(*facts, call->start, shared(call->start), end);
+    record_end(*facts, call->start, point_shared(call->start), end);
 }
 
 static Call before_wait(PyObject *work) {

@@ -472,10 +472,14 @@ static void watch_youngest(Modules *modules, const Tensors *tensors) {
     Py_XDECREF(its_node);
 }
 
+/* The first of the arguments is the module. */
 static void watch_inputs(Modules *modules, PyObject *arguments, PyObject *keywords) {
     Tensors tensors = {.num_tensors = 0};
-    if (collect(modules, arguments, &tensors, MOST_NESTING + 1) &&
-        (PyDict_Size(keywords) == 0 || collect(modules, keywords, &tensors, MOST_NESTING + 1))) {
+    bool is_collected = true;
+    for (Py_ssize_t i = 1; is_collected && i < PyTuple_Size(arguments); i++) {
+        is_collected = collect(modules, PyTuple_GetItem(arguments, i), &tensors, MOST_NESTING);
+    }
+    if (is_collected && collect(modules, keywords, &tensors, MOST_NESTING + 1)) {
         watch_youngest(modules, &tensors);
     }
     release_tensors(&tensors);
@@ -561,21 +565,22 @@ static int64_t first_node(const Modules *modules) {
     return has_gradients ? number_of(PyObject_CallNoArgs(modules->next_node)) : NOT_APPLICABLE;
 }
 
-/* begin(module, args, kwargs): the call, or None if it is not recorded */
+/* begin(args, kwargs): the call, or None if it is not recorded. The module is the first of args. */
 static PyObject *modules_begin(PyObject *self, PyObject *const *arguments, Py_ssize_t num_arguments) {
     Modules *modules = (Modules *)self;
-    if (num_arguments != 3 || !PyTuple_Check(arguments[1]) || !PyDict_Check(arguments[2])) {
-        PyErr_SetString(PyExc_TypeError, "begin(module, args, kwargs)");
+    if (num_arguments != 2 || !PyTuple_Check(arguments[0]) || !PyDict_Check(arguments[1]) ||
+        PyTuple_Size(arguments[0]) == 0) {
+        PyErr_SetString(PyExc_TypeError, "begin(args, kwargs), the first of args a module");
         return none_or_error(modules);
     }
-    Label *label = label_to_record(modules, arguments[0]);
+    Label *label = label_to_record(modules, PyTuple_GetItem(arguments[0], 0));
     if (label == NULL) {
         return none_or_error(modules);
     }
     Py_INCREF((PyObject *)label); /* what Python does below may end it */
     int64_t first = first_node(modules), task = NOT_APPLICABLE;
     if (first >= 0) {
-        watch_inputs(modules, arguments[1], arguments[2]);
+        watch_inputs(modules, arguments[0], arguments[1]);
     }
     if (PyErr_Occurred() == NULL) {
         task = number_of(PyObject_CallNoArgs(modules->graph_task));
@@ -732,7 +737,7 @@ static void modules_dealloc(PyObject *self) {
 
 static PyMethodDef modules_methods[] = {
     {"begin", (PyCFunction)(void (*)(void))modules_begin, METH_FASTCALL,
-     "Begin a call (module, args, kwargs); return what `end` takes, or None if it is not recorded."},
+     "Begin a call, (args, kwargs); return what `end` takes, or None if it is not recorded."},
     {"end", (PyCFunction)(void (*)(void))modules_end, METH_FASTCALL,
      "End a call that `begin` returned, with its result if it did not raise."},
     {"end_pass", modules_end_pass, METH_O, "End what is going on in a pass through a graph, by its number."},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,30 +13,19 @@ import torch
 
 import commtrace
 from commtrace import _native
+from commtrace.options import AUTO, NATIVE, PYTHON
 
-NATIVE, PYTHON, AUTO = "native", "python", "auto"
 OFF, PROFILER = "off", "torch.profiler"
-
-HAS_CHOICE = any(field.name == "engine" for field in dataclasses.fields(commtrace.Config))
 
 
 def engines() -> list[str]:
     """Return the engines that can record here; Python's always can."""
-    core, _ = _native.load()
-    return [NATIVE, PYTHON] if HAS_CHOICE and core is not None else [PYTHON]
+    return [PYTHON] if why_not_native() else [NATIVE, PYTHON]
 
 
 def why_not_native() -> str:
-    """Return why the native engine cannot be measured here, or nothing."""
-    if not HAS_CHOICE:
-        return "this version of commtrace has the Python engine alone"
+    """Return why the native engine cannot be had here, or nothing."""
     return _native.load()[1]
-
-
-def config(engine: str, directory: str | Path, **options: Any) -> commtrace.Config:
-    """Return a configuration that records with this engine into a directory."""
-    choice: dict[str, Any] = {"engine": engine} if HAS_CHOICE else {}
-    return commtrace.Config(dir=str(directory), **choice, **options)
 
 
 @contextmanager
@@ -56,19 +44,18 @@ def recording(variant: str, directory: str | Path) -> Iterator[None]:
             yield
     else:
         # Depth 3 of a model in DDP: the children of its layers.
-        options = {"modules": "depth=3"} if modules else {}
-        commtrace.start(config(engine, directory, **options))
+        depth = "depth=3" if modules else ""
+        commtrace.start(commtrace.Config(dir=str(directory), engine=engine, modules=depth))
         yield
         commtrace.stop()
         check_engine(directory, engine)
 
 
-def environment(engine: str, directory: str | Path) -> dict[str, str]:
-    """Return the variables with which a job records with this engine into a directory; with none for ``off``."""
-    if engine == OFF:
+def environment(variant: str, directory: str | Path) -> dict[str, str]:
+    """Return the variables with which a job records with an engine into a directory, or is ``off``."""
+    if variant == OFF:
         return {"COMMTRACE_ENABLED": "0"}
-    choice = {"COMMTRACE_ENGINE": engine} if HAS_CHOICE else {}
-    return {"COMMTRACE_DIR": str(directory), **choice}
+    return {"COMMTRACE_DIR": str(directory), "COMMTRACE_ENGINE": variant}
 
 
 def recorded_rows(run_directory: str | Path, rank: int = 0) -> list[dict[str, Any]]:

@@ -15,23 +15,35 @@ call of the same round.
 from __future__ import annotations
 
 import argparse
-import logging
+import itertools
 import platform
 import statistics
+import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
-from engines import check_engine, config, engines, why_not_native
+from engines import check_engine, engines, recorded_rows, why_not_native
 from harvest import print_harvest
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, Dataset
 
 import commtrace
+from commtrace.capture import instrumentation
+from commtrace.capture.collectives.process_groups import ProcessGroupCapture
+from commtrace.capture.native import Native, NativeClock
+from commtrace.options import NATIVE
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.capture.simulated_cuda import SimulatedCuda
+from tests.native import simulated_driver
 
 MODULES = 50
 SECTIONS = ("calls", "driver", "harvest")
@@ -51,7 +63,6 @@ def main() -> None:
     options = parser.parse_args()
     sections = [options.only] if options.only else SECTIONS
     torch.set_num_threads(1)
-    logging.getLogger("commtrace").setLevel(logging.WARNING)
     warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 has new names for the flat collectives
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     print(
@@ -72,9 +83,10 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def communication() -> dict[str, Operation]:
-    """Return the calls that are measured. The fake backend ends each of them at once."""
-    tensor, gathered, group = torch.ones(1024), torch.ones(2048), dist.distributed_c10d
+def communication(kind: type[torch.Tensor] = torch.Tensor) -> dict[str, Operation]:
+    """Return the calls that are measured, on tensors of a kind. The fake backend ends each of them at once."""
+    tensor, gathered = torch.ones(1024).as_subclass(kind), torch.ones(2048).as_subclass(kind)
+    group = dist.distributed_c10d
 
     def wait_for(work: dist.Work | None) -> None:
         assert work is not None
@@ -152,14 +164,16 @@ def plain(operation: Operation, calls: int) -> float:
     return nanoseconds_per_call(operation, calls)
 
 
-def captured(engine: str, operation: Operation, calls: int) -> float:
-    """Measure with commtrace recording to files."""
+def captured(engine: str, operation: Operation, calls: int, *, timing: str = "host") -> float:
+    """Measure with commtrace recording to files; make sure that the engine recorded, and how it timed the calls."""
     with tempfile.TemporaryDirectory() as directory:
-        commtrace.start(config(engine, directory, modules="depth=1"))
+        commtrace.start(commtrace.Config(dir=directory, engine=engine, modules="depth=1"))
         operation()
         result = nanoseconds_per_call(operation, calls)
         commtrace.stop()
         check_engine(directory, engine)
+        timings = [row["timing"] for row in recorded_rows(directory) if row["kind"] in ("collective", "p2p")]
+    assert timings.count(timing) >= 0.9 * len(timings), timings
     return result
 
 
@@ -200,18 +214,48 @@ def in_turns(operation: Operation, variants: Mapping[str, Variant], rounds: int,
 
 
 def print_on_simulated_driver(rounds: int, calls: int) -> None:
-    """Print the table of calls with marks on a driver that is simulated, where there is one."""
-    variants = variants_on_simulated_driver()
-    if variants:
-        print("With marks on the simulated driver:")
-        print_table(communication(), {"plain": plain, **variants}, rounds, calls)
-    else:
-        print("Not run with marks: this version of commtrace has no engine that runs on a simulated driver.\n")
+    """Print the table of calls with marks on the simulated driver of the tests.
+
+    Of the native engine alone: the Python engine takes its marks through torch.cuda, of which there is none.
+    """
+    if why_not_native() or simulated_driver.compiler() is None:
+        print("Not run on the simulated driver: it takes the native engine and a C compiler.\n")
+        return
+    print("The native engine with marks on the simulated driver:")
+    recorded = partial(captured, NATIVE, timing="cuda_event")
+    with simulated_device():
+        print_table(communication(OnDevice), {"plain": plain, "commtrace, native": recorded}, rounds, calls)
 
 
-def variants_on_simulated_driver() -> dict[str, Variant]:
-    """Return the engines that take their marks from a simulated driver."""
-    return {}
+class OnDevice(torch.Tensor):
+    """A tensor of the host that says that it is on device 0."""
+
+    is_cuda = True
+    get_device = staticmethod(itertools.repeat(0).__next__)
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+
+@contextmanager
+def simulated_device() -> Iterator[None]:
+    """Have recordings take marks on the simulated driver, in real time, on a stream without work."""
+    cuda = SimulatedCuda()
+    cuda.driver.use_real_time()
+    stream = cuda.current_stream().handle
+
+    def clock(native: Native) -> NativeClock:
+        return NativeClock(native.core, cuda, driver=cuda.library_path)
+
+    with (
+        # Calls into C, as torch's own are.
+        mock.patch.object(cuda, "raw_stream", {0: stream}.get),
+        mock.patch.object(cuda, "current_device", itertools.repeat(0).__next__),
+        mock.patch.object(instrumentation, "_device_clock", clock),
+        mock.patch.object(
+            instrumentation, "ProcessGroupCapture", partial(ProcessGroupCapture, tensor_types=(OnDevice,))
+        ),
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=(8, 0)),  # broadcast asks for it
+    ):
+        yield
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ class Recorder:
         self._drops = tuple(itertools.count() for _ in schema.KINDS)
         self._drop_reads = 0
         self._recorded_drops: dict[str, int] = {}
-        self._added_at_last_pass = 0
+        self._added_at_last_pass = 0 if source is None else source.num_added
         self._unwritten_marks: list[Row] = []
         self._has_warned_of_entry = False
         self._lost_in_sink = [0] * len(schema.KINDS)

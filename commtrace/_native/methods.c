@@ -26,18 +26,37 @@ static PyObject *code_of_dtype;    /* dtype -> its code among the names */
 static PyObject *wait_failed;      /* (facts, exception): a wait has raised */
 static PyObject *waited_on_a_side; /* (facts, mark, mark): a stream that does not compute has waited, or run it */
 static PyObject *python_pending[2]; /* dictionaries of Python's path: Works that it waits for, by their id */
+static PyObject *failed;            /* (exception): an error of ours */
 static PyObject *forget_in_python;  /* (work): gives up what had its address */
 static bool times_devices;         /* tensors of a device are timed by marks; those of the host go to Python */
-static int64_t num_errors;
 static bool has_captured; /* a communication went into a graph, whose replays are not seen */
 static int session;                 /* number of the recording: methods of an earlier one pass their calls on */
 
 static PyObject *name_nbytes, *name_dtype, *name_is_cuda, *name_get_device, *name_async, *name_root, *name_back,
     *name_code, *name_func;
 
-static void swallow_error(void) {
-    num_errors++;
-    PyErr_Clear();
+/* Tells Python of an error of ours, which switches the capture off. One that is no Exception (the KeyboardInterrupt of a
+   signal that arrived while an attribute ran Python) is the job's: it stays set. */
+static bool is_for_the_job(void) {
+    if (PyErr_Occurred() == NULL) {
+        return false;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+        return true;
+    }
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (failed != NULL && value != NULL) {
+        Py_XDECREF(PyObject_CallFunctionObjArgs(failed, value, NULL));
+        if (PyErr_Occurred() != NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
+            PyErr_Clear(); /* there is nobody left to tell */
+        }
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    return PyErr_Occurred() != NULL;
 }
 
 /* ---- streams that compute --------------------------------------------------------------------------------------- */
@@ -310,6 +329,7 @@ static int32_t dtype_code(PyObject *dtype) {
     }
     PyObject *code = PyObject_CallFunctionObjArgs(code_of_dtype, dtype, NULL);
     if (code == NULL) {
+        is_for_the_job(); /* tells of it */
         return NOT_APPLICABLE;
     }
     int32_t number = (int32_t)PyLong_AsLong(code);
@@ -614,16 +634,15 @@ static PyObject *pass_on(const Method *method, PyObject *function, PyObject *con
     return result;
 }
 
-/* An exception of ours is swallowed, but not a KeyboardInterrupt that arose while an attribute ran Python: it is handed
-   to the job when the call is over. */
-static void settle_error(void) {
-    if (PyErr_Occurred() == NULL) {
-        return;
+/* Forgets what was done for a call that does not take place. */
+static void undo(const Method *method, const Call *call) {
+    if (call->is_counted) {
+        take_back(method, call);
     }
-    if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
-        PyErr_SetInterrupt();
+    if (call->way == RECORD) {
+        is_blocked = false;
+        point_release(call->start);
     }
-    swallow_error();
 }
 
 static PyObject *call_method(PyObject *self, PyObject *const *arguments, Py_ssize_t num_arguments, PyObject *names) {
@@ -640,7 +659,13 @@ static PyObject *call_method(PyObject *self, PyObject *const *arguments, Py_ssiz
     } else if (names == NULL) {
         call = before_launch(method, arguments, num_arguments);
     }
-    settle_error();
+    if (call.way == SLOW && PyErr_Occurred() != NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
+        PyErr_Clear(); /* arguments that could not be read: Python's path knows what to say */
+    }
+    if (is_for_the_job()) {
+        undo(method, &call);
+        return NULL;
+    }
     if (call.way == SLOW) {
         return pass_on(method, method->slow, arguments, num_arguments, names);
     }
@@ -666,7 +691,13 @@ static PyObject *call_method(PyObject *self, PyObject *const *arguments, Py_ssiz
             after_launch(method, &call, result);
         }
     }
-    settle_error();
+    if (is_for_the_job()) {
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(traceback);
+        Py_XDECREF(result);
+        return NULL;
+    }
     if (result == NULL) {
         PyErr_Restore(type, value, traceback);
     }
@@ -799,12 +830,12 @@ static void keep(PyObject **place, PyObject *object) {
 
 static PyObject *python_configure(PyObject *module, PyObject *arguments, PyObject *keywords) {
     (void)module;
-    static char *names[] = {"tensor_types", "p2p_codes",     "code_of_dtype", "wait_failed", "waited_on_a_side",
+    static char *names[] = {"tensor_types", "p2p_codes",     "code_of_dtype", "failed", "wait_failed", "waited_on_a_side",
                             "pending",      "forget_in_python", "times_devices", "raw_stream",    "current_device", "open_device", NULL};
-    PyObject *types, *codes, *dtypes, *failed, *aside, *waiting, *forgets, *stream, *device, *opener;
+    PyObject *types, *codes, *dtypes, *fails, *failed_wait, *aside, *waiting, *forgets, *stream, *device, *opener;
     int timed;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!O!OOOO!OpOOO", names, &PyTuple_Type, &types, &PyTuple_Type,
-                                     &codes, &dtypes, &failed, &aside, &PyTuple_Type, &waiting, &forgets, &timed, &stream,
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!O!OOOOO!OpOOO", names, &PyTuple_Type, &types, &PyTuple_Type,
+                                     &codes, &dtypes, &fails, &failed_wait, &aside, &PyTuple_Type, &waiting, &forgets, &timed, &stream,
                                      &device, &opener)) {
         return NULL;
     }
@@ -820,7 +851,8 @@ static PyObject *python_configure(PyObject *module, PyObject *arguments, PyObjec
         keep(&python_pending[i], PyTuple_GetItem(waiting, i));
     }
     keep(&code_of_dtype, dtypes);
-    keep(&wait_failed, failed);
+    keep(&failed, fails);
+    keep(&wait_failed, failed_wait);
     keep(&waited_on_a_side, aside);
     keep(&forget_in_python, forgets);
     keep(&raw_stream, stream);
@@ -829,7 +861,6 @@ static PyObject *python_configure(PyObject *module, PyObject *arguments, PyObjec
     times_devices = timed;
     num_computing = 0;
     has_step_place = false;
-    num_errors = 0;
     session++;
     Py_RETURN_NONE;
 }
@@ -966,11 +997,6 @@ static PyObject *python_saw_capture(PyObject *module, PyObject *unused) {
     return PyBool_FromLong(saw);
 }
 
-static PyObject *python_num_errors(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
-    return PyLong_FromLongLong(num_errors);
-}
-
 PyMethodDef methods_functions[] = {
     {"configure", (PyCFunction)(void (*)(void))python_configure, METH_VARARGS | METH_KEYWORDS,
      "Say what a recording needs to know of torch and of Python's path."},
@@ -989,7 +1015,6 @@ PyMethodDef methods_functions[] = {
     {"set_inside", python_set_inside, METH_O, "Say so for Python's path."},
     {"saw_capture", python_saw_capture, METH_NOARGS,
      "Return whether a communication was captured into a graph since the last call."},
-    {"num_errors", python_num_errors, METH_NOARGS, "Return how many errors of ours were swallowed."},
     {NULL, NULL, 0, NULL},
 };
 

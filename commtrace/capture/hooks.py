@@ -75,9 +75,9 @@ class Hooks:
         original = vars(owner).get(name)
         if original is None:
             return
-        static = isinstance(original, staticmethod)
-        wrapper = wrap(original.__func__ if static else original)
-        replacement = staticmethod(wrapper) if static else wrapper
+        binding = type(original) if isinstance(original, (staticmethod, classmethod)) else None
+        wrapper = wrap(original if binding is None else original.__func__)
+        replacement = wrapper if binding is None else binding(wrapper)
         self._attributes.append((owner, name, original, replacement))
         setattr(owner, name, replacement)
 

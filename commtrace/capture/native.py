@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -251,6 +251,11 @@ class Native:
         return self._operations.index(operation)
 
 
+class _MarkOn(Protocol):
+    def __call__(self, device: int | None = None, /) -> Mark:
+        """Return a mark on the current stream of ``device``, or of the current one."""
+
+
 class CallColumns:
     """The facts of communications that came as columns: see :class:`commtrace.capture.device.facts.Facts`."""
 
@@ -288,7 +293,7 @@ class NativeClock:
     ``driver`` is the path of the driver's library; ``is_threaded`` is False where a test passes the marks itself.
     """
 
-    timing: Final = schema.CUDA_EVENT_TIMING
+    timing: int = schema.CUDA_EVENT_TIMING
 
     def __init__(self, core: Any, cuda: Any, *, driver: str | None = None, is_threaded: bool = True) -> None:
         self._core = core
@@ -296,7 +301,8 @@ class NativeClock:
         self._drivers = _DRIVERS if driver is None else (driver,)
         self._is_threaded = is_threaded
         self._failure = ""
-        self.mark: Callable[..., Mark] = core.mark
+        # Functions of C, called as they are.
+        self.mark: _MarkOn = core.mark
         self.resolve: Callable[[Mark], int | None] = core.resolve
         self.host_ns: Callable[[], int] = core.host_ns
 
@@ -386,14 +392,14 @@ def spans_of(columns: Mapping[str, Any], **replaced: Any) -> Spans:
                    for name, dtype in DTYPE_OF_COLUMN.items()))  # fmt: skip
 
 
-def replacement(function: Any) -> object:
+def as_method(function: Any) -> Callable[..., object]:
     """Return what stands in the class for a function of the extension: what pybind has there, too.
 
     Dynamo binds it like torch's own; the limited API of Python has no other way to make one.
     """
     from torch.distributed import ProcessGroup
 
-    instancemethod: Callable[[Any], object] = type(ProcessGroup.__dict__["rank"])
+    instancemethod: Callable[[Any], Callable[..., object]] = type(ProcessGroup.__dict__["rank"])
     return instancemethod(function)
 
 
@@ -404,4 +410,3 @@ def p2p_codes() -> tuple[object, ...]:
 
     functions = (getattr(distributed_c10d, name) for name in ("send", "recv", "isend", "irecv"))
     return tuple(getattr(function, "__wrapped__", function).__code__ for function in functions)
-

@@ -121,6 +121,12 @@ def completed_rows(entry: Entry) -> list[Row]:
     return [communication_row(launch, launch.start, end, number, schema.HOST_TIMING, False)]
 
 
+def ended_by_rows(entry: Entry) -> list[Row]:
+    """Make the row of ``(…, launch, id, end)``: host-timed, and over when it was asked."""
+    _, _, launch, number, end = entry
+    return [communication_row(launch, launch.start, end, number, schema.HOST_TIMING, False)._replace(end_exact=False)]
+
+
 def stall_rows(entry: Entry) -> list[Row]:
     """Make the row of ``(…, launch, id, coordinates at the wait, start, end)``: the host's wait."""
     _, _, launch, number, coordinates, start, end = entry
@@ -138,8 +144,8 @@ class DeviceCall:
     """A communication of an accelerator's tensors: its marks are resolved after its launch."""
 
     __slots__ = (
-        "batch", "clock", "device", "end", "handed_on", "has_future", "id", "is_joined", "launch", "launched_at", "op_in_seq",
-        "position", "queue", "returned_at", "waited_from",
+        "batch", "clock", "device", "end", "handed_on", "has_future", "id", "is_joined", "launch", "launched_at",
+        "op_in_seq", "position", "queue", "returned_at", "waited_from",
     )  # fmt: skip
 
     def __init__(self, launch: Launch, clock: DeviceTiming, device: int | None, queue: Queue, position: int) -> None:

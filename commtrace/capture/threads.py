@@ -8,11 +8,11 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from torch._C import Future
@@ -62,10 +62,15 @@ def _after_fork() -> None:  # does what the thread would have done that a child 
 os.register_at_fork(after_in_child=_after_fork)
 
 
+OUR_THREADS: Final = "commtrace-"
+"""The beginning of the names of our own threads, which do not communicate."""
+
+
 class CallingThread(threading.local):
     """The call that a thread is passing to torch, for code below the call."""
 
     has_counted = False  # a kernel or hook of torch further down does not count the communication again
+    is_in_operator = False  # torch runs a functional operator that was counted as Python called it
     waits_in_cpp = False  # it is in a function of C++ that communicates and waits
 
     def __init__(self, threads: set[int]) -> None:  # Called again, with the same set, by each thread that asks.
@@ -82,12 +87,35 @@ class NativeCallingThread(CallingThread):
         self._core = core
 
     @property
-    def has_counted(self) -> bool:  # type: ignore[override]
+    def has_counted(self) -> bool:
         return bool(self._core.is_inside())
 
     @has_counted.setter
     def has_counted(self, has_counted: bool) -> None:
         self._core.set_inside(has_counted)
+
+
+def nothing_communicates(thread: CallingThread) -> bool:
+    """Return whether this thread alone has communicated, is not communicating now, and no other could begin to."""
+    is_inside = thread.has_counted or bool(thread.issuing)
+    return not is_inside and thread.threads == {threading.get_ident()} and not other_threads()
+
+
+def other_threads() -> set[int]:
+    """Return all threads with a frame of Python but this one and ours: each could communicate for the first time now.
+
+    Threads of C++ that send for a backward pass are not among them, but the thread that has called it is.
+    """
+    ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(OUR_THREADS)}
+    return frames_by_thread().keys() - ours - {threading.get_ident()}
+
+
+def is_below(codes: Collection[CodeType]) -> bool:
+    """Return whether the caller was called by one of these functions, however deep: a signal's handler may be."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code not in codes:
+        frame = frame.f_back
+    return frame is not None
 
 
 class CompletionCallbacks:

@@ -315,9 +315,7 @@ class Tracer:
             self.append((span_rows, span.kind, span))
         else:
             native = self.native
-            native.core.span(
-                span.kind, native.code(span.name), span.lane, span.coordinates, span.start, span.end
-            )
+            native.core.span(span.kind, native.code(span.name), span.lane, span.coordinates, span.start, span.end)
 
     def leave(self, span: Span) -> None:
         self.innermost = span.outer

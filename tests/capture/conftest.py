@@ -9,6 +9,8 @@ import pytest
 from commtrace import _native
 from tests.capture.recording import Recording, fake_backend
 
+CORE, _ = _native.load()
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run every test of capture with both engines, but those that are marked for one of them."""
@@ -21,9 +23,8 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     """What records."""
     monkeypatch.setattr(Recording, "engine", request.param)
     yield request.param
-    core, _ = _native.load()
-    if core is not None:
-        core.use_clock(0)
+    if CORE is not None:
+        CORE.use_clock(0)
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.engines import NATIVE, OFF, PROFILER, PYTHON, recorded_rows
+from bench.engines import OFF, PROFILER, recorded_rows
+from commtrace.options import NATIVE, PYTHON
 from tests.e2e.launch import REPOSITORY
 from tests.gpu.kernels import read_kernels
 from tests.gpu.stages import QUESTIONS, call_costs, megatron, steps

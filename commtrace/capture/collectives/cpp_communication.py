@@ -7,16 +7,15 @@ Torch ≥ 2.14 has hooks of process groups for it (:class:`Hooked`); before, ker
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
-import sys
-import threading
 import weakref
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import CodeType
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, SupportsInt, cast
 
 from commtrace.capture.collectives.ddp_reducer import CppCall, CppCalls, HostCall, ReducerCapture
-from commtrace.capture.collectives.dispatcher import graph_task, is_traced
+from commtrace.capture.collectives.dispatcher import is_traced
 from commtrace.capture.collectives.functional import (
     FUNCTIONAL_P2P,
     Awaited,
@@ -25,11 +24,11 @@ from commtrace.capture.collectives.functional import (
     storage_of,
 )
 from commtrace.capture.collectives.groups import GroupState
-from commtrace.capture.collectives.operations import HOOKED_OPERATIONS, Operation
+from commtrace.capture.collectives.operations import HOOKED_OPERATIONS, Arguments, Operation
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.hooks import Part
-from commtrace.capture.records import Launch
-from commtrace.capture.threads import frames_by_thread
+from commtrace.capture.records import Launch, launch_of
+from commtrace.capture.threads import is_below, nothing_communicates, other_threads
 from commtrace.capture.tracer import Tracer
 
 if TYPE_CHECKING:
@@ -42,9 +41,6 @@ NOT_HOOKED: Final = frozenset({"all_to_all_single", *FUNCTIONAL_P2P})
 """Functional operators with splits or tags."""
 
 HOOKS_PART: Final = "capture through torch's hooks of process groups"
-
-OUR_THREADS: Final = "commtrace-"
-"""The beginning of the names of our own threads, which do not communicate."""
 
 _hook_ids: Final = itertools.count(int.from_bytes(b"commtrac", "big") >> 1)
 """torch calls hooks in the order of these numbers, its own first."""
@@ -127,9 +123,8 @@ class ProcessGroupHooks:
         # another, ends the process with a segmentation fault. So it is done only where none can be in one. Elsewhere
         # they stay, do nothing, and go with their group, or at exit: a group that outlives Python with a hook ends it
         # with a segmentation fault, too.
-        thread = self._tracer.thread
-        is_inside = thread.has_counted or bool(thread.issuing) or self._is_in_a_hook()
-        if not is_inside and thread.threads == {threading.get_ident()} and not _other_threads():
+        # In a hook we are here if it has failed, or if a signal's handler stops the recording in it.
+        if nothing_communicates(self._tracer.thread) and not is_below(self._code):
             self._take_out()
             atexit.unregister(self._end)
 
@@ -137,15 +132,8 @@ class ProcessGroupHooks:
         # As Python ends. Not while a daemon thread communicates: it may be in a hook now.
         self._active = False
         self._tracer.groups.unfollow(self._register)
-        if not self._tracer.thread.threads & _other_threads():
+        if not self._tracer.thread.threads & other_threads():
             self._take_out()
-
-    def _is_in_a_hook(self) -> bool:
-        # A hook has failed, or a signal's handler stops the recording in one.
-        frame: FrameType | None = sys._getframe()
-        while frame is not None and frame.f_code not in self._code:
-            frame = frame.f_back
-        return frame is not None
 
     def _take_out(self) -> None:
         while self._groups:
@@ -167,20 +155,44 @@ class ProcessGroupHooks:
             )
 
     def _pre_hook(self, state: GroupState, own_rank: OwnRank) -> Callable[[HookArguments], None]:
-        thread, reducer, failed, about_to_issue = (
+        import torch
+
+        thread, reducer, failed, unmeasured = (
             self._tracer.thread,
             self._reducer,
             self._tracer.failed,
-            self._about_to_issue,
+            self._tracer.unmeasured,
         )
+        graph_task, operations, issue = torch._C._current_graph_task_id, self._operations, self._issued.launch
 
         def pre(arguments: HookArguments) -> None:
             try:
                 if thread.has_counted:
-                    if reducer.has_seen_ddp and graph_task() != -1:
-                        reducer.sent_by_python()
-                elif self._active:
-                    about_to_issue(state, own_rank, arguments)
+                    if reducer.has_seen_ddp:
+                        task = graph_task()
+                        if task != -1:
+                            reducer.sent_by_python(task)
+                    return
+                operation = operations.get(int(arguments.name))
+                if operation is None or not self._active:
+                    return
+                # What methods with one list of tensors receive into is an output of the hook.
+                if len(operation.arguments) == 3 and not operation.is_p2p:
+                    results = arguments.output_tensors
+                    tensors: Arguments = (results, arguments.input_tensors)
+                    is_fake = is_traced(tensors[1] or results)
+                else:
+                    results = arguments.input_tensors or arguments.output_tensors
+                    tensors, is_fake = (results,), is_traced(results)
+                if is_fake:
+                    return
+                peer = arguments.root if operation.has_root or operation.is_p2p else -1
+                try:
+                    payload = operation.measure(tensors, own_rank)
+                except Exception as error:
+                    payload = unmeasured(operation, tensors, error)
+                issued = issue(operation, state, -1, payload, peer)
+                thread.issuing.append(Issuing(arguments.op_id, operation, peer, issued, results))
             except Exception as error:
                 failed(HOOKS_PART, error)
 
@@ -188,83 +200,71 @@ class ProcessGroupHooks:
         return pre
 
     def _post_hook(self, state: GroupState) -> Callable[[HookArguments], None]:
-        thread, failed, was_issued = self._tracer.thread, self._tracer.failed, self._was_issued
+        import torch
+
+        thread, failed, reducer, number = self._tracer.thread, self._tracer.failed, self._reducer, self._number
+        graph_task, sent_elsewhere = torch._C._current_graph_task_id, self._sent_elsewhere
 
         def post(arguments: HookArguments) -> None:
             try:
-                if thread.issuing:
-                    was_issued(state, arguments)
+                issuing = thread.issuing
+                if not issuing:
+                    return
+                op_id = arguments.op_id
+                operation = issuing.pop()
+                while operation.op_id != op_id:  # One that was refused had no post-hook.
+                    if not issuing:
+                        return
+                    operation = issuing.pop()
+                # Here, not in the pre-hook: what is refused takes no number.
+                seq = number(state, operation)
+                issued = operation.issued
+                if issued is None:
+                    return
+                launch = issued.launch
+                issued.launch = launch_of((*launch[:2], seq, *launch[3:]))
+                task = -1 if thread.waits_in_cpp else graph_task()
+                if task != -1 and reducer.has_seen_ddp and _is_of_the_reducer():
+                    reducer.sent(issued, arguments.work, task)
+                else:
+                    sent_elsewhere(issued, arguments.work, operation.results)
             except Exception as error:
                 failed(HOOKS_PART, error)
 
         self._code.add(post.__code__)
         return post
 
-    def _about_to_issue(self, state: GroupState, own_rank: OwnRank, arguments: HookArguments) -> None:
-        operation = self._operations.get(int(arguments.name))
-        if operation is None:
-            return
-        inputs, outputs, peer = arguments.input_tensors, arguments.output_tensors, arguments.root
-        if is_traced(inputs or outputs):
-            return
-        # Methods that take one list of tensors have two arguments; what they receive into is an output of the hook.
-        tensors = (outputs, inputs) if len(operation.arguments) == 3 and not operation.is_p2p else (inputs or outputs,)
-        try:
-            payload = operation.measure(tensors, own_rank)
-        except Exception as error:
-            payload = self._tracer.unmeasured(operation, tensors, error)
-        has_peer = operation.has_root or operation.is_p2p
-        issued = self._issued.launch(operation, state, -1, payload, peer if has_peer else None)
-        self._tracer.thread.issuing.append(Issuing(arguments.op_id, operation, peer, issued, outputs or inputs))
-
-    def _was_issued(self, state: GroupState, arguments: HookArguments) -> None:
-        issuing, op_id = self._tracer.thread.issuing, arguments.op_id
-        # An operation that was refused had no post-hook.
-        found = None
-        while issuing and (found is None or found.op_id != op_id):
-            found = issuing.pop()
-        if found is None or found.op_id != op_id:
-            return
-        # Here, not in the pre-hook: what is refused takes no number.
-        seq = self._number(state, found)
-        issued = found.issued
-        if issued is None:
-            return
-        issued.launch = issued.launch._replace(seq=seq)
-        thread, in_backward = self._tracer.thread, graph_task() != -1
-        if thread.waits_in_cpp or (in_backward and self._reducer.has_seen_ddp and _is_of_the_reducer()):
-            if thread.waits_in_cpp:  # In a backward they are the reducer's buckets, which live as long as it.
-                self._tracer.completions.add_temporaries(found.results)
-            self._reducer.sent(issued, arguments.work, in_backward=not thread.waits_in_cpp)
+    def _sent_elsewhere(self, issued: CppCall, work: Work, results: list[torch.Tensor]) -> None:
+        if self._tracer.thread.waits_in_cpp:
+            self._tracer.completions.add_temporaries(results)
+            self._reducer.sent(issued, work, -1)
         elif isinstance(issued, HostCall):
-            self._issued.complete(issued, arguments.work, stalls_until_end=False)
+            self._issued.complete(issued, work, stalls_until_end=False)
             awaited = Awaited(issued.launch, completion=issued.completion)
-            self._waits.remember(awaited, map(storage_of, found.results))
+            self._waits.remember(awaited, map(storage_of, results))
         else:
-            self._waits.remember(Awaited(issued.launch, issued), map(storage_of, found.results))
+            self._waits.remember(Awaited(issued.launch, issued), map(storage_of, results))
 
-    def _number(self, state: GroupState, found: Issuing) -> int:
-        if not found.operation.is_p2p:
+    def _number(self, state: GroupState, issuing: Issuing) -> int:
+        if not issuing.operation.is_p2p:
             return next(state.collective_seq)
         ranks = state.ranks_by_group_rank
-        if not 0 <= found.peer < len(ranks):  # a receive from anybody
+        if not 0 <= issuing.peer < len(ranks):  # a receive from anybody
             return -1
-        return state.next_p2p(found.operation.is_send, ranks[found.peer])
-
-
-def _other_threads() -> set[int]:
-    # All, but for this one and ours, that could communicate for the first time now. Threads of C++ that send for a
-    # backward pass are not among them, but the thread that has called it is.
-    ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(OUR_THREADS)}
-    return frames_by_thread().keys() - ours - {threading.get_ident()}
+        return state.next_p2p(issuing.operation.is_send, ranks[issuing.peer])
 
 
 def _is_of_the_reducer() -> bool:
     # A reducer sends where a gradient is accumulated, or behind all nodes of a backward.
+    node = _current_node()()
+    return node is None or type(node).__name__ == "AccumulateGrad"
+
+
+@functools.cache
+def _current_node() -> Callable[[], object]:
     import torch
 
-    node = torch._C._current_autograd_node()
-    return node is None or type(node).__name__ == "AccumulateGrad"
+    return torch._C._current_autograd_node
 
 
 class CppCommunication(Part, Protocol):
@@ -299,7 +299,7 @@ class Hooked(_Timed):
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
         super().__init__(tracer, devices)
         self._reducer = ReducerCapture(tracer, self._issued, by_kernels=False)
-        self._functional = FunctionalCapture(tracer, self._waits, devices, operators=NOT_HOOKED)
+        self._functional = FunctionalCapture(tracer, self._waits, devices, kernels_for=NOT_HOOKED)
         self._hooks = ProcessGroupHooks(tracer, self._issued, self._waits, self._reducer)
 
     def install(self) -> None:

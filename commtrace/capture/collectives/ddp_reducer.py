@@ -6,10 +6,11 @@ On torch ≥ 2.14 :mod:`commtrace.capture.collectives.cpp_communication` sees it
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from commtrace.capture.collectives.dispatcher import Captures, Kernel, KeyOf, graph_task, is_traced, kernel_for
+from commtrace.capture.collectives.dispatcher import Capture, Captures, Original, is_traced, kernel_for
 from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import OPERATIONS, Arguments, Operation, Payload, flat_tensors
 from commtrace.capture.device.clock import Mark, now_ns
@@ -23,8 +24,10 @@ from commtrace.capture.records import (
     DeviceCall,
     Launch,
     completed_rows,
+    ended_by_rows,
     forgotten_rows,
     kind_of,
+    launch_of,
     next_id,
     stall_rows,
 )
@@ -32,8 +35,6 @@ from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
 if TYPE_CHECKING:
-    import torch
-    from torch._C import DispatchKey
     from torch.distributed import Work
 
 PART: Final = "capture of DistributedDataParallel"
@@ -55,7 +56,7 @@ class HostCall:
 
     @property
     def end(self) -> int:
-        """Return the time of its completion callback; 0 before that."""
+        """Return the time at which its end was seen; 0 before that."""
         return self.completion[ENDED]
 
 
@@ -69,25 +70,22 @@ class CppCalls:
         self._tracer = tracer
         self._devices = devices
         self._unfinished: dict[int, HostCall] = {}
-
-    def state(self, boxed_group: torch.ScriptObject) -> GroupState:
-        from torch.distributed import ProcessGroup
-
-        return self._tracer.groups.state(ProcessGroup.unbox(boxed_group))
+        # Whose Works are asked whether they are over, oldest first.
+        self._asked: deque[tuple[HostCall, Work]] = deque()
 
     def launch(
         self, operation: Operation, state: GroupState, seq: int, payload: Payload, root: int | None
     ) -> CppCall | None:
         """Take the time before a communication is handed on; return None if it is not to be recorded."""
         tracer = self._tracer
-        if not tracer.recording or tracer.groups.skips(state):
+        if not tracer.recording or (tracer.groups.skip_roles and tracer.groups.skips(state)):
             return None
         num_bytes, self_bytes, dtype, tensor, members = payload
         is_member = root is not None and 0 <= root < len(state.ranks_by_group_rank)  # else its backend will refuse it
         peer = state.ranks_by_group_rank[root] if root is not None and is_member else -1
-        launch = Launch(
+        launch = launch_of((
             operation, state, seq, num_bytes, self_bytes, dtype, peer, True, tracer.coordinates, members, now_ns(),
-        )  # fmt: skip
+        ))  # fmt: skip
         if self._devices is not None and tensor is not None and tensor.is_cuda:
             return self._devices.launch(launch, tensor.device.index)
         return HostCall(launch)
@@ -120,6 +118,43 @@ class CppCalls:
         completions = self._tracer.completions
         completions.add(future, functools.partial(completed, completions.alive))
 
+    def ask_later(self, issued: HostCall, work: Work) -> None:
+        """Have the Work asked for its end, and ask those before it: a callback costs more than all the rest."""
+        if self._asked:
+            self.ask()
+        self._asked.append((issued, work))
+
+    def ask(self) -> None:
+        """Note the end of what is over by now. What runs behind something that goes on is not asked."""
+        asked, append, end = self._asked, self._tracer.append, 0
+        while asked and asked[0][1].is_completed():
+            call, _ = asked.popleft()
+            end = end or now_ns()
+            call.completion[ENDED] = end
+            append((ended_by_rows, schema.COLLECTIVE, call.launch, call.completion[NUMBER], end))
+
+    def call_back(self) -> None:
+        """Have what goes on call back when it ends, so that the end is known exactly: the host is about to wait."""
+        while self._asked:
+            call, work = self._asked.popleft()
+            if work.is_completed():
+                self._ended_by(call, now_ns())
+            else:
+                self.complete(call, work, stalls_until_end=False)
+
+    def forget_asked(self) -> None:
+        """Note what is over; record the rest without an end."""
+        while self._asked:
+            call, work = self._asked.popleft()
+            if work.is_completed():
+                self._ended_by(call, now_ns())
+            else:
+                self._tracer.append((forgotten_rows, kind_of(call.launch), call.launch, call.id))
+
+    def _ended_by(self, call: HostCall, end: int) -> None:
+        call.completion[ENDED] = end
+        self._tracer.append((ended_by_rows, kind_of(call.launch), call.launch, call.id, end))
+
     def mark(self, issued: CppCall) -> Mark:
         return issued.clock.mark(issued.device) if isinstance(issued, DeviceCall) else now_ns()
 
@@ -142,7 +177,8 @@ class CppCalls:
         return self._devices
 
     def unfinished(self) -> list[Launch]:
-        return [call.launch for call in list(self._unfinished.values())]
+        asked = [call.launch for call, work in list(self._asked) if not work.is_completed()]
+        return [*asked, *(call.launch for call in list(self._unfinished.values()))]
 
 
 _COMMUNICATE_IN_CPP: Final = ("_broadcast_coalesced", "_verify_params_across_processes")
@@ -183,19 +219,27 @@ class ReducerCapture:
         self.has_seen_ddp = False
         if self._kernels is not None:
             self._kernels.uninstall()
+        self._issued.forget_asked()
 
-    def sent(self, issued: CppCall, work: Work, *, in_backward: bool) -> None:
-        """Take a communication of the reducer in a backward, or of a function of C++ that waits for it."""
-        self._issued.complete(issued, work, stalls_until_end=not in_backward)
-        if in_backward:
-            self._around_the_reducer().last_launch = issued
-        else:
+    def sent(self, issued: CppCall, work: Work, task: int) -> None:
+        """Take a communication of the reducer in a backward pass; if ``task`` is −1, of C++ that waits for it."""
+        if task == -1:
+            self._issued.complete(issued, work, stalls_until_end=True)
             self._sent_outside = issued
+            return
+        backward = self._backward
+        if backward is None or backward.task != task:
+            backward = self._around_the_reducer(task)
+        backward.last_launch = issued
+        if type(issued) is HostCall:
+            self._issued.ask_later(issued, work)
+        else:
+            self._issued.complete(issued, work, stalls_until_end=False)
 
-    def sent_by_python(self) -> None:
-        """Mark the reducer's wait for the future of a communication hook."""
+    def sent_by_python(self, task: int) -> None:
+        """Mark the reducer's wait for the future of a communication hook, in a backward pass."""
         if self._issued.devices is not None:
-            self._around_the_reducer()
+            self._around_the_reducer(task)
 
     def _watching(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
@@ -243,8 +287,7 @@ class ReducerCapture:
             if not self._hooks.active:  # A signal's handler has stopped the recording meanwhile.
                 self._kernels.uninstall()
 
-    def _around_the_reducer(self) -> _Backward:
-        task = graph_task()
+    def _around_the_reducer(self, task: int) -> _Backward:
         backward = self._backward
         if backward is None or backward.task != task:
             self._backward = backward = _Backward(task, self._tracer, self._issued)
@@ -269,6 +312,8 @@ class _Backward:
     def _before(self) -> None:
         try:
             if self.last_launch is not None:
+                self._issued.ask()
+                self._issued.call_back()
                 self._start = self._issued.mark(self.last_launch)
                 self._tracer.blocked[0] = self.last_launch.launch
                 _queue_callback(self._after)
@@ -307,7 +352,7 @@ class ReducerKernels:
         self._tracer = tracer
         self._issued = issued
         self._reducer = reducer
-        self._captures = Captures()
+        self._captures = Captures(tracer.thread)
 
     @property
     def installed(self) -> bool:
@@ -316,53 +361,51 @@ class ReducerKernels:
     def install(self) -> None:
         if self._captures:
             return
-        key_of = _key_of_backend()
         for name, method in _OPERATIONS.items():
-            kernel = kernel_for("c10d", name, key_of)
+            kernel = kernel_for("c10d", name)
             if kernel is not None:
-                self._captures.take(kernel, self._capture(kernel, method))
+                self._captures.take(kernel, self._capture(method))
 
     def uninstall(self) -> None:
         self._captures.release()
 
-    def _capture(self, kernel: Kernel, method: str) -> Callable[..., object]:
-        from torch._C import DispatchKey
-        from torch.distributed import Work
+    def _capture(self, method: str) -> Capture:
+        import torch
+        from torch.distributed import ProcessGroup, Work
 
-        meta, operation = DispatchKey.Meta, OPERATIONS[method]
+        operation = OPERATIONS[method]
         group_argument = 2 if method == "allgather" else 1
         failed, completions, unmeasured = self._tracer.failed, self._tracer.completions, self._tracer.unmeasured
-        thread, overload, original = self._tracer.thread, kernel.overload, kernel.original
-        key_of = kernel.key_of
+        thread, groups, issue, reducer = self._tracer.thread, self._tracer.groups, self._issued.launch, self._reducer
+        group_of, work_of, graph_task = ProcessGroup.unbox, Work.unbox, torch._C._current_graph_task_id
+        states, register = groups.states, groups.state
 
-        def capture(*arguments: Any, **keywords: object) -> object:
-            key: DispatchKey | None = None
+        def capture(original: Original, arguments: Arguments, keywords: dict[str, Any]) -> object:
             issued: CppCall | None = None
             state: GroupState | None = None
-            seq = -1
+            seq = task = -1
             try:
-                tensor = next(iter(flat_tensors(arguments[0])), None)
-                traced = tensor is None or is_traced(tensor)
-                key = meta if traced else key_of(arguments)
-                if thread.has_counted and not traced and graph_task() != -1:
-                    self._reducer.sent_by_python()
-                elif not traced and not thread.has_counted:
-                    try:
-                        payload = operation.measure(arguments, None)
-                    except Exception as error:
-                        payload = unmeasured(operation, arguments, error)
-                    root = int(arguments[2]) if operation.has_root else None
-                    state = self._issued.state(arguments[group_argument])
-                    seq = next(state.collective_seq)
-                    issued = self._issued.launch(operation, state, seq, payload, root)
-                    if graph_task() == -1:  # In a backward they are the reducer's buckets, which live as long as it.
-                        completions.add_temporaries(flat_tensors(arguments[:group_argument]))
+                tensors = arguments[0]
+                if tensors and not is_traced(tensors[0]):
+                    task = graph_task()
+                    if not thread.has_counted:
+                        try:
+                            payload = operation.measure(arguments, None)
+                        except Exception as error:
+                            payload = unmeasured(operation, arguments, error)
+                        root = int(arguments[2]) if operation.has_root else None
+                        process_group = group_of(arguments[group_argument])
+                        state = states.get(id(process_group)) or register(process_group)
+                        seq = next(state.collective_seq)
+                        issued = issue(operation, state, seq, payload, root)
+                        if task == -1:  # In a backward they are the reducer's buckets, which live as long as it.
+                            completions.add_temporaries(flat_tensors(arguments[:group_argument]))
+                    elif task != -1:
+                        reducer.sent_by_python(task)
             except Exception as error:
                 failed(PART, error)
-            if key is None:
-                return original(*arguments, **keywords)
             try:
-                result = overload._op_dk(key, *arguments, **keywords)
+                result = original(*arguments, **keywords)
             except BaseException:
                 try:
                     if state is not None and seq >= 0:  # refused: the number is free, as it is on the other ranks
@@ -372,22 +415,9 @@ class ReducerKernels:
                 raise
             try:
                 if issued is not None:
-                    self._reducer.sent(issued, Work.unbox(result[1]), in_backward=graph_task() != -1)
+                    reducer.sent(issued, work_of(result[1]), task)
             except Exception as error:
                 failed(PART, error)
             return result
 
         return capture
-
-
-def _key_of_backend() -> KeyOf:
-    from torch._C import DispatchKey, _dispatch_keys, _dispatch_keyset_full_after
-
-    meta, backends = DispatchKey.Meta, _dispatch_keyset_full_after(DispatchKey.BackendSelect)
-
-    def key_of(arguments: Arguments) -> DispatchKey:
-        tensor = next(iter(flat_tensors(arguments[0])), None)
-        # Not the device's key: sparse tensors and devices of other makers have keys of their own.
-        return meta if tensor is None else (_dispatch_keys(tensor) & backends).highestPriorityTypeId()
-
-    return key_of

@@ -1,110 +1,88 @@
-"""Register kernels of ours in torch's dispatcher, at the key BackendSelect: once in a process, and never taken out."""
+"""Register kernels of ours in torch's dispatcher, at the key BackendSelect, for calls that only C++ makes.
+
+While a kernel is there, a call takes about 9 µs more: torch makes Python objects of its arguments, and arguments of
+these again. It is taken out when the recording stops, if nothing can be in it.
+"""
 
 from __future__ import annotations
 
-import logging
+import functools
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from commtrace.capture.collectives.operations import Arguments
+from commtrace.capture.threads import CallingThread, is_below, nothing_communicates
 
 if TYPE_CHECKING:
     import torch
-    from torch._C import DispatchKey
+    from torch._C import DispatchKeySet
     from torch._ops import OpOverload
 
-_logger = logging.getLogger("commtrace")
+Original: TypeAlias = "Callable[..., Any]"
+"""What a call would have run without us."""
 
-KeyOf: TypeAlias = "Callable[[Arguments], DispatchKey]"
-"""The dispatch key to go on with, from the arguments of a call that really communicates."""
+Capture: TypeAlias = "Callable[[Original, Arguments, dict[str, Any]], object]"
+"""Handles a call: it gets what the call would have run, and its arguments."""
 
 
 class Kernel:
     """A kernel of ours, made by :func:`kernel_for`; ``capture`` gets the calls, unless it is None."""
 
-    def __init__(self, overload: OpOverload, key_of: KeyOf, tensor_argument: int = 0) -> None:
-        from torch._C import DispatchKey
+    def __init__(self, overload: OpOverload) -> None:
+        from torch._C import DispatchKey, _dispatch_keyset_full_after
 
         self.overload = overload
-        self.capture: Callable[..., object] | None = None
-        self.key_of = key_of
-        self.has_warned = False
-        self._latest_key: DispatchKey | None = None
-        self._tensor_argument = tensor_argument
-        self._meta = DispatchKey.Meta
+        self.capture: Capture | None = None
+        # Not OpOverload._op_dk: that throws and catches exceptions of C++ until it has found out what a group is.
+        self._redispatch = overload._handle.redispatch_boxed
+        self._backends = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
 
-    def call(self, *arguments: object, **keywords: object) -> object:
-        return (self.capture or self.original)(*arguments, **keywords)
+    def call(self, keys: DispatchKeySet, /, *arguments: object, **keywords: object) -> object:
+        original = functools.partial(self._redispatch, keys & self._backends)
+        capture = self.capture
+        return original(*arguments, **keywords) if capture is None else capture(original, arguments, keywords)
 
-    def original(self, *arguments: object, **keywords: object) -> object:
-        key: DispatchKey | None = None
-        traced = False
-        try:
-            traced = is_traced(arguments[self._tensor_argument])
-        except Exception as error:  # A class of tensors that does not say; those that torch traces with do.
-            self._warn(error)
-        try:
-            key = self._meta if traced else self.key_of(arguments)
-            if not traced:
-                self._latest_key = key
-        except Exception as error:
-            self._warn(error)
-            if key is None:  # The key of the call before: nearly all jobs send what lies on one kind of device.
-                key = self._latest_key
-        if key is None:
-            return self._dispatched_without(*arguments, **keywords)
-        return self.overload._op_dk(key, *arguments, **keywords)
-
-    def _dispatched_without(self, *arguments: object, **keywords: object) -> object:
-        from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
-
-        with _ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.BackendSelect)):
-            return self.overload(*arguments, **keywords)
-
-    def _warn(self, error: Exception) -> None:
-        if not self.has_warned:
-            self.has_warned = True
-            _logger.warning("commtrace: a call of %s is passed on in another way: %r", self.overload, error)
-
-    def release(self, capture: Callable[..., object]) -> None:
+    def release(self, capture: Capture) -> None:
         """Have calls pass through, unless another capture gets them by now."""
         if self.capture is capture:
             self.capture = None
 
 
 class Captures:
-    """The kernels that call one recording; false while there are none."""
+    """The kernels that call one recording; false while there are none. ``thread`` knows who has used them."""
 
-    def __init__(self) -> None:
-        self._taken: list[tuple[Kernel, Callable[..., object]]] = []
+    def __init__(self, thread: CallingThread) -> None:
+        self._thread = thread
+        self._taken: list[tuple[Kernel, Capture]] = []
 
     def __bool__(self) -> bool:
         return bool(self._taken)
 
-    def take(self, kernel: Kernel, capture: Callable[..., object]) -> None:
+    def take(self, kernel: Kernel, capture: Capture) -> None:
         self._taken.append((kernel, capture))
         kernel.capture = capture
 
     def release(self) -> None:
+        """Have calls pass through, and take kernels out where nothing can be in one; elsewhere they stay."""
+        if not self._taken:
+            return
         for kernel, capture in self._taken:
             kernel.release(capture)
+        if nothing_communicates(self._thread) and not is_below({Kernel.call.__code__}):
+            take_out()
         self._taken.clear()
 
 
 # torch looks a kernel up and runs it without a lock. Were it taken out meanwhile, the call would fail
-# ("fallthrough_kernel was executed") or run what was freed. Adding one is safe, so kernels stay.
+# ("fallthrough_kernel was executed") or run what was freed. Adding one is safe.
 # Re-entrant: the handler of a signal may start a recording while another one starts.
 _lock: Final = threading.RLock()
-_libraries: Final[dict[str, torch.library.Library]] = {}
-_kernels: Final[dict[str, Kernel]] = {}
+_kernels: Final[dict[str, tuple[Kernel, torch.library.Library]]] = {}
 
 
-def kernel_for(namespace: str, name: str, key_of: KeyOf, tensor_argument: int = 0) -> Kernel | None:
-    """Return the kernel of an operator's default overload; None where this version of torch does not have it.
-
-    ``key_of`` finds the key to go on with. ``tensor_argument`` is the position of the tensors that show a traced graph.
-    """
+def kernel_for(namespace: str, name: str) -> Kernel | None:
+    """Return the kernel of an operator's default overload; None where this version of torch does not have it."""
     import torch
 
     overload = getattr(getattr(getattr(torch.ops, namespace), name, None), "default", None)
@@ -112,26 +90,31 @@ def kernel_for(namespace: str, name: str, key_of: KeyOf, tensor_argument: int = 
         return None
     qualified = f"{namespace}::{name}"
     with _lock:
-        known = _kernels.get(qualified)
-        if known is not None:
-            return known
-        if namespace not in _libraries:
-            _libraries[namespace] = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
-        kernel = _kernels[qualified] = Kernel(overload, key_of, tensor_argument)
-        _libraries[namespace].impl(name, kernel.call, "BackendSelect")  # type: ignore[no-untyped-call]
-        return kernel
+        if qualified not in _kernels:
+            kernel, library = Kernel(overload), torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
+            library.impl(name, kernel.call, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
+            _kernels[qualified] = kernel, library
+        return _kernels[qualified][0]
+
+
+def take_out() -> None:
+    """Take the kernels that nobody captures out of the dispatcher: only while no thread can be in one."""
+    with _lock:
+        for qualified, (kernel, library) in list(_kernels.items()):
+            if kernel.capture is None:
+                library._destroy()  # type: ignore[no-untyped-call]
+                del _kernels[qualified]
 
 
 def is_traced(value: object) -> bool:
     """Return whether a tensor is a stand-in, as when ``torch.compile`` traces a graph: nothing is sent then."""
+    while type(value) is list and value:
+        value = value[0]
+    return bool(getattr(value, "is_meta", False)) or isinstance(value, _fake_tensor())
+
+
+@functools.cache
+def _fake_tensor() -> type:
     from torch._subclasses.fake_tensor import FakeTensor
 
-    tensor = value[0] if isinstance(value, (list, tuple)) and value else value
-    return isinstance(tensor, FakeTensor) or bool(getattr(tensor, "is_meta", False))
-
-
-def graph_task() -> int:
-    """Return the number of the backward pass that this thread is in; −1 outside of one."""
-    import torch
-
-    return int(torch._C._current_graph_task_id())
+    return FakeTensor

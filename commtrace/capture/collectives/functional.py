@@ -1,15 +1,28 @@
-"""Capture functional collectives and the waits for them, by kernels in torch's dispatcher, at about 20 µs per call."""
+"""Capture functional collectives and the waits for them.
+
+Calls from Python are intercepted in the operators (:mod:`commtrace.capture.collectives.operator_calls`). Kernels in
+torch's dispatcher follow once something may call an operator from C++, and leave to those what came from Python.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from commtrace.capture.collectives.dispatcher import Captures, Kernel, is_traced, kernel_for
+from commtrace.capture.collectives.dispatcher import Capture, Captures, Original, is_traced, kernel_for
 from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import NO_SELF_BYTES, OPERATIONS, Arguments, Operation
+from commtrace.capture.collectives.operator_calls import (
+    OperatorCalls,
+    by_position,
+    default_overload,
+    what_reaches_kernels,
+)
 from commtrace.capture.device.clock import Mark, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
+from commtrace.capture.hooks import Hooks
 from commtrace.capture.records import (
     NUMBER,
     WAITED,
@@ -17,6 +30,7 @@ from commtrace.capture.records import (
     Launch,
     forgotten_rows,
     kind_of,
+    launch_of,
     next_id,
     stall_rows,
     waited_rows,
@@ -26,7 +40,6 @@ from commtrace.trace import schema
 
 if TYPE_CHECKING:
     import torch
-    from torch._C import DispatchKey
     from torch._ops import OpOverload
     from torch.distributed import ProcessGroup
 
@@ -136,131 +149,203 @@ TENSOR_ARGUMENT: Final[Mapping[str, int]] = {"batch_p2p_ops": 3}
 EVERY_OPERATOR: Final = frozenset({*FUNCTIONAL, *FUNCTIONAL_P2P})
 
 
+_WITH_GRADIENTS: Final = ("all_gather_into_tensor", "all_to_all_single", "reduce_scatter_tensor")
+"""Operators of ``_c10d_functional_autograd``, which have the arguments of those of ``_c10d_functional``."""
+
+
 class FunctionalCapture:
-    """Record the functional collectives named in ``operators``."""
+    """Record functional collectives; ``kernels_for`` names those that nothing but a kernel sees when C++ calls them."""
 
     def __init__(
         self,
         tracer: Tracer,
         waits: FunctionalWaits,
         devices: DeviceCalls | None = None,
-        operators: Collection[str] = EVERY_OPERATOR,
+        kernels_for: Collection[str] = EVERY_OPERATOR,
     ) -> None:
         self._tracer = tracer
         self._waits = waits
         self._devices = devices
-        self._operators = operators
-        self._captures = Captures()
+        self._kernels_for = kernels_for
+        self._calls = OperatorCalls()
+        self._captures = Captures(tracer.thread)
+        self._hooks = Hooks(PART, tracer)
+        self._state_of: Callable[[str | ProcessGroup], tuple[ProcessGroup, GroupState]] = _states(tracer)
 
     def install(self) -> None:
-        if self._captures:
+        if self._calls:
             return
-        for name in sorted(self._operators):
-            kernel = functional_kernel(name, TENSOR_ARGUMENT.get(name, 0))
-            if kernel is None:
-                continue
-            if name in FUNCTIONAL:
-                self._captures.take(kernel, self._collective_capture(kernel, FUNCTIONAL[name]))
-            else:
-                self._captures.take(kernel, self._p2p_capture(kernel, FUNCTIONAL_P2P[name]))
+        reaches_kernels = what_reaches_kernels()
+        for name in sorted(EVERY_OPERATOR):
+            overload = default_overload("_c10d_functional", name)
+            if overload is not None:
+                self._calls.take(overload, self._capture(name, overload, reaches_kernels, from_python=True))
+        for name in _WITH_GRADIENTS:
+            overload = default_overload("_c10d_functional_autograd", name)
+            if overload is not None:
+                if _communicates_itself(overload):
+                    capture = self._collective_capture(overload, FUNCTIONAL[name], reaches_kernels, from_python=True)
+                else:
+                    capture = self._called_from_cpp
+                self._calls.take(overload, capture)
         self._waits.install()
+        self._hooks.when_imported("torch._inductor.codecache", self._watch_compiled_cpp)
+        self._hooks.when_imported("torch._inductor.package.package", self._watch_packages)
 
     def uninstall(self) -> None:
+        self._hooks.restore()
+        self._calls.release()
         self._captures.release()
         self._waits.uninstall()
 
-    def _collective_capture(self, kernel: Kernel, operation: FunctionalOperation) -> Callable[..., object]:
-        from torch._C import DispatchKey
+    def capture_calls_of_cpp(self) -> None:
+        """Register kernels, for operators that C++ calls. Idempotent."""
+        if self._captures or not self._calls:
+            return
+        thread = self._tracer.thread
 
-        meta, composite, failed = DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, self._tracer.failed
-        thread, overload, original = self._tracer.thread, kernel.overload, kernel.original
+        def is_sent(value: object) -> bool:
+            return not thread.is_in_operator and not is_traced(value)
 
-        def capture(*arguments: Any, **keywords: object) -> object:
-            key = functional = state = None
+        for name in sorted(self._kernels_for):
+            kernel = kernel_for("_c10d_functional", name)
+            if kernel is not None:
+                self._captures.take(kernel, self._capture(name, kernel.overload, is_sent, from_python=False))
+        self._waits.capture_calls_of_cpp()
+
+    def _called_from_cpp(self, original: Original, arguments: Arguments, keywords: dict[str, Any]) -> object:
+        try:
+            self.capture_calls_of_cpp()
+        except Exception as error:
+            self._tracer.failed(PART, error)
+        return original(*arguments, **keywords)
+
+    def _watch_compiled_cpp(self, codecache: ModuleType) -> None:
+        # With torch._inductor.config.cpp_wrapper a graph calls operators from C++.
+        compiled = getattr(codecache, "CppWrapperCodeCache", None)
+        if getattr(compiled, "cache", None):
+            self.capture_calls_of_cpp()
+
+        def begin(arguments: Arguments, _keywords: dict[str, object]) -> None:
+            if arguments and arguments[0] is compiled:
+                self.capture_calls_of_cpp()
+
+        wrap = self._hooks.around(begin, lambda _begun, _result: None)
+        self._hooks.replace_method(codecache, "CppPythonBindingsCodeCache", "load_pybinding_async", wrap)
+
+    def _watch_packages(self, package: ModuleType) -> None:
+        # So do the graphs in packages of AOTInductor.
+        wrap = self._hooks.around(lambda _args, _kwargs: self.capture_calls_of_cpp(), lambda _begun, _result: None)
+        self._hooks.replace_method(package, "AOTICompiledModel", "__init__", wrap)
+
+    def _capture(
+        self, name: str, overload: OpOverload, is_sent: Callable[[object], bool], *, from_python: bool
+    ) -> Capture:
+        if name in FUNCTIONAL:
+            return self._collective_capture(overload, FUNCTIONAL[name], is_sent, from_python=from_python)
+        return self._p2p_capture(overload, FUNCTIONAL_P2P[name], TENSOR_ARGUMENT.get(name, 0), is_sent)
+
+    def _collective_capture(
+        self,
+        overload: OpOverload,
+        operation: FunctionalOperation,
+        is_sent: Callable[[object], bool],
+        *,
+        from_python: bool,
+    ) -> Capture:
+        from torch._C import _functorch
+
+        is_wrapped: Callable[[Any], bool] = _functorch.is_functorch_wrapped_tensor
+        thread, failed = self._tracer.thread, self._tracer.failed
+        launch, remember = self._launching(operation), self._waits.remember
+        tensor_argument, group_argument, state_of = operation.tensor_argument, operation.group_argument, self._state_of
+
+        def capture(original: Original, arguments: Arguments, keywords: dict[str, Any]) -> object:
+            functional = state = None
             seq = -1
             try:
-                if is_traced(arguments[operation.tensor_argument]):
-                    key = meta
-                else:
-                    key = composite
-                    state = self._tracer.groups.state(_process_group(arguments[operation.group_argument]))
+                positional = by_position(overload, arguments, keywords) if keywords else arguments
+                tensor = positional[tensor_argument]
+                if from_python and type(tensor) is not list and is_wrapped(tensor):
+                    self.capture_calls_of_cpp()  # A transform of torch.func calls the operator, perhaps several times.
+                elif is_sent(tensor):
+                    process_group, state = state_of(positional[group_argument])
                     seq = next(state.collective_seq)
-                    functional = self._launch(operation, arguments, state, seq)
-                # The operator goes on to one of ``c10d``, with a hook or kernel of its own, which must not count again.
-                thread.has_counted = key is composite
+                    functional = launch(positional, process_group, state, seq)
+                    # The operator goes on to one of ``c10d``, with a hook or kernel of its own, and may itself have a
+                    # kernel of ours: neither must count it again.
+                    thread.has_counted = thread.is_in_operator = True
             except Exception as error:
                 failed(PART, error)
-            if key is None:
+            if state is None:
                 return original(*arguments, **keywords)
             try:
-                result = overload._op_dk(key, *arguments, **keywords)
+                result = original(*arguments, **keywords)
             except BaseException:
                 try:
-                    if state is not None:
+                    if seq >= 0:
                         state.take_back(seq)
                 except Exception as error:
                     failed(PART, error)
                 raise
             finally:
                 try:
-                    thread.has_counted = False
+                    thread.has_counted = thread.is_in_operator = False
                 except Exception as error:
                     failed(PART, error)
             try:
                 if functional is not None:
-                    results = result if isinstance(result, (list, tuple)) else (result,)
-                    self._waits.remember(functional, map(storage_of, results))
+                    remember(functional, map(storage_of, result) if type(result) is list else (storage_of(result),))
             except Exception as error:
                 failed(PART, error)
             return result
 
         return capture
 
-    def _p2p_capture(self, kernel: Kernel, messages: Callable[[Arguments], list[Message]]) -> Callable[..., object]:
-        from torch._C import DispatchKey
+    def _p2p_capture(
+        self,
+        overload: OpOverload,
+        messages: Callable[[Arguments], list[Message]],
+        tensor_argument: int,
+        is_sent: Callable[[object], bool],
+    ) -> Capture:
+        thread, failed = self._tracer.thread, self._tracer.failed
 
-        meta, composite, failed = DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, self._tracer.failed
-        thread, overload, original = self._tracer.thread, kernel.overload, kernel.original
-
-        def capture(*arguments: Any) -> object:
-            key = None
+        def capture(original: Original, arguments: Arguments, keywords: dict[str, Any]) -> object:
             sent: list[tuple[torch.Tensor, Awaited | None]] = []
             numbers: list[tuple[bool, int, int]] = []
             state: GroupState | None = None
             try:
-                if any(map(is_traced, arguments)):
-                    key = meta
-                else:
-                    key = composite
-                    state = self._tracer.groups.state(_process_group(arguments[-1]))
-                    for message in messages(arguments):
+                positional = by_position(overload, arguments, keywords) if keywords else arguments
+                if is_sent(positional[tensor_argument]):
+                    _, state = self._state_of(positional[-1])
+                    for message in messages(positional):
                         peer = state.ranks_by_group_rank[message.peer]
                         seq = state.next_p2p(message.operation.is_send, peer, message.tag)
                         numbers.append((message.operation.is_send, peer, seq))
                         sent.append((message.tensor, self._launch_message(message, state, peer, seq)))
-                thread.has_counted = key is composite
+                    thread.has_counted = thread.is_in_operator = True
             except Exception as error:
                 failed(PART, error)
-            if key is None:
-                return original(*arguments)
+            if state is None:
+                return original(*arguments, **keywords)
             try:
-                results = overload._op_dk(key, *arguments)
+                results = original(*arguments, **keywords)
             except BaseException:
                 try:
                     for number in reversed(numbers):
-                        if state is not None:
-                            state.take_back_p2p(*number)
+                        state.take_back_p2p(*number)
                 except Exception as error:
                     failed(PART, error)
                 raise
             finally:
                 try:
-                    thread.has_counted = False
+                    thread.has_counted = thread.is_in_operator = False
                 except Exception as error:
                     failed(PART, error)
             try:
                 results_of_all = results if isinstance(results, (list, tuple)) else (results,)
-                # None were launched if that failed, and none when a graph is traced.
+                # None were launched if that failed.
                 for (tensor, functional), result in zip(sent, results_of_all, strict=False):
                     if functional is not None:
                         # torch waits for the same Work at either of them.
@@ -285,19 +370,29 @@ class FunctionalCapture:
         num_bytes, self_bytes, dtype, _, members = self._tracer.unmeasured(operation, arguments, error)
         return num_bytes, self_bytes, dtype, members
 
-    def _launch(
-        self, operation: FunctionalOperation, arguments: Arguments, state: GroupState, seq: int
-    ) -> Awaited | None:
-        if not self._tracer.recording or self._tracer.groups.skips(state):
-            return None
-        try:
-            payload = operation.measure(arguments, _process_group(arguments[operation.group_argument]))
-        except Exception as error:
-            payload = self._unmeasured(operation.operation, arguments, error)
-        root = operation.root_argument
-        peer = -1 if root < 0 else state.ranks_by_group_rank[arguments[root]]
-        tensor = arguments[operation.tensor_argument]
-        return self._timed(operation.operation, state, seq, payload, peer, tensor)
+    def _launching(
+        self, functional: FunctionalOperation
+    ) -> Callable[[Arguments, ProcessGroup, GroupState, int], Awaited | None]:
+        """Return what takes the facts of a call, flat: it is the hot path."""
+        operation, measure, _, tensor_argument, root = functional
+        tracer, has_devices, timed, unmeasured = self._tracer, self._devices is not None, self._timed, self._unmeasured
+        skip_roles, skips = tracer.groups.skip_roles, tracer.groups.skips
+
+        def launch(arguments: Arguments, process_group: ProcessGroup, state: GroupState, seq: int) -> Awaited | None:
+            if not tracer.recording or (skip_roles and skips(state)):
+                return None
+            try:
+                num_bytes, self_bytes, dtype, members = payload = measure(arguments, process_group)
+            except Exception as error:
+                num_bytes, self_bytes, dtype, members = payload = unmeasured(operation, arguments, error)
+            peer = -1 if root < 0 else state.ranks_by_group_rank[arguments[root]]
+            if has_devices:
+                return timed(operation, state, seq, payload, peer, arguments[tensor_argument])
+            return Awaited(launch_of((
+                operation, state, seq, num_bytes, self_bytes, dtype, peer, True, tracer.coordinates, members, now_ns(),
+            )))  # fmt: skip
+
+        return launch
 
     def _timed(
         self,
@@ -309,12 +404,14 @@ class FunctionalCapture:
         tensor: torch.Tensor,
     ) -> Awaited | None:
         num_bytes, self_bytes, dtype, members = payload
-        launch = Launch(
+        launch = launch_of((
             operation, state, seq, num_bytes, self_bytes, dtype, peer, True, self._tracer.coordinates, members,
             now_ns(),
-        )  # fmt: skip
+        ))  # fmt: skip
+        if self._devices is None:
+            return Awaited(launch)
         device = _device(tensor)
-        if self._devices is None or device is None or device.type != "cuda":
+        if device is None or device.type != "cuda":
             return Awaited(launch)
         call = self._devices.launch(launch, device.index)
         return None if call is None else Awaited(call.launch, call)
@@ -325,11 +422,32 @@ def _device(value: torch.Tensor | Sequence[torch.Tensor]) -> torch.device | None
     return getattr(tensor, "device", None)
 
 
-def _process_group(group: str | ProcessGroup) -> ProcessGroup:
+def _communicates_itself(overload: OpOverload) -> bool:
+    # In older versions of torch it calls the operator of the same name in ``_c10d_functional``, from C++, and so does
+    # its backward.
+    import torch
+
+    key = "CompositeExplicitAutograd"
+    name = f"{overload._namespace}::{overload._opname}"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def _states(tracer: Tracer) -> Callable[[str | ProcessGroup], tuple[ProcessGroup, GroupState]]:
+    states, register = tracer.groups.states, tracer.groups.state
+
+    def state_of(group: str | ProcessGroup) -> tuple[ProcessGroup, GroupState]:
+        process_group = _resolving()(group) if isinstance(group, str) else group
+        return process_group, states.get(id(process_group)) or register(process_group)
+
+    return state_of
+
+
+@functools.cache
+def _resolving() -> Callable[[str], ProcessGroup]:
     from torch.distributed import distributed_c10d
 
     resolve: Callable[[str], ProcessGroup] = vars(distributed_c10d)["_resolve_process_group"]
-    return resolve(group) if isinstance(group, str) else group
+    return resolve
 
 
 class Awaited:
@@ -354,24 +472,39 @@ class FunctionalWaits:
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
         self._tracer = tracer
         self._devices = devices
-        self._captures = Captures()
+        self._calls = OperatorCalls()
+        self._captures = Captures(tracer.thread)
         # By storage of the result (not by address: empty ones have none).
         self._pending: dict[int, Awaited] = {}
 
     def install(self) -> None:
+        if not self._calls:
+            reaches_kernels = what_reaches_kernels()
+            for overload, capture in self._capturing(reaches_kernels):
+                self._calls.take(overload, capture)
+
+    def capture_calls_of_cpp(self) -> None:
         if self._captures:
             return
-        one, several = functional_kernel("wait_tensor"), functional_kernel("wait_tensors")
-        if one is not None:
-            self._captures.take(one, self._wait_capture(one))
-        if one is not None and several is not None:  # torch ≥ 2.15
-            self._captures.take(several, self._waits_capture(several, one.overload))
+        for overload, capture in self._capturing(lambda value: not is_traced(value)):
+            kernel = kernel_for("_c10d_functional", overload._opname)
+            if kernel is not None:
+                self._captures.take(kernel, capture)
 
     def uninstall(self) -> None:
+        self._calls.release()
         self._captures.release()
         for pending in list(self._pending.values()):
             self._forget(pending)
         self._pending.clear()
+
+    def _capturing(self, is_waited_for: Callable[[object], bool]) -> Iterator[tuple[OpOverload, Capture]]:
+        overload = default_overload("_c10d_functional", "wait_tensor")
+        several = default_overload("_c10d_functional", "wait_tensors")
+        if overload is not None:
+            yield overload, self._wait_capture(is_waited_for)
+        if overload is not None and several is not None:  # torch ≥ 2.15
+            yield several, self._waits_capture(overload, is_waited_for)
 
     def unfinished(self) -> list[Launch]:
         """Return the communications that end with a wait, which has not come yet."""
@@ -397,81 +530,64 @@ class FunctionalWaits:
             return
         self._tracer.append((forgotten_rows, kind_of(pending.launch), pending.launch, pending.number))
 
-    def _wait_capture(self, kernel: Kernel) -> Callable[..., object]:
-        from torch._C import DispatchKey
+    def _wait_capture(self, is_waited_for: Callable[[object], bool]) -> Capture:
+        blocked, failed = self._tracer.blocked, self._tracer.failed
+        pending_by_storage, take, waited = self._pending, self._pending.pop, self._waited
 
-        meta, composite, failed = DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, self._tracer.failed
-        overload, original = kernel.overload, kernel.original
-
-        def capture(tensor: torch.Tensor) -> object:
-            key = None
+        def capture(original: Original, arguments: Arguments, keywords: dict[str, Any]) -> object:
+            pending: Awaited | None = None
+            start: Mark = None
             try:
-                key = meta if is_traced(tensor) else composite
+                if pending_by_storage:
+                    tensor = arguments[0] if arguments else keywords["tensor"]
+                    if is_waited_for(tensor):
+                        pending = take(tensor.untyped_storage()._cdata, None)
+                    if pending is not None:
+                        blocked[0] = pending.launch
+                        start = now_ns() if pending.call is None else pending.call.clock.mark(pending.call.device)
+            except Exception as error:
+                pending = None
+                failed(PART, error)
+            if pending is None:
+                return original(*arguments, **keywords)
+            try:
+                result = original(*arguments, **keywords)
+            finally:
+                try:
+                    blocked[0] = None
+                except Exception as error:
+                    failed(PART, error)
+            try:
+                if pending.call is None:
+                    waited(pending, start, now_ns())
+                else:
+                    waited(pending, start, pending.call.clock.mark(pending.call.device))
             except Exception as error:
                 failed(PART, error)
-            if key is None:
-                return original(tensor)
-            return overload._op_dk(key, tensor) if key is meta else self._timed_wait(overload, key, tensor)
+            return result
 
         return capture
 
-    def _waits_capture(self, kernel: Kernel, one: OpOverload) -> Callable[..., object]:
-        from torch._C import DispatchKey
-
-        meta, composite, failed = DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, self._tracer.failed
-        overload, original = kernel.overload, kernel.original
-
-        def capture(tensors: list[torch.Tensor]) -> object:
-            key = None
+    def _waits_capture(self, overload: OpOverload, is_waited_for: Callable[[object], bool]) -> Capture:
+        def capture(original: Original, arguments: Arguments, keywords: dict[str, Any]) -> object:
             ours: list[torch.Tensor] = []
             try:
-                key = meta if is_traced(tensors) else composite
-                ours = [tensor for tensor in tensors if storage_of(tensor) in self._pending] if key is composite else []
+                tensors = arguments[0] if arguments else keywords["tensors"]
+                if is_waited_for(tensors):
+                    ours = [tensor for tensor in tensors if storage_of(tensor) in self._pending]
             except Exception as error:
-                failed(PART, error)
-            if key is None:
-                return original(tensors)
+                self._tracer.failed(PART, error)
             # torch waits for one after the other. Where one wait ends and the next begins is known only if each is
-            # an operator of its own; the operator for all of them then finds nothing left to wait for.
+            # an operator of its own, which is captured; the operator for all of them then finds nothing left to do.
             for tensor in ours:
-                self._timed_wait(one, key, tensor)
-            return overload._op_dk(key, tensors)
+                overload(tensor)
+            return original(*arguments, **keywords)
 
         return capture
 
-    def _timed_wait(self, overload: OpOverload, key: DispatchKey, tensor: torch.Tensor) -> object:
-        pending = start = None
-        try:
-            pending, start = self._about_to_wait(tensor)
-        except Exception as error:
-            pending = None
-            self._tracer.failed(PART, error)
-        try:
-            result = overload._op_dk(key, tensor)
-        finally:
-            try:
-                self._tracer.blocked[0] = None
-            except Exception as error:
-                self._tracer.failed(PART, error)
-        try:
-            if pending is not None:
-                self._waited(pending, start, self._mark(pending))
-        except Exception as error:
-            self._tracer.failed(PART, error)
-        return result
-
-    def _about_to_wait(self, tensor: torch.Tensor) -> tuple[Awaited | None, Mark]:
-        pending = self._pending.pop(storage_of(tensor), None)
-        if pending is None or (pending.waited and pending.launch.operation.is_p2p):
-            # A message that has been waited for: torch did not wait either, tensor and result have one Work.
-            return None, None
-        self._tracer.blocked[0] = pending.launch
-        return pending, self._mark(pending)
-
-    def _mark(self, pending: Awaited) -> Mark:
-        return now_ns() if pending.call is None else pending.call.clock.mark(pending.call.device)
-
     def _waited(self, pending: Awaited, start: Mark, end: Mark) -> None:
+        if pending.waited and pending.launch.operation.is_p2p:
+            return  # torch did not wait either: tensor and result of a message have one Work
         if pending.call is not None and self._devices is not None:
             self._devices.waited(pending.call, start, end)
             pending.waited = True
@@ -492,10 +608,3 @@ def storage_of(tensor: torch.Tensor) -> int:
     """Return the storage of a tensor, by which torch keeps the Work of a result."""
     storage: int = tensor.untyped_storage()._cdata
     return storage
-
-
-def functional_kernel(name: str, tensor_argument: int = 0) -> Kernel | None:
-    from torch._C import DispatchKey
-
-    # Theirs are of no device. With the key of one torch ends with a segmentation fault.
-    return kernel_for("_c10d_functional", name, lambda _: DispatchKey.CompositeExplicitAutograd, tensor_argument)

@@ -62,7 +62,7 @@ class Counters(Protocol):
 class PythonCounters:
     """Counters that take a number in one step, which is atomic under the GIL."""
 
-    next_position = None
+    next_position: Callable[[int, int], int] | None = None
 
     def __init__(self) -> None:
         self.is_slow = self.is_skipped = self.has_slow_messages = False

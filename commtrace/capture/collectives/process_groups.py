@@ -27,7 +27,7 @@ from commtrace.capture.collectives.waits import (
 )
 from commtrace.capture.device.clock import DeviceTiming, Mark, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
-from commtrace.capture.native import METHODS, Facts, Native, NativeClock, p2p_codes, replacement
+from commtrace.capture.native import METHODS, Facts, Native, NativeClock, as_method, p2p_codes
 from commtrace.capture.records import (
     COLLECTIVE_AND_STALL,
     ENDED,
@@ -165,6 +165,7 @@ class ProcessGroupCapture:
             tensor_types=(torch.Tensor, torch.nn.Parameter, *self._tensor_types),
             p2p_codes=p2p_codes(),
             code_of_dtype=native.code_of_dtype,
+            failed=partial(tracer.failed, PART),
             wait_failed=self._wait_failed,
             waited_on_a_side=None if devices is None else self._waited_on_a_side,
             pending=(self.pending, None if devices is None else devices.pending),
@@ -194,14 +195,14 @@ class ProcessGroupCapture:
             is_send=operation.is_send,
             has_root=operation.has_root,
         )
-        return replacement(method.function())
+        return as_method(method.function())
 
     def _wait_in_c(self, original: object, wait: Callable[..., object]) -> Callable[..., object]:
         native, surrendered, failed = self._native, self.surrendered, self._tracer.failed
         if native is None:
             return wait
         if not isinstance(original, FunctionType):
-            return replacement(native.core.Method(original, wait, is_wait=True).function())
+            return as_method(native.core.Method(original, wait, is_wait=True).function())
 
         # Dynamo may look into a wait that is Python.
         def wait_in_python(work: Work, /, *arguments: object, **keywords: object) -> object:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from commtrace.capture.collectives.untraced_paths import CAPTURED_COMMUNICATION
-from commtrace.capture.device.clock import DeviceTiming, CudaMark, Mark, is_on_device
+from commtrace.capture.device.clock import CudaMark, DeviceTiming, Mark, is_on_device
 from commtrace.capture.device.hidden_ends import FlightRecorder, HiddenEnds
 from commtrace.capture.device.placement import Placement
 from commtrace.capture.device.resolved_calls import ResolvedCalls

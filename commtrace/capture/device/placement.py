@@ -34,8 +34,8 @@ HOST_BOUND_NS: Final = 100_000
 """A stream that passes a mark within this time after the host took it may have waited for the host."""
 
 SOON_NS: Final = 20_000
-"""A stream without work passes the mark at a launch at once, and the kernel comes when the host has handed it on. A start
-that is called exact may be so much earlier than its kernel."""
+"""A stream without work passes the mark at a launch at once, and the kernel comes when the host has handed it on. A
+start that is called exact may be so much earlier than its kernel."""
 
 MOST_REMEMBERED: Final = 64
 """Launches of a communicator that are remembered behind one that has not come yet."""

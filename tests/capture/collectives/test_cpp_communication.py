@@ -18,9 +18,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from commtrace.capture import threads
 from commtrace.capture.collectives import cpp_communication, group_lifecycle
 from commtrace.capture.collectives.cpp_communication import Hooked, ProcessGroupHooks
-from tests.capture.recording import Recording
+from tests.capture.recording import Recording, of_all_reduce
 
 pytestmark = pytest.mark.skipif(
     not cpp_communication.torch_has_hooks(), reason="process groups of this torch have no hooks: they came with 2.14"
@@ -138,9 +139,10 @@ def test_what_a_constructor_of_ddp_sends_is_recorded_if_nothing_was_sent_before(
 def test_a_failure_of_ours_does_not_reach_training(alone: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception in a hook would raise out of the communication."""
     monkeypatch.setattr(alone.tracer.thread, "issuing", None)  # a list no longer
-    result = OPERATIONS.wait_tensor(OPERATIONS.all_reduce(torch.ones(2), "sum", world().group_name))
+    tensor = torch.ones(2)
+    torch.ops.c10d.allreduce_([tensor], world().boxed(), *of_all_reduce())
 
-    assert result.tolist() == [1.0, 1.0]
+    assert tensor.tolist() == [1.0, 1.0]
     (message,) = alone.warnings()
     assert message.startswith(cpp_communication.HOOKS_PART)
 
@@ -171,7 +173,7 @@ def test_hooks_are_taken_out_where_no_other_thread_can_be_in_one(
 ) -> None:
     """torch ends the process with a segmentation fault if one is taken out while a communication passes it."""
     called = hooks_called(monkeypatch)
-    monkeypatch.setattr(cpp_communication, "_other_threads", lambda: running)  # pytest has threads of its own
+    monkeypatch.setattr(threads, "other_threads", lambda: running)  # pytest has threads of its own
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         hooked = Hooked(recording.tracer)
@@ -196,15 +198,15 @@ def test_hooks_are_taken_out_where_no_other_thread_can_be_in_one(
 
 def test_a_thread_of_ours_is_none_that_could_communicate() -> None:
     done = threading.Event()
-    threads = [threading.Thread(target=done.wait, name=name) for name in ("commtrace-harvester", "evaluation")]
-    before = cpp_communication._other_threads()
-    for thread in threads:
+    started = [threading.Thread(target=done.wait, name=name) for name in ("commtrace-harvester", "evaluation")]
+    before = threads.other_threads()
+    for thread in started:
         thread.start()
     try:
-        assert cpp_communication._other_threads() - before == {threads[1].ident}
+        assert threads.other_threads() - before == {started[1].ident}
     finally:
         done.set()
-        for thread in threads:
+        for thread in started:
             thread.join()
 
 

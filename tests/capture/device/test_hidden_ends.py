@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from commtrace.capture.collectives.operations import LEGACY, NCCL2, NcclBackend
-from commtrace.capture.device.clock import CudaClock
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.device.facts import Handed
 from commtrace.capture.device.hidden_ends import (

@@ -19,9 +19,10 @@ import torch
 import torch.distributed as dist
 
 import commtrace
-from bench.engines import NATIVE, OFF, PROFILER, engines, recording
+from bench.engines import OFF, PROFILER, engines, recording
 from bench.thread_time import native_threads_ns, python_threads_ns
 from commtrace.capture.device.clock import CudaClock
+from commtrace.options import NATIVE
 from tests.gpu.stages.stage import Answers, run_stage, sized, start_one_rank, synchronize
 
 SECONDS: Final = 95.0
@@ -188,7 +189,7 @@ def tell(answers: Answers, name: str, variant: str, costs: Mapping[str, Sequence
     question = "cost of a span, two marks" if name.startswith("span") else f"cost of a call: {name}"
     most = MOST_ADDED_US.get((name, variant))
     misses = None
-    if most is not None:
+    if most is not None and torch.cuda.is_available():
         misses = [] if statistics.median(added) <= most * 1e3 else [f"the aim is {most:+.0f} µs"]
     answers.add(question, text, variant, misses=misses)
 
@@ -210,7 +211,7 @@ def tell_of_threads(answers: Answers, engine: str, threads: Mapping[str, Sequenc
         f"{native:.2%}; behind 2,000 calls a thread that spins in Python lost {lost / 1e6:.2f} ms more than without"
     )
     misses = None
-    if engine == NATIVE:
+    if engine == NATIVE and torch.cuda.is_available():
         misses = [] if share <= MOST_GIL_SHARE else [f"the aim is {MOST_GIL_SHARE:.1%} with the GIL"]
     answers.add("threads of commtrace", text, engine, misses=misses)
 

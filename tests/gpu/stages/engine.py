@@ -17,15 +17,13 @@ import torch.distributed as dist
 
 import commtrace
 from bench.engines import (
-    NATIVE,
-    PYTHON,
-    config,
     details,
     engine_at_work,
     engines,
     recorded_rows,
     why_not_native,
 )
+from commtrace.options import NATIVE, PYTHON
 from tests.gpu.kernels import is_exact
 from tests.gpu.stages.stage import Answers, run_stage, start_one_rank, synchronize
 
@@ -58,7 +56,7 @@ def record(engine: str, answers: Answers, device: torch.device) -> list[dict[str
     """Record a few steps; return the rows of communication and stalls, by launch."""
     directory = answers.output / engine
     begin = time.perf_counter()
-    commtrace.start(config(engine, directory))
+    commtrace.start(commtrace.Config(dir=str(directory), engine=engine))
     started = time.perf_counter()
     for step in range(STEPS):
         with commtrace.step(step):
@@ -91,7 +89,7 @@ def told(
         engine,
         misses=misses,
     )
-    return sorted(kept, key=lambda row: int(row["id"]))
+    return sorted(kept, key=lambda row: (row["group"], row["seq"], row["op_in_seq"]))
 
 
 def communicate(device: torch.device) -> None:

@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 
 import torch
 
-from bench.engines import NATIVE, OFF, PROFILER, engines
+from bench.engines import OFF, PROFILER, engines
+from commtrace.options import NATIVE
 from tests.gpu.stages.stage import Answers, run_job, run_stage, sized
 
 
@@ -71,12 +72,12 @@ def tell(answers: Answers, step: Step, variant: str, step_ns: dict[str, Sequence
         f"{ms(step_ns[OFF])} off, {ms(step_ns[variant])}: × {median(ratios):.4f} ({min(ratios):.4f} to "
         f"{max(ratios):.4f} in {len(ratios)} turns)"
     )
-    misses = None
-    if variant in engines():
-        misses = [] if waits[variant] == waits[OFF] else [f"waits for the device: {waits[OFF]} off, {waits[variant]}"]
-    if misses is not None and variant == NATIVE and median(ratios) > 1 + step.most_added:
+    misses = []
+    if variant in waits and waits[variant] != waits[OFF]:
+        misses.append(f"waits for the device: {waits[OFF]} off, {waits[variant]}")
+    if variant == NATIVE and torch.cuda.is_available() and median(ratios) > 1 + step.most_added:
         misses.append(f"the aim is {step.most_added:+.1%}")
-    answers.add(step.question, text, variant, misses=misses)
+    answers.add(step.question, text, variant, misses=misses if variant in engines() else None)
 
 
 def ms(step_ns: Sequence[int]) -> str:

@@ -214,6 +214,28 @@ static PyObject *python_span(PyObject *module, PyObject *const *arguments, Py_ss
     Py_RETURN_NONE;
 }
 
+bool error_is_for_the_job(PyObject *failed) {
+    if (PyErr_Occurred() == NULL) {
+        return false;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+        return true;
+    }
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (failed != NULL && value != NULL) {
+        Py_XDECREF(PyObject_CallFunctionObjArgs(failed, value, NULL));
+        if (PyErr_Occurred() != NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
+            PyErr_Clear(); /* there is nobody left to tell */
+        }
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    return PyErr_Occurred() != NULL;
+}
+
 /* ---- the device --------------------------------------------------------------------------------------------------- */
 
 static PyObject *python_open_driver(PyObject *module, PyObject *arguments) {

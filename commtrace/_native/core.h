@@ -184,6 +184,9 @@ int modules_init(PyObject *module);
 
 /* ---- core.c: the module ------------------------------------------------------------------------------------------ */
 
+/* Tells `failed` of an error of ours, if one is set, which switches the capture off. One that is no Exception (the
+   KeyboardInterrupt of a signal that arrived while an attribute ran Python) is the job's: true, and it stays set. */
+bool error_is_for_the_job(PyObject *failed);
 /* A place on the current stream of a device, or of the current one; of the host where none is used, or where the stream is
    captured into a graph. False, with an exception, where torch does not say which stream. */
 bool point_here(int device, Point *, bool *is_captured);

@@ -35,29 +35,7 @@ static int session;                 /* number of the recording: methods of an ea
 static PyObject *name_nbytes, *name_dtype, *name_is_cuda, *name_get_device, *name_async, *name_root, *name_back,
     *name_code, *name_func;
 
-/* Tells Python of an error of ours, which switches the capture off. One that is no Exception (the KeyboardInterrupt of a
-   signal that arrived while an attribute ran Python) is the job's: it stays set. */
-static bool is_for_the_job(void) {
-    if (PyErr_Occurred() == NULL) {
-        return false;
-    }
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
-        return true;
-    }
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyErr_NormalizeException(&type, &value, &traceback);
-    if (failed != NULL && value != NULL) {
-        Py_XDECREF(PyObject_CallFunctionObjArgs(failed, value, NULL));
-        if (PyErr_Occurred() != NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
-            PyErr_Clear(); /* there is nobody left to tell */
-        }
-    }
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(traceback);
-    return PyErr_Occurred() != NULL;
-}
+static bool is_for_the_job(void) { return error_is_for_the_job(failed); }
 
 /* ---- streams that compute --------------------------------------------------------------------------------------- */
 

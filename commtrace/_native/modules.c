@@ -100,30 +100,8 @@ typedef struct {
     int num_passes, room;
 } Modules;
 
-/* Tells Python of an exception of ours, and clears it; false for one that is not, like a KeyboardInterrupt. */
-static bool settled(const Modules *modules) {
-    if (PyErr_Occurred() == NULL) {
-        return true;
-    }
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
-        return false;
-    }
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyErr_NormalizeException(&type, &value, &traceback);
-    if (traceback != NULL) {
-        PyException_SetTraceback(value, traceback);
-    }
-    PyObject *nothing = PyObject_CallFunctionObjArgs(modules->failed, value, NULL);
-    Py_XDECREF(nothing);
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(traceback);
-    return nothing != NULL;
-}
-
 static PyObject *none_or_error(const Modules *modules) {
-    if (!settled(modules)) {
+    if (error_is_for_the_job(modules->failed)) {
         return NULL;
     }
     Py_RETURN_NONE;

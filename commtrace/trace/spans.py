@@ -229,6 +229,16 @@ class RowBatch(Sequence[Row]):
         inside = (self.spans.step >= begin) & (self.spans.step < end)
         return RowBatch(rows, self.spans.take(inside), self._names)
 
+    def where(self, is_kept: Bool) -> RowBatch:
+        """Return the rows that a mask of all rows keeps."""
+        of_rows, of_spans = is_kept[: len(self.rows)], is_kept[len(self.rows) :]
+        rows = [self.rows[at] for at in np.flatnonzero(of_rows).tolist()]
+        return RowBatch(rows, self.spans.take(of_spans), self._names)
+
+    def followed_by(self, rows: Sequence[Row]) -> RowBatch:
+        """Return a batch that has ``rows``, too, behind those that were made one by one."""
+        return RowBatch([*self.rows, *rows], self.spans, self._names)
+
     def behind(self, rows: Sequence[Row]) -> RowBatch:
         """Return a batch that begins with ``rows``."""
         return RowBatch([*rows, *self.rows], self.spans, self._names)

@@ -198,7 +198,7 @@ class StepCollector:
         if self._is_off or not self._listeners:
             return
         try:
-            self._take(rows if isinstance(rows, RowBatch) else RowBatch(rows))
+            self._take(RowBatch.of(rows))
         except Exception:
             self._is_off = True
             _logger.warning("commtrace: live metrics are off; training and the trace go on", exc_info=True)
@@ -220,7 +220,7 @@ class StepCollector:
         for mark in marks:
             self.rank.learn(mark)
         self.rank.spans += len(rows) - len(marks)
-        self.rank.budget.add(rows.columns, self.rank.marks.topology)
+        self.rank.budget.add(rows, self.rank.marks.topology)
         before = len(self._pending)
         self._pending.add(rows)
         self.rank.dropped = dict(self._dropped())

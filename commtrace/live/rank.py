@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +18,7 @@ from commtrace.trace.hang_report import HangReport
 from commtrace.trace.marks import Marks, read_state
 from commtrace.trace.metadata import ClockAnchor, DeviceState, RankMetadata
 from commtrace.trace.schema import Row
-from commtrace.trace.spans import Spans
+from commtrace.trace.spans import RowBatch
 from commtrace.trace.topology import Topology
 
 if TYPE_CHECKING:
@@ -40,11 +40,12 @@ class LiveBudget:
         self._ns = [0] * len(PARTS)
         self._pending: list[tuple[int, int, int]] = []
 
-    def add(self, spans: Spans, topology: Topology) -> None:
+    def add(self, rows: Iterable[Row], topology: Topology) -> None:
         """Take the rows of one pass. ``topology`` has the start of the process, and the recorded steps unless all."""
+        spans = RowBatch.of(rows).columns
         spans = spans.take(np.isin(spans.kind, list(PART_OF_KIND)))
-        rows = zip(spans.kind.tolist(), spans.start.tolist(), spans.end.tolist(), strict=True)
-        found = [(PART_OF_KIND[kind], start, end) for kind, start, end in rows]
+        times = zip(spans.kind.tolist(), spans.start.tolist(), spans.end.tolist(), strict=True)
+        found = [(PART_OF_KIND[kind], start, end) for kind, start, end in times]
         self._pending += found
         step_ends = [end for part, _, end in found if part == TRAINING]
         if step_ends:

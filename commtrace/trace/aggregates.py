@@ -75,7 +75,7 @@ class AggregatingSink:
         before = {step: {key: list(sums) for key, sums in own.items()} for step, own in self._sums.items()}
         last_ended = self._last_ended
         try:
-            handed_on = self._handed_on(rows if isinstance(rows, RowBatch) else RowBatch(rows))
+            handed_on = self._handed_on(RowBatch.of(rows))
             if handed_on:
                 self._sink.write(handed_on)
         except Exception:

@@ -177,6 +177,11 @@ class RowBatch(Sequence[Row]):
         self._columns: Spans | None = None
         self._all_rows: list[Row] | None = None
 
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> RowBatch:
+        """Return rows as a batch; one that is a batch already as it is."""
+        return rows if isinstance(rows, RowBatch) else cls(rows)
+
     def __len__(self) -> int:
         return len(self.rows) + len(self.spans)
 

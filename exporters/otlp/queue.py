@@ -81,7 +81,7 @@ class SpanFilter:
 
     def rows(self, rows: Sequence[Row], step: int) -> list[Row]:
         """Return the rows of a closed step that become spans; ``step`` is also the step of rows without one."""
-        batch = rows if isinstance(rows, RowBatch) else RowBatch(rows)
+        batch = RowBatch.of(rows)
         spans = batch.columns
         steps = np.where(spans.step < 0, step, spans.step)
         return list(batch.where(np.isin(spans.kind, list(self.kinds)) & (steps % self.every == 0)))

@@ -56,7 +56,7 @@ Dimensions = Annotated[dict[Text, Number], Meta(max_length=_MOST_DIMENSIONS)]
 
 
 def _replayed(rows: Sequence[Row]) -> RowBatch:
-    batch = rows if isinstance(rows, RowBatch) else RowBatch(rows)
+    batch = RowBatch.of(rows)
     return batch.where(np.isin(batch.columns.kind, list(_REPLAYED)))
 
 

@@ -1,7 +1,7 @@
 """Register kernels of ours in torch's dispatcher, at the key BackendSelect, for calls that only C++ makes.
 
-While a kernel is there, a call takes about 9 µs more: torch makes Python objects of its arguments, and arguments of these
-again. It is taken out when the recording stops, if nothing can be in it.
+While a kernel is there, a call takes about 9 µs more: torch makes Python objects of its arguments, and arguments of
+these again. It is taken out when the recording stops, if nothing can be in it.
 """
 
 from __future__ import annotations

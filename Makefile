@@ -43,7 +43,7 @@ NEWEST_PIP := $(NEWEST)/bin/python -m pip $(QUIET_INSTALL) --disable-pip-version
 NEWEST_TESTS := tests/matrix tests/capture tests/integrations tests/e2e/test_capture_oracle.py \
 	tests/e2e/test_capture_origins.py tests/e2e/test_pipelining.py tests/e2e/test_megatron_training.py
 
-.PHONY: demo site web check test test-thorough test-newest test-long lint types unit e2e fuzz test-gpu bench bench-stragglers soak install clean
+.PHONY: demo site web check test test-thorough test-newest test-long lint types unit e2e fuzz test-gpu gpu bench bench-stragglers soak install clean
 
 demo: $(INSTALLED)  ## Train on 4 ranks with a slow one, print where the time went, write report.html.
 	$(BIN)/python examples/demo.py
@@ -108,6 +108,13 @@ fuzz: $(INSTALLED)  ## Try FUZZ_INPUTS (100000) damaged inputs at every door; FU
 
 test-gpu: $(INSTALLED)  ## On a machine with a GPU: NCCL ranks on it, compared with the kernels that torch.profiler saw.
 	$(BIN)/python -m pytest tests/gpu
+
+# Without an environment of its own: a lent machine has torch, and may reach no package index.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+OUT ?= gpu-hour
+
+gpu:  ## On a machine with a GPU: ten minutes for everything that only a GPU can tell. One table, one archive in OUT.
+	@$(GPU_PYTHON) bench/gpu_hour.py --output $(OUT)
 
 bench: $(INSTALLED)
 	$(BIN)/python bench/overhead.py

@@ -59,6 +59,9 @@ class Sink(Protocol):
 class Source(Protocol):
     """What records beside the buffer, and makes columns itself: :class:`commtrace.capture.native.Native`."""
 
+    def gather(self) -> None:
+        """Take over what is finished: at the beginning of a pass."""
+
     def take(self) -> tuple[Spans, list[Row], list[str]]:
         """Return the finished spans, those that have a detail as rows, and the strings for the codes of the spans."""
 
@@ -66,12 +69,12 @@ class Source(Protocol):
         """Return how many rows were dropped so far, by kind."""
 
     @property
-    def num_rows(self) -> int:
-        """Return how many rows were recorded so far."""
+    def num_added(self) -> int:
+        """Return how many communications and spans were recorded so far."""
 
     @property
     def num_waiting(self) -> int:
-        """Return how many rows have not been taken."""
+        """Return how many of them were not taken yet."""
 
     def give_up(self) -> None:
         """Count the rows that wait for the device as dropped."""
@@ -105,12 +108,14 @@ class Recorder:
         self._note_losses = note_losses
         self._source = source
         self._is_end_written = False
+        self.end_pass: Callable[[bool], list[Row]] = lambda last: []
+        """Called when the entries of a pass, or of the ``last`` one, have been asked for; returns further rows."""
         self.buffer: deque[Entry] = deque()  # hot paths append to it, minding ``capacity`` and ``drop``
         self._unresolved: deque[Entry] = deque()
         self._drops = tuple(itertools.count() for _ in schema.KINDS)
         self._drop_reads = 0
         self._recorded_drops: dict[str, int] = {}
-        self._rows_at_last_pass = 0
+        self._added_at_last_pass = 0 if source is None else source.num_added
         self._unwritten_marks: list[Row] = []
         self._has_warned_of_entry = False
         self._lost_in_sink = [0] * len(schema.KINDS)
@@ -186,7 +191,7 @@ class Recorder:
     @property
     def source_has_rows(self) -> bool:
         """Return whether the source has recorded rows since the last pass."""
-        return self._source is not None and self._source.num_rows != self._rows_at_last_pass
+        return self._source is not None and self._source.num_added != self._added_at_last_pass
 
     def unresolved(self) -> list[Entry]:
         """Return entries that wait for the device, oldest first. For the harvester's thread."""
@@ -220,7 +225,8 @@ class Recorder:
         self._report_losses()
 
     def _is_ahead_of_device(self) -> bool:
-        return bool(self._unresolved) or (self._source is not None and self._source.num_waiting > 0)
+        entries = self._unresolved or (self._sinks and self.buffer)
+        return bool(entries) or (self._source is not None and self._source.num_waiting > 0)
 
     def _guarded_pass(self, *, last: bool) -> None:
         try:
@@ -244,7 +250,13 @@ class Recorder:
                 if last:
                     self._count_unwritten()
                 return
-        rows = self._unwritten_marks + self._marks() + self._resolved_rows(last)
+        marks = self._unwritten_marks + self._marks()
+        if self._source is not None:
+            if last:
+                self._source.give_up()
+            self._added_at_last_pass = self._source.num_added
+            self._source.gather()
+        rows = marks + self._resolved_rows(last)
         if last:
             self._count_unreached()
         spans, names = self._taken(rows)
@@ -277,7 +289,6 @@ class Recorder:
         """Return what the source has finished; those of its rows that have a detail are added to ``rows``."""
         if self._source is None:
             return None, []
-        self._rows_at_last_pass = self._source.num_rows
         spans, detailed, names = self._source.take()
         rows += detailed
         return spans, names
@@ -310,6 +321,10 @@ class Recorder:
                 # Let go of the GIL: a training thread that waits for it would otherwise wait a whole switch interval.
                 time.sleep(0)
             self._resolve(self.buffer.popleft(), rows)
+        try:
+            rows += self.end_pass(last)
+        except Exception:
+            self._warn_of_entry()
         return rows
 
     def _resolve(self, entry: Entry, rows: list[Row]) -> None:
@@ -327,14 +342,13 @@ class Recorder:
     def _count_unreached(self) -> None:  # work that the device never reached cannot be timed
         while self._unresolved:
             self._count_lost_entry(self._unresolved.popleft())
-        if self._source is not None:
-            self._source.give_up()
 
     def _count_unwritten(self) -> None:
         while self.buffer:
             self._count_lost_entry(self.buffer.popleft())
         if self._source is not None:
             self._source.give_up()
+            self._source.gather()
             self._count_lost(RowBatch((), *self._taken([])))
 
     def _report_losses(self) -> None:

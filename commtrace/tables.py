@@ -161,13 +161,14 @@ COMMUNICATION: Final = pa.schema(
         _column("count", pa.int64(), "calls, counted on every rank that made them"),
         _column("bytes", pa.int64(), "bytes of the calls whose bytes are known, full tensors"),
         _column("unsized", pa.int64(), "calls with unknown bytes"),
-        _column("duration_p50_ns", pa.int64(), "median, of the calls whose end was recorded"),
+        _column("duration_p50_ns", pa.int64(), "median, of the calls of exact duration; without any, of upper bounds"),
         _column("duration_p99_ns", pa.int64(), "99th percentile"),
         _column("duration_max_ns", pa.int64(), "longest"),
         _column("duration_sum_ns", pa.int64(), "sum"),
         _column("algbw_gbps", pa.float64(), "algorithm bandwidth, 10⁹ bytes/s"),
         _column("busbw_gbps", pa.float64(), "bus bandwidth, 10⁹ bytes/s"),
         _column("bandwidth_time", pa.string(), "the time that both rates use: `transfer` or `duration`"),
+        _column("bandwidth_is_bound", pa.bool_(), "no call has an exact time: both rates are lower bounds"),
         _column("needed_busbw_gbps", pa.float64(), "bus bandwidth below which the bytes cannot be hidden, 10⁹ bytes/s"),
         _column("exposed_ns", pa.int64(), "time that lanes stalled on these calls, summed over ranks"),
         _column("hidden_ns", pa.int64(), "time in flight during which no lane stalled"),
@@ -175,7 +176,7 @@ COMMUNICATION: Final = pa.schema(
         _column("unfinished", pa.int64(), "calls whose end was not recorded"),
         _column("unmatched", pa.int64(), "calls that were not matched on all members"),
         _column("mismatched", pa.int64(), "calls whose members disagree on operation, bytes or dtype"),
-        _column("upper_bounds", pa.int64(), "calls whose durations are upper bounds"),
+        _column("upper_bounds", pa.int64(), "calls whose start or end is a bound: their durations are upper bounds"),
     ]
 )
 

@@ -148,6 +148,9 @@ class Words:
             arguments["dtype"] = _word(self._outline["names"], columns["dtype"][row])
         arguments["async"] = "yes" if columns["is_async"][row] else "no"
         arguments["timing"] = _word(self._outline["timings"], columns["timing"][row])
+        for column, bound in _BOUNDS.items():
+            if not columns[column][row]:
+                arguments[column.removesuffix("_exact")] = bound
         if not columns["finished"][row]:
             arguments["end"] = "never seen: the duration is not known"
         return arguments
@@ -159,6 +162,13 @@ _COMMUNICATION_ARGUMENTS: Final = {
     "peer": "peer",
     "wait_ns": "wait",
     "transfer_ns": "transfer",
+}
+
+
+_BOUNDS: Final = {
+    "start_exact": "lower bound: it started then or later",
+    "end_exact": "upper bound: it ended then or earlier",
+    "transfer_exact": "upper bound",
 }
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import email
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from commtrace import __version__
+from tests.compiler import needs_compiler
 
 DIST_INFO = f"commtrace-{__version__}.dist-info"
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,14 +24,17 @@ SHIPPED = ("commtrace", "integrations", "exporters", "viewer")
 BUILD = "from setuptools import build_meta; print(build_meta.build_{kind}({out!r}))"
 
 
-def _try_to_build(kind: str, source: Path, out: Path) -> subprocess.CompletedProcess[str]:
+def _try_to_build(
+    kind: str, source: Path, out: Path, changes: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     out.mkdir()
     command = [sys.executable, "-c", BUILD.format(kind=kind, out=str(out))]
-    return subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=200)
+    environment = {**os.environ, **(changes or {})}
+    return subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, timeout=200)
 
 
-def _build(kind: str, source: Path, out: Path) -> Path:
-    completed = _try_to_build(kind, source, out)
+def _build(kind: str, source: Path, out: Path, changes: Mapping[str, str] | None = None) -> Path:
+    completed = _try_to_build(kind, source, out, changes)
     assert completed.returncode == 0, completed.stderr
     return out / completed.stdout.splitlines()[-1]
 
@@ -41,6 +48,7 @@ def _copy_of_the_checkout(destination: Path) -> None:
         ".hypothesis",
         "__pycache__",
         "*.egg-info",
+        "*.so",
         "build",
         "dist",
         "commtrace-runs",
@@ -65,9 +73,11 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel that is built from the sdist: both must be whole for it to be right."""
     work = tmp_path_factory.mktemp("packaging")
-    earlier = unpacked / "build" / "lib" / "commtrace" / "gone.py"  # left by the build of an earlier version
-    earlier.parent.mkdir(parents=True)
-    earlier.touch()
+    # Left by the build of an earlier version, without the extension and with it.
+    for lib in ("lib", f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"):
+        earlier = unpacked / "build" / lib / "commtrace" / "gone.py"
+        earlier.parent.mkdir(parents=True)
+        earlier.touch()
     return _build("wheel", unpacked, work / "wheel")
 
 
@@ -90,6 +100,13 @@ def test_the_sdist_has_what_is_to_be_read_and_no_tests(unpacked: Path) -> None:
     assert {name for name in documents if (ROOT / name).is_file()} <= files
     assert {"README.md", "CHANGELOG.md", "LICENSE", "examples/monitoring/compose.yml"} <= files
     assert not {name for name in files if name.startswith("tests/") or "__pycache__" in name}
+
+
+def test_the_sdist_has_the_sources_of_the_extension(unpacked: Path) -> None:
+    sources = [path for kind in ("*.c", "*.h", "*.pyi") for path in (ROOT / "commtrace" / "_native").glob(kind)]
+
+    assert {"core.c", "core.pyi"} <= {path.name for path in sources}
+    assert all((unpacked / path.relative_to(ROOT)).read_bytes() == path.read_bytes() for path in sources)
 
 
 def test_a_checkout_without_symlinks_is_not_built(tmp_path: Path) -> None:
@@ -135,6 +152,51 @@ def test_rules_and_dashboards_are_in_the_wheel(names: set[str]) -> None:
     assert set(map(_shipped_as, wanted)) <= names
 
 
+@needs_compiler
+def test_a_wheel_with_the_extension_is_for_this_platform_and_all_later_pythons(wheel: Path, names: set[str]) -> None:
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+
+    assert wheel.name == f"commtrace-{__version__}-cp310-abi3-{platform}.whl"
+    assert {name for name in names if name.startswith("commtrace/_native/")} == {
+        "commtrace/_native/__init__.py",
+        "commtrace/_native/core.abi3.so",
+        "commtrace/_native/core.pyi",
+    }
+
+
+@pytest.mark.parametrize("changes", [{"PATH": ""}, {"BUILD_COMMTRACE_NATIVE": "0"}], ids=["no compiler", "left out"])
+def test_a_wheel_without_the_extension_is_for_all_platforms(
+    unpacked: Path, tmp_path: Path, changes: dict[str, str]
+) -> None:
+    pure = _build("wheel", unpacked, tmp_path / "wheel", changes)
+
+    assert pure.name == f"commtrace-{__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(pure) as archive:
+        assert "Root-Is-Purelib: true" in archive.read(f"{DIST_INFO}/WHEEL").decode()
+        assert [name for name in archive.namelist() if name.startswith("commtrace/_native/")] == [
+            "commtrace/_native/__init__.py",
+            "commtrace/_native/core.pyi",
+        ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"BUILD_COMMTRACE_NATIVE": "1", "PATH": ""}, "commtrace/_native/core.c"),
+        ({"BUILD_COMMTRACE_NATIVE": "yes"}, "BUILD_COMMTRACE_NATIVE=yes: write 1 (it must be built), 0"),
+    ],
+    ids=["demanded without a compiler", "neither 0 nor 1"],
+)
+def test_a_build_that_must_have_the_extension_fails_without(
+    unpacked: Path, tmp_path: Path, changes: dict[str, str], reason: str
+) -> None:
+    completed = _try_to_build("wheel", unpacked, tmp_path / "wheel", changes)
+
+    assert completed.returncode != 0
+    assert reason in completed.stdout + completed.stderr
+    assert not list(tmp_path.glob("wheel/*.whl"))
+
+
 def test_nothing_but_commtrace_is_installed(names: set[str]) -> None:
     assert {name.split("/")[0] for name in names} == {"commtrace", DIST_INFO}
 
@@ -164,6 +226,7 @@ def test_an_installed_wheel_runs(wheel: Path, tmp_path: Path) -> None:
     source = (
         "import commtrace, commtrace.exporters, commtrace.integrations, commtrace.viewer\n"
         "print(commtrace.__file__, commtrace.viewer.__file__)\n"
+        "from commtrace import _native; core, reason = _native.load(); print(core and core.__file__)\n"
         "from commtrace.cli.main import app; app(['--version'])"
     )
     completed = subprocess.run(
@@ -175,7 +238,9 @@ def test_an_installed_wheel_runs(wheel: Path, tmp_path: Path) -> None:
         timeout=60,
     )
 
+    extension = f"{target}/commtrace/_native/core.abi3.so" if "abi3" in wheel.name else None
     assert completed.stdout.splitlines() == [
         f"{target}/commtrace/__init__.py {target}/commtrace/viewer/__init__.py",
+        str(extension),
         f"commtrace {__version__}",
     ]

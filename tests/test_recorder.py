@@ -127,6 +127,37 @@ def test_an_entry_that_cannot_be_made_into_rows_costs_only_itself(disk: Disk, ca
     assert len(caplog.records) == 1
 
 
+def test_rows_that_are_made_at_the_end_of_a_pass_are_written_in_it(disk: Disk) -> None:
+    recorder = Recorder(lambda: [disk])
+    asked: list[bool] = []
+
+    def end_pass(last: bool) -> list[Row]:
+        asked.append(last)
+        return [Row(schema.USER, "together", schema.HOST, 1, 2)]
+
+    recorder.end_pass = end_pass
+    recorder.append(entry("alone"))
+    recorder.flush()
+    recorder._guarded_pass(last=True)
+
+    assert [row[1] for row in disk.rows] == ["alone", "together", "together", "end"]
+    assert asked == [False, True]
+
+
+def test_a_failure_at_the_end_of_a_pass_costs_nothing_else(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
+    def end_pass(last: bool) -> list[Row]:
+        raise ArithmeticError
+
+    recorder = Recorder(lambda: [disk])
+    recorder.end_pass = end_pass
+    for name in ("before", "after"):
+        recorder.append(entry(name))
+        recorder.flush()
+
+    assert [row[1] for row in disk.rows] == ["before", "after"]
+    assert len(caplog.records) == 1
+
+
 def test_rows_that_a_sink_cannot_take_are_counted_whatever_the_reason(disk: Disk, time: Time) -> None:
     recorder = Recorder(lambda: [disk])
     disk.error = ValueError("integer out of range")

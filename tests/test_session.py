@@ -78,7 +78,7 @@ def test_what_the_script_counts_is_in_the_trace_with_its_step(tmp_path: Path) ->
 
 
 def test_the_device_is_told_once_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instrumentation, "_device_clock", lambda: clock)
+    monkeypatch.setattr(instrumentation, "_device_clock", lambda native: clock)
     monkeypatch.setattr(identity, "device", lambda number=None: (f"GPU {number}", "u"))
     cuda = SimulatedCuda(3)
     clock = CudaClock(cuda, cuda, cuda.host_ns)
@@ -99,7 +99,7 @@ def test_readings_of_the_device_are_told_once_it_is_used(tmp_path: Path, monkeyp
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.setattr(device_watch, "READ_SECONDS", 0.001)
-    monkeypatch.setattr(instrumentation, "_device_clock", lambda: clock)
+    monkeypatch.setattr(instrumentation, "_device_clock", lambda native: clock)
     monkeypatch.setattr(identity, "device", lambda number=None: (f"GPU {number}", "u"))
     cuda = SimulatedCuda(3)
     clock = CudaClock(cuda, cuda, cuda.host_ns)

@@ -87,6 +87,7 @@ def _call(totals: GroupTotals, key: CommunicationKey, row: Communication) -> Jso
         "bus_bytes": round(totals.calls.bus_bytes(key)),
         "busbw_gbps": row.busbw_gbps,
         "bandwidth_time": row.bandwidth_time,
+        "bandwidth_is_bound": row.bandwidth_is_bound,
         "large_calls": len(speeds) if speeds else 0,
         "quantiles_gbps": [speeds.nearest_rank(percent) for percent in QUANTILES] if speeds else None,
         "exposed_ns": row.exposed_ns,

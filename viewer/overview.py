@@ -88,7 +88,10 @@ def _blocks(steps: SummedSteps) -> dict[str, Int64]:
 def _bandwidth(measured: BandwidthBySize, roles: Sequence[str], operations: Sequence[str]) -> dict[str, Int64]:
     """Return a row per bin; bandwidths are in bytes per second."""
     rows = []
+    exact = {key for key in measured.bins if not key.is_bound}
     for key, own in sorted(measured.bins.items()):
+        if key.is_bound and key._replace(is_bound=False) in exact:
+            continue  # a lower bound tells nothing beside exact ones
         busbw = own.busbw_gbps
         quantiles = [round((busbw.nearest_rank(percent) or 0.0) * 1e9) for percent in (50, 100)]
         rows.append(
@@ -98,12 +101,13 @@ def _bandwidth(measured: BandwidthBySize, roles: Sequence[str], operations: Sequ
                 key.group_size,
                 key.reach,
                 int(key.is_matched),
+                int(key.is_bound),
                 len(busbw),
                 own.num_bytes // len(busbw),
                 *quantiles,
             )
         )
-    names = ("role", "operation", "group_size", "reach", "is_matched", "calls", "bytes", "median", "best")
+    names = ("role", "operation", "group_size", "reach", "is_matched", "is_bound", "calls", "bytes", "median", "best")
     return dict(zip(names, np.array(rows, np.int64).reshape(-1, len(names)).T, strict=True))
 
 

@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import Final
 
 ABI: Final = 1
-"""The version of the names, arguments and layouts of ``core``. It is raised here and in core.c when they change, so that
-a file that was built from other sources is not used."""
+"""The version of the names, arguments and layouts of ``core``. It is raised here and in core.c when they change: a file
+that was built from other sources is not used."""
 
 NOT_BUILT: Final = (
     "it was not built when commtrace was installed, which takes a C compiler and the headers of Python: install a "

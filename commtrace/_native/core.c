@@ -15,6 +15,7 @@
 
 /* Raised when the functions below change; commtrace/_native/__init__.py has the same number. */
 enum { ABI_VERSION = 1 };
+enum { RESET_PATIENCE_MS = 1000 };
 
 /* ---- marks as objects --------------------------------------------------------------------------------------------- */
 
@@ -99,8 +100,7 @@ static bool is_device_ready(void) {
     PyObject *opened = PyObject_CallFunctionObjArgs(open_device, NULL);
     bool is_open = opened != NULL && PyObject_IsTrue(opened) == 1;
     Py_XDECREF(opened);
-    PyErr_Clear();
-    return is_open;
+    return is_open && !is_for_the_job();
 }
 
 /* The device of a mark: the current one, or the only one that the job uses, although it never set it. */
@@ -112,6 +112,9 @@ static int device_to_mark(int device) {
         PyObject *number = PyObject_CallFunctionObjArgs(current_device, NULL);
         device = number == NULL ? NOT_APPLICABLE : (int)PyLong_AsLong(number);
         Py_XDECREF(number);
+        if (is_for_the_job()) {
+            return NOT_APPLICABLE;
+        }
     }
     return device_is_used(device) ? device : device_used_first();
 }
@@ -127,8 +130,7 @@ static PyObject *python_mark(PyObject *module, PyObject *const *arguments, Py_ss
     }
     Stream stream;
     if (!is_device_ready() || (device = device_to_mark(device)) == NOT_APPLICABLE) {
-        PyErr_Clear();
-        return PyLong_FromLongLong(host_ns());
+        return is_for_the_job() ? NULL : PyLong_FromLongLong(host_ns());
     }
     if (!current_stream(device, &stream)) {
         return NULL;
@@ -209,6 +211,10 @@ static PyObject *python_open_driver(PyObject *module, PyObject *arguments) {
     if (!PyArg_ParseTuple(arguments, "sp", &path, &threaded)) {
         return NULL;
     }
+    if (device_is_held()) {
+        PyErr_SetString(PyExc_OSError, "the driver still holds the thread of an earlier recording");
+        return NULL;
+    }
     if (!driver_open(path, reason, sizeof reason)) {
         PyErr_SetString(PyExc_OSError, reason);
         return NULL;
@@ -226,6 +232,9 @@ static PyObject *python_close_device(PyObject *module, PyObject *patience_ms) {
     bool has_ended;
     if (PyErr_Occurred() != NULL) {
         return NULL;
+    }
+    if (!device_shut()) {
+        Py_RETURN_FALSE;
     }
     Py_BEGIN_ALLOW_THREADS
     has_ended = device_close(patience);
@@ -252,9 +261,9 @@ static PyObject *python_device_state(PyObject *module, PyObject *unused) {
     return Py_BuildValue("iii", (int)device_is_open(), device_failure(), device_used_first());
 }
 
-static PyObject *python_saw_capture(PyObject *module, PyObject *unused) {
+static PyObject *python_host_ns(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    return PyBool_FromLong(saw_capture());
+    return PyLong_FromLongLong(host_ns());
 }
 
 static PyObject *python_use_clock(PyObject *module, PyObject *address) {
@@ -274,14 +283,14 @@ static PyObject *python_next_id(PyObject *module, PyObject *unused) {
     return PyLong_FromLongLong(next_id());
 }
 
-static PyObject *python_num_rows_added(PyObject *module, PyObject *unused) {
+static PyObject *python_num_added(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    return PyLong_FromLongLong(rows_added());
+    return PyLong_FromUnsignedLongLong(rows_added());
 }
 
-static PyObject *python_num_rows_waiting(PyObject *module, PyObject *unused) {
+static PyObject *python_num_waiting(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    return PyLong_FromLongLong(rows_waiting());
+    return PyLong_FromUnsignedLongLong(rows_waiting());
 }
 
 static PyObject *python_give_up(PyObject *module, PyObject *unused) {
@@ -298,8 +307,14 @@ static PyObject *python_reset(PyObject *module, PyObject *capacity) {
     if (PyErr_Occurred() != NULL) {
         return NULL;
     }
+    bool is_shut = device_shut();
     methods_forget_all();
     rows_reset((size_t)rows);
+    Py_BEGIN_ALLOW_THREADS
+    if (is_shut) {
+        device_close(RESET_PATIENCE_MS);
+    }
+    Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
@@ -314,11 +329,11 @@ static PyMethodDef functions[] = {
     {"pass_marks", python_pass_marks, METH_NOARGS, "Take anchors and look which marks were passed, in this thread."},
     {"switch_off", python_switch_off, METH_NOARGS, "Let marks be the host's time from now on."},
     {"device_state", python_device_state, METH_NOARGS, "Return (is open, failure of the driver or 0, first device or -1)."},
-    {"saw_capture", python_saw_capture, METH_NOARGS, "Return whether a stream recorded a graph since the last call."},
+    {"host_ns", python_host_ns, METH_NOARGS, "Return the host's time, ns."},
     {"use_clock", python_use_clock, METH_O, "Take the host's time from a function of C, by its address; 0: the usual."},
     {"next_id", python_next_id, METH_NOARGS, "Return a number for a communication, unique in the process."},
-    {"num_rows_added", python_num_rows_added, METH_NOARGS, "Return how many rows were recorded so far."},
-    {"num_rows_waiting", python_num_rows_waiting, METH_NOARGS, "Return how many rows were not taken yet."},
+    {"num_added", python_num_added, METH_NOARGS, "Return how many communications and spans were recorded so far."},
+    {"num_waiting", python_num_waiting, METH_NOARGS, "Return how many of them were not taken yet."},
     {"give_up", python_give_up, METH_NOARGS, "Count the rows that wait for the device as dropped."},
     {"reset", python_reset, METH_O, "Empty everything for a new recording, with room for so many rows."},
     {"take", rows_take, METH_NOARGS, "Return the finished rows: (number, bytes of columns), of spans and of calls."},
@@ -329,7 +344,11 @@ static PyMethodDef functions[] = {
 
 static int execute(PyObject *module) {
     mark_type = (PyTypeObject *)PyType_FromSpec(&mark_spec);
-    if (mark_type == NULL || PyModule_AddObject(module, "Mark", (PyObject *)mark_type) < 0) {
+    if (mark_type == NULL) {
+        return -1;
+    }
+    Py_INCREF(mark_type); /* ours beside the module's: marks may be made when that is gone, as Python ends */
+    if (PyModule_AddObject(module, "Mark", (PyObject *)mark_type) < 0) {
         return -1;
     }
     if (marks_init() != 0 || groups_init(module) < 0 || methods_init(module) < 0 || rows_init(module) < 0) {

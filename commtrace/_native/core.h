@@ -24,10 +24,12 @@ enum { DRIVER_SUCCESS = 0, DRIVER_NOT_READY = 600 };
 
 typedef struct {
     int (*event_create)(Event *, unsigned flags);
+    int (*event_destroy)(Event);
     int (*event_record)(Event, Stream);
     int (*event_query)(Event);
     int (*event_elapsed_time)(float *milliseconds, Event start, Event end);
     int (*stream_create)(Stream *, unsigned flags);
+    int (*stream_destroy)(Stream);
     int (*stream_is_capturing)(Stream, int *status);
     int (*exchange_capture_mode)(int *mode);
     int (*context_get_current)(Context *);
@@ -53,6 +55,7 @@ struct Mark {
     _Atomic int references;
     _Atomic int state;
     int device;
+    int generation; /* of the device's opening: what is left of an earlier one does not go back into the pool */
     Event event; /* of the driver; stays with the mark when that goes back into the pool */
     Stream stream;
     int64_t taken_at; /* ns, the host's time */
@@ -85,10 +88,12 @@ bool device_has_failed(void);
 int device_failure(void);   /* the driver's status; 0 without one */
 int device_used_first(void); /* NOT_APPLICABLE before any was marked */
 int device_of_context(void); /* the device that is current in this thread, by its context; NOT_APPLICABLE if unknown */
-bool saw_capture(void); /* a mark was asked for on a stream that records a graph, since the last call */
 /* With threaded false nothing happens but in device_pass: for tests with a scripted driver. */
 bool device_open(bool threaded);
-bool device_close(int patience_ms);
+bool device_is_held(void); /* by the thread of an earlier recording, which is stuck in the driver: it cannot be opened */
+/* Closing, under the GIL: no thread is taking a mark then, and none will. False if another thread is closing it. */
+bool device_shut(void);
+bool device_close(int patience_ms); /* the rest of it, without the GIL; false if the driver holds the thread */
 void device_pass(void);
 void device_switch_off(void);
 void marks_in_forked_child(void);
@@ -106,7 +111,11 @@ typedef struct {
     int64_t next_collective;
     struct MessageCounter *messages;
     int32_t num_messages, room_for_messages;
-    bool is_slow;           /* everything goes through Python: a bracket is open, or its role is skipped */
+    struct Communicator *communicators;
+    int32_t num_communicators;
+    bool is_slow;           /* everything goes through Python: a coalescing bracket is open */
+    bool is_skipped;        /* collectives are counted, and not recorded */
+    bool has_slow_messages; /* messages go through Python, which knows whether their peer is skipped */
     bool has_stream_per_pair, returns_work; /* see operations.NcclBackend */
 } Group;
 
@@ -115,6 +124,8 @@ Group *group_of(PyObject *process_group); /* NULL if it is unknown */
 int64_t group_next_collective(Group *);
 void group_take_back(Group *, int64_t seq);
 int64_t group_next_message(Group *, bool is_send, int32_t peer, int64_t tag); /* -1: out of memory */
+/* The position of a launch on the communicator of a peer, or of all if that is NOT_APPLICABLE, on a device. */
+int64_t group_next_position(Group *, int32_t peer, int32_t device);
 void group_take_back_message(Group *, bool is_send, int32_t peer, int64_t seq);
 
 /* ---- rows.c: what was recorded, on its way to the harvester ------------------------------------------------------ */
@@ -125,10 +136,12 @@ typedef struct {
 
 extern Coordinates here; /* where training is in its schedule; under the GIL */
 extern bool is_recording;
+extern int64_t num_pauses; /* of the recording: what was launched meanwhile is not known */
 
 /* The facts about a communication that are known when it starts. */
 typedef struct {
-    int64_t id, seq, num_bytes, self_bytes, group;
+    int64_t id, seq, num_bytes, self_bytes, group, position;
+    int64_t launched_at, returned_at; /* the host's time before and after the backend's call, of a device's tensors */
     int32_t operation, name, dtype, peer; /* operation: its number in methods.c; name and dtype: codes of Python's names */
     int32_t group_number, queue_peer, device; /* which communicator's stream; device is NOT_APPLICABLE on the host */
     Coordinates place;
@@ -150,8 +163,8 @@ void rows_reset(size_t capacity);
 void rows_add(Happening); /* takes the references of its points; counts it as dropped where there is no room */
 void rows_drop(uint8_t kind);
 void rows_gather(void); /* by any thread, without the GIL */
-int64_t rows_added(void);
-int64_t rows_waiting(void); /* for the device, or to be taken */
+uint64_t rows_added(void);   /* happenings */
+uint64_t rows_waiting(void); /* happenings that wait for the device, or to be taken */
 void rows_give_up(void);     /* counts what waits for the device as dropped */
 PyObject *rows_take(PyObject *module, PyObject *unused);
 PyObject *rows_dropped(PyObject *module, PyObject *unused);
@@ -166,6 +179,7 @@ extern PyMethodDef methods_functions[];
 extern _Thread_local bool is_inside; /* this thread is in a call that has been counted */
 void methods_forget_all(void);
 bool current_stream(int device, Stream *); /* false, with an exception, where torch does not say */
+bool is_for_the_job(void); /* tells Python of an exception of ours; true, with it, for one that ends the program */
 extern PyObject *raw_stream, *current_device, *open_device;
 
 /* ---- core.c: the module ------------------------------------------------------------------------------------------ */

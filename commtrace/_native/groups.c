@@ -11,6 +11,11 @@ typedef struct MessageCounter {
     int64_t next;
 } MessageCounter;
 
+typedef struct Communicator {
+    int32_t peer, device;
+    int64_t next_position, num_pauses;
+} Communicator;
+
 enum { FEW_MESSAGES = 16, MOST_GROUPS = 4096, TAG_BITS = 32 };
 
 /* Groups by the address of the ProcessGroup, with linear probing. One that is gone leaves a place that is not NULL. */
@@ -43,11 +48,32 @@ static void leave(Group *group) {
     group->process_group = NULL;
 }
 
-/* One place stays empty, so that every search ends: groups beyond are counted by Python's path. */
+/* Makes the places of groups that are gone empty again. */
+static void tidy(void) {
+    Group *before[MOST_GROUPS];
+    memcpy(before, table, sizeof table);
+    memset(table, 0, sizeof table);
+    num_places = 0;
+    for (int i = 0; i < MOST_GROUPS; i++) {
+        if (before[i] != NULL && before[i] != &gone) {
+            uint32_t place = place_of(before[i]->process_group);
+            while (table[place % MOST_GROUPS] != NULL) {
+                place++;
+            }
+            table[place % MOST_GROUPS] = before[i];
+            num_places++;
+        }
+    }
+}
+
+/* Half of the places stay empty, so that every search ends soon: calls of groups beyond go through Python. */
 static void enter(Group *group) {
     Group *earlier = group_of(group->process_group); /* of an earlier recording */
     if (earlier != NULL) {
         leave(earlier);
+    }
+    if (num_places >= MOST_GROUPS / 2) {
+        tidy();
     }
     if (num_places >= MOST_GROUPS / 2) {
         return;
@@ -116,6 +142,30 @@ int64_t group_next_message(Group *group, bool is_send, int32_t peer, int64_t tag
     return counter->next++;
 }
 
+int64_t group_next_position(Group *group, int32_t peer, int32_t device) {
+    Communicator *communicator = NULL;
+    for (int32_t i = 0; i < group->num_communicators && communicator == NULL; i++) {
+        if (group->communicators[i].peer == peer && group->communicators[i].device == device) {
+            communicator = &group->communicators[i];
+        }
+    }
+    if (communicator == NULL) {
+        size_t size = sizeof *communicator * (size_t)(group->num_communicators + 1);
+        Communicator *communicators = realloc(group->communicators, size);
+        if (communicators == NULL) {
+            return NOT_APPLICABLE;
+        }
+        group->communicators = communicators;
+        communicator = &communicators[group->num_communicators++];
+        *communicator = (Communicator){peer, device, 0, num_pauses};
+    }
+    if (communicator->num_pauses != num_pauses) {
+        communicator->num_pauses = num_pauses;
+        communicator->next_position++; /* what was launched meanwhile */
+    }
+    return communicator->next_position++;
+}
+
 void group_take_back_message(Group *group, bool is_send, int32_t peer, int64_t seq) {
     if (group->room_for_messages == 0) {
         return;
@@ -169,6 +219,7 @@ static void group_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     leave(group);
     free(group->messages);
+    free(group->communicators);
     free(group->ranks);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
@@ -211,6 +262,15 @@ static PyObject *python_take_back_message(PyObject *self, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+static PyObject *python_next_position(PyObject *self, PyObject *arguments) {
+    int peer, device;
+    if (!PyArg_ParseTuple(arguments, "ii", &peer, &device)) {
+        return NULL;
+    }
+    int64_t position = group_next_position((Group *)self, peer, device);
+    return position < 0 ? PyErr_NoMemory() : PyLong_FromLongLong(position);
+}
+
 static PyObject *python_messages(PyObject *self, PyObject *unused) {
     (void)unused;
     Group *group = (Group *)self;
@@ -243,6 +303,8 @@ static PyMethodDef group_methods[] = {
     {"next_message", python_next_message, METH_VARARGS,
      "Return the number of the next send to, or receive from, a global rank, counted per tag."},
     {"take_back_message", python_take_back_message, METH_VARARGS, "Free the number of a message, like take_back."},
+    {"next_position", python_next_position, METH_VARARGS,
+     "Return the position of a launch on the communicator of a peer (-1: of all) on a device."},
     {"messages", python_messages, METH_NOARGS, "Return (is_send, peer, tag, count) of every kind of message so far."},
     {"detach", python_detach, METH_NOARGS, "Forget the process group, whose address another object may get."},
     {NULL, NULL, 0, NULL},
@@ -251,6 +313,8 @@ static PyMethodDef group_methods[] = {
 static PyMemberDef group_members[] = {
     {"launched", T_LONGLONG, offsetof(Group, next_collective), READONLY, "collectives so far"},
     {"is_slow", T_BOOL, offsetof(Group, is_slow), 0, "whether Python handles every call"},
+    {"is_skipped", T_BOOL, offsetof(Group, is_skipped), 0, "whether collectives are counted, and not recorded"},
+    {"has_slow_messages", T_BOOL, offsetof(Group, has_slow_messages), 0, "whether Python handles every message"},
     {"number", T_INT, offsetof(Group, number), READONLY, "unique in the process"},
     {"has_stream_per_pair", T_BOOL, offsetof(Group, has_stream_per_pair), 0, "see operations.NcclBackend"},
     {"returns_work", T_BOOL, offsetof(Group, returns_work), 0, "see operations.NcclBackend"},

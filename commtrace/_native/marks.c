@@ -36,11 +36,11 @@ static int64_t monotonic_ns(void) {
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-static int64_t (*host_clock)(void) = monotonic_ns;
+static int64_t (*_Atomic host_clock)(void) = monotonic_ns;
 
-int64_t host_ns(void) { return host_clock(); }
+int64_t host_ns(void) { return atomic_load_explicit(&host_clock, memory_order_relaxed)(); }
 
-void use_clock(int64_t (*clock)(void)) { host_clock = clock != NULL ? clock : monotonic_ns; }
+void use_clock(int64_t (*clock)(void)) { atomic_store(&host_clock, clock != NULL ? clock : monotonic_ns); }
 
 /* ---- devices ---------------------------------------------------------------------------------------------------- */
 
@@ -57,14 +57,14 @@ typedef struct {
 
 static Device devices[MOST_DEVICES];
 static int first_device = NOT_APPLICABLE;
-static _Atomic bool is_open, has_seen_capture;
+static _Atomic int generation;
+static _Atomic bool is_open;
 static _Atomic int failure; /* a status of the driver: nothing of the device is believed after it */
 
 bool device_is_open(void) { return atomic_load_explicit(&is_open, memory_order_relaxed); }
 bool device_has_failed(void) { return atomic_load_explicit(&failure, memory_order_relaxed) != DRIVER_SUCCESS; }
 int device_failure(void) { return atomic_load(&failure); }
 int device_used_first(void) { return first_device; }
-bool saw_capture(void) { return atomic_exchange(&has_seen_capture, false); }
 
 static void fail(int status) {
     int none = DRIVER_SUCCESS;
@@ -134,6 +134,10 @@ static void mark_release(Mark *mark) {
     if (atomic_fetch_sub_explicit(&mark->references, 1, memory_order_acq_rel) != 1) {
         return;
     }
+    if (mark->generation != atomic_load_explicit(&generation, memory_order_relaxed)) {
+        free(mark); /* its event stays in the driver, of which nothing is asked here: any thread may come by */
+        return;
+    }
     _Atomic(Mark *) *returned = &devices[mark->device].returned;
     mark->next = atomic_load_explicit(returned, memory_order_relaxed);
     while (!atomic_compare_exchange_weak_explicit(returned, &mark->next, mark, memory_order_release,
@@ -186,10 +190,17 @@ static Mark *pooled_mark(int device) {
         return NULL;
     }
     mark->device = device;
+    mark->generation = atomic_load(&generation);
     return mark;
 }
 
 static Point recorded(int device, Stream stream) {
+    int is_capturing = 0;
+    /* An event would belong to the graph. The driver answers an error for the default stream while another thread
+       captures (906): nothing must be done on it then. */
+    if (driver.stream_is_capturing(stream, &is_capturing) != DRIVER_SUCCESS || is_capturing) {
+        return point_of_host();
+    }
     Mark *mark = pooled_mark(device);
     if (mark == NULL) {
         return point_of_host();
@@ -212,14 +223,8 @@ static Point recorded(int device, Stream stream) {
 }
 
 Point point_on(int device, Stream stream) {
-    if (!device_is_open() || device_has_failed()) {
-        return point_of_host();
-    }
-    int is_capturing = 0;
-    /* An event would belong to the graph. The driver answers an error for the default stream while another thread
-       captures (906): nothing must be done on it then. */
-    if (driver.stream_is_capturing(stream, &is_capturing) != DRIVER_SUCCESS || is_capturing) {
-        atomic_store_explicit(&has_seen_capture, true, memory_order_relaxed);
+    /* It may have been closed, and opened again, since the device was found to be in use. */
+    if (!device_is_open() || device_has_failed() || devices[device].context == NULL) {
         return point_of_host();
     }
     uint64_t on_their_way = atomic_load_explicit(&num_taken, memory_order_relaxed) -
@@ -231,7 +236,7 @@ Point point_on(int device, Stream stream) {
     bool was_pushed = push_context(device);
     Point point = recorded(device, stream);
     pop_context(was_pushed);
-    if (!atomic_load_explicit(&devices[device].is_marked, memory_order_relaxed)) {
+    if (point.mark != NULL && !atomic_load_explicit(&devices[device].is_marked, memory_order_relaxed)) {
         atomic_store(&devices[device].is_marked, true);
         first_device = first_device == NOT_APPLICABLE ? device : first_device;
     }
@@ -320,6 +325,18 @@ static bool is_over(Mark *mark) {
     return true;
 }
 
+/* The device has failed, or the recording is over: nothing more is learnt of what was held. */
+static void lose_marks(void) {
+    for (int i = 0; i < num_queues; i++) {
+        while (queues[i].first != NULL) {
+            Mark *mark = queues[i].first;
+            queues[i].first = mark->next;
+            atomic_store_explicit(&mark->state, MARK_LOST, memory_order_release);
+            let_go(mark);
+        }
+    }
+}
+
 static void pass_marks(void) {
     for (int i = 0; i < num_queues; i++) {
         Queue *queue = &queues[i];
@@ -332,6 +349,9 @@ static void pass_marks(void) {
             queue->first = passed->next;
             let_go(passed);
         }
+    }
+    if (device_has_failed()) {
+        lose_marks();
     }
     atomic_store_explicit(&num_ahead, num_held, memory_order_relaxed);
 }
@@ -410,10 +430,19 @@ void device_pass(void) {
 
 static pthread_t resolver;
 static bool has_resolver;
-static _Atomic bool is_to_run, is_running;
+static _Atomic bool is_to_run, is_running, is_closing;
 
 static void pause_for(int milliseconds) {
     nanosleep(&(struct timespec){milliseconds / 1000, milliseconds % 1000 * 1000000L}, NULL);
+}
+
+static bool lacks_an_anchor(void) {
+    for (int i = 0; i < MOST_DEVICES; i++) {
+        if (atomic_load(&devices[i].is_marked) && !devices[i].has_anchor) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static void *resolve(void *unused) {
@@ -422,11 +451,7 @@ static void *resolve(void *unused) {
     while (atomic_load_explicit(&is_to_run, memory_order_relaxed)) {
         int64_t now = host_ns();
         receive_marks();
-        bool is_new = num_held != 0;
-        for (int i = 0; i < MOST_DEVICES; i++) {
-            is_new &= !atomic_load(&devices[i].is_marked) || devices[i].has_anchor;
-        }
-        if (now - anchored_at >= ANCHOR_INTERVAL_NS || (num_held != 0 && !is_new)) {
+        if (now - anchored_at >= ANCHOR_INTERVAL_NS || (num_held != 0 && lacks_an_anchor())) {
             take_anchors();
             anchored_at = now;
         }
@@ -482,6 +507,8 @@ static void at_exit(void) {
     stop_resolver(EXIT_PATIENCE_MS);
 }
 
+bool device_is_held(void) { return atomic_load(&is_closing) || (has_resolver && !atomic_load(&is_to_run)); }
+
 bool device_open(bool threaded) {
     static bool has_exit_function;
     /* Registered when the driver has been loaded: it then runs before the driver's own, which ends the device. */
@@ -495,34 +522,73 @@ bool device_open(bool threaded) {
     return true;
 }
 
-bool device_close(int patience_ms) {
-    atomic_store(&is_open, false);
-    if (!stop_resolver(patience_ms)) {
-        return false;
-    }
-    receive_marks();
-    for (int i = 0; i < num_queues; i++) {
-        while (queues[i].first != NULL) {
-            Mark *mark = queues[i].first;
-            queues[i].first = mark->next;
-            atomic_store_explicit(&mark->state, MARK_LOST, memory_order_release);
-            let_go(mark);
+static void free_pool(Mark *mark) {
+    while (mark != NULL) {
+        Mark *next = mark->next;
+        if (!device_has_failed()) {
+            driver.event_destroy(mark->event);
         }
+        free(mark);
+        mark = next;
     }
-    num_queues = 0;
-    atomic_store(&num_ahead, 0);
-    memset(devices, 0, sizeof devices); /* pooled marks and their events are given up: the next driver is another */
-    first_device = NOT_APPLICABLE;
-    atomic_store(&failure, DRIVER_SUCCESS);
-    return true;
 }
 
+static void free_anchors(const Device *device) {
+    if (device->anchor_stream != NULL && !device_has_failed()) {
+        driver.event_destroy(device->anchor);
+        driver.event_destroy(device->spare);
+        driver.stream_destroy(device->anchor_stream);
+    }
+}
+
+static void free_devices(void) {
+    for (int device = 0; device < MOST_DEVICES; device++) {
+        if (devices[device].context != NULL) {
+            bool was_pushed = push_context(device);
+            free_pool(devices[device].pool);
+            free_pool(atomic_load(&devices[device].returned));
+            free_anchors(&devices[device]);
+            pop_context(was_pushed);
+        }
+    }
+}
+
+bool device_shut(void) {
+    atomic_store(&is_open, false);
+    return !atomic_exchange(&is_closing, true);
+}
+
+static void forget_devices(void) {
+    memset(devices, 0, sizeof devices);
+    atomic_fetch_add(&generation, 1);
+    first_device = NOT_APPLICABLE;
+    atomic_store(&failure, DRIVER_SUCCESS);
+    num_queues = 0;
+    num_held = 0;
+    atomic_store(&num_ahead, 0);
+}
+
+bool device_close(int patience_ms) {
+    bool has_ended = stop_resolver(patience_ms);
+    if (has_ended) {
+        receive_marks();
+        lose_marks();
+        free_devices();
+        forget_devices();
+    }
+    atomic_store(&is_closing, false);
+    return has_ended;
+}
 void marks_in_forked_child(void) {
     /* The thread is the parent's, and so is the driver: nothing is asked of it here, not even to free an event. */
     atomic_store(&is_open, false);
     atomic_store(&is_to_run, false);
     atomic_store(&is_running, false);
+    atomic_store(&is_closing, false);
     has_resolver = false;
+    /* The thread may have been changing what follows: its marks are left behind. */
+    atomic_store(&num_received, atomic_load(&num_taken));
+    forget_devices();
 }
 
 int marks_init(void) { return pthread_atfork(NULL, NULL, marks_in_forked_child); }

@@ -26,16 +26,37 @@ static PyObject *code_of_dtype;    /* dtype -> its code among the names */
 static PyObject *wait_failed;      /* (facts, exception): a wait has raised */
 static PyObject *waited_on_a_side; /* (facts, mark, mark): a stream that does not compute has waited, or run it */
 static PyObject *python_pending[2]; /* dictionaries of Python's path: Works that it waits for, by their id */
+static PyObject *failed;            /* (exception): an error of ours */
 static PyObject *forget_in_python;  /* (work): gives up what had its address */
 static bool times_devices;         /* tensors of a device are timed by marks; those of the host go to Python */
-static int64_t num_errors;
+static bool has_captured; /* a communication went into a graph, whose replays are not seen */
+static int session;                 /* number of the recording: methods of an earlier one pass their calls on */
 
 static PyObject *name_nbytes, *name_dtype, *name_is_cuda, *name_get_device, *name_async, *name_root, *name_back,
     *name_code, *name_func;
 
-static void swallow_error(void) {
-    num_errors++;
-    PyErr_Clear();
+/* Tells Python of an error of ours, which switches the capture off. One that is no Exception (the KeyboardInterrupt of a
+   signal that arrived while an attribute ran Python) is the job's: it stays set. */
+bool is_for_the_job(void) {
+    if (PyErr_Occurred() == NULL) {
+        return false;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+        return true;
+    }
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (failed != NULL && value != NULL) {
+        Py_XDECREF(PyObject_CallFunctionObjArgs(failed, value, NULL));
+        if (PyErr_Occurred() != NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
+            PyErr_Clear(); /* there is nobody left to tell */
+        }
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    return PyErr_Occurred() != NULL;
 }
 
 /* ---- streams that compute --------------------------------------------------------------------------------------- */
@@ -66,6 +87,7 @@ static bool computes(Point end) {
 bool current_stream(int device, Stream *stream) {
     static PyObject *numbers[MOST_DEVICES];
     if (device < 0 || device >= MOST_DEVICES || raw_stream == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the current stream of the device is not known");
         return false;
     }
     if (numbers[device] == NULL && (numbers[device] = PyLong_FromLong(device)) == NULL) {
@@ -197,10 +219,9 @@ typedef struct {
     PyObject *slow;
     int operation, name;
     int tensor, options, splits; /* positions of arguments; the object is 0; splits: of the first of two, 0 for none */
+    int session;
     bool is_wait, is_p2p, is_send, has_root;
 } Method;
-
-static PyTypeObject *method_type;
 
 /* What is known of a call before the original runs. */
 typedef struct {
@@ -208,6 +229,7 @@ typedef struct {
     Group *group;
     Facts facts;
     Point start;
+    int session; /* when it began: the recording may end, and another one begin, meanwhile */
     bool is_counted, is_on_device;
     int device;
     PyObject *work; /* of a wait */
@@ -294,10 +316,9 @@ static int32_t dtype_code(PyObject *dtype) {
         PyObject *dtype;
         int32_t code;
     } known[MOST_DTYPES];
-    static int num_known;
-    static PyObject *asked; /* a new recording has new codes */
-    if (asked != code_of_dtype) {
-        asked = code_of_dtype;
+    static int num_known, known_in;
+    if (known_in != session) { /* a new recording has new codes */
+        known_in = session;
         num_known = 0;
     }
     for (int i = 0; i < num_known; i++) {
@@ -307,11 +328,12 @@ static int32_t dtype_code(PyObject *dtype) {
     }
     PyObject *code = PyObject_CallFunctionObjArgs(code_of_dtype, dtype, NULL);
     if (code == NULL) {
+        is_for_the_job(); /* tells of it */
         return NOT_APPLICABLE;
     }
     int32_t number = (int32_t)PyLong_AsLong(code);
     Py_DECREF(code);
-    if (num_known < MOST_DTYPES) {
+    if (num_known < MOST_DTYPES && known_in == session) {
         Py_INCREF(dtype); /* kept: they live as long as torch */
         known[num_known].dtype = dtype;
         known[num_known++].code = number;
@@ -319,8 +341,8 @@ static int32_t dtype_code(PyObject *dtype) {
     return number;
 }
 
-/* Reads the payload and the device; false where Python must. */
-static bool measure(PyObject *tensor, Call *call) {
+/* Reads the payload and the device of a tensor; false where Python must. */
+static bool measure_tensor(PyObject *tensor, Call *call) {
     PyObject *dtype;
     Facts *facts = &call->facts;
     if (!attribute_as_int64(tensor, name_nbytes, &facts->num_bytes)) { /* not defined of sparse tensors */
@@ -356,6 +378,17 @@ static bool measure(PyObject *tensor, Call *call) {
     return true;
 }
 
+static bool measure(PyObject *argument, Call *call) {
+    PyObject *tensor = plain_tensor(argument);
+    if (tensor == NULL) {
+        return false;
+    }
+    Py_INCREF(tensor); /* Python may change the list in which it is */
+    bool is_measured = measure_tensor(tensor, call);
+    Py_DECREF(tensor);
+    return is_measured;
+}
+
 static bool read_peer(const Method *method, PyObject *options, PyObject *const *arguments, Py_ssize_t num_arguments,
                       Group *group, int32_t *peer, int64_t *tag) {
     int64_t rank = NOT_APPLICABLE;
@@ -386,35 +419,40 @@ static bool read_peer(const Method *method, PyObject *options, PyObject *const *
 
 /* What is ours before a launch. An exception may be set where the way is SLOW: it is ours. */
 static Call before_launch(const Method *method, PyObject *const *arguments, Py_ssize_t num_arguments) {
-    Call call = {.way = SLOW, .device = NOT_APPLICABLE};
-    PyObject *tensor = NULL, *options = NULL;
+    Call call = {.way = SLOW, .device = NOT_APPLICABLE, .session = session};
+    PyObject *options = NULL;
     bool is_async = true;
     int32_t peer;
     int64_t tag;
     Group *group = num_arguments > 0 ? group_of(arguments[0]) : NULL;
-    if (group == NULL || group->is_slow || method->tensor >= num_arguments || method->options >= num_arguments) {
+    if (group == NULL || group->is_slow || (method->is_p2p && group->has_slow_messages) ||
+        method->tensor >= num_arguments || method->options >= num_arguments) {
         return call;
     }
     if (method->splits != 0 && (!is_empty(arguments[method->splits]) || !is_empty(arguments[method->splits + 1]))) {
         return call;
     }
-    tensor = plain_tensor(arguments[method->tensor]);
+    /* What is read of arguments may run Python (a mode of torch functions), in which the recording may end. */
+    Py_INCREF(group);
+    call.group = group;
     options = arguments[method->options];
-    if (tensor == NULL || (!method->is_p2p && !attribute_is_true(options, name_async, &is_async)) ||
-        !read_peer(method, options, arguments, num_arguments, group, &peer, &tag) || !measure(tensor, &call)) {
+    if (!method->is_p2p && !attribute_is_true(options, name_async, &is_async)) {
         return call;
     }
     if (!method->is_p2p && is_async && !times_devices) {
         return call; /* a callback of its future tells its end */
     }
+    if (!read_peer(method, options, arguments, num_arguments, group, &peer, &tag) ||
+        !measure(arguments[method->tensor], &call) || session != call.session) {
+        return call;
+    }
     is_async = method->is_p2p ? is_async_message() : is_async;
     Facts *facts = &call.facts;
     facts->seq = method->is_p2p ? group_next_message(group, method->is_send, peer, tag) : group_next_collective(group);
     facts->peer = peer;
-    call.group = group;
     call.is_counted = true;
     call.way = PASS;
-    if (!is_recording) {
+    if (!is_recording || (group->is_skipped && !method->is_p2p)) {
         return call;
     }
     Stream stream = NULL;
@@ -424,7 +462,8 @@ static Call before_launch(const Method *method, PyObject *const *arguments, Py_s
         }
         call.start = point_on(call.device, stream);
         if (call.start.mark == NULL) {
-            return call; /* it is captured into a graph, whose replays are not seen */
+            has_captured |= !device_has_failed();
+            return call;
         }
     } else {
         call.start = point_of_host();
@@ -437,6 +476,10 @@ static Call before_launch(const Method *method, PyObject *const *arguments, Py_s
     facts->group_number = group->number;
     facts->queue_peer = method->is_p2p && group->has_stream_per_pair ? peer : NOT_APPLICABLE;
     facts->device = call.is_on_device ? call.device : NOT_APPLICABLE;
+    if (call.is_on_device) {
+        facts->position = group_next_position(group, facts->queue_peer, facts->device);
+        facts->launched_at = call.start.mark->taken_at;
+    }
     facts->place = here;
     facts->kind = method->is_p2p ? P2P : COLLECTIVE;
     facts->is_async = is_async;
@@ -465,10 +508,15 @@ static void report_side_stream(const Facts *facts, Point start, Point waited_fro
 static Point latest_end;
 static bool has_latest_end;
 
-static void set_latest_end(Point end) {
+static void forget_latest_end(void) {
     if (has_latest_end) {
+        has_latest_end = false;
         point_release(latest_end);
     }
+}
+
+static void set_latest_end(Point end) {
+    forget_latest_end();
     if (end.mark != NULL) {
         mark_retain(end.mark);
     }
@@ -507,7 +555,7 @@ static Point shared(Point point) {
 
 static void after_launch(const Method *method, Call *call, PyObject *work) {
     Facts *facts = &call->facts;
-    is_blocked = false;
+    facts->returned_at = call->is_on_device ? host_ns() : 0;
     bool ran_here = work == Py_None;
     if (call->is_on_device && !ran_here && call->group->returns_work && !method->is_p2p && !facts->is_async) {
         forget_everywhere(work); /* the wait for this one finds the stream behind it already */
@@ -523,7 +571,7 @@ static void after_launch(const Method *method, Call *call, PyObject *work) {
 }
 
 static Call before_wait(PyObject *work) {
-    Call call = {.way = PASS, .work = work, .device = NOT_APPLICABLE};
+    Call call = {.way = PASS, .work = work, .device = NOT_APPLICABLE, .session = session};
     Pending *place = find_pending(work);
     if (place == NULL) {
         call.way = is_python_waiting() ? SLOW : PASS;
@@ -531,14 +579,13 @@ static Call before_wait(PyObject *work) {
     }
     call.facts = place->facts;
     call.is_on_device = place->facts.device != NOT_APPLICABLE;
-    call.start = call.is_on_device ? mark_on_current_stream(place->facts.device) : point_of_host();
     call.way = RECORD;
     set_blocked(&call.facts, place->start);
+    call.start = call.is_on_device ? mark_on_current_stream(call.facts.device) : point_of_host(); /* may run Python */
     return call;
 }
 
 static void after_wait(Call *call) {
-    is_blocked = false;
     Pending *place = find_pending(call->work);
     if (place == NULL || place->facts.id != call->facts.id) { /* another thread has waited for it, and recorded that */
         point_release(call->start);
@@ -553,17 +600,14 @@ static void after_wait(Call *call) {
     record_end(ended.facts, ended.start, waited_from, end);
 }
 
-/* The original has raised; its exception is not set now. */
-static void after_failure(const Method *method, Call *call, PyObject *exception) {
-    is_blocked = false;
-    if (method->is_wait) {
-        PyObject *facts = facts_to_python(&call->facts, call->start);
-        if (facts != NULL && wait_failed != NULL && exception != NULL) {
-            Py_XDECREF(PyObject_CallFunctionObjArgs(wait_failed, facts, exception, NULL));
-        }
-        Py_XDECREF(facts);
+/* A wait has raised; its exception is not set now. */
+static void report_failure(const Call *call, PyObject *exception) {
+    Pending *place = find_pending(call->work);
+    PyObject *facts = facts_to_python(&call->facts, place == NULL ? call->start : place->start);
+    if (facts != NULL && wait_failed != NULL && exception != NULL) {
+        Py_XDECREF(PyObject_CallFunctionObjArgs(wait_failed, facts, exception, NULL));
     }
-    point_release(call->start);
+    Py_XDECREF(facts);
 }
 
 static void take_back(const Method *method, const Call *call) {
@@ -610,16 +654,36 @@ static PyObject *pass_on(const Method *method, PyObject *function, PyObject *con
     return result;
 }
 
-/* An exception of ours is swallowed, but not a KeyboardInterrupt that arose while an attribute ran Python: it is handed
-   to the job when the call is over. */
-static void settle_error(void) {
-    if (PyErr_Occurred() == NULL) {
+/* Takes back what was done before a call that is not made, or was refused. */
+static void undo(const Method *method, Call *call) {
+    if (call->is_counted) {
+        take_back(method, call);
+    }
+    if (call->way == RECORD) {
+        point_release(call->start);
+        is_blocked = is_blocked && call->session != session;
+    }
+    Py_CLEAR(call->group);
+}
+
+/* What is ours after the original; `exception` is what it raised, where there is no result. */
+static void finish(const Method *method, Call *call, PyObject *result, PyObject *exception) {
+    bool is_ours = call->way == RECORD && call->session == session;
+    if (result != NULL && is_ours) {
+        is_blocked = false;
+        if (method->is_wait) {
+            after_wait(call);
+        } else {
+            after_launch(method, call, result);
+        }
+        Py_CLEAR(call->group);
         return;
     }
-    if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
-        PyErr_SetInterrupt();
+    if (result == NULL && is_ours && method->is_wait) {
+        report_failure(call, exception);
     }
-    swallow_error();
+    call->is_counted = call->is_counted && result == NULL;
+    undo(method, call);
 }
 
 static PyObject *call_method(PyObject *self, PyObject *const *arguments, Py_ssize_t num_arguments, PyObject *names) {
@@ -627,14 +691,24 @@ static PyObject *call_method(PyObject *self, PyObject *const *arguments, Py_ssiz
     if (names != NULL && PyTuple_Size(names) == 0) {
         names = NULL;
     }
+    if (method->session != session) {
+        return forward(method->function, arguments, num_arguments, names);
+    }
     Call call = {.way = SLOW};
     if (method->is_wait) {
         call = num_arguments > 0 ? before_wait(arguments[0]) : call;
     } else if (names == NULL) {
         call = before_launch(method, arguments, num_arguments);
     }
-    settle_error();
+    if (call.way == SLOW && PyErr_Occurred() != NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
+        PyErr_Clear(); /* arguments that could not be read: Python's path knows what to say */
+    }
+    if (is_for_the_job()) {
+        undo(method, &call);
+        return NULL;
+    }
     if (call.way == SLOW) {
+        undo(method, &call);
         return pass_on(method, method->slow, arguments, num_arguments, names);
     }
     bool was_inside = is_inside;
@@ -646,21 +720,14 @@ static PyObject *call_method(PyObject *self, PyObject *const *arguments, Py_ssiz
     if (result == NULL) {
         PyErr_Fetch(&type, &value, &traceback);
         PyErr_NormalizeException(&type, &value, &traceback);
-        if (call.is_counted) {
-            take_back(method, &call);
-        }
-        if (call.way == RECORD) {
-            after_failure(method, &call, value);
-        }
-    } else if (call.way == RECORD) {
-        if (method->is_wait) {
-            after_wait(&call);
-        } else {
-            after_launch(method, &call, result);
-        }
     }
-    settle_error();
-    if (result == NULL) {
+    finish(method, &call, result, value);
+    if (is_for_the_job()) { /* what ends the program goes before what the original gave */
+        Py_CLEAR(result);
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(traceback);
+    } else if (result == NULL) {
         PyErr_Restore(type, value, traceback);
     }
     return result;
@@ -700,6 +767,7 @@ static PyObject *method_new(PyTypeObject *type, PyObject *arguments, PyObject *k
     method->tensor = tensor;
     method->options = options;
     method->splits = splits;
+    method->session = session;
     method->is_wait = is_wait;
     method->is_p2p = is_p2p;
     method->is_send = is_send;
@@ -733,6 +801,35 @@ static void method_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
+/* Definitions outlive their functions. They are kept for ever, and used again by the next recording. */
+static PyMethodDef *definition_of(const char *name, const char *doc) {
+    typedef struct Definition {
+        PyMethodDef definition;
+        struct Definition *next;
+    } Definition;
+    static Definition *known;
+    for (Definition *entry = known; entry != NULL; entry = entry->next) {
+        const char *its_doc = entry->definition.ml_doc;
+        bool has_doc = doc == NULL || its_doc == NULL ? doc == its_doc : strcmp(doc, its_doc) == 0;
+        if (has_doc && strcmp(name, entry->definition.ml_name) == 0) {
+            return &entry->definition;
+        }
+    }
+    Definition *entry = calloc(1, sizeof *entry);
+    if (entry == NULL) {
+        return NULL;
+    }
+    entry->definition = (PyMethodDef){
+        .ml_name = strdup(name),
+        .ml_meth = (PyCFunction)(void (*)(void))call_method,
+        .ml_flags = METH_FASTCALL | METH_KEYWORDS,
+        .ml_doc = doc == NULL ? NULL : strdup(doc),
+    };
+    entry->next = known;
+    known = entry;
+    return &entry->definition;
+}
+
 /* A function of C with the name of the original, as pybind's own are: to Dynamo, profilers and debuggers a call of it
    looks as before. A descriptor of a class of our own would crash compiled code, which binds none but these. */
 static PyObject *method_function(PyObject *self, PyObject *unused) {
@@ -741,17 +838,14 @@ static PyObject *method_function(PyObject *self, PyObject *unused) {
     PyObject *name = PyObject_GetAttrString(method->original, "__name__");
     PyObject *doc = PyObject_GetAttrString(method->original, "__doc__");
     PyObject *module = PyObject_GetAttrString(method->original, "__module__");
+    const char *name_text = name == NULL ? NULL : PyUnicode_AsUTF8AndSize(name, NULL);
+    const char *doc_text = doc == NULL || doc == Py_None ? NULL : PyUnicode_AsUTF8AndSize(doc, NULL);
     PyErr_Clear();
-    PyMethodDef *definition = calloc(1, sizeof *definition); /* kept for ever, as often as a recording begins */
+    PyMethodDef *definition = name_text == NULL ? NULL : definition_of(name_text, doc_text);
     PyObject *function = NULL;
-    if (definition == NULL || name == NULL) {
-        free(definition);
+    if (definition == NULL) {
         PyErr_SetString(PyExc_TypeError, "the original has no name");
     } else {
-        definition->ml_name = strdup(PyUnicode_AsUTF8AndSize(name, NULL));
-        definition->ml_doc = doc != NULL && doc != Py_None ? strdup(PyUnicode_AsUTF8AndSize(doc, NULL)) : NULL;
-        definition->ml_meth = (PyCFunction)(void (*)(void))call_method;
-        definition->ml_flags = METH_FASTCALL | METH_KEYWORDS;
         function = PyCFunction_NewEx(definition, self, module);
     }
     Py_XDECREF(name);
@@ -791,13 +885,15 @@ static void keep(PyObject **place, PyObject *object) {
 
 static PyObject *python_configure(PyObject *module, PyObject *arguments, PyObject *keywords) {
     (void)module;
-    static char *names[] = {"tensor_types", "p2p_codes",     "code_of_dtype", "wait_failed", "waited_on_a_side",
-                            "pending",      "forget_in_python", "times_devices", "raw_stream",    "current_device", "open_device", NULL};
-    PyObject *types, *codes, *dtypes, *failed, *aside, *waiting, *forgets, *stream, *device, *opener;
+    static char *names[] = {"tensor_types",     "p2p_codes",     "code_of_dtype", "failed",
+                            "wait_failed",      "waited_on_a_side", "pending",    "forget_in_python",
+                            "times_devices",    "raw_stream",    "current_device", "open_device",
+                            NULL};
+    PyObject *types, *codes, *dtypes, *fails, *failed_wait, *aside, *waiting, *forgets, *stream, *device, *opener;
     int timed;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!O!OOOO!OpOOO", names, &PyTuple_Type, &types, &PyTuple_Type,
-                                     &codes, &dtypes, &failed, &aside, &PyTuple_Type, &waiting, &forgets, &timed, &stream,
-                                     &device, &opener)) {
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!O!OOOOO!OpOOO", names, &PyTuple_Type, &types, &PyTuple_Type,
+                                     &codes, &dtypes, &fails, &failed_wait, &aside, &PyTuple_Type, &waiting, &forgets,
+                                     &timed, &stream, &device, &opener)) {
         return NULL;
     }
     if (PyTuple_Size(codes) != 4 || PyTuple_Size(waiting) != 2) {
@@ -812,7 +908,8 @@ static PyObject *python_configure(PyObject *module, PyObject *arguments, PyObjec
         keep(&python_pending[i], PyTuple_GetItem(waiting, i));
     }
     keep(&code_of_dtype, dtypes);
-    keep(&wait_failed, failed);
+    keep(&failed, fails);
+    keep(&wait_failed, failed_wait);
     keep(&waited_on_a_side, aside);
     keep(&forget_in_python, forgets);
     keep(&raw_stream, stream);
@@ -821,13 +918,17 @@ static PyObject *python_configure(PyObject *module, PyObject *arguments, PyObjec
     times_devices = timed;
     num_computing = 0;
     has_step_place = false;
-    num_errors = 0;
+    is_blocked = false;
+    forget_latest_end();
+    session++;
     Py_RETURN_NONE;
 }
 
 static PyObject *python_set_recording(PyObject *module, PyObject *value) {
     (void)module;
+    bool was_recording = is_recording;
     is_recording = PyObject_IsTrue(value) == 1;
+    num_pauses += is_recording && !was_recording;
     Py_RETURN_NONE;
 }
 
@@ -877,8 +978,11 @@ static PyObject *python_forget(PyObject *module, PyObject *work) {
     Py_RETURN_NONE;
 }
 
-static PyObject *python_forget_all(PyObject *module, PyObject *unused) {
+static PyObject *python_end(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
+    session++;
+    is_blocked = false;
+    keep(&open_device, Py_None); /* a mark that is taken later must not open the device again */
     methods_forget_all();
     Py_RETURN_NONE;
 }
@@ -902,7 +1006,8 @@ static PyObject *python_pending_facts(PyObject *module, PyObject *unused) {
         if (pending[i].work == NULL) {
             continue;
         }
-        PyObject *facts = facts_to_python(&pending[i].facts, pending[i].start);
+        Facts known = pending[i].facts; /* making objects may run a finalizer, which waits */
+        PyObject *facts = facts_to_python(&known, pending[i].start);
         if (facts == NULL || PyList_Append(list, facts) < 0) {
             Py_CLEAR(list);
         }
@@ -916,7 +1021,8 @@ static PyObject *python_blocked(PyObject *module, PyObject *unused) {
     if (!is_blocked) {
         Py_RETURN_NONE;
     }
-    return facts_to_python(&blocked_facts, (Point){NULL, blocked_since_ns});
+    Facts known = blocked_facts;
+    return facts_to_python(&known, (Point){NULL, blocked_since_ns});
 }
 
 static PyObject *python_latest_end(PyObject *module, PyObject *unused) {
@@ -929,10 +1035,7 @@ static PyObject *python_latest_end(PyObject *module, PyObject *unused) {
 
 static PyObject *python_clear_latest_end(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    if (has_latest_end) {
-        point_release(latest_end);
-        has_latest_end = false;
-    }
+    forget_latest_end();
     Py_RETURN_NONE;
 }
 
@@ -947,9 +1050,11 @@ static PyObject *python_set_inside(PyObject *module, PyObject *value) {
     Py_RETURN_NONE;
 }
 
-static PyObject *python_num_errors(PyObject *module, PyObject *unused) {
+static PyObject *python_saw_capture(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    return PyLong_FromLongLong(num_errors);
+    bool saw = has_captured;
+    has_captured = false;
+    return PyBool_FromLong(saw);
 }
 
 PyMethodDef methods_functions[] = {
@@ -960,7 +1065,7 @@ PyMethodDef methods_functions[] = {
     {"set_computing", python_set_computing, METH_VARARGS,
      "Say by marks which streams compute, and whether the step's is among them."},
     {"forget", python_forget, METH_O, "Give up the communication of a Work, whose address another one has."},
-    {"forget_all", python_forget_all, METH_NOARGS, "Give up all communications that nobody has waited for."},
+    {"end", python_end, METH_NOARGS, "Pass all calls on from now on, and give up what nobody has waited for."},
     {"surrender", python_surrender, METH_O, "Return the facts of a Work's communication, which is Python's now; or None."},
     {"pending", python_pending_facts, METH_NOARGS, "Return the facts of communications that nobody has waited for."},
     {"blocked", python_blocked, METH_NOARGS, "Return the facts of what is being handed on or waited for; or None."},
@@ -968,7 +1073,8 @@ PyMethodDef methods_functions[] = {
     {"clear_latest_end", python_clear_latest_end, METH_NOARGS, "Forget that mark: a step begins."},
     {"is_inside", python_is_inside, METH_NOARGS, "Return whether this thread is in a call that has been counted."},
     {"set_inside", python_set_inside, METH_O, "Say so for Python's path."},
-    {"num_errors", python_num_errors, METH_NOARGS, "Return how many errors of ours were swallowed."},
+    {"saw_capture", python_saw_capture, METH_NOARGS,
+     "Return whether a communication was captured into a graph since the last call."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -987,6 +1093,6 @@ int methods_init(PyObject *module) {
             return -1;
         }
     }
-    method_type = (PyTypeObject *)PyType_FromSpec(&method_spec);
-    return method_type == NULL ? -1 : PyModule_AddObject(module, "Method", (PyObject *)method_type);
+    PyObject *method_type = PyType_FromSpec(&method_spec);
+    return method_type == NULL ? -1 : PyModule_AddObject(module, "Method", method_type);
 }

@@ -21,6 +21,7 @@ enum {
 
 Coordinates here = {NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE};
 bool is_recording;
+int64_t num_pauses;
 
 static int64_t num_ids;
 
@@ -29,14 +30,15 @@ int64_t next_id(void) { return num_ids++; }
 /* ---- from training threads -------------------------------------------------------------------------------------- */
 
 static Happening *ring;
-static _Atomic uint64_t num_added, num_gathered; /* happenings */
-static _Atomic int64_t num_rows_added, num_rows_taken;
-static int64_t most_rows;
+static _Atomic uint64_t num_added, num_gathered, num_taken;
+static uint64_t most_waiting;
 static _Atomic int64_t num_dropped[NUM_KINDS];
 
-void rows_drop(uint8_t kind) { atomic_fetch_add_explicit(&num_dropped[kind], 1, memory_order_relaxed); }
-
-static int num_rows_of(const Happening *happening) { return happening->has_row + happening->has_stall; }
+void rows_drop(uint8_t kind) {
+    if (kind < NUM_KINDS) {
+        atomic_fetch_add_explicit(&num_dropped[kind], 1, memory_order_relaxed);
+    }
+}
 
 static void drop(const Happening *happening) {
     if (happening->has_row) {
@@ -47,34 +49,25 @@ static void drop(const Happening *happening) {
     }
 }
 
-/* Drops a row that there was room for. */
-static void lose(uint8_t kind) {
-    rows_drop(kind);
-    atomic_fetch_add_explicit(&num_rows_taken, 1, memory_order_relaxed);
-}
-
 static void release_points(const Happening *happening) {
     point_release(happening->start);
     point_release(happening->waited_from);
     point_release(happening->end);
 }
 
-int64_t rows_added(void) { return atomic_load_explicit(&num_rows_added, memory_order_relaxed); }
+uint64_t rows_added(void) { return atomic_load_explicit(&num_added, memory_order_relaxed); }
 
-int64_t rows_waiting(void) {
-    return rows_added() - atomic_load_explicit(&num_rows_taken, memory_order_relaxed);
-}
+uint64_t rows_waiting(void) { return rows_added() - atomic_load_explicit(&num_taken, memory_order_relaxed); }
 
 void rows_add(Happening happening) {
-    uint64_t at = atomic_load_explicit(&num_added, memory_order_relaxed);
+    uint64_t at = rows_added();
     bool is_full = at - atomic_load_explicit(&num_gathered, memory_order_acquire) >= RING;
-    if (is_full || rows_waiting() >= most_rows) {
+    if (is_full || rows_waiting() >= most_waiting) {
         drop(&happening);
         release_points(&happening);
         return;
     }
     ring[at % RING] = happening;
-    atomic_store_explicit(&num_rows_added, rows_added() + num_rows_of(&happening), memory_order_relaxed);
     atomic_store_explicit(&num_added, at + 1, memory_order_release);
 }
 
@@ -90,7 +83,7 @@ typedef struct {
 /* A row whose times are those of marks, `start` that of its launch: where it is placed between them, Python finds. */
 typedef struct {
     Row row;
-    int64_t waited_from, waited_taken_at, end_taken_at;
+    int64_t waited_from, waited_taken_at, end_taken_at, position, launched_at, returned_at;
     int32_t group_number, queue_peer, device;
     int8_t on_job_stream;
 } CallRow;
@@ -115,6 +108,7 @@ static const Column row_columns[] = {
 
 static const Column call_columns[] = {
     COLUMN(CallRow, 'q', waited_from), COLUMN(CallRow, 'q', waited_taken_at), COLUMN(CallRow, 'q', end_taken_at),
+    COLUMN(CallRow, 'q', position), COLUMN(CallRow, 'q', launched_at), COLUMN(CallRow, 'q', returned_at),
     COLUMN(CallRow, 'i', group_number), COLUMN(CallRow, 'i', queue_peer), COLUMN(CallRow, 'i', device),
     COLUMN(CallRow, 'b', on_job_stream),
 };
@@ -213,6 +207,9 @@ static bool add_communication(const Happening *happening, int64_t start, int64_t
         .waited_from = waited_from,
         .waited_taken_at = point_taken_at(happening->waited_from),
         .end_taken_at = point_taken_at(happening->end),
+        .position = facts->position,
+        .launched_at = facts->launched_at,
+        .returned_at = facts->returned_at,
         .group_number = facts->group_number,
         .queue_peer = facts->queue_peer,
         .device = facts->device,
@@ -249,10 +246,10 @@ static bool gathered(const Happening *happening) {
     }
     bool is_lost = known < 0 || known_wait < 0 || known_end < 0;
     if (happening->has_row && (is_lost || !add_communication(happening, start, waited_from, end))) {
-        lose(happening->facts.kind);
+        rows_drop(happening->facts.kind);
     }
     if (happening->has_stall && (is_lost || !add_stall(happening, waited_from, end))) {
-        lose(STALL);
+        rows_drop(STALL);
     }
     release_points(happening);
     return true;
@@ -264,7 +261,6 @@ static void hold(const Happening *happening) {
         Happening *larger_room = realloc(ahead, room * sizeof *ahead);
         if (larger_room == NULL) {
             drop(happening);
-            atomic_fetch_add_explicit(&num_rows_taken, num_rows_of(happening), memory_order_relaxed);
             release_points(happening);
             return;
         }
@@ -303,10 +299,10 @@ static void give_up(void) {
     gather();
     for (size_t i = 0; i < num_ahead; i++) {
         drop(&ahead[i]);
-        atomic_fetch_add_explicit(&num_rows_taken, num_rows_of(&ahead[i]), memory_order_relaxed);
         release_points(&ahead[i]);
     }
     num_ahead = 0;
+    atomic_store(&num_taken, atomic_load(&num_gathered)); /* but for rows that were gathered before: soon taken */
 }
 
 void rows_give_up(void) {
@@ -351,7 +347,16 @@ static void free_blocks(Table *table) {
     *table = (Table){.size = table->size};
 }
 
-static PyObject *columns_of(Table *table, bool is_of_calls) {
+/* Counts rows that cannot be handed over as dropped. */
+static void drop_rows(const Table *table) {
+    for (const Block *block = table->first; block != NULL; block = block->next) {
+        for (size_t i = 0; i < block->num_rows; i++) {
+            rows_drop((uint8_t)((const Row *)(block->rows + i * table->size))->kind);
+        }
+    }
+}
+
+static PyObject *columns_of(const Table *table, bool is_of_calls) {
     size_t size = size_of_columns(table, row_columns, NUM_ROW_COLUMNS);
     size += is_of_calls ? size_of_columns(table, call_columns, NUM_CALL_COLUMNS) : 0;
     PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
@@ -363,7 +368,6 @@ static PyObject *columns_of(Table *table, bool is_of_calls) {
     for (size_t i = 0; to != NULL && is_of_calls && i < NUM_CALL_COLUMNS; i++) {
         to = copy_column(table, call_columns[i].place, call_columns[i].type, to);
     }
-    free_blocks(table);
     Py_END_ALLOW_THREADS
     return bytes;
 }
@@ -378,15 +382,21 @@ PyObject *rows_take(PyObject *module, PyObject *unused) {
     taken_calls = calls;
     rows = (Table){.size = sizeof(Row)};
     calls = (Table){.size = sizeof(CallRow)};
+    atomic_store(&num_taken, atomic_load(&num_gathered) - num_ahead);
     pthread_mutex_unlock(&lock);
     Py_END_ALLOW_THREADS
     long long num_rows = (long long)taken_rows.num_rows, num_calls = (long long)taken_calls.num_rows;
-    atomic_fetch_add_explicit(&num_rows_taken, num_rows + num_calls, memory_order_relaxed);
     PyObject *row_bytes = columns_of(&taken_rows, false), *call_bytes = columns_of(&taken_calls, true);
     PyObject *result = NULL;
     if (row_bytes != NULL && call_bytes != NULL) {
         result = Py_BuildValue("LOLO", num_rows, row_bytes, num_calls, call_bytes);
     }
+    if (result == NULL) { /* out of memory */
+        drop_rows(&taken_rows);
+        drop_rows(&taken_calls);
+    }
+    free_blocks(&taken_rows);
+    free_blocks(&taken_calls);
     Py_XDECREF(row_bytes);
     Py_XDECREF(call_bytes);
     return result;
@@ -407,17 +417,21 @@ PyObject *facts_to_python(const Facts *facts, Point start) {
         return NULL;
     }
     const Coordinates *place = &facts->place;
-    return Py_BuildValue("LiiLLLiiO(iiii)N", (long long)facts->id, (int)facts->operation, (int)facts->group_number,
+    return Py_BuildValue("LiiLLLiiOL(iiii)N", (long long)facts->id, (int)facts->operation, (int)facts->group_number,
                          (long long)facts->seq, (long long)facts->num_bytes, (long long)facts->self_bytes,
-                         (int)facts->dtype, (int)facts->peer, facts->is_async ? Py_True : Py_False, (int)place->step,
+                         (int)facts->dtype, (int)facts->peer, facts->is_async ? Py_True : Py_False,
+                         (long long)facts->position, (int)place->step,
                          (int)place->microbatch, (int)place->chunk, (int)place->stage, python_start);
 }
 
 /* The communications whose marks the device has not passed, oldest first: for a report on what hangs. */
 PyObject *rows_ahead(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    static Happening copies[MOST_LOOKED_AT]; /* under the GIL; no object is made while the lock is held */
+    Happening *copies = malloc(MOST_LOOKED_AT * sizeof *copies); /* no object is made while the lock is held */
     size_t num_copies = 0;
+    if (copies == NULL) {
+        return PyErr_NoMemory();
+    }
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < num_ahead && i < MOST_LOOKED_AT; i++) {
         if (ahead[i].has_row && ahead[i].facts.operation >= 0) {
@@ -438,6 +452,7 @@ PyObject *rows_ahead(PyObject *module, PyObject *unused) {
         Py_XDECREF(item);
         point_release(copies[i].start);
     }
+    free(copies);
     return list;
 }
 
@@ -450,9 +465,8 @@ void rows_reset(size_t capacity) {
     free_blocks(&rows);
     free_blocks(&calls);
     pthread_mutex_unlock(&lock);
-    most_rows = (int64_t)capacity;
-    atomic_store(&num_rows_added, 0);
-    atomic_store(&num_rows_taken, 0);
+    most_waiting = capacity;
+    atomic_store(&num_taken, atomic_load(&num_added));
     for (int kind = 0; kind < NUM_KINDS; kind++) {
         atomic_store(&num_dropped[kind], 0);
     }
@@ -461,7 +475,13 @@ void rows_reset(size_t capacity) {
 
 static void in_forked_child(void) {
     is_recording = false;
-    pthread_mutex_init(&lock, NULL); /* a thread of the parent's may have held it */
+    pthread_mutex_init(&lock, NULL); /* a thread of the parent's may have held it, and have been changing what follows */
+    rows = (Table){.size = sizeof(Row)};
+    calls = (Table){.size = sizeof(CallRow)};
+    ahead = NULL;
+    num_ahead = room_ahead = 0;
+    atomic_store(&num_gathered, atomic_load(&num_added));
+    atomic_store(&num_taken, atomic_load(&num_added));
 }
 
 static PyObject *described(const Column *columns, size_t num_columns) {

@@ -9,7 +9,8 @@ from typing import Final, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.trace.spans import Int64
+from commtrace.analysis.keys import grouped
+from commtrace.trace.spans import Bool, Int64
 
 Float64 = npt.NDArray[np.float64]
 
@@ -68,6 +69,13 @@ def grouped_median(group: npt.NDArray[np.integer], values: Float64 | Int64, grou
     lower, upper = first[:-1] + (size - 1) // 2, first[:-1] + size // 2
     medians[some] = (ordered[lower[some]] + ordered[upper[some]]) / 2
     return medians
+
+
+def exact_of_each(exact: Bool, group: npt.NDArray[np.integer]) -> Bool:
+    """Mark the values of each group to use: the exact ones; all of them, which are bounds, if none is."""
+    _, number = grouped(group)
+    has_exact = np.bincount(number, exact) > 0
+    return np.asarray(exact | ~has_exact[number])
 
 
 def leave_one_out_median(group: Int64, values: Float64) -> Float64:

@@ -9,13 +9,14 @@ stalls             of the compute lane: state, role, communication, start, durat
                    A stall is cut at the arrival of the last participant: before it is ``bubble`` or ``wait``
 host               data, checkpoint, gc, evaluation: kind, name, start, duration
 communication      name, lane, sublane, start, duration, bytes, dtype, peer, seq, microbatch, chunk, stage, wait,
-                   transfer, join, last, is_async, timing, finished
+                   transfer, join, last, is_async, timing, start_exact, end_exact, transfer_exact, finished
 =================  ==================================================================================================
 
 ``kind``, ``state``, ``role``, ``name``, ``dtype`` and ``timing`` index vocabularies of :meth:`Timeline.outline`,
 ``lane`` the lanes of the rank. ``depth`` counts enclosing boxes; boxes of one ``sublane`` never overlap.
 ``communication`` is a row of the communication table, ``join`` is equal on all ranks of a communication, ``last`` is
-the rank that came last to it, ``wait`` and ``transfer`` split its duration; −1 means unknown or not applicable.
+the rank that came last to it, ``wait`` and ``transfer`` split its duration; −1 means unknown or not applicable. A start
+that is not exact is a lower bound, an end and a transfer upper bounds.
 """
 
 from __future__ import annotations
@@ -426,12 +427,15 @@ def _communication(rank: _Rank, rows: Int64, base: int) -> Columns:
         "dtype": spans.dtype[rows].tolist(),
         "peer": spans.peer[rows].tolist(),
         "seq": spans.seq[rows].tolist(),
-        "wait": np.where(known, matched.wait_ns(spans)[rows], -1).tolist(),
+        "wait": np.where(known & spans.start_exact[rows], matched.wait_ns(spans)[rows], -1).tolist(),
         "transfer": np.where(known, matched.transfer_ns(spans)[rows], -1).tolist(),
         "join": np.where(joined, matched.bucket[rows], -1).tolist(),
         "last": np.where(joined, matched.last_rank[rows], -1).tolist(),
         "is_async": spans.is_async[rows].astype(np.int8).tolist(),
         "timing": spans.timing[rows].tolist(),
+        "start_exact": spans.start_exact[rows].astype(np.int8).tolist(),
+        "end_exact": spans.end_exact[rows].astype(np.int8).tolist(),
+        "transfer_exact": matched.transfer_exact(spans)[rows].astype(np.int8).tolist(),
         "finished": (~rank.unfinished[rows]).astype(np.int8).tolist(),
     }
 

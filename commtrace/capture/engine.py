@@ -29,6 +29,7 @@ def choose(config: Config) -> Engine:
     core, reason = _native.load()
     if core is not None:
         return Engine(NATIVE, core=core)
-    if config.engine == NATIVE and not launchers.local_rank(os.environ):  # one rank of a node says it for all
+    is_usual = config.engine != NATIVE and reason in (_native.NOT_BUILT, _native.FREE_THREADED)
+    if not is_usual and not launchers.local_rank(os.environ):  # one rank of a node says it for all
         _logger.warning("commtrace records with its Python engine, not with the native one: %s", reason)
     return Engine(PYTHON, reason)

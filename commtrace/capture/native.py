@@ -9,17 +9,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from commtrace.capture.collectives.operations import NcclBackend, Operation
 from commtrace.capture.device.clock import Mark
+from commtrace.capture.device.facts import Handed
+from commtrace.capture.device.placement import UNMEASURED, Calls, Placed
 from commtrace.capture.records import Coordinates, Launch, dtype_name
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.schema import Row
-from commtrace.trace.spans import DTYPE_OF_COLUMN, Spans, rows_of
+from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans, rows_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -55,16 +58,32 @@ METHODS: Final[Mapping[str, Positions]] = {
 _MOST_LAUNCHES: Final = 4_096
 """Launches that are kept, so that those who ask again get the same object."""
 
-Facts: TypeAlias = tuple[int, int, int, int, int, int, int, int, bool, tuple[int, int, int, int], Any]
-"""What the extension knows of a communication: id, operation, group, seq, bytes, self_bytes, dtype, peer, is_async,
-place, mark at its launch."""
+
+class Facts(NamedTuple):
+    """What the extension knows of a communication."""
+
+    id: int
+    operation: int
+    group: int
+    seq: int
+    num_bytes: int
+    self_bytes: int
+    dtype: int
+    peer: int
+    is_async: bool
+    position: int  # of its launch on its communicator
+    place: tuple[int, int, int, int]
+    start: Mark
 
 
 class Native:
-    """The extension in the service of one recording. ``capacity``: rows for which there is room."""
+    """The extension in the service of one recording, with room for ``capacity`` communications and spans."""
+
+    _latest: ClassVar[Native | None] = None
 
     def __init__(self, core: ModuleType, capacity: int) -> None:
         core.reset(capacity)
+        Native._latest = self
         self.core: Any = core
         self._names: list[str] = []
         self._codes: dict[str, int] = {}
@@ -72,6 +91,12 @@ class Native:
         self._dtypes: dict[int, object] = {schema.NOT_APPLICABLE: None}
         self._states: dict[int, GroupState] = {}
         self._launches: dict[int, Launch] = {}
+        self._spans: list[Spans] = []
+        self._rows: list[Row] = []
+        self._dropped: Sequence[int] = [0] * len(schema.KINDS)
+        self._add_calls: Callable[[Calls, CallColumns], None] | None = None
+        self._is_in_detail: Callable[[int], bool] = lambda step: False
+        self.on_capture: Callable[[], None] = lambda: None  # called when a communication was captured into a graph
 
     # Names and groups
 
@@ -104,72 +129,172 @@ class Native:
 
     # Rows
 
+    @property
+    def is_over(self) -> bool:
+        """Return whether another recording has the extension, though the harvester of this one still runs."""
+        return Native._latest is not self
+
+    def place_with(self, add: Callable[[Calls, CallColumns], None], is_in_detail: Callable[[int], bool]) -> None:
+        """Have device-timed communications given to ``add`` in each pass, which has them placed and made into rows."""
+        self._add_calls, self._is_in_detail = add, is_in_detail
+
+    def gather(self) -> None:
+        """Take over what is finished: at the beginning of a pass."""
+        if self.is_over:
+            return
+        if self.core.saw_capture():
+            self.on_capture()
+        num_rows, of_rows, num_calls, of_calls = self.core.take()
+        layout = self.core.ROW_COLUMNS
+        if num_rows:
+            self._add_spans(_columns(num_rows, of_rows, layout))
+        if num_calls and self._add_calls is not None:
+            columns = _columns(num_calls, of_calls, (*layout, *self.core.CALL_COLUMNS))
+            self._add_calls(self._calls_of(columns), CallColumns(self, columns))
+
     def take(self) -> tuple[Spans, list[Row], list[str]]:
         """Return the spans that are finished, those among them that have a detail as rows, and the spans' names."""
-        num_rows, of_rows, _num_calls, _of_calls = self.core.take()
-        columns = _columns(num_rows, of_rows, self.core.ROW_COLUMNS)
-        names = list(self._names)
-        spans = spans_of(columns)
-        is_unfinished = columns["is_unfinished"] != 0
-        if not is_unfinished.any():
-            return spans, [], names
-        rows = rows_of(spans.take(is_unfinished), names)
-        return spans.take(~is_unfinished), [row._replace(detail='{"unfinished":true}') for row in rows], names
+        spans, self._spans = self._spans, []
+        rows, self._rows = self._rows, []
+        return Spans.concatenate(spans), rows, list(self._names)
+
+    def _add_spans(self, columns: Mapping[str, Any]) -> None:
+        spans, is_unfinished = spans_of(columns), columns["is_unfinished"] != 0
+        if is_unfinished.any():
+            rows = rows_of(spans.take(is_unfinished), self._names)
+            self._rows += [row._replace(detail='{"unfinished":true}') for row in rows]
+            spans = spans.take(~is_unfinished)
+        self._spans.append(spans)
+
+    def _calls_of(self, columns: Mapping[str, Any]) -> Calls:
+        return Calls(
+            id=columns["id"],
+            batch=columns["id"],
+            queue=self._queues_of(columns) + columns["on_job_stream"],
+            position=columns["position"],
+            launch=columns["start"],
+            waited_from=columns["waited_from"],
+            end=columns["end"],
+            waited_taken_at=columns["waited_taken_at"],
+            end_taken_at=np.where(columns["timing"] == schema.HOST_TIMING, 0, columns["end_taken_at"]),
+            handed_on=columns["returned_at"],
+            duration=np.full(len(columns["id"]), UNMEASURED, np.int64),
+        )
+
+    def _queues_of(self, columns: Mapping[str, Any]) -> Int64:
+        keys = np.stack([columns["group_number"], columns["queue_peer"], columns["device"]], axis=1)
+        communicators, of_row = np.unique(keys, axis=0, return_inverse=True)
+        numbers = [self._states[group].queue(peer, device).number for group, peer, device in communicators.tolist()]
+        return np.array(numbers, np.int64)[of_row.reshape(-1)]
+
+    def handed(self, columns: Mapping[str, Any]) -> list[Handed]:
+        """Return when communications were handed to their backends."""
+        names = ("id", "group_number", "launched_at", "returned_at")
+        handed = []
+        for number, group, launched_at, returned_at in zip(*(columns[name].tolist() for name in names), strict=True):
+            state = self._states[group]
+            handed.append(Handed(number, number, state.nccl.name, state.group.name, launched_at, returned_at))
+        return handed
+
+    def are_in_detail(self, steps: npt.NDArray[np.int32]) -> Bool:
+        """Return which rows belong to steps in detail, by their steps."""
+        detailed = [step for step in np.unique(steps).tolist() if self._is_in_detail(step)]
+        return np.isin(steps, detailed)
+
+    def add_placed(self, columns: Mapping[str, Any], placed: Placed) -> None:
+        """Take the times of communications."""
+        times = {name: getattr(placed, name) for name in ("start", "end", "start_exact", "end_exact", "timing")}
+        self._spans.append(spans_of(columns, **times))
 
     def dropped(self) -> Sequence[int]:
         """Return how many rows were dropped so far, by kind."""
-        counts: Sequence[int] = self.core.dropped()
-        return counts
+        if not self.is_over:
+            self._dropped = self.core.dropped()
+        return self._dropped
 
     @property
-    def num_rows(self) -> int:
-        """Return how many rows were recorded so far."""
-        return int(self.core.num_rows_added())
+    def num_added(self) -> int:
+        """Return how many communications and spans were recorded so far."""
+        return 0 if self.is_over else int(self.core.num_added())
 
     @property
     def num_waiting(self) -> int:
-        """Return how many rows wait for the device, or for the next :meth:`take`."""
-        return int(self.core.num_rows_waiting())
+        """Return how many of them wait for the device, or for the next :meth:`take`."""
+        return 0 if self.is_over else int(self.core.num_waiting())
 
     def give_up(self) -> None:
         """Count what still waits for the device as dropped."""
-        self.core.give_up()
+        if not self.is_over:
+            self.core.give_up()
 
     # Facts
 
     def launch(self, facts: Facts) -> Launch:
         """Return the launch of a communication; the same object for the same one while it is in flight."""
-        number, operation, group, seq, num_bytes, self_bytes, dtype, peer, is_async, place, start = facts
-        known = self._launches.get(number)
+        known = self._launches.get(facts.id)
         if known is not None:
             return known
+        dtype: Any = self._dtypes[facts.dtype]
         launch = Launch(
-            self._operations[operation], self._states[group], seq, num_bytes, self_bytes, self._dtypes[dtype], peer,
-            is_async, Coordinates(*place), None, start,
-        )  # type: ignore[arg-type]  # fmt: skip
-        self._launches[number] = launch
+            self._operations[facts.operation], self._states[facts.group], facts.seq, facts.num_bytes, facts.self_bytes,
+            dtype, facts.peer, facts.is_async, Coordinates(*facts.place), None, facts.start,
+        )  # fmt: skip
+        self._launches[facts.id] = launch
         if len(self._launches) > _MOST_LAUNCHES:
             self._launches.pop(next(iter(self._launches)), None)
         return launch
 
     def in_flight(self) -> list[Launch]:
         """Return the launches of communications that nobody has waited for."""
-        return [self.launch(facts) for facts in self.core.pending()]
+        return [self.launch(Facts(*known)) for known in self.core.pending()]
 
     def ahead(self) -> list[Launch]:
         """Return the launches of communications that the device has not finished, though the job is past them."""
-        return [self.launch(facts) for facts in self.core.ahead()]
+        return [self.launch(Facts(*known)) for known in self.core.ahead()]
 
     def blocked(self) -> Launch | None:
         """Return the launch of what is being handed on, or waited for."""
-        facts = self.core.blocked()
-        return None if facts is None else self.launch(facts)
+        known = self.core.blocked()
+        return None if known is None else self.launch(Facts(*known))
 
     def operation(self, operation: Operation) -> int:
         """Return the number of an operation."""
         if operation not in self._operations:
             self._operations.append(operation)
         return self._operations.index(operation)
+
+
+class _MarkOn(Protocol):
+    def __call__(self, device: int | None = None, /) -> Mark:
+        """Return a mark on the current stream of ``device``, or of the current one."""
+
+
+class CallColumns:
+    """The facts of communications that came as columns: see :class:`commtrace.capture.device.facts.Facts`."""
+
+    def __init__(self, native: Native, columns: Mapping[str, Any]) -> None:
+        self._native = native
+        self._columns = columns
+
+    @property
+    def kinds(self) -> Sequence[int]:
+        kinds: list[int] = self._columns["kind"].tolist()
+        return kinds
+
+    @property
+    def is_in_detail(self) -> Bool:
+        return self._native.are_in_detail(self._columns["step"])
+
+    def take(self, rows: Bool) -> CallColumns:
+        return CallColumns(self._native, {name: column[rows] for name, column in self._columns.items()})
+
+    def handed(self) -> Sequence[Handed]:
+        return self._native.handed(self._columns)
+
+    def rows(self, placed: Placed) -> list[Row]:
+        """Hand the rows to the native part, whose spans go to the sinks as columns."""
+        self._native.add_placed(self._columns, placed)
+        return []
 
 
 _DRIVERS: Final = ("libcuda.so.1", "libamdhip64.so")
@@ -181,7 +306,7 @@ class NativeClock:
     ``driver`` is the path of the driver's library; ``is_threaded`` is False where a test passes the marks itself.
     """
 
-    timing: Final = schema.CUDA_EVENT_TIMING
+    timing: int = schema.CUDA_EVENT_TIMING
 
     def __init__(self, core: Any, cuda: Any, *, driver: str | None = None, is_threaded: bool = True) -> None:
         self._core = core
@@ -189,8 +314,10 @@ class NativeClock:
         self._drivers = _DRIVERS if driver is None else (driver,)
         self._is_threaded = is_threaded
         self._failure = ""
-        self.mark: Callable[..., Mark] = core.mark
+        # Functions of C, called as they are.
+        self.mark: _MarkOn = core.mark
         self.resolve: Callable[[Mark], int | None] = core.resolve
+        self.host_ns: Callable[[], int] = core.host_ns
 
     @property
     def of_torch(self) -> dict[str, object]:
@@ -278,14 +405,14 @@ def spans_of(columns: Mapping[str, Any], **replaced: Any) -> Spans:
                    for name, dtype in DTYPE_OF_COLUMN.items()))  # fmt: skip
 
 
-def replacement(function: Any) -> object:
+def as_method(function: Any) -> Callable[..., object]:
     """Return what stands in the class for a function of the extension: what pybind has there, too.
 
     Dynamo binds it like torch's own; the limited API of Python has no other way to make one.
     """
     from torch.distributed import ProcessGroup
 
-    instancemethod: Callable[[Any], object] = type(ProcessGroup.__dict__["rank"])
+    instancemethod: Callable[[Any], Callable[..., object]] = type(ProcessGroup.__dict__["rank"])
     return instancemethod(function)
 
 
@@ -296,4 +423,3 @@ def p2p_codes() -> tuple[object, ...]:
 
     functions = (getattr(distributed_c10d, name) for name in ("send", "recv", "isend", "irecv"))
     return tuple(getattr(function, "__wrapped__", function).__code__ for function in functions)
-

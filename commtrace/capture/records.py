@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from commtrace import _native
 from commtrace.capture.collectives.operations import NcclBackend, Operation
-from commtrace.capture.device.clock import CudaClock, CudaMark, DeviceClock, Mark
+from commtrace.capture.device.clock import DeviceClock, DeviceTiming, Mark
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.schema import Row, mark_row, row_of
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
     import torch
 
 _NO = schema.NOT_APPLICABLE
-
-SHORTEST_STALL_NS: Final = 10_000
-"""A stream that got no further than this while it waited did not wait: the two marks alone take microseconds."""
-
-HOST_BOUND_NS: Final = 100_000
-"""A stream that passes a mark within this time after the host took it may have waited for the host."""
 
 Entry: TypeAlias = tuple[Any, ...]
 """``(make_rows, kind, …)``: see the functions below."""
@@ -150,153 +144,61 @@ class DeviceCall:
     """A communication of an accelerator's tensors: its marks are resolved after its launch."""
 
     __slots__ = (
-        "batch", "clock", "device", "end", "has_future", "holder", "id", "is_joined", "launch", "launched_at",
+        "batch", "clock", "device", "end", "handed_on", "has_future", "id", "is_joined", "launch", "launched_at",
         "op_in_seq", "position", "queue", "returned_at", "waited_from",
     )  # fmt: skip
 
-    def __init__(self, launch: Launch, clock: CudaClock, device: int | None, queue: Queue) -> None:
+    def __init__(self, launch: Launch, clock: DeviceTiming, device: int | None, queue: Queue, position: int) -> None:
         self.launch = launch
         self.clock = clock
         self.device = device  # index; None for the current device
         self.queue = queue
+        self.position = position  # of its launch on the communicator
         self.batch = self.id = next_id()  # members of a coalescing bracket get the batch of the first
         self.op_in_seq = 0  # index in the bracket
         self.waited_from: Mark | None = None  # before the wait for it; None if it ran on the current stream
         self.end: Mark | None = None  # after it, or after the wait for it; None without a wait
         # The compute stream has waited for the other stream on which it ran; its future was taken, to be waited for.
         self.is_joined = self.has_future = False
-        self.position = queue.next_position()
-        self.holder: Holder | None = None  # holds its row back until its true end is known
-        # System time, ns, before and after the backend's call; 0 without a holder.
+        self.handed_on = 0  # host time, ns, after the backend's call
+        # Host time, ns, before and after the backend's call; 0 unless its duration is asked for.
         self.launched_at = self.returned_at = 0
 
 
-class Holder(Protocol):
-    """See :class:`commtrace.capture.device.hidden_ends.HiddenEnds`."""
-
-    def hold(self, call: DeviceCall, launch: int, waited_from: int, end: int) -> bool:
-        """Take a call whose marks have been passed; return False if its row is to be made at once."""
-
-
-class Placed(NamedTuple):
-    """The start and end of an operation, ns; one that is not exact may have ended earlier."""
-
-    start: int
-    end: int
-    is_exact: bool
-    timing: int
+_next_communicator: Final[Callable[[], int]] = itertools.count().__next__
 
 
 class Queue:
-    """Operations of a communicator that run one after another, in the order of their launches.
+    """The stream of a communicator, or the streams of the job, on which its operations run.
 
-    NCCL has them run in order on whichever streams they are launched: FSDP gathers on one stream while it reduces on
-    another. Those on the communicator's own stream are one queue, those on the streams of the job another: the end of
-    an operation on the communicator's own stream is often known only after that of a later one on another. While it is
-    not known, the start of that later one is a lower bound.
+    All are launched in one order: see :mod:`commtrace.capture.device.placement`, which knows queues by their number.
     """
 
-    __slots__ = ("_batch", "_exact", "_last", "_last_position", "_positions", "_sibling", "unreached")
+    __slots__ = ("_next_position", "_on_job_streams", "_pauses", "_positions", "number", "unreached")
 
-    def __init__(self, sibling: Queue | None = None) -> None:
-        self._sibling = sibling
+    def __init__(self, number: int | None = None, next_position: Callable[[], int] | None = None) -> None:
+        self._next_position = next_position  # of the native part, which launches on the communicator, too
+        self.number = 2 * _next_communicator() if number is None else number
         self.unreached: DeviceCall | None = None
-        self._positions = 0
-        self._batch = -1
-        self._exact = Placed(0, 0, True, schema.UNKNOWN_TIMING)
-        self._last_position = -1
-        self._last: Placed | None = None
+        self._on_job_streams: Queue | None = None
+        self._positions = self._pauses = 0
 
-    def next_position(self) -> int:
+    def next_position(self, pauses: int = 0) -> int:
+        """Return the position of a launch on the communicator, after so many ``pauses`` of the recording."""
+        if self._next_position is not None:
+            return self._next_position()
+        if pauses != self._pauses:
+            self._pauses = pauses
+            self._positions += 1  # what was launched meanwhile
         self._positions += 1
         return self._positions - 1
-
-    def withdraw(self, call: DeviceCall) -> None:
-        """Uncount ``call``, which is in another queue after all."""
-        if call.position == self._positions - 1:
-            self._positions -= 1
 
     @property
     def on_job_streams(self) -> Queue:
         """Return the queue of the same communicator's operations on the streams of the job."""
-        if self._sibling is None:
-            self._sibling = Queue(self)
-        return self._sibling
-
-    @property
-    def known_end(self) -> int:
-        return self._exact.end
-
-    def before(self, call: DeviceCall) -> Placed | None:
-        """Return the times of the operation right before ``call``, if known."""
-        return self._last if self._last_position == call.position - 1 else None
-
-    def of_batch(self, call: DeviceCall) -> Placed | None:
-        """Return the times of the other members of its coalescing bracket, if known."""
-        return self._exact if call.batch == self._batch else None
-
-    def end_before(self, call: DeviceCall) -> int:
-        """Return the latest known end, if that operation was launched before ``call`` of the other queue; else 0."""
-        return self._exact.end if self._batch < call.batch else 0
-
-    def passed(self, call: DeviceCall, placed: Placed) -> None:
-        if call.position > self._last_position:
-            self._last_position, self._last = call.position, placed
-        if placed.is_exact and call.batch > self._batch:
-            self._batch, self._exact = call.batch, placed
-
-    def place(self, call: DeviceCall, start: int, end: int, exact: bool, timing: int) -> Placed:
-        """Return the times of an operation launched at ``start`` and over by ``end``, or at ``end`` if ``exact``."""
-        found = self.of_batch(call)
-        if found is None and call.batch < self._batch:  # Somebody waited for a later one first.
-            over = self._exact.end
-            found = Placed(min(start, over), min(end, over), False, schema.UNKNOWN_TIMING)
-        if found is None:
-            other = 0 if self._sibling is None else self._sibling.end_before(call)
-            start = min(max(start, self._exact.end, other), end)
-            found = Placed(start, end, exact, timing if exact else schema.UNKNOWN_TIMING)
-        self.passed(call, found)
-        return found
-
-
-def device_call_rows(entry: Entry) -> list[Row] | None:
-    """Make the row of ``(…, call)``: a device-timed communication; without a stall its timing is unknown."""
-    call: DeviceCall = entry[2]
-    queue = call.queue
-    # Once the clock is off, nothing is waited for: resolving raises, and the call is dropped.
-    if queue.unreached is not None and queue.unreached.id < call.id and not call.clock.is_off:
-        return None
-    resolve = call.clock.resolve
-    start = resolve(call.launch.start)
-    waited_from = start if call.waited_from is None else resolve(call.waited_from)
-    end = start if call.end is None else resolve(call.end)
-    if start is None or waited_from is None or end is None:
-        if queue.unreached is None:
-            queue.unreached = call
-        return None
-    end = max(start, end)
-    timing = _timing(call.clock, call.launch.start, call.end)
-    if queue.unreached is call:
-        queue.unreached = None
-    if call.end is not None:
-        if call.holder is not None and timing != schema.HOST_TIMING and call.holder.hold(call, start, waited_from, end):
-            return []
-        exact = ended_at(call, start, waited_from, end)
-        start, end, _, timing = queue.place(call, start, end, exact, timing)
-    return [communication_row(call.launch, start, end, call.id, timing, call.end is None, call.op_in_seq)]
-
-
-def ended_at(call: DeviceCall, start: int, waited_from: int, end: int) -> bool:
-    """Return whether the operation ended at ``end``, as the stream waited for it or it was short; all times in ns."""
-    if end - start < SHORTEST_STALL_NS:
-        return True
-    before, behind = call.waited_from, call.end
-    if isinstance(before, CudaMark) and isinstance(behind, CudaMark):
-        # A stream without work passes the mark behind the wait when the host has taken it: it waited for the host.
-        host_ns = behind.taken_at - before.taken_at
-        if end - behind.taken_at < HOST_BOUND_NS and end - waited_from < host_ns + SHORTEST_STALL_NS:
-            return False
-    return end - waited_from >= SHORTEST_STALL_NS
+        if self._on_job_streams is None:
+            self._on_job_streams = Queue(self.number + 1)
+        return self._on_job_streams
 
 
 def device_stall_rows(entry: Entry) -> list[Row] | None:
@@ -408,8 +310,16 @@ def module_rows(clock: DeviceClock) -> MakeRows:
 
 
 def communication_row(
-    launch: Launch, start: int, end: int, number: int, timing: int, unfinished: bool, op_in_seq: int = 0
+    launch: Launch,
+    start: int,
+    end: int,
+    number: int,
+    timing: int,
+    unfinished: bool,
+    op_in_seq: int = 0,
+    exact: tuple[bool, bool] = _EXACT,
 ) -> Row:
+    """Make the row of a communication; ``exact``: whether start and end are."""
     operation, state, seq, num_bytes, self_bytes, dtype, peer, is_async, coordinates, members, _ = launch
     extras: dict[str, object] = {}
     if members:
@@ -420,8 +330,7 @@ def communication_row(
     detail = json.dumps(extras, separators=(",", ":")) if extras else None
     return row_of((
         kind, operation.name, schema.COMMUNICATION, start, end, *coordinates, state.group.id, seq, op_in_seq,
-        num_bytes, self_bytes, dtype_name(dtype), peer, bool(is_async), number, _NO, timing, True,
-        timing != schema.UNKNOWN_TIMING, detail,
+        num_bytes, self_bytes, dtype_name(dtype), peer, bool(is_async), number, _NO, timing, *exact, detail,
     ))  # fmt: skip
 
 

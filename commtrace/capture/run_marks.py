@@ -10,7 +10,7 @@ from commtrace import identity
 from commtrace.capture import triggers
 from commtrace.capture.collectives.untraced_paths import ACTIVE, find_invisible
 from commtrace.capture.collectives.untraced_paths import PART as INVISIBLE
-from commtrace.capture.device.clock import CudaClock
+from commtrace.capture.device.clock import DeviceTiming
 from commtrace.capture.device.device_watch import DeviceWatch
 from commtrace.capture.hangs.activity import PART as ACTIVITY
 from commtrace.capture.hangs.activity import ActivityWatch
@@ -34,7 +34,7 @@ class RunMarks:
     def __init__(
         self,
         tracer: Tracer,
-        device_clock: CudaClock | None,
+        device_clock: DeviceTiming | None,
         requests: Triggers,
         unfinished: Callable[[], list[Launch]],
         device_watch: DeviceWatch,

@@ -87,7 +87,7 @@ class NativeCallingThread(CallingThread):
         self._core = core
 
     @property
-    def has_counted(self) -> bool:  # type: ignore[override]
+    def has_counted(self) -> bool:
         return bool(self._core.is_inside())
 
     @has_counted.setter

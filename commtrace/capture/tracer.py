@@ -69,6 +69,7 @@ class Tracer:
         self._last_mark: Mark | None = None
         self.coordinates = Coordinates()
         self.recording = window is None
+        self.pauses = 0  # of the recording: what was launched meanwhile is not known
         self.untraced_paths: set[str] = set()  # ways of communicating that are in use here and not recorded
         self.unmeasured = Unmeasured(self.guard)
         self.open_optimizers = 0
@@ -204,6 +205,7 @@ class Tracer:
         self._latest_step = step
         self._work_end = self.last_mark = None
         self.coordinates = Coordinates(step)
+        self.pauses += record and not self.recording
         self.recording = record
         self._step = Span(schema.STEP, "step", schema.COMPUTE, self.coordinates, self.clock, now) if record else None
         self._tell_computing_streams()
@@ -313,9 +315,7 @@ class Tracer:
             self.append((span_rows, span.kind, span))
         else:
             native = self.native
-            native.core.span(
-                span.kind, native.code(span.name), span.lane, span.coordinates, span.start, span.end
-            )
+            native.core.span(span.kind, native.code(span.name), span.lane, span.coordinates, span.start, span.end)
 
     def leave(self, span: Span) -> None:
         self.innermost = span.outer

@@ -149,6 +149,16 @@ def bandwidth(gigabytes_per_second: float | None) -> str:
     return f"{num_bytes(gigabytes_per_second * 1e9)}/s"
 
 
+def at_least(text: str, is_bound: bool) -> str:
+    """Mark a lower bound: ``≥25.5``."""
+    return f"≥{text}" if is_bound and text != UNKNOWN else text
+
+
+def at_most(text: str, is_bound: bool) -> str:
+    """Mark an upper bound: ``≤1.20 ms``."""
+    return f"≤{text}" if is_bound and text != UNKNOWN else text
+
+
 def gigabytes_per_second(rate: float) -> str:
     """Return GB/s without a unit, however slow: for a table in which numbers are compared."""
     return f"{rate:.3f}" if rate < 10 else _three_digits(rate)

@@ -27,7 +27,6 @@ from commtrace.config import VARIABLES, Config
 from commtrace.errors import CommtraceError, ConfigurationError
 from commtrace.exporters.monitor.rendezvous import Address, read_token, token_path
 from commtrace.installation import TRIED, import_pyarrow
-from commtrace.options import AUTO
 from commtrace.redaction import redacted_url
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.json_values import JsonObject
@@ -73,7 +72,7 @@ def check_installation(environment: Mapping[str, str], *, record: bool = True) -
         checks += _exporters(config)
     checks += [*_clocks(), *_device(), *_bypasses()]
     if record and not any(check.subject in ("torch", "pyarrow") and check.state == "problem" for check in checks):
-        checks += try_recording(environment, engine=AUTO if config is None else config.engine)
+        checks += try_recording(environment, config=config)
     return checks
 
 
@@ -274,12 +273,17 @@ print(json.dumps({
 _EXPECTED: Final = {"step": 2, "collective": 4}
 
 
-def try_recording(environment: Mapping[str, str], seconds: float = _SECONDS, *, engine: str = AUTO) -> list[Check]:
-    """Record four calls of one rank in a process of its own, within ``seconds``, and read them."""
-    # Without the variables of commtrace and of launchers: the recording is small and local whatever the job is.
+def try_recording(
+    environment: Mapping[str, str], seconds: float = _SECONDS, *, config: Config | None = None
+) -> list[Check]:
+    """Record four calls of one rank in a process of its own, within ``seconds``, and read them.
+
+    Of ``config`` only the engine counts: the recording is small and local whatever the job is.
+    """
+    # Without the variables of commtrace and of launchers.
     own = {name: value for name, value in environment.items() if not _belongs_to_a_job(name)}
     with tempfile.TemporaryDirectory(prefix="commtrace-doctor-") as folder:
-        command = [sys.executable, "-c", _PROGRAM, folder, engine]
+        command = [sys.executable, "-c", _PROGRAM, folder, (config or Config()).engine]
         try:
             ended = subprocess.run(command, env=own, capture_output=True, text=True, timeout=seconds, check=False)
         except subprocess.TimeoutExpired:

@@ -29,6 +29,7 @@ from commtrace.analysis.stragglers.verdict import HOST, LINK, Stretch, Verdict, 
 from commtrace.cli.output import (
     NODES,
     UNKNOWN,
+    at_least,
     bandwidth,
     binary_bytes,
     duration,
@@ -57,9 +58,9 @@ def print_baseline(console: Console, shares: Sequence[BaselineShare], made: Mapp
             power_of_two(one.size[0]),
             str(one.group_size),
             str(one.calls),
-            bandwidth(one.busbw_gbps) + "*" * one.includes_waits,
+            at_least(bandwidth(one.busbw_gbps), one.is_bound) + "*" * one.includes_waits,
             bandwidth(one.baseline_busbw_gbps),
-            share(one.share),
+            at_least(share(one.share), one.is_bound),
         )
     whole = whole_share(shares)
     where = " · ".join(filter(None, (made.get("backend"), made.get("device"), made.get("date"))))
@@ -68,6 +69,8 @@ def print_baseline(console: Console, shares: Sequence[BaselineShare], made: Mapp
         note += f"\n{UNKNOWN}: the baseline has no such operation, size of group or payload."
     if any(one.includes_waits for one in shares):
         note += "\n* not matched on all members: waiting included."
+    if any(one.is_bound for one in shares):
+        note += "\n≥ no such call has an exact start and end."
     if len(shares) > _MOST_SHARES:
         note += f"\n{len(shares) - _MOST_SHARES} more that took less time: --json"
     print_table(console, "Bandwidth beside the baseline", table, note)
@@ -209,7 +212,9 @@ def critical_path_lines(path: CriticalPath | None) -> Iterator[str]:
     parts = [part for part in _parts(path.shares, whole) if part[0] >= _LEAST_SHARE_OF_PATH * whole]
     listed = ", ".join(words for _, words in sorted(parts, key=lambda part: -part[0]))
     unsure = path.uncertain_ns
-    note = f"; {share(unsure, whole)} not resolved by these clocks" if unsure >= _LEAST_SHARE_OF_PATH * whole else ""
+    note = (
+        f"; {share(unsure, whole)} not resolved by clocks and starts" if unsure >= _LEAST_SHARE_OF_PATH * whole else ""
+    )
     yield f"Critical path ({duration(whole / path.num_steps)} a step): {listed}{note}"
 
 

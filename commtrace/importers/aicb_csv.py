@@ -286,7 +286,7 @@ def _rows(epochs: Sequence[_Epoch], groups: Mapping[str, Group]) -> Iterator[Row
         if step >= 0:
             yield Row(
                 schema.STEP, "step", schema.COMPUTE, begin, begin + epoch.length_ns, step=step,
-                timing=schema.UNKNOWN_TIMING, start_exact=False, end_exact=False,
+                timing=schema.UNKNOWN_TIMING, end_exact=False,
             )  # fmt: skip
         at = begin
         for call in epoch.calls:
@@ -311,7 +311,7 @@ def _communication(
         kind, call.operation, schema.COMMUNICATION, start, end, step=step, group=group, seq=seq[key],
         bytes=call.num_bytes, peer=call.peer, is_async=call.is_overlapped, id=number,
         timing=schema.UNKNOWN_TIMING if call.is_overlapped else schema.CUDA_EVENT_TIMING,
-        start_exact=not call.is_overlapped, end_exact=not call.is_overlapped,
+        end_exact=not call.is_overlapped,
     )  # fmt: skip
     if end > start:
         yield Row(

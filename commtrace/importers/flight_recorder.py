@@ -125,7 +125,6 @@ def _rows(record: FlightRecord) -> Iterator[Row]:
             is_async=True,
             id=number,
             timing=schema.UNKNOWN_TIMING,
-            start_exact=False,
             end_exact=False,
             detail=_detail(entry),
         )

@@ -266,11 +266,11 @@ def _message_rows(rank: int, log: _Log, message: _Message, number: int, group: G
     yield Row(
         schema.P2P, name, schema.COMMUNICATION, message.start, message.end, step=step, microbatch=job.microbatch,
         chunk=job.chunk, stage=rank, group=group.id, seq=message.number, peer=message.peer, is_async=message.is_send,
-        id=number, timing=schema.UNKNOWN_TIMING, start_exact=False, end_exact=False,
+        id=number, timing=schema.UNKNOWN_TIMING, end_exact=False,
     )  # fmt: skip
     if message.end > message.start:
         yield Row(
             schema.STALL, name, schema.COMPUTE, message.start, message.end, step=step, microbatch=job.microbatch,
             chunk=job.chunk, stage=rank, group=group.id, seq=message.number, peer=message.peer, stalled_on=number,
-            timing=schema.UNKNOWN_TIMING, start_exact=False, end_exact=False,
+            timing=schema.UNKNOWN_TIMING, end_exact=False,
         )  # fmt: skip

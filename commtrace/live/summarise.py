@@ -357,7 +357,9 @@ def _on_the_bus(calls: Calls, names: Sequence[str]) -> _OnTheBus:
         factor[at] = bus_factor(operation, size, uneven=uneven) if is_bus[at] else 0.0
         to_others[at] = uneven and operation == "all_to_all"
     moved = calls.num_bytes - calls.self_bytes * to_others[which]
-    has_bandwidth = is_bus[which] & calls.finished & (calls.num_bytes > 0) & (calls.duration > 0)
+    # A bandwidth of upper bounds would look like a slow network.
+    is_timed = calls.finished & calls.duration_exact & (calls.duration > 0)
+    has_bandwidth = is_bus[which] & is_timed & (calls.num_bytes > 0)
     return _OnTheBus(moved, moved * factor[which] * has_bandwidth, has_bandwidth)
 
 

@@ -13,7 +13,12 @@ from typing import Final, NamedTuple
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication.bandwidth import bus_factor
 from commtrace.analysis.communication.rates import parse_rate
-from commtrace.analysis.communication.table import Communication, CommunicationSums, communication_sums
+from commtrace.analysis.communication.table import (
+    Communication,
+    CommunicationSums,
+    communication_sums,
+    with_exact_rates,
+)
 from commtrace.analysis.windows.run import MeasuredRun
 from commtrace.errors import ConfigurationError
 from commtrace.planning.flops import flops_per_sequence
@@ -141,6 +146,7 @@ class Measured(NamedTuple):
 
     bandwidths: Mapping[str, float]  # bus bandwidth by role, bytes per second
     compute_seconds: float  # of a rank in a step
+    at_least: tuple[str, ...] = ()  # roles whose bandwidth is a lower bound
 
 
 def measured_rates(measured: MeasuredRun[CommunicationSums], plan: Plan) -> Measured:
@@ -149,10 +155,14 @@ def measured_rates(measured: MeasuredRun[CommunicationSums], plan: Plan) -> Meas
     for row in measured.result.table(measured.recorded):
         by_role[row.role].append(row)
     roles = {row.role for stage in plan.stages for row in stage.traffic if row.wire_bytes}
-    rates = {role: _rate(by_role[role] or by_role[role.removesuffix("-cp")]) for role in roles}
+    rows_of = {role: with_exact_rates(by_role[role] or by_role[role.removesuffix("-cp")]) for role in roles}
+    rates = {role: _rate(rows) for role, rows in rows_of.items()}
+    at_least = tuple(sorted(role for role, rows in rows_of.items() if any(row.bandwidth_is_bound for row in rows)))
     steps = max(len(measured.steps.used), 1) * max(len(measured.recorded.ranks), 1)
     return Measured(
-        {role: rate for role, rate in rates.items() if rate is not None}, measured.result.compute_ns / 1e9 / steps
+        {role: rate for role, rate in rates.items() if rate is not None},
+        measured.result.compute_ns / 1e9 / steps,
+        at_least,
     )
 
 

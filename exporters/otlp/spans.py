@@ -333,6 +333,10 @@ class _StepSpans:
             "commtrace.stream": schema.LANES[row.lane],
             "commtrace.timing.source": schema.TIMINGS[row.timing],
         }
+        if not row.start_exact:
+            named["commtrace.timing.start_exact"] = False
+        if not row.end_exact:
+            named["commtrace.timing.end_exact"] = False
         if row.step >= 0:
             named["commtrace.step"] = row.step
         if row.microbatch >= 0:

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtrace.analysis.statistics import Distribution, error_of_means, grouped_median, leave_one_out_median
+from commtrace.analysis.statistics import (
+    Distribution,
+    error_of_means,
+    exact_of_each,
+    grouped_median,
+    leave_one_out_median,
+)
 
 GROUPS_AND_VALUES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), max_size=30)
 
@@ -117,3 +123,9 @@ def test_the_memory_of_very_many_values_does_not_grow(count: int) -> None:
         found += Distribution.of(values)
 
     assert len(found.rounded) <= 2 * 2_048
+
+
+def test_exact_values_stand_for_their_group_and_bounds_where_there_are_no_others() -> None:
+    exact, group = np.array([True, False, False, False, True]), np.array([1, 1, 2, 2, 3])
+
+    assert exact_of_each(exact, group).tolist() == [True, False, True, True, True]

@@ -21,7 +21,7 @@ from commtrace.trace import schema
 from commtrace.trace.hang_report import InFlight
 from commtrace.trace.metadata import PeakMemory
 from commtrace.trace.run import Run
-from tests.factory import collective, group, make_run, p2p, span, stall
+from tests.factory import Row, collective, group, make_run, p2p, span, stall
 from tests.pipeline_factory import Clock, PipelineJob
 
 MS = 1_000_000
@@ -281,6 +281,29 @@ def test_waiting_for_missing_ranks_is_not_called_transfer(stages: int, missing: 
 
     assert summary.endswith(f"How much of it is waiting is unknown, {why}")
     assert "transfer" not in summary
+
+
+def test_waiting_for_what_began_at_an_unknown_time_is_not_called_transfer() -> None:
+    """Both ranks stall for most of each step on an all_reduce that was launched behind another one."""
+    pair = group("dp", 0, 1)
+    rows: dict[int, list[Row]] = {0: [], 1: []}
+    for number in range(10):
+        at = 100 * MS * number
+        reduce = collective(
+            "all_reduce", pair, number, at + 11 * MS, at + 90 * MS, id=number, step=number, start_exact=False
+        )
+        for own in rows.values():
+            own += [
+                span("step", at, at + 100 * MS, step=number), span("forward", at, at + 20 * MS, step=number), reduce,
+                stall(reduce, at + 20 * MS, at + 90 * MS),
+            ]  # fmt: skip
+
+    bound = summarised(make_run(rows, [pair])).verdict
+    exact = summarised(make_run({rank: [{**one, "start_exact": True} for one in own] for rank, own in rows.items()},
+                                [pair])).verdict  # fmt: skip
+
+    assert "How much of it is waiting is unknown, because it began behind earlier communication" in bound
+    assert "is waiting is unknown" not in exact
 
 
 def test_communication_without_anything_that_computes_is_said_in_words() -> None:

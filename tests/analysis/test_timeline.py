@@ -245,3 +245,22 @@ def test_a_label_names_the_dimensions_that_are_split() -> None:
 )
 def test_members_are_written_short(ranks: list[int], text: str) -> None:
     assert members(ranks) == text
+
+
+def test_a_communication_says_which_of_its_times_are_bounds() -> None:
+    pair = group("dp", 0, 1)
+    rows = {
+        rank: [
+            span("step", 0, 99, step=0),
+            collective("all_reduce", pair, 0, 5, 40, step=0, end_exact=False),
+            collective("all_reduce", pair, 1, 10 + rank, 60, step=0, start_exact=rank == 0),
+        ]
+        for rank in (0, 1)
+    }
+    timeline = timeline_of(make_run(rows, [pair]))
+
+    known, late = (of_rank(timeline, 0, rank)["communication"] for rank in (0, 1))
+
+    assert (known["start_exact"], known["end_exact"], known["transfer_exact"]) == ([1, 1], [0, 1], [0, 0])
+    assert (late["start_exact"], late["end_exact"], late["transfer_exact"]) == ([1, 0], [0, 1], [0, 0])
+    assert (known["wait"], late["wait"]) == ([0, 1], [0, -1])

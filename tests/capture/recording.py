@@ -4,19 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from commtrace import _native
+from commtrace.capture.collectives.groups import GroupRegistry
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture
 from commtrace.capture.device.clock import CudaClock, DeviceClock
+from commtrace.capture.native import Native, NativeClock
 from commtrace.capture.tracer import Tracer
 from commtrace.recorder import Recorder
 from commtrace.trace import schema
 from commtrace.trace.schema import Row
 from commtrace.trace.selection import StepRange
+from tests.capture.simulated_cuda import SimulatedCuda
+from tests.capture.simulated_nccl import SimulatedTensor
+
+
+def native(capacity: int = 10_000) -> Native:
+    """The native part; skips the test where it was not built."""
+    core, reason = _native.load()
+    if core is None:
+        pytest.skip(f"the native part: {reason}")
+    return Native(core, capacity)
+
+
+def device_clock(cuda: SimulatedCuda, native: Native | None) -> CudaClock | NativeClock:
+    """The clock of a simulated GPU."""
+    if native is None:
+        return CudaClock(cuda, cuda, cuda.host_ns)
+    native.core.use_clock(cuda.driver.host_clock)
+    return NativeClock(native.core, cuda, driver=cuda.library_path, is_threaded=False)
 
 
 class MemorySink:
@@ -33,10 +55,26 @@ class MemorySink:
 
 
 class Recording:
-    """A tracer whose rows can be read at once."""
+    """A tracer whose rows can be read at once.
 
-    def __init__(self, clock: DeviceClock | None = None, *, steps: str | None = None, capacity: int = 10_000) -> None:
+    Attributes:
+        engine: of all recordings; tests/capture/conftest.py has most tests run with either.
+    """
+
+    engine: ClassVar[str] = "python"
+
+    def __init__(
+        self,
+        clock: DeviceClock | None = None,
+        *,
+        cuda: SimulatedCuda | None = None,
+        steps: str | None = None,
+        capacity: int = 10_000,
+    ) -> None:
         self.sink = MemorySink()
+        self.native = native(capacity) if self.engine == "native" else None
+        self.device_clock = None if cuda is None else device_clock(cuda, self.native)
+        clock = clock or self.device_clock
         refresh = clock.refresh if clock is not None else None
 
         def before_pass() -> list[tuple[str, Any]]:
@@ -44,9 +82,10 @@ class Recording:
                 refresh()
             return []
 
-        self.recorder = Recorder(lambda: [self.sink], capacity=capacity, before_pass=before_pass)
+        self.recorder = Recorder(lambda: [self.sink], capacity=capacity, before_pass=before_pass, source=self.native)
         window = StepRange.parse(steps) if steps else None
-        self.tracer = Tracer(self.recorder, clock=clock, window=window)
+        groups = GroupRegistry((), None if self.native is None else self.native.make_counters)
+        self.tracer = Tracer(self.recorder, clock=clock, window=window, groups=groups, native=self.native)
 
     def rows(self, *kinds: int) -> list[Any]:
         """The rows so far, but for marks; only those of ``kinds`` if any are given."""
@@ -55,18 +94,19 @@ class Recording:
         return [row for row in rows if not kinds or row.kind in kinds]
 
     def communications(self) -> list[Any]:
-        return self.rows(schema.COLLECTIVE, schema.P2P)
+        """In the order of their launches: that of the rows of a pass says nothing."""
+        return sorted(self.rows(schema.COLLECTIVE, schema.P2P), key=lambda row: row.start)
 
     def stalls(self) -> list[Any]:
-        return self.rows(schema.STALL)
+        return sorted(self.rows(schema.STALL), key=lambda row: row.start)
 
     def warnings(self) -> list[str]:
         return self.tracer.guard.take_messages()
 
     @contextmanager
-    def capturing(self, device_clock: CudaClock | None = None) -> Iterator[ProcessGroupCapture]:
+    def capturing(self, device_clock: CudaClock | NativeClock | None = None) -> Iterator[ProcessGroupCapture]:
         """With the methods of ``ProcessGroup`` replaced."""
-        capture = ProcessGroupCapture(self.tracer, device_clock)
+        capture = ProcessGroupCapture(self.tracer, device_clock or self.device_clock, (SimulatedTensor,))
         capture.install()
         try:
             yield capture

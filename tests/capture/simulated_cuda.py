@@ -1,6 +1,6 @@
 """A simulated GPU as ``torch.cuda`` shows it: streams, events and graph capture with exact times, moved on by hand.
 
-The GPU itself is the simulated driver (tests/native/simulated_driver.c), which stands for libcuda.so.1: what is
+The GPU itself is the simulated driver (tests/native/driver), which stands for libcuda.so.1: what is
 recorded here is seen by whoever opens that library, and the other way round. This face fails where a real GPU would
 wait or break something: on ``synchronize``, on the creation of a context that the job did not ask for, on events with
 timing that are recorded into a graph, and on calls by other threads that break the capture of a graph.
@@ -54,6 +54,11 @@ class SimulatedStream:
     @property
     def handle(self) -> int:
         return 0 if self.is_default else self._handle
+
+    @property
+    def cuda_stream(self) -> int:
+        """The handle, by torch's name."""
+        return self.handle
 
     @property
     def is_capturing(self) -> bool:

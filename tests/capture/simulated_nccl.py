@@ -23,7 +23,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from commtrace.trace.metadata import ClockAnchor
 from tests.capture.simulated_cuda import MILLISECOND, ForbiddenError, SimulatedCuda, SimulatedStream
+
+SYSTEM_AHEAD_NS = 1_700_000_000_000_000_000
 
 
 class SimulatedTensor:
@@ -55,7 +58,7 @@ class SimulatedWork(dist.Work):
         self.end_ns = end_ns
         self.captured_on = captured_on
 
-    def wait(self, *_arguments: Any) -> bool:
+    def wait_for_stream(self, *_arguments: Any) -> bool:
         """Has the current stream wait."""
         self.nccl.check_not_aborted()
         stream = self.cuda.current_stream()
@@ -64,6 +67,9 @@ class SimulatedWork(dist.Work):
         else:
             stream.wait_until(self.end_ns)
         return True
+
+    # As pybind has it: not a function of Python, which the native part leaves to Python.
+    wait = type(dist.ProcessGroup.__dict__["rank"])(wait_for_stream)
 
     def get_future(self) -> Any:
         raise ForbiddenError("a callback would run on a stream that is not ours")
@@ -97,11 +103,20 @@ class SimulatedNccl:
         self.is_aborted = False
         self.capacity = 2_000
         self.recorded: list[tuple[int, int, tuple[int, int] | None]] = []
-        self._system_clock = itertools.count(1_000_000_000, 100)
+        self._readings = itertools.count()
+
+    def host_ns(self) -> int:
+        """The host's monotonic time: another one at each reading."""
+        return self.cuda.now_ns + next(self._readings)
 
     def system_ns(self) -> int:
-        """The system's time: another one at each reading."""
-        return next(self._system_clock)
+        """The system's time, by which the flight recorder goes."""
+        return self.host_ns() + SYSTEM_AHEAD_NS
+
+    def anchor(self) -> ClockAnchor:
+        """The host's monotonic clock against the system's."""
+        now = self.host_ns()
+        return ClockAnchor(now, now + SYSTEM_AHEAD_NS, 0)
 
     def dump(self, backend: str) -> bytes:
         """What the flight recorder of ``backend`` holds, with the durations of what is over, as torch writes it."""

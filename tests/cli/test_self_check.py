@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from commtrace import _native
 from commtrace.cli import self_check
 from commtrace.cli.main import app
 from commtrace.cli.self_check import Check, check_installation, try_recording
+from commtrace.config import Config
 from tests.json_schemas import errors
+
+ENGINE = "Python" if _native.load()[0] is None else "native"
 
 
 def checks(environment: dict[str, str]) -> dict[str, Check]:
@@ -30,10 +34,32 @@ def test_an_installation_that_records_says_so() -> None:
     assert found["recording"] == {
         "subject": "recording",
         "state": "ok",
-        "text": "4 of 4 calls and 2 of 2 steps of a process group were recorded and read",
+        "text": f"4 of 4 calls and 2 of 2 steps of a process group were recorded and read; engine: {ENGINE}",
         "advice": "",
     }
     assert found["torch"]["state"] == found["commtrace"]["state"] == "ok"
+
+
+def test_whether_the_native_part_is_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "load", lambda: (None, "it was not built"))
+    assert checks({})["native part"] == Check("native part", "note", "it was not built")
+    monkeypatch.setattr(_native, "load", lambda: (_native, ""))
+    assert checks({})["native part"] == Check("native part", "ok", "is built, and loads")
+
+
+def test_the_cost_of_the_python_engine_is_said_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpu = "torch.cuda.is_available = lambda: True; torch.cuda.device_count = lambda: 1\n"
+    named = "torch.cuda.get_device_name = lambda number: 'H100'\nprint(json.dumps"
+    program = self_check._PROGRAM.replace("devices = ", f"{on_gpu}devices = ").replace("print(json.dumps", named)
+    monkeypatch.setattr(self_check, "_PROGRAM", program)
+
+    found = {check.subject: check for check in try_recording({}, config=Config(engine="python"))}
+
+    assert found["devices"].text.startswith("1 × H100; ")
+    assert found["engine"].state == "note"
+    assert found["engine"].text.startswith("Python: on an H100 it added 55 µs")
+    assert found["engine"].advice == "Why not the native one: switched off by COMMTRACE_ENGINE=python"
+    assert found["recording"].text.endswith("; engine: Python")
 
 
 def test_a_recording_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def test_ranks_come_with_their_work_and_communication_by_role() -> None:
             share(3, "unknown", 2_000_000, "tp", uncertain_ns=2_000_000),
         )
         == "Critical path (50.0 ms a step): rank 3 61% (backward 40%, forward 21%), rank 0 25% (forward 25%), "
-        "dp transfer 12%, tp unknown 2%; 2% not resolved by these clocks"
+        "dp transfer 12%, tp unknown 2%; 2% not resolved by clocks and starts"
     )
 
 

@@ -133,3 +133,22 @@ def test_the_share_of_a_step_that_was_stalled_is_a_counter() -> None:
     ranks, _ = exported(a_message())
 
     assert [rank.stalled_percent for rank in ranks] == [[Sample(0, 0.0)], [Sample(0, 50.0)]]
+
+
+def test_bounds_of_a_communication_are_described() -> None:
+    pair = group("dp", 0, 1)
+    rows = {
+        rank: [
+            span("step", 0, 99, step=0),
+            collective("all_reduce", pair, 0, 5, 40, step=0, start_exact=False, end_exact=False),
+        ]
+        for rank in (0, 1)
+    }
+    ranks, words = exported(make_run(rows, [pair]))
+
+    arguments = words.arguments(ranks[0].tracks[-1].slices[0])
+
+    assert arguments["start"] == "lower bound: it started then or later"
+    assert arguments["end"] == "upper bound: it ended then or earlier"
+    assert (arguments["transfer_ns"], arguments["transfer"]) == (35, "upper bound")
+    assert "wait_ns" not in arguments

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import signal
-import subprocess
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 
 from tests.gpu.jobs import SECONDS, start_clock
+from tests.gpu.machine import machine
 from tests.gpu.table import FAILS, HOLDS, Row, markdown
 
 _ROWS: Final = pytest.StashKey[list[Row]]()
@@ -76,17 +75,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     ):
         return  # a run of all tests, on a machine without a GPU
     terminalreporter.section("GPU validation, for docs/gpu-validation.md")
-    terminalreporter.write_line(markdown(rows, _machine()))
-
-
-def _machine() -> dict[str, str]:
-    machine = {"date": datetime.date.today().isoformat(), "torch": torch.__version__}
-    if torch.cuda.is_available():
-        machine["GPU"] = torch.cuda.get_device_name()
-        machine["CUDA"] = str(torch.version.cuda)
-        nccl: Any = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-        machine["NCCL"] = ".".join(map(str, nccl))
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, timeout=10
-    ).stdout.strip()
-    return {**machine, "commit": commit or "unknown"}
+    terminalreporter.write_line(markdown(rows, machine()))

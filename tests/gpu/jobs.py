@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import pyarrow as pa
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.e2e.launch import REPOSITORY, Completed, fork, launch, run
+from tests.e2e.launch import Completed
+from tests.gpu.programs.start import start_program
 
-PROGRAMS: Final = REPOSITORY / "tests" / "gpu" / "programs"
 SECONDS: Final = 450.0
 """For all tests of a session together: a lent machine may give ten minutes, and the table must be printed in these."""
 _LEAST_SECONDS: Final = 20.0
@@ -46,41 +42,14 @@ def run_program(
     Args:
         arguments: the program's name and its arguments.
         environment: added to this process's own.
-        ranks: started by torchrun; 0 for one process without it. Without a GPU they are forked from one process that
-            has imported torch: then only the program itself is tried.
+        ranks: started by torchrun; 0 for one process without it.
         timeout: seconds; less if less is left for all tests.
     """
     timeout = min(timeout, _deadline[0] - time.monotonic())
     if timeout < _LEAST_SECONDS:
         pytest.skip(f"time is up: all tests together have {SECONDS:.0f} s")
-    command = [PROGRAMS / arguments[0], *arguments[1:]]
-    # Neither commtrace nor the tests need to be installed. What the machine lacks may have been put elsewhere.
-    path = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {"PYTHONPATH": os.pathsep.join(path), **environment}
-    if not torch.cuda.is_available():
-        completed = fork(command, max(ranks, 1), environment, timeout)
-    elif ranks:
-        completed = launch(command, ranks, environment, timeout)
-    else:
-        completed = run([sys.executable, *map(str, command)], environment, timeout)
+    completed = start_program(arguments, environment, ranks=ranks, timeout=timeout)
     assert not completed.timed_out, completed.stdout[-8_000:]
     assert completed.returncode == 0, completed.stdout[-8_000:]
     assert "switched off" not in completed.stdout, completed.stdout[-8_000:]
     return completed
-
-
-def recorded_rows(run_directory: Path, rank: int) -> list[dict[str, Any]]:
-    """Return all rows of a rank. Read by Arrow alone: the test is of what was recorded, not of the reader."""
-    folder = run_directory / f"rank-{rank:05d}"
-    segments = sorted(folder.glob("spans-*.arrows"))
-    assert segments, f"nothing was recorded in {folder}"
-    rows: list[dict[str, Any]] = []
-    for segment in segments:
-        with pa.ipc.open_stream(pa.OSFile(str(segment))) as stream:
-            rows += stream.read_all().to_pylist()
-    return rows
-
-
-def details(rows: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """Return what the marks of a name say."""
-    return [json.loads(row["detail"]) for row in rows if row["kind"] == "mark" and row["name"] == name]

@@ -22,34 +22,46 @@ QUESTIONS: Final = (
 )
 """In the order of the table."""
 
-HOLDS, FAILS = "holds", "FAILS"
+HOLDS, FAILS, MEASURED = "holds", "FAILS", "measured"
 
 
 class Row(NamedTuple):
     """An answer.
 
     Attributes:
-        question: one of ``QUESTIONS``.
-        backend: of NCCL; empty where it does not matter.
-        verdict: ``HOLDS``, ``FAILS``, or why it was not run.
+        question: one of the table's.
+        variant: a backend of NCCL or an engine of commtrace; empty where it does not matter.
+        verdict: ``HOLDS``, ``FAILS``, ``MEASURED`` where no limit is set, or why it was not run.
         figures: what was measured.
     """
 
     question: str
-    backend: str
+    variant: str
     verdict: str
     figures: str = ""
 
 
-def markdown(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
-    """Return the table, and the machine above it. A question that nobody has answered has a row as well."""
+def markdown(
+    rows: Sequence[Row],
+    machine: Mapping[str, str],
+    questions: Sequence[str] = QUESTIONS,
+    *,
+    variant: str = "backend",
+    why_missing: str = "no test came to it",
+) -> str:
+    """Return the table, and the machine above it. A question that nobody has answered has a row as well.
+
+    Args:
+        questions: in the order of the table.
+        variant: the heading of the rows' variants.
+    """
     answered = {row.question for row in rows}
-    missing = [Row(question, "", "not run: no test came to it") for question in QUESTIONS if question not in answered]
-    ordered = sorted([*rows, *missing], key=lambda row: (QUESTIONS.index(row.question), row.backend))
+    missing = [Row(question, "", f"not run: {why_missing}") for question in questions if question not in answered]
+    ordered = sorted([*rows, *missing], key=lambda row: (questions.index(row.question), row.variant))
     lines = [
         ", ".join(f"{name} {value}" for name, value in machine.items()) + ":",
         "",
-        "| question | backend | verdict | figures |",
+        f"| question | {variant} | verdict | figures |",
         "|---|---|---|---|",
         *("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in ordered),
     ]

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tests.gpu.jobs import BACKENDS, NEEDS_NCCL, details, recorded_rows, run_program
+from bench.engines import details, recorded_rows
+from tests.gpu.jobs import BACKENDS, NEEDS_NCCL, run_program
 from tests.gpu.kernels import compared, nccl_kernels, recorded_operations, synchronisations
 from tests.gpu.table import microseconds
 

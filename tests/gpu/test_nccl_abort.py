@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.jobs import BACKENDS, NEEDS_NCCL, details, recorded_rows, run_program
+from bench.engines import details, recorded_rows
+from tests.gpu.jobs import BACKENDS, NEEDS_NCCL, run_program
 
 STEPS = 5
 

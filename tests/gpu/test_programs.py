@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu.jobs import details, recorded_rows, run_program
+from bench.engines import details, recorded_rows
+from tests.gpu.jobs import run_program
 
 pytestmark = [
     pytest.mark.e2e,
@@ -40,13 +41,16 @@ def test_without_a_device_no_peak_is_recorded(tmp_path: Path) -> None:
 
 def test_steps_are_timed_with_and_without(tmp_path: Path) -> None:
     arguments = ["step_times.py", tmp_path, "--layout", "ddp", "--size", "tiny", "--turns", "3", "--steps", "2"]
-    run_program(arguments, {})
+    run_program([*arguments, "--variants", "off,python,python+modules,torch.profiler"], {})
 
     figures = json.loads((tmp_path / "figures.json").read_text())
-    assert {side: len(taken) for side, taken in figures["step_ns"].items()} == {"with": 2, "without": 2}
+    assert {variant: len(taken) for variant, taken in figures["step_ns"].items()} == {
+        "off": 2, "python": 2, "python+modules": 2, "torch.profiler": 2,
+    }  # fmt: skip
     assert min(min(taken) for taken in figures["step_ns"].values()) > 0
-    assert figures["synchronisations"] == {"with": [0], "without": [0]}
-    assert any(row["kind"] == "collective" for row in recorded_rows(tmp_path / "turn-0", 0))
+    assert figures["synchronisations"] == {"off": 0, "python": 0, "python+modules": 0}
+    assert any(row["kind"] == "collective" for row in recorded_rows(tmp_path / "python-0", 0))
+    assert any(row["kind"] == "module" for row in recorded_rows(tmp_path / "python+modules-0", 0))
 
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp2"])

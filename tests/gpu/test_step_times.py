@@ -8,7 +8,8 @@ from statistics import median
 
 import pytest
 
-from tests.gpu.jobs import BACKENDS, NEEDS_NCCL, recorded_rows, run_program
+from bench.engines import recorded_rows
+from tests.gpu.jobs import BACKENDS, NEEDS_NCCL, run_program
 
 MOST_RATIO = 1.03
 """Where the GPU is busy. Where launches take longer than kernels the figure is told, not judged."""
@@ -27,11 +28,11 @@ def test_a_step_takes_as_long_as_without(
     run_program(arguments, {}, timeout=60)
 
     found = json.loads((tmp_path / "figures.json").read_text())
-    without, recorded = (sorted(found["step_ns"][side]) for side in ("without", "with"))
+    without, recorded = (sorted(found["step_ns"][side]) for side in ("off", "auto"))
     ratio = median(recorded) / median(without)
-    rows = [row for row in recorded_rows(tmp_path / "turn-0", 0) if row["step"] >= 0 and row["kind"] != "mark"]
+    rows = [row for row in recorded_rows(tmp_path / "auto-0", 0) if row["step"] >= 0 and row["kind"] != "mark"]
     calls = sum(row["kind"] == "collective" for row in rows)
-    waits = [found["synchronisations"][side][0] for side in ("without", "with")]
+    waits = [found["synchronisations"][side] for side in ("off", "auto")]
     plain, own = (
         f"{median(taken) / 1e6:.3f} ms ({taken[0] / 1e6:.3f} to {taken[-1] / 1e6:.3f})" for taken in (without, recorded)
     )

@@ -370,3 +370,21 @@ def test_all_ranks_find_the_same_trace_id() -> None:
 
     digest = hashlib.sha256(b"gpt/17").hexdigest()
     assert f"{trace_id('gpt', 17):032x}" == digest[:32]
+
+
+def test_bounds_have_no_bandwidth(collector: StepCollector, listener: Listener) -> None:
+    collector.write(
+        [
+            all_reduce(1, 0, 200),
+            all_reduce(2, 200, 900, end_exact=False),
+            all_reduce(3, 300, 900, start_exact=False),
+            step(0, 0, 1000),
+        ]
+    )
+    collector.write([])
+
+    ((summary),) = listener.summaries
+    (operation,) = summary.operations
+    assert (operation.count, operation.bus_bytes, operation.bus_ns) == (3, 6_000.0, 200)
+    assert operation.duration_ns == 1_500
+    assert summary.messages == (MessageSummary("all_reduce", "unknown", "64KiB", 1, 200, 6_000.0),)

@@ -1,4 +1,4 @@
-"""The simulated CUDA driver (simulated_driver.c) built, and the hand of a test on it.
+"""The simulated CUDA driver (tests/native/driver, in C) built, and the hand of a test on it.
 
     driver = load()
     driver.reset()
@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import pytest
 
-SOURCE: Final = Path(__file__).with_name("simulated_driver.c")
+SOURCES: Final = Path(__file__).with_name("driver")
 NO_COMPILER: Final = "no C compiler is there, with which the simulated driver would be built"
 
 NEVER_NS: Final = (2**63 - 1) // 4
@@ -169,8 +169,9 @@ def build(folder: Path, *options: str) -> Path:
     command = compiler()
     assert command is not None, NO_COMPILER
     library = folder / "libcuda.so.1"
-    flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread", *options]
-    subprocess.run([command, *flags, "-o", str(library), str(SOURCE)], check=True)
+    flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-fPIC", "-shared", "-pthread"]
+    sources = map(str, sorted(SOURCES.glob("*.c")))
+    subprocess.run([command, *flags, *options, "-o", str(library), *sources], check=True)
     return library
 
 

@@ -738,6 +738,23 @@ def test_each_function_of_the_table_is_in_the_library(driver: SimulatedDriver) -
         driver.calls("cuEventElapsedTime_v2")
 
 
+def test_it_is_declared_as_the_real_one(built_driver: SimulatedDriver, tmp_path: Path) -> None:
+    header = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "include", "cuda.h")
+    if not header.is_file():
+        pytest.skip("no cuda.h is there to compare with: set CUDA_HOME")
+    for source in simulated.SOURCES.iterdir():
+        (tmp_path / source.name).write_text(source.read_text())
+    internal = "#define __CUDA_API_VERSION_INTERNAL 1"  # with older versions of functions
+    (tmp_path / "cuda_types.h").write_text(f'{internal}\n#include "{header}"\n')
+    compiler = simulated.compiler()
+    assert compiler is not None
+
+    command = [compiler, "-std=gnu11", "-Wall", "-Werror", "-fsyntax-only", *map(str, tmp_path.glob("*.c"))]
+    compiled = subprocess.run(command, capture_output=True, text=True)
+
+    assert compiled.stderr == ""
+
+
 def test_without_a_compiler_tests_are_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)

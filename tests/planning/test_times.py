@@ -107,6 +107,10 @@ def test_bandwidth_and_compute_of_a_recorded_run() -> None:
 
     assert measured_rates(measured, plan_that_sends(1, "dp-cp")) == Measured({"dp-cp": pytest.approx(6e9)}, 600e-9)
     assert measured_rates(measured, plan_that_sends(1, "tp")).bandwidths == {}
+    for rank in (0, 1):
+        rows[rank][2]["end_exact"] = False
+    bounds = measure_analysis(analyse(make_run(rows, [pair])), measure_communication)
+    assert measured_rates(bounds, plan_that_sends(1, "dp-cp")).at_least == ("dp-cp",)
 
 
 def test_an_iteration_takes_between_its_longest_part_and_the_sum() -> None:

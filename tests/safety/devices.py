@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,10 @@ from torch.distributed import distributed_c10d
 import commtrace
 from commtrace.capture import instrumentation
 from commtrace.capture.device import hidden_ends
-from commtrace.capture.device.clock import CudaClock
+from commtrace.capture.device.clock import DeviceTiming
+from commtrace.capture.native import Native
 from commtrace.capture.tracer import Tracer
+from tests.capture.recording import device_clock
 from tests.capture.simulated_cuda import MILLISECOND, ForbiddenError, SimulatedCuda
 from tests.capture.simulated_nccl import SimulatedNccl, options, tensor
 from tests.safety.jobs import digest
@@ -27,6 +30,7 @@ class SimulatedGpu:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cuda = SimulatedCuda()
         self.nccl = SimulatedNccl(self.cuda)
+        monkeypatch.setattr(self.nccl, "system_ns", time.time_ns)  # as the recorder's own clocks go
         self.nccl.take_the_place_of(dist.ProcessGroup, monkeypatch)
         monkeypatch.setattr(instrumentation, "_device_clock", self._clock)
         monkeypatch.setenv("TORCH_NCCL_ENABLE_TIMING", "1")
@@ -34,8 +38,8 @@ class SimulatedGpu:
         # Whatever the steps of the test's recording are: the ends of these are looked for.
         monkeypatch.setattr(Tracer, "is_in_window", lambda _tracer, _step: True)
 
-    def _clock(self) -> CudaClock:
-        return CudaClock(self.cuda, self.cuda, self.cuda.host_ns)
+    def _clock(self, native: Native | None) -> DeviceTiming:
+        return device_clock(self.cuda, native)
 
     def job(self) -> str:
         """Synchronous and asynchronous operations, brackets, pairs, a captured graph, phases, works that nobody waits

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import dataclasses
 import gc
 import importlib.util
 import logging
@@ -36,6 +37,7 @@ from commtrace.capture.collectives.cpp_communication import torch_has_hooks
 from commtrace.capture.instrumentation import Instrumentation
 from commtrace.capture.model import phases
 from commtrace.capture.model.optimizers import STEP_HOOKS
+from commtrace.capture.native import NativeClock
 from commtrace.capture.triggers import Triggers
 from commtrace.recorder import Recorder
 from commtrace.trace import selection
@@ -69,6 +71,11 @@ USUAL = commtrace.Config(dir="/nowhere")
 CONFIGS = {
     job: commtrace.Config(dir="/nowhere", **options) for job, options in {**jobs.OPTIONS, **models.OPTIONS}.items()
 }
+CONFIGS_OF_ENGINE = {
+    (config, engine): dataclasses.replace(config, engine=engine)
+    for config in (USUAL, *CONFIGS.values())
+    for engine in ("python", "native")
+}
 """Made before anything is broken: a script that makes a configuration is told at once what is wrong with it."""
 
 
@@ -79,7 +86,8 @@ class Recorded:
         messages: what was logged.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str) -> None:
+        self.engine = engine
         self.messages: list[str] = []
         self.unraisable: list[BaseException | None] = []
         self.sink = MemorySink()
@@ -88,7 +96,8 @@ class Recorded:
 
     def run(self, job: Callable[[], str]) -> str:
         """The result of the job, which starts and stops the recording as a script does."""
-        commtrace.start(CONFIGS.get(getattr(job, "__name__", ""), USUAL))
+        config = CONFIGS.get(getattr(job, "__name__", ""), USUAL)
+        commtrace.start(CONFIGS_OF_ENGINE[config, self.engine])
         self.instrumentation = session._current
         try:
             return job()
@@ -104,20 +113,23 @@ class Recorded:
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
+def recorded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
     """Makes recordings; no thread of commtrace's runs beside the training."""
     monkeypatch.setattr(Recorder, "start", lambda recorder: None)
     monkeypatch.setattr(phases, "SHORTEST_GARBAGE_NS", 0)
     monkeypatch.setattr(atexit, "register", lambda *_: None)
     # What takes most of the time of a start: Dynamo's list of what it skips is compiled anew.
     monkeypatch.setattr(hooks, "_skip_own_files", lambda rules: lambda: None)
+    monkeypatch.setattr(NativeClock, "close", lambda _: True)  # nothing is harvested before a recording has ended
     models.alive.clear()
     # Looking for models among all objects takes most of the time.
     monkeypatch.setattr(gc, "get_objects", lambda: list(models.alive))
 
+    engine = getattr(request, "param", "python")
+
     @contextmanager
     def record() -> Iterator[Recorded]:
-        recording = Recorded()
+        recording = Recorded(engine)
         handler = logging.Handler(logging.WARNING)
         handler.emit = lambda record: recording.messages.append(record.getMessage())  # type: ignore[method-assign]
         logger = logging.getLogger("commtrace")
@@ -135,6 +147,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
                 # They stay where another thread runs, as those of pytest's plugins do, and would be broken, idle, next.
                 recording.instrumentation._cpp._hooks._take_out()  # type: ignore[attr-defined]
 
+    record.engine = engine  # type: ignore[attr-defined]
     logging.getLogger("commtrace").propagate = False
     yield record
     logging.getLogger("commtrace").propagate = True
@@ -229,19 +242,20 @@ def ways_through(job: Callable[[], str], record: Callable[[], Any]) -> dict[Way,
     return {(place.path[0], place.path[-1]): place for place in reversed(found)}
 
 
-_WAYS: dict[Callable[[], str], dict[Way, Place]] = {}
-"""Of the jobs so far: every time that a job runs it goes the same ways."""
+_WAYS: dict[tuple[Callable[[], str], str], dict[Way, Place]] = {}
+"""Of the jobs so far, by engine: every time that a job runs it goes the same ways."""
 
 
 def new_ways(
     job: Callable[[], str], record: Callable[[], Any], others: Sequence[Callable[[], str]]
 ) -> dict[Way, Place]:
     """Return the ways that a job goes and none of the other jobs does."""
-    for one in (*others, job):
-        if one not in _WAYS:
-            _WAYS[one] = ways_through(one, record)
-    known = {way for other in others for way in _WAYS[other]}
-    return {way: place for way, place in _WAYS[job].items() if way not in known}
+    engine: str = record.engine  # type: ignore[attr-defined]
+    for each in (*others, job):
+        if (each, engine) not in _WAYS:
+            _WAYS[each, engine] = ways_through(each, record)
+    known = {way for other in others for way in _WAYS[other, engine]}
+    return {way: place for way, place in _WAYS[job, engine].items() if way not in known}
 
 
 def break_every_line(
@@ -302,6 +316,32 @@ def is_of_start_or_stop(place: Place) -> bool:
 def test_of_four_ranks(name: str, part: int, recorded: Any) -> None:
     with jobs.rank_1_of_4():
         break_every_line(jobs.OF_FOUR[name], recorded, is_of_a_hook, part, earlier_jobs(name, jobs.OF_FOUR))
+
+
+NATIVELY = pytest.mark.parametrize("recorded", ["native"], indirect=True)
+"""The lines of Python are broken that are left where the native part records; the other tests are of Python's engine."""
+
+
+@NATIVELY
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", ["collectives", "functional_collectives", "meshes"])
+def test_of_four_ranks_natively(name: str, part: int, recorded: Any) -> None:
+    with jobs.rank_1_of_4():
+        break_every_line(jobs.OF_FOUR[name], recorded, is_of_a_hook, part)
+
+
+@NATIVELY
+@pytest.mark.parametrize("part", PARTS)
+def test_with_a_gpu_natively(part: int, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with jobs.rank_1_of_4():
+        break_every_line(devices.SimulatedGpu(monkeypatch).job, recorded, is_of_a_hook, part)
+
+
+@NATIVELY
+@pytest.mark.parametrize("part", PARTS)
+def test_start_and_stop_natively(part: int, recorded: Any) -> None:
+    with jobs.rank_1_of_4():
+        break_every_line(jobs.collectives, recorded, is_of_start_or_stop, part)
 
 
 @pytest.mark.long

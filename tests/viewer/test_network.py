@@ -58,6 +58,7 @@ def test_groups_have_their_members_calls_and_last_ranks() -> None:
             "bus_bytes": 24 * MIB,
             "busbw_gbps": groups["calls"][0]["busbw_gbps"],
             "bandwidth_time": "transfer",
+            "bandwidth_is_bound": False,
             "large_calls": 6,
             "quantiles_gbps": groups["calls"][0]["quantiles_gbps"],
             "exposed_ns": 0,

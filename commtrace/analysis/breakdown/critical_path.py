@@ -39,7 +39,7 @@ from commtrace.trace import schema
 from commtrace.trace.blocks import Block, bounds_of
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Int32, Int64, Spans
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 TRANSFER: Final = "transfer"
 HOST: Final = "host"
@@ -72,7 +72,7 @@ class Piece(NamedTuple):
     rank: int
     kind: str
     role: str = ""  # of the communication; empty unless the kind is transfer or unknown
-    uncertain: bool = False  # shorter than the error between the clocks of its two hosts
+    uncertain: bool = False  # shorter than the error between the clocks of its two hosts, or began at a bound
 
     @property
     def ns(self) -> int:
@@ -202,6 +202,7 @@ class _Stall(NamedTuple):
 
     begin: int  # arrival of its own rank
     ready: int  # arrival of the last participant
+    ready_exact: bool  # False: a lower bound
     last_rank: int  # that participant; its own rank without a wait, −1 if unknown
     role: str
 
@@ -235,7 +236,8 @@ class _Lanes:
             else:
                 since = max(stall.ready, begin)
                 residual = self._residual_between(rank, stall.last_rank)
-                yield Piece(since, now, rank, TRANSFER, stall.role, uncertain=now - since < residual)
+                unsure = now - since < residual or not stall.ready_exact
+                yield Piece(since, now, rank, TRANSFER, stall.role, uncertain=unsure)
                 if stall.last_rank != rank and since - stall.begin <= residual:
                     # The last of the two is unknown, so the time between their arrivals belongs to neither.
                     arrived = max(stall.begin, begin)
@@ -267,6 +269,7 @@ class _Lane:
     stall: Int64  # by interval, row of the following columns; −1 without a stall
     begin: Int64
     ready: Int64
+    ready_exact: Bool
     last_rank: Int64
     role: Int32  # position in ``words``
     words: tuple[str, ...]
@@ -292,6 +295,7 @@ class _Lane:
             stall=np.where(is_stall, segments.winner - work, -1),
             begin=np.append(spans.start, 0)[communication],
             ready=np.append(ready_times.ready, 0)[communication],
+            ready_exact=np.append(matches.ranks[rank].ready_exact, True)[communication],
             last_rank=awaited[communication],  # unrecorded communication has row −1, the last one: unknown
             role=ready_times.role[stalls.row],
             words=roles.words,
@@ -309,9 +313,10 @@ class _Lane:
         if row < 0:
             return _Interval(start, KINDS[self.kind[number]])
         role = self.words[self.role[row]]
-        return _Interval(
-            start, TRANSFER, _Stall(int(self.begin[row]), int(self.ready[row]), int(self.last_rank[row]), role)
+        stall = _Stall(
+            int(self.begin[row]), int(self.ready[row]), bool(self.ready_exact[row]), int(self.last_rank[row]), role
         )
+        return _Interval(start, TRANSFER, stall)
 
 
 def _kinds(roles: Roles) -> Int64:

@@ -29,6 +29,7 @@ class SizeBin(NamedTuple):
     reach: int  # 1 within a node, 2 between nodes, −1 if unknown
     exponent: int  # of the largest power of two up to the bytes of a call
     is_matched: bool  # on all members: the time is that of the transfer; else it includes waits
+    is_bound: bool  # the time is an upper bound, the bandwidth a lower one
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +80,21 @@ def _time(calls: Calls) -> Int64:
     return np.where(calls.complete, calls.transfer, calls.duration)
 
 
+def _is_bound(calls: Calls) -> Bool:
+    return ~np.where(calls.complete, calls.transfer_exact, calls.duration_exact)
+
+
 def _bins(run: Run, calls: Calls, chosen: Bool, roles: tuple[str, ...]) -> list[tuple[SizeBin, SizeBandwidth]]:
     calls = calls.take(np.flatnonzero(chosen))
     if not len(calls):
         return []
     exponent = np.frexp(calls.num_bytes.astype(np.float64))[1] - 1
-    columns = [calls.role, calls.name, calls.group_size, np.clip(calls.nodes, -1, 2), exponent, calls.complete]
+    reach = np.clip(calls.nodes, -1, 2)
+    columns = [calls.role, calls.name, calls.group_size, reach, exponent, calls.complete, _is_bound(calls)]
     order, begins = sort_groups(pack(columns))
     bins = []
     for rows in np.split(order, begins[1:]):
-        role, name, group_size, reach, size, is_matched = (int(column[rows[0]]) for column in columns)
+        role, name, group_size, place, size, is_matched, is_bound = (int(column[rows[0]]) for column in columns)
         operation = run.names[name] if name >= 0 else "unknown"
         if operation in WITHOUT_BANDWIDTH:
             continue
@@ -96,6 +102,8 @@ def _bins(run: Run, calls: Calls, chosen: Bool, roles: tuple[str, ...]) -> list[
         moved = moved_bytes(operation, own.num_bytes, own.self_bytes)
         factors = bus_factors(operation, group_size, own.self_bytes)
         busbw: Distribution[float] = Distribution.of(moved * factors / _time(own))
-        key = SizeBin(roles[role], operation, group_size, reach if reach > 0 else -1, size, bool(is_matched))
+        key = SizeBin(
+            roles[role], operation, group_size, place if place > 0 else -1, size, bool(is_matched), bool(is_bound)
+        )
         bins.append((key, SizeBandwidth(int(own.num_bytes.sum()), busbw)))
     return bins

@@ -28,6 +28,7 @@ class BaselineShare:
     calls: int
     time_ns: int  # of all of them, on all ranks
     includes_waits: bool  # not matched on all members
+    is_bound: bool  # no call has an exact time: busbw and share are lower bounds
     busbw_gbps: float
     expected_ns: float | None  # the time at the baseline
     baseline_busbw_gbps: float | None
@@ -46,6 +47,7 @@ class BaselineShare:
             "bytes_to": self.size[1],
             "count": self.calls,
             "bandwidth_time": "duration" if self.includes_waits else "transfer",
+            "bandwidth_is_bound": self.is_bound,
             "busbw_gbps": self.busbw_gbps,
             "baseline_busbw_gbps": self.baseline_busbw_gbps,
             "share": self.share,
@@ -69,8 +71,7 @@ def baseline_shares(sums: CommunicationSums, baseline: Baseline) -> tuple[Baseli
 
 
 def _share(key: CommunicationKey, sums: CommunicationSums, baseline: Baseline) -> BaselineShare | None:
-    own = sums.calls[key]
-    moved = own.matched if own.matched.calls else own.finished
+    moved, includes_waits, is_bound = sums.calls[key].timed()
     num_bytes = moved.even + moved.uneven
     if key.group_size < 2 or key.reach < 0 or key.detail < 0 or not num_bytes or not moved.time_ns:
         return None
@@ -89,7 +90,8 @@ def _share(key: CommunicationKey, sums: CommunicationSums, baseline: Baseline) -
         size=(1 << key.detail, 2 << key.detail),
         calls=moved.calls,
         time_ns=moved.time_ns,
-        includes_waits=not own.matched.calls,
+        includes_waits=includes_waits,
+        is_bound=is_bound,
         busbw_gbps=num_bytes * factor / moved.time_ns,
         expected_ns=None if time_ns is None else time_ns * moved.calls,
         baseline_busbw_gbps=None if time_ns is None else each * factor / time_ns,

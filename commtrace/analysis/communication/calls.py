@@ -50,7 +50,8 @@ class Calls:
     finished: Bool
     complete: Bool  # matched on all members
     mismatched: Bool
-    upper_bound: Bool  # the end was not measured; ``duration`` and ``hidden`` are upper bounds
+    duration_exact: Bool  # False: ``duration`` and ``hidden`` are upper bounds
+    transfer_exact: Bool  # False: ``transfer`` is an upper bound
 
     def __len__(self) -> int:
         return len(self.role)
@@ -66,7 +67,7 @@ class Calls:
     def empty(cls, count: int, **columns: npt.NDArray[Any]) -> Calls:
         """Return rows with these columns and zeros."""
         zeros = np.zeros(count, np.int64)
-        flags = ("finished", "complete", "mismatched", "upper_bound")
+        flags = ("finished", "complete", "mismatched", "duration_exact", "transfer_exact")
         names = [column.name for column in fields(cls)]
         return cls(*(columns.get(name, zeros.astype(np.bool_) if name in flags else zeros) for name in names))
 
@@ -167,7 +168,6 @@ def _calls(known: CallRows, rows: Int64) -> Calls:
     spans, matches, roles = known.block.spans, known.matches, known.roles
     start, end, ready = spans.start[rows], spans.end[rows], matches.ready[rows]
     duration = np.maximum(end - start, 0)
-    hidden = _hidden(known.block, rows, duration)
     calls = Calls(
         step=spans.step[rows],
         role=roles.role[rows],
@@ -180,13 +180,14 @@ def _calls(known: CallRows, rows: Int64) -> Calls:
         self_bytes=spans.self_bytes[rows],
         duration=duration,
         transfer=np.maximum(end - ready, 0),
-        wait=ready - start,
+        wait=np.where(spans.start_exact[rows], ready - start, 0),
         exposed=known.stalled_ns[rows, 0] + known.stalled_ns[rows, 1],
-        hidden=hidden,
+        hidden=_hidden(known.block, rows, duration),
         finished=~known.unfinished[rows],
         complete=matches.complete[rows],
         mismatched=matches.mismatched[rows],
-        upper_bound=(spans.timing[rows] == schema.UNKNOWN_TIMING) & spans.is_async[rows] & (hidden > 0),
+        duration_exact=spans.start_exact[rows] & spans.end_exact[rows],
+        transfer_exact=matches.ready_exact[rows] & spans.end_exact[rows],
     )
     collective = spans.kind[rows] == schema.COLLECTIVE
     if not spans.op_in_seq[rows[collective]].any():
@@ -241,6 +242,14 @@ class Moved(NamedTuple):
 _NOTHING: Final = Moved(0, 0, 0, 0, 0)
 
 
+class Timed(NamedTuple):
+    """The calls whose bytes and times give a bandwidth."""
+
+    moved: Moved
+    includes_waits: bool  # the time is in flight, not that of the transfer
+    is_bound: bool  # the time is an upper bound
+
+
 @dataclass(frozen=True, slots=True)
 class CallSums:
     """Sums over calls, and over stalls, which add to ``exposed_ns`` alone."""
@@ -254,10 +263,13 @@ class CallSums:
     upper_bounds: int
     seen: int  # calls with an end
     all: Moved  # calls of known bytes; without a time
-    finished: Moved  # those of them with an end; the time is their duration
-    matched: Moved  # the complete ones of these; the time is their transfer
+    finished: Moved  # those of them of exact duration, which is the time
+    finished_bounds: Moved  # those of them whose duration is an upper bound
+    matched: Moved  # the complete ones of exact transfer, which is the time
+    matched_bounds: Moved  # the complete ones whose transfer is an upper bound
     duration_ns: int
-    durations: Distribution[int]
+    exact_durations: Distribution[int]
+    bound_durations: Distribution[int]
 
     @property
     def num_bytes(self) -> int | None:
@@ -267,6 +279,19 @@ class CallSums:
     @property
     def unsized(self) -> int:
         return self.count - self.all.calls
+
+    @property
+    def durations(self) -> Distribution[int]:
+        """Return the exact durations; if there is none, the upper bounds."""
+        return self.exact_durations if len(self.exact_durations) else self.bound_durations
+
+    def timed(self) -> Timed:
+        """Return the calls for a bandwidth: if possible, matched ones with exact times."""
+        both = (Timed(self.matched, False, False), Timed(self.matched_bounds, False, True))
+        if not any(one.moved.calls for one in both):
+            both = (Timed(self.finished, True, False), Timed(self.finished_bounds, True, True))
+        exact, bound = both
+        return exact if exact.moved.calls else bound
 
     @property
     def unfinished(self) -> int:
@@ -284,9 +309,12 @@ class CallSums:
             self.seen + other.seen,
             self.all.plus(other.all),
             self.finished.plus(other.finished),
+            self.finished_bounds.plus(other.finished_bounds),
             self.matched.plus(other.matched),
+            self.matched_bounds.plus(other.matched_bounds),
             self.duration_ns + other.duration_ns,
-            self.durations + other.durations,
+            self.exact_durations + other.exact_durations,
+            self.bound_durations + other.bound_durations,
         )
 
 
@@ -298,6 +326,8 @@ def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> lis
     made = (calls.calls > 0)[order]
     finished = made & calls.finished[order]
     complete = made & calls.complete[order]
+    duration_exact, transfer_exact = calls.duration_exact[order], calls.transfer_exact[order]
+    transfer = calls.transfer[order]
     recorded, duration = calls.num_bytes[order], calls.duration[order]
     sized, num_bytes = made & (recorded >= 0), np.maximum(recorded, 0)
     uneven = ((calls.self_bytes >= 0) & (calls.name == all_to_all))[order]
@@ -315,6 +345,10 @@ def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> lis
         times = [0] * len(begins) if time_ns is None else total(time_ns * chosen)
         return map(Moved, total(chosen), whole, even, others, times)
 
+    def distributions(chosen: Bool) -> Iterator[Distribution[int]]:
+        parts = zip(np.split(duration, begins[1:]), np.split(chosen, begins[1:]), strict=True)
+        return (Distribution.of(part[own]) for part, own in parts)
+
     return [
         CallSums(*of_group)
         for of_group in zip(
@@ -324,16 +358,16 @@ def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> lis
             total(calls.wait[order]),
             total(complete),
             total(calls.mismatched[order]),
-            total(calls.upper_bound[order]),
+            total(finished & ~duration_exact),
             total(finished),
             sent(sized, None),
-            sent(sized & finished, duration),
-            sent(sized & finished & complete, calls.transfer[order]),
+            sent(sized & finished & duration_exact, duration),
+            sent(sized & finished & ~duration_exact, duration),
+            sent(sized & finished & complete & transfer_exact, transfer),
+            sent(sized & finished & complete & ~transfer_exact, transfer),
             total(duration * finished),
-            (
-                Distribution.of(part[seen])
-                for part, seen in zip(np.split(duration, begins[1:]), np.split(finished, begins[1:]), strict=True)
-            ),
+            distributions(finished & duration_exact),
+            distributions(finished & ~duration_exact),
             strict=True,
         )
     ]
@@ -342,4 +376,5 @@ def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> lis
 def sum_stalls(stalls: Calls, order: Int64, begins: Int64) -> list[CallSums]:
     exposed = np.add.reduceat(stalls.exposed[order], begins, dtype=np.int64)
     none: Distribution[int] = Distribution.of(np.zeros(0, np.int64))
-    return [CallSums(0, one, 0, 0, 0, 0, 0, 0, _NOTHING, _NOTHING, _NOTHING, 0, none) for one in exposed.tolist()]
+    nothing = (_NOTHING,) * 5
+    return [CallSums(0, one, 0, 0, 0, 0, 0, 0, *nothing, 0, none, none) for one in exposed.tolist()]

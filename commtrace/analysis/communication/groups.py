@@ -174,14 +174,17 @@ def _counted(first: Int64, second: Int64, values: Int64) -> list[tuple[tuple[int
 
 
 def _collectives(context: Context, block: Block) -> tuple[Int64, ...]:
-    """Return bucket, group, rank, last rank, wait and number of nodes of the matched collectives of a block."""
+    """Return bucket, group, rank, last rank, wait and number of nodes of the matched collectives of a block.
+
+    They are those whose members all began at a known time.
+    """
     spans, matches = block.spans, context.matches.ranks
-    bucket, complete, last, ready = (
+    bucket, complete, last, ready, exact = (
         block.together({rank: getattr(matches[rank], column) for rank in block.ranks})
-        for column in ("bucket", "complete", "last_rank", "ready")
+        for column in ("bucket", "complete", "last_rank", "ready", "ready_exact")
     )
     nodes = block.together({rank: context.roles.ranks[rank].nodes for rank in block.ranks})
-    chosen = complete & (spans.kind == schema.COLLECTIVE) & (last >= 0) & np.isin(spans.step, context.steps)
+    chosen = complete & exact & (spans.kind == schema.COLLECTIVE) & (last >= 0) & np.isin(spans.step, context.steps)
     rows = np.flatnonzero(chosen)
     columns = (bucket, spans.group, block.rank(), last, ready - spans.start, nodes)
     return tuple(column[rows].astype(np.int64) for column in columns)

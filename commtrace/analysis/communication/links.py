@@ -122,7 +122,8 @@ class LinkSpeeds:
 def measure_links(run: Run, matches: Matches, steps: Sequence[int] | None = None) -> LinkSpeeds:
     """Return the bandwidths of every route, of calls of at least :data:`SMALLEST_BYTES`.
 
-    Calls that were not matched on all members do not count: they may have waited.
+    Calls that were not matched on all members do not count: they may have waited. Neither do those whose transfer is
+    only an upper bound: their link may be faster.
     """
     speeds: Iterator[tuple[Route, Distribution[float]]] = (
         (route, Distribution.of(own))
@@ -193,6 +194,7 @@ def _speeds_of_rank(
     """Yield bandwidths of messages that this rank received, and of collectives of groups whose first member it is."""
     spans = trace.spans
     large = matches.complete & ~matches.mismatched & (spans.bytes >= SMALLEST_BYTES) & (matches.transfer_ns(spans) > 0)
+    large &= matches.transfer_exact(spans)
     if steps is not None:
         large &= np.isin(spans.step, steps)
     received = large & (spans.kind == schema.P2P) & (spans.name == run.name_code("recv"))

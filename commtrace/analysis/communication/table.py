@@ -59,13 +59,14 @@ class Communication:
     count: int  # calls on every rank that made them; of a coalesced bracket once per operation
     num_bytes: int | None  # full tensors
     unsized: int  # calls of unknown bytes
-    duration_p50_ns: int | None  # by nearest rank, of calls with an end
+    duration_p50_ns: int | None  # by nearest rank, of calls of exact duration; without any, of upper bounds
     duration_p99_ns: int | None
     duration_max_ns: int | None
     duration_sum_ns: int
     algbw_gbps: float | None
     busbw_gbps: float | None
     bandwidth_time: str | None  # divisor: transfer (of calls matched on all members) or duration (with waits)
+    bandwidth_is_bound: bool  # no call has an exact time: both rates are lower bounds
     needed_busbw_gbps: float | None  # busbw at which these bytes take as long as compute; below, no schedule hides them
     exposed_ns: int  # stalls of the lane
     hidden_ns: int  # in flight without a stall
@@ -73,7 +74,12 @@ class Communication:
     unfinished: int  # calls without an end
     unmatched: int  # calls not matched on all members
     mismatched: int  # members disagree on operation, bytes or dtype
-    upper_bounds: int  # calls without a measured end: their durations and hidden times are upper bounds
+    upper_bounds: int  # calls whose start or end is a bound: their durations and hidden times are upper bounds
+
+    @property
+    def durations_are_bounds(self) -> bool:
+        """Return whether no call has an exact duration: those of the row are upper bounds."""
+        return 0 < self.upper_bounds == self.count - self.unfinished
 
     @property
     def exposed_ratio(self) -> float | None:
@@ -101,6 +107,7 @@ class Communication:
             "algbw_gbps": self.algbw_gbps,
             "busbw_gbps": self.busbw_gbps,
             "bandwidth_time": self.bandwidth_time,
+            "bandwidth_is_bound": self.bandwidth_is_bound,
             "needed_busbw_gbps": self.needed_busbw_gbps,
             "exposed_ns": self.exposed_ns,
             "exposed_ratio": self.exposed_ratio,
@@ -111,6 +118,13 @@ class Communication:
             "mismatched": self.mismatched,
             "upper_bounds": self.upper_bounds,
         }
+
+
+def with_exact_rates(rows: Iterable[Communication]) -> list[Communication]:
+    """Return the rows whose rates are exact; of a role and reach without any, those whose rates are lower bounds."""
+    rows = [*rows]
+    exact = {(row.role, row.inter_node) for row in rows if row.busbw_gbps and not row.bandwidth_is_bound}
+    return [row for row in rows if not (row.bandwidth_is_bound and (row.role, row.inter_node) in exact)]
 
 
 class Detail(Enum):
@@ -198,8 +212,11 @@ def _added(parts: Iterable[Mapping[CommunicationKey, CallSums]]) -> dict[Communi
     for part in parts:
         for key, own in part.items():
             sums[key] = sums[key] + own if key in sums else own
-    if sum(len(own.durations) for own in sums.values()) > MOST_EXACT:
-        return {key: replace(own, durations=own.durations.round()) for key, own in sums.items()}
+    if sum(len(own.exact_durations) + len(own.bound_durations) for own in sums.values()) > MOST_EXACT:
+        return {
+            key: replace(own, exact_durations=own.exact_durations.round(), bound_durations=own.bound_durations.round())
+            for key, own in sums.items()
+        }
     return sums
 
 
@@ -258,7 +275,7 @@ def _power_of_two(num_bytes: Int64) -> Int64:
 
 def _row(run: Run, key: CommunicationKey, sums: CallSums, compute_ns: int, detail: Detail) -> Communication:
     operation = key.operation
-    algbw, busbw, bandwidth_time = _bandwidth(operation, key.group_size, sums)
+    algbw, busbw, bandwidth_time, is_bound = _bandwidth(operation, key.group_size, sums)
     return Communication(
         role=key.role,
         operation=operation,
@@ -276,6 +293,7 @@ def _row(run: Run, key: CommunicationKey, sums: CallSums, compute_ns: int, detai
         algbw_gbps=algbw,
         busbw_gbps=busbw,
         bandwidth_time=bandwidth_time,
+        bandwidth_is_bound=is_bound,
         needed_busbw_gbps=_needed(operation, key.group_size, sums, compute_ns) if sums.exposed_ns else None,
         exposed_ns=sums.exposed_ns,
         hidden_ns=sums.hidden_ns,
@@ -297,12 +315,14 @@ def _members(run: Run, group: int) -> tuple[int, ...]:
     return next((trace.groups[group].ranks for trace in run.ranks.values() if group in trace.groups), ())
 
 
-def _bandwidth(operation: str, group_size: int, sums: CallSums) -> tuple[float | None, float | None, str | None]:
-    """Return algbw and busbw, GB/s, and their divisor: transfer times if any call was matched."""
-    timed, label = (sums.matched, "transfer") if sums.matched.calls else (sums.finished, "duration")
-    if not _has_bandwidth(operation, group_size) or timed.time_ns == 0 or not timed.num_bytes:
-        return None, None, None
-    return (timed.even + timed.uneven) / timed.time_ns, _on_the_bus(operation, group_size, timed) / timed.time_ns, label
+def _bandwidth(operation: str, group_size: int, sums: CallSums) -> tuple[float | None, float | None, str | None, bool]:
+    """Return algbw and busbw, GB/s, their divisor (transfer times if any call was matched), and if they are bounds."""
+    moved, includes_waits, is_bound = sums.timed()
+    if not _has_bandwidth(operation, group_size) or moved.time_ns == 0 or not moved.num_bytes:
+        return None, None, None, False
+    algbw = (moved.even + moved.uneven) / moved.time_ns
+    busbw = _on_the_bus(operation, group_size, moved) / moved.time_ns
+    return algbw, busbw, "duration" if includes_waits else "transfer", is_bound
 
 
 def _needed(operation: str, group_size: int, sums: CallSums, compute_ns: int) -> float | None:
@@ -328,36 +348,51 @@ class Unmatched(NamedTuple):
     ranks: dict[int, int]  # ns over all steps
 
 
+_BOUND: Final = (
+    "How much of it is waiting is unknown, because it began behind earlier communication of its groups that ended at "
+    "an unknown time: waits are lower bounds and transfers upper bounds."
+)
+
+
+class RoleStalls(NamedTuple):
+    """Stalls on communication of a role, ns."""
+
+    total: int
+    unmatched: int
+    bound: int  # matched, but on communication that began at an unknown time
+
+    def plus(self, other: RoleStalls) -> RoleStalls:
+        return RoleStalls(*(one + another for one, another in zip(self, other, strict=True)))
+
+
 @dataclass(frozen=True, slots=True)
 class UnmatchedSums:
-    """Stalls of lanes, ns: by role all and unmatched, by rank unmatched. Sums of several windows add up."""
+    """Stalls of lanes, ns: of each role, and by rank the unmatched ones. Sums of several windows add up."""
 
-    roles: Mapping[str, tuple[int, int]]
+    roles: Mapping[str, RoleStalls]
     ranks: Mapping[int, int]
 
     def __add__(self, other: UnmatchedSums) -> UnmatchedSums:
-        roles = {
-            role: (total + other.roles[role][0], unmatched + other.roles[role][1])
-            for role, (total, unmatched) in self.roles.items()
-        }
+        roles = {role: stalls.plus(other.roles[role]) for role, stalls in self.roles.items()}
         return UnmatchedSums(roles, {rank: time + other.ranks[rank] for rank, time in self.ranks.items()})
 
     def find(self, recorded: Run) -> Unmatched:
         """Return the significant part; ``recorded`` shows which ranks are missing."""
         sentence = f"How much of it is waiting is unknown, because {_reason(recorded)}."
-        return Unmatched(
-            {role: sentence for role, (total, unmatched) in self.roles.items() if unmatched > _FEW_UNMATCHED * total},
-            {rank: time for rank, time in self.ranks.items() if time},
-        )
+        bounds = {role: _BOUND for role, stalls in self.roles.items() if stalls.bound > _FEW_UNMATCHED * stalls.total}
+        unmatched = {
+            role: sentence for role, stalls in self.roles.items() if stalls.unmatched > _FEW_UNMATCHED * stalls.total
+        }
+        return Unmatched({**bounds, **unmatched}, {rank: time for rank, time in self.ranks.items() if time})
 
 
 def sum_unmatched(context: Context, partition: Partition) -> UnmatchedSums:
     """Add up the stalls of a run that was analysed."""
     parts = [_stalled_time(context, partition, block) for block in context.run.blocks]
     words = context.roles.words
-    total, unmatched = sum((part.roles for part in parts), np.zeros((2, len(words)))).astype(np.int64).tolist()
+    roles = sum((part.roles for part in parts), np.zeros((3, len(words)))).astype(np.int64).T.tolist()
     return UnmatchedSums(
-        dict(zip(words, zip(total, unmatched, strict=True), strict=True)),
+        {word: RoleStalls(*of_role) for word, of_role in zip(words, roles, strict=True)},
         {rank: time for part in parts for rank, time in part.ranks.items()},
     )
 
@@ -378,16 +413,24 @@ class _StalledTime(NamedTuple):
 
 def _stalled_time(context: Context, partition: Partition, block: Block) -> _StalledTime:
     stalled_ns = block.together({rank: partition.stalled_ns[rank] for rank in block.ranks})
-    complete, stall_complete = (
+    complete, stall_complete, exact, stall_exact = (
         block.together({rank: getattr(context.matches.ranks[rank], column) for rank in block.ranks})
-        for column in ("complete", "stall_complete")
+        for column in ("complete", "stall_complete", "ready_exact", "stall_ready_exact")
     )
     role = block.together({rank: context.roles.ranks[rank].role for rank in block.ranks})
     stall_ns = stalled_ns[:, 0] + stalled_ns[:, 1]
     stalled = np.flatnonzero(stall_ns)
-    lacking = ~np.where(block.spans.kind[stalled] == schema.STALL, stall_complete[stalled], complete[stalled])
+    is_stall = block.spans.kind[stalled] == schema.STALL
+    lacking = ~np.where(is_stall, stall_complete[stalled], complete[stalled])
+    bound = ~lacking & ~np.where(is_stall, stall_exact[stalled], exact[stalled])
     role, time, count = role[stalled], stall_ns[stalled], len(context.roles.words)
-    roles = np.stack([np.bincount(role, time, count), np.bincount(role[lacking], time[lacking], count)])
+    roles = np.stack(
+        [
+            np.bincount(role, time, count),
+            np.bincount(role[lacking], time[lacking], count),
+            np.bincount(role[bound], time[bound], count),
+        ]
+    )
     of_rank = np.searchsorted(block.bounds, stalled[lacking], side="right") - 1
     ranks = np.bincount(of_rank, time[lacking], len(block.ranks)).astype(np.int64)
     return _StalledTime(roles.astype(np.float64), dict(zip(block.ranks, ranks.tolist(), strict=True)))

@@ -31,15 +31,19 @@ class Transfers(NamedTuple):
 
 
 def large_transfers(context: Context, block: Block) -> Transfers:
-    """Return the calls of at least ``SMALLEST_BYTES`` that were matched on all members, in the steps that count."""
+    """Return the calls of at least ``SMALLEST_BYTES`` in the steps that count, of exact transfer.
+
+    That is, they were matched on all members, and neither a start nor their end is a bound.
+    """
     spans, matches = block.spans, context.matches.ranks
-    complete, mismatched, ready = (
+    complete, mismatched, ready, ready_exact = (
         block.together({rank: getattr(matches[rank], column) for rank in block.ranks})
-        for column in ("complete", "mismatched", "ready")
+        for column in ("complete", "mismatched", "ready", "ready_exact")
     )
     group_size = block.together({rank: context.roles.ranks[rank].group_size for rank in block.ranks})
     transfer_ns = spans.end - ready
     chosen = complete & ~mismatched & (spans.bytes >= SMALLEST_BYTES) & (transfer_ns > 0) & (group_size > 1)
+    chosen &= ready_exact & spans.end_exact
     chosen &= communication_rows(spans) & np.isin(spans.step, context.steps) & ~_named(context.run, spans)
     rows = np.flatnonzero(chosen)
     bus_bytes = np.zeros(len(rows))

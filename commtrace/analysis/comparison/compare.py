@@ -94,9 +94,8 @@ def _bandwidths(analysis: Analysis) -> dict[Link, FloatArray]:
         )
     ]
     calls = Calls.concatenate(parts)
-    matched = np.flatnonzero(
-        (calls.calls > 0) & calls.complete & calls.finished & (calls.group_size > 1) & (calls.num_bytes >= 0)
-    )
+    is_timed = calls.complete & calls.finished & calls.transfer_exact
+    matched = np.flatnonzero((calls.calls > 0) & is_timed & (calls.group_size > 1) & (calls.num_bytes >= 0))
     if not len(matched):
         return {}
     calls = calls.take(matched)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,8 @@ from commtrace.trace.spans import Bool, Int32, Int64, Spans
 _UNKNOWN_SIZE = -1
 _LARGEST = np.iinfo(np.int64).max
 
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
 
 @dataclass(frozen=True, slots=True)
 class RankMatches:
@@ -49,19 +51,28 @@ class RankMatches:
     last_start: Int64  # arrival of the last participant, ns on this rank's clock
     last_rank: Int32  # −1 if unknown
     ready: Int64  # ns in [start, end]
+    ready_exact: Bool  # False: a lower bound, as the start of a participant is one
     stall_ready: Int64  # of its communication; the start if unrecorded, as nothing shows a late rank
+    stall_ready_exact: Bool  # of its communication
     stall_complete: Bool  # of its communication
 
     def take(self, rows: Bool | Int64 | slice) -> RankMatches:
         return RankMatches(*(getattr(self, column.name)[rows] for column in fields(self)))
 
     def wait_ns(self, spans: Spans) -> Int64:
-        """Return the time in flight before the last participant arrived: max(0, last − start)."""
-        return np.asarray(self.ready - spans.start)
+        """Return the time in flight before the last participant arrived: max(0, last − start).
+
+        It is 0 for an operation that began at an unknown time, and a lower bound if only another member's did.
+        """
+        return np.where(spans.start_exact, self.ready - spans.start, 0)
 
     def transfer_ns(self, spans: Spans) -> Int64:
         """Return the time in flight after it: end − max(last, start)."""
         return np.asarray(np.maximum(spans.end - self.ready, 0))
+
+    def transfer_exact(self, spans: Spans) -> Bool:
+        """Return whether that time is exact; else it is an upper bound."""
+        return np.asarray(self.ready_exact & spans.end_exact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +120,7 @@ def _matches_of_block(block: Block, position: Int64, joined: _Joined | None, own
         found = communications >= 0
         stalls, communications = stalls[found], communications[found]
         matches.stall_ready[stalls] = matches.ready[communications]
+        matches.stall_ready_exact[stalls] = matches.ready_exact[communications]
         matches.stall_complete[stalls] = matches.complete[communications]
     return matches
 
@@ -145,7 +157,9 @@ def unmatched(spans: Spans) -> RankMatches:
         last_start=spans.start.copy(),
         last_rank=np.full(count, -1, np.int32),
         ready=spans.start.copy(),
+        ready_exact=spans.start_exact.copy(),
         stall_ready=spans.start.copy(),
+        stall_ready_exact=np.ones(count, np.bool_),
         stall_complete=np.zeros(count, np.bool_),
     )
 
@@ -158,12 +172,13 @@ class _Joined(NamedTuple):
     last_start: Int64
     last_rank: Int32
     ready: Int64
+    ready_exact: Bool
 
 
 def _join(run: Run, rows: Rows, clocks_agree: bool) -> _Joined:
     buckets = bucket(rows)
     of_row = buckets.of_row()
-    last_start, last_rank, comparable = _last_arrival(run, rows, buckets, of_row, clocks_agree)
+    last_start, last_rank, comparable, exact = _last_arrival(run, rows, buckets, of_row, clocks_agree)
     return _Joined(
         bucket=of_row.astype(np.int32),
         participants=buckets.size.astype(np.int32)[of_row],
@@ -172,17 +187,19 @@ def _join(run: Run, rows: Rows, clocks_agree: bool) -> _Joined:
         last_start=last_start,
         last_rank=last_rank,
         ready=_ready(run, rows, last_start),
+        ready_exact=_shared_in_brackets(rows, exact, np.logical_and),
     )
 
 
 def _last_arrival(
     run: Run, rows: Rows, buckets: Buckets, of_row: Int64, clocks_agree: bool
-) -> tuple[Int64, Int32, Bool]:
-    """Return start and rank of the last participant, and a mask of the rows with comparable times."""
+) -> tuple[Int64, Int32, Bool, Bool]:
+    """Return start and rank of the last participant, and masks of the rows with comparable times and an exact one."""
     start = rows.spans.start
     last_start = buckets.maximum(start)[of_row]
     is_last = start == last_start
     comparable = np.ones(len(start), np.bool_)
+    exact = buckets.all(rows.spans.start_exact)[of_row]
     if not clocks_agree:
         apart = (buckets.maximum(rows.clock) != buckets.minimum(rows.clock))[of_row]
         synchronising = named(run, rows.spans, SYNCHRONISING) & (rows.spans.kind == schema.COLLECTIVE)
@@ -193,8 +210,9 @@ def _last_arrival(
         last_start = np.where(apart & ~by_duration, start, last_start)
         is_last = np.where(by_duration, duration == shortest, is_last & ~apart)
         comparable = ~apart | by_duration
+        exact &= ~by_duration | buckets.all(rows.spans.end_exact)[of_row]
     last_rank = buckets.maximum(np.where(is_last, rows.rank, -1))[of_row]
-    return last_start, last_rank.astype(np.int32), comparable
+    return last_start, last_rank.astype(np.int32), comparable, exact
 
 
 def _expected_participants(run: Run, rows: Rows, buckets: Buckets) -> Int32:
@@ -252,20 +270,20 @@ def _ready(run: Run, rows: Rows, last_start: Int64) -> Int64:
     may_leave_early = rows.is_send | ((spans.kind == schema.COLLECTIVE) & named(run, spans, ROOTED))
     did_not_wait = may_leave_early & (last_start > spans.end)
     ready = np.where(did_not_wait, spans.start, np.clip(last_start, spans.start, np.maximum(spans.end, spans.start)))
-    return _shared_in_brackets(rows, ready)
+    return _shared_in_brackets(rows, ready, np.maximum)
 
 
-def _shared_in_brackets(rows: Rows, ready: Int64) -> Int64:
-    """Make all members of a point-to-point bracket, with consecutive ids, ready with the last one."""
+def _shared_in_brackets(rows: Rows, values: npt.NDArray[_Scalar], combine: np.ufunc) -> npt.NDArray[_Scalar]:
+    """Combine the values of the members of each point-to-point bracket, which have consecutive ids."""
     p2p = np.flatnonzero(rows.spans.kind == schema.P2P)
     if not len(p2p) or not rows.spans.op_in_seq[p2p].any():
-        return ready
+        return values
     ordered = p2p[np.lexsort((rows.spans.id[p2p], rows.rank[p2p]))]
     begins = rows.spans.op_in_seq[ordered] == 0
     begins[0] = True
     of_row = np.cumsum(begins) - 1
-    shared = ready.copy()
-    shared[ordered] = np.maximum.reduceat(ready[ordered], np.flatnonzero(begins))[of_row]
+    shared = values.copy()
+    shared[ordered] = combine.reduceat(values[ordered], np.flatnonzero(begins))[of_row]
     return shared
 
 
@@ -277,7 +295,7 @@ def blame_ns(run: Run, matches: Matches) -> Mapping[int, int]:
             block.together({rank: getattr(matches.ranks[rank], column) for rank in block.ranks})
             for column in ("ready", "last_rank")
         )
-        wait = ready - block.spans.start
+        wait = np.where(block.spans.start_exact, ready - block.spans.start, 0)
         waited = np.flatnonzero((last_rank >= 0) & (last_rank != block.rank()) & (wait > 0))
         sums = np.zeros(int(last_rank.max(initial=-1)) + 1, np.int64)
         np.add.at(sums, last_rank[waited], wait[waited])
@@ -314,6 +332,10 @@ class Buckets(NamedTuple):
     def maximum(self, values: npt.NDArray[np.integer]) -> Int64:
         """Return the largest value in each bucket; values are aligned with the unsorted rows."""
         return np.asarray(np.maximum.reduceat(values[self.order], self.first))
+
+    def all(self, values: Bool) -> Bool:
+        """Return whether a value is true for every row of each bucket."""
+        return np.asarray(np.logical_and.reduceat(values[self.order], self.first))
 
     def minimum(self, values: npt.NDArray[np.integer]) -> Int64:
         return np.asarray(np.minimum.reduceat(values[self.order], self.first))

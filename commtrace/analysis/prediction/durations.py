@@ -13,6 +13,7 @@ from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.prediction.changes import BandwidthChange, LatencyChange, OverlapChange
 from commtrace.analysis.prediction.recorded_steps import RecordedSteps
+from commtrace.analysis.replay.edges import Transfers
 from commtrace.analysis.replay.program import stage_of
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD, same_work
 from commtrace.analysis.statistics import Float64
@@ -72,16 +73,28 @@ def with_network(
                 "Latency and bandwidth cannot be told apart where all calls of an operation are of about one size: the "
                 f"latency of {kinds} is taken as 0."
             )
+    roles = {*(change.role for change in bandwidth), *(change.role for change in latency)}
+    changed = np.logical_or.reduce([recorded.of_role(role) for role in roles])
+    if kinds := _named(recorded, changed & ~recorded.joins.transfers.exact):
+        notes.append(
+            f"Some transfers of {kinds} are upper bounds, because they ended unseen or were launched behind others in "
+            "flight: what a faster network saves of them is an upper bound, too."
+        )
     return Durations(durations.piece_ns, np.rint(ns).astype(np.int64), tuple(notes))
 
 
 def recorded_gbps(recorded: RecordedSteps, changes: Sequence[BandwidthChange]) -> dict[str, float]:
-    """Return the bus bandwidth that the roles of changes have beyond their latency, 10⁹ bytes per second."""
+    """Return the bus bandwidth that the roles of changes have beyond their latency, 10⁹ bytes per second.
+
+    It is that of the exact transfers of each role, if there are any; else a lower bound.
+    """
     fixed_ns, _ = _latencies(recorded)
     variable_ns = np.maximum(recorded.transfer_ns - fixed_ns, 0.0)
     moved, found = _bus_bytes(recorded), {}
     for change in changes:
         own = recorded.of_role(change.role)
+        exact = own & recorded.joins.transfers.exact
+        own = exact if exact.any() else own
         if total_ns := float(variable_ns[own].sum()):
             found[change.role] = float(moved[own].sum()) / total_ns
     return found
@@ -93,6 +106,12 @@ def _bus_bytes(recorded: RecordedSteps) -> Float64:
     kinds = list(zip(transfers.name.tolist(), transfers.participants.tolist(), strict=True))
     factors = {(name, size): bus_factor(recorded.run.names[name], size) for name, size in set(kinds)}
     return np.asarray(np.maximum(transfers.bytes, 0) * np.array([factors[kind] for kind in kinds], np.float64))
+
+
+def _usual_ns(transfers: Transfers, rows: Int64) -> float:
+    """Return the median of these transfers, ns: of the exact ones, if there are any."""
+    exact = rows[transfers.exact[rows]]
+    return float(np.median(transfers.ns[exact if len(exact) else rows]))
 
 
 def _named(recorded: RecordedSteps, chosen: Bool) -> str:
@@ -133,7 +152,7 @@ def _latencies(recorded: RecordedSteps) -> tuple[Float64, Bool]:
         if most < _SIZES_APART * max(least, 1):
             unknown[own] = True
             continue
-        short, long = (float(np.median(transfers.ns[own][num_bytes == size])) for size in (least, most))
+        short, long = (_usual_ns(transfers, own[num_bytes == size]) for size in (least, most))
         latency[own] = min(max(short - (long - short) * least / (most - least), 0.0), short)
     return latency, unknown
 

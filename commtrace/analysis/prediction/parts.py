@@ -11,12 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from commtrace.analysis.keys import pack
 from commtrace.analysis.matching.roles import PIPELINE
 from commtrace.analysis.prediction.durations import Durations, overlapping
 from commtrace.analysis.prediction.orders import BACKWARD, FORWARD, INPUT, WEIGHTS, Action
 from commtrace.analysis.prediction.recorded_steps import LaneTimes, RecordedSteps, lane_times
 from commtrace.analysis.replay.edges import worked_before
 from commtrace.analysis.replay.program import stage_of
+from commtrace.analysis.statistics import exact_of_each
 from commtrace.errors import ConfigurationError
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
@@ -203,6 +205,7 @@ def _usual_transfers(recorded: RecordedSteps, durations: Durations) -> dict[tupl
     A median: where nobody waited, the end is seen only when somebody asks for it.
     """
     transfers, received = recorded.joins.transfers, np.flatnonzero(_received(recorded))
+    received = received[exact_of_each(transfers.exact[received], pack((transfers.rank, transfers.step))[received])]
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
     for rank, step, time in zip(
         transfers.rank[received].tolist(),

@@ -157,6 +157,7 @@ class Transfers:
     bytes: Int64
     eager: Bool  # ended before the last participant started
     ns: Int64  # measured end minus latest start; minus own start where ``eager``
+    exact: Bool  # False: ``ns`` is an upper bound
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -200,6 +201,7 @@ def join_launches(run: Run, launches: Launches, *, clocks_agree: bool) -> Joins:
         bytes=launches.bytes,
         eager=eager,
         ns=launches.end - np.where(eager, launches.start, latest),
+        exact=launches.ready_exact & launches.end_exact,
     )
     step = np.empty(count + int(bracket.max(initial=-1)) + 1, np.int32)
     step[join] = step[waits_for] = launches.step

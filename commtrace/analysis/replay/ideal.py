@@ -20,7 +20,7 @@ from commtrace.analysis.replay.step_statistics import (
     TransferTable,
     WorkTable,
 )
-from commtrace.analysis.statistics import Float64, grouped_median
+from commtrace.analysis.statistics import Float64, exact_of_each, grouped_median
 from commtrace.trace.spans import Int64
 
 
@@ -88,6 +88,7 @@ def _mean_of_phase(group: npt.NDArray[np.integer], begun: Int64, total_ns: Int64
 
 
 def median_transfers(transfers: TransferTable) -> Int64:
-    """Return the median duration of each kind of transfer, ns."""
-    medians = grouped_median(transfers.kind, transfers.ns, len(transfers.kinds))
+    """Return the median duration of each kind of transfer, ns: of the exact ones, if there are any."""
+    chosen = exact_of_each(transfers.exact, transfers.kind)
+    medians = grouped_median(transfers.kind[chosen], transfers.ns[chosen], len(transfers.kinds))
     return np.asarray(np.rint(medians), np.int64)

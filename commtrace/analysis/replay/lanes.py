@@ -45,6 +45,7 @@ class Launches:
     bucket: Int32  # number of the communication in the run; −1 if unknown
     complete: Bool  # can be compared with the other participants
     last_start: Int64  # arrival of the last participant, as matched
+    ready_exact: Bool  # no participant's start is a bound
     kind: Int8
     name: Int32
     peer: Int32
@@ -53,6 +54,7 @@ class Launches:
     id: Int64
     start: Int64
     end: Int64
+    end_exact: Bool
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -300,7 +302,7 @@ class _Places:
     def launches(self, matches: Matches) -> Launches:
         rows, spans = self.rows, self.rows.spans
         bounds = np.searchsorted(self.begins.row, rows.first)
-        bucket, complete, last_start = self._matched(matches, bounds)
+        bucket, complete, last_start, ready_exact = self._matched(matches, bounds)
         return Launches(
             rank=np.repeat(narrow(rows.ranks), np.diff(bounds)),
             row=narrow(self.begins.row - np.repeat(rows.first[:-1], np.diff(bounds))),
@@ -308,10 +310,11 @@ class _Places:
             bucket=bucket,
             complete=complete,
             last_start=last_start,
+            ready_exact=ready_exact,
             **{name: getattr(spans, name)[self.begins.row] for name in _OF_ROW},
         )
 
-    def _matched(self, matches: Matches, bounds: Int64) -> tuple[Int32, Bool, Int64]:
+    def _matched(self, matches: Matches, bounds: Int64) -> tuple[Int32, Bool, Int64, Bool]:
         own = [
             (matches.ranks[rank], self.begins.row[begin:end] - first)
             for rank, first, begin, end in zip(
@@ -322,6 +325,7 @@ class _Places:
             np.concatenate([match.bucket[rows] for match, rows in own]),
             np.concatenate([match.complete[rows] for match, rows in own]),
             np.concatenate([match.last_start[rows] for match, rows in own]),
+            np.concatenate([match.ready_exact[rows] for match, rows in own]),
         )
 
     def _instants_before(self) -> Int64 | int:
@@ -337,4 +341,4 @@ class _Places:
         return np.where(moments[moment] == self.begins.time, count, 0)
 
 
-_OF_ROW = ("kind", "name", "peer", "op_in_seq", "bytes", "id", "start", "end")
+_OF_ROW = ("kind", "name", "peer", "op_in_seq", "bytes", "id", "start", "end", "end_exact")

@@ -194,6 +194,7 @@ class TransferTable:
     rank: Int32
     step: Int32  # index
     ns: Int64
+    exact: Bool  # False: ``ns`` is an upper bound
 
     @classmethod
     def of(cls, run: Run, transfers: Transfers) -> TransferTable:
@@ -209,6 +210,7 @@ class TransferTable:
             transfers.rank,
             transfers.step,
             transfers.ns,
+            transfers.exact,
         )
 
     def __len__(self) -> int:
@@ -228,6 +230,7 @@ class TransferTable:
             self.rank[rows],
             _numbers(chosen)[self.step[rows]],
             self.ns[rows],
+            self.exact[rows],
         )
 
     @classmethod
@@ -245,6 +248,7 @@ class TransferTable:
             np.concatenate([part.rank for part in parts]),
             np.concatenate([part.step + np.int32(step) for part, step in zip(parts, first_step, strict=True)]),
             np.concatenate([part.ns for part in parts]),
+            np.concatenate([part.exact for part in parts]),
         )
 
 

@@ -49,8 +49,8 @@ class LinkTransfers:
 
     @classmethod
     def of(cls, table: TransferTable, counted: Bool, node: Mapping[int, str]) -> LinkTransfers | None:
-        """Return the transfers of the steps that count; None if these are too few. ``node`` is by rank."""
-        rows = np.flatnonzero(counted[table.step] & (table.row >= 0))
+        """Return the exact transfers of the steps that count; None if these are too few. ``node`` is by rank."""
+        rows = np.flatnonzero(counted[table.step] & (table.row >= 0) & table.exact)
         if len(rows) < FEWEST_TRANSFERS:
             return None
         first, join = grouped(table.join[rows])

@@ -423,8 +423,8 @@ def _device(value: torch.Tensor | Sequence[torch.Tensor]) -> torch.device | None
 
 
 def _communicates_itself(overload: OpOverload) -> bool:
-    # In older versions of torch it calls the operator of the same name in ``_c10d_functional``, from C++, and so does its
-    # backward.
+    # In older versions of torch it calls the operator of the same name in ``_c10d_functional``, from C++, and so does
+    # its backward.
     import torch
 
     key = "CompositeExplicitAutograd"
@@ -531,7 +531,7 @@ class FunctionalWaits:
         self._tracer.append((forgotten_rows, kind_of(pending.launch), pending.launch, pending.number))
 
     def _wait_capture(self, is_waited_for: Callable[[object], bool]) -> Capture:
-        tracer, blocked, failed = self._tracer, self._tracer.blocked, self._tracer.failed
+        blocked, failed = self._tracer.blocked, self._tracer.failed
         pending_by_storage, take, waited = self._pending, self._pending.pop, self._waited
 
         def capture(original: Original, arguments: Arguments, keywords: dict[str, Any]) -> object:

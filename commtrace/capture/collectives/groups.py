@@ -25,7 +25,16 @@ class Counters(Protocol):
     """The sequence numbers of one group. The class ``Group`` of the native part is another one."""
 
     is_slow: bool
-    """Whether the native part is to leave the group's communication to Python."""
+    """For the native part: whether the group's communication is Python's."""
+
+    is_skipped: bool
+    """For the native part: whether collectives are numbered, and not recorded."""
+
+    has_slow_messages: bool
+    """For the native part: whether messages are Python's."""
+
+    next_position: Callable[[int, int], int] | None
+    """Of the native part: the position of a launch on the communicator of a peer (−1: of all) on a device."""
 
     def __next__(self) -> int:
         """Return the number of the next collective."""
@@ -53,8 +62,10 @@ class Counters(Protocol):
 class PythonCounters:
     """Counters that take a number in one step, which is atomic under the GIL."""
 
+    next_position: Callable[[int, int], int] | None = None
+
     def __init__(self) -> None:
-        self.is_slow = True
+        self.is_slow = self.is_skipped = self.has_slow_messages = False
         self._collectives = itertools.count()
         self._messages: dict[tuple[bool, int, int], itertools.count[int]] = {}
 
@@ -144,8 +155,11 @@ class GroupState:
     def queue(self, peer: int, device: int) -> Queue:
         """Return the operations on the own stream of a communicator of the device; ``peer`` is −1 for collectives."""
         key = peer, device
-        found = self.queues.get(key)
-        return found if found is not None else self.queues.setdefault(key, Queue())
+        queue = self.queues.get(key)
+        if queue is None:
+            take = self.collective_seq.next_position
+            queue = self.queues.setdefault(key, Queue(next_position=take and functools.partial(take, peer, device)))
+        return queue
 
 
 MakeCounters: TypeAlias = "Callable[[ProcessGroup, Group, Sequence[int], NcclBackend], Counters]"
@@ -222,6 +236,7 @@ class GroupRegistry:
         with self._lock:
             if state.group.role != role:
                 state.group = state.group._replace(role=role)
+                self._tell_skipped(state)
                 self._remember(state.group)
 
     def name_dimension(self, process_group: ProcessGroup, dimension: str) -> None:
@@ -260,6 +275,7 @@ class GroupRegistry:
         if self._make_counters is not None:
             counters = self._make_counters(process_group, group, ranks_by_group_rank, nccl)
         state = GroupState(group, ranks_by_group_rank, nccl, counters)
+        self._tell_skipped(state)
         key = id(process_group)
         self.states[key] = state
         self._references[key] = weakref.ref(process_group, functools.partial(self._forget, key, state))
@@ -267,6 +283,11 @@ class GroupRegistry:
         for follower in tuple(self._followers):
             follower(process_group, state)
         return state
+
+    def _tell_skipped(self, state: GroupState) -> None:
+        counters = state.collective_seq
+        counters.is_skipped = state.group.role in self.skip_roles
+        counters.has_slow_messages = bool(self.skip_roles)
 
     def _remember(self, group: Group) -> None:
         self._history[group.id] = group

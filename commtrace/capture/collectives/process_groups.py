@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import NOT_COMMUNICATION, ONE_SIDED, OPERATIONS, Arguments, Operation
+from commtrace.capture.collectives.untraced_paths import CAPTURED_COMMUNICATION
 from commtrace.capture.collectives.waits import (
     PendingWork,
     PendingWorks,
@@ -24,9 +25,9 @@ from commtrace.capture.collectives.waits import (
     wrap_wait,
     wrap_wait_on_device,
 )
-from commtrace.capture.device.clock import CudaClock, now_ns
+from commtrace.capture.device.clock import DeviceTiming, Mark, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
-from commtrace.capture.native import METHODS, Facts, Native, NativeClock, p2p_codes, replacement
+from commtrace.capture.native import METHODS, Facts, Native, NativeClock, as_method, p2p_codes
 from commtrace.capture.records import (
     COLLECTIVE_AND_STALL,
     ENDED,
@@ -59,16 +60,21 @@ _SYNCHRONOUS_P2P: Final = frozenset({"send", "recv"})
 
 
 class ProcessGroupCapture:
-    """Turn calls of ``ProcessGroup`` and ``Work`` into entries; ``pending`` holds communications without a wait."""
+    """Turn calls of ``ProcessGroup`` and ``Work`` into entries; ``pending`` holds communications without a wait.
 
-    def __init__(self, tracer: Tracer, device_clock: CudaClock | None = None) -> None:
+    Of ``tensor_types``, and of torch's own, attributes run no Python: the native part may read them.
+    """
+
+    def __init__(
+        self, tracer: Tracer, device_clock: DeviceTiming | None = None, tensor_types: tuple[type, ...] = ()
+    ) -> None:
         self._tracer = tracer
+        self._tensor_types = tensor_types
         self._devices = None if device_clock is None else DeviceCalls(tracer, device_clock)
         self.pending: PendingWorks = {}
         self._originals: list[tuple[type, str, object, Callable[..., object]]] = []
         self._get_future: Callable[[Work], Future[object]] = lambda work: work.get_future()
-        # True ends of hidden communication come from Python's path.
-        self._native = None if self._devices is not None and self._devices.hidden_ends else tracer.native
+        self._native = tracer.native
 
     @property
     def devices(self) -> DeviceCalls | None:
@@ -119,7 +125,7 @@ class ProcessGroupCapture:
                 setattr(owner, name, original)
         self._originals.clear()
         if self._native is not None:
-            self._native.core.forget_all()
+            self._native.core.end()
         for launch, completion in self.pending.values():
             if completion is None:
                 self._tracer.append((forgotten_rows, kind_of(launch), launch, next_id()))
@@ -156,17 +162,21 @@ class ProcessGroupCapture:
         tracer, devices = self._tracer, self._devices
         clock = tracer.clock
         native.core.configure(
-            tensor_types=(torch.Tensor, torch.nn.Parameter),
+            tensor_types=(torch.Tensor, torch.nn.Parameter, *self._tensor_types),
             p2p_codes=p2p_codes(),
             code_of_dtype=native.code_of_dtype,
+            failed=partial(tracer.failed, PART),
             wait_failed=self._wait_failed,
-            waited_on_a_side=None if devices is None else devices.waited_on_a_side,
+            waited_on_a_side=None if devices is None else self._waited_on_a_side,
             pending=(self.pending, None if devices is None else devices.pending),
             forget_in_python=self._unrecorded,
             times_devices=devices is not None,
             **(clock.of_torch if isinstance(clock, NativeClock) else _NO_DEVICE),
         )
         tracer.groups.follow(native.follow)
+        if devices is not None:
+            native.place_with(devices.resolved.add, tracer.is_in_window)
+            native.on_capture = partial(tracer.untraced_paths.add, CAPTURED_COMMUNICATION)
 
     def _in_c(
         self, name: str, operation: Operation, original: object, captured: Callable[..., object]
@@ -185,17 +195,34 @@ class ProcessGroupCapture:
             is_send=operation.is_send,
             has_root=operation.has_root,
         )
-        return replacement(method.function())
+        return as_method(method.function())
 
     def _wait_in_c(self, original: object, wait: Callable[..., object]) -> Callable[..., object]:
-        # A wait of a Python class may be compiled by Dynamo: that one stays as it is.
-        if self._native is None or isinstance(original, FunctionType):
+        native, surrendered, failed = self._native, self.surrendered, self._tracer.failed
+        if native is None:
             return wait
-        return replacement(self._native.core.Method(original, wait, is_wait=True).function())
+        if not isinstance(original, FunctionType):
+            return as_method(native.core.Method(original, wait, is_wait=True).function())
 
-    def _wait_failed(self, facts: Facts, error: BaseException) -> None:
+        # Dynamo may look into a wait that is Python.
+        def wait_in_python(work: Work, /, *arguments: object, **keywords: object) -> object:
+            try:
+                surrendered(work)
+            except Exception as error:
+                failed(PART, error)
+            return wait(work, *arguments, **keywords)
+
+        return wait_in_python
+
+    def _wait_failed(self, known: tuple[Any, ...], error: BaseException) -> None:
         if self._native is not None and isinstance(error, Exception):
-            record_failure(self._tracer, self._native.launch(facts), error, PART)
+            record_failure(self._tracer, self._native.launch(Facts(*known)), error, PART)
+
+    def _waited_on_a_side(self, known: tuple[Any, ...], waited_from: Mark, end: Mark) -> None:
+        if self._native is not None and self._devices is not None:
+            facts = Facts(*known)
+            launch = self._native.launch(facts)
+            self._devices.waited_on_a_side(launch, facts.id, facts.position, waited_from, end)
 
     def _captured(self, original: Callable[..., object], operation: Operation) -> Callable[..., object]:
         tracer, devices, pending = self._tracer, self._devices, self.pending
@@ -346,14 +373,15 @@ class ProcessGroupCapture:
 
     def surrendered(self, work: object) -> None:
         """Take over a communication of the native part, as something else than its Work is waited for."""
-        facts = None if self._native is None else self._native.core.surrender(work)
-        if facts is None or self._native is None:
+        surrendered = None if self._native is None else self._native.core.surrender(work)
+        if surrendered is None or self._native is None:
             return
+        facts = Facts(*surrendered)
         launch = self._native.launch(facts)
         if self._devices is None or isinstance(launch.start, int):
             self.pending[id(work)] = (launch, None)
         else:
-            self._devices.take_over(launch, facts[0], work)
+            self._devices.take_over(launch, facts.id, facts.position, work)
 
     def _unrecorded(self, work: object) -> None:
         earlier = self.pending.pop(id(work), None)

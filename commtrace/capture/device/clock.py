@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeGuard
 
 from commtrace.trace import schema
 
@@ -40,6 +40,36 @@ class DeviceClock(Protocol):
 
     def refresh(self) -> None:
         """Take a new anchor between device time and host time: the harvester, before each pass."""
+
+
+class DeviceTiming(DeviceClock, Protocol):
+    """A clock of an accelerator: :class:`CudaClock`, or :class:`commtrace.capture.native.NativeClock`."""
+
+    @property
+    def is_off(self) -> bool:
+        """Return whether marks are the host's time for good: the device or its driver has failed."""
+
+    def mark(self, device: int | None = None, /) -> Mark:
+        """Return a mark on the current stream of ``device``, or of the current one."""
+
+    def host_ns(self) -> int:
+        """Return the host's time, ns."""
+
+    def switch_off(self) -> None:
+        """Let marks be the host's time from now on; unresolved ones stay so."""
+
+    def current_stream(self) -> torch.cuda.Stream: ...
+
+    def stream_number(self, stream: torch.cuda.Stream, /) -> int:
+        """Return a stream's number in marks."""
+
+    @property
+    def event_type(self) -> type:
+        """Return the job's class of events."""
+
+    @property
+    def used_device(self) -> int | None:
+        """Return the device that was marked first; None before one has been."""
 
 
 class HostClock:
@@ -84,6 +114,11 @@ class CudaMark:
         self.time_ns: int | None = None
 
 
+def is_on_device(mark: Mark) -> TypeGuard[CudaMark]:
+    """Return whether a mark is on a stream, and no time of the host: a CudaMark, or one of the native part."""
+    return mark is not None and not isinstance(mark, int)
+
+
 class Anchor(NamedTuple):
     """An event and the host time at which the device passed it, wrong by at most half the bracket."""
 
@@ -114,7 +149,7 @@ class CudaClock:
             cuda = torch.cuda
         self._cuda = cuda
         self._driver = driver or CudaDriver()
-        self._host_ns = host_ns
+        self.host_ns = host_ns
         self._pools: dict[int, deque[torch.cuda.Event]] = {}
         self._anchors: dict[int, Anchor] = {}
         self._streams: dict[int, torch.cuda.Stream] = {}
@@ -124,10 +159,13 @@ class CudaClock:
         self.is_off = False
 
     def mark(self, device: int | None = None) -> Mark:
-        """Record an event on the current stream of ``device``, or of the current one. ~1 µs; never waits."""
+        """Record an event on the current stream of ``device``, or of the current one. Never waits.
+
+        On an H100 with slow cores it takes 8 µs, half of it in torch.cuda.current_stream (bench/RESULTS.md).
+        """
         cuda = self._cuda
         if self.is_off or not cuda.is_initialized():
-            return self._host_ns()
+            return self.host_ns()
         current = cuda.current_device()
         if device is None:
             device = current
@@ -135,18 +173,18 @@ class CudaClock:
         if pool is None:
             found = self._device_in_use(device)
             if found is None:
-                return self._host_ns()
+                return self.host_ns()
             device = found
             pool = self._pools.setdefault(device, deque())
         if cuda.is_current_stream_capturing():
-            return self._host_ns()
+            return self.host_ns()
         try:
             event = pool.pop()
         except IndexError:
             event = cuda.Event(enable_timing=True)
         stream = cuda.current_stream(device)
         self._record(event, stream)
-        return CudaMark(event, device, stream.stream_id, self._host_ns())
+        return CudaMark(event, device, stream.stream_id, self.host_ns())
 
     def is_capturing(self) -> bool:
         """Return whether the current stream is captured into a graph, to which an event would belong."""
@@ -196,6 +234,10 @@ class CudaClock:
         stream: torch.cuda.Stream = self._cuda.current_stream()
         return stream
 
+    def stream_number(self, stream: torch.cuda.Stream) -> int:
+        """Return a stream's number in marks: torch's, unique on its device."""
+        return stream.stream_id
+
     @property
     def event_type(self) -> type:
         found: type = self._cuda.Event
@@ -228,11 +270,11 @@ class CudaClock:
 
     def _read_anchor(self, stream: torch.cuda.Stream) -> Anchor | None:
         event = self._cuda.Event(enable_timing=True)
-        before = self._host_ns()
+        before = self.host_ns()
         self._record(event, stream)
         for _ in range(ANCHOR_POLLS):
             if event.query():
-                after = self._host_ns()
+                after = self.host_ns()
                 return Anchor(event, (before + after) // 2, after - before)
         return None
 

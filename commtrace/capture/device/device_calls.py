@@ -13,14 +13,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from commtrace.capture.collectives.untraced_paths import CAPTURED_COMMUNICATION
-from commtrace.capture.device.clock import CudaClock, CudaMark, Mark
+from commtrace.capture.device.clock import CudaMark, DeviceTiming, Mark, is_on_device
 from commtrace.capture.device.hidden_ends import FlightRecorder, HiddenEnds
+from commtrace.capture.device.placement import Placement
+from commtrace.capture.device.resolved_calls import ResolvedCalls
 from commtrace.capture.hooks import Arguments, Keywords
 from commtrace.capture.records import (
     DeviceCall,
     Launch,
     Queue,
-    device_call_rows,
     device_stall_rows,
     launch_of,
     marked_stall_rows,
@@ -43,13 +44,16 @@ MOST_UNWAITED: Final = 1_000
 class DeviceCalls:
     """The device-timed half of :class:`~commtrace.capture.collectives.process_groups.ProcessGroupCapture`."""
 
-    def __init__(self, tracer: Tracer, clock: CudaClock) -> None:
+    def __init__(self, tracer: Tracer, clock: DeviceTiming) -> None:
         self._tracer = tracer
         self._clock = clock
         self._pending: dict[int, tuple[DeviceCall, ...]] = {}
         self._unwaited: dict[Queue, deque[DeviceCall]] = {}
         self._streams = StreamWaits(tracer, clock)
-        self.hidden_ends = HiddenEnds(tracer, FlightRecorder()) if measures_durations(os.environ) else None
+        placement = Placement()
+        hidden_ends = HiddenEnds(tracer, placement, FlightRecorder()) if measures_durations(os.environ) else None
+        self.resolved = ResolvedCalls(tracer, placement, hidden_ends)
+        tracer.recorder.end_pass = self.resolved.end_pass
 
     @property
     def pending(self) -> dict[int, tuple[DeviceCall, ...]]:
@@ -75,18 +79,19 @@ class DeviceCalls:
             is_first_to_run = not state.bracket and state.nccl.launches_in_brackets and not operation.is_p2p
             start = clock.mark(device) if is_first_to_run else None
             queue = state.queue(-1, -1 if device is None else device)
-            call = self._followed(DeviceCall(launch_of((*launch[:-1], start)), clock, device, queue))
+            call = self._call(launch_of((*launch[:-1], start)), device, queue)
             call.op_in_seq = len(state.bracket)
             state.bracket.append(call)
             return None
         start = clock.mark(device)
         peer = launch.peer if operation.is_p2p and state.nccl.has_stream_per_pair else -1
-        queue = state.queue(peer, start.device if isinstance(start, CudaMark) else -1)
-        return self._followed(DeviceCall(launch_of((*launch[:-1], start)), clock, device, queue))
+        queue = state.queue(peer, start.device if is_on_device(start) else -1)
+        return self._call(launch_of((*launch[:-1], start)), device, queue)
 
-    def _followed(self, call: DeviceCall) -> DeviceCall:
-        if self.hidden_ends is not None:
-            self.hidden_ends.follow(call)
+    def _call(self, launch: Launch, device: int | None, queue: Queue) -> DeviceCall:
+        call = DeviceCall(launch, self._clock, device, queue, queue.next_position(self._tracer.pauses))
+        if self.resolved.hidden_ends is not None:
+            self.resolved.hidden_ends.follow(call)
         return call
 
     def launched(self, call: DeviceCall, work: object) -> None:
@@ -176,6 +181,23 @@ class DeviceCalls:
 
         return synchronize
 
+    def waited_on_a_side(self, launch: Launch, number: int, position: int, waited_from: Mark, end: Mark) -> None:
+        """Note that a stream that does not compute has run, or waited for, a communication of the native part."""
+        call = self._made_of(launch, number, position)
+        call.waited_from, call.end = waited_from, end
+        self._streams.passes(end, call)
+
+    def take_over(self, launch: Launch, number: int, position: int, work: object) -> None:
+        """Go on with a communication of the native part, as something else than its Work is waited for."""
+        self._pending[id(work)] = (self._made_of(launch, number, position),)
+
+    def _made_of(self, launch: Launch, number: int, position: int) -> DeviceCall:
+        peer = launch.peer if launch.operation.is_p2p and launch.state.nccl.has_stream_per_pair else -1
+        device: int = launch.start.device  # type: ignore[union-attr]  # it is a mark on a device
+        call = DeviceCall(launch, self._clock, device, launch.state.queue(peer, device), position)
+        call.id = call.batch = number
+        return call
+
     def waited(self, call: DeviceCall, start: Mark, end: Mark) -> None:
         """Record a wait for ``call`` without its Work; each of several results has a wait."""
         if call.end is None:
@@ -211,8 +233,8 @@ class DeviceCalls:
         self._pending.clear()
         self._unwaited.clear()
         self._streams.forget()
-        if self.hidden_ends is not None:
-            self.hidden_ends.stop()
+        if self.resolved.hidden_ends is not None:
+            self.resolved.hidden_ends.stop()
 
     def unfinished(self) -> list[Launch]:
         pending = [*list(self._pending.values()), *(tuple(calls) for calls in list(self._unwaited.values()))]
@@ -278,20 +300,17 @@ class DeviceCalls:
             self._remember(work, calls)
 
     def _returned(self, calls: tuple[DeviceCall, ...]) -> None:
-        if self.hidden_ends is not None:
-            now = self.hidden_ends.system_ns()
-            for call in calls:
-                call.returned_at = now
+        now = self._clock.host_ns()
+        for call in calls:
+            call.handed_on = now
+        if self.resolved.hidden_ends is not None:
+            self.resolved.hidden_ends.returned(calls)
 
     def _ran_on_current_stream(self, calls: tuple[DeviceCall, ...]) -> None:
         first = calls[0]
         end = self._clock.mark(first.device)
-        for call in reversed(calls):
-            call.queue.withdraw(call)
         for call in calls:
-            call.queue = call.queue.on_job_streams
-            call.position, call.end = call.queue.next_position(), end
-            call.holder = None  # its end is known
+            call.queue, call.end = call.queue.on_job_streams, end
             self._ended(call)
         self._stalled_on(first, first.launch.start, end)
 
@@ -315,7 +334,7 @@ class DeviceCalls:
 
     def _ended(self, call: DeviceCall) -> None:
         kind = schema.P2P if call.launch.operation.is_p2p else schema.COLLECTIVE
-        self._tracer.append((device_call_rows, kind, call))
+        self._tracer.append((self.resolved.resolve, kind, call))
 
 
 def _runs_on_current_stream(call: DeviceCall) -> bool:
@@ -339,14 +358,14 @@ class StreamWaits:
     other stream's work between communication and event: a copy, a division of gradients.
     """
 
-    def __init__(self, tracer: Tracer, clock: CudaClock) -> None:
+    def __init__(self, tracer: Tracer, clock: DeviceTiming) -> None:
         self._tracer = tracer
         self._clock = clock
         self._latest: dict[tuple[int, int], DeviceCall] = {}
 
     def computes(self, mark: Mark) -> bool:
         """Return whether the mark is on the stream that computes: that of the step's begin, or of an open phase."""
-        return not isinstance(mark, CudaMark) or self._is_computing(mark.device, mark.stream)
+        return not is_on_device(mark) or self._is_computing(mark.device, mark.stream)
 
     def passes(self, mark: CudaMark, call: DeviceCall) -> None:
         """Note that the stream of ``mark`` has run ``call`` or waited for it."""
@@ -396,7 +415,7 @@ class StreamWaits:
     def _recorded(self, event: object, stream: torch.cuda.Stream | None) -> None:
         if stream is None:
             stream = self._clock.current_stream()
-        call = self._latest.get((stream.device_index, stream.stream_id))
+        call = self._latest.get((stream.device_index, self._clock.stream_number(stream)))
         if call is not None and not call.is_joined:
             setattr(event, _STANDS_FOR, call)
         elif getattr(event, _STANDS_FOR, None) is not None:
@@ -404,10 +423,10 @@ class StreamWaits:
 
     def _is_computing(self, device: int, stream: int) -> bool:
         step, span = self._tracer.step_start, self._tracer.innermost
-        marks = [step] if isinstance(step, CudaMark) and step.device == device else []
+        marks = [step] if is_on_device(step) and step.device == device else []
         has_step = bool(marks)
         while span is not None:
-            if span.kind in _COMPUTES and isinstance(span.start, CudaMark) and span.start.device == device:
+            if span.kind in _COMPUTES and is_on_device(span.start) and span.start.device == device:
                 marks.append(span.start)
             span = span.outer
         return any(mark.stream == stream for mark in marks) or (stream == _DEFAULT_STREAM and not has_step)
@@ -423,12 +442,12 @@ class StreamWaits:
             return None
         if stream is None:
             stream = self._clock.current_stream()
-        device, number = stream.device_index, stream.stream_id
+        device, number = stream.device_index, self._clock.stream_number(stream)
         if not self._is_computing(device, number):
             self._passes(device, number, call)
             return None
         start = self._clock.mark(device)
-        return start if isinstance(start, CudaMark) and start.stream == number else None
+        return start if is_on_device(start) and start.stream == number else None
 
     def _waited(self, call: DeviceCall, start: CudaMark) -> None:
         tracer = self._tracer

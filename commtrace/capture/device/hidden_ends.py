@@ -10,17 +10,26 @@ from __future__ import annotations
 import importlib
 import json
 import statistics
+import sys
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
+
+import numpy as np
 
 from commtrace.capture.collectives.operations import LEGACY
 from commtrace.capture.device.clock import now_ns
-from commtrace.capture.records import SHORTEST_STALL_NS, DeviceCall, Entry, Placed, communication_row, ended_at
+from commtrace.capture.device.facts import Facts, Handed, Part, dropped_on_failure, rows_of
+from commtrace.capture.device.placement import UNMEASURED, Calls, Placed, Placement
+from commtrace.capture.records import DeviceCall, Entry
 from commtrace.capture.tracer import Tracer
+from commtrace.identity import clock_anchor
 from commtrace.trace import schema
+from commtrace.trace.metadata import ClockAnchor
 from commtrace.trace.schema import Row, mark_row
+from commtrace.trace.spans import Bool
 
 PART: Final = "true ends of hidden communication"
 
@@ -29,6 +38,7 @@ HOLD_NS: Final = 5_000_000_000
 ANSWER_NS: Final = 1_500_000_000
 """Delay of the last question after the end of the recording. torch's nccl2 looks once a second what has ended."""
 MOST_HELD: Final = 20_000
+_NEVER: Final = sys.maxsize
 
 
 class CompletionTimes(Protocol):
@@ -38,21 +48,8 @@ class CompletionTimes(Protocol):
     def name(self) -> str:
         """Return the name for messages."""
 
-    def durations_ns(self, calls: Sequence[DeviceCall]) -> Mapping[int, int]:
-        """Return the known durations of operations, ns, by the id of the call. Harvester only."""
-
-
-class Held(NamedTuple):
-    """A call whose marks have been passed; ``end`` (ns, like the others) is when it was seen to be over."""
-
-    call: DeviceCall
-    launch: int
-    waited_from: int
-    end: int
-
-    @property
-    def ends_exactly(self) -> bool:
-        return ended_at(self.call, self.launch, self.waited_from, self.end)
+    def durations_ns(self, calls: Sequence[Handed]) -> Mapping[int, int]:
+        """Return the known durations, ns, by the id of the call; ``calls`` have the system's time. Harvester only."""
 
 
 class HiddenEnds:
@@ -61,15 +58,18 @@ class HiddenEnds:
     def __init__(
         self,
         tracer: Tracer,
+        placement: Placement,
         times: CompletionTimes,
         host_ns: Callable[[], int] = now_ns,
-        system_ns: Callable[[], int] = time.time_ns,
+        anchor: Callable[[], ClockAnchor] = clock_anchor,
     ) -> None:
         self._tracer = tracer
+        self._placement = placement
         self._times = times
         self._host_ns = host_ns
-        self.system_ns = system_ns
-        self._held: list[Held] = []
+        self._anchor = anchor
+        self._held: list[Part] = []
+        self._since = _NEVER  # the id of the first call in detail that is held
         self._ask_at: int | None = None
         self._stop_at: int | None = None
         self._is_off = False
@@ -78,26 +78,54 @@ class HiddenEnds:
 
     def follow(self, call: DeviceCall) -> None:
         """Have ``call``, which is about to be launched, held back later. On the training thread."""
-        step = call.launch.coordinates.step
-        if not self._is_off and self._tracer.is_in_window(step):
-            call.holder = self
-            call.launched_at = self.system_ns()
+        if not self._is_off and self._tracer.is_in_window(call.launch.coordinates.step):
+            call.launched_at = self._host_ns()
 
-    def hold(self, call: DeviceCall, launch: int, waited_from: int, end: int) -> bool:
-        """Take a call whose marks have been passed; return False if its row is to be made at once. Harvester only."""
+    def returned(self, calls: Sequence[DeviceCall]) -> None:
+        """Note that the backend has got ``calls``. On the training thread."""
+        if any(call.launched_at for call in calls):
+            now = self._host_ns()
+            for call in calls:
+                call.returned_at = now
+
+    def hold(self, calls: Calls, facts: Facts) -> Bool:
+        """Hold calls back that are in detail, and what was launched behind one; return which. Harvester only."""
         now = self._host_ns()
-        if self._is_off or len(self._held) >= MOST_HELD or (self._stop_at is not None and now >= self._stop_at):
-            return False
-        self._held.append(Held(call, launch, waited_from, end))
+        is_over = self._is_off or (self._stop_at is not None and now >= self._stop_at)
+        in_detail = calls.id[facts.is_in_detail]
+        since = min(self._since, int(in_detail.min()) if len(in_detail) else _NEVER)
+        # Where those behind began is known when the ends of these are.
+        held = np.asarray(calls.id >= since)
+        if is_over or not held.any() or sum(len(part) for part, _ in self._held) + held.sum() > MOST_HELD:
+            return np.zeros(len(calls), np.bool_)
+        self._since = since
+        self._held.append((calls.take(held), facts.take(held)))
         # An entry that found the buffer full was dropped: it is made again.
         if self._ask_at is None or now >= self._ask_at + HOLD_NS:
             self._ask_at = now + HOLD_NS
-            self._tracer.append((self._rows, schema.MARK))
-        return True
+            self._tracer.append((self._rows, ()))
+        return held
 
     def stop(self) -> None:
         """Ask soon, for the last time: the recording ends."""
         self._stop_at = self._host_ns() + ANSWER_NS
+
+    def release(self) -> list[Row]:
+        """Return the rows of all calls that are held back, with the durations that are known. Harvester only."""
+        held, self._held, self._ask_at, self._since = self._held, [], None, _NEVER
+        if not held:
+            return []
+        before = self._host_ns()
+        durations = self._durations([handed for _, facts in held for handed in facts.handed() if handed.returned_at])
+        took_ns = self._host_ns() - before
+        calls = Calls.concatenate([part for part, _ in held])
+        known = [durations.get(number, UNMEASURED) for number in calls.id.tolist()]
+        calls = replace(calls, duration=np.array(known, np.int64))
+        with dropped_on_failure(held, self._tracer.recorder):
+            placed = self._placement.place(calls)
+            rows = rows_of(held, placed)
+        detail = {"source": self._times.name, **compare(calls, placed)._asdict(), "took_ns": took_ns}
+        return [*rows, mark_row("hidden_ends", detail)]
 
     def _switch_off(self) -> None:
         self._is_off = True
@@ -106,18 +134,18 @@ class HiddenEnds:
         now, ask_at = self._host_ns(), self._ask_at or 0
         if not self._is_off and now < min(ask_at, self._stop_at or ask_at):
             return None
-        held, self._held, self._ask_at = self._held, [], None
-        durations = self._durations([one.call for one in held])
-        took_ns = self._host_ns() - now
-        rows, comparison = placed(held, durations)
-        detail = {"source": self._times.name, **comparison._asdict(), "took_ns": took_ns}
-        return [*rows, mark_row("hidden_ends", detail)]
+        return self.release()
 
-    def _durations(self, calls: Sequence[DeviceCall]) -> Mapping[int, int]:
+    def _durations(self, calls: Sequence[Handed]) -> Mapping[int, int]:
         if self._is_off:
             return {}
         try:
-            durations = self._times.durations_ns(calls)
+            anchor = self._anchor()
+            offset_ns = anchor.realtime_ns - anchor.monotonic_ns
+            durations = self._times.durations_ns([
+                call._replace(launched_at=call.launched_at + offset_ns, returned_at=call.returned_at + offset_ns)
+                for call in calls
+            ])  # fmt: skip
         except Exception as error:
             self._tracer.failed(PART, error)
             return {}
@@ -141,49 +169,22 @@ class Comparison(NamedTuple):
     largest_difference_ns: int | None
 
 
-def placed(held: Sequence[Held], durations: Mapping[int, int]) -> tuple[list[Row], Comparison]:
-    """Return the rows of calls of any queues, by the known durations (ns, by the id of the call), and a comparison."""
-    rows: list[Row] = []
-    hidden = known = refused = 0
-    differences: list[int] = []
-    bound: dict[int, int] = {}
-    bounds: dict[int, int] = {}
-    ordered = sorted(held, key=lambda one: one.call.position)
-    for one in reversed(ordered):  # What was launched later on the same stream ended later.
-        stream = id(one.call.queue)
-        bounds[one.call.id] = bound[stream] = min(bound.get(stream, one.end), one.end)
-    for one in ordered:
-        call, queue = one.call, one.call.queue
-        before, duration = queue.before(call), durations.get(call.id)
-        starts_with = None if before is None else _start(one.launch, before)
-        start, end = max(one.launch, queue.known_end), bounds[call.id]
-        place = queue.of_batch(call)
-        if place is None and one.ends_exactly:
-            place = Placed(min(start, end), end, True, call.clock.timing)
-            if duration is not None and starts_with is not None:
-                differences.append(abs(end - starts_with - duration))
-        elif place is None:
-            hidden += 1
-            place = Placed(min(start, end), end, False, schema.UNKNOWN_TIMING)
-            if duration is not None and starts_with is not None:
-                if starts_with + duration <= end + SHORTEST_STALL_NS:
-                    place = Placed(starts_with, starts_with + duration, True, schema.NCCL_TIMING)
-                    known += 1
-                else:
-                    refused += 1
-        queue.passed(call, place)
-        rows.append(
-            communication_row(call.launch, place.start, place.end, call.id, place.timing, False, call.op_in_seq)
-        )
-    median = round(statistics.median(differences)) if differences else None
-    return rows, Comparison(hidden, known, refused, len(differences), median, max(differences, default=None))
-
-
-def _start(launch: int, before: Placed) -> int | None:
-    """Return the start of an operation; None if the one before it on its stream may have run until later."""
-    if before.is_exact:
-        return max(launch, before.end)
-    return launch if before.end <= launch else None
+def compare(calls: Calls, placed: Placed) -> Comparison:
+    """Count what durations say of operations; a bracket is one."""
+    _, launches = np.unique(calls.batch, return_index=True)
+    timing, measured_end, end = placed.timing[launches], placed.measured_end[launches], placed.end[launches]
+    is_told = measured_end != UNMEASURED
+    known, bound = timing == schema.NCCL_TIMING, timing == schema.UNKNOWN_TIMING
+    compared = is_told & ~known & ~bound
+    differences = np.abs(end - measured_end)[compared].tolist()
+    return Comparison(
+        hidden=int((known | bound).sum()),
+        known=int(known.sum()),
+        refused=int((bound & is_told).sum()),
+        compared=len(differences),
+        median_difference_ns=round(statistics.median(differences)) if differences else None,
+        largest_difference_ns=max(differences, default=None),
+    )
 
 
 _ENTRIES: Final = '"entries":['
@@ -210,12 +211,12 @@ class FlightRecorder:
     def __init__(self, dump: Callable[[str], bytes] | None = None) -> None:
         self._dump = dump or dump_of
 
-    def durations_ns(self, calls: Sequence[DeviceCall]) -> dict[int, int]:
-        found: dict[int, int] = {}
-        for backend in {call.launch.state.nccl.name for call in calls}:
-            own = [call for call in calls if call.launch.state.nccl.name == backend]
-            found.update(match_durations(own, list(entries_of(self._dump(backend)))))
-        return found
+    def durations_ns(self, calls: Sequence[Handed]) -> dict[int, int]:
+        durations: dict[int, int] = {}
+        for backend in {call.backend for call in calls}:
+            of_backend = [call for call in calls if call.backend == backend]
+            durations.update(match_durations(of_backend, list(entries_of(self._dump(backend)))))
+        return durations
 
 
 def dump_of(backend: str) -> bytes:
@@ -252,7 +253,7 @@ def entries_of(dump: bytes) -> Iterator[DumpEntry]:
             time.sleep(0)
 
 
-def match_durations(calls: Sequence[DeviceCall], entries: Sequence[DumpEntry]) -> dict[int, int]:
+def match_durations(calls: Sequence[Handed], entries: Sequence[DumpEntry]) -> dict[int, int]:
     """Return durations by the id of the call: of the one entry that was made while the call was handed on.
 
     Members of a coalescing bracket share a duration. Ambiguous entries are left out, and those that may be overwritten.
@@ -262,14 +263,14 @@ def match_durations(calls: Sequence[DeviceCall], entries: Sequence[DumpEntry]) -
     for entry in entries:
         groups.setdefault(entry.group, []).append(entry)
     created = {group: [entry.created_ns for entry in own] for group, own in groups.items()}
-    batches: dict[int, list[DeviceCall]] = {}
+    batches: dict[int, list[Handed]] = {}
     for call in calls:
         batches.setdefault(call.batch, []).append(call)
     found: dict[int, int] = {}
     returned: dict[str, int] = {}  # by group: when the call before had been handed on
     for members in sorted(batches.values(), key=_launched_at):
         first, last = _launched_at(members), max(call.returned_at for call in members)
-        group = members[0].launch.state.group.name
+        group = members[0].group
         before = returned.get(group, 0)
         returned[group] = max(before, last)
         if group not in groups or first < kept_since or not last:
@@ -285,5 +286,5 @@ def match_durations(calls: Sequence[DeviceCall], entries: Sequence[DumpEntry]) -
     return found
 
 
-def _launched_at(members: Sequence[DeviceCall]) -> int:
+def _launched_at(members: Sequence[Handed]) -> int:
     return min(call.launched_at for call in members)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Final
 
-from commtrace.capture.device.clock import CudaClock, now_ns
+from commtrace.capture.device.clock import DeviceTiming, now_ns
 from commtrace.capture.records import Entry, peak_memory_rows
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
@@ -21,7 +21,7 @@ class PeakMemory:
     by tests/gpu/programs/peak_memory.py.
     """
 
-    def __init__(self, tracer: Tracer, clock: CudaClock, cuda: ModuleType | None = None) -> None:
+    def __init__(self, tracer: Tracer, clock: DeviceTiming, cuda: ModuleType | None = None) -> None:
         if cuda is None:
             import torch
 

@@ -31,7 +31,17 @@ from commtrace.cli.arguments import (
     chosen_workers,
     run_directory,
 )
-from commtrace.cli.output import NODES, UNKNOWN, duration, num_bytes, power_of_two, share, wide_console
+from commtrace.cli.output import (
+    NODES,
+    UNKNOWN,
+    at_least,
+    at_most,
+    duration,
+    num_bytes,
+    power_of_two,
+    share,
+    wide_console,
+)
 from commtrace.cli.output import bandwidth as gigabytes_per_second
 from commtrace.cli.views import print_basis
 from commtrace.trace.json_values import fields_to_json
@@ -193,6 +203,13 @@ def _print(console: Console, rows: Sequence[Communication], by: By) -> None:
     )
     if any(row.bandwidth_time == "duration" for row in rows):
         console.print("* not matched on all members: bytes per duration, waiting included.", style="dim")
+    bounds = sum(row.upper_bounds for row in rows)
+    if bounds:
+        console.print(
+            f"{bounds} calls have only a bound of their start or end. Medians and bandwidths are of the others; "
+            "≤ and ≥: there are no others.",
+            style="dim",
+        )
 
 
 def _words(row: Communication, by: By) -> list[str]:
@@ -204,16 +221,20 @@ def _words(row: Communication, by: By) -> list[str]:
     return [escape(word) for word in words]
 
 
+def _rate(gbps: float | None, row: Communication) -> str:
+    return UNKNOWN if gbps is None else at_least(gigabytes_per_second(gbps), row.bandwidth_is_bound)
+
+
 def _numbers(row: Communication) -> dict[str, str]:
     during = "*" if row.bandwidth_time == "duration" else ""
     return {
         "n": str(row.group_size or "?"),
         "calls": str(row.count),
         "bytes": num_bytes(row.num_bytes),
-        "p50": duration(row.duration_p50_ns),
-        "p99": duration(row.duration_p99_ns),
-        "algbw": UNKNOWN if row.algbw_gbps is None else gigabytes_per_second(row.algbw_gbps) + during,
-        "busbw": UNKNOWN if row.busbw_gbps is None else gigabytes_per_second(row.busbw_gbps) + during,
+        "p50": at_most(duration(row.duration_p50_ns), row.durations_are_bounds),
+        "p99": at_most(duration(row.duration_p99_ns), row.durations_are_bounds),
+        "algbw": _rate(row.algbw_gbps, row) + during,
+        "busbw": _rate(row.busbw_gbps, row) + during,
         "needed": gigabytes_per_second(row.needed_busbw_gbps),
         "exposed": share(row.exposed_ratio),
     }

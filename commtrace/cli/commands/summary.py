@@ -40,6 +40,8 @@ from commtrace.cli.commands.pipeline import print_pipeline
 from commtrace.cli.output import (
     NODES,
     UNKNOWN,
+    at_least,
+    at_most,
     bandwidth,
     duration,
     milliseconds,
@@ -275,10 +277,10 @@ def _print_communication(console: Console, rows: Sequence[Communication]) -> Non
             str(row.group_size or "?"),
             str(row.count),
             num_bytes(row.num_bytes),
-            duration(row.duration_p50_ns),
-            duration(row.duration_p99_ns),
-            bandwidth(row.algbw_gbps) + during,
-            bandwidth(row.busbw_gbps) + during,
+            at_most(duration(row.duration_p50_ns), row.durations_are_bounds),
+            at_most(duration(row.duration_p99_ns), row.durations_are_bounds),
+            at_least(bandwidth(row.algbw_gbps), row.bandwidth_is_bound) + during,
+            at_least(bandwidth(row.busbw_gbps), row.bandwidth_is_bound) + during,
             share(row.exposed_ratio),
             share(row.wait_ns, total),
         )
@@ -290,8 +292,8 @@ def _print_communication(console: Console, rows: Sequence[Communication]) -> Non
     bounds = sum(row.upper_bounds for row in rows)
     if bounds:
         note += (
-            f"\nThe end of {bounds} calls, for which no rank stalled, is known only as an upper bound, and so is "
-            "their hidden time (docs/gpu-validation.md)."
+            f"\n{bounds} calls have only a bound of their start or end (docs/gpu-validation.md), and of their hidden "
+            "time.\nMedians and bandwidths are of the others; ≤ and ≥: there are no others."
         )
     if alone:
         note += f"\nLeft out: {alone} calls on groups of one rank, which send nothing."

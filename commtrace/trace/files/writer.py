@@ -240,9 +240,7 @@ class SegmentWriter:
         if len(batch.spans):
             details = pa.concat_arrays([details, pa.nulls(len(batch.spans), pa.string())])
         arrays = [
-            details
-            if field.name == "detail"
-            else self._column(field, getattr(columns, field.name), names)
+            details if field.name == "detail" else self._column(field, getattr(columns, field.name), names)
             for field in schema.SCHEMA
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=schema.SCHEMA)

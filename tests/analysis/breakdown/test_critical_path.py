@@ -316,3 +316,11 @@ def test_a_rank_that_recorded_nothing_then_was_not_idle_but_unknown() -> None:
     rows[1] = [span("step", 80, 110), *rows[1][4:]]
 
     assert path_of(rows)[:2] == [Piece(0, 80, 1, "unknown"), Piece(80, 90, 1, "host")]
+
+
+def test_a_transfer_that_began_at_a_bound_is_uncertain() -> None:
+    rows = reduced(rank_0_arrives=60, rank_1_arrives=90)
+    rows[1][4]["start_exact"] = False
+
+    assert path_of(rows)[3] == Piece(90, 100, 0, "transfer", "dp", uncertain=True)
+    assert sum(piece.ns for piece in path_of(rows)) == 120

@@ -26,7 +26,7 @@ def test_calls_of_one_power_of_two_share_a_bin() -> None:
     rows = reduces([1_024, 1_536, 2_048], [512, 512, 256])
     found = measured(make_run({0: rows, 1: rows}, [PAIR]))
 
-    small, large = SizeBin("dp", "all_reduce", 2, 1, 10, True), SizeBin("dp", "all_reduce", 2, 1, 11, True)
+    small, large = (SizeBin("dp", "all_reduce", 2, 1, power, True, False) for power in (10, 11))
     assert {key: (len(own.busbw_gbps), own.num_bytes) for key, own in found.bins.items()} == {
         small: (4, 2 * 1_024 + 2 * 1_536),
         large: (2, 2 * 2_048),
@@ -50,6 +50,14 @@ def test_calls_that_were_not_matched_are_apart_for_they_hold_waits() -> None:
 
     assert not key.is_matched
     assert own.busbw_gbps.median() == 2.0
+
+
+def test_calls_of_bounds_are_apart_from_those_of_exact_times() -> None:
+    rows = reduces([1_024, 1_024], [512, 256])
+    rows[2]["end_exact"] = False
+    found = measured(make_run({0: rows, 1: rows}, [PAIR]))
+
+    assert {key.is_bound: own.busbw_gbps.median() for key, own in found.bins.items()} == {False: 2.0, True: 4.0}
 
 
 def test_what_is_quicker_than_the_clocks_error_between_nodes_is_left_out() -> None:

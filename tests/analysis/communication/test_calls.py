@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from commtrace.analysis.communication.calls import Calls, CallSums, Moved, sum_calls, sum_stalls
 
 ALL_TO_ALL = 2
+FLAGS = ("finished", "complete", "mismatched", "duration_exact", "transfer_exact")
+EXACT = {name: np.ones(3, np.bool_) for name in ("duration_exact", "transfer_exact")}
 
 
 def made(count: int, seed: int) -> Calls:
@@ -19,7 +21,7 @@ def made(count: int, seed: int) -> Calls:
     columns["calls"] = np.ones(count, np.int64)
     columns["name"] = random.integers(0, 4, count)
     columns["self_bytes"] = random.integers(-1, 3, count)
-    flags = {name: random.random(count) < 0.7 for name in ("finished", "complete", "mismatched")}
+    flags = {name: random.random(count) < 0.7 for name in FLAGS}
     return Calls(**{**columns, **flags})
 
 
@@ -30,7 +32,7 @@ def summed(calls: Calls) -> CallSums:
 
 def found(sums: CallSums) -> list[object]:
     return [
-        sorted(np.concatenate(value.parts).tolist()) if name == "durations" else value
+        sorted(np.concatenate(value.parts).tolist()) if name.endswith("_durations") else value
         for name in CallSums.__slots__
         for value in (getattr(sums, name),)
     ]
@@ -56,6 +58,7 @@ def test_of_an_uneven_all_to_all_only_what_goes_to_others_moves() -> None:
         "finished": np.array([True, True, False]),
         "complete": np.array([False, True, True]),
         "transfer": np.array([1, 2, 3]),
+        **EXACT,
     }
     sums = summed(
         Calls(**{column.name: columns.get(column.name, getattr(calls, column.name)) for column in fields(Calls)})
@@ -87,6 +90,7 @@ def test_calls_of_unknown_size_count_and_move_nothing() -> None:
         "finished": np.ones(3, np.bool_),
         "complete": np.ones(3, np.bool_),
         "transfer": np.array([1, 2, 3]),
+        **EXACT,
     }
     sums = summed(
         Calls(**{column.name: columns.get(column.name, getattr(calls, column.name)) for column in fields(Calls)})

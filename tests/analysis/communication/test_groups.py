@@ -95,3 +95,13 @@ def test_calls_are_those_of_the_table_by_group() -> None:
     )
 
     assert measure_groups(analysis).calls.table(analysis.run) == by_group
+
+
+def test_bounds_of_starts_are_not_compared_and_have_no_speed() -> None:
+    exact, bound = (
+        measure_groups(analyse(three_ranks([(0, 10, 30)] * 3, bytes=MIB, start_exact=is_exact), "0"))
+        for is_exact in (True, False)
+    )
+
+    assert (exact.compared, len(exact.speeds)) == ({EVERYONE.id: 3}, 1)
+    assert (bound.compared, bound.arrivals, bound.speeds) == ({}, {}, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -124,3 +125,15 @@ def test_what_is_usual_is_the_upper_quartile_of_the_others(links: list[Link]) ->
 )
 def test_no_link_is_named(links: list[Link]) -> None:
     assert find_slow_links(links) is None
+
+
+@pytest.mark.parametrize("column", ["start_exact", "end_exact"])
+def test_bounds_say_nothing_of_a_link(column: str) -> None:
+    """Of four messages from a to b one seems to take four times as long."""
+    run = exchange({(0, 1): MIB}, calls=4)
+    spans = run.ranks[1].spans
+    last = np.arange(4) == 3
+    bound = spans.replace(end=spans.end + last * 3 * MIB, **{column: ~last})
+    changed = {**run.ranks, 1: replace(run.ranks[1], spans=bound)}
+
+    assert links_of(replace(run, ranks=changed)) == [link("a", "b", 1.0)]

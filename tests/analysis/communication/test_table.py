@@ -4,10 +4,14 @@ import numpy as np
 import pytest
 
 from commtrace.analysis.breakdown.partition import partition
-from commtrace.analysis.communication.table import Communication, Detail, communication_table
+from commtrace.analysis.communication.table import (
+    Communication,
+    Detail,
+    communication_table,
+    with_exact_rates,
+)
 from commtrace.analysis.matching.match import match
 from commtrace.analysis.matching.roles import find_roles
-from commtrace.trace import schema
 from commtrace.trace.run import Run
 from tests.factory import Row, collective, group, make_run, p2p, span, stall
 from tests.pipeline_factory import PipelineJob
@@ -44,6 +48,7 @@ def test_a_row_computed_by_hand() -> None:
         "algbw_gbps": 2_400 / 800,  # two calls of 1200 bytes, 400 ns of transfer each
         "busbw_gbps": 2_400 / 800,
         "bandwidth_time": "transfer",
+        "bandwidth_is_bound": False,
         "needed_busbw_gbps": None,  # no rank computed
         "exposed_ns": 900,
         "exposed_ratio": 900 / 1_100,
@@ -291,14 +296,77 @@ def test_nothing_communicated_is_an_empty_table() -> None:
     assert table(make_run({0: step(span("forward", 0, 10))})) == {}
 
 
+def in_flight(*exact: tuple[bool, bool]) -> Run:
+    """Two ranks with calls of 100 ns and 1200 bytes one after another; by call, whether start and end are exact."""
+    calls = [
+        collective(
+            "all_reduce", PAIR, seq, 100 * seq, 100 * seq + 100, id=seq, bytes=1_200, start_exact=start, end_exact=end
+        )
+        for seq, (start, end) in enumerate(exact)
+    ]
+    return make_run({rank: step(*calls) for rank in (0, 1)}, [PAIR])
+
+
 def test_an_end_that_nothing_measured_is_counted_as_an_upper_bound() -> None:
     """Of four calls behind compute two are over at an unknown time; one is stalled on to its end, one measured."""
-    unknown, measured = schema.UNKNOWN_TIMING, schema.NCCL_TIMING
     calls = [
-        collective("all_reduce", PAIR, seq, 100 * seq, 100 * seq + 50, id=seq, is_async=True, timing=timing)
-        for seq, timing in enumerate((unknown, unknown, unknown, measured))
+        collective("all_reduce", PAIR, seq, 100 * seq, 100 * seq + 50, id=seq, is_async=True, end_exact=seq > 1)
+        for seq in range(4)
     ]
     run = make_run({0: step(*calls, stall(calls[2], 200, 250))}, [PAIR], world_size=2)
 
     row = table(run)["dp", "all_reduce"]
     assert (row.count, row.upper_bounds, row.hidden_ns) == (4, 2, 150)
+    assert not row.durations_are_bounds
+
+
+@pytest.mark.parametrize("bound", [(False, True), (True, False), (False, False)])
+def test_medians_and_bandwidths_are_of_exact_calls_if_there_are_any(bound: tuple[bool, bool]) -> None:
+    mixed = make_run(
+        {
+            rank: step(
+                collective("all_reduce", PAIR, 0, 0, 100, bytes=1_200),
+                collective("all_reduce", PAIR, 1, 100, 900, bytes=1_200, start_exact=bound[0], end_exact=bound[1]),
+            )
+            for rank in (0, 1)
+        },
+        [PAIR],
+    )
+
+    row = table(mixed)["dp", "all_reduce"]
+
+    assert (row.busbw_gbps, row.bandwidth_time, row.bandwidth_is_bound) == (12.0, "transfer", False)
+    assert (row.duration_p50_ns, row.duration_max_ns, row.durations_are_bounds) == (100, 100, False)
+    assert (row.count, row.upper_bounds, row.duration_sum_ns) == (4, 2, 1_800)
+
+
+def test_of_bounds_alone_the_rates_are_lower_bounds_and_say_so() -> None:
+    row = table(in_flight((False, True), (True, False)))["dp", "all_reduce"]
+
+    assert (row.busbw_gbps, row.bandwidth_is_bound) == (12.0, True)
+    assert (row.duration_p50_ns, row.durations_are_bounds, row.upper_bounds) == (100, True, 4)
+
+
+def test_the_bound_of_one_member_makes_the_transfer_of_all_a_bound() -> None:
+    """Rank 1 began then or later: how long rank 0 waited for it is not known, but how long it was in flight is."""
+    mine = collective("all_reduce", PAIR, 0, 100, 800, bytes=1_200)
+    theirs = collective("all_reduce", PAIR, 0, 400, 800, bytes=1_200, start_exact=False)
+
+    row = table(make_run({0: step(mine), 1: step(theirs)}, [PAIR]))["dp", "all_reduce"]
+
+    assert (row.busbw_gbps, row.bandwidth_time, row.bandwidth_is_bound) == (3.0, "transfer", True)
+    assert (row.duration_p50_ns, row.upper_bounds) == (700, 1)
+    assert row.wait_ns == 300  # at least: that of rank 1 is not known
+
+
+def test_without_bounds_nothing_is_called_one() -> None:
+    row = table(in_flight((True, True), (True, True)))["dp", "all_reduce"]
+
+    assert (row.upper_bounds, row.bandwidth_is_bound, row.durations_are_bounds) == (0, False, False)
+
+
+def test_rows_of_bounds_do_not_stand_for_a_role_that_has_others() -> None:
+    exact, bound = (table(in_flight((end, end)))["dp", "all_reduce"] for end in (True, False))
+
+    assert with_exact_rates([exact, bound]) == [exact]
+    assert with_exact_rates([bound]) == [bound]

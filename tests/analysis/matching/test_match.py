@@ -265,3 +265,51 @@ def test_nobody_is_to_blame_for_what_was_not_seen() -> None:
     run = make_run({0: [collective("all_reduce", world, 0, 0, 50)]}, [world], world_size=2)
 
     assert blame_ns(run, match(run)) == {}
+
+
+def test_the_bound_of_a_start_makes_the_arrival_of_the_last_one_a_bound_for_all() -> None:
+    rows = {
+        rank: [
+            collective("all_reduce", PAIR, 0, 10 * rank, 50, start_exact=rank == 0),
+            collective("all_reduce", PAIR, 1, 60 + rank, 90, end_exact=rank == 0),
+        ]
+        for rank in (0, 1)
+    }
+    run = make_run(rows, [PAIR])
+    first, second = match(run).ranks.values()
+
+    assert first.ready_exact.tolist() == second.ready_exact.tolist() == [False, True]
+    assert first.transfer_exact(run.ranks[0].spans).tolist() == [False, True]
+    assert second.transfer_exact(run.ranks[1].spans).tolist() == [False, False]
+    # Rank 0 waited until 10 at least. How long rank 1 waited is not known, and it is no wait for anybody.
+    assert first.wait_ns(run.ranks[0].spans).tolist() == [10, 1]
+    assert second.wait_ns(run.ranks[1].spans).tolist() == [0, 0]
+    assert blame_ns(run, match(run)) == {1: 11}
+
+
+def test_a_stall_knows_whether_its_communication_has_an_exact_arrival() -> None:
+    late = collective("all_reduce", PAIR, 0, 0, 50, id=1, start_exact=False)
+    known = collective("all_reduce", PAIR, 1, 60, 90, id=2)
+    own = match(make_run({rank: [late, stall(late, 20, 50), known, stall(known, 60, 90)] for rank in (0, 1)}, [PAIR]))
+
+    assert own.ranks[0].stall_ready_exact.tolist() == [True, False, True, True]
+
+
+def test_members_of_a_bracket_share_what_is_known_of_their_start() -> None:
+    """They run together: what is a bound for one is a bound for all."""
+    send, receive = p2p("send", PAIR, 1, 0, 10, 90, id=1), p2p("recv", PAIR, 1, 0, 10, 90, id=2, op_in_seq=1)
+    rows = {
+        0: [send, receive],
+        1: [p2p("recv", PAIR, 0, 0, 5, 90, id=1), p2p("send", PAIR, 0, 0, 50, 90, id=2, start_exact=False)],
+    }
+
+    assert match(make_run(rows, [PAIR])).ranks[0].ready_exact.tolist() == [False, False]
+
+
+def test_without_common_clocks_the_shortest_duration_must_be_exact() -> None:
+    rows = {0: [collective("all_reduce", PAIR, 0, 0, 50)], 1: [collective("all_reduce", PAIR, 0, 30, 50)]}
+    nodes = {0: "a", 1: "b"}
+    assert only(make_run(rows, [PAIR], nodes=nodes), 0, clocks_agree=False)["ready_exact"]
+    rows[1][0]["end_exact"] = False
+    assert not only(make_run(rows, [PAIR], nodes=nodes), 0, clocks_agree=False)["ready_exact"]
+    assert only(make_run(rows, [PAIR], nodes=nodes), 0)["ready_exact"]

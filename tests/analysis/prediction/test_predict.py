@@ -192,3 +192,21 @@ def test_a_run_that_lacks_ranks_is_refused() -> None:
 
     with pytest.raises(CommtraceError, match="Only 6 of 8 ranks"):
         predicted(replace(run, ranks=ranks))
+
+
+def test_what_a_faster_network_saves_of_bounds_is_said_to_be_one() -> None:
+    run = JOB.run()
+    hidden = {
+        rank: replace(trace, spans=trace.spans.replace(end_exact=trace.spans.name != run.name_code("all_reduce")))
+        for rank, trace in run.ranks.items()
+    }
+    changes: dict[str, Any] = {"bandwidth": (BandwidthChange("dp", 2.0),)}
+    exact, bound = predicted(run, **changes), predicted(replace(run, ranks=hidden), **changes)
+
+    assert exact.predicted_ns == bound.predicted_ns
+    (said,) = set(bound.assumptions) - set(exact.assumptions)
+    assert said.startswith("Some transfers of dp all_reduce are upper bounds")
+    assert (
+        predicted(replace(run, ranks=hidden), bandwidth=(BandwidthChange("pp", 2.0),)).assumptions
+        == predicted(run, bandwidth=(BandwidthChange("pp", 2.0),)).assumptions
+    )

@@ -14,7 +14,9 @@ from tests.capture.recording import Recording, fake_backend
 
 def skipping(*roles: str) -> Recording:
     recording = Recording()
-    recording.tracer = Tracer(recording.recorder, groups=GroupRegistry(roles))
+    native = recording.native
+    groups = GroupRegistry(roles, None if native is None else native.make_counters)
+    recording.tracer = Tracer(recording.recorder, groups=groups, native=native)
     return recording
 
 

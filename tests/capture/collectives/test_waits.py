@@ -27,7 +27,7 @@ def alone(request: pytest.FixtureRequest) -> Iterator[Recording]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     before = (dist.Work.__dict__["get_future"], torch._C.Future.__dict__["wait"])
     with recording.capturing(clock) as capture:
-        uninstall = installed(FutureWaits(recording.tracer, capture.pending, capture.devices))
+        uninstall = installed(FutureWaits(recording.tracer, capture.pending, capture.devices, capture.surrendered))
         try:
             yield recording
         finally:

@@ -13,6 +13,8 @@ from commtrace.trace import schema
 from tests.capture.recording import Recording
 from tests.capture.simulated_cuda import MICROSECOND, MILLISECOND, SimulatedCuda
 
+pytestmark = pytest.mark.engine("python")
+
 
 @pytest.fixture
 def cuda() -> SimulatedCuda:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,8 +20,11 @@ from commtrace.capture.collectives.process_groups import ProcessGroupCapture
 from commtrace.capture.collectives.untraced_paths import CAPTURED_COMMUNICATION
 from commtrace.capture.device.clock import CudaClock
 from commtrace.capture.device.device_calls import DeviceCalls
+from commtrace.capture.device.facts import CallFacts
+from commtrace.capture.device.placement import Calls, Placed
 from commtrace.capture.records import Launch, next_id
 from commtrace.trace import schema
+from commtrace.trace.schema import Row
 from tests.capture.recording import Recording
 from tests.capture.simulated_cuda import MICROSECOND, MILLISECOND, SimulatedCuda
 from tests.capture.simulated_nccl import SimulatedNccl, options, tensor
@@ -36,8 +40,8 @@ class Job:
         self.cuda = SimulatedCuda()
         self.nccl = SimulatedNccl(self.cuda, backend)
         self.nccl.take_the_place_of(dist.ProcessGroup, monkeypatch)
-        self.clock = CudaClock(self.cuda, self.cuda, self.cuda.host_ns)
-        self.recording = Recording(self.clock)
+        self.recording = Recording(cuda=self.cuda)
+        self.clock: Any = self.recording.device_clock
         self.group: Any = distributed_c10d._get_default_group()
         self.capture: ProcessGroupCapture | None = None
 
@@ -229,6 +233,7 @@ def test_an_operation_hidden_behind_compute_has_no_known_end(job: Job) -> None:
 
     (row,) = job.recording.communications()
     assert (row.start, row.end, row.timing) == (job.nccl.intervals[0][0], waited, UNKNOWN)
+    assert (row.start_exact, row.end_exact) == (False, False)  # What ran before the first one is not known.
     (stall,) = job.recording.stalls()
     assert stall.start == stall.end
 
@@ -245,6 +250,83 @@ def test_operations_of_one_stream_start_when_the_one_before_ends(job: Job) -> No
     assert second[1] == third[0]
     assert job.intervals() == job.nccl.intervals
     assert job.timings() == [CUDA] * 3
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+def test_what_was_launched_while_a_hidden_operation_was_in_flight_has_no_exact_start(job: Job) -> None:
+    """Three at once, hidden but for the last."""
+    job.all_reduce(asynchronous=False)
+    works = [job.all_reduce(asynchronous=True) for _ in range(3)]
+    job.compute(2 * MILLISECOND + MILLISECOND // 4)
+    for work in works:
+        work.wait()
+    job.all_reduce(asynchronous=False)
+    job.finish()
+
+    rows = job.recording.communications()
+    assert [(row.start_exact, row.end_exact, row.timing) for row in rows] == [
+        (False, True, CUDA),  # nobody knows what the communicator did before
+        (True, False, UNKNOWN), (False, False, UNKNOWN), (False, True, CUDA), (True, True, CUDA),
+    ]  # fmt: skip
+    for row, (start, end) in zip(rows, job.nccl.intervals, strict=True):
+        assert row.start == start if row.start_exact else row.start <= start
+        assert row.end == end if row.end_exact else row.end >= end
+    assert rows[3].start < job.nccl.intervals[3][0], "two milliseconds early"
+
+
+def test_behind_a_pause_of_the_recording_no_start_is_exact(job: Job) -> None:
+    tracer = job.recording.tracer
+    for _ in range(2):
+        job.all_reduce(asynchronous=False)
+    tracer.recording = False
+    job.all_reduce(asynchronous=True)
+    tracer.begin_step()
+    for _ in range(2):
+        job.all_reduce(asynchronous=False)
+    job.finish()
+
+    assert [row.start_exact for row in job.recording.communications()] == [False, True, False, True]
+
+
+def test_operations_that_cannot_be_placed_count_as_dropped(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_calls: Calls) -> Any:
+        raise ArithmeticError
+
+    job.all_reduce(asynchronous=False)
+    job.group.send([tensor(8)], 2, 0).wait()
+    job.finish()
+    with monkeypatch.context() as patched:
+        patched.setattr(job.devices.resolved.placement, "place", fail)
+        assert [row.kind for row in job.recording.rows()] == [schema.STALL] * 2
+    job.all_reduce(asynchronous=False)
+    job.finish()
+
+    assert len(job.recording.communications()) == 1
+    assert job.recording.recorder.dropped == {"collective": 1, "p2p": 1}
+
+
+@pytest.mark.engine("python")
+def test_whole_columns_are_placed_together_with_the_calls_of_the_pass(job: Job) -> None:
+    """Another source knows of the operation that the communicator ran right before."""
+
+    class Facts(CallFacts):
+        def rows(self, placed: Placed) -> list[Row]:
+            ((start, end),) = zip(placed.start.tolist(), placed.end.tolist(), strict=True)
+            return [Row(schema.COLLECTIVE, "of_columns", schema.COMMUNICATION, start, end)]
+
+    work = job.all_reduce(asynchronous=True)
+    (call,) = job.devices._pending[id(work)]
+    call.position = 1
+    work.wait()
+    job.finish()
+    launch = job.nccl.intervals[0][0] - 9
+    columns = (call.id - 1, call.id - 1, call.queue.number, 0, launch, launch, launch + 5, 0, 1, 0, -1)
+    job.devices.resolved.add(Calls(*(np.array([value]) for value in columns)), Facts([call]))
+
+    rows = job.recording.communications()
+    assert [(row.name, row.start, row.end, row.start_exact) for row in rows] == [
+        ("of_columns", launch, launch + 5, True), ("all_reduce", *job.nccl.intervals[0], True),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", ["nccl", "nccl2"])
@@ -384,12 +466,13 @@ def test_a_later_operation_that_is_waited_for_first_bounds_the_earlier_one(job: 
     first.wait()
     job.finish()
 
-    later, earlier = job.recording.communications()
+    earlier, later = sorted(job.recording.communications(), key=lambda row: row.seq)
     assert (later.seq, later.end, later.timing) == (1, job.nccl.intervals[1][1], CUDA)
     assert (earlier.seq, earlier.start, earlier.timing) == (0, job.nccl.intervals[0][0], UNKNOWN)
     assert earlier.end == later.end  # it ended then at the latest
 
 
+@pytest.mark.engine("python")
 def test_the_order_on_a_stream_holds_when_the_device_moves_on_between_two_questions(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,7 +503,7 @@ def test_pairs_of_ranks_have_streams_of_their_own(job: Job) -> None:
     first.wait()
     job.finish()
 
-    rows = job.recording.communications()
+    rows = sorted(job.recording.communications(), key=lambda row: row.name)
     assert [(row.name, row.peer, (row.start, row.end)) for row in rows] == [
         ("recv", 3, job.nccl.intervals[1]),
         ("send", 2, job.nccl.intervals[0]),
@@ -542,8 +625,11 @@ def test_marks_are_taken_on_the_device_of_the_tensor(job: Job) -> None:
     job.group.allreduce([tensor(8, "cuda:2")], options(True)).wait()
     job.finish()
 
-    job.recording.rows()
-    assert {event.device for event in job.cuda.events} == {2}
+    (row,) = job.recording.communications()
+    assert row.start == 1_003 * MILLISECOND
+    if job.recording.native is None:
+        assert {event.device for event in job.cuda.events} == {2}
+    assert job.clock.used_device == 2
 
 
 def test_a_graph_capture_is_stepped_around_and_noted(job: Job) -> None:
@@ -552,6 +638,7 @@ def test_a_graph_capture_is_stepped_around_and_noted(job: Job) -> None:
     with job.cuda.graph():
         job.all_reduce(asynchronous=False)
         job.all_reduce(asynchronous=True).wait()
+    job.recording.rows()
     assert job.recording.tracer.untraced_paths == {CAPTURED_COMMUNICATION}
     work.wait()
     job.all_reduce(asynchronous=False)
@@ -689,7 +776,9 @@ def test_what_a_communication_hook_launches_ends_with_the_reducers_wait_for_its_
     kept = job.all_reduce(asynchronous=True)
     before = next_id()
     works = [job.all_reduce(asynchronous=True) for _ in range(2)]
+    assert job.capture is not None
     for work in works:
+        job.capture.surrendered(work)
         job.devices.future_taken(work)
     own = job.all_reduce(asynchronous=True)
     start = job.clock.mark()
@@ -734,6 +823,21 @@ def test_a_functional_collective_is_timed_between_the_marks_around_its_wait(job:
     assert (stall.start, stall.end, stall.timing) == (*job.nccl.intervals[0], CUDA)
 
 
+@pytest.mark.engine("native")
+def test_a_driver_that_fails_costs_spans_and_nothing_else(job: Job) -> None:
+    work = job.all_reduce(asynchronous=True)
+    job.all_reduce(asynchronous=False)
+    job.cuda.driver.fail("cuEventRecord", 700)
+
+    assert work.wait()
+    assert job.all_reduce(asynchronous=False) is None
+    assert job.clock.is_off
+    with pytest.raises(RuntimeError, match="700"):
+        job.clock.refresh()
+    assert job.all_reduce(asynchronous=True).wait()
+
+
+@pytest.mark.engine("python")
 def test_a_device_that_fails_costs_spans_and_nothing_else(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_arguments: Any) -> Any:
         raise RuntimeError("CUDA error: device-side assert triggered")

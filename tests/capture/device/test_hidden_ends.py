@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,18 +13,18 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from commtrace.capture.collectives.operations import LEGACY, NCCL2, NcclBackend
-from commtrace.capture.device.clock import CudaClock
 from commtrace.capture.device.device_calls import DeviceCalls
+from commtrace.capture.device.facts import Handed
 from commtrace.capture.device.hidden_ends import (
     ANSWER_NS,
     HOLD_NS,
+    CompletionTimes,
     DumpEntry,
     FlightRecorder,
     HiddenEnds,
     entries_of,
     match_durations,
 )
-from commtrace.capture.records import DeviceCall
 from commtrace.trace import schema
 from tests.capture.recording import Recording
 from tests.capture.simulated_cuda import MILLISECOND, SimulatedCuda
@@ -35,6 +34,10 @@ CUDA, NCCL, UNKNOWN = schema.CUDA_EVENT_TIMING, schema.NCCL_TIMING, schema.UNKNO
 MEASURED_STEPS = "1:9"
 
 
+STANDING = pytest.mark.engine("python")
+"""The scripted clock of the native part stands while operations are launched: their entries cannot be told apart."""
+
+
 class Job:
     """A training process whose NCCL measures how long its operations take, captured from step 1 on."""
 
@@ -42,8 +45,8 @@ class Job:
         self.cuda = SimulatedCuda()
         self.nccl = SimulatedNccl(self.cuda, backend)
         self.nccl.take_the_place_of(dist.ProcessGroup, monkeypatch)
-        self.clock = CudaClock(self.cuda, self.cuda, self.cuda.host_ns)
-        self.recording = Recording(self.clock, steps=steps)
+        self.recording = Recording(cuda=self.cuda, steps=steps)
+        self.clock: Any = self.recording.device_clock
         self.tracer = self.recording.tracer
         self.group: Any = distributed_c10d._get_default_group()
         self.devices: Any = None
@@ -51,7 +54,11 @@ class Job:
     def listen(self, devices: DeviceCalls) -> None:
         self.devices = devices
         times = FlightRecorder(self.nccl.dump)
-        devices.hidden_ends = HiddenEnds(self.tracer, times, lambda: self.cuda.now_ns, self.nccl.system_ns)
+        self.look_up(times)
+
+    def look_up(self, times: CompletionTimes) -> None:
+        resolved = self.devices.resolved
+        resolved.hidden_ends = HiddenEnds(self.tracer, resolved.placement, times, self.nccl.host_ns, self.nccl.anchor)
 
     def launch(self) -> Any:
         return self.group.allreduce([tensor(8)], options(True))
@@ -110,11 +117,38 @@ def test_hidden_operations_end_when_their_backend_says(job: Job) -> None:
     ]  # fmt: skip
     assert job.mark() == {
         "source": "flight recorder", "hidden": 3, "known": 3, "refused": 0,
-        "compared": 0, "median_difference_ns": None, "largest_difference_ns": None, "took_ns": 0,
+        "compared": 0, "median_difference_ns": None, "largest_difference_ns": None,
+        "took_ns": 2,  # readings of the clock
     }  # fmt: skip
     assert job.recording.warnings() == []
 
 
+@STANDING
+def test_operations_in_flight_together_start_when_the_durations_say(job: Job) -> None:
+    """What was launched in other steps meanwhile waits too: its start is known with their ends."""
+    job.stalling()
+    works = [job.launch() for _ in range(3)]
+    job.compute(2 * MILLISECOND + MILLISECOND // 4)
+    job.tracer.begin_step(9)
+    job.tracer.recording = True
+    works.append(job.launch())
+    for work in works:
+        work.wait()
+    job.answer()
+
+    first, *in_flight, last = job.nccl.intervals
+    assert job.times() == [
+        (*first, CUDA),
+        *((*times, NCCL) for times in in_flight[:2]),
+        (*in_flight[2], CUDA),
+        (*last, CUDA),
+    ]
+    rows = sorted(job.recording.communications(), key=lambda row: row.id)
+    assert [row.start_exact for row in rows] == [False, True, True, True, True]  # what ran before the first one?
+    assert all(row.end_exact for row in rows)
+
+
+@STANDING
 def test_an_end_that_a_stall_shows_is_compared_with_the_backends_duration(job: Job) -> None:
     job.stalling()
     for _ in range(3):
@@ -123,7 +157,8 @@ def test_an_end_that_a_stall_shows_is_compared_with_the_backends_duration(job: J
     job.nccl.recorded[-1] = (number, created, (start, end - MILLISECOND // 4))
     job.answer()
 
-    assert job.times() == [(*interval, CUDA) for interval in job.nccl.intervals]
+    *intervals, (start, end) = job.nccl.intervals
+    assert job.times() == [*((*interval, CUDA) for interval in intervals), (start + MILLISECOND // 4, end, CUDA)]
     mark = job.mark()
     assert (mark["hidden"], mark["compared"]) == (0, 3)
     assert (mark["median_difference_ns"], mark["largest_difference_ns"]) == (0, MILLISECOND // 4)
@@ -153,8 +188,11 @@ def test_behind_an_operation_that_nobody_has_waited_for_nothing_is_certain(job: 
     late.wait()
     job.answer()
 
-    assert [timing for _, _, timing in job.times()] == [CUDA, UNKNOWN, UNKNOWN]
-    assert all(end >= interval[1] for (_, end, _), interval in zip(job.times(), job.nccl.intervals, strict=True))
+    stalling, awaited, behind = job.times()
+    assert (stalling[2], awaited) == (CUDA, (*job.nccl.intervals[1], NCCL))
+    assert behind[2] == UNKNOWN
+    assert behind[0] <= job.nccl.intervals[2][0]
+    assert behind[1] >= job.nccl.intervals[2][1]
 
 
 def test_a_later_operation_bounds_those_before_it_on_the_stream(job: Job) -> None:
@@ -171,6 +209,7 @@ def test_a_later_operation_bounds_those_before_it_on_the_stream(job: Job) -> Non
     ]  # fmt: skip
 
 
+@STANDING
 def test_a_duration_that_would_end_behind_the_wait_is_refused(job: Job) -> None:
     job.stalling()
     job.hidden(compute_ns=2 * MILLISECOND)
@@ -238,6 +277,31 @@ def test_at_the_end_of_the_recording_nothing_is_left_behind(job: Job) -> None:
     assert len(job.times()) == 3  # nobody will ask any more
 
 
+def test_what_is_held_when_the_last_pass_comes_is_written_in_it(job: Job) -> None:
+    job.stalling()
+    job.hidden()
+    job.cuda.advance(40 * MILLISECOND)
+    recorder = job.recording.recorder
+    recorder._guarded_pass(last=True)
+
+    rows = [row for row in job.recording.sink.rows if row.kind == schema.COLLECTIVE]
+    assert [(row.start, row.end, row.timing) for row in rows] == [
+        (*job.nccl.intervals[0], CUDA), (*job.nccl.intervals[1], NCCL),
+    ]  # fmt: skip
+    assert recorder.dropped == {}
+
+
+def test_a_recording_that_ends_at_once_waits_for_the_durations(job: Job) -> None:
+    job.hidden()
+    job.cuda.advance(40 * MILLISECOND)
+    recorder = job.recording.recorder
+    recorder.start()
+    recorder.stop()
+
+    assert len([row for row in job.recording.sink.rows if row.kind == schema.COLLECTIVE]) == 1
+    assert recorder.dropped == {}
+
+
 @pytest.mark.usefixtures("world")
 def test_other_steps_are_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch, "nccl2", steps="1:2")
@@ -267,11 +331,10 @@ def test_a_source_that_fails_costs_no_row(job: Job) -> None:
     class Failing:
         name = "failing"
 
-        def durations_ns(self, calls: Sequence[DeviceCall]) -> dict[int, int]:
+        def durations_ns(self, calls: Sequence[Handed]) -> dict[int, int]:
             raise RuntimeError("no dump")
 
-    assert job.devices.hidden_ends is not None
-    job.devices.hidden_ends = HiddenEnds(job.tracer, Failing(), lambda: job.cuda.now_ns, job.nccl.system_ns)
+    job.look_up(Failing())
     job.stalling()
     job.hidden()
     job.answer()
@@ -288,20 +351,13 @@ def test_only_where_nccl_measures_is_anything_held_back(monkeypatch: pytest.Monk
     monkeypatch.setenv("TORCH_NCCL_ENABLE_TIMING", value)
     job = Job(monkeypatch, "nccl2")
 
-    assert (DeviceCalls(job.tracer, job.clock).hidden_ends is not None) == bool(value)
+    assert (DeviceCalls(job.tracer, job.clock).resolved.hidden_ends is not None) == bool(value)
 
 
 def call(
     number: int, launched: int, returned: int, batch: int | None = None, group: str = "0", nccl: NcclBackend = NCCL2
-) -> Any:
-    state = SimpleNamespace(group=SimpleNamespace(name=group), nccl=nccl)
-    return SimpleNamespace(
-        id=number,
-        batch=number if batch is None else batch,
-        launch=SimpleNamespace(state=state),
-        launched_at=launched,
-        returned_at=returned,
-    )
+) -> Handed:
+    return Handed(number, number if batch is None else batch, nccl.name, group, launched, returned)
 
 
 def test_an_entry_belongs_to_the_call_during_which_it_was_made() -> None:

@@ -156,9 +156,18 @@ def test_torch_gets_each_hook_once(recording: Recording, as_in_a_new_process: No
 
 @around
 def test_a_hook_of_somebody_else_stops_and_starts_the_recording(recording: Recording, place: str) -> None:
-    first, second = OptimizerPhase(recording.tracer), OptimizerPhase((later := Recording()).tracer)
+    first = OptimizerPhase(recording.tracer)
     first.install()
-    switches = iter([lambda: None, first.uninstall, second.install, lambda: None])
+    steps_of_first: list[int] = []
+    second: list[tuple[Recording, OptimizerPhase]] = []
+
+    def start_second() -> None:
+        steps_of_first.append(recorded_steps(recording))
+        later = Recording()
+        second.append((later, OptimizerPhase(later.tracer)))
+        second[0][1].install()
+
+    switches = iter([lambda: None, first.uninstall, start_second, lambda: None])
     behind: list[str] = []
 
     with (
@@ -166,11 +175,12 @@ def test_a_hook_of_somebody_else_stops_and_starts_the_recording(recording: Recor
         REGISTER[place](lambda *_: behind.append("called")),
     ):
         results = [stepped().tolist() for _ in range(4)]
-    second.uninstall()
+    [(later, phase)] = second
+    phase.uninstall()
 
     assert results == [[0.0, 0.0]] * 4
     assert behind == ["called"] * 4
-    assert recorded_steps(recording) == {"before": 1, "after": 2}[place]
+    assert steps_of_first == [{"before": 1, "after": 2}[place]]
     assert recorded_steps(later) == 1
     assert recording.warnings() == later.warnings() == []
 

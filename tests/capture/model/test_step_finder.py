@@ -17,6 +17,8 @@ from tests.capture.recording import Recording
 class TickingClock:
     """Each mark is one later than the one before."""
 
+    timing = schema.HOST_TIMING
+
     def __init__(self) -> None:
         self.now = 0
 

@@ -11,6 +11,7 @@ from commtrace.cli.main import app
 from commtrace.trace import schema
 from commtrace.trace.files.writer import SegmentWriter
 from tests.importers.test_flight_recorder import entry, write_dump
+from tests.json_schemas import errors
 from tests.trace.rows import mark, metadata, row, steps, write_rank
 
 runner = CliRunner()
@@ -53,6 +54,22 @@ def test_a_torn_file_is_read_up_to_its_last_batch(tmp_path: Path) -> None:
 
     assert result.exit_code == 1
     assert "torn after" in result.output
+
+
+def test_the_engine_that_recorded_is_told_and_what_python_costs_on_a_gpu(tmp_path: Path) -> None:
+    engines = [{"name": "native", "reason": ""}, {"name": "python", "reason": "it was not built: install [a] wheel"}]
+    for rank, engine in enumerate(engines):
+        rows = [mark("topology", {"engine": engine}), *steps(0, 3), mark("end", {})]
+        write_rank(tmp_path / "run", rows, rank=rank, world_size=2, device="NVIDIA H100 80GB HBM3")
+
+    printed = runner.invoke(app, ["doctor", str(tmp_path / "run")])
+    answer = json.loads(runner.invoke(app, ["doctor", str(tmp_path / "run"), "--json"]).output)
+
+    assert printed.exit_code == 0, printed.output
+    assert "Engine: native on rank 0, Python on rank 1 (it was not built: install [a] wheel)\n" in printed.output
+    assert "note: The Python engine recorded rank 1: on an H100 it added 55 µs" in printed.output
+    assert list(errors("doctor", answer)) == []
+    assert answer["engines"] == [{**engine, "ranks": [rank]} for rank, engine in enumerate(engines)]
 
 
 def test_versions_that_differ_between_ranks_are_told(tmp_path: Path) -> None:

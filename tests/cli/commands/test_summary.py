@@ -22,6 +22,7 @@ from commtrace.cli.main import app
 from commtrace.synth import Job, synthesize
 from commtrace.trace import schema
 from commtrace.trace.run import Run
+from commtrace.trace.topology import Topology
 from tests.factory import collective, group, make_run, span, stall
 from tests.json_schemas import errors
 from tests.pipeline_factory import Clock, PipelineJob
@@ -52,6 +53,15 @@ def test_the_header_says_what_is_shown() -> None:
         "Steps 1–4: 4 used; left out: step 0 (warm-up)",
         "Clocks: shared clock",
     ]
+
+
+def test_the_engine_that_recorded_is_among_what_was_captured() -> None:
+    run = make_run({0: [span("step", 0, 10 * MS, step=0), span("step", 10 * MS, 20 * MS, step=1)]})
+    topology: Topology = {"engine": {"name": "python", "reason": "switched off"}}
+    recorded = replace(run, ranks={0: replace(run.ranks[0], topology=topology)})
+
+    assert "; engine: Python\n" in printed(recorded, width=200)
+    assert "engine" not in printed(run, width=200)
 
 
 def test_one_rank_is_not_plural() -> None:
@@ -131,10 +141,11 @@ def test_communication_is_shown_by_role_and_operation() -> None:
 
 def test_ends_that_nothing_measured_are_called_upper_bounds() -> None:
     pair = group("dp", 0, 1)
-    reduce = collective("all_reduce", pair, 0, 1, 2, step=0, is_async=True, timing=schema.UNKNOWN_TIMING)
+    reduce = collective("all_reduce", pair, 0, 1, 2, step=0, is_async=True, end_exact=False)
     text = printed(make_run({0: [span("step", 0, 10 * MS, step=0), reduce]}, [pair], world_size=2))
-    assert "The end of 1 calls, for which no rank stalled, is known only as an upper bound" in text
-    assert "upper bound" not in printed(PipelineJob(1, 2, data_parallel=2, all_reduce_ns=MS).run())
+    assert "1 calls have only a bound of their start or end" in text
+    assert row(text, "dp", "all_reduce")[6:10] == ["≤1", "ns", "≤1", "ns"]
+    assert "bound" not in printed(PipelineJob(1, 2, data_parallel=2, all_reduce_ns=MS).run())
 
 
 def test_calls_on_groups_of_one_rank_are_counted_and_not_listed() -> None:
@@ -203,7 +214,6 @@ def test_no_line_is_longer_than_a_hundred_columns_and_nothing_is_cut() -> None:
 
 def write_run(directory: Path, run: Run) -> Path:
     """The run as files, as a recorder leaves them."""
-    from commtrace.trace import schema
     from commtrace.trace.files.writer import SegmentWriter
     from commtrace.trace.schema import Row
 

@@ -142,6 +142,15 @@ def test_attributes_of_a_communication() -> None:
     assert labels_of(named(spans, "data"))["commtrace.name"] == "next batch"
 
 
+def test_a_communication_says_which_of_its_times_are_bounds() -> None:
+    rows = [
+        one._replace(start_exact=False, end_exact=False) if one.kind == schema.P2P else one for one in step_rows(2, 0)
+    ]
+    labels = labels_of(named(spans_of(live_rank(2), rows), "recv pp"))
+
+    assert (labels["commtrace.timing.start_exact"], labels["commtrace.timing.end_exact"]) == (False, False)
+
+
 def test_attributes_of_a_step_add_up() -> None:
     attributes = labels_of(named(job_spans(step=3)[1], "step"))
 

@@ -100,7 +100,8 @@ def train(step: int, weight: torch.Tensor, rank: int, world_size: int) -> torch.
     first, second = dist.all_reduce(tensor, async_op=True), dist.all_reduce(received.zero_(), async_op=True)
     finish(first)
     finish(second)
-    hidden = [dist.all_reduce(scattered, async_op=True) for _ in range(3)]
+    copies = [scattered.clone() for _ in range(3)]  # of their own: gloo reduces them at the same time
+    hidden = [dist.all_reduce(copy, async_op=True) for copy in copies]
     for _ in range(60):
         activations = activations @ weight
     for work in hidden:
@@ -115,7 +116,8 @@ def train(step: int, weight: torch.Tensor, rank: int, world_size: int) -> torch.
         dist.recv(received, 0)
     dist.broadcast(tensor, 0)
     dist.barrier()
-    return tensor.sum() + gathered.sum() + scattered.sum() + received.sum() + activations.sum()
+    reduced = sum(copy.sum() for copy in copies)
+    return tensor.sum() + gathered.sum() + scattered.sum() + reduced + received.sum() + activations.sum()
 
 
 def finish(work: Any) -> None:

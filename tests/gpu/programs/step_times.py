@@ -1,9 +1,12 @@
 """Step times of a small transformer with and without commtrace, in turns in one process.
 
-    python tests/gpu/programs/step_times.py OUTPUT --layout ddp --size wide [--backend nccl2]
+    python tests/gpu/programs/step_times.py OUTPUT --layout ddp --size wide [--backend nccl2] [--variants off,native]
 
 Each turn builds the model anew, so that it is wrapped as in a job that has commtrace from the start. Between its first
-and its last step nothing waits for the device. Writes ``OUTPUT/figures.json``. Without a GPU it runs under gloo.
+and its last step nothing waits for the device. Writes ``OUTPUT/figures.json``, anew after each turn. Without a GPU it
+runs under gloo.
+
+bench/engines.py says what the variants are.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import commtrace
+from bench.engines import PROFILER, recording
 
 SYNCHRONISING: Final = frozenset({"cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize"})
 WARM_UP_STEPS: Final = 3
@@ -45,6 +48,8 @@ def main() -> None:
     parser.add_argument("--backend", default="nccl")
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--variants", type=lambda text: text.split(","), default=["off", "auto"])
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no turn begins that would end later")
     options = parser.parse_args()
     has_gpu = torch.cuda.is_available()
     device = torch.device("cuda", 0) if has_gpu else torch.device("cpu")
@@ -53,47 +58,56 @@ def main() -> None:
         backend, store=dist.HashStore(), rank=0, world_size=1, device_id=device if has_gpu else None
     )
     size = SIZES[options.size]
-    one_turn(device, size, options.layout, options.steps)  # loads kernels, fills caches
-    step_ns: dict[str, list[int]] = {"with": [], "without": []}
-    synchronisations: dict[str, list[int]] = {"with": [], "without": []}
-    for turn in range(options.turns):
-        # Each side goes first as often as the other: a machine that gets slower must not tell for one of them.
-        for side in ("with", "without") if turn % 2 else ("without", "with"):
-            if side == "with":
-                commtrace.start(commtrace.Config(dir=str(options.output / f"turn-{turn}")))
-            taken, waits = one_turn(device, size, options.layout, options.steps, profiled=turn == 0)
-            if side == "with":
-                commtrace.stop()
-            if turn == 0:
-                synchronisations[side].append(waits)
-            else:
-                step_ns[side].append(taken)
+    one_turn(device, size, options.layout, 2)  # loads kernels, fills caches
+    step_ns: dict[str, list[int]] = {variant: [] for variant in options.variants}
+    synchronisations: dict[str, int] = {}
     options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "figures.json").write_text(json.dumps({"step_ns": step_ns, "synchronisations": synchronisations}))
+    begin = time.monotonic()
+    for turn in range(options.turns):
+        if turn > 1 and (time.monotonic() - begin) * (turn + 1) / turn > options.seconds:
+            break
+        # Each variant goes first as often as the others: a machine that gets slower must not tell for one of them.
+        first = turn % len(options.variants)
+        for variant in options.variants[first:] + options.variants[:first]:
+            if turn == 0 and variant == PROFILER:
+                continue  # in the first turn waits are counted, by torch.profiler
+            with recording(variant, options.output / f"{variant}-{turn}"):
+                if turn == 0:
+                    synchronisations[variant] = waits_for_device(device, size, options.layout)
+                else:
+                    step_ns[variant].append(one_turn(device, size, options.layout, options.steps))
+        figures = {"step_ns": step_ns, "synchronisations": synchronisations}
+        (options.output / "figures.json").write_text(json.dumps(figures))
     dist.destroy_process_group()
 
 
-def one_turn(device: torch.device, size: Size, layout: str, steps: int, *, profiled: bool = False) -> tuple[int, int]:
-    """Train a new model; returns ns per step, and how often the process waited for the device meanwhile."""
-    model, optimizer, batch = build(device, size, layout)
-    for _ in range(WARM_UP_STEPS):
-        train(model, optimizer, batch)
-    synchronize(device)
-    waits = 0
-    if profiled:
-        activity = (
-            torch.profiler.ProfilerActivity.CUDA if device.type == "cuda" else torch.profiler.ProfilerActivity.CPU
-        )
-        with torch.profiler.profile(activities=[activity]) as profile:
-            for _ in range(PROFILED_STEPS):
-                train(model, optimizer, batch)
-        waits = sum(event.count for event in profile.key_averages() if event.key in SYNCHRONISING)
-        return 0, waits
+def one_turn(device: torch.device, size: Size, layout: str, steps: int) -> int:
+    """Train a new model; return ns per step."""
+    model, optimizer, batch = warmed_up(device, size, layout)
     begin = time.perf_counter_ns()
     for _ in range(steps):
         train(model, optimizer, batch)
     synchronize(device)
-    return (time.perf_counter_ns() - begin) // steps, waits
+    return (time.perf_counter_ns() - begin) // steps
+
+
+def waits_for_device(device: torch.device, size: Size, layout: str) -> int:
+    """Train a new model; return how often the process waited for the device meanwhile."""
+    model, optimizer, batch = warmed_up(device, size, layout)
+    activity = torch.profiler.ProfilerActivity.CUDA if device.type == "cuda" else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[activity]) as profile:
+        for _ in range(PROFILED_STEPS):
+            train(model, optimizer, batch)
+    return sum(event.count for event in profile.key_averages() if event.key in SYNCHRONISING)
+
+
+def warmed_up(device: torch.device, size: Size, layout: str) -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
+    """Return a new model that has made some steps, with nothing left for the device to do."""
+    model, optimizer, batch = build(device, size, layout)
+    for _ in range(WARM_UP_STEPS):
+        train(model, optimizer, batch)
+    synchronize(device)
+    return model, optimizer, batch
 
 
 def build(device: torch.device, size: Size, layout: str) -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:

@@ -39,6 +39,7 @@ class Times(NamedTuple):
     not_measured: tuple[str, ...] = ()  # what a baseline lacks
     other_sizes: tuple[str, ...] = ()  # of the measured run, in words; empty if it is the planned job
     at_a_bandwidth: tuple[str, ...] = ()  # roles whose times follow from one, without latencies
+    at_most: tuple[str, ...] = ()  # roles whose times are upper bounds, as the run has only bounds of their bandwidth
 
     @property
     def iteration(self) -> IterationTime | None:
@@ -57,9 +58,11 @@ def plan_times(
     by_size = None if baseline is None else baseline_times(planned, read_baseline(baseline))
     of_baseline = {} if by_size is None else {at: time for at, time in by_size.seconds.items() if at[1] not in given}
     other_sizes: tuple[str, ...] = ()
+    at_most: tuple[str, ...] = ()
     if run is not None:
         of_run = measure_run(run, measure_communication)
         measured, other_sizes = measured_rates(of_run, planned), job_differences(of_run.recorded, planned)
+        at_most = tuple(role for role in measured.at_least if role not in given)
         given = {**measured.bandwidths, **given}
         seconds = measured.compute_seconds if seconds is None else seconds
     if not given and seconds is None and by_size is None:
@@ -70,6 +73,7 @@ def plan_times(
         roles,
         not_measured=() if by_size is None else by_size.not_measured,
         other_sizes=other_sizes,
+        at_most=at_most,
         at_a_bandwidth=tuple(
             dict.fromkeys(
                 one.role for one in roles if one.seconds is not None and (one.stage, one.role) not in of_baseline
@@ -116,6 +120,11 @@ def _sentences(times: Times, known: set[str]) -> Iterator[str]:
         yield f"Below 1 µs: {', '.join(left_out)}."
     if known > set(times.at_a_bandwidth) > set():
         yield f"Without latencies, as they follow from a bandwidth: {', '.join(times.at_a_bandwidth)}."
+    if times.at_most:
+        yield (
+            f"At most: {', '.join(times.at_most)}. No such call of the measured run has an exact start and end, so its "
+            "bandwidth is a lower bound."
+        )
     if times.not_measured:
         yield (
             f"The baseline has no time for {'; '.join(times.not_measured)}: "

@@ -85,9 +85,12 @@ export interface Communication {
   algbw_gbps: number | null;
   busbw_gbps: number | null;
   bandwidth_time: string | null;
+  bandwidth_is_bound: boolean;
   exposed_ns: number;
   hidden_ns: number;
   wait_ns: number;
+  unfinished: number;
+  upper_bounds: number;
 }
 
 export interface PathShare {

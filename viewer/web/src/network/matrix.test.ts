@@ -20,6 +20,7 @@ const call = (group: number, operation: string, busBytes: number, gbps: number |
   bus_bytes: busBytes,
   busbw_gbps: gbps,
   bandwidth_time: "transfer",
+  bandwidth_is_bound: false,
   large_calls: gbps === null ? 0 : 1,
   quantiles_gbps: gbps === null ? null : [gbps, gbps, gbps, gbps, gbps],
   exposed_ns: 0,

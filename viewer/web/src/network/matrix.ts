@@ -11,6 +11,7 @@ export interface GroupCall {
   bus_bytes: number;
   busbw_gbps: number | null;
   bandwidth_time: string | null;
+  bandwidth_is_bound: boolean;
   large_calls: number;
   quantiles_gbps: [p1: number, p25: number, p50: number, p75: number, p99: number] | null;
   exposed_ns: number;

@@ -94,8 +94,19 @@ describe("exposed communication", () => {
 });
 
 describe("bandwidth", () => {
-  const names = ["role", "operation", "group_size", "reach", "is_matched", "calls", "bytes", "median", "best"];
-  const row = { operation: 0, group_size: 2, reach: 1, is_matched: 1, calls: 1 };
+  const names = [
+    "role",
+    "operation",
+    "group_size",
+    "reach",
+    "is_matched",
+    "is_bound",
+    "calls",
+    "bytes",
+    "median",
+    "best",
+  ];
+  const row = { operation: 0, group_size: 2, reach: 1, is_matched: 1, is_bound: 0, calls: 1 };
   const bins = binsOf({
     terms: TERMS,
     bandwidth: columnsOf(names, [
@@ -103,11 +114,12 @@ describe("bandwidth", () => {
       { ...row, role: 1, bytes: 1500, median: 7, best: 8 },
       { ...row, role: 1, bytes: 4096, median: 20, best: 30 },
       { ...row, role: 1, bytes: 4096, median: 20, best: 90, is_matched: 0 },
+      { ...row, role: 1, bytes: 4096, median: 20, best: 95, is_bound: 1 },
       { ...row, role: 1, bytes: 4096, median: 2, best: 3, reach: 2 },
     ]),
   });
 
-  it("of the best is that of matched calls of any role, within and between nodes apart", () => {
+  it("of the best is that of matched calls with exact times, of any role, within and between nodes apart", () => {
     expect(bestSeen(bins, "within")).toEqual([
       { bytes: 1024, best: 9 },
       { bytes: 4096, best: 30 },

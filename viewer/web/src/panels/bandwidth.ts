@@ -28,6 +28,7 @@ export function showBandwidth(overview: Overview, theme: Theme, leads: Leads): v
     ...roles.map((role) => swatch(theme.role(role), role)),
     ...reaches.map((reach) => element("span", `${SYMBOLS[reach]} ${NODES[reach]}`)),
     ...(bins.some((bin) => !bin.isMatched) ? [element("span", "hollow: not matched, with waits")] : []),
+    ...(bins.some((bin) => bin.isBound) ? [element("span", "hollow, ≥: starts or ends are bounds")] : []),
     element("span", "lines: the best seen"),
   );
   const find = (bin: Bin) => leads.find(bin.operation);
@@ -49,6 +50,11 @@ function name(bin: Bin): string {
 
 function rate(bytesPerSecond: number): string {
   return `${formatBytes(bytesPerSecond)}/s`;
+}
+
+/** A bandwidth of a bin, marked if it is a lower bound. */
+function seen(bin: Bin, bytesPerSecond: number): string {
+  return (bin.isBound ? "≥" : "") + rate(bytesPerSecond);
 }
 
 type Best = Record<Reach, { bytes: number; best: number }[]>;
@@ -80,9 +86,10 @@ function drawChart(bins: readonly Bin[], best: Best, theme: Theme, find: (bin: B
       return [
         name(bin),
         `${formatBytes(bin.bytes)} a call, ${bin.calls.toLocaleString("en-US")} calls`,
-        `median ${rate(bin.median)}, best ${rate(bin.best)}`,
+        `median ${seen(bin, bin.median)}, best ${seen(bin, bin.best)}`,
         share === null ? "" : `${formatPercent(share)} of the best seen at this size`,
         bin.isMatched ? "" : "not matched on all members: waits are part of the time",
+        bin.isBound ? "start or end is a bound: at least this" : "",
       ].filter(Boolean);
     },
     pick: (index) => find(bins[index]!),
@@ -131,7 +138,7 @@ function drawMark(c: CanvasRenderingContext2D, plot: uPlot, bin: Bin, colour: st
   }
   c.fillStyle = c.strokeStyle = colour;
   c.lineWidth = 1.5 * devicePixelRatio;
-  if (bin.isMatched) c.fill();
+  if (bin.isMatched && !bin.isBound) c.fill();
   else c.stroke();
 }
 
@@ -151,10 +158,10 @@ function table(bins: readonly Bin[], best: Best, find: (bin: Bin) => void): HTML
       number("calls", (bin) => bin.calls, String),
       {
         heading: "median",
-        text: (bin) => rate(bin.median) + (bin.isMatched ? "" : "*"),
+        text: (bin) => seen(bin, bin.median) + (bin.isMatched ? "" : "*"),
         order: (bin) => bin.median,
       },
-      number("best", (bin) => bin.best, rate),
+      { heading: "best", text: (bin) => seen(bin, bin.best), order: (bin) => bin.best },
       {
         heading: "of the best seen",
         text: (bin) => formatPercent(shareOfBest(bin, best)),

@@ -15,8 +15,17 @@ export function showCommunication({ communication }: Summary): void {
   const isDuring = (row: Communication) => row.bandwidth_time === "duration";
   const bandwidth = (value: number | null, row: Communication) => {
     if (value === null) return "–";
-    return (value < 1 ? `${formatBytes(value * 1e9)}/s` : significant(value)) + (isDuring(row) ? "*" : "");
+    const rate = value < 1 ? `${formatBytes(value * 1e9)}/s` : significant(value);
+    return (row.bandwidth_is_bound ? "≥" : "") + rate + (isDuring(row) ? "*" : "");
   };
+  const bounds = rows.reduce((sum, row) => sum + row.upper_bounds, 0);
+  const areBounds = (row: Communication) =>
+    row.upper_bounds > 0 && row.upper_bounds === row.count - row.unfinished ? "≤" : "";
+  const duration = (heading: "p50" | "p99" | "max"): ColumnOf<Communication> => ({
+    heading,
+    text: (row) => areBounds(row) + formatDuration(row.duration_ns[heading]),
+    order: (row) => row.duration_ns[heading],
+  });
   const number = (
     heading: string,
     value: (row: Communication) => number,
@@ -40,9 +49,9 @@ export function showCommunication({ communication }: Summary): void {
         number("group size", (row) => row.group_size, String),
         number("count", (row) => row.count, String),
         number("bytes", (row) => row.bytes, formatBytes),
-        number("p50", (row) => row.duration_ns.p50, formatDuration),
-        number("p99", (row) => row.duration_ns.p99, formatDuration),
-        number("max", (row) => row.duration_ns.max, formatDuration),
+        duration("p50"),
+        duration("p99"),
+        duration("max"),
         { heading: "algbw GB/s", text: (row) => bandwidth(row.algbw_gbps, row), order: (row) => row.algbw_gbps ?? -1 },
         { heading: "busbw GB/s", text: (row) => bandwidth(row.busbw_gbps, row), order: (row) => row.busbw_gbps ?? -1 },
         number("exposed", (row) => row.exposed_ns, formatDuration),
@@ -57,6 +66,9 @@ export function showCommunication({ communication }: Summary): void {
         "Wait: before its last member arrived." +
         (reaches ? " Nodes: whether the members are all within one node, or on several; –: unknown." : "") +
         (rows.some(isDuring) ? " * not matched on all members: bytes per duration, waiting included." : "") +
+        (bounds
+          ? ` Start or end of ${bounds} calls is only a bound: they do not count for quantiles and bandwidths, where there are others (else ≤, ≥).`
+          : "") +
         (alone ? ` Left out: ${alone} calls on groups of one rank, which send nothing.` : ""),
       "hint",
     ),

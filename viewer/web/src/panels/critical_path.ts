@@ -71,7 +71,7 @@ export class CriticalPathPanel {
         "p",
         "A click shows the longest piece. A rank that is not shown is in the heading of its group." +
           (uncertain > 0.0005 * length
-            ? ` ${formatPercent(uncertain / length)} is uncertain (dashed): the clocks agree no better.`
+            ? ` ${formatPercent(uncertain / length)} is uncertain (dashed): the clocks agree no better, or a start is a bound.`
             : ""),
         "hint",
       ),

@@ -35,8 +35,8 @@ export async function showGroups(source: Source, onRank: (rank: number) => void)
         { heading: "bytes", text: ({ bytes }) => formatBytes(bytes), order: ({ bytes }) => bytes ?? -1 },
         {
           heading: "busbw",
-          text: ({ busbw_gbps: gbps, bandwidth_time: time }) =>
-            formatBandwidth(gbps) + (time === "duration" ? "*" : ""),
+          text: ({ busbw_gbps: gbps, bandwidth_time: time, bandwidth_is_bound: isBound }) =>
+            (isBound ? "≥" : "") + formatBandwidth(gbps) + (time === "duration" ? "*" : ""),
           order: ({ busbw_gbps: gbps }) => gbps ?? -1,
         },
         quantile("p1", 0),
@@ -56,6 +56,7 @@ export async function showGroups(source: Source, onRank: (rank: number) => void)
         (rows.some((row) => row.bandwidth_time === "duration")
           ? " * not matched on all members: waiting included."
           : "") +
+        (rows.some((row) => row.bandwidth_is_bound) ? " ≥ no call has an exact start and end." : "") +
         (rows.length > shown.length ? ` The ${MOST_ROWS} most exposed of ${rows.length} rows are shown.` : ""),
       "hint",
     ),

@@ -48,7 +48,7 @@ export function showCriticalPath({ critical_path: path }: Summary, theme: Theme,
   const parts = [...sums.values()].sort((a, b) => b.ns - a.ns);
   const unsure =
     path.uncertain_ns >= 0.01 * path.ns
-      ? ` ${formatPercent(path.uncertain_ns / path.ns)} of it is uncertain: the clocks agree no better.`
+      ? ` ${formatPercent(path.uncertain_ns / path.ns)} of it is uncertain: the clocks agree no better, or starts are bounds.`
       : "";
   panel.append(
     element(

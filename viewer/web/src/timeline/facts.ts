@@ -40,11 +40,27 @@ export function headline(step: Step, box: Box): string {
   return name && name !== kind ? `${kind} · ${name}` : kind;
 }
 
+function lengthOf(step: Step, box: Box): string {
+  return formatDuration(step.value(box, "duration"));
+}
+
+/** Whether the start or the end of a box is known exactly; those of a communication may be bounds. */
+function isExact(step: Step, box: Box, which: "start" | "end" | "transfer"): boolean {
+  return box.table !== "communication" || step.value(box, `${which}_exact`) === 1;
+}
+
+function atMost(isExact: boolean): string {
+  return isExact ? "" : "at most ";
+}
+
 export function facts(step: Step, box: Box): Fact[] {
   const found: Fact[] = [
     ["rank", step.outline.ranks[box.rank]!.label],
-    ["duration", formatDuration(step.value(box, "duration"))],
-    ["from", `${formatDuration(step.start(box))} after the step began`],
+    ["duration", atMost(isExact(step, box, "start") && isExact(step, box, "end")) + lengthOf(step, box)],
+    [
+      "from",
+      `${isExact(step, box, "start") ? "" : "at the earliest "}${formatDuration(step.start(box))} after the step began`,
+    ],
   ];
   for (const name of ["microbatch", "stage", "chunk"]) {
     const value = step.optional(box, name);
@@ -72,13 +88,17 @@ function communicationFacts(step: Step, box: Box, named: boolean): Fact[] {
   if (peer >= 0) found.push(["peer", `rank ${peer}`]);
   found.push(["group", `${formatRanks(lane.ranks)} (seq ${step.value(box, "seq")})`]);
   const wait = step.value(box, "wait");
-  if (wait < 0) {
+  const transfer = step.value(box, "transfer");
+  if (transfer < 0) {
     found.push(["wait", "not known: the other ranks' part was not recorded"]);
   } else {
     const uncertain = wait > 0 && wait < residual;
-    found.push(["wait", uncertain ? `below the clock residual of ${formatDuration(residual)}` : formatDuration(wait)]);
-    found.push(["transfer", formatDuration(step.value(box, "transfer"))]);
+    const known = uncertain ? `below the clock residual of ${formatDuration(residual)}` : formatDuration(wait);
+    found.push(["wait", wait < 0 ? "not known: its start is a bound" : known]);
+    found.push(["transfer", atMost(isExact(step, box, "transfer")) + formatDuration(transfer)]);
   }
+  if (!isExact(step, box, "start")) found.push(["start", "a lower bound: launched behind another one in flight"]);
+  if (!isExact(step, box, "end")) found.push(["end", "an upper bound: nothing waited for it"]);
   if (!step.value(box, "finished")) found.push(["end", "never seen: its duration is not known"]);
   if (step.value(box, "is_async")) found.push(["async", "yes"]);
   found.push(["timing", step.outline.timings[step.value(box, "timing")] ?? ""]);

@@ -25,6 +25,9 @@ const BOXES: Boxes = {
       transfer: 10,
       join: 9,
       timing: 0,
+      start_exact: 1,
+      end_exact: 1,
+      transfer_exact: 1,
       finished: 1,
       is_async: 0,
     },
@@ -41,6 +44,9 @@ const BOXES: Boxes = {
       transfer: 10,
       join: 9,
       timing: 0,
+      start_exact: 1,
+      end_exact: 1,
+      transfer_exact: 1,
       finished: 1,
       is_async: 0,
     },
@@ -95,6 +101,9 @@ describe("a box", () => {
           transfer: 4,
           join: -1,
           timing: 0,
+          start_exact: 1,
+          end_exact: 1,
+          transfer_exact: 1,
           finished: 1,
           is_async: 0,
         },
@@ -103,6 +112,27 @@ describe("a box", () => {
     expect(new Map(facts(short, { table: "communication", rank: 0, row: 0 })).get("wait")).toBe(
       "below the clock residual of 2 ns",
     );
+  });
+
+  it("says which of its times are bounds", () => {
+    const late = stepOf(RANKS, {
+      ...BOXES,
+      communication: BOXES.communication!.map((row) => ({ ...row, wait: -1, start_exact: 0, transfer_exact: 0 })),
+    });
+    expect(Object.fromEntries(facts(late, { table: "communication", rank: 0, row: 0 }))).toMatchObject({
+      duration: "at most 40 ns",
+      from: "at the earliest 35 ns after the step began",
+      wait: "not known: its start is a bound",
+      transfer: "at most 10 ns",
+      start: "a lower bound: launched behind another one in flight",
+    });
+    const hidden = stepOf(RANKS, {
+      ...BOXES,
+      communication: BOXES.communication!.map((row) => ({ ...row, end_exact: 0, transfer_exact: 0 })),
+    });
+    const found = Object.fromEntries(facts(hidden, { table: "communication", rank: 1, row: 0 }));
+    expect(found).toMatchObject({ duration: "at most 10 ns", end: "an upper bound: nothing waited for it" });
+    expect(found).not.toHaveProperty("start");
   });
 
   it("leaves the busy time of its rank", () => {

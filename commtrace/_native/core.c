@@ -197,7 +197,7 @@ static PyObject *python_span(PyObject *module, PyObject *const *arguments, Py_ss
         point_release(happening.start);
         return NULL;
     }
-    rows_add(happening);
+    rows_add(&happening);
     Py_RETURN_NONE;
 }
 

@@ -160,7 +160,7 @@ typedef struct {
 
 int rows_init(PyObject *module);
 void rows_reset(size_t capacity);
-void rows_add(Happening); /* takes the references of its points; counts it as dropped where there is no room */
+void rows_add(const Happening *); /* takes the references of its points; counts it as dropped where there is no room */
 void rows_drop(uint8_t kind);
 void rows_gather(void); /* by any thread, without the GIL */
 uint64_t rows_added(void);   /* happenings */

@@ -59,15 +59,15 @@ uint64_t rows_added(void) { return atomic_load_explicit(&num_added, memory_order
 
 uint64_t rows_waiting(void) { return rows_added() - atomic_load_explicit(&num_taken, memory_order_relaxed); }
 
-void rows_add(Happening happening) {
+void rows_add(const Happening *happening) {
     uint64_t at = rows_added();
     bool is_full = at - atomic_load_explicit(&num_gathered, memory_order_acquire) >= RING;
     if (is_full || rows_waiting() >= most_waiting) {
-        drop(&happening);
-        release_points(&happening);
+        drop(happening);
+        release_points(happening);
         return;
     }
-    ring[at % RING] = happening;
+    ring[at % RING] = *happening;
     atomic_store_explicit(&num_added, at + 1, memory_order_release);
 }
 

@@ -16,6 +16,7 @@ enum { HOST_TIMING = 0, CUDA_EVENT_TIMING = 1 };
 enum {
     RING = 1 << 16,
     ROWS_PER_BLOCK = 1024,
+    SHORTEST_HOST_WAIT_NS = 50000, /* a wait of the host that returned so soon found the communication over */
     MOST_LOOKED_AT = 256, /* happenings that the device has not reached: those behind them are looked at later */
 };
 
@@ -78,7 +79,7 @@ void rows_add(const Happening *happening) {
 typedef struct {
     int64_t start, end, group, seq, bytes, self_bytes, id, stalled_on;
     int32_t name, step, microbatch, chunk, stage, op_in_seq, dtype, peer;
-    int8_t kind, lane, timing, is_async, is_unfinished;
+    int8_t kind, lane, timing, is_async, is_unfinished, end_exact;
 } Row;
 
 /* A row whose times are those of marks, `start` that of its launch: where it is placed between them, Python finds. */
@@ -104,7 +105,7 @@ static const Column row_columns[] = {
     ROW_COLUMN('i', name), ROW_COLUMN('i', step), ROW_COLUMN('i', microbatch), ROW_COLUMN('i', chunk),
     ROW_COLUMN('i', stage), ROW_COLUMN('i', op_in_seq), ROW_COLUMN('i', dtype), ROW_COLUMN('i', peer),
     ROW_COLUMN('b', kind), ROW_COLUMN('b', lane), ROW_COLUMN('b', timing), ROW_COLUMN('b', is_async),
-    ROW_COLUMN('b', is_unfinished),
+    ROW_COLUMN('b', is_unfinished), ROW_COLUMN('b', end_exact),
 };
 
 static const Column call_columns[] = {
@@ -171,6 +172,7 @@ static Row row_of(const Facts *facts, Coordinates place) {
         .dtype = NOT_APPLICABLE,
         .peer = facts->peer,
         .is_async = facts->is_async,
+        .end_exact = true,
     };
 }
 
@@ -199,6 +201,8 @@ static bool add_communication(const Happening *happening, int64_t start, int64_t
     row.id = facts->id;
     row.timing = timing_of(happening->start, happening->end);
     row.is_unfinished = happening->is_unfinished;
+    bool is_waited_for = happening->has_stall && facts->is_async && facts->device == NOT_APPLICABLE;
+    row.end_exact = !is_waited_for || end - waited_from >= SHORTEST_HOST_WAIT_NS;
     if (!is_placed) {
         memcpy(place, &row, sizeof row);
         return true;

@@ -424,7 +424,7 @@ static Call before_launch(const Method *method, PyObject *const *arguments, Py_s
     bool is_async = true;
     int32_t peer;
     int64_t tag;
-    Group *group = num_arguments > 0 ? group_of(arguments[0]) : NULL;
+    Group *group = group_of(arguments[0]);
     if (group == NULL || group->is_slow || (method->is_p2p && group->has_slow_messages) ||
         method->tensor >= num_arguments || method->options >= num_arguments) {
         return call;
@@ -691,12 +691,12 @@ static PyObject *call_method(PyObject *self, PyObject *const *arguments, Py_ssiz
     if (names != NULL && PyTuple_Size(names) == 0) {
         names = NULL;
     }
-    if (method->session != session) {
+    if (method->session != session || num_arguments == 0) { /* without an object, the original has something to say */
         return forward(method->function, arguments, num_arguments, names);
     }
     Call call = {.way = SLOW};
     if (method->is_wait) {
-        call = num_arguments > 0 ? before_wait(arguments[0]) : call;
+        call = before_wait(arguments[0]);
     } else if (names == NULL) {
         call = before_launch(method, arguments, num_arguments);
     }

@@ -150,13 +150,20 @@ static Pending take_pending(Pending *place) {
     return taken;
 }
 
+static Point shared(Point point) {
+    if (point.mark != NULL) {
+        mark_retain(point.mark);
+    }
+    return point;
+}
+
 /* A communication that nobody has waited for: its end was not seen. */
 static void give_up(Pending forgotten) {
     Happening happening = {
         .facts = forgotten.facts,
         .start = forgotten.start,
-        .waited_from = {NULL, 0},
-        .end = {NULL, 0},
+        .waited_from = shared(forgotten.start),
+        .end = shared(forgotten.start),
         .lane = COMMUNICATION,
         .has_row = true,
         .is_unfinished = true,
@@ -544,13 +551,6 @@ static void record_end(Facts facts, Point start, Point waited_from, Point end) {
         .has_stall = is_stall,
     };
     rows_add(happening);
-}
-
-static Point shared(Point point) {
-    if (point.mark != NULL) {
-        mark_retain(point.mark);
-    }
-    return point;
 }
 
 static void after_launch(const Method *method, Call *call, PyObject *work) {

@@ -129,13 +129,20 @@ static Pending take_pending(Pending *place) {
     return taken;
 }
 
+static Point shared(Point point) {
+    if (point.mark != NULL) {
+        mark_retain(point.mark);
+    }
+    return point;
+}
+
 /* A communication that nobody has waited for: its end was not seen. */
 static void give_up(Pending forgotten) {
     Happening happening = {
         .facts = forgotten.facts,
         .start = forgotten.start,
-        .waited_from = {NULL, 0},
-        .end = {NULL, 0},
+        .waited_from = shared(forgotten.start),
+        .end = shared(forgotten.start),
         .lane = COMMUNICATION,
         .has_row = true,
         .is_unfinished = true,
@@ -403,7 +410,7 @@ static Call before_launch(const Method *method, PyObject *const *arguments, Py_s
     bool is_async = true;
     int32_t peer;
     int64_t tag;
-    Group *group = num_arguments > 0 ? group_of(arguments[0]) : NULL;
+    Group *group = group_of(arguments[0]);
     if (group == NULL || group->is_slow || (method->is_p2p && group->has_slow_messages) ||
         method->tensor >= num_arguments || method->options >= num_arguments) {
         return call;
@@ -664,12 +671,12 @@ static PyObject *call_method(PyObject *self, PyObject *const *arguments, Py_ssiz
     if (names != NULL && PyTuple_Size(names) == 0) {
         names = NULL;
     }
-    if (method->session != session) {
+    if (method->session != session || num_arguments == 0) { /* without an object, the original has something to say */
         return forward(method->function, arguments, num_arguments, names);
     }
     Call call = {.way = SLOW};
     if (method->is_wait) {
-        call = num_arguments > 0 ? before_wait(arguments[0]) : call;
+        call = before_wait(arguments[0]);
     } else if (names == NULL) {
         call = before_launch(method, arguments, num_arguments);
     }

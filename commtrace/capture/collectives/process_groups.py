@@ -429,7 +429,7 @@ def _global_rank(state: GroupState, group_rank: object) -> int:
 def _integer(argument: object) -> int | None:
     """Return the integer that torch takes an argument for; None if it refuses it."""
     try:
-        number = operator.index(argument)  # type: ignore[arg-type]
+        number = 0 if argument is None else operator.index(argument)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return None
     return number if -(2**31) <= number < 2**31 else None
@@ -438,7 +438,7 @@ def _integer(argument: object) -> int | None:
 def _p2p_number(operation: Operation, state: GroupState, arguments: Arguments) -> tuple[int, int, bool]:
     """Return the number towards the peer, the peer's global rank, and True if the caller gets the Work."""
     # The peer of a receive from anybody, and so its number, is not known when it is posted: see from_anybody.
-    tag = _integer(arguments[2] or 0) if len(arguments) > 2 else None
+    tag = _integer(arguments[2]) if len(arguments) > 2 else None
     peer = -1 if tag is None else _global_rank(state, arguments[1])
     # Frame 0 is this function, 1 the replaced method, 2 its caller: isend, irecv, send or recv.
     caller = sys._getframe(2)

@@ -101,8 +101,7 @@ static bool is_device_ready(void) {
     PyObject *opened = PyObject_CallFunctionObjArgs(open_device, NULL);
     bool is_open = opened != NULL && PyObject_IsTrue(opened) == 1;
     Py_XDECREF(opened);
-    PyErr_Clear();
-    return is_open;
+    return is_open && !is_for_the_job();
 }
 
 /* The device of a mark: the current one, or the only one that the job uses, although it never set it. */
@@ -114,6 +113,9 @@ static int device_to_mark(int device) {
         PyObject *number = PyObject_CallFunctionObjArgs(current_device, NULL);
         device = number == NULL ? NOT_APPLICABLE : (int)PyLong_AsLong(number);
         Py_XDECREF(number);
+        if (is_for_the_job()) {
+            return NOT_APPLICABLE;
+        }
     }
     return device_is_used(device) ? device : device_used_first();
 }
@@ -122,9 +124,8 @@ bool point_here(int device, Point *point, bool *is_captured) {
     Stream stream;
     *is_captured = false;
     if (!is_device_ready() || (device = device_to_mark(device)) == NOT_APPLICABLE) {
-        PyErr_Clear();
         *point = point_of_host();
-        return true;
+        return !is_for_the_job();
     }
     if (!current_stream(device, &stream)) {
         *point = point_of_host();
@@ -210,7 +211,7 @@ static PyObject *python_span(PyObject *module, PyObject *const *arguments, Py_ss
         point_release(happening.start);
         return NULL;
     }
-    rows_add(happening);
+    rows_add(&happening);
     Py_RETURN_NONE;
 }
 
@@ -246,6 +247,10 @@ static PyObject *python_open_driver(PyObject *module, PyObject *arguments) {
     if (!PyArg_ParseTuple(arguments, "sp", &path, &threaded)) {
         return NULL;
     }
+    if (device_is_held()) {
+        PyErr_SetString(PyExc_OSError, "the driver still holds the thread of an earlier recording");
+        return NULL;
+    }
     if (!driver_open(path, reason, sizeof reason)) {
         PyErr_SetString(PyExc_OSError, reason);
         return NULL;
@@ -263,6 +268,9 @@ static PyObject *python_close_device(PyObject *module, PyObject *patience_ms) {
     bool has_ended;
     if (PyErr_Occurred() != NULL) {
         return NULL;
+    }
+    if (!device_shut()) {
+        Py_RETURN_FALSE;
     }
     Py_BEGIN_ALLOW_THREADS
     has_ended = device_close(patience);
@@ -335,10 +343,13 @@ static PyObject *python_reset(PyObject *module, PyObject *capacity) {
     if (PyErr_Occurred() != NULL) {
         return NULL;
     }
+    bool is_shut = device_shut();
     methods_forget_all();
     rows_reset((size_t)rows);
     Py_BEGIN_ALLOW_THREADS
-    device_close(RESET_PATIENCE_MS);
+    if (is_shut) {
+        device_close(RESET_PATIENCE_MS);
+    }
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -369,10 +380,15 @@ static PyMethodDef functions[] = {
 
 static int execute(PyObject *module) {
     mark_type = (PyTypeObject *)PyType_FromSpec(&mark_spec);
-    if (mark_type == NULL || PyModule_AddObject(module, "Mark", (PyObject *)mark_type) < 0) {
+    if (mark_type == NULL) {
         return -1;
     }
-    if (marks_init() != 0 || groups_init(module) < 0 || methods_init(module) < 0 || modules_init(module) < 0 || rows_init(module) < 0) {
+    Py_INCREF(mark_type); /* ours beside the module's: marks may be made when that is gone, as Python ends */
+    if (PyModule_AddObject(module, "Mark", (PyObject *)mark_type) < 0) {
+        return -1;
+    }
+    if (marks_init() != 0 || groups_init(module) < 0 || methods_init(module) < 0 || modules_init(module) < 0 ||
+        rows_init(module) < 0) {
         return -1;
     }
     if (PyModule_AddFunctions(module, methods_functions) < 0) {

@@ -24,10 +24,12 @@ enum { DRIVER_SUCCESS = 0, DRIVER_NOT_READY = 600 };
 
 typedef struct {
     int (*event_create)(Event *, unsigned flags);
+    int (*event_destroy)(Event);
     int (*event_record)(Event, Stream);
     int (*event_query)(Event);
     int (*event_elapsed_time)(float *milliseconds, Event start, Event end);
     int (*stream_create)(Stream *, unsigned flags);
+    int (*stream_destroy)(Stream);
     int (*stream_is_capturing)(Stream, int *status);
     int (*exchange_capture_mode)(int *mode);
     int (*context_get_current)(Context *);
@@ -89,7 +91,10 @@ int device_used_first(void); /* NOT_APPLICABLE before any was marked */
 int device_of_context(void); /* the device that is current in this thread, by its context; NOT_APPLICABLE if unknown */
 /* With threaded false nothing happens but in device_pass: for tests with a scripted driver. */
 bool device_open(bool threaded);
-bool device_close(int patience_ms);
+bool device_is_held(void); /* by the thread of an earlier recording, which is stuck in the driver: it cannot be opened */
+/* Closing, under the GIL: no thread is taking a mark then, and none will. False if another thread is closing it. */
+bool device_shut(void);
+bool device_close(int patience_ms); /* the rest of it, without the GIL; false if the driver holds the thread */
 void device_pass(void);
 void device_switch_off(void);
 void marks_in_forked_child(void);
@@ -157,7 +162,7 @@ typedef struct {
 
 int rows_init(PyObject *module);
 void rows_reset(size_t capacity);
-void rows_add(Happening); /* takes the references of its points; counts it as dropped where there is no room */
+void rows_add(const Happening *); /* takes the references of its points; counts it as dropped where there is no room */
 void rows_drop(uint8_t kind);
 void rows_gather(void); /* by any thread, without the GIL */
 uint64_t rows_added(void);   /* happenings */
@@ -176,6 +181,7 @@ extern PyMethodDef methods_functions[];
 extern _Thread_local bool is_inside; /* this thread is in a call that has been counted */
 void methods_forget_all(void);
 bool current_stream(int device, Stream *); /* false, with an exception, where torch does not say */
+bool is_for_the_job(void); /* tells Python of an exception of ours; true, with it, for one that ends the program */
 extern PyObject *raw_stream, *current_device, *open_device;
 
 /* ---- modules.c: forward and backward of modules ----------------------------------------------------------------- */

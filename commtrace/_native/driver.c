@@ -13,10 +13,12 @@ static const struct {
     size_t place;
 } functions[] = {
     {"cuEventCreate", "hipEventCreateWithFlags", offsetof(Driver, event_create)},
+    {"cuEventDestroy_v2", "hipEventDestroy", offsetof(Driver, event_destroy)},
     {"cuEventRecord", "hipEventRecord", offsetof(Driver, event_record)},
     {"cuEventQuery", "hipEventQuery", offsetof(Driver, event_query)},
     {"cuEventElapsedTime", "hipEventElapsedTime", offsetof(Driver, event_elapsed_time)},
     {"cuStreamCreate", "hipStreamCreateWithFlags", offsetof(Driver, stream_create)},
+    {"cuStreamDestroy_v2", "hipStreamDestroy", offsetof(Driver, stream_destroy)},
     {"cuStreamIsCapturing", "hipStreamIsCapturing", offsetof(Driver, stream_is_capturing)},
     {"cuThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode",
      offsetof(Driver, exchange_capture_mode)},

@@ -48,11 +48,32 @@ static void leave(Group *group) {
     group->process_group = NULL;
 }
 
-/* One place stays empty, so that every search ends: groups beyond are counted by Python's path. */
+/* Makes the places of groups that are gone empty again. */
+static void tidy(void) {
+    Group *before[MOST_GROUPS];
+    memcpy(before, table, sizeof table);
+    memset(table, 0, sizeof table);
+    num_places = 0;
+    for (int i = 0; i < MOST_GROUPS; i++) {
+        if (before[i] != NULL && before[i] != &gone) {
+            uint32_t place = place_of(before[i]->process_group);
+            while (table[place % MOST_GROUPS] != NULL) {
+                place++;
+            }
+            table[place % MOST_GROUPS] = before[i];
+            num_places++;
+        }
+    }
+}
+
+/* Half of the places stay empty, so that every search ends soon: calls of groups beyond go through Python. */
 static void enter(Group *group) {
     Group *earlier = group_of(group->process_group); /* of an earlier recording */
     if (earlier != NULL) {
         leave(earlier);
+    }
+    if (num_places >= MOST_GROUPS / 2) {
+        tidy();
     }
     if (num_places >= MOST_GROUPS / 2) {
         return;

@@ -36,11 +36,11 @@ static int64_t monotonic_ns(void) {
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-static int64_t (*host_clock)(void) = monotonic_ns;
+static int64_t (*_Atomic host_clock)(void) = monotonic_ns;
 
-int64_t host_ns(void) { return host_clock(); }
+int64_t host_ns(void) { return atomic_load_explicit(&host_clock, memory_order_relaxed)(); }
 
-void use_clock(int64_t (*clock)(void)) { host_clock = clock != NULL ? clock : monotonic_ns; }
+void use_clock(int64_t (*clock)(void)) { atomic_store(&host_clock, clock != NULL ? clock : monotonic_ns); }
 
 /* ---- devices ---------------------------------------------------------------------------------------------------- */
 
@@ -135,7 +135,7 @@ static void mark_release(Mark *mark) {
         return;
     }
     if (mark->generation != atomic_load_explicit(&generation, memory_order_relaxed)) {
-        free(mark); /* with its event, which the driver keeps */
+        free(mark); /* its event stays in the driver, of which nothing is asked here: any thread may come by */
         return;
     }
     _Atomic(Mark *) *returned = &devices[mark->device].returned;
@@ -230,7 +230,8 @@ static Point recorded(int device, Stream stream) {
 }
 
 Point point_on(int device, Stream stream) {
-    if (!device_is_open() || device_has_failed()) {
+    /* It may have been closed, and opened again, since the device was found to be in use. */
+    if (!device_is_open() || device_has_failed() || devices[device].context == NULL) {
         return point_of_host();
     }
     uint64_t on_their_way = atomic_load_explicit(&num_taken, memory_order_relaxed) -
@@ -331,6 +332,18 @@ static bool is_over(Mark *mark) {
     return true;
 }
 
+/* The device has failed, or the recording is over: nothing more is learnt of what was held. */
+static void lose_marks(void) {
+    for (int i = 0; i < num_queues; i++) {
+        while (queues[i].first != NULL) {
+            Mark *mark = queues[i].first;
+            queues[i].first = mark->next;
+            atomic_store_explicit(&mark->state, MARK_LOST, memory_order_release);
+            let_go(mark);
+        }
+    }
+}
+
 static void pass_marks(void) {
     for (int i = 0; i < num_queues; i++) {
         Queue *queue = &queues[i];
@@ -343,6 +356,9 @@ static void pass_marks(void) {
             queue->first = passed->next;
             let_go(passed);
         }
+    }
+    if (device_has_failed()) {
+        lose_marks();
     }
     atomic_store_explicit(&num_ahead, num_held, memory_order_relaxed);
 }
@@ -421,10 +437,19 @@ void device_pass(void) {
 
 static pthread_t resolver;
 static bool has_resolver;
-static _Atomic bool is_to_run, is_running;
+static _Atomic bool is_to_run, is_running, is_closing;
 
 static void pause_for(int milliseconds) {
     nanosleep(&(struct timespec){milliseconds / 1000, milliseconds % 1000 * 1000000L}, NULL);
+}
+
+static bool lacks_an_anchor(void) {
+    for (int i = 0; i < MOST_DEVICES; i++) {
+        if (atomic_load(&devices[i].is_marked) && !devices[i].has_anchor) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static void *resolve(void *unused) {
@@ -433,11 +458,7 @@ static void *resolve(void *unused) {
     while (atomic_load_explicit(&is_to_run, memory_order_relaxed)) {
         int64_t now = host_ns();
         receive_marks();
-        bool is_new = num_held != 0;
-        for (int i = 0; i < MOST_DEVICES; i++) {
-            is_new &= !atomic_load(&devices[i].is_marked) || devices[i].has_anchor;
-        }
-        if (now - anchored_at >= ANCHOR_INTERVAL_NS || (num_held != 0 && !is_new)) {
+        if (now - anchored_at >= ANCHOR_INTERVAL_NS || (num_held != 0 && lacks_an_anchor())) {
             take_anchors();
             anchored_at = now;
         }
@@ -493,6 +514,8 @@ static void at_exit(void) {
     stop_resolver(EXIT_PATIENCE_MS);
 }
 
+bool device_is_held(void) { return atomic_load(&is_closing) || (has_resolver && !atomic_load(&is_to_run)); }
+
 bool device_open(bool threaded) {
     static bool has_exit_function;
     /* Registered when the driver has been loaded: it then runs before the driver's own, which ends the device. */
@@ -509,44 +532,70 @@ bool device_open(bool threaded) {
 static void free_pool(Mark *mark) {
     while (mark != NULL) {
         Mark *next = mark->next;
+        if (!device_has_failed()) {
+            driver.event_destroy(mark->event);
+        }
         free(mark);
         mark = next;
     }
 }
 
-bool device_close(int patience_ms) {
-    atomic_store(&is_open, false);
-    if (!stop_resolver(patience_ms)) {
-        return false;
+static void free_anchors(const Device *device) {
+    if (device->anchor_stream != NULL && !device_has_failed()) {
+        driver.event_destroy(device->anchor);
+        driver.event_destroy(device->spare);
+        driver.stream_destroy(device->anchor_stream);
     }
-    receive_marks();
-    for (int i = 0; i < num_queues; i++) {
-        while (queues[i].first != NULL) {
-            Mark *mark = queues[i].first;
-            queues[i].first = mark->next;
-            atomic_store_explicit(&mark->state, MARK_LOST, memory_order_release);
-            let_go(mark);
+}
+
+static void free_devices(void) {
+    for (int device = 0; device < MOST_DEVICES; device++) {
+        if (devices[device].context != NULL) {
+            bool was_pushed = push_context(device);
+            free_pool(devices[device].pool);
+            free_pool(atomic_load(&devices[device].returned));
+            free_anchors(&devices[device]);
+            pop_context(was_pushed);
         }
     }
-    num_queues = 0;
-    atomic_store(&num_ahead, 0);
-    for (int device = 0; device < MOST_DEVICES; device++) {
-        free_pool(devices[device].pool);
-        free_pool(atomic_load(&devices[device].returned));
-    }
+}
+
+bool device_shut(void) {
+    atomic_store(&is_open, false);
+    return !atomic_exchange(&is_closing, true);
+}
+
+static void forget_devices(void) {
     memset(devices, 0, sizeof devices);
     atomic_fetch_add(&generation, 1);
     first_device = NOT_APPLICABLE;
     atomic_store(&failure, DRIVER_SUCCESS);
-    return true;
+    num_queues = 0;
+    num_held = 0;
+    atomic_store(&num_ahead, 0);
 }
 
+bool device_close(int patience_ms) {
+    bool has_ended = stop_resolver(patience_ms);
+    if (has_ended) {
+        receive_marks();
+        lose_marks();
+        free_devices();
+        forget_devices();
+    }
+    atomic_store(&is_closing, false);
+    return has_ended;
+}
 void marks_in_forked_child(void) {
     /* The thread is the parent's, and so is the driver: nothing is asked of it here, not even to free an event. */
     atomic_store(&is_open, false);
     atomic_store(&is_to_run, false);
     atomic_store(&is_running, false);
+    atomic_store(&is_closing, false);
     has_resolver = false;
+    /* The thread may have been changing what follows: its marks are left behind. */
+    atomic_store(&num_received, atomic_load(&num_taken));
+    forget_devices();
 }
 
 int marks_init(void) { return pthread_atfork(NULL, NULL, marks_in_forked_child); }

@@ -21,6 +21,7 @@ PyObject *raw_stream, *current_device; /* functions of torch: device -> stream a
 PyObject *open_device;                 /* (): opens the device as soon as the job uses one */
 
 static PyObject *tensor_types;     /* a tuple: classes whose attributes run no Python */
+static PyObject *plain_types[8];   /* the same, to compare with */
 static PyObject *p2p_codes[4];     /* of dist.send, dist.recv, dist.isend, dist.irecv */
 static PyObject *code_of_dtype;    /* dtype -> its code among the names */
 static PyObject *wait_failed;      /* (facts, exception): a wait has raised */
@@ -35,7 +36,7 @@ static int session;                 /* number of the recording: methods of an ea
 static PyObject *name_nbytes, *name_dtype, *name_is_cuda, *name_get_device, *name_async, *name_root, *name_back,
     *name_code, *name_func;
 
-static bool is_for_the_job(void) { return error_is_for_the_job(failed); }
+bool is_for_the_job(void) { return error_is_for_the_job(failed); }
 
 /* ---- streams that compute --------------------------------------------------------------------------------------- */
 
@@ -65,6 +66,7 @@ static bool computes(Point end) {
 bool current_stream(int device, Stream *stream) {
     static PyObject *numbers[MOST_DEVICES];
     if (device < 0 || device >= MOST_DEVICES || raw_stream == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the current stream of the device is not known");
         return false;
     }
     if (numbers[device] == NULL && (numbers[device] = PyLong_FromLong(device)) == NULL) {
@@ -138,7 +140,7 @@ static void give_up(Pending forgotten) {
         .has_row = true,
         .is_unfinished = true,
     };
-    rows_add(happening);
+    rows_add(&happening);
 }
 
 static void forget(PyObject *work) {
@@ -200,14 +202,13 @@ typedef struct {
     bool is_wait, is_p2p, is_send, has_root;
 } Method;
 
-static PyTypeObject *method_type;
-
 /* What is known of a call before the original runs. */
 typedef struct {
     enum { PASS, SLOW, RECORD } way;
     Group *group;
     Facts facts;
     Point start;
+    int session; /* when it began: the recording may end, and another one begin, meanwhile */
     bool is_counted, is_on_device;
     int device;
     PyObject *work; /* of a wait */
@@ -256,8 +257,8 @@ static PyObject *plain_tensor(PyObject *argument) {
         argument = PyList_GetItem(argument, 0);
     }
     PyObject *type = (PyObject *)Py_TYPE(argument);
-    for (Py_ssize_t i = 0; tensor_types != NULL && i < PyTuple_Size(tensor_types); i++) {
-        if (PyTuple_GetItem(tensor_types, i) == type) {
+    for (int i = 0; i < 8 && plain_types[i] != NULL; i++) {
+        if (plain_types[i] == type) {
             return argument;
         }
     }
@@ -294,10 +295,9 @@ static int32_t dtype_code(PyObject *dtype) {
         PyObject *dtype;
         int32_t code;
     } known[MOST_DTYPES];
-    static int num_known;
-    static PyObject *asked; /* a new recording has new codes */
-    if (asked != code_of_dtype) {
-        asked = code_of_dtype;
+    static int num_known, known_in;
+    if (known_in != session) { /* a new recording has new codes */
+        known_in = session;
         num_known = 0;
     }
     for (int i = 0; i < num_known; i++) {
@@ -312,7 +312,7 @@ static int32_t dtype_code(PyObject *dtype) {
     }
     int32_t number = (int32_t)PyLong_AsLong(code);
     Py_DECREF(code);
-    if (num_known < MOST_DTYPES) {
+    if (num_known < MOST_DTYPES && known_in == session) {
         Py_INCREF(dtype); /* kept: they live as long as torch */
         known[num_known].dtype = dtype;
         known[num_known++].code = number;
@@ -320,8 +320,8 @@ static int32_t dtype_code(PyObject *dtype) {
     return number;
 }
 
-/* Reads the payload and the device; false where Python must. */
-static bool measure(PyObject *tensor, Call *call) {
+/* Reads the payload and the device of a tensor; false where Python must. */
+static bool measure_tensor(PyObject *tensor, Call *call) {
     PyObject *dtype;
     Facts *facts = &call->facts;
     if (!attribute_as_int64(tensor, name_nbytes, &facts->num_bytes)) { /* not defined of sparse tensors */
@@ -357,6 +357,17 @@ static bool measure(PyObject *tensor, Call *call) {
     return true;
 }
 
+static bool measure(PyObject *argument, Call *call) {
+    PyObject *tensor = plain_tensor(argument);
+    if (tensor == NULL) {
+        return false;
+    }
+    Py_INCREF(tensor); /* Python may change the list in which it is */
+    bool is_measured = measure_tensor(tensor, call);
+    Py_DECREF(tensor);
+    return is_measured;
+}
+
 static bool read_peer(const Method *method, PyObject *options, PyObject *const *arguments, Py_ssize_t num_arguments,
                       Group *group, int32_t *peer, int64_t *tag) {
     int64_t rank = NOT_APPLICABLE;
@@ -387,34 +398,37 @@ static bool read_peer(const Method *method, PyObject *options, PyObject *const *
 
 /* What is ours before a launch. An exception may be set where the way is SLOW: it is ours. */
 static Call before_launch(const Method *method, PyObject *const *arguments, Py_ssize_t num_arguments) {
-    Call call = {.way = SLOW, .device = NOT_APPLICABLE};
-    PyObject *tensor = NULL, *options = NULL;
+    Call call = {.way = SLOW, .device = NOT_APPLICABLE, .session = session};
+    PyObject *options = NULL;
     bool is_async = true;
     int32_t peer;
     int64_t tag;
     Group *group = num_arguments > 0 ? group_of(arguments[0]) : NULL;
-    if (group == NULL || group->is_slow || (method->is_p2p && group->has_slow_messages) || method->tensor >= num_arguments || method->options >= num_arguments) {
+    if (group == NULL || group->is_slow || (method->is_p2p && group->has_slow_messages) ||
+        method->tensor >= num_arguments || method->options >= num_arguments) {
         return call;
     }
     if (method->splits != 0 && (!is_empty(arguments[method->splits]) || !is_empty(arguments[method->splits + 1]))) {
         return call;
     }
-    tensor = plain_tensor(arguments[method->tensor]);
+    /* What is read of arguments may run Python (a mode of torch functions), in which the recording may end. */
+    Py_INCREF(group);
+    call.group = group;
     options = arguments[method->options];
-    if (tensor == NULL || (!method->is_p2p && !attribute_is_true(options, name_async, &is_async))) {
+    if (!method->is_p2p && !attribute_is_true(options, name_async, &is_async)) {
         return call;
     }
     if (!method->is_p2p && is_async && !times_devices) {
         return call; /* a callback of its future tells its end */
     }
-    if (!read_peer(method, options, arguments, num_arguments, group, &peer, &tag) || !measure(tensor, &call)) {
+    if (!read_peer(method, options, arguments, num_arguments, group, &peer, &tag) ||
+        !measure(arguments[method->tensor], &call) || session != call.session) {
         return call;
     }
     is_async = method->is_p2p ? is_async_message() : is_async;
     Facts *facts = &call.facts;
     facts->seq = method->is_p2p ? group_next_message(group, method->is_send, peer, tag) : group_next_collective(group);
     facts->peer = peer;
-    call.group = group;
     call.is_counted = true;
     call.way = PASS;
     if (!is_recording || (group->is_skipped && !method->is_p2p)) {
@@ -473,10 +487,15 @@ static void report_side_stream(const Facts *facts, Point start, Point waited_fro
 static Point latest_end;
 static bool has_latest_end;
 
-static void set_latest_end(Point end) {
+static void forget_latest_end(void) {
     if (has_latest_end) {
+        has_latest_end = false;
         point_release(latest_end);
     }
+}
+
+static void set_latest_end(Point end) {
+    forget_latest_end();
     if (end.mark != NULL) {
         mark_retain(end.mark);
     }
@@ -503,12 +522,11 @@ static void record_end(Facts facts, Point start, Point waited_from, Point end) {
         .has_row = true,
         .has_stall = is_stall,
     };
-    rows_add(happening);
+    rows_add(&happening);
 }
 
 static void after_launch(const Method *method, Call *call, PyObject *work) {
     Facts *facts = &call->facts;
-    is_blocked = false;
     facts->returned_at = call->is_on_device ? host_ns() : 0;
     bool ran_here = work == Py_None;
     if (call->is_on_device && !ran_here && call->group->returns_work && !method->is_p2p && !facts->is_async) {
@@ -525,7 +543,7 @@ static void after_launch(const Method *method, Call *call, PyObject *work) {
 }
 
 static Call before_wait(PyObject *work) {
-    Call call = {.way = PASS, .work = work, .device = NOT_APPLICABLE};
+    Call call = {.way = PASS, .work = work, .device = NOT_APPLICABLE, .session = session};
     Pending *place = find_pending(work);
     if (place == NULL) {
         call.way = is_python_waiting() ? SLOW : PASS;
@@ -533,14 +551,18 @@ static Call before_wait(PyObject *work) {
     }
     call.facts = place->facts;
     call.is_on_device = place->facts.device != NOT_APPLICABLE;
-    call.start = call.is_on_device ? mark_on_current_stream(place->facts.device) : point_of_host();
     call.way = RECORD;
     set_blocked(&call.facts, place->start);
+    if (call.is_on_device) {
+        call.start = mark_on_current_stream(call.facts.device); /* may run Python */
+    } else {
+        /* The caller of a synchronous operation does nothing between its launch and its wait. */
+        call.start = call.facts.is_async ? point_of_host() : place->start;
+    }
     return call;
 }
 
 static void after_wait(Call *call) {
-    is_blocked = false;
     Pending *place = find_pending(call->work);
     if (place == NULL || place->facts.id != call->facts.id) { /* another thread has waited for it, and recorded that */
         point_release(call->start);
@@ -548,24 +570,17 @@ static void after_wait(Call *call) {
     }
     Pending ended = take_pending(place);
     Point end = call->is_on_device ? mark_on_current_stream(ended.facts.device) : point_of_host();
-    Point waited_from = call->start;
-    if (!call->is_on_device && !ended.facts.is_async) {
-        waited_from = ended.start; /* the caller of a synchronous operation does nothing before its wait */
-    }
-    record_end(ended.facts, ended.start, waited_from, end);
+    record_end(ended.facts, ended.start, call->start, end);
 }
 
-/* The original has raised; its exception is not set now. */
-static void after_failure(const Method *method, Call *call, PyObject *exception) {
-    is_blocked = false;
-    if (method->is_wait) {
-        PyObject *facts = facts_to_python(&call->facts, call->start);
-        if (facts != NULL && wait_failed != NULL && exception != NULL) {
-            Py_XDECREF(PyObject_CallFunctionObjArgs(wait_failed, facts, exception, NULL));
-        }
-        Py_XDECREF(facts);
+/* A wait has raised; its exception is not set now. */
+static void report_failure(const Call *call, PyObject *exception) {
+    Pending *place = find_pending(call->work);
+    PyObject *facts = facts_to_python(&call->facts, place == NULL ? call->start : place->start);
+    if (facts != NULL && wait_failed != NULL && exception != NULL) {
+        Py_XDECREF(PyObject_CallFunctionObjArgs(wait_failed, facts, exception, NULL));
     }
-    point_release(call->start);
+    Py_XDECREF(facts);
 }
 
 static void take_back(const Method *method, const Call *call) {
@@ -612,15 +627,36 @@ static PyObject *pass_on(const Method *method, PyObject *function, PyObject *con
     return result;
 }
 
-/* Forgets what was done for a call that does not take place. */
-static void undo(const Method *method, const Call *call) {
+/* Takes back what was done before a call that is not made, or was refused. */
+static void undo(const Method *method, Call *call) {
     if (call->is_counted) {
         take_back(method, call);
     }
     if (call->way == RECORD) {
-        is_blocked = false;
         point_release(call->start);
+        is_blocked = is_blocked && call->session != session;
     }
+    Py_CLEAR(call->group);
+}
+
+/* What is ours after the original; `exception` is what it raised, where there is no result. */
+static void finish(const Method *method, Call *call, PyObject *result, PyObject *exception) {
+    bool is_ours = call->way == RECORD && call->session == session;
+    if (result != NULL && is_ours) {
+        is_blocked = false;
+        if (method->is_wait) {
+            after_wait(call);
+        } else {
+            after_launch(method, call, result);
+        }
+        Py_CLEAR(call->group);
+        return;
+    }
+    if (result == NULL && is_ours && method->is_wait) {
+        report_failure(call, exception);
+    }
+    call->is_counted = call->is_counted && result == NULL;
+    undo(method, call);
 }
 
 static PyObject *call_method(PyObject *self, PyObject *const *arguments, Py_ssize_t num_arguments, PyObject *names) {
@@ -645,6 +681,7 @@ static PyObject *call_method(PyObject *self, PyObject *const *arguments, Py_ssiz
         return NULL;
     }
     if (call.way == SLOW) {
+        undo(method, &call);
         return pass_on(method, method->slow, arguments, num_arguments, names);
     }
     bool was_inside = is_inside;
@@ -656,27 +693,14 @@ static PyObject *call_method(PyObject *self, PyObject *const *arguments, Py_ssiz
     if (result == NULL) {
         PyErr_Fetch(&type, &value, &traceback);
         PyErr_NormalizeException(&type, &value, &traceback);
-        if (call.is_counted) {
-            take_back(method, &call);
-        }
-        if (call.way == RECORD) {
-            after_failure(method, &call, value);
-        }
-    } else if (call.way == RECORD) {
-        if (method->is_wait) {
-            after_wait(&call);
-        } else {
-            after_launch(method, &call, result);
-        }
     }
-    if (is_for_the_job()) {
+    finish(method, &call, result, value);
+    if (is_for_the_job()) { /* what ends the program goes before what the original gave */
+        Py_CLEAR(result);
         Py_XDECREF(type);
         Py_XDECREF(value);
         Py_XDECREF(traceback);
-        Py_XDECREF(result);
-        return NULL;
-    }
-    if (result == NULL) {
+    } else if (result == NULL) {
         PyErr_Restore(type, value, traceback);
     }
     return result;
@@ -750,6 +774,35 @@ static void method_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
+/* Definitions outlive their functions. They are kept for ever, and used again by the next recording. */
+static PyMethodDef *definition_of(const char *name, const char *doc) {
+    typedef struct Definition {
+        PyMethodDef definition;
+        struct Definition *next;
+    } Definition;
+    static Definition *known;
+    for (Definition *entry = known; entry != NULL; entry = entry->next) {
+        const char *its_doc = entry->definition.ml_doc;
+        bool has_doc = doc == NULL || its_doc == NULL ? doc == its_doc : strcmp(doc, its_doc) == 0;
+        if (has_doc && strcmp(name, entry->definition.ml_name) == 0) {
+            return &entry->definition;
+        }
+    }
+    Definition *entry = calloc(1, sizeof *entry);
+    if (entry == NULL) {
+        return NULL;
+    }
+    entry->definition = (PyMethodDef){
+        .ml_name = strdup(name),
+        .ml_meth = (PyCFunction)(void (*)(void))call_method,
+        .ml_flags = METH_FASTCALL | METH_KEYWORDS,
+        .ml_doc = doc == NULL ? NULL : strdup(doc),
+    };
+    entry->next = known;
+    known = entry;
+    return &entry->definition;
+}
+
 /* A function of C with the name of the original, as pybind's own are: to Dynamo, profilers and debuggers a call of it
    looks as before. A descriptor of a class of our own would crash compiled code, which binds none but these. */
 static PyObject *method_function(PyObject *self, PyObject *unused) {
@@ -758,17 +811,14 @@ static PyObject *method_function(PyObject *self, PyObject *unused) {
     PyObject *name = PyObject_GetAttrString(method->original, "__name__");
     PyObject *doc = PyObject_GetAttrString(method->original, "__doc__");
     PyObject *module = PyObject_GetAttrString(method->original, "__module__");
+    const char *name_text = name == NULL ? NULL : PyUnicode_AsUTF8AndSize(name, NULL);
+    const char *doc_text = doc == NULL || doc == Py_None ? NULL : PyUnicode_AsUTF8AndSize(doc, NULL);
     PyErr_Clear();
-    PyMethodDef *definition = calloc(1, sizeof *definition); /* kept for ever, as often as a recording begins */
+    PyMethodDef *definition = name_text == NULL ? NULL : definition_of(name_text, doc_text);
     PyObject *function = NULL;
-    if (definition == NULL || name == NULL) {
-        free(definition);
+    if (definition == NULL) {
         PyErr_SetString(PyExc_TypeError, "the original has no name");
     } else {
-        definition->ml_name = strdup(PyUnicode_AsUTF8AndSize(name, NULL));
-        definition->ml_doc = doc != NULL && doc != Py_None ? strdup(PyUnicode_AsUTF8AndSize(doc, NULL)) : NULL;
-        definition->ml_meth = (PyCFunction)(void (*)(void))call_method;
-        definition->ml_flags = METH_FASTCALL | METH_KEYWORDS;
         function = PyCFunction_NewEx(definition, self, module);
     }
     Py_XDECREF(name);
@@ -808,13 +858,15 @@ static void keep(PyObject **place, PyObject *object) {
 
 static PyObject *python_configure(PyObject *module, PyObject *arguments, PyObject *keywords) {
     (void)module;
-    static char *names[] = {"tensor_types", "p2p_codes",     "code_of_dtype", "failed", "wait_failed", "waited_on_a_side",
-                            "pending",      "forget_in_python", "times_devices", "raw_stream",    "current_device", "open_device", NULL};
+    static char *names[] = {"tensor_types",     "p2p_codes",     "code_of_dtype", "failed",
+                            "wait_failed",      "waited_on_a_side", "pending",    "forget_in_python",
+                            "times_devices",    "raw_stream",    "current_device", "open_device",
+                            NULL};
     PyObject *types, *codes, *dtypes, *fails, *failed_wait, *aside, *waiting, *forgets, *stream, *device, *opener;
     int timed;
     if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!O!OOOOO!OpOOO", names, &PyTuple_Type, &types, &PyTuple_Type,
-                                     &codes, &dtypes, &fails, &failed_wait, &aside, &PyTuple_Type, &waiting, &forgets, &timed, &stream,
-                                     &device, &opener)) {
+                                     &codes, &dtypes, &fails, &failed_wait, &aside, &PyTuple_Type, &waiting, &forgets,
+                                     &timed, &stream, &device, &opener)) {
         return NULL;
     }
     if (PyTuple_Size(codes) != 4 || PyTuple_Size(waiting) != 2) {
@@ -822,6 +874,9 @@ static PyObject *python_configure(PyObject *module, PyObject *arguments, PyObjec
         return NULL;
     }
     keep(&tensor_types, types);
+    for (Py_ssize_t i = 0; i < 8; i++) {
+        plain_types[i] = i < PyTuple_Size(types) ? PyTuple_GetItem(types, i) : NULL;
+    }
     for (int i = 0; i < 4; i++) {
         keep(&p2p_codes[i], PyTuple_GetItem(codes, i));
     }
@@ -839,6 +894,8 @@ static PyObject *python_configure(PyObject *module, PyObject *arguments, PyObjec
     times_devices = timed;
     num_computing = 0;
     has_step_place = false;
+    is_blocked = false;
+    forget_latest_end();
     session++;
     Py_RETURN_NONE;
 }
@@ -900,6 +957,8 @@ static PyObject *python_forget(PyObject *module, PyObject *work) {
 static PyObject *python_end(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     session++;
+    is_blocked = false;
+    keep(&open_device, Py_None); /* a mark that is taken later must not open the device again */
     methods_forget_all();
     Py_RETURN_NONE;
 }
@@ -923,7 +982,8 @@ static PyObject *python_pending_facts(PyObject *module, PyObject *unused) {
         if (pending[i].work == NULL) {
             continue;
         }
-        PyObject *facts = facts_to_python(&pending[i].facts, pending[i].start);
+        Facts known = pending[i].facts; /* making objects may run a finalizer, which waits */
+        PyObject *facts = facts_to_python(&known, pending[i].start);
         if (facts == NULL || PyList_Append(list, facts) < 0) {
             Py_CLEAR(list);
         }
@@ -937,7 +997,8 @@ static PyObject *python_blocked(PyObject *module, PyObject *unused) {
     if (!is_blocked) {
         Py_RETURN_NONE;
     }
-    return facts_to_python(&blocked_facts, (Point){NULL, blocked_since_ns});
+    Facts known = blocked_facts;
+    return facts_to_python(&known, (Point){NULL, blocked_since_ns});
 }
 
 static PyObject *python_latest_end(PyObject *module, PyObject *unused) {
@@ -950,10 +1011,7 @@ static PyObject *python_latest_end(PyObject *module, PyObject *unused) {
 
 static PyObject *python_clear_latest_end(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    if (has_latest_end) {
-        point_release(latest_end);
-        has_latest_end = false;
-    }
+    forget_latest_end();
     Py_RETURN_NONE;
 }
 
@@ -1011,6 +1069,6 @@ int methods_init(PyObject *module) {
             return -1;
         }
     }
-    method_type = (PyTypeObject *)PyType_FromSpec(&method_spec);
-    return method_type == NULL ? -1 : PyModule_AddObject(module, "Method", (PyObject *)method_type);
+    PyObject *method_type = PyType_FromSpec(&method_spec);
+    return method_type == NULL ? -1 : PyModule_AddObject(module, "Method", method_type);
 }

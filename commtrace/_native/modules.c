@@ -152,7 +152,7 @@ static void record(int name, Coordinates place, Point start, Point end) {
         .lane = COMPUTE,
         .has_row = true,
     };
-    rows_add(happening);
+    rows_add(&happening);
 }
 
 static Pass *pass_of(const Modules *modules, int64_t task) {

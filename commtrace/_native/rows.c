@@ -35,7 +35,11 @@ static _Atomic uint64_t num_added, num_gathered, num_taken;
 static uint64_t most_waiting;
 static _Atomic int64_t num_dropped[NUM_KINDS];
 
-void rows_drop(uint8_t kind) { atomic_fetch_add_explicit(&num_dropped[kind], 1, memory_order_relaxed); }
+void rows_drop(uint8_t kind) {
+    if (kind < NUM_KINDS) {
+        atomic_fetch_add_explicit(&num_dropped[kind], 1, memory_order_relaxed);
+    }
+}
 
 static void drop(const Happening *happening) {
     if (happening->has_row) {
@@ -45,7 +49,6 @@ static void drop(const Happening *happening) {
         rows_drop(STALL);
     }
 }
-
 
 static void release_points(const Happening *happening) {
     point_release(happening->start);
@@ -57,15 +60,15 @@ uint64_t rows_added(void) { return atomic_load_explicit(&num_added, memory_order
 
 uint64_t rows_waiting(void) { return rows_added() - atomic_load_explicit(&num_taken, memory_order_relaxed); }
 
-void rows_add(Happening happening) {
+void rows_add(const Happening *happening) {
     uint64_t at = rows_added();
     bool is_full = at - atomic_load_explicit(&num_gathered, memory_order_acquire) >= RING;
     if (is_full || rows_waiting() >= most_waiting) {
-        drop(&happening);
-        release_points(&happening);
+        drop(happening);
+        release_points(happening);
         return;
     }
-    ring[at % RING] = happening;
+    ring[at % RING] = *happening;
     atomic_store_explicit(&num_added, at + 1, memory_order_release);
 }
 
@@ -345,7 +348,16 @@ static void free_blocks(Table *table) {
     *table = (Table){.size = table->size};
 }
 
-static PyObject *columns_of(Table *table, bool is_of_calls) {
+/* Counts rows that cannot be handed over as dropped. */
+static void drop_rows(const Table *table) {
+    for (const Block *block = table->first; block != NULL; block = block->next) {
+        for (size_t i = 0; i < block->num_rows; i++) {
+            rows_drop((uint8_t)((const Row *)(block->rows + i * table->size))->kind);
+        }
+    }
+}
+
+static PyObject *columns_of(const Table *table, bool is_of_calls) {
     size_t size = size_of_columns(table, row_columns, NUM_ROW_COLUMNS);
     size += is_of_calls ? size_of_columns(table, call_columns, NUM_CALL_COLUMNS) : 0;
     PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
@@ -357,7 +369,6 @@ static PyObject *columns_of(Table *table, bool is_of_calls) {
     for (size_t i = 0; to != NULL && is_of_calls && i < NUM_CALL_COLUMNS; i++) {
         to = copy_column(table, call_columns[i].place, call_columns[i].type, to);
     }
-    free_blocks(table);
     Py_END_ALLOW_THREADS
     return bytes;
 }
@@ -381,6 +392,12 @@ PyObject *rows_take(PyObject *module, PyObject *unused) {
     if (row_bytes != NULL && call_bytes != NULL) {
         result = Py_BuildValue("LOLO", num_rows, row_bytes, num_calls, call_bytes);
     }
+    if (result == NULL) { /* out of memory */
+        drop_rows(&taken_rows);
+        drop_rows(&taken_calls);
+    }
+    free_blocks(&taken_rows);
+    free_blocks(&taken_calls);
     Py_XDECREF(row_bytes);
     Py_XDECREF(call_bytes);
     return result;
@@ -411,8 +428,11 @@ PyObject *facts_to_python(const Facts *facts, Point start) {
 /* The communications whose marks the device has not passed, oldest first: for a report on what hangs. */
 PyObject *rows_ahead(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    static Happening copies[MOST_LOOKED_AT]; /* under the GIL; no object is made while the lock is held */
+    Happening *copies = malloc(MOST_LOOKED_AT * sizeof *copies); /* no object is made while the lock is held */
     size_t num_copies = 0;
+    if (copies == NULL) {
+        return PyErr_NoMemory();
+    }
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < num_ahead && i < MOST_LOOKED_AT; i++) {
         if (ahead[i].has_row && ahead[i].facts.operation >= 0) {
@@ -433,6 +453,7 @@ PyObject *rows_ahead(PyObject *module, PyObject *unused) {
         Py_XDECREF(item);
         point_release(copies[i].start);
     }
+    free(copies);
     return list;
 }
 
@@ -456,7 +477,13 @@ void rows_reset(size_t capacity) {
 
 static void in_forked_child(void) {
     is_recording = false;
-    pthread_mutex_init(&lock, NULL); /* a thread of the parent's may have held it */
+    pthread_mutex_init(&lock, NULL); /* a thread of the parent's may have held it, and have been changing what follows */
+    rows = (Table){.size = sizeof(Row)};
+    calls = (Table){.size = sizeof(CallRow)};
+    ahead = NULL;
+    num_ahead = room_ahead = 0;
+    atomic_store(&num_gathered, atomic_load(&num_added));
+    atomic_store(&num_taken, atomic_load(&num_added));
 }
 
 static PyObject *described(const Column *columns, size_t num_columns) {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -79,8 +79,11 @@ class Facts(NamedTuple):
 class Native:
     """The extension in the service of one recording, with room for ``capacity`` communications and spans."""
 
+    _latest: ClassVar[Native | None] = None
+
     def __init__(self, core: ModuleType, capacity: int) -> None:
         core.reset(capacity)
+        Native._latest = self
         self.core: Any = core
         self._names: list[str] = []
         self._codes: dict[str, int] = {}
@@ -90,6 +93,7 @@ class Native:
         self._launches: dict[int, Launch] = {}
         self._spans: list[Spans] = []
         self._rows: list[Row] = []
+        self._dropped: Sequence[int] = [0] * len(schema.KINDS)
         self._add_calls: Callable[[Calls, CallColumns], None] | None = None
         self._is_in_detail: Callable[[int], bool] = lambda step: False
         self.on_capture: Callable[[], None] = lambda: None  # called when a communication was captured into a graph
@@ -125,12 +129,19 @@ class Native:
 
     # Rows
 
+    @property
+    def is_over(self) -> bool:
+        """Return whether another recording has the extension, though the harvester of this one still runs."""
+        return Native._latest is not self
+
     def place_with(self, add: Callable[[Calls, CallColumns], None], is_in_detail: Callable[[int], bool]) -> None:
         """Have device-timed communications given to ``add`` in each pass, which has them placed and made into rows."""
         self._add_calls, self._is_in_detail = add, is_in_detail
 
     def gather(self) -> None:
         """Take over what is finished: at the beginning of a pass."""
+        if self.is_over:
+            return
         if self.core.saw_capture():
             self.on_capture()
         num_rows, of_rows, num_calls, of_calls = self.core.take()
@@ -197,22 +208,24 @@ class Native:
 
     def dropped(self) -> Sequence[int]:
         """Return how many rows were dropped so far, by kind."""
-        counts: Sequence[int] = self.core.dropped()
-        return counts
+        if not self.is_over:
+            self._dropped = self.core.dropped()
+        return self._dropped
 
     @property
     def num_added(self) -> int:
         """Return how many communications and spans were recorded so far."""
-        return int(self.core.num_added())
+        return 0 if self.is_over else int(self.core.num_added())
 
     @property
     def num_waiting(self) -> int:
         """Return how many of them wait for the device, or for the next :meth:`take`."""
-        return int(self.core.num_waiting())
+        return 0 if self.is_over else int(self.core.num_waiting())
 
     def give_up(self) -> None:
         """Count what still waits for the device as dropped."""
-        self.core.give_up()
+        if not self.is_over:
+            self.core.give_up()
 
     # Facts
 

@@ -47,7 +47,8 @@ static void *watch(void *unused) {
 }
 
 int watch_thread(unsigned long native_id, int clock) {
-    for (thread = PyInterpreterState_ThreadHead(PyInterpreterState_Get()); thread; thread = PyThreadState_Next(thread)) {
+    PyInterpreterState *interpreter = PyInterpreterState_Get();
+    for (thread = PyInterpreterState_ThreadHead(interpreter); thread; thread = PyThreadState_Next(thread)) {
         if (thread->native_thread_id == native_id) {
             clock_of_thread = clock;
             held_ns = free_ns = 0;

@@ -69,7 +69,7 @@ def step_rows(step: int, calls: int) -> Sequence[Row]:
     return [*rows, row(schema.STEP, "step", schema.COMPUTE, step, begin, begin + calls * 1_000)]
 
 
-def cpu_ms(action: Callable[[Sequence[Row]], None], rows: list[Row]) -> float:
+def cpu_ms(action: Callable[[Sequence[Row]], None], rows: Sequence[Row]) -> float:
     start = time.thread_time_ns()
     action(rows)
     return (time.thread_time_ns() - start) / 1e6

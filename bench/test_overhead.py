@@ -38,8 +38,9 @@ def test_all_tables_are_printed() -> None:
         assert completed.stdout.count("\nall_reduce, async + wait ") == 2
     for operation in ("all_reduce, async + wait", "isend + wait", "broadcast", "DataLoader next", "module, in a chain"):
         assert re.search(rf"^{re.escape(operation)} +\d+\.\d\d +\d+\.\d\d \([+-]\d", completed.stdout, re.MULTILINE)
-    pattern = r"Harvest, (\w+), .*?: (\d+) spans were resolved.*? threads: ([\d.]+) s; of the harvester with the GIL: (.*?)[.] Of"
-    harvests = re.findall(pattern, completed.stdout)
+    counts = r"Harvest, (\w+), .*?: (\d+) spans were resolved"
+    times = r"threads: ([\d.]+) s; .* with the GIL: (.*?)[.] Of"
+    harvests = re.findall(f"{counts}.*? {times}", completed.stdout)
     assert harvests
     for _, spans, all_seconds, with_gil in harvests:
         assert int(spans) == 50_000

@@ -89,21 +89,21 @@ class RowByRow:
     last_ended: int = -1
 
     def write(self, rows: list[Row]) -> None:
-        for row in rows:
-            if row.kind == schema.STEP:
-                self.last_ended = max(self.last_ended, row.step)
-            is_in_detail = row.step >= 0 and self.in_detail(row.step)
-            is_early = row.step < 0 and self.last_ended < 0
-            if is_in_detail or is_early or row.kind in (schema.STEP, schema.MARK):
-                self.kept.append(row)
+        for span in rows:
+            if span.kind == schema.STEP:
+                self.last_ended = max(self.last_ended, span.step)
+            is_in_detail = span.step >= 0 and self.in_detail(span.step)
+            is_early = span.step < 0 and self.last_ended < 0
+            if is_in_detail or is_early or span.kind in (schema.STEP, schema.MARK):
+                self.kept.append(span)
             else:
-                self.add(row)
+                self.add(span)
 
-    def add(self, row: Row) -> None:
-        key = (row.kind, row.name, row.group, row.peer if row.name in ("send", "recv") else -1)
-        sums = self.sums.setdefault(row.step, {}).setdefault(key, [0, 0, 0, 0])
-        duration = row.end - row.start
-        sums[:] = sums[0] + 1, sums[1] + duration, sums[2] + max(0, row.bytes), max(sums[3], duration)
+    def add(self, span: Row) -> None:
+        key = (span.kind, span.name, span.group, span.peer if span.name in ("send", "recv") else -1)
+        sums = self.sums.setdefault(span.step, {}).setdefault(key, [0, 0, 0, 0])
+        duration = span.end - span.start
+        sums[:] = sums[0] + 1, sums[1] + duration, sums[2] + max(0, span.bytes), max(sums[3], duration)
 
     def aggregates(self) -> dict[int, list[Aggregate]]:
         return {
@@ -138,7 +138,7 @@ def test_the_sums_are_those_of_a_loop_over_rows(come_as: str, seed: int) -> None
         rule.write(rows)
     sink.close()
 
-    assert [row for row in disk.rows if row.kind != schema.MARK] == rule.kept
+    assert [span for span in disk.rows if span.kind != schema.MARK] == rule.kept
     assert {step: disk.sums(step) for step in range(-1, 5) if disk.sums(step)} == rule.aggregates()
 
 

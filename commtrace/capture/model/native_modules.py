@@ -18,7 +18,7 @@ from commtrace.trace import schema
 
 
 class NativeCalls:
-    """The calls of the modules in ``labels``, with their backwards: see :class:`commtrace.capture.model.modules.Calls`."""
+    """The calls of the modules in ``labels``: see :class:`commtrace.capture.model.modules.Calls`."""
 
     def __init__(self, native: Native, tracer: Tracer, part: str, labels: dict[int, Any]) -> None:
         self._native = native

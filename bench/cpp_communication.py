@@ -127,20 +127,18 @@ def print_functional(options: argparse.Namespace) -> None:
 def print_ddp(options: argparse.Namespace) -> None:
     """Print ratios of turns to the mean of their neighbours, and what a bucket costs."""
     figures = run(options)
-    per_bucket = options.ranks * options.buckets
-    print(f"CPU time of {options.ranks} gloo ranks, {options.buckets} buckets, {options.turns} turns of", end=" ")
-    print(
-        f"{options.steps // options.turns} steps; plain {statistics.median(figures[::2]) / per_bucket:.1f} µs per bucket"
-    )
-    for name, first in (("recording", 1), ("noise", 2)):
-        turns = range(first, len(figures) - 1, 2)
-        beside = [(figures[turn], (figures[turn - 1] + figures[turn + 1]) / 2) for turn in turns]
-        if name == "noise":  # a turn without a recording between two of these, beside the plain turns before and after
-            beside = [
-                (figures[turn], (figures[turn - 2] + figures[turn + 2]) / 2) for turn in range(2, len(figures) - 2, 2)
-            ]
-        ratios = [value / plain for value, plain in beside]
-        added = [(value - plain) / per_bucket for value, plain in beside]
+    per_bucket, steps = options.ranks * options.buckets, options.steps // options.turns
+    plain = statistics.median(figures[::2]) / per_bucket
+    print(f"CPU time of {options.ranks} gloo ranks, {options.buckets} buckets, {options.turns} turns of {steps} steps;")
+    print(f"plain {plain:.1f} µs per bucket")
+    # A recording turn lies between two plain ones; a plain turn is compared with the plain ones before and after it.
+    for name, first, apart in (("recording", 1, 1), ("noise", 2, 2)):
+        beside = [
+            (figures[turn], (figures[turn - apart] + figures[turn + apart]) / 2)
+            for turn in range(first, len(figures) - apart, 2)
+        ]
+        ratios = [value / mean for value, mean in beside]
+        added = [(value - mean) / per_bucket for value, mean in beside]
         print(f"{name:10} × {quartiles(ratios, '.3f')}   µs per bucket {quartiles(added, '+.1f')}")
 
 

@@ -125,8 +125,8 @@ class CppCalls:
 
     def ask_later(self, issued: HostCall, work: Work) -> None:
         """Have the Work asked for its end, and ask those before it."""
-        # A callback for each costs more than all the rest: a thread of the backend takes the GIL twice, and gets a state
-        # of Python for it. With ten buckets on four gloo ranks it was a tenth of the job's CPU time.
+        # A callback for each costs more than all the rest: a thread of the backend takes the GIL twice, and gets a
+        # state of Python for it. With ten buckets on four gloo ranks it was a tenth of the job's CPU time.
         if self._asked:
             self.ask()
             if len(self._asked) >= _MOST_ASKED:

@@ -726,7 +726,7 @@ def test_what_the_reducer_launches_ends_with_the_reducers_wait(job: Job) -> None
     payload = (8, -1, torch.float32, SimpleNamespace(is_cuda=True, device=torch.device("cuda:0")), None)
     calls = []
     for _ in range(3):
-        state = issued.state(job.group.boxed())
+        state = job.recording.tracer.groups.state(job.group)
         call = issued.launch(OPERATIONS["allreduce"], state, next(state.collective_seq), payload, None)
         assert call is not None
         work = job.nccl.launch(True, -1)
@@ -756,11 +756,11 @@ def test_what_a_function_of_cpp_sends_and_waits_for_ends_with_its_return(
 
     def broadcast_twice() -> None:
         for _ in range(2):
-            state = issued.state(job.group.boxed())
+            state = job.recording.tracer.groups.state(job.group)
             call = issued.launch(OPERATIONS["broadcast"], state, next(state.collective_seq), payload, 0)
             assert call is not None
             work = job.nccl.launch(True, -1)
-            reducer.sent(call, work, in_backward=False)
+            reducer.sent(call, work, -1)
             work.wait()
 
     reducer._communicating_in_cpp(broadcast_twice)()
@@ -807,14 +807,11 @@ def test_a_functional_collective_is_timed_between_the_marks_around_its_wait(job:
     result = torch.ones(2)
 
     state = job.recording.tracer.groups.state(job.group)
-    pending = functional._launch(operation, tuple(arguments), state, next(state.collective_seq))
+    pending = functional._launching(operation)(tuple(arguments), job.group, state, next(state.collective_seq))
     assert pending is not None
     work = job.nccl.launch(True, -1)
     waits.remember(pending, [storage_of(result)])
-    found, start = waits._about_to_wait(result)
-    assert found is pending
-    work.wait()
-    waits._waited(pending, start, waits._mark(pending))
+    waits._wait_capture(lambda tensor: True)(lambda tensor: work.wait(), (result,), {})
     job.finish()
 
     assert job.intervals() == job.nccl.intervals

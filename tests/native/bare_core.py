@@ -1,9 +1,9 @@
 """The extension without the rest of commtrace: methods made by hand, and rows as dictionaries.
 
-    core = BareCore()
-    all_reduce = core.method(lambda group, tensors, options: None)
-    all_reduce(core.group, [torch.zeros(4)], SYNCHRONOUS)
-    assert [row["seq"] for row in core.take()] == [0]
+core = BareCore()
+all_reduce = core.method(lambda group, tensors, options: None)
+all_reduce(core.group, [torch.zeros(4)], SYNCHRONOUS)
+assert [row["seq"] for row in core.take()] == [0]
 """
 
 from __future__ import annotations

@@ -565,7 +565,12 @@ def test_a_forked_child_begins_with_nothing_and_can_record(device: BareCore, dri
         later = device.core.Method(nothing, nothing, operation=0, name=0).function()
         method(group, TENSORS, SYNCHRONOUS)  # of the parent's recording: passed on
         later(group, TENSORS, SYNCHRONOUS)
-        return begins_empty and inherited and [row["seq"] for row in device.take(COLLECTIVE)] == [0] and counters.launched == 1
+        return (
+            begins_empty
+            and inherited
+            and [row["seq"] for row in device.take(COLLECTIVE)] == [0]
+            and counters.launched == 1
+        )
 
     assert in_child(records)
     assert driver.calls_in_children() == {}

@@ -181,9 +181,7 @@ def comparable(rows: list[Row]) -> Counter[Row]:
     )
     numbers = {row.id: number for number, row in enumerate(communications)}
     assert len(numbers) == len(communications)
-    return Counter(
-        row._replace(id=numbers.get(row.id, -1), stalled_on=numbers.get(row.stalled_on, -1)) for row in rows
-    )
+    return Counter(row._replace(id=numbers.get(row.id, -1), stalled_on=numbers.get(row.stalled_on, -1)) for row in rows)
 
 
 def check(backend: str, program: list[Any]) -> None:

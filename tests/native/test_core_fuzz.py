@@ -108,7 +108,9 @@ class Arguments:
     def tensors(self) -> object:
         number = self.random.choice([0, 1, 1, 1, 1, 2])
         tensors = [self.tensor() for _ in range(number)]
-        return self.random.choice([tensors, tensors, tensors, tuple(tensors), [tensors], [None], tensors and tensors[0]])
+        return self.random.choice(
+            [tensors, tensors, tensors, tuple(tensors), [tensors], [None], tensors and tensors[0]]
+        )
 
     def options(self, usual: Callable[[], Any] | None = None) -> object:
         options: Any = usual() if usual is not None and self.random.random() < 0.8 else self.random.choice(OPTIONS)()
@@ -129,7 +131,13 @@ class Arguments:
             "reduce": lambda: [[tensor()], options(dist.ReduceOptions)],
             "_allgather_base": lambda: [tensor(), tensor(), options(AllgatherOptions)],
             "_reduce_scatter_base": lambda: [tensor(), tensor(), options(dist.ReduceScatterOptions)],
-            "alltoall_base": lambda: [tensor(), tensor(), [], self.random.choice([[], [1]]), options(dist.AllToAllOptions)],
+            "alltoall_base": lambda: [
+                tensor(),
+                tensor(),
+                [],
+                self.random.choice([[], [1]]),
+                options(dist.AllToAllOptions),
+            ],
             "send": lambda: [[tensor()], self.random.choice(NUMBERS)(), self.random.choice(NUMBERS)()],
         }
         names = {"all_gather_single": "_allgather_base", "reduce_scatter_single": "_reduce_scatter_base",
@@ -191,7 +199,9 @@ def originals(owner: type, names: list[str]) -> list[tuple[str, Any]]:
 def test_methods_of_process_groups_do_as_the_originals(num_calls: int) -> None:
     group = dist.group.WORLD
     assert isinstance(group, ProcessGroup)
-    methods = originals(ProcessGroup, [*METHODS, "allgather", "reduce_scatter", "alltoall", "gather", "scatter", "barrier"])
+    methods = originals(
+        ProcessGroup, [*METHODS, "allgather", "reduce_scatter", "alltoall", "gather", "scatter", "barrier"]
+    )
     recording = Recording(capacity=1_000_000)
     with recording.capturing():
         differences = list(unlike(methods, lambda _: group, num_calls, 1, recording))

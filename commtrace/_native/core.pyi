@@ -63,6 +63,45 @@ class Method:
     ) -> None: ...
     def function(self) -> Callable[..., object]: ...
 
+@final
+class Label:
+    """The names under which the calls of a module are recorded."""
+
+    forward: str
+    def __init__(self, forward: str, codes: tuple[int, int, int], is_wrapped: bool) -> None: ...
+
+@final
+class Call:
+    """A call of a module that is going on."""
+
+@final
+class Hook:
+    """A hook on a tensor, with which the backward of a module begins or ends."""
+
+    def __call__(self, gradient: object, /) -> None: ...
+
+@final
+class Modules:
+    """The modules that a recording follows, and their backwards that are going on."""
+
+    def __init__(
+        self,
+        labels: dict[int, Label],
+        tensor_type: type,
+        ordered_dict: type,
+        is_grad_enabled: Callable[[], bool],
+        graph_task: Callable[[], int],
+        next_node: Callable[[], int],
+        attach: Callable[[Any, Any, Hook], None],
+        at_end: Callable[[int], None],
+        failed: Callable[[Exception], None],
+        is_on_device: bool,
+    ) -> None: ...
+    def begin(self, args: tuple[object, ...], kwargs: dict[str, object], /) -> Call | None: ...
+    def end(self, call: Call, result: object = ..., /) -> None: ...
+    def end_pass(self, task: int, /) -> None: ...
+    def forget(self) -> None: ...
+
 def mark(device: int | None = None, /) -> int | Mark: ...
 def resolve(mark: int | Mark, /) -> int | None: ...
 def span(

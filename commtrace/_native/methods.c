@@ -21,6 +21,7 @@ PyObject *raw_stream, *current_device; /* functions of torch: device -> stream a
 PyObject *open_device;                 /* (): opens the device as soon as the job uses one */
 
 static PyObject *tensor_types;     /* a tuple: classes whose attributes run no Python */
+static PyObject *plain_types[8];   /* the same, to compare with */
 static PyObject *p2p_codes[4];     /* of dist.send, dist.recv, dist.isend, dist.irecv */
 static PyObject *code_of_dtype;    /* dtype -> its code among the names */
 static PyObject *wait_failed;      /* (facts, exception): a wait has raised */
@@ -35,29 +36,7 @@ static int session;                 /* number of the recording: methods of an ea
 static PyObject *name_nbytes, *name_dtype, *name_is_cuda, *name_get_device, *name_async, *name_root, *name_back,
     *name_code, *name_func;
 
-/* Tells Python of an error of ours, which switches the capture off. One that is no Exception (the KeyboardInterrupt of a
-   signal that arrived while an attribute ran Python) is the job's: it stays set. */
-bool is_for_the_job(void) {
-    if (PyErr_Occurred() == NULL) {
-        return false;
-    }
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
-        return true;
-    }
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyErr_NormalizeException(&type, &value, &traceback);
-    if (failed != NULL && value != NULL) {
-        Py_XDECREF(PyObject_CallFunctionObjArgs(failed, value, NULL));
-        if (PyErr_Occurred() != NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
-            PyErr_Clear(); /* there is nobody left to tell */
-        }
-    }
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(traceback);
-    return PyErr_Occurred() != NULL;
-}
+bool is_for_the_job(void) { return error_is_for_the_job(failed); }
 
 /* ---- streams that compute --------------------------------------------------------------------------------------- */
 
@@ -168,7 +147,7 @@ static void give_up(Pending forgotten) {
         .has_row = true,
         .is_unfinished = true,
     };
-    rows_add(happening);
+    rows_add(&happening);
 }
 
 static void forget(PyObject *work) {
@@ -285,8 +264,8 @@ static PyObject *plain_tensor(PyObject *argument) {
         argument = PyList_GetItem(argument, 0);
     }
     PyObject *type = (PyObject *)Py_TYPE(argument);
-    for (Py_ssize_t i = 0; tensor_types != NULL && i < PyTuple_Size(tensor_types); i++) {
-        if (PyTuple_GetItem(tensor_types, i) == type) {
+    for (int i = 0; i < 8 && plain_types[i] != NULL; i++) {
+        if (plain_types[i] == type) {
             return argument;
         }
     }
@@ -550,7 +529,7 @@ static void record_end(Facts facts, Point start, Point waited_from, Point end) {
         .has_row = true,
         .has_stall = is_stall,
     };
-    rows_add(happening);
+    rows_add(&happening);
 }
 
 static void after_launch(const Method *method, Call *call, PyObject *work) {
@@ -567,7 +546,7 @@ static void after_launch(const Method *method, Call *call, PyObject *work) {
     }
     facts->on_job_stream = call->is_on_device;
     Point end = call->is_on_device ? mark_on_current_stream(call->device) : point_of_host();
-    record_end(*facts, call->start, shared(call->start), end);
+    record_end(*facts, call->start, point_shared(call->start), end);
 }
 
 static Call before_wait(PyObject *work) {
@@ -581,7 +560,12 @@ static Call before_wait(PyObject *work) {
     call.is_on_device = place->facts.device != NOT_APPLICABLE;
     call.way = RECORD;
     set_blocked(&call.facts, place->start);
-    call.start = call.is_on_device ? mark_on_current_stream(call.facts.device) : point_of_host(); /* may run Python */
+    if (call.is_on_device) {
+        call.start = mark_on_current_stream(call.facts.device); /* may run Python */
+    } else {
+        /* The caller of a synchronous operation does nothing between its launch and its wait. */
+        call.start = call.facts.is_async ? point_of_host() : place->start;
+    }
     return call;
 }
 
@@ -593,11 +577,7 @@ static void after_wait(Call *call) {
     }
     Pending ended = take_pending(place);
     Point end = call->is_on_device ? mark_on_current_stream(ended.facts.device) : point_of_host();
-    Point waited_from = call->start;
-    if (!call->is_on_device && !ended.facts.is_async) {
-        waited_from = ended.start; /* the caller of a synchronous operation does nothing before its wait */
-    }
-    record_end(ended.facts, ended.start, waited_from, end);
+    record_end(ended.facts, ended.start, call->start, end);
 }
 
 /* A wait has raised; its exception is not set now. */
@@ -901,6 +881,9 @@ static PyObject *python_configure(PyObject *module, PyObject *arguments, PyObjec
         return NULL;
     }
     keep(&tensor_types, types);
+    for (Py_ssize_t i = 0; i < 8; i++) {
+        plain_types[i] = i < PyTuple_Size(types) ? PyTuple_GetItem(types, i) : NULL;
+    }
     for (int i = 0; i < 4; i++) {
         keep(&p2p_codes[i], PyTuple_GetItem(codes, i));
     }

@@ -16,11 +16,13 @@ enum { HOST_TIMING = 0, CUDA_EVENT_TIMING = 1 };
 enum {
     RING = 1 << 16,
     ROWS_PER_BLOCK = 1024,
+    SHORTEST_HOST_WAIT_NS = 50000, /* a wait of the host that returned so soon found the communication over */
     MOST_LOOKED_AT = 256, /* happenings that the device has not reached: those behind them are looked at later */
 };
 
 Coordinates here = {NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE};
 bool is_recording;
+int num_recordings;
 int64_t num_pauses;
 
 static int64_t num_ids;
@@ -59,15 +61,15 @@ uint64_t rows_added(void) { return atomic_load_explicit(&num_added, memory_order
 
 uint64_t rows_waiting(void) { return rows_added() - atomic_load_explicit(&num_taken, memory_order_relaxed); }
 
-void rows_add(Happening happening) {
+void rows_add(const Happening *happening) {
     uint64_t at = rows_added();
     bool is_full = at - atomic_load_explicit(&num_gathered, memory_order_acquire) >= RING;
     if (is_full || rows_waiting() >= most_waiting) {
-        drop(&happening);
-        release_points(&happening);
+        drop(happening);
+        release_points(happening);
         return;
     }
-    ring[at % RING] = happening;
+    ring[at % RING] = *happening;
     atomic_store_explicit(&num_added, at + 1, memory_order_release);
 }
 
@@ -77,7 +79,7 @@ void rows_add(Happening happening) {
 typedef struct {
     int64_t start, end, group, seq, bytes, self_bytes, id, stalled_on;
     int32_t name, step, microbatch, chunk, stage, op_in_seq, dtype, peer;
-    int8_t kind, lane, timing, is_async, is_unfinished;
+    int8_t kind, lane, timing, is_async, is_unfinished, end_exact;
 } Row;
 
 /* A row whose times are those of marks, `start` that of its launch: where it is placed between them, Python finds. */
@@ -103,7 +105,7 @@ static const Column row_columns[] = {
     ROW_COLUMN('i', name), ROW_COLUMN('i', step), ROW_COLUMN('i', microbatch), ROW_COLUMN('i', chunk),
     ROW_COLUMN('i', stage), ROW_COLUMN('i', op_in_seq), ROW_COLUMN('i', dtype), ROW_COLUMN('i', peer),
     ROW_COLUMN('b', kind), ROW_COLUMN('b', lane), ROW_COLUMN('b', timing), ROW_COLUMN('b', is_async),
-    ROW_COLUMN('b', is_unfinished),
+    ROW_COLUMN('b', is_unfinished), ROW_COLUMN('b', end_exact),
 };
 
 static const Column call_columns[] = {
@@ -170,6 +172,7 @@ static Row row_of(const Facts *facts, Coordinates place) {
         .dtype = NOT_APPLICABLE,
         .peer = facts->peer,
         .is_async = facts->is_async,
+        .end_exact = true,
     };
 }
 
@@ -198,6 +201,8 @@ static bool add_communication(const Happening *happening, int64_t start, int64_t
     row.id = facts->id;
     row.timing = timing_of(happening->start, happening->end);
     row.is_unfinished = happening->is_unfinished;
+    bool is_waited_for = happening->has_stall && facts->is_async && facts->device == NOT_APPLICABLE;
+    row.end_exact = !is_waited_for || end - waited_from >= SHORTEST_HOST_WAIT_NS;
     if (!is_placed) {
         memcpy(place, &row, sizeof row);
         return true;
@@ -466,6 +471,7 @@ void rows_reset(size_t capacity) {
     free_blocks(&calls);
     pthread_mutex_unlock(&lock);
     most_waiting = capacity;
+    num_recordings++;
     atomic_store(&num_taken, atomic_load(&num_added));
     for (int kind = 0; kind < NUM_KINDS; kind++) {
         atomic_store(&num_dropped[kind], 0);

@@ -35,6 +35,9 @@ _NO_COMMUNICATION: Final = Row(0, "", 0, 0, 0)[Row._fields.index("group") : Row.
 _EXACT: Final = (True, True)
 """Whether start and end are exact, of all but communications."""
 
+SHORTEST_HOST_WAIT_NS: Final = 50_000
+"""A wait of the host that returned so soon found the communication over. The native part has the same limit."""
+
 NUMBER, WAITED, ENDED = range(3)
 """Items of the list ``completion`` of a communication that calls back: its id, the end of the wait for it, and the time
 of the callback; 0 before that."""
@@ -106,8 +109,10 @@ def waited_rows(entry: Entry) -> list[Row]:
         start = launch.start  # the caller of a synchronous operation does nothing between its launch and its wait
     number = entry[6] if len(entry) > 6 else next_id()
     timing = schema.HOST_TIMING
+    # One that was over when the wait for it began ended before: torch's pipelines wait for sends at the end of a step.
+    end_exact = not launch.is_async or end - start >= SHORTEST_HOST_WAIT_NS
     return [
-        communication_row(launch, launch.start, end, number, timing, False),
+        communication_row(launch, launch.start, end, number, timing, False, exact=(True, end_exact)),
         _stall_row(launch, coordinates, start, end, number, timing),
     ]
 

@@ -203,6 +203,7 @@ class _Stall(NamedTuple):
     begin: int  # arrival of its own rank
     ready: int  # arrival of the last participant
     ready_exact: bool  # False: a lower bound
+    end_exact: bool  # False: the communication was over before the stall
     last_rank: int  # that participant; its own rank without a wait, −1 if unknown
     role: str
 
@@ -229,6 +230,8 @@ class _Lanes:
             since, stall = max(interval.start, begin), interval.stall
             if stall is None:
                 yield Piece(since, now, rank, interval.kind)
+            elif not stall.end_exact:
+                yield Piece(since, now, rank, TRANSFER, stall.role, uncertain=True)  # no longer than the stall
             elif stall.last_rank == rank and now <= stall.ready:
                 yield Piece(since, now, rank, HOST)  # it stalled on a communication that it had not launched yet
             elif stall.last_rank not in self._run.ranks or now < stall.ready or stall.last_rank in left:
@@ -270,6 +273,7 @@ class _Lane:
     begin: Int64
     ready: Int64
     ready_exact: Bool
+    end_exact: Bool
     last_rank: Int64
     role: Int32  # position in ``words``
     words: tuple[str, ...]
@@ -296,6 +300,7 @@ class _Lane:
             begin=np.append(spans.start, 0)[communication],
             ready=np.append(ready_times.ready, 0)[communication],
             ready_exact=np.append(matches.ranks[rank].ready_exact, True)[communication],
+            end_exact=np.append(spans.end_exact, True)[communication],
             last_rank=awaited[communication],  # unrecorded communication has row −1, the last one: unknown
             role=ready_times.role[stalls.row],
             words=roles.words,
@@ -314,7 +319,12 @@ class _Lane:
             return _Interval(start, KINDS[self.kind[number]])
         role = self.words[self.role[row]]
         stall = _Stall(
-            int(self.begin[row]), int(self.ready[row]), bool(self.ready_exact[row]), int(self.last_rank[row]), role
+            int(self.begin[row]),
+            int(self.ready[row]),
+            bool(self.ready_exact[row]),
+            bool(self.end_exact[row]),
+            int(self.last_rank[row]),
+            role,
         )
         return _Interval(start, TRANSFER, stall)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.matching.operations import codes_named
-from commtrace.analysis.replay.lanes import Lanes, Launches
+from commtrace.analysis.replay.lanes import Lanes, Launches, Waits
 from commtrace.analysis.replay.segments import narrow
 from commtrace.trace import schema
 from commtrace.trace.run import Run
@@ -65,7 +65,7 @@ def connect(lanes: Lanes, joins: Joins) -> tuple[Edges, StallNodes]:
     known = waits.launch >= 0
     which = np.maximum(waits.launch, 0)
     duration = waits.end - waits.start
-    really, after = _after_communication(lanes, known, which, duration)
+    really, after = _after_communication(lanes, joins, known, which, duration)
 
     # A stall that really waited ends with its communication, plus the short time that was measured between the two. A
     # stall on a communication that had ended keeps its length.
@@ -129,13 +129,29 @@ def work_between(before: Int64, first_piece: Int32 | Int64, end_piece: Int32 | I
     return work
 
 
-def _after_communication(lanes: Lanes, known: Bool, which: Int32, duration: Int64) -> tuple[Bool, Int64]:
+def _after_communication(lanes: Lanes, joins: Joins, known: Bool, which: Int32, duration: Int64) -> tuple[Bool, Int64]:
     """Return which stalls waited for their communication, and their time after its end, or else all of their time."""
     if not len(lanes.starts):
         return known, duration
-    end = lanes.starts.end[which]
-    really = known & (end > lanes.waits.start)
-    return really, np.where(really, lanes.waits.end - end, duration)
+    end, end_exact = lanes.starts.end[which], joins.transfers.end_exact[which]
+    # An end that is a bound is that of the wait: the communication had ended before, at an unknown time.
+    really = known & end_exact & (end > lanes.waits.start)
+    after = np.where(really, lanes.waits.end - end, duration)
+    return really, np.where(known & ~end_exact, 0, after)
+
+
+def no_longer_than_their_stalls(joins: Joins, waits: Waits) -> Joins:
+    """Return joins whose transfers with an unknown end are no longer than a stall on them.
+
+    Such an end is that of the wait for the communication, which may have been over for long: torch's pipelines wait for
+    their sends at the end of a step.
+    """
+    transfers = joins.transfers
+    longest_stall = np.zeros(len(transfers), np.int64)
+    known = waits.launch >= 0
+    np.maximum.at(longest_stall, waits.launch[known], (waits.end - waits.start)[known])
+    bounded = np.where(transfers.end_exact, transfers.ns, np.minimum(transfers.ns, longest_stall))
+    return replace(joins, transfers=replace(transfers, ns=bounded))
 
 
 _ROOT_FIRST: Final = ("broadcast", "scatter")
@@ -158,6 +174,7 @@ class Transfers:
     eager: Bool  # ended before the last participant started
     ns: Int64  # measured end minus latest start; minus own start where ``eager``
     exact: Bool  # False: ``ns`` is an upper bound
+    end_exact: Bool
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -202,6 +219,7 @@ def join_launches(run: Run, launches: Launches, *, clocks_agree: bool) -> Joins:
         eager=eager,
         ns=launches.end - np.where(eager, launches.start, latest),
         exact=launches.ready_exact & launches.end_exact,
+        end_exact=launches.end_exact,
     )
     step = np.empty(count + int(bracket.max(initial=-1)) + 1, np.int32)
     step[join] = step[waits_for] = launches.step

@@ -22,6 +22,7 @@ from commtrace.analysis.replay.edges import (
     Transfers,
     connect,
     join_launches,
+    no_longer_than_their_stalls,
     work_between,
     worked_before,
 )
@@ -150,7 +151,8 @@ class JoinedLanes(NamedTuple):
 def join_lanes(run: Run, matches: Matches, steps: Int64) -> JoinedLanes:
     """Read the lanes of these steps, which every rank recorded, and join their communications."""
     lanes, launches = _lanes(run, matches, StepBounds.of(run, steps))
-    return JoinedLanes(lanes, launches, join_launches(run, launches, clocks_agree=matches.clocks_agree))
+    joins = join_launches(run, launches, clocks_agree=matches.clocks_agree)
+    return JoinedLanes(lanes, launches, no_longer_than_their_stalls(joins, lanes.waits))
 
 
 class _Connected(NamedTuple):

@@ -144,6 +144,7 @@ class _Launches(Columns):
     first: Int64  # positions
     last: Int64
     start: Int64
+    not_before: Int64  # nothing behind it on the communicator started earlier
     end: Int64
     start_exact: Bool
     end_exact: Bool
@@ -162,7 +163,7 @@ class _Launches(Columns):
         duration = np.where((calls.queue & 1 == 1) | is_late, UNMEASURED, calls.duration)
         no = np.zeros(len(end), np.bool_)
         return cls(
-            calls.batch, calls.queue, calls.position, calls.position, calls.launch, end, no,
+            calls.batch, calls.queue, calls.position, calls.position, calls.launch, calls.launch, end, no,
             _ended_at_the_mark(calls, end), timing, calls.handed_on, duration, no,
         )  # fmt: skip
 
@@ -238,7 +239,9 @@ def _placed(launches: _Launches) -> tuple[_Launches, Int64]:
         launches = replace(launches, end=end)
 
     end_before = _shifted(np.where(end_exact, end, 0), 1, 0, order.communicator)
-    start = np.minimum(_running(np.maximum, np.maximum(launch, end_before), order.communicator), end)
+    not_before = np.where(new, launch, launches.not_before)
+    not_before = _running(np.maximum, np.maximum(not_before, end_before), order.communicator)
+    start = np.minimum(not_before, end)
     start_exact = was_idle | (order.follows & _shifted(end_exact, 1, False, order.communicator))
     start_exact &= launches.handed_on - start <= SOON_NS
     if has_durations:
@@ -246,6 +249,7 @@ def _placed(launches: _Launches) -> tuple[_Launches, Int64]:
     return replace(
         launches,
         start=np.where(new, start, launches.start),
+        not_before=not_before,
         start_exact=np.where(new, start_exact, launches.start_exact),
         is_placed=np.ones(len(end), np.bool_),
     ), measured_end

@@ -324,3 +324,15 @@ def test_a_transfer_that_began_at_a_bound_is_uncertain() -> None:
 
     assert path_of(rows)[3] == Piece(90, 100, 0, "transfer", "dp", uncertain=True)
     assert sum(piece.ns for piece in path_of(rows)) == 120
+
+
+def test_a_transfer_whose_end_is_that_of_a_late_wait_is_no_longer_than_the_stall() -> None:
+    rows = reduced(rank_0_arrives=60, rank_1_arrives=90)
+    reduction = {**rows[0][4], "end_exact": False}
+    rows[0][3:6] = [span("backward", 30, 98), reduction, stall(reduction, 98, 100)]
+
+    assert path_of(rows)[-3:] == [
+        Piece(30, 98, 0, "backward"),
+        Piece(98, 100, 0, "transfer", "dp", uncertain=True),
+        Piece(100, 120, 0, "optimizer"),
+    ]

@@ -203,7 +203,9 @@ def test_what_a_faster_network_saves_of_bounds_is_said_to_be_one() -> None:
     changes: dict[str, Any] = {"bandwidth": (BandwidthChange("dp", 2.0),)}
     exact, bound = predicted(run, **changes), predicted(replace(run, ranks=hidden), **changes)
 
-    assert exact.predicted_ns == bound.predicted_ns
+    assert (
+        exact.predicted_ns <= bound.predicted_ns == bound.fidelity.measured_ns
+    )  # they are no longer than their stalls
     (said,) = set(bound.assumptions) - set(exact.assumptions)
     assert said.startswith("Some transfers of dp all_reduce are upper bounds")
     assert (

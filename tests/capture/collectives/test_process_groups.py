@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from inspect import signature
 from typing import Any
@@ -15,9 +16,10 @@ import torch.distributed as dist
 from torch.distributed import all_reduce as all_reduce_bound_early
 from torch.distributed import distributed_c10d
 
-from commtrace.capture.collectives import operations, process_groups
+from commtrace.capture.collectives import operations, process_groups, waits
 from commtrace.capture.collectives.groups import GroupRegistry
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture
+from commtrace.capture.native import as_method
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 from tests.capture.recording import Recording, fake_backend
@@ -649,3 +651,33 @@ def test_ranks_that_a_group_does_not_have_switch_nothing_off(
 
     assert recording.warnings() == []
     assert [(row.name, row.seq) for row in recording.communications()] == [("barrier", 0)]
+
+
+def test_what_was_over_before_the_wait_for_it_ended_then_or_earlier(captured: Recording) -> None:
+    """torch's pipelines wait for sends at the end of a step: the return of such a wait is no end of a transfer."""
+    work = dist.isend(ones(8), 2)
+    time.sleep(0.002)
+    assert work is not None
+    work.wait()
+    dist.send(ones(8), 2)
+
+    waited_late, synchronous = captured.communications()
+    assert (waited_late.start_exact, waited_late.end_exact) == (True, False)
+    assert (synchronous.start_exact, synchronous.end_exact) == (True, True)
+
+
+def test_a_wait_that_blocks_shows_the_end(recording: Recording, world: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(_work: Any, *_arguments: Any) -> bool:
+        time.sleep(0.002)
+        return True
+
+    for work_type in (dist.Work, *waits.subclasses(dist.Work)):
+        if "wait" in work_type.__dict__:
+            monkeypatch.setattr(work_type, "wait", as_method(wait))
+    with recording.capturing():
+        work = dist.isend(ones(8), 2)
+        assert work is not None
+        work.wait()
+
+    (row,) = recording.communications()
+    assert row.end_exact

@@ -17,6 +17,7 @@ from commtrace.capture.device.placement import (
     MOST_REMEMBERED,
     MOST_REMEMBERED_IN_ALL,
     SHORTEST_STALL_NS,
+    SOON_NS,
     Calls,
     Placed,
     Placement,
@@ -289,6 +290,7 @@ class Launch:
     end: int
     ends_exactly: bool
     duration: int
+    handed_on: int
     times: Times | None = None
     is_new: bool = True
 
@@ -302,9 +304,12 @@ class PlainPlacement:
     def place(self, rows: Sequence[Call]) -> list[Times]:
         for row in rows:
             launches = self.communicators.setdefault(row.queue // 2, {})
-            duration = row.duration if row.queue % 2 == 0 else -1
-            new = Launch(row.batch, row.queue, (row.position, row.position), row.launch, row.end, ended(row), duration)
+            is_late = row.handed_on - row.launch > SOON_NS
+            duration = row.duration if row.queue % 2 == 0 and not is_late else -1
+            positions = (row.position, row.position)
+            new = Launch(row.batch, row.queue, positions, row.launch, row.end, ended(row), duration, row.handed_on)
             launch = launches.setdefault(row.batch, new)
+            launch.handed_on = max(launch.handed_on, row.handed_on)
             launch.positions = min(launch.positions[0], row.position), max(launch.positions[1], row.position)
         for communicator in {row.queue // 2 for row in rows}:
             self._place([launch for _, launch in sorted(self.communicators[communicator].items())])
@@ -371,7 +376,10 @@ class PlainPlacement:
         starts = [min(earlier.launch, bound) for earlier, bound in zip(launches[: index + 1], bounds, strict=False)]
         start = max([*starts, *(end for end, known in zip(ends[:index], exact[:index], strict=True) if known)])
         before = self._before(launches, index)
-        is_exact = before is not None and (exact[before] or bounds[before] <= min(launch.launch, bounds[index]))
+        reached = min(launch.launch, bounds[index])
+        was_idle = before is not None and bounds[before] <= reached and launch.handed_on - reached <= SOON_NS
+        is_exact = was_idle or (before is not None and exact[before])
+        is_exact &= launch.handed_on - min(start, ends[index]) <= SOON_NS
         if exact[index] and launch.duration >= 0:
             measured = ends[index] - launch.duration
             start = max(start, measured)
@@ -394,7 +402,7 @@ def ended(row: Call) -> bool:
 def jobs(draw: st.DrawFn) -> list[list[Call]]:
     """Passes of calls of two communicators, some with brackets, some that come late or never; times of any kind."""
     short = st.sampled_from([0, 1, 5, 9, 10, 11, 30])
-    positions = [0, 0]
+    positions, known_ends = [0, 0], [0, 0]
     passes: list[list[Call]] = [[] for _ in range(draw(st.integers(1, 4)))]
     number, now = 0, 1_000 * MICROSECOND
     for _ in range(draw(st.integers(1, 14))):
@@ -403,18 +411,21 @@ def jobs(draw: st.DrawFn) -> list[list[Call]]:
         now += draw(short) * MICROSECOND
         launch = now - draw(st.sampled_from([0, 0, 0, 25])) * MICROSECOND
         waited_from = launch + draw(short) * MICROSECOND
-        end = waited_from + draw(short) * MICROSECOND
+        # None ends before one that was launched earlier and is known to have ended.
+        end = max(waited_from + draw(short) * MICROSECOND, known_ends[communicator])
         lateness = draw(st.sampled_from([0, 0, 50, 200])) * MICROSECOND
         duration = draw(st.sampled_from([-1, 0, 3, 8, 20])) * MICROSECOND
         waited_taken_at = draw(st.sampled_from([0, waited_from - lateness]))
+        handed_on = launch + draw(st.sampled_from([0, 30])) * MICROSECOND
         batch = number
         comes_in = draw(st.integers(0, len(passes)))  # the last one: never
         for _ in range(draw(st.sampled_from([1, 1, 1, 2, 3]))):
             call = Call(
                 number, launch, waited_from, end, queue, positions[communicator], batch,
                 waited_taken_at=waited_taken_at, end_taken_at=end - lateness,
-                duration=duration if duration >= 0 else -1,
+                handed_on=handed_on, duration=duration if duration >= 0 else -1,
             )  # fmt: skip
+            known_ends[communicator] = end if ended(call) else known_ends[communicator]
             number, positions[communicator] = number + 1, positions[communicator] + 1
             comes_in += draw(st.sampled_from([0, 0, 0, 1]))  # A pass may end between two members.
             if comes_in < len(passes):

@@ -57,7 +57,7 @@ def row(kind: int, name: str, lane: int, step: int, start: int, end: int, number
     )  # fmt: skip
 
 
-def step_rows(step: int, calls: int) -> list[Row]:
+def step_rows(step: int, calls: int) -> Sequence[Row]:
     """A forward, an all_reduce and its stall, over and over, and the step around them."""
     begin = step * calls * 1_000
     rows = []
@@ -69,7 +69,7 @@ def step_rows(step: int, calls: int) -> list[Row]:
     return [*rows, row(schema.STEP, "step", schema.COMPUTE, step, begin, begin + calls * 1_000)]
 
 
-def cpu_ms(action: Callable[[list[Row]], None], rows: list[Row]) -> float:
+def cpu_ms(action: Callable[[Sequence[Row]], None], rows: list[Row]) -> float:
     start = time.thread_time_ns()
     action(rows)
     return (time.thread_time_ns() - start) / 1e6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -14,8 +15,9 @@ from commtrace.live.gil import GilYield
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace import schema
+from commtrace.trace import spans as trace_spans
 from commtrace.trace.schema import Row
-from commtrace.trace.spans import RowBatch
+from commtrace.trace.spans import RowBatch, Spans
 from tests.factory import group
 from tests.live.test_summarise import Listener, group_mark
 from tests.trace.rows import metadata, row
@@ -71,7 +73,11 @@ def summaries(passes: list[list[Row]]) -> list[StepSummary]:
     for rows in passes:
         collector.write(rows)
     collector.close()
-    return [replace(one, collectives=tuple(sorted(one.collectives, key=repr))) for one in listener.summaries]
+    return in_one_order(listener.summaries)
+
+
+def in_one_order(summaries: list[StepSummary]) -> list[StepSummary]:
+    return [replace(summary, collectives=tuple(sorted(summary.collectives, key=repr))) for summary in summaries]
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -84,6 +90,33 @@ def test_together_and_one_by_one(seed: int) -> None:
     for summary in one_by_one:
         parts = (summary.bubble_ns, summary.data_ns, summary.checkpoint_ns, summary.gc_ns, summary.other_ns)
         assert sum(summary.compute_ns.values()) + sum(summary.exposed_ns.values()) + sum(parts) == STEP_NS
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_columns_are_told_like_rows(seed: int) -> None:
+    names: list[str] = []
+
+    def in_columns(rows: list[Row]) -> RowBatch:
+        num_detailed = sum(row.detail is not None for row in rows)
+        return RowBatch(rows[:num_detailed], Spans.from_tuples(rows[num_detailed:], names), names)
+
+    def told(passes: Sequence[Sequence[Row]]) -> tuple[list[StepSummary], list[list[str]]]:
+        listener = Listener()
+        collector = StepCollector(LiveRank(metadata(), Path("run")), [listener], thread_ns=lambda: 0)
+        collector.write([group_mark(group) for group in GROUPS])
+        for rows in passes:
+            collector.write(rows)
+        collector.close()
+        return in_one_order(listener.summaries), [sorted(map(repr, rows)) for rows in listener.rows]
+
+    steps = steps_of(seed)
+    passes = [sorted(rows, key=lambda row: row.detail is None) for rows in ([*steps[0], *count_of(0)], *steps[1:], [])]
+
+    assert told([in_columns(rows) for rows in passes]) == told(passes)
+
+
+def count_of(step: int) -> list[Row]:
+    return [row(kind=schema.MARK, name="count", step=step, start=1, end=1, detail='{"tokens": 3}')]
 
 
 def test_steps_of_the_same_times_are_told_each_with_its_own_row() -> None:
@@ -102,7 +135,28 @@ def test_names_that_no_row_bears_any_more_are_forgotten() -> None:
     for number in range(30):
         pending.add(RowBatch(row(name=f"{number}.{at}", step=number) for at in range(100)))
         pending.drop_oldest(len(pending) - 10)
+    codes = pending.columns.name
 
     assert len(pending.names) < 1_200
-    assert [pending.names[code] for code in pending.columns.name] == [one[1] for one in pending.made]
+    assert [pending.names[code] for code in codes] == [one[1] for one in pending.made]
     assert [one[1] for one in pending.made] == [f"29.{at}" for at in range(90, 100)]
+
+
+def test_no_row_is_made_of_columns_that_nobody_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counts(Listener):
+        def step(self, summary: StepSummary, rows: Sequence[Row]) -> None:
+            num_rows.append(len(rows))
+
+    def makes(spans: Spans, names: Sequence[str]) -> list[Row]:
+        raise AssertionError(f"{len(spans)} rows were made")
+
+    monkeypatch.setattr(trace_spans, "rows_of", makes)
+    num_rows: list[int] = []
+    names: list[str] = []
+    collector = StepCollector(LiveRank(metadata(), Path("run")), [Counts()], thread_ns=lambda: 0)
+    for step in steps_of(3):
+        rows = [replaced._replace(detail=None) for replaced in step]
+        collector.write(RowBatch([], Spans.from_tuples(rows, names), names))
+    collector.close()
+
+    assert sum(num_rows) == sum(map(len, steps_of(3)))

@@ -8,6 +8,7 @@ import pickle
 import sys
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +19,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from commtrace.capture.hooks import keep_compiler_out
-from commtrace.capture.model import modules
+from commtrace.capture.model import module_backward, modules, native_modules
 from commtrace.capture.model.modules import ModuleSpans
 from commtrace.capture.model.optimizers import OptimizerPhase
 from commtrace.trace import schema
 from tests.capture.recording import Recording
+from tests.capture.simulated_cuda import MILLISECOND, SimulatedCuda
 
 
 class Block(nn.Module):
@@ -474,6 +476,98 @@ def test_outside_of_the_window_nothing_is_recorded() -> None:
         ("layers.0", 1),
         ("layers.0 backward", 1),
     ]
+
+
+class Runs(nn.Module):
+    """Keeps the simulated GPU busy in forward and backward."""
+
+    def __init__(self, cuda: SimulatedCuda) -> None:
+        super().__init__()
+        self.cuda = cuda
+        self.inner = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cuda.current_stream().run(MILLISECOND)
+        out: Tensor = self.inner(x) * 2
+        if out.requires_grad:
+            out.register_hook(self.runs_longer)
+        return out
+
+    def runs_longer(self, _gradient: Tensor) -> None:
+        self.cuda.current_stream().run(3 * MILLISECOND)
+
+
+@pytest.mark.usefixtures("world")
+def test_on_a_device_spans_are_timed_by_it() -> None:
+    cuda = SimulatedCuda()
+    recording = Recording(cuda=cuda)
+    modules = ModuleSpans(recording.tracer)
+    recording.tracer.begin_step(0)
+    model = nn.Sequential(Runs(cuda), Runs(cuda))
+    modules.select("0,1")
+    with recording.capturing():  # which opens the device
+        model(torch.ones(1, requires_grad=True) * 1).backward()
+        with cuda.graph():
+            model(torch.ones(1))
+        cuda.advance(20 * MILLISECOND)
+        rows = recording.rows(schema.MODULE)
+    modules.clear()
+
+    first = min(row.start for row in rows)
+    times = {row.name: ((row.start - first) // MILLISECOND, (row.end - first) // MILLISECOND) for row in rows}
+    assert times == {"0": (0, 1), "1": (1, 2), "1 backward": (2, 5), "0 backward": (5, 8)}
+    assert [row.timing for row in rows] == [schema.CUDA_EVENT_TIMING] * 4  # nothing of the graph
+    assert recording.warnings() == []
+
+
+def test_an_error_of_ours_switches_the_part_off_and_reaches_no_training(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(OrderedDict[Any, Any]):
+        def __init__(self) -> None:
+            raise ZeroDivisionError("ours")
+
+    if recording.native is None:
+        monkeypatch.setattr(module_backward, "OrderedDict", Broken)
+    else:
+        monkeypatch.setattr(native_modules, "OrderedDict", Broken)
+    modules = ModuleSpans(recording.tracer)
+    recording.tracer.begin_step(0)
+    model, x = nn.Linear(2, 2), torch.ones(1, 2, requires_grad=True)
+    modules.select("depth=0")
+    model(x * 1).sum().backward()
+    modules.clear()
+
+    assert x.grad is not None
+    (message,) = recording.warnings()
+    assert "ZeroDivisionError: ours" in message
+
+
+def test_an_interrupt_is_the_jobs(recording: Recording, spans: ModuleSpans) -> None:
+    class Interrupts(Tensor):
+        @property
+        def grad_fn(self) -> Any:  # type: ignore[override]
+            raise KeyboardInterrupt
+
+    model = nn.Identity()
+    spans.select("depth=0")
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.ones(1, 2, requires_grad=True).as_subclass(Interrupts))
+
+
+def test_hooks_of_an_earlier_recording_record_nothing(recording: Recording, spans: ModuleSpans) -> None:
+    model = nn.Linear(2, 2)
+    spans.select("depth=0")
+    loss = model(torch.ones(1, 2)).sum()
+    spans.clear()
+    recording.rows()
+    recording.tracer.recording = False
+    later = Recording()
+    later.tracer.begin_step(0)
+    loss.backward()
+
+    assert recorded_names(later) == []
+    assert recorded_names(recording) == ["Linear"]
 
 
 def test_saving_an_output_warns_of_no_hook_of_ours(recording: Recording, spans: ModuleSpans, tmp_path: Any) -> None:

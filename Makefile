@@ -43,7 +43,7 @@ NEWEST_PIP := $(NEWEST)/bin/python -m pip $(QUIET_INSTALL) --disable-pip-version
 NEWEST_TESTS := tests/matrix tests/capture tests/integrations tests/e2e/test_capture_oracle.py \
 	tests/e2e/test_capture_origins.py tests/e2e/test_pipelining.py tests/e2e/test_megatron_training.py
 
-.PHONY: demo site web check test test-thorough test-newest test-long lint types unit e2e fuzz test-gpu gpu bench bench-stragglers soak install clean
+.PHONY: demo site web check test test-thorough sanitize test-newest test-long lint types unit e2e fuzz test-gpu gpu bench bench-stragglers soak install clean
 
 demo: $(INSTALLED)  ## Train on 4 ranks with a slow one, print where the time went, write report.html.
 	$(BIN)/python examples/demo.py
@@ -60,6 +60,9 @@ test: lint types  ## Everything that is not marked thorough or long; pytest's cl
 
 test-thorough: $(INSTALLED)  ## Minutes more: launchers, damaged inputs, every line that can fail, what pip would install.
 	$(PYTEST) --thorough -m thorough $(if $(STRICT),--expected-skips test) tests bench
+
+sanitize: $(INSTALLED)  ## The tests of the C extension with AddressSanitizer, UBSan and ThreadSanitizer: minutes; test-thorough has it, too.
+	$(BIN)/python -m pytest -q --thorough -m thorough tests/native/test_core_sanitized.py
 
 test-long: test-thorough  ## Hours: the tests marked long, 20 repetitions, 100,000 damaged inputs, a soak, all versions.
 	$(PYTEST) --thorough --long -m long tests

@@ -217,7 +217,8 @@ def test_a_wait_that_fails_is_told_with_the_time_of_the_launch(core: BareCore) -
         core.wait(fail)(work)
 
     [(launched_at, error)] = told
-    assert before <= launched_at <= after and error == "timeout"
+    assert before <= launched_at <= after
+    assert error == "timeout"
 
 
 # Python that runs within a call

@@ -1,4 +1,4 @@
-"""torch.compile makes the same graphs of a program, and breaks it at the same places, with and without the extension."""
+"""torch.compile makes the same graphs of a program, with the same breaks, with and without the extension."""
 
 from __future__ import annotations
 

@@ -129,7 +129,9 @@ DURATIONS = st.integers(0, 12).map(lambda quarters: quarters * MILLISECOND // 4)
 PROGRAMS = st.lists(
     st.one_of(
         st.builds(Collective, st.integers(0, 1), st.booleans(), DURATIONS, st.booleans()),
-        st.builds(Message, st.sampled_from(["send", "recv"]), st.integers(1, 3), st.integers(0, 1), DURATIONS, st.booleans()),
+        st.builds(
+            Message, st.sampled_from(["send", "recv"]), st.integers(1, 3), st.integers(0, 1), DURATIONS, st.booleans()
+        ),
         st.builds(Bracket, st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple), st.booleans()),
         st.builds(Wait, st.integers(0, 3), st.booleans()),
         st.builds(Compute, DURATIONS, st.booleans()),
@@ -181,9 +183,7 @@ def comparable(rows: list[Row]) -> Counter[Row]:
     )
     numbers = {row.id: number for number, row in enumerate(communications)}
     assert len(numbers) == len(communications)
-    return Counter(
-        row._replace(id=numbers.get(row.id, -1), stalled_on=numbers.get(row.stalled_on, -1)) for row in rows
-    )
+    return Counter(row._replace(id=numbers.get(row.id, -1), stalled_on=numbers.get(row.stalled_on, -1)) for row in rows)
 
 
 def check(backend: str, program: list[Any]) -> None:

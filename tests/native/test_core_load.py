@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -112,7 +113,7 @@ def test_of_a_million_calls_each_one_is_recorded_or_counted_as_dropped(rounds: i
             for launches in threads:
                 launches.launched = 0
             with recording.capturing(), timer(0.0005) as interrupted:
-                running = in_threads([lambda launches=launches: launches.run(rounds // 2) for launches in threads])  # type: ignore[misc]
+                running = in_threads([partial(launches.run, rounds // 2) for launches in threads])
                 forks = 0
                 while any(thread.is_alive() for thread in running):
                     recording.recorder.flush()
@@ -137,7 +138,8 @@ def test_recordings_begin_and_end_while_threads_call() -> None:
             except BaseException as error:
                 failures.append(error)
 
-        threads = in_threads([lambda group=dist.new_group([0, 1, 2, 3]): train(Launches(group)) for _ in range(4)])  # type: ignore[misc]
+        trained = [Launches(dist.new_group([0, 1, 2, 3])) for _ in range(4)]
+        threads = in_threads([partial(train, launches) for launches in trained])
         num_rows = 0
         try:
             for _ in range(60):
@@ -156,13 +158,13 @@ def test_recordings_begin_and_end_while_threads_call() -> None:
         assert num_rows > 100
 
 
-class Interrupted(Exception):
+class InterruptedCallError(Exception):
     """What a signal's handler raises."""
 
 
 def test_exceptions_of_signals_within_calls_leave_all_in_order() -> None:
     def handle(*_: object) -> None:
-        raise Interrupted
+        raise InterruptedCallError
 
     with fake_backend():
         tensor, caught = torch.zeros(4), 0
@@ -177,7 +179,7 @@ def test_exceptions_of_signals_within_calls_leave_all_in_order() -> None:
                         signal.setitimer(signal.ITIMER_REAL, 0.0003)
                         while True:
                             dist.all_reduce(tensor)
-                    except Interrupted:
+                    except InterruptedCallError:
                         caught += 1
                         recording.recorder.flush()
                 launched = counters.launched
@@ -274,4 +276,4 @@ def test_profilers_see_the_calls_by_their_names() -> None:
     with recording.capturing():
         assert seen_by_profile_function() == expected
         assert any("allreduce" in name for name in profiled())
-    assert expected[0] == "allreduce" and "broadcast" in expected
+    assert set(expected) >= {"allreduce", "broadcast"}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
 from tests.native.bare_core import NO_PLACE, BareCore
 from tests.native.simulated_driver import SimulatedDriver
 

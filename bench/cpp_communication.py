@@ -4,9 +4,10 @@
     python bench/cpp_communication.py ddp [--ranks 4] [--buckets 10] [--steps 300] [--sleep-ms 9]
 
 ``functional`` measures the calling thread on torch's fake backend, in new processes: before ``commtrace.start``, while
-it records, and after ``commtrace.stop``, because what a recording leaves behind is one of the questions. ``ddp`` measures
-the CPU time of all threads of all ranks under gloo, which sleep as if a device computed: recording and not recording in
-turns within one job, because two jobs differ by more than what is measured. One rank shows the cost without gloo's.
+it records, and after ``commtrace.stop``, because what a recording leaves behind is one of the questions. ``ddp``
+measures the CPU time of all threads of all ranks under gloo, which sleep as if a device computed. It records and does
+not in turns within one job, because two jobs differ by more than what is measured. One rank shows the cost without
+gloo's.
 """
 
 from __future__ import annotations

@@ -1,34 +1,43 @@
-"""What commtrace's own thread needs to resolve and write spans, and how much of that holds the GIL at most.
+"""What commtrace's own thread needs to resolve and write spans, and how much of that holds the GIL.
 
     python bench/overhead.py --only harvest
 
-Spans are recorded in bursts that the buffer holds, and harvested while nothing else runs. All figures are CPU time, so
-that they hold on a loaded machine. The extension gathers and copies columns without the GIL, pyarrow's ``write_batch``
-lets go of it in part: both are told apart. The rest of the Python threads' time holds it.
+Spans are recorded in bursts that the buffer holds, in steps of a thousand spans, and harvested while nothing else runs;
+the segments are rewritten in dense form as in any run. All figures are CPU time, so that they hold on a loaded machine.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
+import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
-from unittest import mock
+from typing import Any, Final, NamedTuple
 
-import pyarrow as pa
 from engines import check_engine, details, recorded_rows
+from gil_time import GilTime, gil_time_of
 from thread_time import native_threads_ns, python_threads_ns
 
 import commtrace
-from commtrace import _native
+from commtrace.config import OtlpConfig
 
 SPANS_PER_BURST = 50_000
+SPANS_PER_STEP = 1_000
 _TICK_SECONDS = 0.6
 """Longer than between two passes of the harvester."""
+
+OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "default configuration": {},
+    "one step in ten in detail": {"sample": 10},
+    "Prometheus": {"export": "prometheus"},
+    "OpenTelemetry of one step in ten": {
+        "export": "otlp", "otlp": OtlpConfig(file=os.devnull, sample=10, level="communication"),
+    },
+}  # fmt: skip
+"""Configurations that are measured, by what they are called."""
 
 
 class Harvest(NamedTuple):
@@ -36,55 +45,67 @@ class Harvest(NamedTuple):
 
     Attributes:
         spans: rows of communication and stalls that were written.
-        python_ns: of its Python threads, without what follows.
-        taking_ns: of these, in the extension's ``take``, without the GIL.
-        writing_ns: of these, in pyarrow's ``write_batch``, which lets go of the GIL in part.
+        python_ns: of its Python threads.
+        held_ns: of the harvester while it held the GIL; None where that cannot be measured.
         native_ns: of its threads that have no Python, and never hold it.
     """
 
     spans: int
     python_ns: int
-    taking_ns: int
-    writing_ns: int
+    held_ns: int | None
     native_ns: int
 
 
 def print_harvest(engine: str, operation: Callable[[], object], spans: int) -> None:
-    """Print what a million spans of this operation take."""
-    harvest = harvested(engine, operation, spans)
-    # ns per span are s per thousand million
-    python, taking, writing, native = (taken / harvest.spans / 1_000 for taken in harvest[1:])
-    print(
-        f"Harvest, {engine}: {harvest.spans} spans were resolved and written. For a million, CPU time of commtrace's "
-        f"Python threads: {python:.3f} s of Python, {writing:.3f} s in pyarrow's write_batch, {taking:.3f} s in the "
-        f"extension without the GIL; so {python:.3f} to {python + writing:.3f} s with the GIL. Of its native threads, "
-        f"which never hold it: {native:.3f} s."
-    )
+    """Print what a million spans of this operation take, by configuration."""
+    for what, options in OPTIONS.items():
+        harvest = harvested(engine, operation, spans, **options)
+        per_million = 1_000_000 / spans / 1e9
+        held = "not measured here (bench/gil_time.py)"
+        if harvest.held_ns is not None:
+            held = f"{harvest.held_ns * per_million:.3f} s"
+        print(
+            f"Harvest, {engine}, {what}: {spans} spans were resolved, {harvest.spans} written. For a million, CPU time "
+            f"of commtrace's Python threads: {harvest.python_ns * per_million:.3f} s; of the harvester with the GIL: "
+            f"{held}. Of its native threads, which never hold it: {harvest.native_ns * per_million:.3f} s.",
+            flush=True,
+        )
 
 
-def harvested(engine: str, operation: Callable[[], object], spans: int) -> Harvest:
-    """Record at least so many spans, and return what it took to write them."""
-    with tempfile.TemporaryDirectory() as directory, _timed() as timed:
-        commtrace.start(commtrace.Config(dir=directory, engine=engine))
-        operation()
+def harvested(engine: str, operation: Callable[[], object], spans: int, **options: Any) -> Harvest:
+    """Record so many spans, two by each operation, and return what it took to write them."""
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        commtrace.start(commtrace.Config(dir=directory, engine=engine, **options))
+        with commtrace.step(0):
+            operation()
         _wait_for_harvester()
-        before, timed_before, native_before = python_threads_ns(), Counter(timed), native_threads_ns()
-        idle_ns = _python_ns_of_an_idle_tick()
-        bursts = max(spans // SPANS_PER_BURST, 1)
-        ticks = 0
-        for _ in range(bursts):
-            for _ in range(SPANS_PER_BURST // 2):  # a call and its stall
-                operation()
+        (harvester,) = (thread for thread in threading.enumerate() if thread.name == "commtrace-harvester")
+        assert harvester.native_id is not None
+        with gil_time_of(harvester.native_id) as idle:
+            idle_ns = _python_ns_of_an_idle_tick()
+        before, native_before = python_threads_ns(), native_threads_ns()
+        measured = stack.enter_context(gil_time_of(harvester.native_id))
+        ticks, step = 0, 0
+        for _ in range(max(spans // SPANS_PER_BURST, 1)):
+            for _ in range(SPANS_PER_BURST // SPANS_PER_STEP):
+                step += 1
+                with commtrace.step(step):
+                    for _ in range(SPANS_PER_STEP // 2):  # a call and its stall
+                        operation()
             ticks += _wait_for_harvester()
         native_ns = native_threads_ns() - native_before
-        taking_ns, writing_ns = (timed[what] - timed_before[what] for what in ("take", "write_batch"))
-        python_ns = python_threads_ns() - before - idle_ns * (ticks + 1) - taking_ns - writing_ns
+        python_ns = python_threads_ns() - before - idle_ns * ticks
+        stack.pop_all().close()
         commtrace.stop()
         check_engine(directory, engine)
         rows = recorded_rows(Path(directory))
     assert not details(rows, "dropped"), "spans were dropped"
     written = sum(row["kind"] in ("collective", "p2p", "stall") for row in rows)
-    return Harvest(written, python_ns, taking_ns, writing_ns, native_ns)
+    return Harvest(written, python_ns, _held(measured, idle, ticks), native_ns)
+
+
+def _held(measured: GilTime | None, idle: GilTime | None, ticks: int) -> int | None:
+    return None if measured is None or idle is None else measured.held_ns - idle.held_ns * ticks
 
 
 def _wait_for_harvester() -> int:
@@ -104,39 +125,3 @@ def _python_ns_of_an_idle_tick() -> int:
     before = python_threads_ns()
     time.sleep(_TICK_SECONDS)
     return python_threads_ns() - before
-
-
-@contextmanager
-def _timed() -> Iterator[Counter[str]]:
-    """Add up the CPU time that threads spend in ``write_batch`` of pyarrow and ``take`` of the extension."""
-    taken: Counter[str] = Counter()
-    new_stream = pa.ipc.new_stream
-    core, _ = _native.load()
-
-    def timed(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        begin = time.thread_time_ns()
-        try:
-            return function(*arguments, **options)
-        finally:
-            taken[function.__name__] += time.thread_time_ns() - begin
-
-    class TimedStream:
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            self._stream = new_stream(*arguments, **options)
-            self.write_batch = partial(timed, self._stream.write_batch)
-
-        def __enter__(self) -> TimedStream:
-            self._stream.__enter__()
-            return self
-
-        def __exit__(self, *exception: Any) -> None:
-            self._stream.__exit__(*exception)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._stream, name)
-
-    with ExitStack() as patches:
-        patches.enter_context(mock.patch.object(pa.ipc, "new_stream", TimedStream))
-        if core is not None:
-            patches.enter_context(mock.patch.object(core, "take", partial(timed, core.take)))
-        yield taken

@@ -89,9 +89,10 @@ def test_without_a_gpu_one_sentence_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.thorough
+@pytest.mark.timeout(600)
 def test_the_whole_hour_can_be_rehearsed(tmp_path: Path) -> None:
-    command = [sys.executable, "bench/gpu_hour.py", "--rehearse", "--output", str(tmp_path), "--seconds", "280"]
-    completed = run(command, {}, 290)
+    command = [sys.executable, "bench/gpu_hour.py", "--rehearse", "--output", str(tmp_path), "--seconds", "560"]
+    completed = run(command, {}, 580)
 
     assert completed.returncode == 0, completed.stdout[-8_000:]
     table = (tmp_path / "table.md").read_text()

@@ -28,6 +28,7 @@ def test_each_variant_goes_first_as_often_as_the_others() -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.thorough
 def test_all_tables_are_printed() -> None:
     command = [sys.executable, "bench/overhead.py", "--rounds", "2", "--calls", "50", "--spans", "50000"]
     completed = run(command, {"PYTHONPATH": str(REPOSITORY)}, 240)

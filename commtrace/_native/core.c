@@ -4,6 +4,7 @@
    marks.c    places on streams, and the thread that learns when the device passes them
    groups.c   sequence numbers of process groups
    methods.c  methods of ProcessGroup and Work, with what is recorded of a call
+   modules.c  spans of forward and backward of modules
    rows.c     what was recorded, on its way to the harvester as columns
    stacks.c   the stack of code that keeps the GIL, on its way from memory to a file
    core.c     the module, and marks as objects of Python
@@ -15,7 +16,7 @@
 #include <structmember.h>
 
 /* Raised when the functions below change; commtrace/_native/__init__.py has the same number. */
-enum { ABI_VERSION = 1 };
+enum { ABI_VERSION = 3 };
 enum { RESET_PATIENCE_MS = 1000 };
 
 /* ---- marks as objects --------------------------------------------------------------------------------------------- */
@@ -120,6 +121,22 @@ static int device_to_mark(int device) {
     return device_is_used(device) ? device : device_used_first();
 }
 
+bool point_here(int device, Point *point, bool *is_captured) {
+    Stream stream;
+    *is_captured = false;
+    if (!is_device_ready() || (device = device_to_mark(device)) == NOT_APPLICABLE) {
+        *point = point_of_host();
+        return !is_for_the_job();
+    }
+    if (!current_stream(device, &stream)) {
+        *point = point_of_host();
+        return false;
+    }
+    *point = point_on(device, stream);
+    *is_captured = point->mark == NULL && !device_has_failed();
+    return true;
+}
+
 static PyObject *python_mark(PyObject *module, PyObject *const *arguments, Py_ssize_t num_arguments) {
     (void)module;
     int device = NOT_APPLICABLE;
@@ -129,14 +146,11 @@ static PyObject *python_mark(PyObject *module, PyObject *const *arguments, Py_ss
             return NULL;
         }
     }
-    Stream stream;
-    if (!is_device_ready() || (device = device_to_mark(device)) == NOT_APPLICABLE) {
-        return is_for_the_job() ? NULL : PyLong_FromLongLong(host_ns());
-    }
-    if (!current_stream(device, &stream)) {
+    Point point;
+    bool is_captured;
+    if (!point_here(device, &point, &is_captured)) {
         return NULL;
     }
-    Point point = point_on(device, stream);
     PyObject *object = point_to_python(point);
     point_release(point);
     return object;
@@ -200,6 +214,28 @@ static PyObject *python_span(PyObject *module, PyObject *const *arguments, Py_ss
     }
     rows_add(&happening);
     Py_RETURN_NONE;
+}
+
+bool error_is_for_the_job(PyObject *failed) {
+    if (PyErr_Occurred() == NULL) {
+        return false;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+        return true;
+    }
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (failed != NULL && value != NULL) {
+        Py_XDECREF(PyObject_CallFunctionObjArgs(failed, value, NULL));
+        if (PyErr_Occurred() != NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
+            PyErr_Clear(); /* there is nobody left to tell */
+        }
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    return PyErr_Occurred() != NULL;
 }
 
 /* ---- the device --------------------------------------------------------------------------------------------------- */
@@ -341,8 +377,7 @@ static PyMethodDef functions[] = {
     {"dropped", rows_dropped, METH_NOARGS, "Return how many rows were dropped, by kind."},
     {"ahead", rows_ahead, METH_NOARGS, "Return the facts of communications that the device has not finished."},
     {"keep_copy", stacks_keep_copy, METH_VARARGS,
-     "Copy a file in memory to a path whenever it has changed, without the GIL; return, and remove the copy, once the "
-     "second descriptor can be read."},
+     "Copy a file in memory to a path whenever it has changed, without the GIL; remove the copy once it is closed."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -355,7 +390,8 @@ static int execute(PyObject *module) {
     if (PyModule_AddObject(module, "Mark", (PyObject *)mark_type) < 0) {
         return -1;
     }
-    if (marks_init() != 0 || groups_init(module) < 0 || methods_init(module) < 0 || rows_init(module) < 0) {
+    if (marks_init() != 0 || groups_init(module) < 0 || methods_init(module) < 0 || modules_init(module) < 0 ||
+        rows_init(module) < 0) {
         return -1;
     }
     if (PyModule_AddFunctions(module, methods_functions) < 0) {

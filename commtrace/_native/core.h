@@ -76,6 +76,7 @@ void use_clock(int64_t (*clock)(void)); /* NULL: CLOCK_MONOTONIC */
 
 Point point_of_host(void);
 Point point_on(int device, Stream stream);
+Point point_shared(Point); /* with a reference more */
 void point_release(Point);
 /* 1 if the time is known and written to ns, 0 if the device has not passed it yet, -1 if that will never be known. */
 int point_time(Point, int64_t *ns);
@@ -136,6 +137,7 @@ typedef struct {
 
 extern Coordinates here; /* where training is in its schedule; under the GIL */
 extern bool is_recording;
+extern int num_recordings; /* so far: what is left of an earlier one records no more */
 extern int64_t num_pauses; /* of the recording: what was launched meanwhile is not known */
 
 /* The facts about a communication that are known when it starts. */
@@ -186,8 +188,18 @@ bool current_stream(int device, Stream *); /* false, with an exception, where to
 bool is_for_the_job(void); /* tells Python of an exception of ours; true, with it, for one that ends the program */
 extern PyObject *raw_stream, *current_device, *open_device;
 
+/* ---- modules.c: forward and backward of modules ----------------------------------------------------------------- */
+
+int modules_init(PyObject *module);
+
 /* ---- core.c: the module ------------------------------------------------------------------------------------------ */
 
+/* Tells `failed` of an error of ours, if one is set, which switches the capture off. One that is no Exception (the
+   KeyboardInterrupt of a signal that arrived while an attribute ran Python) is the job's: true, and it stays set. */
+bool error_is_for_the_job(PyObject *failed);
+/* A place on the current stream of a device, or of the current one; of the host where none is used, or where the stream is
+   captured into a graph. False, with an exception, where torch does not say which stream. */
+bool point_here(int device, Point *, bool *is_captured);
 PyObject *point_to_python(Point); /* a new reference: an int, or a Mark that shares the point's */
 bool point_from_python(PyObject *, Point *); /* takes a reference of its own; false, with an exception, for neither */
 

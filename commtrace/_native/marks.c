@@ -145,6 +145,13 @@ static void mark_release(Mark *mark) {
     }
 }
 
+Point point_shared(Point point) {
+    if (point.mark != NULL) {
+        mark_retain(point.mark);
+    }
+    return point;
+}
+
 void point_release(Point point) {
     if (point.mark != NULL) {
         mark_release(point.mark);

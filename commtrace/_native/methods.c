@@ -36,29 +36,7 @@ static int session;                 /* number of the recording: methods of an ea
 static PyObject *name_nbytes, *name_dtype, *name_is_cuda, *name_get_device, *name_async, *name_root, *name_back,
     *name_code, *name_func;
 
-/* Tells Python of an error of ours, which switches the capture off. One that is no Exception (the KeyboardInterrupt of a
-   signal that arrived while an attribute ran Python) is the job's: it stays set. */
-bool is_for_the_job(void) {
-    if (PyErr_Occurred() == NULL) {
-        return false;
-    }
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
-        return true;
-    }
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyErr_NormalizeException(&type, &value, &traceback);
-    if (failed != NULL && value != NULL) {
-        Py_XDECREF(PyObject_CallFunctionObjArgs(failed, value, NULL));
-        if (PyErr_Occurred() != NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
-            PyErr_Clear(); /* there is nobody left to tell */
-        }
-    }
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(traceback);
-    return PyErr_Occurred() != NULL;
-}
+bool is_for_the_job(void) { return error_is_for_the_job(failed); }
 
 /* ---- streams that compute --------------------------------------------------------------------------------------- */
 
@@ -547,13 +525,6 @@ static void record_end(Facts facts, Point start, Point waited_from, Point end) {
     rows_add(&happening);
 }
 
-static Point shared(Point point) {
-    if (point.mark != NULL) {
-        mark_retain(point.mark);
-    }
-    return point;
-}
-
 static void after_launch(const Method *method, Call *call, PyObject *work) {
     Facts *facts = &call->facts;
     facts->returned_at = call->is_on_device ? host_ns() : 0;
@@ -568,7 +539,7 @@ static void after_launch(const Method *method, Call *call, PyObject *work) {
     }
     facts->on_job_stream = call->is_on_device;
     Point end = call->is_on_device ? mark_on_current_stream(call->device) : point_of_host();
-    record_end(*facts, call->start, shared(call->start), end);
+    record_end(*facts, call->start, point_shared(call->start), end);
 }
 
 static Call before_wait(PyObject *work) {

@@ -21,6 +21,7 @@ enum {
 
 Coordinates here = {NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE};
 bool is_recording;
+int num_recordings;
 int64_t num_pauses;
 
 static int64_t num_ids;
@@ -466,6 +467,7 @@ void rows_reset(size_t capacity) {
     free_blocks(&calls);
     pthread_mutex_unlock(&lock);
     most_waiting = capacity;
+    num_recordings++;
     atomic_store(&num_taken, atomic_load(&num_added));
     for (int kind = 0; kind < NUM_KINDS; kind++) {
         atomic_store(&num_dropped[kind], 0);

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LOOK_MS = 1000, MOST_BYTES = 1 << 16 };
+enum { LOOK_MS = 250, MOST_BYTES = 1 << 16 };
 
 static bool is_same(const struct stat *now, const struct stat *before) {
     return now->st_dev == before->st_dev && now->st_ino == before->st_ino;
@@ -34,18 +34,15 @@ static bool copy(int source, const char *path) {
     return close(target) == 0 && is_whole;
 }
 
-static void keep_copy(int source, int stop, const char *path) {
+static void keep_copy(int source, const char *path) {
     struct stat before, now;
     off_t copied = 0;
     if (fstat(source, &before) != 0) {
         return;
     }
     for (;;) {
-        struct pollfd end = {.fd = stop, .events = POLLIN};
-        if (poll(&end, 1, LOOK_MS) > 0) { /* also when the program has closed it */
-            break;
-        }
-        /* A program that closes all descriptors may have a file of its own there. */
+        poll(NULL, 0, LOOK_MS);
+        /* The end: it was closed. A program that closes all descriptors may have a file of its own there by now. */
         if (fstat(source, &now) != 0 || !is_same(&now, &before)) {
             break;
         }
@@ -63,13 +60,13 @@ static void keep_copy(int source, int stop, const char *path) {
 }
 
 PyObject *stacks_keep_copy(PyObject *module, PyObject *arguments) {
-    int source, stop;
+    int source;
     const char *path;
-    if (!PyArg_ParseTuple(arguments, "iiy:keep_copy", &source, &stop, &path)) {
+    if (!PyArg_ParseTuple(arguments, "iy:keep_copy", &source, &path)) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    keep_copy(source, stop, path);
+    keep_copy(source, path);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from types import ModuleType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from commtrace import _native, launchers
 from commtrace.config import Config
@@ -22,10 +22,21 @@ class Engine(NamedTuple):
     core: ModuleType | None = None  # the C extension; None for Python
 
 
+UNTRIED_ON_ROCM: Final = "it has not been tried on ROCm: COMMTRACE_ENGINE=native tries it"
+
+
+def _is_rocm() -> bool:
+    import torch
+
+    return torch.version.hip is not None
+
+
 def choose(config: Config) -> Engine:
     """Return the engine for a configuration; warn, and never raise, if it asks for one that cannot be had."""
     if config.engine == PYTHON:
         return Engine(PYTHON, "switched off by COMMTRACE_ENGINE=python")
+    if config.engine != NATIVE and _is_rocm():
+        return Engine(PYTHON, UNTRIED_ON_ROCM)
     core, reason = _native.load()
     if core is not None:
         return Engine(NATIVE, core=core)

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -33,17 +32,18 @@ _SPARE_NAMES: Final = 1_000
 
 
 class PendingRows:
-    """Rows in the order of arrival, and their columns, whose codes index ``names``."""
+    """Rows in the order of arrival, as columns whose codes index ``names``; ``made`` are those that came as rows."""
 
     def __init__(self, gil_yield: GilYield) -> None:
         self._gil_yield = gil_yield
-        self.rows: list[Row] = []
+        self.made: list[Row] = []
         self.names: list[str] = []
         self._columns: list[Spans] = []
         self._handed: list[Bool] = []
+        self._is_made: list[Bool] = []
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return sum(map(len, self._columns))
 
     @property
     def columns(self) -> Spans:
@@ -54,19 +54,25 @@ class PendingRows:
     @property
     def handed(self) -> Bool:
         """Return a mask of the rows that listeners have received."""
-        self._handed = [np.concatenate([np.empty(0, np.bool_), *self._handed])]
-        return self._handed[0]
+        return _joined(self._handed)
+
+    @property
+    def is_made(self) -> Bool:
+        """Return a mask of the rows that are in ``made``, where they have the same order."""
+        return _joined(self._is_made)
 
     def add(self, batch: RowBatch) -> None:
         """Take new rows; of marks, those of a step."""
-        spans, rows = batch.columns, list[Row](batch)
+        spans, rows = batch.columns, batch.rows
+        is_made = np.arange(len(spans)) < len(rows)
         is_wanted = (spans.kind != schema.MARK) | (spans.step >= 0)
         if not is_wanted.all():
-            kept = np.flatnonzero(is_wanted)
-            spans, rows = spans.take(kept), [batch[at] for at in kept.tolist()]
+            rows = [rows[at] for at in np.flatnonzero(is_wanted & is_made).tolist()]
+            spans, is_made = spans.take(is_wanted), is_made[is_wanted]
         self._columns.append(self._recoded(spans, batch.names))
-        self._handed.append(np.zeros(len(rows), np.bool_))
-        self.rows += rows
+        self._handed.append(np.zeros(len(spans), np.bool_))
+        self._is_made.append(is_made)
+        self.made += rows
         self._gil_yield.maybe_yield()
 
     def _recoded(self, spans: Spans, words: Sequence[str]) -> Spans:
@@ -78,16 +84,38 @@ class PendingRows:
         codes = np.array([*(own[word] for word in words), schema.NOT_APPLICABLE], np.int32)  # −1 is the last one
         return spans.replace(name=codes[spans.name], dtype=codes[spans.dtype])
 
+    def made_at(self, rows: Int64) -> list[Row]:
+        """Return the rows at these positions, of those that came as rows."""
+        number = np.cumsum(self.is_made) - 1
+        return [self.made[at] for at in number[rows[self.is_made[rows]]].tolist()]
+
+    def in_groups(self, group: Int64, count: int) -> list[RowBatch]:
+        """Return the rows of each group, by the number of its group; rows of a negative one are left out."""
+        order = np.argsort(group, kind="stable")
+        order = order[np.searchsorted(group[order], 0) :]
+        is_made = self.is_made[order]
+        of_rows, of_spans = order[is_made], order[~is_made]
+        rows, spans = self.made_at(of_rows), self.columns.take(of_spans)
+        numbers = np.arange(count + 1)
+        bounds_of_rows = pairwise(np.searchsorted(group[of_rows], numbers).tolist())
+        bounds_of_spans = pairwise(np.searchsorted(group[of_spans], numbers).tolist())
+        return [
+            RowBatch(rows[slice(*bounds)], spans.take(slice(*bounds_of_columns)), self.names)
+            for bounds, bounds_of_columns in zip(bounds_of_rows, bounds_of_spans, strict=True)
+        ]
+
     def keep(self, kept: Int64, handed: Bool) -> None:
         """Keep the rows at these ascending positions; ``handed`` is the mask of all rows."""
+        self.made = self.made_at(kept)
         self._columns = [self.columns.take(kept)]
         self._handed = [handed[kept]]
-        self.rows = [self.rows[at] for at in kept.tolist()]
+        self._is_made = [self.is_made[kept]]
         self._forget_names()
 
     def drop_oldest(self, count: int) -> None:
-        del self.rows[:count]
+        del self.made[: np.count_nonzero(self.is_made[:count])]
         self._handed = [self.handed[count:]]
+        self._is_made = [self.is_made[count:]]
         while count:
             oldest = self._columns.pop(0)
             if len(oldest) > count:
@@ -96,9 +124,20 @@ class PendingRows:
         self._forget_names()
 
     def _forget_names(self) -> None:
-        if len(self.names) > _SPARE_NAMES + 2 * len(self.rows):
-            self.names = []
-            self._columns = [Spans.from_tuples(self.rows, self.names)]
+        if len(self.names) > _SPARE_NAMES + 2 * len(self):
+            spans = self.columns
+            used = np.unique(np.concatenate([spans.name, spans.dtype]))
+            used = used[used >= 0]
+            codes = np.full(len(self.names) + 1, schema.NOT_APPLICABLE, np.int32)  # −1 is the last one
+            codes[used] = np.arange(len(used))
+            self._columns = [spans.replace(name=codes[spans.name], dtype=codes[spans.dtype])]
+            self.names = [self.names[code] for code in used.tolist()]
+
+
+def _joined(masks: list[Bool]) -> Bool:
+    """Join masks, once."""
+    masks[:] = [np.concatenate([np.empty(0, np.bool_), *masks])]
+    return masks[0]
 
 
 def owners(spans: Spans, steps: Int64) -> Int64:
@@ -154,12 +193,12 @@ class StepCollector:
         self._is_off = False
         self._overflow_warned = False
 
-    def write(self, rows: list[Row]) -> None:
+    def write(self, rows: Sequence[Row]) -> None:
         """Take the rows of one pass. Never raises: the trace does not depend on its live view."""
         if self._is_off or not self._listeners:
             return
         try:
-            self._take(rows if isinstance(rows, RowBatch) else RowBatch(rows))
+            self._take(RowBatch.of(rows))
         except Exception:
             self._is_off = True
             _logger.warning("commtrace: live metrics are off; training and the trace go on", exc_info=True)
@@ -177,7 +216,7 @@ class StepCollector:
             listener.abandon_after_fork()
 
     def _take(self, rows: RowBatch) -> None:
-        marks = [row for row in rows if row.kind == schema.MARK]
+        marks = [row for row in rows.rows if row.kind == schema.MARK]
         for mark in marks:
             self.rank.learn(mark)
         self.rank.spans += len(rows) - len(marks)
@@ -188,7 +227,7 @@ class StepCollector:
         self.rank.overhead_ns = self._thread_ns()
         if self._steps_are_ripe:
             self._close_steps(before)
-        self._steps_are_ripe = schema.STEP in map(attrgetter("kind"), rows)
+        self._steps_are_ripe = bool((rows.columns.kind == schema.STEP).any())
         self._bound()
 
     def _close_steps(self, before: int) -> None:
@@ -203,8 +242,8 @@ class StepCollector:
         steps = ripe[np.lexsort((spans.start[ripe], spans.end[ripe]))]
         owner = owners(spans, steps)
         owner[handed] = NOBODY
-        owned = self._rows_of_steps(owner, len(steps))
-        detailed = {row.id: row.detail for row in pending.rows if row.detail and row.kind != schema.MARK}
+        owned = pending.in_groups(owner, len(steps))
+        detailed = {row.id: row.detail for row in pending.made if row.detail and row.kind != schema.MARK}
         window = StepWindow(pending.names, spans, steps, owner, detailed)
         summaries = summarise(window, self.rank, self._extras(spans, owner, len(steps)), self._gil_yield)
         # Rows that reach beyond the closed steps are a part of the next step's partition as well.
@@ -214,13 +253,6 @@ class StepCollector:
         for summary, own_rows in zip(summaries, owned, strict=True):
             self._gil_yield.maybe_yield()
             self._hand_out(summary, own_rows)
-
-    def _rows_of_steps(self, owner: Int64, count: int) -> list[list[Row]]:
-        rows = self._pending.rows
-        order = np.argsort(owner, kind="stable")
-        bounds = np.searchsorted(owner[order], np.arange(count + 1)).tolist()
-        at = order.tolist()
-        return [[rows[one] for one in at[begin:end]] for begin, end in pairwise(bounds)]
 
     def _extras(self, spans: Spans, owner: Int64, count: int) -> list[StepExtras]:
         """Return the facts about each step that are not in spans."""
@@ -232,8 +264,9 @@ class StepCollector:
         is_mark = spans.kind == schema.MARK
         num_spans = np.bincount(owner[(owner != NOBODY) & ~is_mark], minlength=count).tolist()
         counts: list[dict[str, float]] = [{} for _ in range(count)]
-        for at in np.flatnonzero(is_mark & (owner != NOBODY)).tolist():
-            _count(counts[owner[at]], self._pending.rows[at])
+        told = np.flatnonzero(is_mark & (owner != NOBODY))
+        for step, mark in zip(owner[told].tolist(), self._pending.made_at(told), strict=True):
+            _count(counts[step], mark)
         device = self._device()
         return [
             StepExtras(

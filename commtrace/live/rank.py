@@ -18,6 +18,7 @@ from commtrace.trace.hang_report import HangReport
 from commtrace.trace.marks import Marks, read_state
 from commtrace.trace.metadata import ClockAnchor, DeviceState, RankMetadata
 from commtrace.trace.schema import Row
+from commtrace.trace.spans import RowBatch
 from commtrace.trace.topology import Topology
 
 if TYPE_CHECKING:
@@ -41,7 +42,10 @@ class LiveBudget:
 
     def add(self, rows: Iterable[Row], topology: Topology) -> None:
         """Take the rows of one pass. ``topology`` has the start of the process, and the recorded steps unless all."""
-        found = [(PART_OF_KIND[row.kind], row.start, row.end) for row in rows if row.kind in PART_OF_KIND]
+        spans = RowBatch.of(rows).columns
+        spans = spans.take(np.isin(spans.kind, list(PART_OF_KIND)))
+        times = zip(spans.kind.tolist(), spans.start.tolist(), spans.end.tolist(), strict=True)
+        found = [(PART_OF_KIND[kind], start, end) for kind, start, end in times]
         self._pending += found
         step_ends = [end for part, _, end in found if part == TRAINING]
         if step_ends:

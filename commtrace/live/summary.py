@@ -201,9 +201,9 @@ class StepListener(Protocol):
     """
 
     def step(self, summary: StepSummary, rows: Sequence[Row]) -> None:
-        """Take the summary of a complete step, and its rows in the order of arrival, marks included.
+        """Take the summary of a complete step, and its rows: those that came as rows, marks included, before the others.
 
-        Every row is handed out once: one that arrives after its step was closed comes with the next step.
+        Rows that came as columns are made when they are asked for: see :class:`commtrace.trace.spans.RowBatch`. Every row is handed out once: one that arrives after its step was closed comes with the next step.
         """
 
     def close(self) -> None:

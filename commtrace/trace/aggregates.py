@@ -6,9 +6,12 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
+import numpy as np
+
 from commtrace.trace import schema
 from commtrace.trace.inputs import printable
 from commtrace.trace.schema import Row, mark_row
+from commtrace.trace.spans import RowBatch, Spans
 
 AGGREGATE: Final = "aggregate"
 """Name of the mark."""
@@ -51,7 +54,7 @@ def _added(old: Aggregate, new: Aggregate) -> Aggregate:
 
 
 class _RowSink(Protocol):
-    def write(self, rows: list[Row]) -> None: ...
+    def write(self, rows: Sequence[Row]) -> None: ...
     def close(self) -> None: ...
 
 
@@ -67,12 +70,12 @@ class AggregatingSink:
         self._sums: dict[int, _Sums] = {}
         self._last_ended = _OUTSIDE
 
-    def write(self, rows: list[Row]) -> None:
+    def write(self, rows: Sequence[Row]) -> None:
         """Write rows like :meth:`commtrace.recorder.Sink.write`. If it fails, exactly ``rows`` are lost."""
         before = {step: {key: list(sums) for key, sums in own.items()} for step, own in self._sums.items()}
         last_ended = self._last_ended
         try:
-            handed_on = self._handed_on(rows)
+            handed_on = self._handed_on(RowBatch.of(rows))
             if handed_on:
                 self._sink.write(handed_on)
         except Exception:
@@ -88,38 +91,50 @@ class AggregatingSink:
         finally:
             self._sink.close()
 
-    def _handed_on(self, rows: Sequence[Row]) -> list[Row]:
-        handed_on: list[Row] = []
-        decided: dict[int, bool] = {}
-        for row in rows:
-            step = row.step
-            kept = decided.get(step)
-            if kept is None:
-                kept = decided[step] = self._in_detail(step) if step >= 0 else False
-            if row.kind == schema.STEP:
-                handed_on.append(row)
-                self._last_ended = max(self._last_ended, step)
-                if not kept:
-                    handed_on.append(self._aggregate_mark(step))
-            elif kept or row.kind == schema.MARK or (step < 0 and self._last_ended < 0):
-                handed_on.append(row)
-            else:
-                self._add(step, row)
-        handed_on += [self._aggregate_mark(step) for step in sorted(self._sums) if step <= self._last_ended]
-        return handed_on
+    def _handed_on(self, batch: RowBatch) -> RowBatch:
+        spans = batch.columns
+        if not len(spans):
+            return batch
+        is_step = spans.kind == schema.STEP
+        in_detail = np.isin(spans.step, [step for step in np.unique(spans.step).tolist() if self._is_in_detail(step)])
+        is_kept = is_step | in_detail | (spans.kind == schema.MARK)
+        if self._last_ended < 0:
+            first_end = int(np.argmax(is_step)) if is_step.any() else len(spans)
+            is_kept[:first_end] |= spans.step[:first_end] < 0
+        self._add(spans.take(~is_kept), batch.names)
+        self._last_ended = max(self._last_ended, int(spans.step[is_step].max(initial=_OUTSIDE)))
+        ended = spans.step[is_step & ~in_detail].tolist()
+        late = [step for step in sorted(self._sums) if step <= self._last_ended and step not in ended]
+        return batch.where(is_kept).followed_by([self._aggregate_mark(step) for step in (*ended, *late)])
 
-    def _add(self, step: int, row: Row) -> None:
-        peer = row.peer if row.name in _POINT_TO_POINT else schema.NOT_APPLICABLE
-        key = (row.kind, row.name, row.group, peer)
-        own = self._sums.setdefault(step, {})
-        sums = own.get(key)
-        if sums is None:
-            sums = own[key] = [0, 0, 0, 0]
-        duration = row.end - row.start
-        sums[0] += 1
-        sums[1] += duration
-        sums[2] += max(0, row.bytes)
-        sums[3] = max(sums[3], duration)
+    def _is_in_detail(self, step: int) -> bool:
+        return step >= 0 and self._in_detail(step)
+
+    def _add(self, spans: Spans, names: Sequence[str]) -> None:
+        if not len(spans):
+            return
+        point_to_point = [code for code, name in enumerate(names) if name in _POINT_TO_POINT]
+        peer = np.where(np.isin(spans.name, point_to_point), spans.peer, schema.NOT_APPLICABLE)
+        keys = (spans.step, spans.kind, spans.name, spans.group, peer)
+        order = np.lexsort(keys)
+        changes = np.zeros(len(order), np.bool_)
+        changes[0] = True
+        for key in keys:
+            changes[1:] |= np.diff(key[order]) != 0
+        begins = np.flatnonzero(changes)
+        duration = (spans.end - spans.start)[order]
+        sums = (
+            np.diff(begins, append=len(order)),
+            np.add.reduceat(duration, begins),
+            np.add.reduceat(np.maximum(spans.bytes[order], 0), begins),
+            np.maximum.reduceat(duration, begins),
+        )
+        first = order[begins]  # row of each group, as the sort is stable
+        columns = [column[np.argsort(first)].tolist() for column in (*(key[first] for key in keys), *sums)]
+        for step, kind, name, group, peer_of_group, *new in zip(*columns, strict=True):
+            own = self._sums.setdefault(step, {}).setdefault((kind, names[name], group, peer_of_group), [0, 0, 0, 0])
+            count, total_ns, num_bytes, longest_ns = new
+            own[:] = own[0] + count, own[1] + total_ns, own[2] + num_bytes, max(own[3], longest_ns)
 
     def _aggregate_mark(self, step: int) -> Row:
         own = self._sums.pop(step, {})

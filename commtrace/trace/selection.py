@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.errors import ConfigurationError
+from commtrace.trace.files.safe_files import replace_file
 from commtrace.trace.inputs import decode_json, read_file
 
 _OPEN_END = 2**31 - 1
@@ -96,7 +97,7 @@ class DetailPlan:
 LONGEST_CHOICE: Final = 1_000
 """Characters of a choice of modules."""
 
-MATCH_SECONDS: Final = 1.0
+MATCH_SECONDS: Final = 5.0
 """The longest wait for all modules of a job to be matched: the training thread waits for it between two steps."""
 
 _NAMES_AT_ONCE: Final = 64
@@ -244,9 +245,7 @@ def write_request(run_directory: Path, request: Request) -> Path:
     folder = _folder(run_directory)
     folder.mkdir(exist_ok=True)
     path = folder / f"{request.id}.json"
-    unfinished = folder / f".{request.id}.{os.getpid()}"
-    unfinished.write_text(json.dumps(asdict(request)))
-    unfinished.replace(path)
+    replace_file(path, json.dumps(asdict(request)))
     return path
 
 

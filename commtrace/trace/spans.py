@@ -177,6 +177,11 @@ class RowBatch(Sequence[Row]):
         self._columns: Spans | None = None
         self._all_rows: list[Row] | None = None
 
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> RowBatch:
+        """Return rows as a batch; one that is a batch already as it is."""
+        return rows if isinstance(rows, RowBatch) else cls(rows)
+
     def __len__(self) -> int:
         return len(self.rows) + len(self.spans)
 
@@ -228,6 +233,16 @@ class RowBatch(Sequence[Row]):
         rows = [row for row in self.rows if begin <= row.step < end]
         inside = (self.spans.step >= begin) & (self.spans.step < end)
         return RowBatch(rows, self.spans.take(inside), self._names)
+
+    def where(self, is_kept: Bool) -> RowBatch:
+        """Return the rows that a mask of all rows keeps."""
+        of_rows, of_spans = is_kept[: len(self.rows)], is_kept[len(self.rows) :]
+        rows = [self.rows[at] for at in np.flatnonzero(of_rows).tolist()]
+        return RowBatch(rows, self.spans.take(of_spans), self._names)
+
+    def followed_by(self, rows: Sequence[Row]) -> RowBatch:
+        """Return a batch that has ``rows``, too, behind those that were made one by one."""
+        return RowBatch([*self.rows, *rows], self.spans, self._names)
 
     def behind(self, rows: Sequence[Row]) -> RowBatch:
         """Return a batch that begins with ``rows``."""

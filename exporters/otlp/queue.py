@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+import numpy as np
+
 from commtrace.config import Config
 from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep
@@ -19,6 +21,7 @@ from commtrace.options import OTLP_LEVELS
 from commtrace.trace import schema
 from commtrace.trace.schema import Row
 from commtrace.trace.selection import StepRange
+from commtrace.trace.spans import RowBatch
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -78,10 +81,10 @@ class SpanFilter:
 
     def rows(self, rows: Sequence[Row], step: int) -> list[Row]:
         """Return the rows of a closed step that become spans; ``step`` is also the step of rows without one."""
-        kinds = self.kinds
-        if self.every == 1:
-            return [row for row in rows if row.kind in kinds]
-        return [row for row in rows if row.kind in kinds and self.takes_step(step if row.step < 0 else row.step)]
+        batch = RowBatch.of(rows)
+        spans = batch.columns
+        steps = np.where(spans.step < 0, step, spans.step)
+        return list(batch.where(np.isin(spans.kind, list(self.kinds)) & (steps % self.every == 0)))
 
 
 MOST_SPANS: Final = 50_000

@@ -73,6 +73,7 @@ class Recording:
     ) -> None:
         self.sink = MemorySink()
         self.native = native(capacity) if self.engine == "native" else None
+        self._added_before = 0 if self.native is None else self.native.num_added
         self.device_clock = None if cuda is None else device_clock(cuda, self.native)
         clock = clock or self.device_clock
         refresh = clock.refresh if clock is not None else None
@@ -92,6 +93,11 @@ class Recording:
         self.recorder.flush()
         rows = [row for row in self.sink.rows if row.kind != schema.MARK]
         return [row for row in rows if not kinds or row.kind in kinds]
+
+    @property
+    def num_added(self) -> int:
+        """How many spans and communications wait in the buffer, or were given to the native part."""
+        return len(self.recorder.buffer) + (0 if self.native is None else self.native.num_added - self._added_before)
 
     def communications(self) -> list[Any]:
         """In the order of their launches: that of the rows of a pass says nothing."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 import commtrace
 from commtrace import _native
@@ -79,3 +80,12 @@ def test_the_recording_says_which_engine_made_it(tmp_path: Path, monkeypatch: py
         "reason": "switched off by COMMTRACE_ENGINE=python",
     }
     assert load_run(tmp_path / "vain").ranks[0].engine == {"name": "python", "reason": _native.NOT_BUILT}
+
+
+def test_on_rocm_it_records_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = ModuleType("core")
+    loads(monkeypatch, (core, ""))
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+
+    assert engine.choose(Config()) == ("python", engine.UNTRIED_ON_ROCM, None)
+    assert engine.choose(Config(engine="native")) == ("native", "", core)

@@ -1,6 +1,6 @@
 """``stop()`` puts every original back, exactly; being off patches nothing; starting again leaves nothing growing.
 
-Only kernels in torch's dispatcher and two hooks on optimizers stay, once they have been there.
+Only two hooks on optimizers stay, once they have been there. Kernels in torch's dispatcher would where other threads run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def test_everything_that_can_be_called_is_what_it_was(tmp_path: Path) -> None:
     assert [place for place in told["left behind 0"] if place != "torch._opaque_base._FakeScriptObject_cls"] == []
     assert [told[f"left behind {cycle}"] for cycle in range(1, 6)] == [[]] * 5
     hooks = [f"torch.optim.optimizer._global_optimizer_{when}_hooks" for when in ("post", "pre")]
-    assert told["texts 0"] == [*told["kernels"], *hooks]
+    assert told["texts 0"] == hooks
     assert [told[f"texts {cycle}"] for cycle in range(1, 6)] == [[]] * 5
     assert told["replaced 1"] > 100
     # Ended watches keep a place or two more or less, by what they saw last. What each recording leaves would be four.

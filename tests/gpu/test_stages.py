@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +14,8 @@ import torch
 from bench.engines import OFF, PROFILER, recorded_rows
 from commtrace.options import NATIVE, PYTHON
 from tests.e2e.launch import REPOSITORY
-from tests.gpu.kernels import read_kernels
-from tests.gpu.stages import QUESTIONS, call_costs, megatron, steps
+from tests.gpu.kernels import read_kernels, write_kernels
+from tests.gpu.stages import QUESTIONS, accuracy, call_costs, megatron, steps
 from tests.gpu.stages.call_costs import Cost, ThreadTime
 from tests.gpu.stages.stage import REHEARSED, Answers, read_answers
 from tests.gpu.table import Row
@@ -99,6 +101,28 @@ def test_exposed_communication_of_an_h100_is_as_in_its_kernels() -> None:
     steps_ns = sum(rank.steps for rank in ranks)
     assert round(sum(rank.by_recording for rank in ranks) / steps_ns, 3) == 0.636
     assert round(sum(rank.by_kernels for rank in ranks) / steps_ns, 3) == 0.639
+
+
+def test_starts_that_an_earlier_version_had_too_early_are_found(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder, profiled = reference_data("gpu_h100", "operations"), range(100, 108)
+    every = read_kernels(folder / "kernels-0.csv.gz")
+    replayed = Counter(kernel.correlation for kernel in every)
+    write_kernels([kernel for kernel in every if replayed[kernel.correlation] == 1], tmp_path / "kernels-0.csv.gz")
+
+    def rows_of_profiled_steps(_output: Path, rank: int) -> list[dict[str, Any]]:
+        rows = recorded_rows(folder / "run", rank)
+        return [row for row in rows if row["kind"] == "mark" or row["step"] in profiled]
+
+    monkeypatch.setattr(accuracy, "recorded_rows", rows_of_profiled_steps)
+    accuracy.compare(answers, PYTHON, tmp_path, 0)
+
+    dropped, compared, brackets = read_answers(answers.output)
+    assert dropped.verdict == brackets.verdict == "holds"
+    assert compared.verdict.startswith("FAILS: 95 % of the exact starts are within 4")
+    assert compared.figures.startswith("rank 0: starts: 80 exact, median 13.8 µs, largest 4167.2 µs; ends: 64 exact, ")
+    assert brackets.figures.startswith("rank 0: starts: 8 exact, ")
 
 
 def test_an_answer_without_a_gpu_says_so_and_a_fault_shows_all_the_same(

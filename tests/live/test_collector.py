@@ -104,5 +104,5 @@ def test_names_that_no_row_bears_any_more_are_forgotten() -> None:
         pending.drop_oldest(len(pending) - 10)
 
     assert len(pending.names) < 1_200
-    assert [pending.names[code] for code in pending.columns.name] == [one[1] for one in pending.rows]
-    assert [one[1] for one in pending.rows] == [f"29.{at}" for at in range(90, 100)]
+    assert [pending.names[code] for code in pending.columns.name] == [one[1] for one in pending.made]
+    assert [one[1] for one in pending.made] == [f"29.{at}" for at in range(90, 100)]

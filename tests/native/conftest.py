@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from commtrace import _native
+from tests.capture.recording import Recording, fake_backend
 from tests.native.simulated_driver import SimulatedDriver, load
 
 
@@ -22,3 +24,21 @@ def driver(built_driver: SimulatedDriver) -> Iterator[SimulatedDriver]:
     built_driver.initialize()
     yield built_driver
     built_driver.reset()
+
+
+@pytest.fixture
+def native_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Recordings are made by the native part; skips the test where it was not built."""
+    core, reason = _native.load()
+    if core is None:
+        pytest.skip(f"the native part: {reason}")
+    monkeypatch.setattr(Recording, "engine", "native")
+    yield
+    core.use_clock(0)
+
+
+@pytest.fixture
+def world() -> Iterator[None]:
+    """Rank 0 of 4 on the fake backend."""
+    with fake_backend():
+        yield

@@ -27,10 +27,11 @@ from typing import Any, Final, NamedTuple
 
 import commtrace
 from commtrace.capture.collectives.dispatcher import Kernel
+from commtrace.capture.collectives.operator_calls import OperatorCall
 
 SOURCES: Final = str(Path(commtrace.__file__).parent)
 
-HANDS_ON: Final = frozenset({"__enter__", "__exit__", "_op_dk", "original", "overload"})
+HANDS_ON: Final = frozenset({"__enter__", "__exit__", "original", "overload"})
 """The names by which hooks call what stands behind them."""
 
 _MOVES: Final = frozenset({
@@ -46,6 +47,8 @@ _MOVES: Final = frozenset({
 truth are those of None and of flags."""
 _TORCH_KNOWS: Final = frozenset({"is_compiling", "_current_graph_task_id"})
 """Questions to torch that hooks ask before anything else: torch.compile must not see what stands around them."""
+
+_CALLERS: Final = frozenset({Kernel.call.__code__, OperatorCall.__call__.__code__})
 
 _TESTS: Final = ("POP_JUMP", "JUMP_IF", "JUMP_ABSOLUTE")
 
@@ -168,9 +171,9 @@ def _tracing(trace: Any) -> Iterator[None]:
 
 
 def _is_ours(code: CodeType) -> bool:
-    # The body of a module or class runs when it is imported: that is no hook. A kernel calls one, and guards nothing.
+    # The body of a module or class runs when it is imported: that is no hook. Two others call one, and guard nothing.
     is_function = code.co_flags & 0x1 != 0
-    return code.co_filename.startswith(SOURCES) and is_function and code is not Kernel.call.__code__
+    return code.co_filename.startswith(SOURCES) and is_function and code not in _CALLERS
 
 
 def _place(frame: FrameType) -> Place:

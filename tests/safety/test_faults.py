@@ -33,7 +33,6 @@ from torch.optim import optimizer
 import commtrace
 from commtrace import session
 from commtrace.capture import hooks
-from commtrace.capture.collectives import dispatcher
 from commtrace.capture.collectives.cpp_communication import torch_has_hooks
 from commtrace.capture.instrumentation import Instrumentation
 from commtrace.capture.model import phases
@@ -131,8 +130,6 @@ def recorded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     @contextmanager
     def record() -> Iterator[Recorded]:
         recording = Recorded(engine)
-        for kernel in dispatcher._kernels.values():
-            kernel.has_warned = False  # as in a new process
         handler = logging.Handler(logging.WARNING)
         handler.emit = lambda record: recording.messages.append(record.getMessage())  # type: ignore[method-assign]
         logger = logging.getLogger("commtrace")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -12,6 +15,7 @@ from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.schema import Row
 from commtrace.trace.selection import DetailPlan, StepRange
+from commtrace.trace.spans import RowBatch, Spans
 from tests.trace.rows import mark, metadata, row, steps
 
 
@@ -66,13 +70,76 @@ def test_a_step_in_detail_keeps_its_rows_and_the_others_their_duration_and_sums(
     sink.write([all_reduce(0, 0, 5), *steps(0, 1), all_reduce(1, 10, 13), all_reduce(1, 20, 27), recv(1, 3, 4)])
     sink.write([recv(1, 2, 1), all_reduce(1, 0, 2, group=9), *steps(1, 2), all_reduce(2, 0, 5)])
 
-    assert disk.written() == [("all_reduce", 0), ("step", 0), ("step", 1), ("aggregate", 1), ("all_reduce", 2)]
+    assert disk.written() == [("all_reduce", 0), ("step", 0), ("step", 1), ("all_reduce", 2), ("aggregate", 1)]
     assert disk.sums(1) == [
         Aggregate("collective", "all_reduce", 7, -1, 2, 10, 128, 7),
         Aggregate("stall", "recv", 7, 3, 1, 4, 0, 4),
         Aggregate("stall", "recv", 7, 2, 1, 1, 0, 1),
         Aggregate("collective", "all_reduce", 9, -1, 1, 2, 64, 2),
     ]
+
+
+@dataclass
+class RowByRow:
+    """The rule, in a loop over rows."""
+
+    in_detail: Callable[[int], bool]
+    sums: dict[int, dict[tuple[int, str, int, int], list[int]]] = field(default_factory=dict)
+    kept: list[Row] = field(default_factory=list)
+    last_ended: int = -1
+
+    def write(self, rows: list[Row]) -> None:
+        for row in rows:
+            if row.kind == schema.STEP:
+                self.last_ended = max(self.last_ended, row.step)
+            is_in_detail = row.step >= 0 and self.in_detail(row.step)
+            is_early = row.step < 0 and self.last_ended < 0
+            if is_in_detail or is_early or row.kind in (schema.STEP, schema.MARK):
+                self.kept.append(row)
+            else:
+                self.add(row)
+
+    def add(self, row: Row) -> None:
+        key = (row.kind, row.name, row.group, row.peer if row.name in ("send", "recv") else -1)
+        sums = self.sums.setdefault(row.step, {}).setdefault(key, [0, 0, 0, 0])
+        duration = row.end - row.start
+        sums[:] = sums[0] + 1, sums[1] + duration, sums[2] + max(0, row.bytes), max(sums[3], duration)
+
+    def aggregates(self) -> dict[int, list[Aggregate]]:
+        return {
+            step: [Aggregate(schema.KINDS[key[0]], *key[1:], *sums) for key, sums in own.items()]
+            for step, own in self.sums.items()
+        }
+
+
+def some_rows(random: Random, count: int) -> list[Row]:
+    words = ("all_reduce", "send", "recv", "barrier", "layers.0")
+    kinds = (schema.COLLECTIVE, schema.P2P, schema.STALL, schema.MODULE, schema.STEP)
+    rows = []
+    for _ in range(count):
+        start, kind = random.randrange(1_000), random.choices(kinds, (5, 5, 5, 5, 1))[0]
+        rows.append(
+            row(kind=kind, name=random.choice(words), start=start, end=start + random.randrange(100),
+                step=random.randrange(0 if kind == schema.STEP else -1, 5), group=random.choice((-1, 7, 1 << 40)),
+                bytes=random.choice((-1, 0, 4096)), peer=random.choice((-1, 2, 3)))
+        )  # fmt: skip
+    return rows
+
+
+@pytest.mark.parametrize("come_as", ["rows", "columns", "both"])
+@pytest.mark.parametrize("seed", range(10))
+def test_the_sums_are_those_of_a_loop_over_rows(come_as: str, seed: int) -> None:
+    random, disk, rule = Random(seed), Disk(), RowByRow(DetailPlan(3).details)
+    sink, names = AggregatingSink(disk, DetailPlan(3).details), list[str]()
+    for _ in range(4):
+        rows = some_rows(random, random.randrange(60))
+        count = {"rows": len(rows), "columns": 0, "both": len(rows) // 2}[come_as]
+        sink.write(RowBatch(rows[:count], Spans.from_tuples(rows[count:], names), names))
+        rule.write(rows)
+    sink.close()
+
+    assert [row for row in disk.rows if row.kind != schema.MARK] == rule.kept
+    assert {step: disk.sums(step) for step in range(-1, 5) if disk.sums(step)} == rule.aggregates()
 
 
 def test_what_comes_late_is_added() -> None:

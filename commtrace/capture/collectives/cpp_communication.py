@@ -7,12 +7,11 @@ Torch ≥ 2.14 has hooks of process groups for it (:class:`Hooked`); before, ker
 from __future__ import annotations
 
 import atexit
-import functools
 import itertools
 import weakref
 from collections.abc import Callable
 from types import CodeType
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, SupportsInt, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, SupportsInt, TypeAlias, cast
 
 from commtrace.capture.collectives.ddp_reducer import CppCall, CppCalls, HostCall, ReducerCapture
 from commtrace.capture.collectives.dispatcher import is_traced
@@ -24,7 +23,7 @@ from commtrace.capture.collectives.functional import (
     storage_of,
 )
 from commtrace.capture.collectives.groups import GroupState
-from commtrace.capture.collectives.operations import HOOKED_OPERATIONS, Arguments, Operation
+from commtrace.capture.collectives.operations import HOOKED_OPERATIONS, Measure, Operation
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.hooks import Part
 from commtrace.capture.records import Launch, launch_of
@@ -71,14 +70,17 @@ class HookedGroup(Protocol):
     def unregister_post_hook(self, number: int, /) -> None: ...
 
 
-class Issuing(NamedTuple):
-    """An operation between its pre-hook and its post-hook; ``issued`` is None if it is not recorded."""
+Issuing: TypeAlias = "tuple[int, Operation, int, CppCall | None, list[torch.Tensor]]"
+"""An operation between its pre-hook and its post-hook: ``(op_id, operation, root or peer, call or None, results)``."""
 
-    op_id: int
+
+class HookedOperation(NamedTuple):
+    """What a hook asks of an operation."""
+
     operation: Operation
-    peer: int
-    issued: CppCall | None
-    results: list[torch.Tensor]
+    measure: Measure
+    has_outputs: bool  # what it receives into is an output of the hook, and comes first in its method
+    has_peer: bool
 
 
 class OwnRank(NamedTuple):
@@ -101,7 +103,7 @@ class ProcessGroupHooks:
         self._active = False
         self._id = next(_hook_ids)
         self._groups: list[weakref.ref[HookedGroup]] = []
-        self._operations: dict[int, Operation] = {}
+        self._operations: dict[int, HookedOperation] = {}
         self._code: set[CodeType] = set()
 
     def install(self) -> None:
@@ -111,7 +113,16 @@ class ProcessGroupHooks:
         if self._active:
             return
         names = HookOpName.__members__
-        self._operations = {int(names[name]): each for name, each in HOOKED_OPERATIONS.items() if name in names}
+        self._operations = {
+            int(names[name]): HookedOperation(
+                operation,
+                operation.measure,
+                has_outputs=len(operation.arguments) == 3 and not operation.is_p2p,
+                has_peer=operation.has_root or operation.is_p2p,
+            )
+            for name, operation in HOOKED_OPERATIONS.items()
+            if name in names
+        }
         self._active = True
         atexit.register(self._end)
         self._tracer.groups.follow(self._register)
@@ -173,26 +184,22 @@ class ProcessGroupHooks:
                         if task != -1:
                             reducer.sent_by_python(task)
                     return
-                operation = operations.get(int(arguments.name))
-                if operation is None or not self._active:
+                hooked = operations.get(int(arguments.name))
+                if hooked is None or not self._active:
                     return
-                # What methods with one list of tensors receive into is an output of the hook.
-                if len(operation.arguments) == 3 and not operation.is_p2p:
-                    results = arguments.output_tensors
-                    tensors: Arguments = (results, arguments.input_tensors)
-                    is_fake = is_traced(tensors[1] or results)
-                else:
-                    results = arguments.input_tensors or arguments.output_tensors
-                    tensors, is_fake = (results,), is_traced(results)
-                if is_fake:
+                operation, measure, has_outputs, has_peer = hooked
+                inputs = arguments.input_tensors
+                results = arguments.output_tensors if has_outputs or not inputs else inputs
+                if is_traced(inputs or results):
                     return
-                peer = arguments.root if operation.has_root or operation.is_p2p else -1
+                tensors = (results, inputs) if has_outputs else (results,)
+                peer = arguments.root if has_peer else -1
                 try:
-                    payload = operation.measure(tensors, own_rank)
+                    payload = measure(tensors, own_rank)
                 except Exception as error:
                     payload = unmeasured(operation, tensors, error)
                 issued = issue(operation, state, -1, payload, peer)
-                thread.issuing.append(Issuing(arguments.op_id, operation, peer, issued, results))
+                thread.issuing.append((arguments.op_id, operation, peer, issued, results))
             except Exception as error:
                 failed(HOOKS_PART, error)
 
@@ -202,8 +209,9 @@ class ProcessGroupHooks:
     def _post_hook(self, state: GroupState) -> Callable[[HookArguments], None]:
         import torch
 
-        thread, failed, reducer, number = self._tracer.thread, self._tracer.failed, self._reducer, self._number
+        thread, failed, reducer = self._tracer.thread, self._tracer.failed, self._reducer
         graph_task, sent_elsewhere = torch._C._current_graph_task_id, self._sent_elsewhere
+        current_node = torch._C._current_autograd_node
 
         def post(arguments: HookArguments) -> None:
             try:
@@ -211,23 +219,22 @@ class ProcessGroupHooks:
                 if not issuing:
                     return
                 op_id = arguments.op_id
-                operation = issuing.pop()
-                while operation.op_id != op_id:  # One that was refused had no post-hook.
+                number, operation, peer, issued, results = issuing.pop()
+                while number != op_id:  # One that was refused had no post-hook.
                     if not issuing:
                         return
-                    operation = issuing.pop()
+                    number, operation, peer, issued, results = issuing.pop()
                 # Here, not in the pre-hook: what is refused takes no number.
-                seq = number(state, operation)
-                issued = operation.issued
+                seq = number_of_message(state, operation, peer) if operation.is_p2p else next(state.collective_seq)
                 if issued is None:
                     return
                 launch = issued.launch
                 issued.launch = launch_of((*launch[:2], seq, *launch[3:]))
                 task = -1 if thread.waits_in_cpp else graph_task()
-                if task != -1 and reducer.has_seen_ddp and _is_of_the_reducer():
+                if task != -1 and reducer.has_seen_ddp and is_of_the_reducer(current_node()):
                     reducer.sent(issued, arguments.work, task)
                 else:
-                    sent_elsewhere(issued, arguments.work, operation.results)
+                    sent_elsewhere(issued, arguments.work, results)
             except Exception as error:
                 failed(HOOKS_PART, error)
 
@@ -245,26 +252,16 @@ class ProcessGroupHooks:
         else:
             self._waits.remember(Awaited(issued.launch, issued), map(storage_of, results))
 
-    def _number(self, state: GroupState, issuing: Issuing) -> int:
-        if not issuing.operation.is_p2p:
-            return next(state.collective_seq)
-        ranks = state.ranks_by_group_rank
-        if not 0 <= issuing.peer < len(ranks):  # a receive from anybody
-            return -1
-        return state.next_p2p(issuing.operation.is_send, ranks[issuing.peer])
+
+def number_of_message(state: GroupState, operation: Operation, peer: int) -> int:
+    """Return the number of a message to, or from, a rank of the group; −1 for a receive from anybody."""
+    ranks = state.ranks_by_group_rank
+    return state.next_p2p(operation.is_send, ranks[peer]) if 0 <= peer < len(ranks) else -1
 
 
-def _is_of_the_reducer() -> bool:
-    # A reducer sends where a gradient is accumulated, or behind all nodes of a backward.
-    node = _current_node()()
+def is_of_the_reducer(node: object) -> bool:
+    """Return whether a reducer sends here: where a gradient is accumulated, or behind all nodes of a backward."""
     return node is None or type(node).__name__ == "AccumulateGrad"
-
-
-@functools.cache
-def _current_node() -> Callable[[], object]:
-    import torch
-
-    return torch._C._current_autograd_node
 
 
 class CppCommunication(Part, Protocol):

@@ -41,6 +41,10 @@ PART: Final = "capture of DistributedDataParallel"
 """Switched off if the times cannot be taken."""
 
 
+_MOST_ASKED: Final = 1_000
+"""Works that are kept to be asked: those of a backend in Python may never say that they are over."""
+
+
 class HostCall:
     """A host-timed communication of C++. ``completion`` is as in :mod:`commtrace.capture.records`."""
 
@@ -110,6 +114,7 @@ class CppCalls:
                 call.completion[ENDED] = end = now_ns()
                 unfinished.pop(call.id, None)
                 append((completed_rows, kind_of(call.launch), call.launch, call.id, end, call.completion))
+                self.ask()
                 if stalls_until_end:
                     append((stall_rows, schema.STALL, call.launch, call.id, coordinates, call.launch.start, end))
             except Exception as error:  # torch would only write it to the log
@@ -119,41 +124,43 @@ class CppCalls:
         completions.add(future, functools.partial(completed, completions.alive))
 
     def ask_later(self, issued: HostCall, work: Work) -> None:
-        """Have the Work asked for its end, and ask those before it: a callback costs more than all the rest."""
+        """Have the Work asked for its end, and ask those before it."""
+        # A callback for each costs more than all the rest: a thread of the backend takes the GIL twice, and gets a state
+        # of Python for it. With ten buckets on four gloo ranks it was a tenth of the job's CPU time.
         if self._asked:
             self.ask()
+            if len(self._asked) >= _MOST_ASKED:
+                call, _ = self._asked.popleft()
+                self._tracer.append((forgotten_rows, kind_of(call.launch), call.launch, call.id))
         self._asked.append((issued, work))
 
     def ask(self) -> None:
         """Note the end of what is over by now. What runs behind something that goes on is not asked."""
         asked, append, end = self._asked, self._tracer.append, 0
-        while asked and asked[0][1].is_completed():
-            call, _ = asked.popleft()
-            end = end or now_ns()
-            call.completion[ENDED] = end
+        while asked:
+            try:
+                call, work = entry = asked.popleft()
+            except IndexError:  # Another thread has asked it.
+                return
+            if not work.is_completed():
+                asked.appendleft(entry)
+                return
+            call.completion[ENDED] = end = end or now_ns()
             append((ended_by_rows, schema.COLLECTIVE, call.launch, call.completion[NUMBER], end))
 
     def call_back(self) -> None:
-        """Have what goes on call back when it ends, so that the end is known exactly: the host is about to wait."""
-        while self._asked:
-            call, work = self._asked.popleft()
-            if work.is_completed():
-                self._ended_by(call, now_ns())
-            else:
-                self.complete(call, work, stalls_until_end=False)
+        """Have the last of what goes on call back when it ends: the host is about to wait for all of it."""
+        self.ask()
+        if self._asked:
+            call, work = self._asked.pop()
+            self.complete(call, work, stalls_until_end=False)
 
     def forget_asked(self) -> None:
         """Note what is over; record the rest without an end."""
+        self.ask()
         while self._asked:
-            call, work = self._asked.popleft()
-            if work.is_completed():
-                self._ended_by(call, now_ns())
-            else:
-                self._tracer.append((forgotten_rows, kind_of(call.launch), call.launch, call.id))
-
-    def _ended_by(self, call: HostCall, end: int) -> None:
-        call.completion[ENDED] = end
-        self._tracer.append((ended_by_rows, kind_of(call.launch), call.launch, call.id, end))
+            call, _ = self._asked.popleft()
+            self._tracer.append((forgotten_rows, kind_of(call.launch), call.launch, call.id))
 
     def mark(self, issued: CppCall) -> Mark:
         return issued.clock.mark(issued.device) if isinstance(issued, DeviceCall) else now_ns()
@@ -312,7 +319,6 @@ class _Backward:
     def _before(self) -> None:
         try:
             if self.last_launch is not None:
-                self._issued.ask()
                 self._issued.call_back()
                 self._start = self._issued.mark(self.last_launch)
                 self._tracer.blocked[0] = self.last_launch.launch
@@ -328,6 +334,7 @@ class _Backward:
             self._tracer.blocked[0] = None
             if self.last_launch is not None:
                 self._issued.stalled(self.last_launch, self._start, self._issued.mark(self.last_launch))
+                self._issued.ask()
             elif self._issued.devices is not None:
                 devices = self._issued.devices
                 devices.futures_waited(self._first, self._start, devices.mark())

@@ -8,6 +8,7 @@ The order of events around one operation::
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -419,16 +420,26 @@ def _options_say_async() -> bool:
     return hasattr(AllreduceOptions, "asyncOp")
 
 
-def _global_rank(state: GroupState, group_rank: int) -> int:
+def _global_rank(state: GroupState, group_rank: object) -> int:
     # −1 for a rank that the group does not have: torch refuses the call, and that is no failure of ours.
-    ranks = state.ranks_by_group_rank
-    return ranks[group_rank] if 0 <= group_rank < len(ranks) else -1
+    ranks, rank = state.ranks_by_group_rank, _integer(group_rank)
+    return ranks[rank] if rank is not None and 0 <= rank < len(ranks) else -1
+
+
+def _integer(argument: object) -> int | None:
+    """Return the integer that torch takes an argument for; None if it refuses it."""
+    try:
+        number = operator.index(argument)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    return number if -(2**31) <= number < 2**31 else None
 
 
 def _p2p_number(operation: Operation, state: GroupState, arguments: Arguments) -> tuple[int, int, bool]:
     """Return the number towards the peer, the peer's global rank, and True if the caller gets the Work."""
     # The peer of a receive from anybody, and so its number, is not known when it is posted: see from_anybody.
-    peer = _global_rank(state, arguments[1]) if len(arguments) > 2 else -1
+    tag = _integer(arguments[2] or 0) if len(arguments) > 2 else None
+    peer = -1 if tag is None else _global_rank(state, arguments[1])
     # Frame 0 is this function, 1 the replaced method, 2 its caller: isend, irecv, send or recv.
     caller = sys._getframe(2)
     outer = caller.f_back
@@ -436,7 +447,7 @@ def _p2p_number(operation: Operation, state: GroupState, arguments: Arguments) -
         # dist.send and dist.recv call isend and irecv, and wait.
         outer is None or outer.f_code.co_name not in _SYNCHRONOUS_P2P or outer.f_globals is not caller.f_globals
     )
-    seq = -1 if peer < 0 else state.next_p2p(operation.is_send, peer, arguments[2] or 0)
+    seq = -1 if peer < 0 or tag is None else state.next_p2p(operation.is_send, peer, tag)
     return seq, peer, is_async
 
 

@@ -7,7 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import compress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from commtrace._compile_safe import wrap_call_impl
 from commtrace.capture.hooks import leave_to_python
@@ -77,6 +77,50 @@ class Label:
         self.open_calls = 0
 
 
+class Calls(Protocol):
+    """What turns the calls of modules with labels into spans: of Python's engine, or of the native one."""
+
+    def label(self, name: str, is_wrapped: bool) -> Any:
+        """Return the label of a module, or of the chain of modules that wrap one."""
+
+    def wrap(self, original: Callable[..., object]) -> Callable[..., object]:
+        """Return a ``_call_impl`` that records the calls of ``original``."""
+
+    def forget(self) -> None:
+        """Give up the backwards that are going on."""
+
+
+class PythonCalls:
+    """The calls of the modules in ``labels``."""
+
+    def __init__(self, tracer: Tracer, part: str, labels: dict[int, Any]) -> None:
+        from commtrace.capture.model.module_backward import BackwardSpans
+
+        self._tracer = tracer
+        self._part = part
+        self._labels = labels
+        self._backward = BackwardSpans(tracer, part)
+        self.label = Label
+        self.forget = self._backward.forget
+
+    def wrap(self, original: Callable[..., object]) -> Callable[..., object]:
+        clock = self._tracer.clock
+        leave_to_python(clock.mark)
+        may_capture = clock.timing != schema.HOST_TIMING
+        return wrap_call_impl(
+            original, self._labels.get, self._tracer, self._backward, schema.MODULE, self._part, may_capture
+        )
+
+
+def _calls(tracer: Tracer, labels: dict[int, Any]) -> Calls:
+    # Imported here: a job that records no modules needs neither.
+    from commtrace.capture.model.native_modules import NativeCalls, has_native_marks
+
+    if tracer.native is not None and has_native_marks(tracer):
+        return NativeCalls(tracer.native, tracer, PART, labels)
+    return PythonCalls(tracer, PART, labels)
+
+
 def _calls_twice(module: torch.nn.Module) -> bool:
     # Its class has a _call_impl of its own, which may call the one that it inherits, or it is compiled in place and may
     # fall back.
@@ -87,18 +131,15 @@ class ModuleSpans:
     """Choose modules and turn their calls into entries. Call it on the training thread, between steps."""
 
     def __init__(self, tracer: Tracer) -> None:
-        # Here: a job that records no modules does not import it.
-        from commtrace.capture.model.module_backward import BackwardSpans
-
         self._tracer = tracer
-        self._labels: dict[int, Label] = {}
+        self._labels: dict[int, Any] = {}
         self._alive: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._patched: dict[type, tuple[Callable[..., object] | None, Callable[..., object]]] = {}
         self._made: weakref.WeakKeyDictionary[type, Callable[..., object]] = weakref.WeakKeyDictionary()
         self._compiled: list[tuple[weakref.ref[torch.nn.Module], object, object]] = []
         self._choice: ModuleChoice | None = None
         self._looks_left = 0
-        self._backward = BackwardSpans(tracer, PART)
+        self._calls = _calls(tracer, self._labels)
 
     def select(self, choice: str) -> None:
         """Record the modules that ``choice`` takes from now on, also in models that are made later."""
@@ -128,7 +169,7 @@ class ModuleSpans:
         self._compiled.clear()
         self._labels.clear()
         self._alive.clear()
-        self._backward.forget()
+        self._calls.forget()
 
     @property
     def names(self) -> list[str]:
@@ -138,7 +179,7 @@ class ModuleSpans:
 
     def _step_begins(self) -> None:
         try:
-            self._backward.forget()  # what a backward that raised left open
+            self._calls.forget()  # what a backward that raised left open
             if self._looks_left == 2:
                 self._looks_left = 1
                 self._look()
@@ -177,13 +218,13 @@ class ModuleSpans:
         for placed in compress(modules, taken):
             if any(id(module) in self._labels for module in placed.modules):
                 continue
-            label = Label(placed.name, len(placed.modules) > 1 or any(map(_calls_twice, placed.modules)))
+            label = self._calls.label(placed.name, len(placed.modules) > 1 or any(map(_calls_twice, placed.modules)))
             for module in placed.modules:
                 self._add(module, label)
         if self._choice is None:  # A signal's handler has stopped the recording meanwhile.
             self.clear()
 
-    def _add(self, module: torch.nn.Module, label: Label) -> None:
+    def _add(self, module: torch.nn.Module, label: Any) -> None:
         key = id(module)
         labels, alive = self._labels, self._alive
 
@@ -196,7 +237,7 @@ class ModuleSpans:
         self._patch(type(module))
         compiled = module.__dict__.get("_compiled_call_impl")
         if compiled is not None:  # ``module.compile()``: torch calls this instead of _call_impl
-            replacement = functools.partial(self._recorded(lambda _module, /, *a, **k: compiled(*a, **k)), module)
+            replacement = functools.partial(self._calls.wrap(lambda _module, /, *a, **k: compiled(*a, **k)), module)
             leave_to_python(replacement.func)
             module.__dict__["_compiled_call_impl"] = replacement
             self._compiled.append((alive[key], compiled, replacement))
@@ -208,7 +249,7 @@ class ModuleSpans:
         replacement = self._made.get(owner)
         if replacement is None:
             # Kept: graphs that were compiled while it was in place are valid as long as it is the same.
-            replacement = self._made[owner] = self._recorded(self._original(owner))
+            replacement = self._made[owner] = self._calls.wrap(self._original(owner))
             leave_to_python(replacement)
         self._patched[owner] = (own, replacement)
         # Of the class: modules stay as they were, so copies, pickles and replicas of them are right, and not recorded.
@@ -225,13 +266,6 @@ class ModuleSpans:
             if own is not None:
                 return own
         raise AttributeError(f"{owner.__name__} has no _call_impl")
-
-    def _recorded(self, original: Callable[..., object]) -> Callable[..., object]:
-        leave_to_python(self._tracer.clock.mark)
-        may_capture = self._tracer.clock.timing != schema.HOST_TIMING
-        return wrap_call_impl(
-            original, self._labels.get, self._tracer, self._backward, schema.MODULE, PART, may_capture
-        )
 
 
 class Placed(NamedTuple):

@@ -55,6 +55,11 @@ _CODES: Final = {"kind": len(schema.KINDS), "lane": len(schema.LANES), "timing":
 Dimensions = Annotated[dict[Text, Number], Meta(max_length=_MOST_DIMENSIONS)]
 
 
+def _replayed(rows: Sequence[Row]) -> RowBatch:
+    batch = RowBatch.of(rows)
+    return batch.where(np.isin(batch.columns.kind, list(_REPLAYED)))
+
+
 class SampleError(ValueError):
     """The sampled steps of a rank are not valid."""
 
@@ -84,12 +89,12 @@ class StepSampler:
 
     def _begin_anew(self) -> None:
         self._stride = 1
-        self._steps: list[tuple[int, list[Row]]] = []
+        self._steps: list[tuple[int, RowBatch]] = []
 
     def add(self, step: int, rows: Sequence[Row]) -> None:
         if step % self._stride:
             return
-        self._steps.append((step, [row for row in rows if row.kind in _REPLAYED]))
+        self._steps.append((step, _replayed(rows)))
         while len(self._steps) > MOST_STEPS or sum(len(own) for _, own in self._steps) > self._most_rows:
             self._stride *= 2
             self._steps = [(step, own) for step, own in self._steps if step % self._stride == 0]

@@ -17,6 +17,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from commtrace.trace.files.safe_files import open_new
+
 SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3
 """Kinds of messages (Message.fbs)."""
 
@@ -193,10 +195,10 @@ class Checked(NamedTuple):
 
 
 class SegmentFile:
-    """The file of a segment: Arrow writes to ``sink``, and :meth:`flush` writes that to the file at once."""
+    """A new file of a segment: Arrow writes to ``sink``, and :meth:`flush` writes that to the file at once."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=0)
+        self._file = open(open_new(path), "wb", buffering=0)
         self._checked: list[Checked] = []
         self._num_taken = 0
         self.sink = BytesIO()

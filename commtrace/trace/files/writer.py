@@ -98,7 +98,7 @@ class SegmentWriter:
 
     def write(self, rows: Sequence[Row]) -> None:
         """Append rows as one record batch per segment."""
-        batch = rows if isinstance(rows, RowBatch) else RowBatch(rows)
+        batch = RowBatch.of(rows)
         while batch:
             if self._stream is None:
                 # Never below what the segment before holds: readers take its last step to be this first one.

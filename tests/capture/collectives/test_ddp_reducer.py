@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -46,6 +47,100 @@ def test_a_bucket_stalls_from_the_end_of_the_backward_until_it_is_over(
     issued.stalled(call, 10, 20)
 
     assert [(stall.start, stall.end) for stall in recording.stalls()] == stalls
+
+
+class Working:
+    """A Work that is over when it is told so."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.callbacks: list[Any] = []
+
+    def is_completed(self) -> bool:
+        return self.is_over
+
+    def get_future(self) -> Any:
+        return self
+
+    def add_done_callback(self, callback: Any) -> None:
+        self.callbacks.append(callback)
+
+    def end(self) -> None:
+        self.is_over = True
+        for callback in self.callbacks:
+            callback(self)
+        self.callbacks.clear()
+
+
+@pytest.fixture
+def buckets(recording: Recording, world: None) -> tuple[CppCalls, list[Working]]:
+    """Three buckets of 8, 16 and 24 bytes, sent one after another, of which the first was over before the third."""
+    issued, works = CppCalls(recording.tracer), [Working() for _ in range(3)]
+    state = recording.tracer.groups.state(dist.group.WORLD)
+    for number, work in enumerate(works):
+        if number == 2:
+            works[0].end()
+        call = issued.launch(
+            OPERATIONS["allreduce"], state, number, (8 * (number + 1), -1, torch.float32, None, None), None
+        )
+        assert isinstance(call, HostCall)
+        issued.ask_later(call, work)  # type: ignore[arg-type]
+    return issued, works
+
+
+def ends(recording: Recording) -> list[tuple[int, bool]]:
+    return [(row.bytes, row.end_exact) for row in recording.communications()]
+
+
+def test_a_bucket_that_is_over_as_another_one_is_sent_ended_by_then(
+    recording: Recording, buckets: tuple[CppCalls, list[Working]]
+) -> None:
+    issued, _ = buckets
+
+    assert ends(recording) == [(8, False)]
+    assert [launch.num_bytes for launch in issued.unfinished()] == [16, 24]
+
+
+def test_the_last_bucket_calls_back_and_those_before_it_ended_by_then(
+    recording: Recording, buckets: tuple[CppCalls, list[Working]]
+) -> None:
+    issued, works = buckets
+    issued.call_back()
+    assert [len(work.callbacks) for work in works] == [0, 0, 1]
+
+    works[1].end()
+    works[2].end()
+
+    assert ends(recording) == [(8, False), (24, True), (16, False)]
+    assert issued.unfinished() == []
+
+
+def test_a_bucket_that_outlives_the_last_one_ended_by_the_next_question(
+    recording: Recording, buckets: tuple[CppCalls, list[Working]]
+) -> None:
+    issued, works = buckets
+    issued.call_back()
+    works[2].end()
+    assert ends(recording) == [(8, False), (24, True)]
+
+    works[1].end()
+    issued.ask()
+
+    assert ends(recording) == [(8, False), (24, True), (16, False)]
+
+
+def test_a_recording_that_stops_gives_buckets_under_way_no_end(
+    recording: Recording, buckets: tuple[CppCalls, list[Working]]
+) -> None:
+    issued, works = buckets
+    works[1].end()
+
+    issued.forget_asked()
+
+    *_, last = recording.communications()
+    assert ends(recording) == [(8, False), (16, False), (24, True)]
+    assert last.start == last.end
+    assert "unfinished" in last.detail
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")

@@ -120,7 +120,7 @@ def test_a_backward_ends_when_the_gradient_of_its_input_is_complete(recording: R
 
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-            entered.append(len(recording.recorder.buffer))
+            entered.append(recording.num_added)
             return gradient
 
     entered: list[int] = []

@@ -25,7 +25,6 @@ import torch.distributed as dist
 import wrapt
 
 import commtrace
-from commtrace.capture.collectives import dispatcher
 
 ROOTS = ("torch", "megatron", "deepspeed")
 IMPORTED = (
@@ -86,6 +85,10 @@ def snapshot() -> dict[str, Any]:
             places[f"{owner}.{name}"] = value
             for number, content in enumerate(cells(value)):
                 places[f"{owner}.{name}<cell {number}>"] = content
+    for name in operators():
+        namespace, _, operator = name.partition(".")[0].partition("::")
+        packet = getattr(getattr(torch.ops, namespace), operator)
+        places |= {f"torch.ops {name}": packet._op, f"torch.ops {name}.default": packet.default._op}
     places |= {f"gc.callbacks[{number}]": value for number, value in enumerate(gc.callbacks)}
     places |= {f"signal {number}": signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
     return places
@@ -172,7 +175,6 @@ def main() -> None:
         )
         del before, after, replaced
         told[f"objects {cycle}"] = objects(told["objects 1"] if cycle == CYCLES - 1 else None)
-    told["kernels"] = [f"dispatcher {name}" for name in sorted(dispatcher._kernels)]
     print(json.dumps(told))
     dist.destroy_process_group()
 

@@ -9,6 +9,7 @@ and once with each engine. Of the traces, tables of the kernels are kept.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,13 +81,15 @@ def compare(answers: Answers, engine: str, output: Path, rank: int) -> None:
         misses = [f"{len(kernels)} kernels, {len(operations)} operations"]
         answers.add("starts and ends against kernels", f"rank {rank}", engine, misses=misses)
         return
-    brackets = {(row["group"], row["seq"]) for row in communication if row["op_in_seq"] > 0}
+    brackets = {bracket_of(row) for row in communication if row["op_in_seq"] > 0}
     for question, judges in (
         ("starts and ends against kernels", is_no_barrier),
-        ("brackets against kernels", lambda row: (row["group"], row["seq"]) in brackets),
+        ("brackets against kernels", lambda row: bracket_of(row) in brackets),
     ):
         found = distances(kernels, operations, judges)
         answers.add(question, f"rank {rank}: {told(found)}", engine, misses=found.misses(TOLERANCE_NS))
+    if all(is_no_barrier(row) for row in operations):
+        return
     barriers = compared(kernels, operations, barriers=True)
     late = float(np.percentile(np.abs(barriers.start), 95)) > TOLERANCE_NS or barriers.end.min() < -TOLERANCE_NS
     answers.add(
@@ -95,6 +98,11 @@ def compare(answers: Answers, engine: str, output: Path, rank: int) -> None:
         engine,
         misses=["starts are off, or an end lies before its kernel's"] if late else [],
     )
+
+
+def bracket_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what the members of a bracket have in common: messages and collectives are numbered apart."""
+    return row["kind"], row["group"], row["seq"]
 
 
 def told(found: Distances) -> str:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 import commtrace
 from bench.engines import OFF, PROFILER, engines, recording
 from bench.thread_time import native_threads_ns, python_threads_ns
+from commtrace import _native
 from commtrace.capture.device.clock import CudaClock
 from commtrace.options import NATIVE
 from tests.gpu.stages.stage import Answers, run_stage, sized, start_one_rank, synchronize
@@ -79,7 +80,7 @@ def main(answers: Answers) -> None:
     for operation in operations.values():
         calls_without_pause(operation, 200)  # loads kernels
     begin = time.monotonic()
-    for turn in range(sized(TURNS, 2)):
+    for turn in range(sized(TURNS, 1)):
         if turn and (time.monotonic() - begin) * (turn + 1) / turn > SECONDS:
             break
         first = turn % len(variants)
@@ -92,7 +93,7 @@ def main(answers: Answers) -> None:
             tell(answers, name, variant, by_variant)
     for engine in engines():
         tell_of_threads(answers, engine, threads)
-    answers.add("cost of a mark and of its parts", "; ".join(parts_of_a_mark(device)))
+    answers.add("cost of a mark and of its parts", "; ".join(parts_of_a_mark(answers, device)))
     dist.destroy_process_group()
 
 
@@ -216,9 +217,8 @@ def tell_of_threads(answers: Answers, engine: str, threads: Mapping[str, Sequenc
     answers.add("threads of commtrace", text, engine, misses=misses)
 
 
-def parts_of_a_mark(device: torch.device) -> list[str]:
-    """Return what a mark and the calls in it take, by name."""
-    clock = CudaClock()
+def parts_of_a_mark(answers: Answers, device: torch.device) -> list[str]:
+    """Return what a mark of each engine and the calls in that of Python take, by name."""
     parts: dict[str, Operation] = {}
     if device.type == "cuda":
         cuda: Any = torch.cuda
@@ -231,7 +231,9 @@ def parts_of_a_mark(device: torch.device) -> list[str]:
             "_cuda_getCurrentRawStream": lambda: torch._C._cuda_getCurrentRawStream(0),
             "Event.query": event.query,
         }
-    taken = {"CudaClock.mark": marks(clock)}
+    taken = {"CudaClock.mark": marks_in_python(CudaClock())}
+    if NATIVE in engines():
+        taken["core.mark"] = marks_in_c(answers)
     for name, part in parts.items():
         part()
         synchronize()
@@ -239,19 +241,30 @@ def parts_of_a_mark(device: torch.device) -> list[str]:
     return [f"{name} {nanoseconds / 1e3:.2f} µs" for name, nanoseconds in taken.items()]
 
 
-def marks(clock: CudaClock) -> float:
+def marks_in_python(clock: CudaClock) -> float:
     """Return ns per mark of the Python engine, with events from its pool, as in a job."""
     taken = []
     for turn in range(sized(26, 4)):
         begin = time.perf_counter_ns()
-        new = [clock.mark() for _ in range(CALLS_OF_A_BURST)]
+        marks = [clock.mark() for _ in range(CALLS_OF_A_BURST)]
         if turn:  # the first one makes the events
             taken.append((time.perf_counter_ns() - begin) / CALLS_OF_A_BURST)
         synchronize()
         clock.refresh()
-        for mark in new:
+        for mark in marks:
             clock.resolve(mark)
     return statistics.median(taken)
+
+
+def marks_in_c(answers: Answers) -> float:
+    """Return ns per mark of the native engine, called from Python, while it records."""
+    core, _ = _native.load()
+    assert core is not None
+    with recording(NATIVE, answers.output / "marks"):
+        with commtrace.step(0), commtrace.span("opens the device"):
+            dist.all_reduce(torch.ones(8, device="cuda" if torch.cuda.is_available() else "cpu"))
+        calls_without_pause(core.mark, CALLS_OF_A_BURST)
+        return statistics.median(measured_bursts(core.mark, sized(25, 3))[0])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 
 import commtrace
 from bench.engines import OFF, engines, recording
@@ -75,6 +76,7 @@ def main(answers: Answers) -> None:
         query_during_captures(answers, driver)
     launch_beside_waiting_marks(answers)
     mark_beside_a_launching_thread(answers)
+    dist.destroy_process_group()
 
 
 def libcuda() -> str | None:

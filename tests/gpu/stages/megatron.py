@@ -26,7 +26,7 @@ COMPARED: Final = range(3, 6)
 """Steps: the last of the profiled ones holds the end of the profile."""
 ROLE: Final = "tp"
 MOST_DIFFERENCE: Final = 0.02
-JOB_SECONDS: Final = 50.0
+JOB_SECONDS: Final = 60.0
 ON_GPU: Final = "--layers 4 --hidden 1024 --sequence 512 --microbatches 4"
 REHEARSED: Final = "--layers 4 --hidden 64 --sequence 32 --microbatches 4"
 

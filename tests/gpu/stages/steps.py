@@ -56,7 +56,7 @@ def measure(answers: Answers, step: Step) -> None:
     size = step.size if torch.cuda.is_available() else "tiny"
     arguments = [
         "step_times.py", output, "--layout", "ddp", "--size", size, "--variants", ",".join(variants),
-        "--turns", str(sized(step.turns, 3)), "--steps", str(sized(10, 2)), "--seconds", str(step.seconds),
+        "--turns", str(sized(step.turns, 2)), "--steps", str(sized(10, 2)), "--seconds", str(step.seconds),
     ]  # fmt: skip
     run_job(arguments, {}, timeout=step.seconds + 30.0)
     figures = json.loads((output / "figures.json").read_text())

@@ -272,9 +272,7 @@ def read_requests(
     return sorted(requests, key=lambda request: (request.requested_ns, request.id))
 
 
-def _readable(
-    folder: Path, names: Sequence[str], refuse: Callable[[str, Exception], None] | None
-) -> Iterator[Request]:
+def _readable(folder: Path, names: Sequence[str], refuse: Callable[[str, Exception], None] | None) -> Iterator[Request]:
     for name in names:
         try:
             request = _read(folder / f"{name}.json")

@@ -68,7 +68,9 @@ def frozen_job(
     assert completed.returncode == 0, completed.stdout
     lines = re.findall(r"rank \d: \d+ steps, the longest ([\d.]+) s, ends at ([\d.]+)", completed.stdout)
     assert len(lines) == 2, completed.stdout
-    return Frozen(max(float(line[0]) for line in lines), ended - min(float(line[1]) for line in lines), completed.stdout)
+    return Frozen(
+        max(float(line[0]) for line in lines), ended - min(float(line[1]) for line in lines), completed.stdout
+    )
 
 
 def check(job: Frozen) -> None:

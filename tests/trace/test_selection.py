@@ -101,13 +101,17 @@ def test_the_forms_of_module_choices_that_users_write(text: str, taken: list[str
     assert list(compress(NAMES, choice.taken(list(NAMES.items())))) == taken
 
 
-@pytest.mark.parametrize("text", ["depth=", "depth=-1", "a..b", ",", "re:(", "re:a)|(b", r"re:(a)\1", "re:(?!a)", "a" * 1_001])
+@pytest.mark.parametrize(
+    "text", ["depth=", "depth=-1", "a..b", ",", "re:(", "re:a)|(b", r"re:(a)\1", "re:(?!a)", "a" * 1_001]
+)
 def test_what_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="modules"):
         ModuleChoice.parse(text)
 
 
-@pytest.mark.parametrize("text", [r"re:(\w+\.?)*!", "**.**.**.**.**.**.**.**.**.**.**.**!", "*a*a*a*a*a*a*a*a*a*a*a*a!"])
+@pytest.mark.parametrize(
+    "text", [r"re:(\w+\.?)*!", "**.**.**.**.**.**.**.**.**.**.**.**!", "*a*a*a*a*a*a*a*a*a*a*a*a!"]
+)
 def test_no_pattern_is_tried_for_ever(text: str) -> None:
     """Python's own module for regular expressions takes years for the first one."""
     names = [(f"transformer_decoder.layers.{number}.self_attention_with_bias" + ".a" * 50, 4) for number in range(100)]

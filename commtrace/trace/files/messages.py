@@ -13,7 +13,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from io import BytesIO
+from io import BytesIO, FileIO
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -198,7 +198,7 @@ class SegmentFile:
     """A new file of a segment: Arrow writes to ``sink``, and :meth:`flush` writes that to the file at once."""
 
     def __init__(self, path: Path) -> None:
-        self._file = open(open_new(path), "wb", buffering=0)
+        self._file = FileIO(open_new(path), "wb")
         self._checked: list[Checked] = []
         self._num_taken = 0
         self.sink = BytesIO()

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Final
 
 from commtrace.trace import schema
-from commtrace.trace.hang_report import WrittenHang
 from commtrace.trace.files.safe_files import open_new, open_to_append
+from commtrace.trace.hang_report import WrittenHang
 from commtrace.trace.inputs import decode_json, open_file, printable_json, read_file
 from commtrace.trace.run import PeerLook, RankTrace
 

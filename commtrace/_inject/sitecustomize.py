@@ -1,6 +1,7 @@
 """Start commtrace in processes that import torch; ``commtrace run`` puts this folder first on PYTHONPATH.
 
-Every Python below the command executes this file at start-up, so it imports next to nothing and never fails.
+Every Python below the command executes this file at start-up, also those that are too old for commtrace (3.8 is tried).
+So it imports next to nothing, and nothing of it raises into the import of torch.
 ``commtrace bench overhead`` sets ``_COMMTRACE_STAMPS``, to have the same clocks with and without commtrace.
 """
 
@@ -30,10 +31,13 @@ class _TorchFinder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != "torch":  # not torch.distributed, which torch imports half-way through its own import
             return None
-        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next(filter(None, specs), None)
-        if spec is not None and spec.loader is not None:
-            self._start_after(spec.loader)
+        finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in finders)), None)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            try:
+                self._start_after(spec.loader)
+            except Exception as error:  # its attributes cannot be set
+                _report(error)
         return spec
 
     def _start_after(self, loader: Any) -> None:
@@ -51,8 +55,9 @@ class _TorchFinder:
 
 
 def _is_launcher() -> bool:
-    # By the command of Python: sys.argv is not complete yet, and a spawned process has that of its parent.
-    words = iter(sys.orig_argv[1:])
+    # By the command of Python: sys.argv is not complete yet, and a spawned process has that of its parent. It is not
+    # known before Python 3.10, for which commtrace cannot be installed.
+    words = iter(getattr(sys, "orig_argv", [])[1:])
     for word in words:
         if word.startswith("-") and word.endswith("m"):  # also -um
             return next(words, "") in _LAUNCHERS
@@ -64,13 +69,26 @@ def _is_launcher() -> bool:
 
 
 def _start() -> None:
-    if _is_launcher():
-        return
-    stamps = os.environ.get("_COMMTRACE_STAMPS")
-    if stamps:
-        _stamp_steps(stamps)
-    if "_COMMTRACE_ONLY_STAMPS" not in os.environ:
-        _import_commtrace()
+    try:
+        if _is_launcher():
+            return
+        stamps = os.environ.get("_COMMTRACE_STAMPS")
+        if stamps:
+            _stamp_steps(stamps)
+        if "_COMMTRACE_ONLY_STAMPS" not in os.environ:
+            import commtrace.auto  # noqa: F401
+    except Exception as error:
+        _report(error)
+
+
+def _report(error: Exception) -> None:
+    missing = isinstance(error, ModuleNotFoundError)
+    hint = f" Install it there: {sys.executable} -m pip install commtrace" if missing else ""
+    problem = f"commtrace: nothing is recorded in process {os.getpid()}: {type(error).__name__}: {error}."
+    try:
+        print(problem + hint, file=sys.stderr)
+    except Exception:
+        return  # a closed stderr: there is nobody to tell
 
 
 def _stamp_steps(folder: str) -> None:
@@ -99,16 +117,6 @@ def _stamp_steps(folder: str) -> None:
 
     register_optimizer_step_post_hook(stepped)
     atexit.register(write)
-
-
-def _import_commtrace() -> None:
-    try:
-        import commtrace.auto  # noqa: F401
-    except Exception as error:
-        missing = isinstance(error, ModuleNotFoundError)
-        hint = f" Install it there: {sys.executable} -m pip install commtrace" if missing else ""
-        problem = f"commtrace: nothing is recorded in process {os.getpid()}: {type(error).__name__}: {error}."
-        print(problem + hint, file=sys.stderr)
 
 
 def _execute_the_hidden_sitecustomize() -> None:

@@ -42,7 +42,7 @@ class PeerWatch:
         self._thread: threading.Thread | None = None
         self._own: RankMetadata | None = None
         self._run_directory = Path()
-        self._has_noted = False
+        self._has_noted = self._forgets = False
         self._watched: dict[int, int] = {}
         """Rank by the descriptor of its process. Descriptors are closed after they have left it: a fork may come."""
 
@@ -68,21 +68,18 @@ class PeerWatch:
         self._thread = thread
 
     def stop(self, *, ended_cleanly: bool) -> None:
-        """End the thread. If the job ended cleanly, its notes mean nothing and are removed."""
+        """End the thread. If the job ended cleanly, its notes mean nothing and are removed: by the thread, as all calls
+        of the run's file system are, which may not answer."""
         if self._thread is None or self._stop is None or self._own is None:
             return
         thread, self._thread = self._thread, None
+        self._forgets = ended_cleanly
         os.write(self._stop[1], b"\0")
         if thread is not threading.current_thread():
             thread.join(_JOIN_SECONDS)
         if not thread.is_alive():
             for end in self._stop:
                 os.close(end)
-        if ended_cleanly and self._has_noted:
-            try:
-                forget_gone_peers(rank_directory(self._run_directory, self._own.rank), self._own.session)
-            except OSError as error:
-                self._failed(PART, error)
 
     def abandon_after_fork(self) -> None:
         """Close the descriptors, in a forked child, which does not have the thread."""
@@ -96,6 +93,9 @@ class PeerWatch:
     def _run(self, stop: int) -> None:
         try:
             self._watch(stop)
+            if self._forgets and self._has_noted:
+                assert self._own is not None
+                forget_gone_peers(rank_directory(self._run_directory, self._own.rank), self._own.session)
         except Exception as error:
             self._failed(PART, error)
         finally:

@@ -15,12 +15,21 @@ from typing import Final, Protocol, TypeAlias
 from commtrace.capture.tracer import Tracer
 from commtrace.errors import ConfigurationError
 from commtrace.trace.metadata import RankMetadata
-from commtrace.trace.selection import Request, first_step_after, make_request, read_requests, write_request
+from commtrace.trace.selection import (
+    ModuleChoice,
+    Request,
+    first_step_after,
+    make_request,
+    read_requests,
+    write_request,
+)
 
 PART: Final = "detail on request"
 SIGNALLED_STEPS: Final = 10
 """Number of steps that a signal asks for."""
 _SAMPLES: Final = 60
+_MOST_REFUSALS: Final = 16
+"""That are told: the folder may be full of files that are no requests."""
 
 _Handler: TypeAlias = "Callable[[int, FrameType | None], object] | int | None"
 
@@ -42,6 +51,8 @@ class Triggers:
         self._tracer = tracer
         self._modules = modules
         self._known: set[str] = set()
+        self._refusals = 0
+        self._folder_problem = ""
         self._directory: Path | None = None
         self._metadata: RankMetadata | None = None
         self._signalled = False
@@ -87,16 +98,47 @@ class Triggers:
         if self._signalled:
             self._signalled = False
             self._ask_all(directory, metadata)
-        for request in read_requests(directory, self._known):
+        for request in self._new_requests(directory):
             self._known.add(request.id)
             meant = (request.run_id, request.attempt) == (metadata.run_id, metadata.attempt)
-            if meant and request.requested_ns >= metadata.session:
+            if meant and request.requested_ns >= metadata.session and self._can_follow(request):
                 yield "trigger", self._follow(request)
+
+    def _new_requests(self, directory: Path) -> list[Request]:
+        try:
+            requests = read_requests(directory, self._known, self._refuse)
+        except OSError as error:  # it may be readable again in the next pass
+            if str(error) != self._folder_problem:
+                self._folder_problem = str(error)
+                self._tracer.guard.noticed(f"requests for detail cannot be read: {error}")
+            return []
+        self._folder_problem = ""
+        return requests
+
+    def _can_follow(self, request: Request) -> bool:
+        # Now, and not on the training thread as the steps begin.
+        try:
+            if request.modules:
+                ModuleChoice.parse(request.modules)
+        except ConfigurationError as error:
+            self._refuse(request.id, error)
+            return False
+        return True
+
+    def _refuse(self, name: str, error: Exception) -> None:
+        self._known.add(name)
+        self._refusals += 1
+        if self._refusals <= _MOST_REFUSALS:
+            self._tracer.guard.noticed(f"the request for detail {name[:100]!a} is refused: {error}")
 
     def _ask_all(self, directory: Path, metadata: RankMetadata) -> None:
         first = first_step_after(self._tracer.latest_step, self._step_ns())
         by = f"signal-to-rank-{metadata.rank}"
-        write_request(directory, make_request(metadata.run_id, metadata.attempt, first, SIGNALLED_STEPS, by=by))
+        request = make_request(metadata.run_id, metadata.attempt, first, SIGNALLED_STEPS, by=by)
+        try:
+            write_request(directory, request)
+        except OSError as error:
+            self._refuse(request.id, error)
 
     def _step_ns(self) -> float | None:
         if len(self._begun) < 2:

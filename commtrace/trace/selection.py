@@ -1,9 +1,9 @@
 """Select the steps and modules to record: ranges of steps, modules by depth or name, and requests of a running job.
 
->>> ModuleChoice.parse("depth=1").takes("layers.3", 1)
-True
->>> ModuleChoice.parse("layers.*, *.self_attention").takes("decoder.layers.3", 2)
-True
+>>> ModuleChoice.parse("depth=1").taken([("layers.3", 1), ("layers.3.mlp", 2)])
+[True, False]
+>>> ModuleChoice.parse("layers.*, *.self_attention").taken([("decoder.layers.3", 2)])
+[True]
 
 A request (``commtrace trigger``) is a small file in ``RUN_DIR/triggers``. It names steps ahead of all ranks, which look
 for requests twice a second, so all record the same steps.
@@ -14,8 +14,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -24,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.errors import ConfigurationError
+from commtrace.trace.files.safe_files import replace_file
 from commtrace.trace.inputs import decode_json, read_file
 
 _OPEN_END = 2**31 - 1
@@ -92,12 +94,22 @@ class DetailPlan:
         self.requested = (*self.requested, steps)
 
 
+LONGEST_CHOICE: Final = 1_000
+"""Characters of a choice of modules."""
+
+MATCH_SECONDS: Final = 5.0
+"""The longest wait for all modules of a job to be matched: the training thread waits for it between two steps."""
+
+_NAMES_AT_ONCE: Final = 64
+
+
 @dataclass(frozen=True, slots=True)
 class ModuleChoice:
     """A choice of modules, by depth or by pattern."""
 
     depth: int = -1  # most modules around a chosen one; −1 with a pattern
-    pattern: re.Pattern[str] | None = None  # of qualified names
+    text: str = ""  # as it was parsed
+    pattern: str = ""  # of qualified names, in the syntax of RE2; empty with a depth
 
     @classmethod
     def parse(cls, text: str) -> ModuleChoice:
@@ -105,25 +117,72 @@ class ModuleChoice:
 
         A pattern matches the end of a qualified name: ``*`` anything within a part, ``**`` any number of parts.
 
+        A regular expression is one of RE2, which has no backreferences and looks neither ahead nor behind.
+
         Raises:
-            ConfigurationError: it is none of these.
+            ConfigurationError: it is none of these, or too long.
         """
         text = text.strip()
+        if len(text) > LONGEST_CHOICE:
+            raise ConfigurationError(f"modules {text[:50]!a}…: longer than {LONGEST_CHOICE:,} characters")
         if text.startswith("depth="):
             number = text.removeprefix("depth=").strip()
             if not number.isdecimal():
                 raise ConfigurationError(f"modules {text!r}: write depth=N with a whole number, e.g. depth=2")
             return cls(depth=int(number))
-        try:
-            if text.startswith("re:"):
-                return cls(pattern=re.compile(text.removeprefix("re:")))
-            return cls(pattern=re.compile("|".join(_expression(part) for part in text.split(","))))
-        except re.error as error:
-            raise ConfigurationError(f"modules {text!r} is no regular expression: {error}") from None
+        if text.startswith("re:"):
+            expression = text.removeprefix("re:")
+        else:
+            expression = "|".join(_expression(part) for part in text.split(","))
+        _matched(text, expression, [""])  # alone: within the parentheses below, `a)|(b` would be one
+        return cls(text=text, pattern=rf"\A(?:{expression})\z")
 
-    def takes(self, name: str, depth: int) -> bool:
-        """Return whether a module of this qualified name, called inside ``depth`` other modules, is chosen."""
-        return depth <= self.depth if self.pattern is None else self.pattern.fullmatch(name) is not None
+    def taken(self, modules: Sequence[tuple[str, int]]) -> list[bool]:
+        """Return which modules are chosen, each given by its qualified name and the number of modules around it.
+
+        Raises:
+            ConfigurationError: the pattern takes longer than :data:`MATCH_SECONDS`.
+        """
+        if not self.pattern:
+            return [depth <= self.depth for _, depth in modules]
+        return _matched(self.text, self.pattern, [name for name, _ in modules])
+
+
+def _matched(text: str, pattern: str, names: Sequence[str]) -> list[bool]:
+    """Return which names the pattern of a choice ``text`` matches; raise ConfigurationError if it is none, or slow.
+
+    By RE2, whose time is linear in the name, where Python's ``re`` may try for ever; and on a thread that does not hold
+    Python's lock meanwhile, so that a large pattern costs the caller a bounded wait, and other threads nothing.
+    """
+    import pyarrow as pa  # here: a job that records no modules matches nothing
+    import pyarrow.compute as pc
+
+    verdicts: list[bool] = []
+    errors: list[Exception] = []
+    gives_up = threading.Event()
+
+    def match() -> None:
+        try:
+            for begin in range(0, len(names), _NAMES_AT_ONCE):
+                if gives_up.is_set():
+                    return
+                part = [name.encode("utf-8", "replace") for name in names[begin : begin + _NAMES_AT_ONCE]]
+                verdicts.extend(pc.match_substring_regex(pa.array(part, pa.binary()), pattern).to_pylist())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=match, name="commtrace-match", daemon=True)
+    thread.start()
+    thread.join(MATCH_SECONDS)
+    if thread.is_alive():
+        gives_up.set()
+        raise ConfigurationError(
+            f"modules {text[:200]!a}: cannot be matched with {len(names)} names within {MATCH_SECONDS:g} s; write a "
+            "simpler pattern"
+        )
+    if errors:
+        raise ConfigurationError(f"modules {text[:200]!a} is no regular expression of RE2: {errors[0]}")
+    return verdicts
 
 
 def _expression(pattern: str) -> str:
@@ -186,29 +245,45 @@ def write_request(run_directory: Path, request: Request) -> Path:
     folder = _folder(run_directory)
     folder.mkdir(exist_ok=True)
     path = folder / f"{request.id}.json"
-    unfinished = folder / f".{request.id}.{os.getpid()}"
-    unfinished.write_text(json.dumps(asdict(request)))
-    unfinished.replace(path)
+    replace_file(path, json.dumps(asdict(request)))
     return path
 
 
-def read_requests(run_directory: Path, known: Collection[str] = ()) -> list[Request]:
-    """Read requests whose ids are not in ``known``, oldest first; none if there is no folder.
+def read_requests(
+    run_directory: Path,
+    known: Collection[str] = (),
+    refuse: Callable[[str, Exception], None] | None = None,
+) -> list[Request]:
+    """Read requests whose files are not in ``known``, oldest first; none if there is no folder.
+
+    Args:
+        known: ids, which are the names of the files without their ending.
+        refuse: called with the id of a file that is not a request, or cannot be read, and the reason.
 
     Raises:
-        ValueError, OSError: a file is not a request, or cannot be read.
+        OSError: the folder cannot be read.
+        ValueError, OSError: a file cannot, and ``refuse`` is None.
     """
     try:
-        with os.scandir(_folder(run_directory)) as entries:
-            new = [
-                entry.path
-                for entry in entries
-                if entry.name.endswith(".json") and entry.name.removesuffix(".json") not in known
-            ]
+        names = [name.removesuffix(".json") for name in os.listdir(_folder(run_directory)) if name.endswith(".json")]
     except FileNotFoundError:
         return []
-    requests = [_read(Path(path)) for path in new]
+    requests = _readable(_folder(run_directory), [name for name in names if name not in known], refuse)
     return sorted(requests, key=lambda request: (request.requested_ns, request.id))
+
+
+def _readable(folder: Path, names: Sequence[str], refuse: Callable[[str, Exception], None] | None) -> Iterator[Request]:
+    for name in names:
+        try:
+            request = _read(folder / f"{name}.json")
+            if request.id != name:
+                raise ValueError(f"{folder / name}.json holds the request {request.id[:100]!a}")
+        except (ValueError, OSError) as error:
+            if refuse is None:
+                raise
+            refuse(name, error)
+        else:
+            yield request
 
 
 def _read(path: Path) -> Request:

@@ -28,6 +28,7 @@ from commtrace.live.monitoring.findings import BACK, CLEARED, SILENT, JobView, L
 from commtrace.live.rank import LiveRank
 from commtrace.options import PAGERDUTY, SLACK
 from commtrace.redaction import http_reason, redacted_url
+from commtrace.trace.files.safe_files import open_to_append, replace_file
 from commtrace.trace.inputs import printable
 from commtrace.trace.json_values import JsonObject
 
@@ -69,11 +70,9 @@ class FileSink:
 
     def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
         try:
-            beside = self._status.with_suffix(".tmp")
-            beside.write_text(json.dumps(status.to_json()) + "\n", encoding="utf-8")
-            beside.replace(self._status)
+            replace_file(self._status, json.dumps(status.to_json()) + "\n")
             if events:
-                with self._events.open("a", encoding="utf-8") as file:
+                with open(open_to_append(self._events), "a", encoding="utf-8") as file:
                     file.writelines(json.dumps(event.to_json()) + "\n" for event in events)
             self._failed = False
         except OSError as error:

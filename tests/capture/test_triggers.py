@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
 from commtrace.recorder import Recorder
@@ -124,3 +126,55 @@ def test_a_signal_asks_all_ranks_and_the_earlier_handler_is_called_and_put_back(
     assert seen == [signal.SIGUSR2]
     assert (recorded["first"], recorded["end"], recorded["by"], recorded["late"]) == (27, 37, "signal-to-rank-0", False)
     assert len(list((tmp_path / "triggers").iterdir())) == 1
+
+
+def test_a_file_that_cannot_be_read_is_refused_once_and_other_requests_are_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracer, triggers, _ = opened(tmp_path)
+    ask(tmp_path, 3, 2)
+    folder = tmp_path / "triggers"
+    (folder / "0.json").write_text("{")
+    (folder / "1.json").mkdir()
+    (folder / "2.json").symlink_to(folder / "nowhere")
+    assert [name for name, _ in triggers.marks()] == ["trigger"]
+    assert list(triggers.marks()) == []
+    assert [message.partition(" is refused: ")[0] for message in sorted(tracer.guard.take_messages())] == [
+        f"the request for detail '{name}'" for name in (0, 1, 2)
+    ]
+    ask(tmp_path, 8, 2)
+    assert [detail["first"] for _, detail in triggers.marks()] == [8]
+
+
+def test_a_folder_full_of_other_files_is_told_of_sixteen_times(tmp_path: Path) -> None:
+    tracer, triggers, _ = opened(tmp_path)
+    (tmp_path / "triggers").mkdir()
+    for number in range(40):
+        (tmp_path / "triggers" / f"{number}.json").write_text("")
+    assert list(triggers.marks()) == []
+    assert len(tracer.guard.take_messages()) == 16
+
+
+def test_a_folder_that_cannot_be_read_is_told_of_once_and_looked_at_again(tmp_path: Path) -> None:
+    tracer, triggers, _ = opened(tmp_path)
+    (tmp_path / "triggers").write_text("in the way")
+    assert list(triggers.marks()) == []
+    assert list(triggers.marks()) == []
+    (message,) = tracer.guard.take_messages()
+    assert "requests for detail cannot be read" in message
+    (tmp_path / "triggers").unlink()
+    ask(tmp_path, 3, 2)
+    assert len(list(triggers.marks())) == 1
+
+
+@pytest.mark.parametrize("modules", [r"re:(\w)\1", "re:(", "x" * 5_000, "depth=x"])
+def test_a_request_for_modules_that_cannot_be_matched_is_refused_with_the_reason(tmp_path: Path, modules: str) -> None:
+    tracer, triggers, chosen = opened(tmp_path)
+    tracer.begin_step(0)
+    ask(tmp_path, 3, 2, modules=modules)
+    assert list(triggers.marks()) == []
+    (message,) = tracer.guard.take_messages()
+    assert "is refused: modules " in message
+    tracer.begin_step(3)
+    assert chosen.calls == []
+    assert not tracer.detail.details(3)

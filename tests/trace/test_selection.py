@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commtrace.errors import ConfigurationError
+from commtrace.trace import selection
 from commtrace.trace.selection import (
     ModuleChoice,
     StepRange,
@@ -96,13 +98,35 @@ NAMES = {
 def test_the_forms_of_module_choices_that_users_write(text: str, taken: list[str]) -> None:
     choice = ModuleChoice.parse(text)
 
-    assert [name for name, depth in NAMES.items() if choice.takes(name, depth)] == taken
+    assert list(compress(NAMES, choice.taken(list(NAMES.items())))) == taken
 
 
-@pytest.mark.parametrize("text", ["depth=", "depth=-1", "a..b", ",", "re:("])
+@pytest.mark.parametrize(
+    "text", ["depth=", "depth=-1", "a..b", ",", "re:(", "re:a)|(b", r"re:(a)\1", "re:(?!a)", "a" * 1_001]
+)
 def test_what_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="modules"):
         ModuleChoice.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", [r"re:(\w+\.?)*!", "**.**.**.**.**.**.**.**.**.**.**.**!", "*a*a*a*a*a*a*a*a*a*a*a*a!"]
+)
+def test_no_pattern_is_tried_for_ever(text: str) -> None:
+    """Python's own module for regular expressions takes years for the first one."""
+    names = [(f"transformer_decoder.layers.{number}.self_attention_with_bias" + ".a" * 50, 4) for number in range(100)]
+    assert not any(ModuleChoice.parse(text).taken(names))
+
+
+def test_a_pattern_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = ModuleChoice.parse("layers.*")
+    monkeypatch.setattr(selection, "MATCH_SECONDS", 0.0)
+    with pytest.raises(ConfigurationError, match="cannot be matched with 50000 names within 0 s"):
+        choice.taken([("decoder.layers.3" * 100, 2)] * 50_000)
+
+
+def test_names_that_are_no_text_are_matched_too() -> None:
+    assert ModuleChoice.parse("layers.*").taken([("decoder.layers.\udc80", 2)]) == [True]
 
 
 def test_the_steps_lie_ahead_by_seconds_and_at_least_three_steps() -> None:
@@ -130,3 +154,12 @@ def test_what_is_no_request_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "triggers" / "1.json").write_text("{}")
     with pytest.raises(ValueError, match="is no request for steps in detail"):
         read_requests(tmp_path)
+
+
+def test_a_request_under_another_name_is_refused_and_the_rest_is_read(tmp_path: Path) -> None:
+    request = make_request("r1", 0, 5, 1, by="command", now_ns=1)
+    path = write_request(tmp_path, request)
+    path.with_name("copy.json").write_text(path.read_text())
+    refused: list[str] = []
+    assert read_requests(tmp_path, refuse=lambda name, _: refused.append(name)) == [request]
+    assert refused == ["copy"]

@@ -1,4 +1,8 @@
-"""Notice on a separate thread that training has stopped, and write a hang report; never interrupt the job."""
+"""Notice on a separate thread that training has stopped, and write a hang report; never interrupt the job.
+
+The thread makes no call of the run's file system, which may not answer for long: each report is written on a thread of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from commtrace.capture.records import Launch
 from commtrace.capture.threads import frames_by_thread
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
+from commtrace.trace.files.safe_files import replace_file
 from commtrace.trace.files.side_files import stack_path
 from commtrace.trace.files.writer import rank_directory
 from commtrace.trace.hang_report import HangReport, InFlight, ThreadStack
@@ -78,6 +83,7 @@ class HangWatch:
         self._step_ns: deque[float] = deque(maxlen=_STEPS_KEPT)
         self._dumps = 0
         self._stack_timer: StackTimer | None = None
+        self._writing: threading.Thread | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -102,7 +108,7 @@ class HangWatch:
     def abandon_after_fork(self) -> None:
         """Give up, in a forked child: the thread and the timer are not there, and the timer's file is the parent's."""
         self._stack_timer = None
-        self._thread = None
+        self._thread = self._writing = None
         self._stop = threading.Event()  # the thread may have held the lock of the old one
 
     def slow_phase(self) -> str:
@@ -147,11 +153,10 @@ class HangWatch:
         assert self._metadata is not None
         assert self._directory is not None
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
             self._stack_timer = StackTimer(stack_path(self._directory, self._metadata.session))
         except NoStackTimerError as error:
             _logger.info("commtrace: where code in C holds up all of Python is not written: %s", error)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             self._tracer.failed("writing where code in C holds up all of Python", error)
 
     def _set_stack_timer(self) -> None:
@@ -210,27 +215,38 @@ class HangWatch:
             in_flight=tuple(in_flight),
             threads=tuple(stacks_of_threads()),
         )
-        self._dumps += 1
-        where = self._written(self.report)
         if self._logs:
             _logger.warning(
                 "commtrace: no progress for %.0f s on rank %d: training hangs, or waits for another rank. %s For all "
                 "ranks: commtrace doctor RUN",
                 no_progress_ns / 1e9,
                 self._rank,
-                where,
+                self._begin_to_write(self.report),
             )
+        else:
+            self._begin_to_write(self.report)
 
-    def _written(self, report: HangReport) -> str:
+    def _begin_to_write(self, report: HangReport) -> str:
+        """Have the report written, and return a sentence about its file."""
         if self._directory is None:
             return ""
+        if self._writing is not None and self._writing.is_alive():
+            return "Its state is not written: the file system of the run does not answer."
+        self._dumps += 1
         path = self._directory / f"hang-{self._dumps:03}.json"
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            return f"Its state could not be written: {error}."
+        self._writing = threading.Thread(
+            target=self._write, args=(path, report), name="commtrace-hang-report", daemon=True
+        )
+        self._writing.start()
         return f"Its state, with the stacks of its threads: {path}."
+
+    def _write(self, path: Path, report: HangReport) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, json.dumps(report.to_json(), indent=1) + "\n")
+        except OSError as error:
+            if self._logs:
+                _logger.warning("commtrace: the state of the hang could not be written: %s", error)
 
 
 def stacks_of_threads() -> list[ThreadStack]:

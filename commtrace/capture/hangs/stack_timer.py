@@ -1,4 +1,8 @@
-"""Write the main thread's stack while code in C keeps the GIL, by a kernel timer whose signal faulthandler handles."""
+"""Write the main thread's stack while code in C keeps the GIL, by a kernel timer whose signal faulthandler handles.
+
+The handler runs on the main thread, so it writes to memory: a file of the run would stop training where its file system
+does not answer. The native part copies that to the run, on a thread that needs no GIL.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,18 @@ import ctypes
 import faulthandler
 import os
 import signal
+import threading
 import time
 from collections.abc import Set
 from pathlib import Path
 from typing import Final
 
+from commtrace import _native
 from commtrace.errors import CommtraceError
 
 
 class NoStackTimerError(CommtraceError):
-    """This system has no such timers, or no signal that is free."""
+    """This system has no such timers or files, no signal that is free, or no native part of commtrace."""
 
 
 class _SignalEvent(ctypes.Structure):
@@ -48,18 +54,24 @@ _NOTIFY_THREAD: Final = 4
 class StackTimer:
     """Write the main thread's frames to a file once it has not been set again in time.
 
+    No method makes a call of the file's file system.
+
     Raises:
         NoStackTimerError: the system has no such timers, or all signals are in use.
-        OSError: the file or the timer cannot be made.
+        OSError: the timer cannot be made.
+        RuntimeError: no thread can be started.
     """
 
     def __init__(self, path: Path) -> None:
         self._c = ctypes.CDLL(None, use_errno=True)
-        if not hasattr(self._c, "timer_create") or not hasattr(faulthandler, "register"):
-            raise NoStackTimerError("no timers that send signals on this system")
-        self._path = path
+        is_known = hasattr(self._c, "timer_create") and hasattr(faulthandler, "register")
+        if not (is_known and hasattr(os, "memfd_create")):
+            raise NoStackTimerError("no timers that send signals, or no files in memory, on this system")
+        core, reason = _native.load()
+        if core is None:
+            raise NoStackTimerError(f"it takes the native part of commtrace: {reason}")
         # Now: nothing can be opened when it is needed.
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self._file = _file_in_memory()
         self._made = os.fstat(self._file)
         self._timer: ctypes.c_void_p | None = None
         self._is_closed = False
@@ -67,6 +79,8 @@ class StackTimer:
         try:
             self.signal = _registered(self._file)
             self._timer = self._new_timer()
+            arguments = (self._file, os.fsencode(path))
+            threading.Thread(target=core.keep_copy, args=arguments, name="commtrace-stacks", daemon=True).start()
         except BaseException:
             self.close()
             raise
@@ -83,12 +97,11 @@ class StackTimer:
         self._set_timer(self._timer, seconds)
 
     def close(self) -> None:
-        """End it, and remove the file. A signal or descriptor that the program has taken since is left alone."""
+        """End it; the file is removed soon. A signal or descriptor that the program has taken since is left alone."""
         self._delete_timer()
         if self._is_closed:
             return
         self._is_closed = True
-        self._path.unlink(missing_ok=True)
         if self.signal in _signals("SigPnd"):  # It has fired: without a handler it would end the process.
             return
         if self._keeps_signal():
@@ -125,6 +138,14 @@ class StackTimer:
         timer, self._timer = self._timer, None
         if timer is not None:
             self._c.timer_delete(timer)
+
+
+def _file_in_memory() -> int:
+    import fcntl  # not on Windows
+
+    file = os.memfd_create("commtrace-stack")
+    fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)  # behind what is there, also after it was emptied
+    return file
 
 
 def _os_error() -> OSError:

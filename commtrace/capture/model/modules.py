@@ -6,12 +6,14 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from commtrace._compile_safe import wrap_call_impl
 from commtrace.capture.hooks import leave_to_python
 from commtrace.capture.instances import instances_of
 from commtrace.capture.tracer import Tracer
+from commtrace.errors import ConfigurationError
 from commtrace.trace import schema
 from commtrace.trace.selection import ModuleChoice
 
@@ -206,9 +208,14 @@ class ModuleSpans:
         choice = self._choice
         if choice is None:
             return
-        for placed in placed_modules(find_models()):
-            if not choice.takes(placed.name, placed.depth):
-                continue
+        modules = list(placed_modules(find_models()))
+        try:
+            taken = choice.taken([(placed.name, placed.depth) for placed in modules])
+        except ConfigurationError as error:  # found out only now, with the names of this job
+            self.clear()
+            self._tracer.guard.noticed(f"no modules are recorded: {error}")
+            return
+        for placed in compress(modules, taken):
             if any(id(module) in self._labels for module in placed.modules):
                 continue
             label = self._calls.label(placed.name, len(placed.modules) > 1 or any(map(_calls_twice, placed.modules)))

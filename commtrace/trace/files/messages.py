@@ -13,9 +13,11 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from io import BytesIO
+from io import BytesIO, FileIO
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from commtrace.trace.files.safe_files import open_new
 
 SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3
 """Kinds of messages (Message.fbs)."""
@@ -193,10 +195,10 @@ class Checked(NamedTuple):
 
 
 class SegmentFile:
-    """The file of a segment: Arrow writes to ``sink``, and :meth:`flush` writes that to the file at once."""
+    """A new file of a segment: Arrow writes to ``sink``, and :meth:`flush` writes that to the file at once."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=0)
+        self._file = FileIO(open_new(path), "wb")
         self._checked: list[Checked] = []
         self._num_taken = 0
         self.sink = BytesIO()

@@ -2,7 +2,7 @@
 
 * ``lost-SESSION-COUNT``: the recording was closed, but this many spans were not written. The count is in the name,
   because even a full disk nearly always has room for an empty file.
-* ``stack-SESSION``: stack of the main thread, from faulthandler, which needs no GIL.
+* ``stack-SESSION``: stack of the main thread, from faulthandler, which needs no GIL, copied by the native part.
 * ``gone-SESSION``: ``[at_ns, [ranks]]`` for each look that found ranks of the host gone, and one without ranks a little
   later. Rows would come too late: the launcher kills this rank within about a tenth of a second.
 
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from commtrace.trace import schema
+from commtrace.trace.files.safe_files import open_new, open_to_append
 from commtrace.trace.hang_report import WrittenHang
 from commtrace.trace.inputs import decode_json, open_file, printable_json, read_file
 from commtrace.trace.run import PeerLook, RankTrace
@@ -51,10 +52,12 @@ def with_side_files(trace: RankTrace, rank_directory: Path) -> RankTrace:
 
 def write_losses(rank_directory: Path, session: int, lost: Mapping[str, int]) -> None:
     """Record that a recording was closed, and by kind the spans that are in no segment; raise OSError if that fails."""
-    path = rank_directory / f"lost-{session}-{sum(lost.values())}"
-    path.touch()
-    with contextlib.suppress(OSError):  # the name alone suffices
-        path.write_text(json.dumps(dict(lost)), encoding="ascii")
+    file = open_new(rank_directory / f"lost-{session}-{sum(lost.values())}")
+    try:
+        with contextlib.suppress(OSError):  # the name alone suffices
+            os.write(file, json.dumps(dict(lost)).encode())
+    finally:
+        os.close(file)
 
 
 def _with_losses(trace: RankTrace, paths: Iterable[Path]) -> RankTrace:
@@ -100,7 +103,7 @@ def _with_stack(trace: RankTrace, path: Path) -> RankTrace:
 
 def note_gone_peers(rank_directory: Path, session: int, at_ns: int, ranks: Collection[int]) -> None:
     """Record a look at ``at_ns`` (host's monotonic clock) and ranks gone since the last one; may raise OSError."""
-    file = os.open(_looks_path(rank_directory, session), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    file = open_to_append(_looks_path(rank_directory, session))
     try:
         os.write(file, f"{json.dumps([at_ns, sorted(ranks)])}\n".encode())
     finally:

@@ -39,6 +39,8 @@ class Watched:
             self.watch.look()
 
     def dumps(self) -> list[dict[str, Any]]:
+        if self.watch._writing is not None:
+            self.watch._writing.join(10)
         return [json.loads(path.read_text()) for path in sorted(self.directory.glob("hang-*.json"))]
 
 
@@ -139,7 +141,26 @@ def test_a_full_disk_costs_the_file_and_nothing_else(tmp_path: Path, caplog: pyt
     watched.train(10)
     watched.wait(20)
     assert watched.watch.report is not None
+    assert watched.dumps() == []
     assert "could not be written" in caplog.text
+
+
+def test_a_file_system_that_does_not_answer_keeps_nobody_from_watching(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(tmp_path, rank=0)
+    answers = threading.Event()
+    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: answers.wait(30))
+    watched.train(10)
+    watched.wait(20)
+    first = watched.watch.report
+    watched.train(1)
+    watched.wait(20)
+    assert first is not None
+    assert watched.watch.report not in (None, first)
+    assert "Its state is not written: the file system of the run does not answer." in caplog.text
+    answers.set()
+    assert watched.dumps() == []  # there is no folder, which the test has prevented
 
 
 def test_stacks_tell_where_every_other_thread_is() -> None:

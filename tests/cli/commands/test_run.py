@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import subprocess
@@ -348,6 +349,53 @@ def test_whatever_happens_in_commtrace_the_script_goes_on(tmp_path: Path, auto: 
     assert "commtrace: nothing is recorded in process" in completed.stderr
     assert said in completed.stderr
     assert completed.stderr.count("\n") == 1
+
+
+def test_torch_is_imported_by_pythons_that_are_too_old_for_commtrace(tmp_path: Path) -> None:
+    """Python 3.8 and 3.9 have no sys.orig_argv."""
+    _fake_packages(tmp_path)
+
+    completed = _injected("import sys; del sys.orig_argv; import torch; print('training')", tmp_path)
+
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.stdout == "torch executes\ncommtrace.auto with True\ntraining\n"
+
+
+def test_the_injected_file_is_one_of_python_3_8() -> None:
+    source = Path(INJECTED, "sitecustomize.py").read_text()
+    ast.parse(source, feature_version=(3, 8))
+
+
+@pytest.mark.parametrize(
+    "finder",
+    [
+        "class Old: find_module = staticmethod(lambda *_: None)",  # as Python 3.11 still takes them
+        "class Old(Frozen): pass",
+    ],
+)
+def test_finders_and_loaders_of_all_kinds_are_let_pass(tmp_path: Path, finder: str) -> None:
+    _fake_packages(tmp_path)
+    source = f"""
+        import importlib.machinery, sys
+        class Loader:
+            __slots__ = ()
+            create_module = staticmethod(lambda spec: None)
+            exec_module = staticmethod(lambda module: print("torch executes"))
+        class Frozen:
+            find_spec = staticmethod(
+                lambda name, *_: importlib.machinery.ModuleSpec(name, Loader()) if name == "torch" else None
+            )
+        {finder}
+        sys.meta_path.insert(0, Old())
+        import torch
+        print("training")
+    """
+
+    completed = _injected(source, tmp_path)
+
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.startswith("torch executes\n")
+    assert completed.stdout.endswith("training\n")
 
 
 def test_the_sitecustomize_that_ours_hides_is_executed(tmp_path: Path) -> None:

@@ -73,6 +73,25 @@ def test_the_files_of_a_run_are_what_their_schemas_say(tmp_path: Path) -> None:
 
 SILENT = LiveEvent("silent", 1.0, 3, "node0", "Rank 3 on node0 has not reported for 12 s: dead, stuck or cut off.")
 BACK = LiveEvent("back", 2.0, 3, "node0", "Rank 3 on node0 reports again.")
+
+
+def test_links_that_somebody_has_put_into_the_run_are_not_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.write_text("theirs")
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("monitor.json", "monitor.tmp", "monitor.jsonl"):
+        (run / name).symlink_to(theirs)
+
+    FileSink(run).alert([SILENT], status())
+
+    assert theirs.read_text() == "theirs"
+    assert json.loads((run / "monitor.json").read_text())["world_size"] == status().world_size
+    assert "the monitor cannot write" in caplog.text
+
+
 HANG = LiveEvent("hang", 3.0, 2, "node1", "Training has stopped: 4 of 4 ranks say so.")
 RESUMED = LiveEvent("resumed", 4.0, -1, "", "Training goes on; no rank hangs any more.")
 SLOW = found(live_straggler(id="slow/compute/rank 1 on node0"), 8.0, "GPU")

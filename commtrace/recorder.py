@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
+from commtrace.process_end import uncaught_exception
 from commtrace.trace import schema
 from commtrace.trace.schema import MarkDetail, Row, mark_row
 from commtrace.trace.spans import RowBatch, Spans
@@ -442,13 +443,6 @@ class Recorder:
 def _kinds(entry: Entry) -> tuple[int, ...]:
     kind = entry[1]
     return kind if isinstance(kind, tuple) else (kind,)
-
-
-def uncaught_exception() -> BaseException | None:
-    """Return the uncaught exception that ends Python, or None; known before functions are called at exit."""
-    error: BaseException | None = getattr(sys, "last_value", None)
-    # An interactive Python goes on after an exception.
-    return None if hasattr(sys, "ps1") or threading.main_thread().is_alive() else error
 
 
 def _why_it_ended() -> dict[str, object]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from commtrace import process_end
 from commtrace.config import Config
 from commtrace.errors import ConfigurationError, InstallationError
 from commtrace.installation import import_pyarrow
@@ -196,6 +197,7 @@ def _end_at_exit(session: Instrumentation) -> None:
     if _exit_pid != os.getpid():
         _exit_pid = os.getpid()
         atexit.register(_end, _exit_pid)
+        process_end.end_with_multiprocessing(functools.partial(_end, _exit_pid))
 
 
 def _open_observers(config: Config) -> OpenObservers | None:

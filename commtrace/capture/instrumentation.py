@@ -35,7 +35,8 @@ from commtrace.capture.triggers import Triggers
 from commtrace.config import FORWARDED, NOTES_VARIABLE, Config, has_variables
 from commtrace.identity import Identity
 from commtrace.installation import warn_if_untried
-from commtrace.recorder import Recorder, Sink, uncaught_exception
+from commtrace.process_end import ExitCall, uncaught_exception
+from commtrace.recorder import Recorder, Sink
 from commtrace.trace.aggregates import AggregatingSink
 from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.writer import SegmentWriter, link_as_latest, rank_directory, segment_paths
@@ -63,6 +64,9 @@ class Observer(Sink, Protocol):
     def abandon_after_fork(self) -> None:
         """Give up everything, in a forked child: it belongs to the parent."""
 
+
+_LEAVING_SECONDS: Final = 1.0
+"""The longest delay of a process that may be killed next: one pass of the harvester."""
 
 NAME_SECONDS: Final = 2.0
 """The longest wait of the end of the recording, or of its process groups, for the name of the run from rank 0."""
@@ -127,6 +131,7 @@ class Instrumentation:
         self._marks = RunMarks(self.tracer, self._device_clock, self._triggers, self._unfinished, self._device_watch)
         self._hang_watch = HangWatch(self.tracer, self._unfinished, config.hang_seconds)
         self._peer_watch = PeerWatch(self.tracer.failed)
+        self._exit_call = ExitCall(self._before_exit)
         self._uninstallers: list[tuple[str, Callable[[], None]]] = []
 
     def start(self) -> None:
@@ -178,6 +183,7 @@ class Instrumentation:
                 self._uninstallers.append((name, install(self.tracer)))
             except Exception as error:
                 self.tracer.failed(name, error)
+        self._install("os._exit", self._exit_call.install, self._exit_call.uninstall)
         self._listen()
         self.tracer.set_topology({"engine": {"name": self._engine.name, "reason": self._engine.reason}})
         options = recording_options(self._config)
@@ -198,11 +204,7 @@ class Instrumentation:
 
     def stop(self) -> None:
         """Close the last step, put every original back, and write the rest."""
-        try:
-            self.tracer.finish()
-            self.tracer.recording = False
-        except Exception as error:
-            self.tracer.failed("the end of the last step", error)
+        self._finish_last_step()
         while self._uninstallers:
             name, uninstall = self._uninstallers[-1]
             try:
@@ -211,6 +213,16 @@ class Instrumentation:
                 self.tracer.failed(name, error)
                 uninstall()  # They begin where they were interrupted.
             self._uninstallers.pop()
+        self._close()
+
+    def _finish_last_step(self) -> None:
+        try:
+            self.tracer.finish()
+            self.tracer.recording = False
+        except Exception as error:
+            self.tracer.failed("the end of the last step", error)
+
+    def _close(self) -> None:
         self.tracer.guard.has_ended = True
         self._hang_watch.stop()
         self._peer_watch.stop(ended_cleanly=not self.tracer.failures_recorded and not uncaught_exception())
@@ -219,6 +231,25 @@ class Instrumentation:
         self.recorder.stop()
         if isinstance(self._device_clock, NativeClock):
             self._device_clock.close()
+
+    def _before_exit(self, status: int) -> None:
+        """Write the rest before os._exit ends this process; its files are closed if the status is 0."""
+        if not self.recorder.recording:
+            return
+        try:
+            if status == 0:
+                self._finish_last_step()
+                self._close()
+            else:
+                self._marks.has_left = False  # whatever it did before: it says itself that it failed
+                self.recorder.harvest_soon(_LEAVING_SECONDS)
+        except Exception:
+            _logger.exception("commtrace could not stop cleanly; its files may miss the last second")
+
+    def _left(self) -> None:
+        """Write what there is once the default group is destroyed: many a launcher kills the process from here on."""
+        self._marks.has_left = True
+        self.recorder.harvest_soon(_LEAVING_SECONDS)
 
     @property
     def awaits_callbacks(self) -> bool:
@@ -255,7 +286,7 @@ class Instrumentation:
     def _install_destruction(self, tracer: Tracer) -> Callable[[], None]:
         from commtrace.capture.collectives import group_lifecycle
 
-        return group_lifecycle.watch_destruction(tracer, before=self._identify_before_the_end)
+        return group_lifecycle.watch_destruction(tracer, before=self._identify_before_the_end, after=self._left)
 
     def _identify_before_the_end(self) -> None:
         # Not in a forked child: the connection to the store is its parent's.

@@ -113,17 +113,20 @@ does not come, so it is waited for once."""
 PAUSE_SECONDS: Final = 0.01
 
 
-def watch_destruction(tracer: Tracer, before: Callable[[], None] = lambda: None) -> Callable[[], None]:
+def watch_destruction(
+    tracer: Tracer, before: Callable[[], None] = lambda: None, after: Callable[[], None] = lambda: None
+) -> Callable[[], None]:
     """Let a backend's threads finish their callbacks before a group is destroyed; return the function that undoes it.
 
-    ``before`` is called before the default group is destroyed, while its store is still there.
+    ``before`` is called before the default group is destroyed, while its store is still there, and ``after`` once it is
+    destroyed.
     """
     import torch.distributed
     from torch.distributed import ProcessGroup, distributed_c10d
 
     hooks = Hooks(DESTRUCTION, tracer)
     completions = tracer.completions
-    has_waited = is_inside = False
+    has_waited = is_inside = had_default = False
 
     def is_subgroup(args: Arguments, kwargs: Keywords) -> bool:
         # The group is one of several, while the default group stays.
@@ -131,9 +134,10 @@ def watch_destruction(tracer: Tracer, before: Callable[[], None] = lambda: None)
         return group is not None and default is not None and group is not default and group.size() < default.size()
 
     def settle(args: Arguments, kwargs: Keywords) -> bool | None:
-        nonlocal has_waited, is_inside
+        nonlocal has_waited, is_inside, had_default
         if is_inside:
             return None
+        had_default = distributed_c10d._world.default_pg is not None
         if not is_subgroup(args, kwargs):
             before()
         if completions.unsettled and not has_waited:
@@ -148,9 +152,11 @@ def watch_destruction(tracer: Tracer, before: Callable[[], None] = lambda: None)
         is_inside = True
         return True
 
-    def leave(_begun: bool, _result: object) -> None:
+    def leave(_begun: bool, result: object) -> None:
         nonlocal is_inside
         is_inside = False
+        if had_default and result is not RAISED and distributed_c10d._world.default_pg is None:
+            after()
 
     watched = hooks.around(settle, leave)
     restore = hooks.restore

@@ -19,8 +19,6 @@ _LAST: Final = -1000
 _PATIENCE_SECONDS: Final = 5.0
 """The longest delay of os._exit."""
 
-_BeforeExit = Callable[[int], None]
-
 _uncaught: BaseException | None = None
 
 
@@ -29,7 +27,7 @@ class _Key:
 
 
 _key: Final = _Key()
-_end: Callable[[], None] = lambda: None
+_end: Callable[[], None] | None = None
 
 
 def end_with_multiprocessing(end: Callable[[], None]) -> None:
@@ -48,7 +46,8 @@ def _add_finalizer(_: object) -> None:
 def _note_and_end() -> None:
     # It is called in the `finally` of the child's main function: what is handled there is what ends it.
     note_uncaught(sys.exc_info()[1])
-    _end()
+    if _end is not None:
+        _end()
 
 
 def note_uncaught(error: BaseException | None) -> None:
@@ -81,7 +80,7 @@ if hasattr(os, "register_at_fork"):
 class ExitCall:
     """The replacement of ``os._exit``, which calls ``before`` with the status, for at most a few seconds."""
 
-    def __init__(self, before: _BeforeExit) -> None:
+    def __init__(self, before: Callable[[int], None]) -> None:
         self._before = before
         self._original: Callable[[int], NoReturn] | None = None
         self._replacement: Callable[[int], NoReturn] | None = None
@@ -103,7 +102,7 @@ class ExitCall:
             os._exit = self._original
 
 
-def _for_a_while(before: _BeforeExit, status: object) -> None:
+def _for_a_while(before: Callable[[int], None], status: object) -> None:
     if not isinstance(status, int):
         return  # os._exit raises TypeError
     # On a thread: a signal's handler that calls os._exit may have interrupted the thread that holds a lock of ours.

@@ -29,6 +29,9 @@ _is_to_stop = False
 _sessions: list[Instrumentation] = []
 """Those whose callbacks the end of the process waits for."""
 _exit_pid = 0
+_inherited: Instrumentation | None = None
+"""The recording of the process that this one was forked from; its hooks are still there, and pass everything through.
+"""
 
 
 def start(config: Config | None = None) -> None:
@@ -225,12 +228,30 @@ def _end(pid: int) -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Record nothing in a forked child (a DataLoader worker): the thread and the files are its parent's."""
-    global _current, _lock, _starting
+    """Record nothing in a forked child: the thread and the files are its parent's. It starts anew as it joins a job.
+
+    A DataLoader worker never does; a training process does, which a notebook or multiprocessing has forked.
+    """
+    global _current, _lock, _starting, _inherited
     _lock, _starting = threading.RLock(), threading.Lock()
     session, _current = _current, None
     if session is not None:
         session.abandon_after_fork()
+        _inherited = session
+        session.before_joining(_start_in_forked_child)
+
+
+def _start_in_forked_child() -> None:
+    global _inherited
+    inherited, _inherited = _inherited, None
+    if inherited is None or _current is not None:
+        return
+    try:
+        inherited.take_out()
+    except Exception:
+        _logger.exception("commtrace is off in this process: it could not take over what its parent had installed")
+        return
+    start(inherited.config)
 
 
 if hasattr(os, "register_at_fork"):

@@ -92,7 +92,7 @@ class Instrumentation:
         open_observers: OpenObservers | None = None,
     ) -> None:
         warn_if_untried("torch", _torch_version())
-        self._config = config
+        self.config = self._config = config
         self._engine = engine.choose(config)
         self._integrations = integrations
         self._open_observers = open_observers
@@ -205,6 +205,11 @@ class Instrumentation:
     def stop(self) -> None:
         """Close the last step, put every original back, and write the rest."""
         self._finish_last_step()
+        self.take_out()
+        self._close()
+
+    def take_out(self) -> None:
+        """Put every original back."""
         while self._uninstallers:
             name, uninstall = self._uninstallers[-1]
             try:
@@ -213,7 +218,6 @@ class Instrumentation:
                 self.tracer.failed(name, error)
                 uninstall()  # They begin where they were interrupted.
             self._uninstallers.pop()
-        self._close()
 
     def _finish_last_step(self) -> None:
         try:
@@ -270,6 +274,15 @@ class Instrumentation:
         self._peer_watch.abandon_after_fork()
         for observer in self._observers:
             observer.abandon_after_fork()
+
+    def before_joining(self, action: Callable[[], None]) -> None:
+        """Call ``action`` once, before this forked child makes a default process group. Never raises."""
+        from commtrace.capture.collectives import group_lifecycle
+
+        try:
+            group_lifecycle.before_joining(action)
+        except Exception as error:
+            self.tracer.failed("recording in a forked child", error)
 
     def _stop_capture(self) -> None:
         for capture in (self._process_groups, self._cpp):

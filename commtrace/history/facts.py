@@ -37,8 +37,8 @@ FAILED: Final = "failed"
 CUT_OFF: Final = "cut_off"
 
 STATES: Final = (RUNNING, ENDED, FAILED, CUT_OFF)
-"""``ended``: all recorded ranks closed their files, or ended well without that; ``failed``: some of them after an uncaught exception; ``cut_off``:
-some did not close theirs, as after SIGKILL."""
+"""``ended``: all recorded ranks closed their files, or ended well without that; ``failed``: some of them after an
+uncaught exception; ``cut_off``: some did not close theirs, as after SIGKILL."""
 
 MONITOR_STATUS: Final = "monitor.json"
 MONITOR_EVENTS: Final = "monitor.jsonl"

@@ -58,8 +58,8 @@ _MOST_IN_FLIGHT: Final = 8
 class Ending:
     """The end of one rank's files.
 
-    ``state`` is ``ended`` (cleanly, or gone after it had left its job in order), ``running``, ``stopped`` (broken off, no earlier than others) or ``silent``
-    (broken off while others still wrote, silent though its process lives, or suspended).
+    ``state`` is ``ended`` (cleanly, or gone after it had left its job in order), ``running``, ``stopped`` (broken off,
+    no earlier than others) or ``silent`` (broken off while others still wrote, silent though its process lives, or suspended).
     """
 
     state: str

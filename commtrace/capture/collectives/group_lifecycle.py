@@ -6,9 +6,9 @@ import logging
 import time
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from commtrace.capture.hooks import RAISED, Arguments, Hooks, Keywords
+from commtrace.capture.hooks import RAISED, Arguments, Function, Hooks, Keywords
 from commtrace.capture.instances import instances_of
 from commtrace.capture.tracer import Tracer
 
@@ -43,6 +43,44 @@ def watch_creation(tracer: Tracer) -> Callable[[], None]:
         restore()
         raise
     return restore
+
+
+_JOINING: Final = ("rendezvous", "_new_process_group_helper", "_update_default_pg")
+"""Functions that ``init_process_group`` looks up in its module, the first ones before it waits for other ranks."""
+
+
+def before_joining(action: Callable[[], None]) -> None:
+    """Call ``action`` once, before this process makes its default group; after that torch's functions are as before."""
+    from torch.distributed import distributed_c10d
+
+    replaced: dict[str, tuple[Function, Function]] = {}
+
+    def restore() -> set[str]:
+        restored = set()
+        while replaced:
+            name, (original, replacement) = replaced.popitem()
+            if vars(distributed_c10d).get(name) is replacement:
+                setattr(distributed_c10d, name, original)
+                restored.add(name)
+        return restored
+
+    def replacement_of(name: str, original: Function) -> Function:
+        def joining(*args: Any, **kwargs: Any) -> Any:
+            function = original
+            if replaced:
+                restored = restore()
+                action()
+                if name in restored:  # by now it may be hooked for the new recording
+                    function = vars(distributed_c10d)[name]
+            return function(*args, **kwargs)
+
+        return joining
+
+    for name in _JOINING:
+        original = vars(distributed_c10d).get(name)
+        if original is not None:
+            replaced[name] = original, replacement_of(name, original)
+            setattr(distributed_c10d, name, replaced[name][1])
 
 
 MESH_NAMES: Final = "names of DeviceMesh dimensions"

@@ -2,7 +2,7 @@
 
 * ``lost-SESSION-COUNT``: the recording was closed, but this many spans were not written. The count is in the name,
   because even a full disk nearly always has room for an empty file.
-* ``exit-SESSION-CODE``: the command of ``commtrace run`` ended with this code after a rank that had not closed its files.
+* ``exit-SESSION-CODE``: the command of ``commtrace run`` ended with this code; the rank had not closed its files.
 * ``stack-SESSION``: stack of the main thread, from faulthandler, which needs no GIL.
 * ``gone-SESSION``: ``[at_ns, [ranks]]`` for each look that found ranks of the host gone, and one without ranks a little
   later. Rows would come too late: the launcher kills this rank within about a tenth of a second.

@@ -207,6 +207,15 @@ class Identity:
         answer: _Answer | None = request.answer()
         return answer
 
+    def launched_place(self) -> Place | None:
+        """Return the place of this process by its launcher; None without one."""
+        launched = launchers.position(self._environment)
+        return None if launched is None else Place(launched.rank, launched.world_size)
+
+    def on_its_own(self, place: Place) -> Found:
+        """Return the identity of a process at ``place`` as this process alone knows it: not agreed on with others."""
+        return self._on_its_own(place)
+
     def _not_agreed(self, why: str, place: Place | None) -> Found:
         self._warn_of_no_agreement(why)
         return self._on_its_own(place or Place(0, 1))

@@ -9,9 +9,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterable
 from multiprocessing import util
 from typing import Final, NoReturn
+
+OWN_FILES: Final = os.path.dirname(__file__) + os.sep
+"""The beginning of the paths of our own files, which are no places in the user's program."""
+
+_MOST_FRAMES: Final = 16
 
 _LAST: Final = -1000
 """Priority of our finalizer: those of training come before it."""
@@ -66,6 +72,29 @@ def uncaught_exception() -> BaseException | None:
     error: BaseException | None = getattr(sys, "last_value", None)
     # An interactive Python goes on after an exception.
     return None if hasattr(sys, "ps1") or threading.main_thread().is_alive() else error
+
+
+def how_it_ended() -> dict[str, object]:
+    """Return the type and the origin of the uncaught exception that ends this process; empty without one."""
+    error = uncaught_exception()
+    return {} if error is None else {"exception": type(error).__name__, "frames": _frames_of(error)}
+
+
+def _frames_of(error: BaseException) -> list[str]:
+    # Innermost first; neither its message nor any value, which may be secret.
+    frames = [
+        f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno} {trace.tb_frame.f_code.co_name}"
+        for trace in _tracebacks(error)
+        if not trace.tb_frame.f_code.co_filename.startswith(OWN_FILES)
+    ]
+    return frames[::-1][:_MOST_FRAMES]
+
+
+def _tracebacks(error: BaseException) -> Iterable[types.TracebackType]:
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
 
 
 def _after_fork_in_child() -> None:

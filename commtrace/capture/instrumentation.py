@@ -22,6 +22,7 @@ from commtrace.capture.device.device_watch import DeviceWatch
 from commtrace.capture.device.peak_memory import PART as PEAK_MEMORY
 from commtrace.capture.device.peak_memory import PeakMemory
 from commtrace.capture.hangs.hang_watch import HangWatch
+from commtrace.capture.hangs.setup_recording import SetupRecording
 from commtrace.capture.model import modules
 from commtrace.capture.model.modules import ModuleSelection
 from commtrace.capture.model.optimizers import OptimizerPhase
@@ -131,6 +132,7 @@ class Instrumentation:
         self._marks = RunMarks(self.tracer, self._device_clock, self._triggers, self._unfinished, self._device_watch)
         self._hang_watch = HangWatch(self.tracer, self._unfinished, config.hang_seconds)
         self._peer_watch = PeerWatch(self.tracer.failed)
+        self._setup = SetupRecording(self.tracer, config, self._identity, _note_folder)
         self._exit_call = ExitCall(self._before_exit)
         self._uninstallers: list[tuple[str, Callable[[], None]]] = []
 
@@ -195,6 +197,7 @@ class Instrumentation:
         ranks_per_node = identity.ranks_per_node()
         if ranks_per_node is not None:
             self.tracer.set_topology({"ranks_per_node": ranks_per_node})
+        self._setup.start()
         self.recorder.start()
 
     def _listen(self) -> None:
@@ -232,7 +235,8 @@ class Instrumentation:
         self._peer_watch.stop(ended_cleanly=not self.tracer.failures_recorded and not uncaught_exception())
         self._device_watch.stop()
         self._marks.has_ended = True
-        self.recorder.stop()
+        if self.recorder.stop():
+            self._setup.end()
         if isinstance(self._device_clock, NativeClock):
             self._device_clock.close()
 
@@ -314,6 +318,7 @@ class Instrumentation:
 
     def _open_sinks(self) -> list[Sink]:
         found = self._identity.settled(NAME_SECONDS, self.tracer.groups.place)
+        self._setup.discard()
         directory = identity.directory(self._config, found.run_id)
         metadata = identity.collect(self._config, found)
         if metadata.rank == 0 and metadata.attempt == 0 and _holds_a_recording(directory):
@@ -361,9 +366,12 @@ class Instrumentation:
             return ()
 
     def _is_identified(self) -> bool:
-        if not self._is_rank_known():
-            return False
-        return not _is_initialized() or self._identity.found(self.tracer.groups.place) is not None
+        is_identified = self._is_rank_known() and (
+            not _is_initialized() or self._identity.found(self.tracer.groups.place) is not None
+        )
+        if not is_identified:
+            self._setup.look()
+        return is_identified
 
     def _is_rank_known(self) -> bool:
         if self.tracer.groups.place is not None or _is_initialized():
@@ -430,6 +438,10 @@ def announce(directory: Path, metadata: RankMetadata) -> None:
             FORWARDED,
             FORWARDED,
         )
+
+
+def _note_folder(directory: Path, metadata: RankMetadata) -> None:
+    _note(rank_directory(directory, metadata.rank))
 
 
 def _note(folder: Path) -> bool:

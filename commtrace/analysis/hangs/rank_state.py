@@ -59,7 +59,8 @@ class Ending:
     """The end of one rank's files.
 
     ``state`` is ``ended`` (cleanly, or gone after it had left its job in order), ``running``, ``stopped`` (broken off,
-    no earlier than others) or ``silent`` (broken off while others still wrote, silent though its process lives, or suspended).
+    no earlier than others) or ``silent`` (broken off while others still wrote, silent though its process lives, or
+    suspended).
     """
 
     state: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from types import ModuleType
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from commtrace.capture.hooks import RAISED, Arguments, Function, Hooks, Keywords
 from commtrace.capture.instances import instances_of
 from commtrace.capture.tracer import Tracer
+from commtrace.identity import Place
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -34,8 +36,21 @@ def watch_creation(tracer: Tracer) -> Callable[[], None]:
         if group is not RAISED:
             tracer.groups.register_known_groups()
 
+    def note_rendezvous(args: Arguments, kwargs: Keywords) -> bool:
+        tracer.groups.joining = _joined_place(*_first(args, kwargs, "rank", 1), *_first(args, kwargs, "world_size", 2))
+        return True
+
+    def note_group(args: Arguments, kwargs: Keywords) -> bool:
+        if not any(_first(args, kwargs, "global_ranks_in_group", 2)):  # else it is no default group
+            rank, size = _first(args, kwargs, "group_rank", 1), _first(args, kwargs, "group_size", 0)
+            tracer.groups.joining = _joined_place(*rank, *size)
+        return True
+
     restore = hooks.restore
     try:
+        hooks.replace(distributed_c10d, "rendezvous", hooks.around(note_rendezvous, lambda begun, result: None))
+        helper = hooks.around(note_group, lambda begun, result: None)
+        hooks.replace(distributed_c10d, "_new_process_group_helper", helper)
         for name in _CREATORS:
             hooks.replace(distributed_c10d, name, hooks.around(lambda args, kwargs: True, register))
         tracer.groups.register_known_groups()
@@ -43,6 +58,24 @@ def watch_creation(tracer: Tracer) -> Callable[[], None]:
         restore()
         raise
     return restore
+
+
+def _first(args: Arguments, kwargs: Keywords, name: str, position: int) -> list[Any]:
+    """Return an argument, or nothing if it was not given."""
+    return [kwargs[name]] if name in kwargs else list(args[position : position + 1])
+
+
+def _joined_place(rank: object = -1, world_size: object = -1) -> Place | None:
+    """Return the place that a process takes in the job that it joins; numbers below 0 are those of the environment."""
+    numbers = []
+    for number, variable in ((rank, "RANK"), (world_size, "WORLD_SIZE")):
+        if not isinstance(number, int) or number < 0:
+            text = os.environ.get(variable, "")
+            if not text.isdecimal():
+                return None
+            number = int(text)
+        numbers.append(number)
+    return Place(*numbers) if numbers[0] < numbers[1] else None
 
 
 _JOINING: Final = ("rendezvous", "_new_process_group_helper", "_update_default_pg")

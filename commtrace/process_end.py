@@ -123,7 +123,7 @@ class ExitCall:
 
         _exit.__doc__ = original.__doc__
         self._original, self._replacement = original, _exit
-        os._exit = _exit
+        os._exit = _exit  # type: ignore[assignment]
 
     def uninstall(self) -> None:
         """Put the original back, unless other code has replaced ours."""

@@ -51,9 +51,7 @@ class SetupHang(NamedTuple):
         return tuple(sorted(rank for _, ranks in self.elsewhere for rank in ranks))
 
 
-def find_setup_hang(
-    run: Run, arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending]
-) -> SetupHang | None:
+def find_setup_hang(run: Run, arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending]) -> SetupHang | None:
     """Return where ranks wait for each other to make process groups, or have begun no step for long; else None."""
     there = {rank: trace for rank, trace in run.ranks.items() if endings[rank].state != ENDED}
     waits: dict[tuple[str, str], list[int]] = {}

@@ -75,7 +75,7 @@ def _joined_place(rank: object = -1, world_size: object = -1) -> Place | None:
                 return None
             number = int(text)
         numbers.append(number)
-    return Place(*numbers) if numbers[0] < numbers[1] else None
+    return Place(numbers[0], numbers[1]) if numbers[0] < numbers[1] else None
 
 
 _JOINING: Final = ("rendezvous", "_new_process_group_helper", "_update_default_pg")

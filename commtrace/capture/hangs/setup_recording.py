@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -23,12 +22,13 @@ from commtrace.config import Config
 from commtrace.identity import Identity, Place
 from commtrace.process_end import how_it_ended
 from commtrace.trace.files.writer import SegmentWriter, rank_directory, segment_paths
+from commtrace.trace.hang_report import Activity
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.schema import Row, mark_row
 
 PART: Final = "recording where a rank is before it has joined its job"
 
-_AFTER_SECONDS: Final = 10.0
+_AFTER_NS: Final = 10_000_000_000
 """A rank that knows its run sooner has no such files."""
 
 _LATENESS_NS: Final = 1_000_000_000
@@ -49,10 +49,9 @@ class SetupRecording:
         self._announce = announce
         self._activity = ActivityWatch(tracer)
         self._hang_watch = HangWatch(tracer, lambda: (), config.hang_seconds)
-        self._started_at = time.monotonic()
         self._writer: SegmentWriter | None = None
         self._files: set[Path] = set()
-        self._moved_ns = now_ns()
+        self._started_ns = self._moved_ns = now_ns()
         self._frames: tuple[str, ...] = ()
         self._due_ns = 0
         self._is_over = False
@@ -72,15 +71,22 @@ class SetupRecording:
 
     def look(self) -> None:
         """Write where the process is, if it is time; a failure ends it, with a warning."""
-        if self._is_over or time.monotonic() - self._started_at < _AFTER_SECONDS:
+        now = now_ns()
+        if self._is_over or now < self._due_ns:
             return
+        self._due_ns = now + QUIET_NS
         try:
+            activity = self._activity.current()
+            if activity.frames != self._frames:
+                self._frames, self._moved_ns = activity.frames, now
+            if now - self._started_ns < _AFTER_NS:
+                return
             if self._writer is None:
                 place = self._place()
                 if place is None:
                     return
                 self._open(place)
-            self._write()
+            self._write(activity, now)
         except Exception as error:
             self._is_over = True
             self._tracer.failed(PART, error)
@@ -146,18 +152,10 @@ class SetupRecording:
     def _topology(self) -> list[Row]:
         return [mark_row("topology", self._tracer.topology()[1])]
 
-    def _write(self) -> None:
+    def _write(self, activity: Activity, now: int) -> None:
         assert self._writer is not None
-        now = now_ns()
-        if now < self._due_ns:
-            return
-        activity = self._activity.current()
-        if activity.frames != self._frames:
-            self._frames, self._moved_ns = activity.frames, now
         quiet = now - self._moved_ns
         interval = QUIET_NS if quiet < LONG_QUIET_NS else SELDOM_NS
         self._due_ns = now + interval
-        detail = {
-            **activity.to_json(), "no_progress_ns": quiet, "again_within_ns": interval + _LATENESS_NS,
-        }  # fmt: skip
-        self._writer.write([mark_row("activity", detail)])
+        times = {"no_progress_ns": quiet, "again_within_ns": interval + _LATENESS_NS}
+        self._writer.write([mark_row("activity", {**activity.to_json(), **times})])

@@ -11,17 +11,20 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from commtrace import launchers
 from commtrace.agreement import Agreed, Agreement, Store
 from commtrace.config import FORWARDED, Config
 from commtrace.options import is_run_id
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
+
+_Answer = TypeVar("_Answer")
 
 _PACKAGES: Final = (
     "commtrace", "torch", "megatron-core", "deepspeed", "transformer-engine", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
@@ -38,6 +41,8 @@ DEFAULT_DIRECTORY: Final = f"commtrace-runs/{RUN_ID_PLACE}"
 _LONGEST_SECONDS: Final = 30.0
 """A rank waits so long for rank 0, beside training, before it writes under a name of its own."""
 _ASK_AGAIN_SECONDS: Final = 0.02
+_ANSWER_SECONDS: Final = 0.1
+"""A store on the other side of a network answers sooner. One whose connection is in use may answer hours later."""
 _SIMULATED: Final = "fake"
 """torch's backend in whose jobs there is no rank but this one."""
 
@@ -61,6 +66,9 @@ class Identity:
         self._found: Found | None = None
         self._first_place: Place | None = None
         self._needs_no_others = False
+        self._connection: Store | None = None
+        self._requests: dict[str, _Request] = {}
+        self._missing = 1  # until the store has told
 
     def found(self, place: Place | None = None) -> Found | None:
         """Return the identity; None while rank 0 has not named the run. Never waits. Not for the training thread."""
@@ -122,13 +130,23 @@ class Identity:
             return 0
         try:
             store = _default_store()
-            missing = 0 if store is None else self._agreement.unreported(store)
+            if store is None:
+                missing = 0
+            else:
+                answer = self._answered("unreported", partial(self._ask_unreported, self._agreement, store))
+                missing = self._missing if answer is None else answer
         # KeyError, ValueError: the training thread has just destroyed the group.
         except (KeyError, RuntimeError, NotImplementedError, ValueError) as error:
             _logger.debug("commtrace: it is not known which ranks have read the name of the run: %s", error)
             missing = 0
+        self._missing = missing
         self._needs_no_others = missing == 0
+        if self._needs_no_others:
+            self._connection = None
         return missing
+
+    def _ask_unreported(self, agreement: Agreement, store: Store) -> int:
+        return agreement.unreported(self._connected(store))
 
     def _look(self, place: Place | None) -> Found | None:
         # The first one that is seen: a job may give up its group and go on as a smaller one meanwhile.
@@ -150,15 +168,53 @@ class Identity:
             restarts = launchers.requeues(self._environment), launchers.worker_restarts(self._environment)
             self._agreement = Agreement(place.rank, place.world_size, self._name, *restarts)
         try:
-            agreed = self._agreement.reached(store)
+            found = self._answered("agreement", partial(self._ask_agreement, self._agreement, store, place))
         except (RuntimeError, NotImplementedError) as error:
             return self._not_agreed(str(error), place)
-        if agreed is not None:
-            self._warn_of_other_name(agreed)
-            return self._of(agreed, place, store)
+        if found is not None:
+            if place.rank:  # rank 0 will ask who has heard it
+                self._connection = None
+            self._warn_of_other_name(found)
+            return found
         if time.monotonic() - self._asked_at > _LONGEST_SECONDS:
             return self._not_agreed(f"rank 0 has not announced one for {_LONGEST_SECONDS:g} s", place)
         return None
+
+    def _ask_agreement(self, agreement: Agreement, store: Store, place: Place) -> Found | None:
+        connected = self._connected(store)
+        agreed = agreement.reached(connected)
+        return None if agreed is None else self._of(agreed, place, connected)
+
+    def _connected(self, store: Store) -> Store:
+        """Return a connection of our own: one that the job waits on answers nobody else until that has ended."""
+        if self._connection is None:
+            clone = getattr(store, "clone", None)  # not in old versions of torch, nor in stores of Python
+            self._connection = store if clone is None else clone()
+        return self._connection
+
+    def _answered(self, about: str, ask: Callable[[], _Answer | None]) -> _Answer | None:
+        """Return the answer of a store; None while there is none. An earlier question is not asked again meanwhile.
+
+        Raises:
+            RuntimeError, NotImplementedError: the store has ended, or is of a kind that cannot be asked.
+        """
+        request = self._requests.get(about)
+        if request is None:
+            request = self._requests[about] = _Request(ask)
+        if not request.has_ended(_ANSWER_SECONDS):
+            return None
+        del self._requests[about]
+        answer: _Answer | None = request.answer()
+        return answer
+
+    def launched_place(self) -> Place | None:
+        """Return the place of this process by its launcher; None without one."""
+        launched = launchers.position(self._environment)
+        return None if launched is None else Place(launched.rank, launched.world_size)
+
+    def on_its_own(self, place: Place) -> Found:
+        """Return the identity of a process at ``place`` as this process alone knows it: not agreed on with others."""
+        return self._on_its_own(place)
 
     def _not_agreed(self, why: str, place: Place | None) -> Found:
         self._warn_of_no_agreement(why)
@@ -185,7 +241,7 @@ class Identity:
             _logger.debug("commtrace: the number of this rank on its host is not known: %s", error)
             return 0
 
-    def _warn_of_other_name(self, agreed: Agreed) -> None:
+    def _warn_of_other_name(self, agreed: Found) -> None:
         if self._shared_name and agreed.run_id != self._shared_name and self._is_first_of_its_node():
             _logger.warning(
                 "commtrace: the run is called %s on this node and %s on rank 0, and is recorded as %s. The launcher "
@@ -208,6 +264,38 @@ class Identity:
 
     def _is_first_of_its_node(self) -> bool:
         return not launchers.local_rank(self._environment)
+
+
+class _Request:
+    """A question to a store, asked on a thread of its own: no store says how long it takes to answer."""
+
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        self._ask = ask
+        self._answer: Any = None
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = threading.Thread(target=self._run, name="commtrace-store", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # since Python 3.12 no thread starts once Python ends
+            self._thread = None
+            self._run()
+
+    def has_ended(self, seconds: float) -> bool:
+        """Wait at most so long for the answer; return whether it is there."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+        return self._thread is None or not self._thread.is_alive()
+
+    def answer(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+    def _run(self) -> None:
+        try:
+            self._answer = self._ask()
+        except Exception as error:
+            self._error = error
 
 
 class Place(NamedTuple):

@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 import logging
 import multiprocessing
-import os
 import sys
 import threading
 import time
-import types
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
+from commtrace.process_end import how_it_ended
 from commtrace.trace import schema
 from commtrace.trace.schema import MarkDetail, Row, mark_row
 from commtrace.trace.spans import RowBatch, Spans
@@ -32,9 +31,6 @@ _ENTRIES_NOT_REACHED: Final = 256
 """Entries that are asked for again in each pass; later ones stay in the buffer."""
 _LAST_WORK_SECONDS: Final = 2.0
 """The longest wait of the end of the recording for the device to reach its last marks."""
-_MOST_FRAMES: Final = 16
-OWN_FILES: Final = os.path.dirname(__file__) + os.sep
-"""The beginning of the paths of our own files, which are no places in the user's program."""
 _WRITTEN_AGAIN: Final = frozenset({"activity", "clock_anchor", "count", "dropped", "end", "in_flight"})
 """Marks that need no second try when they could not be written: newer ones take their place, or they are a step's."""
 
@@ -263,7 +259,7 @@ class Recorder:
         dropped = self.dropped
         rows += self._drop_marks(dropped)
         if last:
-            rows.append(mark_row("end", _why_it_ended()))
+            rows.append(mark_row("end", how_it_ended()))
         if self._write(RowBatch(rows, spans, names)):
             self._recorded_drops, self._unwritten_marks = dropped, []
             self._is_end_written = last
@@ -442,32 +438,3 @@ class Recorder:
 def _kinds(entry: Entry) -> tuple[int, ...]:
     kind = entry[1]
     return kind if isinstance(kind, tuple) else (kind,)
-
-
-def uncaught_exception() -> BaseException | None:
-    """Return the uncaught exception that ends Python, or None; known before functions are called at exit."""
-    error: BaseException | None = getattr(sys, "last_value", None)
-    # An interactive Python goes on after an exception.
-    return None if hasattr(sys, "ps1") or threading.main_thread().is_alive() else error
-
-
-def _why_it_ended() -> dict[str, object]:
-    error = uncaught_exception()
-    return {} if error is None else {"exception": type(error).__name__, "frames": _frames_of(error)}
-
-
-def _frames_of(error: BaseException) -> list[str]:
-    # Innermost first; neither its message nor any value, which may be secret.
-    frames = [
-        f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno} {trace.tb_frame.f_code.co_name}"
-        for trace in _tracebacks(error)
-        if not trace.tb_frame.f_code.co_filename.startswith(OWN_FILES)
-    ]
-    return frames[::-1][:_MOST_FRAMES]
-
-
-def _tracebacks(error: BaseException) -> Iterable[types.TracebackType]:
-    trace = error.__traceback__
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from commtrace import process_end
 from commtrace.config import Config
 from commtrace.errors import ConfigurationError, InstallationError
 from commtrace.installation import import_pyarrow
@@ -28,6 +29,9 @@ _is_to_stop = False
 _sessions: list[Instrumentation] = []
 """Those whose callbacks the end of the process waits for."""
 _exit_pid = 0
+_inherited: Instrumentation | None = None
+"""The recording of the process that this one was forked from; its hooks are still there, and pass everything through.
+"""
 
 
 def start(config: Config | None = None) -> None:
@@ -196,6 +200,7 @@ def _end_at_exit(session: Instrumentation) -> None:
     if _exit_pid != os.getpid():
         _exit_pid = os.getpid()
         atexit.register(_end, _exit_pid)
+        process_end.end_with_multiprocessing(functools.partial(_end, _exit_pid))
 
 
 def _open_observers(config: Config) -> OpenObservers | None:
@@ -223,12 +228,30 @@ def _end(pid: int) -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Record nothing in a forked child (a DataLoader worker): the thread and the files are its parent's."""
-    global _current, _lock, _starting
+    """Record nothing in a forked child: the thread and the files are its parent's. It starts anew as it joins a job.
+
+    A DataLoader worker never does; a training process does, which a notebook or multiprocessing has forked.
+    """
+    global _current, _lock, _starting, _inherited
     _lock, _starting = threading.RLock(), threading.Lock()
     session, _current = _current, None
     if session is not None:
         session.abandon_after_fork()
+        _inherited = session
+        session.before_joining(_start_in_forked_child)
+
+
+def _start_in_forked_child() -> None:
+    global _inherited
+    inherited, _inherited = _inherited, None
+    if inherited is None or _current is not None:
+        return
+    try:
+        inherited.take_out()
+    except Exception:
+        _logger.exception("commtrace is off in this process: it could not take over what its parent had installed")
+        return
+    start(inherited.config)
 
 
 if hasattr(os, "register_at_fork"):

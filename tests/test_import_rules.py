@@ -34,11 +34,13 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "launchers": frozenset(),
     "agreement": BASE | {"options"},
     "identity": BASE | {"options", "launchers", "agreement"},
-    "recorder": BASE,
+    "process_end": frozenset(),
+    "recorder": BASE | {"process_end"},
     "_compile_safe": frozenset(),
-    "capture": BASE | {"recorder", "identity", "_compile_safe", "_native", "installation", "launchers", "options"},
+    "capture": BASE
+    | {"process_end", "recorder", "identity", "_compile_safe", "_native", "installation", "launchers", "options"},
     "integrations": BASE | {"capture", "recorder", "installation"},
-    "session": BASE | {"capture", "integrations", "exporters", "recorder", "live", "installation"},
+    "session": BASE | {"process_end", "capture", "integrations", "exporters", "recorder", "live", "installation"},
     "live": BASE | {"analysis"},
     "auto": frozenset({"session"}),
     "_inject": frozenset({"auto"}),
@@ -56,7 +58,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "planning": frozenset({"errors", "trace", "analysis"}),
     "benchmarks": BASE | {"launchers", "identity", "analysis"},
     "search": frozenset({"errors", "trace", "analysis", "planning"}),
-    "exporters": BASE | {"options", "recorder", "analysis", "live", "redaction", "planning"},
+    "exporters": BASE | {"process_end", "options", "recorder", "analysis", "live", "redaction", "planning"},
     "viewer": frozenset({"errors", "trace", "analysis", "planning"}),
     "cli": BASE
     | {

@@ -22,6 +22,7 @@ from commtrace.capture.device.device_watch import DeviceWatch
 from commtrace.capture.device.peak_memory import PART as PEAK_MEMORY
 from commtrace.capture.device.peak_memory import PeakMemory
 from commtrace.capture.hangs.hang_watch import HangWatch
+from commtrace.capture.hangs.setup_recording import SetupRecording
 from commtrace.capture.model import modules
 from commtrace.capture.model.modules import ModuleSelection
 from commtrace.capture.model.optimizers import OptimizerPhase
@@ -35,7 +36,8 @@ from commtrace.capture.triggers import Triggers
 from commtrace.config import FORWARDED, NOTES_VARIABLE, Config, has_variables
 from commtrace.identity import Identity
 from commtrace.installation import warn_if_untried
-from commtrace.recorder import Recorder, Sink, uncaught_exception
+from commtrace.process_end import ExitCall, uncaught_exception
+from commtrace.recorder import Recorder, Sink
 from commtrace.trace.aggregates import AggregatingSink
 from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.writer import SegmentWriter, link_as_latest, rank_directory, segment_paths
@@ -64,6 +66,9 @@ class Observer(Sink, Protocol):
         """Give up everything, in a forked child: it belongs to the parent."""
 
 
+_LEAVING_SECONDS: Final = 1.0
+"""The longest delay of a process that may be killed next: one pass of the harvester."""
+
 NAME_SECONDS: Final = 2.0
 """The longest wait of the end of the recording, or of its process groups, for the name of the run from rank 0."""
 
@@ -88,7 +93,7 @@ class Instrumentation:
         open_observers: OpenObservers | None = None,
     ) -> None:
         warn_if_untried("torch", _torch_version())
-        self._config = config
+        self.config = self._config = config
         self._engine = engine.choose(config)
         self._integrations = integrations
         self._open_observers = open_observers
@@ -127,6 +132,8 @@ class Instrumentation:
         self._marks = RunMarks(self.tracer, self._device_clock, self._triggers, self._unfinished, self._device_watch)
         self._hang_watch = HangWatch(self.tracer, self._unfinished, config.hang_seconds)
         self._peer_watch = PeerWatch(self.tracer.failed)
+        self._setup = SetupRecording(self.tracer, config, self._identity, _note_folder)
+        self._exit_call = ExitCall(self._before_exit)
         self._uninstallers: list[tuple[str, Callable[[], None]]] = []
 
     def start(self) -> None:
@@ -178,6 +185,7 @@ class Instrumentation:
                 self._uninstallers.append((name, install(self.tracer)))
             except Exception as error:
                 self.tracer.failed(name, error)
+        self._install("os._exit", self._exit_call.install, self._exit_call.uninstall)
         self._listen()
         self.tracer.set_topology({"engine": {"name": self._engine.name, "reason": self._engine.reason}})
         options = recording_options(self._config)
@@ -189,6 +197,7 @@ class Instrumentation:
         ranks_per_node = identity.ranks_per_node()
         if ranks_per_node is not None:
             self.tracer.set_topology({"ranks_per_node": ranks_per_node})
+        self._setup.start()
         self.recorder.start()
 
     def _listen(self) -> None:
@@ -198,11 +207,12 @@ class Instrumentation:
 
     def stop(self) -> None:
         """Close the last step, put every original back, and write the rest."""
-        try:
-            self.tracer.finish()
-            self.tracer.recording = False
-        except Exception as error:
-            self.tracer.failed("the end of the last step", error)
+        self._finish_last_step()
+        self.take_out()
+        self._close()
+
+    def take_out(self) -> None:
+        """Put every original back."""
         while self._uninstallers:
             name, uninstall = self._uninstallers[-1]
             try:
@@ -211,14 +221,43 @@ class Instrumentation:
                 self.tracer.failed(name, error)
                 uninstall()  # They begin where they were interrupted.
             self._uninstallers.pop()
+
+    def _finish_last_step(self) -> None:
+        try:
+            self.tracer.finish()
+            self.tracer.recording = False
+        except Exception as error:
+            self.tracer.failed("the end of the last step", error)
+
+    def _close(self) -> None:
         self.tracer.guard.has_ended = True
         self._hang_watch.stop()
         self._peer_watch.stop(ended_cleanly=not self.tracer.failures_recorded and not uncaught_exception())
         self._device_watch.stop()
         self._marks.has_ended = True
-        self.recorder.stop()
+        if self.recorder.stop():
+            self._setup.end()
         if isinstance(self._device_clock, NativeClock):
             self._device_clock.close()
+
+    def _before_exit(self, status: int) -> None:
+        """Write the rest before os._exit ends this process; its files are closed if the status is 0."""
+        if not self.recorder.recording:
+            return
+        try:
+            if status == 0:
+                self._finish_last_step()
+                self._close()
+            else:
+                self._marks.has_left = False  # whatever it did before: it says itself that it failed
+                self.recorder.harvest_soon(_LEAVING_SECONDS)
+        except Exception:
+            _logger.exception("commtrace could not stop cleanly; its files may miss the last second")
+
+    def _left(self) -> None:
+        """Write what there is once the default group is destroyed: many a launcher kills the process from here on."""
+        self._marks.has_left = True
+        self.recorder.harvest_soon(_LEAVING_SECONDS)
 
     @property
     def awaits_callbacks(self) -> bool:
@@ -240,6 +279,15 @@ class Instrumentation:
         for observer in self._observers:
             observer.abandon_after_fork()
 
+    def before_joining(self, action: Callable[[], None]) -> None:
+        """Call ``action`` once, before this forked child makes a default process group. Never raises."""
+        from commtrace.capture.collectives import group_lifecycle
+
+        try:
+            group_lifecycle.before_joining(action)
+        except Exception as error:
+            self.tracer.failed("recording in a forked child", error)
+
     def _stop_capture(self) -> None:
         for capture in (self._process_groups, self._cpp):
             capture.uninstall()
@@ -255,7 +303,7 @@ class Instrumentation:
     def _install_destruction(self, tracer: Tracer) -> Callable[[], None]:
         from commtrace.capture.collectives import group_lifecycle
 
-        return group_lifecycle.watch_destruction(tracer, before=self._identify_before_the_end)
+        return group_lifecycle.watch_destruction(tracer, before=self._identify_before_the_end, after=self._left)
 
     def _identify_before_the_end(self) -> None:
         # Not in a forked child: the connection to the store is its parent's.
@@ -270,6 +318,7 @@ class Instrumentation:
 
     def _open_sinks(self) -> list[Sink]:
         found = self._identity.settled(NAME_SECONDS, self.tracer.groups.place)
+        self._setup.discard()
         directory = identity.directory(self._config, found.run_id)
         metadata = identity.collect(self._config, found)
         if metadata.rank == 0 and metadata.attempt == 0 and _holds_a_recording(directory):
@@ -317,9 +366,12 @@ class Instrumentation:
             return ()
 
     def _is_identified(self) -> bool:
-        if not self._is_rank_known():
-            return False
-        return not _is_initialized() or self._identity.found(self.tracer.groups.place) is not None
+        is_identified = self._is_rank_known() and (
+            not _is_initialized() or self._identity.found(self.tracer.groups.place) is not None
+        )
+        if not is_identified:
+            self._setup.look()
+        return is_identified
 
     def _is_rank_known(self) -> bool:
         if self.tracer.groups.place is not None or _is_initialized():
@@ -386,6 +438,10 @@ def announce(directory: Path, metadata: RankMetadata) -> None:
             FORWARDED,
             FORWARDED,
         )
+
+
+def _note_folder(directory: Path, metadata: RankMetadata) -> None:
+    _note(rank_directory(directory, metadata.rank))
 
 
 def _note(folder: Path) -> bool:

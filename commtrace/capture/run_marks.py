@@ -40,6 +40,8 @@ class RunMarks:
         device_watch: DeviceWatch,
     ) -> None:
         self.has_ended = False
+        self.has_left = False  # the default process group was destroyed in order, and none was made since
+        self._recorded_left = False
         self._tracer = tracer
         self._device_clock = device_clock
         self._triggers: Triggers | None = requests
@@ -68,6 +70,11 @@ class RunMarks:
                 "device_state",
                 {name: value for name, value in state._asdict().items() if value not in (None, "", ())},
             )
+        if self.has_left and identity.current_place() is not None:
+            self.has_left = False
+        if self.has_left != self._recorded_left:
+            self._recorded_left = self.has_left
+            yield "left", {"has_left": self.has_left}
         for message in self._tracer.guard.take_messages():
             yield "problem", {"message": message}
         anchor = identity.clock_anchor()

@@ -25,6 +25,7 @@ from commtrace.analysis.hangs.rank_state import SILENT, Ending, find_endings
 from commtrace.trace import schema
 from commtrace.trace.files.locate import rank_directories
 from commtrace.trace.files.segment_index import SegmentIndex
+from commtrace.trace.files.side_files import with_exit
 from commtrace.trace.files.tail import RunTail
 from commtrace.trace.files.writer import rank_directory, segment_paths
 from commtrace.trace.processes import GONE, AskProcess, unknown_process
@@ -36,8 +37,8 @@ FAILED: Final = "failed"
 CUT_OFF: Final = "cut_off"
 
 STATES: Final = (RUNNING, ENDED, FAILED, CUT_OFF)
-"""``ended``: all recorded ranks closed their files; ``failed``: some of them after an uncaught exception; ``cut_off``:
-some did not close theirs, as after SIGKILL."""
+"""``ended``: all recorded ranks closed their files, or ended well without that; ``failed``: some of them after an
+uncaught exception; ``cut_off``: some did not close theirs, as after SIGKILL."""
 
 MONITOR_STATUS: Final = "monitor.json"
 MONITOR_EVENTS: Final = "monitor.jsonl"
@@ -92,13 +93,16 @@ def read_facts(directory: Path, *, now_ns: int, ask: AskProcess = unknown_proces
     """
     tail = RunTail(directory)
     newest = tail.read(1)
-    lowest = newest.run.ranks[min(newest.run.ranks)]
+    # Made anew: its rows stay where they are.
+    ranks = {rank: with_exit(trace, rank_directory(directory, rank)) for rank, trace in newest.run.ranks.items()}
+    run = Run(newest.run.path, ranks, newest.run.names, newest.run.problems, newest.run.steps_inferred)
+    lowest = run.ranks[min(run.ranks)]
     return _facts(
-        newest.run,
+        run,
         max(newest.last_steps.values(), default=-1),
         tail.sample_durations(lowest.rank),
         _first_row_ns(lowest, directory),
-        find_endings(newest.run, now_ns, ask),
+        find_endings(run, now_ns, ask),
     )
 
 

@@ -146,6 +146,11 @@ class _End(Struct, omit_defaults=True):
     frames: Annotated[list[Word], Meta(max_length=64)] = []
 
 
+# The default process group was destroyed in order; False: another one was made, or the process failed after that.
+class _Left(Struct):
+    has_left: bool
+
+
 # A communication raised an exception, as when another rank is gone.
 class _Failed(Struct):
     operation: Word
@@ -171,6 +176,7 @@ _TYPES: Final[Mapping[str, Any]] = {
     "discarded": _Discarded,
     "trigger": _Trigger,
     "problem": _Problem,
+    "left": _Left,
     "failed": _Failed,
     "end": _End,
 }
@@ -258,6 +264,7 @@ class Marks:
         self.closed = False
         self.exception = ""
         self.exception_frames: tuple[str, ...] = ()
+        self.has_left = False
         self.failures: list[FailedCommunication] = []
 
     def add_problem(self, message: str) -> None:
@@ -318,6 +325,8 @@ class Marks:
         elif name == "end":
             self.closed, self.exception = True, detail.get("exception", "")
             self.exception_frames = tuple(detail.get("frames", ()))
+        elif name == "left":
+            self.has_left = detail["has_left"]
         elif name == "failed":
             self.failures.append(FailedCommunication(**detail))
 

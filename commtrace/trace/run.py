@@ -93,6 +93,8 @@ class RankTrace:
     peak_memory: PeakMemory | None = None  # None without an accelerator
     last_written_ns: int | None = None  # the latest instant in the files
     closed: bool = True  # False if killed, or still running
+    # its default process group was destroyed in order, or its command ended with 0: it may end without closing them
+    has_left: bool = False
     exception: str = ""  # type of an uncaught one
     exception_frames: tuple[str, ...] = ()  # "file:line function", innermost first
     failures: tuple[FailedCommunication, ...] = ()

@@ -11,6 +11,7 @@ from commtrace.analysis.engines import EngineUse
 from commtrace.analysis.hangs.first_failure import FirstFailure
 from commtrace.analysis.hangs.flight_recorder import FlightEvidence
 from commtrace.analysis.hangs.rank_state import LastActivity
+from commtrace.analysis.hangs.setup import SetupHang
 from commtrace.analysis.hangs.stops import HUNG, Chains, Stop
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.coverage import Coverage, GroupCoverage
@@ -127,6 +128,7 @@ class Diagnosis:
     mismatches: Mismatches
     hang: Hang
     problems: tuple[str, ...]  # faults of the files
+    setup_hang: SetupHang | None  # None unless the job hangs before its first step, or while groups are made
     first_failure: FirstFailure | None  # None if no rank failed, or nothing shows which was first
     flight_recorder: FlightEvidence | None  # None without dumps
     findings: tuple[str, ...] = ()  # need attention; empty if the run is healthy

@@ -29,6 +29,7 @@ from commtrace.analysis.hangs.flight_recorder import (
     with_flight_calls,
 )
 from commtrace.analysis.hangs.rank_state import Ending, find_endings, last_activity, own_frame
+from commtrace.analysis.hangs.setup import find_setup_hang
 from commtrace.analysis.hangs.stops import find_chains, find_stops
 from commtrace.analysis.matching.arrivals import RankArrivals, describe_group, find_arrivals, known_groups
 from commtrace.analysis.matching.coverage import cover_groups, find_coverage
@@ -85,7 +86,10 @@ def examine(
     }
     arrivals = {**arrivals, **{trace.rank: RankArrivals() for trace in silent}}
     shown = list(heard.ranks) if all_ranks else sorted(concerned & set(heard.ranks))
+    setup_hang = find_setup_hang(run, arrivals, endings)
     first = find_first_failure(heard, arrivals, endings, stops)
+    if setup_hang is not None and first is not None and not first.raised:
+        first = None  # The end of a job that hung does not show why it hung.
     evidence = flight_evidence(run, flight, stops, (call.rank for call in flight_calls)) if flight_calls else None
     diagnosis = Diagnosis(
         run=_identity(run, endings),
@@ -105,6 +109,7 @@ def examine(
             {rank: last_activity(run, heard.ranks[rank], arrivals[rank], groups) for rank in shown},
         ),
         problems=tuple(run.problems),
+        setup_hang=setup_hang,
         first_failure=first,
         flight_recorder=evidence,
     )

@@ -9,6 +9,7 @@ from commtrace.analysis.formatting import format_duration, format_ranks
 from commtrace.analysis.hangs.diagnosis import Diagnosis, ExaminedRank
 from commtrace.analysis.hangs.first_failure import FirstFailure
 from commtrace.analysis.hangs.rank_state import ENDED, SILENT, STOPPED, LastActivity
+from commtrace.analysis.hangs.setup import setup_findings
 from commtrace.analysis.hangs.stops import HUNG, UNEQUAL, WAITING, Link, Stop
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.mismatches import Mismatch
@@ -241,6 +242,7 @@ def find_findings(diagnosis: Diagnosis, limits: Collection[str] = ()) -> tuple[l
     findings = [
         *_first_failure(diagnosis),
         *hang_findings(diagnosis),
+        *_setup_findings(diagnosis),
         *silence_findings(diagnosis),
         *_endings(diagnosis),
         *_gaps(diagnosis),
@@ -275,6 +277,11 @@ def hang_findings(diagnosis: Diagnosis) -> Iterable[str]:
             missing = format_ranks(one.rank for one in stop.missing)
             callers = format_ranks(stop.arrived).capitalize()
             yield f"{callers} called {place_words(stop)}; {missing} never did."
+
+
+def _setup_findings(diagnosis: Diagnosis) -> Iterable[str]:
+    if diagnosis.setup_hang is not None:
+        yield from setup_findings(diagnosis.setup_hang, {one.rank: one.state for one in diagnosis.ranks})
 
 
 def silence_findings(diagnosis: Diagnosis, besides: Sequence[int] = ()) -> Iterable[str]:

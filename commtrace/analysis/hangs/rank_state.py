@@ -58,8 +58,9 @@ _MOST_IN_FLIGHT: Final = 8
 class Ending:
     """The end of one rank's files.
 
-    ``state`` is ``ended`` (cleanly), ``running``, ``stopped`` (broken off, no earlier than others) or ``silent``
-    (broken off while others still wrote, silent though its process lives, or suspended).
+    ``state`` is ``ended`` (cleanly, or gone after it had left its job in order), ``running``, ``stopped`` (broken off,
+    no earlier than others) or ``silent`` (broken off while others still wrote, silent though its process lives, or
+    suspended).
     """
 
     state: str
@@ -102,14 +103,20 @@ def find_endings(
 def _state(trace: RankTrace, behind: int | None, process: str | None, goes_on: bool) -> str:
     if trace.closed:
         return ENDED
+    if trace.has_left and process in (GONE, None) and (process == GONE or not goes_on or _is_late(trace, behind)):
+        return ENDED  # Many a launcher kills what has left, or it ends without closing its files.
     if process == SUSPENDED:
         return SILENT  # Its last write may be recent: no other will come.
-    if behind is not None and behind > _allowed_ns(trace) + _SLACK_NS:
+    if _is_late(trace, behind):
         return SILENT
     if process == GONE:
         # Its last write may be recent and its process gone all the same.
         return SILENT if goes_on else STOPPED
     return RUNNING if goes_on else STOPPED
+
+
+def _is_late(trace: RankTrace, behind: int | None) -> bool:
+    return behind is not None and behind > _allowed_ns(trace) + _SLACK_NS
 
 
 def _allowed_ns(trace: RankTrace) -> int:

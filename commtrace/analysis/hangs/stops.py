@@ -183,7 +183,8 @@ def _kind(
 
 def _counts_are_sure(run: Run, ranks: Mapping[int, str]) -> bool:
     """Return whether every row was to be written and none was lost."""
-    return not any(run.ranks[rank].dropped or run.ranks[rank].recording or run.ranks[rank].discarded for rank in ranks)
+    traces = [run.ranks[rank] for rank in ranks]
+    return all(trace.closed and not (trace.dropped or trace.recording or trace.discarded) for trace in traces)
 
 
 def _messages(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from commtrace.capture.hooks import RAISED, Arguments, Hooks, Keywords
+from commtrace.capture.hooks import RAISED, Arguments, Function, Hooks, Keywords
 from commtrace.capture.instances import instances_of
 from commtrace.capture.tracer import Tracer
+from commtrace.identity import Place
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -34,8 +36,21 @@ def watch_creation(tracer: Tracer) -> Callable[[], None]:
         if group is not RAISED:
             tracer.groups.register_known_groups()
 
+    def note_rendezvous(args: Arguments, kwargs: Keywords) -> bool:
+        tracer.groups.joining = _joined_place(*_first(args, kwargs, "rank", 1), *_first(args, kwargs, "world_size", 2))
+        return True
+
+    def note_group(args: Arguments, kwargs: Keywords) -> bool:
+        if not any(_first(args, kwargs, "global_ranks_in_group", 2)):  # else it is no default group
+            rank, size = _first(args, kwargs, "group_rank", 1), _first(args, kwargs, "group_size", 0)
+            tracer.groups.joining = _joined_place(*rank, *size)
+        return True
+
     restore = hooks.restore
     try:
+        hooks.replace(distributed_c10d, "rendezvous", hooks.around(note_rendezvous, lambda begun, result: None))
+        helper = hooks.around(note_group, lambda begun, result: None)
+        hooks.replace(distributed_c10d, "_new_process_group_helper", helper)
         for name in _CREATORS:
             hooks.replace(distributed_c10d, name, hooks.around(lambda args, kwargs: True, register))
         tracer.groups.register_known_groups()
@@ -43,6 +58,62 @@ def watch_creation(tracer: Tracer) -> Callable[[], None]:
         restore()
         raise
     return restore
+
+
+def _first(args: Arguments, kwargs: Keywords, name: str, position: int) -> list[Any]:
+    """Return an argument, or nothing if it was not given."""
+    return [kwargs[name]] if name in kwargs else list(args[position : position + 1])
+
+
+def _joined_place(rank: object = -1, world_size: object = -1) -> Place | None:
+    """Return the place that a process takes in the job that it joins; numbers below 0 are those of the environment."""
+    numbers = []
+    for number, variable in ((rank, "RANK"), (world_size, "WORLD_SIZE")):
+        if not isinstance(number, int) or number < 0:
+            text = os.environ.get(variable, "")
+            if not text.isdecimal():
+                return None
+            number = int(text)
+        numbers.append(number)
+    return Place(numbers[0], numbers[1]) if numbers[0] < numbers[1] else None
+
+
+_JOINING: Final = ("rendezvous", "_new_process_group_helper", "_update_default_pg")
+"""Functions that ``init_process_group`` looks up in its module, the first ones before it waits for other ranks."""
+
+
+def before_joining(action: Callable[[], None]) -> None:
+    """Call ``action`` once, before this process makes its default group; after that torch's functions are as before."""
+    from torch.distributed import distributed_c10d
+
+    replaced: dict[str, tuple[Function, Function]] = {}
+
+    def restore() -> set[str]:
+        restored = set()
+        while replaced:
+            name, (original, replacement) = replaced.popitem()
+            if vars(distributed_c10d).get(name) is replacement:
+                setattr(distributed_c10d, name, original)
+                restored.add(name)
+        return restored
+
+    def replacement_of(name: str, original: Function) -> Function:
+        def joining(*args: Any, **kwargs: Any) -> Any:
+            function = original
+            if replaced:
+                restored = restore()
+                action()
+                if name in restored:  # by now it may be hooked for the new recording
+                    function = vars(distributed_c10d)[name]
+            return function(*args, **kwargs)
+
+        return joining
+
+    for name in _JOINING:
+        original = vars(distributed_c10d).get(name)
+        if original is not None:
+            replaced[name] = original, replacement_of(name, original)
+            setattr(distributed_c10d, name, replaced[name][1])
 
 
 MESH_NAMES: Final = "names of DeviceMesh dimensions"
@@ -113,17 +184,20 @@ does not come, so it is waited for once."""
 PAUSE_SECONDS: Final = 0.01
 
 
-def watch_destruction(tracer: Tracer, before: Callable[[], None] = lambda: None) -> Callable[[], None]:
+def watch_destruction(
+    tracer: Tracer, before: Callable[[], None] = lambda: None, after: Callable[[], None] = lambda: None
+) -> Callable[[], None]:
     """Let a backend's threads finish their callbacks before a group is destroyed; return the function that undoes it.
 
-    ``before`` is called before the default group is destroyed, while its store is still there.
+    ``before`` is called before the default group is destroyed, while its store is still there, and ``after`` once it is
+    destroyed.
     """
     import torch.distributed
     from torch.distributed import ProcessGroup, distributed_c10d
 
     hooks = Hooks(DESTRUCTION, tracer)
     completions = tracer.completions
-    has_waited = is_inside = False
+    has_waited = is_inside = had_default = False
 
     def is_subgroup(args: Arguments, kwargs: Keywords) -> bool:
         # The group is one of several, while the default group stays.
@@ -131,9 +205,10 @@ def watch_destruction(tracer: Tracer, before: Callable[[], None] = lambda: None)
         return group is not None and default is not None and group is not default and group.size() < default.size()
 
     def settle(args: Arguments, kwargs: Keywords) -> bool | None:
-        nonlocal has_waited, is_inside
+        nonlocal has_waited, is_inside, had_default
         if is_inside:
             return None
+        had_default = distributed_c10d._world.default_pg is not None
         if not is_subgroup(args, kwargs):
             before()
         if completions.unsettled and not has_waited:
@@ -148,9 +223,11 @@ def watch_destruction(tracer: Tracer, before: Callable[[], None] = lambda: None)
         is_inside = True
         return True
 
-    def leave(_begun: bool, _result: object) -> None:
+    def leave(_begun: bool, result: object) -> None:
         nonlocal is_inside
         is_inside = False
+        if had_default and result is not RAISED and distributed_c10d._world.default_pg is None:
+            after()
 
     watched = hooks.around(settle, leave)
     restore = hooks.restore

@@ -180,6 +180,7 @@ class GroupRegistry:
         # By id: hashing a group is slow. A weak reference drops it before the id is reused.
         self.states: dict[int, GroupState] = {}
         self.version = 0  # changes with every group and role that becomes known
+        self.joining: Place | None = None  # in the job whose default group is being made, or was made
         self.place: Place | None = None  # in the largest world so far: a job may go on as a smaller one
         self._lock = threading.RLock()
         self._ordinals: dict[tuple[int, ...], itertools.count[int]] = {}

@@ -78,6 +78,7 @@ def run(
         raise typer.Exit(_execute(command, environment))  # below another commtrace run, which says what was recorded
     began_ns = time.time_ns()
     exit_code, noted = _execute_with_notes(command, environment)
+    _note_exit(noted, began_ns, exit_code)
     position = launchers.position(os.environ)
     if position is None or position.rank == 0:  # behind a launcher there is one of us for each rank
         _print_recorded(noted, began_ns, environment, exit_code)
@@ -136,6 +137,29 @@ def _execute(command: Sequence[str], environment: Mapping[str, str]) -> int:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, original)
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def _note_exit(noted: set[Path], began_ns: int, exit_code: int) -> None:
+    """Note beside the files of this node's ranks how their command ended: many a rank ends without closing them."""
+    from commtrace.trace.files.reader import newest_recording
+    from commtrace.trace.files.side_files import write_exit
+
+    newest = {}
+    for folder in noted:
+        recording = newest_recording(folder)
+        if recording is not None and recording.metadata.session >= began_ns:
+            newest[folder] = recording
+    # A launcher that hides the failure of a rank, as `torchrun … || true` does, says nothing of the others.
+    if exit_code == 0 and any(recording.exception for recording in newest.values()):
+        return
+    # Ranks that were started again after a failure: of those before, it is not said how they ended.
+    attempts = {recording.metadata.attempt for recording in newest.values()}
+    for folder, recording in newest.items():
+        if not recording.closed and recording.metadata.attempt == max(attempts):
+            try:
+                write_exit(folder, recording.metadata.session, exit_code)
+            except OSError as error:
+                typer.echo(f"commtrace: {folder}: the end of the command could not be noted: {error}", err=True)
 
 
 def _written_since(directory: str, began_ns: int) -> set[Path]:

@@ -276,6 +276,7 @@ def _trace(
         closed=marks.closed,
         exception=marks.exception,
         exception_frames=marks.exception_frames,
+        has_left=marks.has_left,
         failures=tuple(marks.failures),
         # Not copied for each part of a long run that is read forward.
         aggregates=rank_marks.aggregates

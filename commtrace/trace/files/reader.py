@@ -107,6 +107,15 @@ def load_newest(path: str | Path) -> Run:
     return _loaded(directory, segments, None, problems)
 
 
+def newest_recording(rank_directory: Path) -> RankTrace | None:
+    """Return what the last file of a rank says of it and of its end, without its rows; None if that is not readable."""
+    try:
+        segment = _read_header(segment_paths(rank_directory)[-1])
+        return _described([segment])
+    except (IndexError, OSError, ValueError, pa.ArrowException, TraceFormatError):
+        return None
+
+
 def read_files(path: str | Path) -> Iterator[pa.Table]:
     """Yield the rows of the newest attempt as they are in its files, marks included, file by file; strings for codes.
 

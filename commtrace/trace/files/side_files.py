@@ -2,11 +2,12 @@
 
 * ``lost-SESSION-COUNT``: the recording was closed, but this many spans were not written. The count is in the name,
   because even a full disk nearly always has room for an empty file.
+* ``exit-SESSION-CODE``: the command of ``commtrace run`` ended with this code; the rank had not closed its files.
 * ``stack-SESSION``: stack of the main thread, from faulthandler, which needs no GIL, copied by the native part.
 * ``gone-SESSION``: ``[at_ns, [ranks]]`` for each look that found ranks of the host gone, and one without ranks a little
   later. Rows would come too late: the launcher kills this rank within about a tenth of a second.
 
-A rank that ends cleanly removes the last two.
+A rank that ends cleanly removes the stack and the looks.
 
 ``hang-NNN.json`` is written each time a rank makes no progress (:mod:`commtrace.trace.hang_report`).
 """
@@ -28,6 +29,7 @@ from commtrace.trace.hang_report import WrittenHang
 from commtrace.trace.inputs import decode_json, open_file, printable_json, read_file
 from commtrace.trace.run import PeerLook, RankTrace
 
+_EXIT: Final = re.compile(r"exit-([0-9]{1,19})-([0-9]{1,3})")
 _LOSSES: Final = re.compile(r"lost-([0-9]{1,19})-([0-9]{1,15})")
 _OF_ANY_KIND: Final = "span"
 _FRAME: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
@@ -44,6 +46,7 @@ def with_side_files(trace: RankTrace, rank_directory: Path) -> RankTrace:
     except OSError:  # deleted since its rows were read
         return trace
     trace = _with_losses(trace, [rank_directory / name for name in names if name.startswith("lost-")])
+    trace = _with_exit(trace, names)
     looks, stack = _looks_path(rank_directory, session), stack_path(rank_directory, session)
     if looks.name in names:
         trace = _with_gone_peers(trace, looks)
@@ -58,6 +61,28 @@ def write_losses(rank_directory: Path, session: int, lost: Mapping[str, int]) ->
             os.write(file, json.dumps(dict(lost)).encode())
     finally:
         os.close(file)
+
+
+def write_exit(rank_directory: Path, session: int, exit_code: int) -> None:
+    """Record that the command that a rank belongs to has ended with this code; raise OSError if that fails."""
+    os.close(open_new(rank_directory / f"exit-{session}-{exit_code}"))
+
+
+def with_exit(trace: RankTrace, rank_directory: Path) -> RankTrace:
+    """Add to the trace that its command has ended, if it is known."""
+    try:
+        return _with_exit(trace, os.listdir(rank_directory))
+    except OSError:  # deleted since its rows were read
+        return trace
+
+
+def _with_exit(trace: RankTrace, names: Iterable[str]) -> RankTrace:
+    for name in names:
+        match = _EXIT.fullmatch(name)
+        if match is not None and int(match[1]) == trace.metadata.session and not trace.closed:
+            # That it left its job counts only where the job did not fail after that.
+            return replace(trace, has_left=int(match[2]) == 0)
+    return trace
 
 
 def _with_losses(trace: RankTrace, paths: Iterable[Path]) -> RankTrace:

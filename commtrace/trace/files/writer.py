@@ -47,7 +47,7 @@ _CLOSED_VOCABULARIES: Final = {
 }  # fmt: skip
 _LASTING_MARKS: Final = frozenset({"process_group", "topology", "problem"})
 """Marks that stay true: later segments repeat them, so that they can be read without the earlier ones."""
-_LATEST_MARKS: Final = frozenset({"clock_anchor", "in_flight", "peak_memory", "trigger"})
+_LATEST_MARKS: Final = frozenset({"clock_anchor", "in_flight", "peak_memory", "trigger", "left"})
 """Marks of which later segments repeat the last one, for the same reason."""
 
 

@@ -1,0 +1,161 @@
+"""Record where a process is that does not get as far as its job: in data preparation, init_process_group, new_group.
+
+Until a rank knows its run, nothing can be written to its files. One that takes long for that is given files all the
+same, under the name that its launcher has for the run: they say where it is. They go once the rank knows its run.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from commtrace import identity, launchers
+from commtrace.capture.device.clock import now_ns
+from commtrace.capture.hangs.activity import LONG_QUIET_NS, QUIET_NS, SELDOM_NS, ActivityWatch
+from commtrace.capture.hangs.hang_watch import HangWatch
+from commtrace.capture.tracer import Tracer
+from commtrace.config import Config
+from commtrace.identity import Identity, Place
+from commtrace.process_end import how_it_ended
+from commtrace.trace.files.writer import SegmentWriter, rank_directory, segment_paths
+from commtrace.trace.hang_report import Activity
+from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.schema import Row, mark_row
+
+PART: Final = "recording where a rank is before it has joined its job"
+
+_AFTER_NS: Final = 10_000_000_000
+"""A rank that knows its run sooner has no such files."""
+
+_LATENESS_NS: Final = 1_000_000_000
+
+_VARIABLE: Final = "_COMMTRACE_RANK_PROCESS"
+"""Tells processes that a rank starts, which inherit its launcher's variables, that they are no ranks."""
+
+
+class SetupRecording:
+    """The files of one process before it knows its run. For the harvester's thread, but for :meth:`start`."""
+
+    def __init__(
+        self, tracer: Tracer, config: Config, who: Identity, announce: Callable[[Path, RankMetadata], None]
+    ) -> None:
+        self._tracer = tracer
+        self._config = config
+        self._identity = who
+        self._announce = announce
+        self._activity = ActivityWatch(tracer)
+        self._hang_watch = HangWatch(tracer, lambda: (), config.hang_seconds)
+        self._writer: SegmentWriter | None = None
+        self._files: set[Path] = set()
+        self._started_ns = self._moved_ns = now_ns()
+        self._frames: tuple[str, ...] = ()
+        self._due_ns = 0
+        self._is_over = False
+        self._is_ranks_child = False
+        self._variable = ""
+
+    def start(self) -> None:
+        """Find out if a rank has started this process, and tell those that this one starts."""
+        launched = launchers.position(os.environ)
+        if launched is None:
+            return
+        mine = f"{launched.rank}/{launched.world_size}:"
+        inherited = os.environ.get(_VARIABLE, "")
+        self._is_ranks_child = inherited.startswith(mine) and inherited != f"{mine}{os.getpid()}"
+        if not self._is_ranks_child:
+            self._variable = os.environ[_VARIABLE] = f"{mine}{os.getpid()}"
+
+    def look(self) -> None:
+        """Write where the process is, if it is time; a failure ends it, with a warning."""
+        now = now_ns()
+        if self._is_over or now < self._due_ns:
+            return
+        self._due_ns = now + QUIET_NS
+        try:
+            activity = self._activity.current()
+            if activity.frames != self._frames:
+                self._frames, self._moved_ns = activity.frames, now
+            if now - self._started_ns < _AFTER_NS:
+                return
+            if self._writer is None:
+                place = self._place()
+                if place is None:
+                    return
+                self._open(place)
+            self._write(activity, now)
+        except Exception as error:
+            self._is_over = True
+            self._tracer.failed(PART, error)
+
+    def discard(self) -> None:
+        """Remove the files: the rank knows its run, or has ended without one."""
+        self._is_over = True
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        self._hang_watch.stop()
+        try:
+            writer.close()
+            hangs = writer.directory.glob("hang-*.json")
+            made = {path for path in (*segment_paths(writer.directory), *hangs) if path not in self._files}
+            for path in made:
+                path.unlink(missing_ok=True)
+            for folder in (writer.directory, writer.directory.parent):
+                if not any(folder.iterdir()):
+                    folder.rmdir()
+        except OSError as error:
+            self._tracer.failed(PART, error)
+
+    def end(self) -> None:
+        """Close the files if the process fails; remove them if it ends well."""
+        if self._variable and os.environ.get(_VARIABLE) == self._variable:
+            del os.environ[_VARIABLE]
+        detail = how_it_ended()
+        writer = self._writer
+        if writer is None or not detail:
+            self.discard()
+            return
+        self._is_over, self._writer = True, None
+        self._hang_watch.stop()
+        try:
+            writer.write([mark_row("end", detail)])
+            writer.close()
+        except OSError as error:
+            self._tracer.failed(PART, error)
+
+    def _place(self) -> Place | None:
+        known = self._tracer.groups.place or self._tracer.groups.joining
+        if known is not None:
+            return known
+        # Not a child of a rank: a DataLoader worker, a compiler of torch's, a script that the training calls.
+        if self._is_ranks_child or multiprocessing.parent_process() is not None:
+            return None
+        return self._identity.launched_place()
+
+    def _open(self, place: Place) -> None:
+        found = self._identity.on_its_own(place)
+        directory = identity.directory(self._config, found.run_id)
+        metadata = identity.collect(self._config, found)
+        folder = rank_directory(directory, metadata.rank)
+        if folder.is_dir():
+            self._files = set(folder.iterdir())
+        self._writer = SegmentWriter(directory, metadata)
+        self._writer.write([mark_row("clock_anchor", asdict(identity.clock_anchor())), *self._topology()])
+        self._announce(directory, metadata)
+        if self._config.hang_seconds:
+            self._hang_watch.start(directory, metadata)
+
+    def _topology(self) -> list[Row]:
+        return [mark_row("topology", self._tracer.topology()[1])]
+
+    def _write(self, activity: Activity, now: int) -> None:
+        assert self._writer is not None
+        quiet = now - self._moved_ns
+        interval = QUIET_NS if quiet < LONG_QUIET_NS else SELDOM_NS
+        self._due_ns = now + interval
+        times = {"no_progress_ns": quiet, "again_within_ns": interval + _LATENESS_NS}
+        self._writer.write([mark_row("activity", {**activity.to_json(), **times})])

@@ -1,0 +1,30 @@
+"""Ranks that hang before the first step, in the way that the argument names."""
+
+import os
+import sys
+import time
+
+import commtrace.auto  # noqa: F401
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+how, rank = sys.argv[1], int(os.environ["RANK"])
+
+
+def prepare() -> None:
+    time.sleep(600)
+
+
+if how == "no_rank_comes":
+    prepare()
+if how == "one_prepares_first" and rank == 1:
+    prepare()
+dist.init_process_group("gloo")
+if how == "all_prepare":
+    prepare()
+if rank == 1:
+    prepare()
+if how == "new_group":
+    dist.new_group([0, 1])
+elif how == "mesh":
+    init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
     from torch.nn.parallel import DistributedDataParallel
+
+_logger: Final = logging.getLogger("commtrace")
 
 _STATE_MODULES: Final = (
     "torch.distributed.fsdp._fully_shard._fsdp_state",
@@ -105,7 +108,13 @@ def announce(tracer: Tracer, framework: str, groups: Roles) -> None:
     for group, role in groups:
         if group is not None and id(group) not in seen:
             seen.add(id(group))
-            add_dimension(tracer, set_role_if_unknown(tracer, group, role), group.rank(), group.size())
+            role = set_role_if_unknown(tracer, group, role)
+            try:
+                rank, size = int(group.rank()), int(group.size())
+            except Exception as error:  # A group that is written in Python may have neither between two quorums.
+                _logger.debug("a group of role %s does not know its place: %s", role, error)
+                continue
+            add_dimension(tracer, role, rank, size)
     add_framework(tracer, framework)
 
 

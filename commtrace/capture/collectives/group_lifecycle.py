@@ -136,6 +136,7 @@ def watch_destruction(tracer: Tracer, before: Callable[[], None] = lambda: None)
             return None
         if not is_subgroup(args, kwargs):
             before()
+            tracer.steps.training_ended()
         if completions.unsettled and not has_waited:
             completions.settle(LONGEST_SECONDS)
         has_waited = completions.unsettled

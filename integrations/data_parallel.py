@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import logging
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
     from torch.nn.parallel import DistributedDataParallel
+
+_logger: Final = logging.getLogger("commtrace")
 
 _STATE_MODULES: Final = (
     "torch.distributed.fsdp._fully_shard._fsdp_state",
@@ -58,8 +62,11 @@ class ParameterGroup(Protocol):
     mesh_info: MeshInfo
 
 
-def hook(hooks: Hooks, tracer: Tracer, loop: Forwards) -> None:
-    """Hook DDP and FSDP as soon as they are imported, or now."""
+def hook(hooks: Hooks, tracer: Tracer, loop: Forwards) -> Callable[[], None]:
+    """Hook DDP and FSDP as soon as they are imported, or now.
+
+    The function that is returned ends a forward whose model has returned unseen: work outside of it begins.
+    """
     replicated = _Models(tracer, "DDP", _groups_of_ddp)
     sharded = _Models(tracer, "FSDP", _groups_of_wrapper)
     states = _States(hooks, tracer, loop)
@@ -78,6 +85,7 @@ def hook(hooks: Hooks, tracer: Tracer, loop: Forwards) -> None:
     hooks.when_imported("torch.distributed.fsdp.fully_sharded_data_parallel", hook_wrapper)
     for name in _STATE_MODULES:
         hooks.when_imported(name, states.hook)
+    return states.end_left
 
 
 class _Models:
@@ -100,7 +108,13 @@ def announce(tracer: Tracer, framework: str, groups: Roles) -> None:
     for group, role in groups:
         if group is not None and id(group) not in seen:
             seen.add(id(group))
-            add_dimension(tracer, set_role_if_unknown(tracer, group, role), group.rank(), group.size())
+            role = set_role_if_unknown(tracer, group, role)
+            try:
+                rank, size = int(group.rank()), int(group.size())
+            except Exception as error:  # A group that is written in Python may have neither between two quorums.
+                _logger.debug("a group of role %s does not know its place: %s", role, error)
+                continue
+            add_dimension(tracer, role, rank, size)
     add_framework(tracer, framework)
 
 
@@ -129,6 +143,17 @@ class _States:
         self._hooks.replace_required(module.FSDPState, "_register_pre_backward_hook", self._wrap_end)
         # After a forward that raised. Earlier versions have no such call: there the next forward ends the one before.
         self._hooks.replace(module.FSDPState, "_reset_iter_state", self._wrap_end)
+        # Of modules that are sharded as one group, any may be called alone, as a loss calls the head of a model. Its
+        # return is all that the state hears of, until the others of the group have been called as well.
+        self._hooks.replace(module.FSDPState, "_cast_output_dtype", self._wrap_end)
+        parameters = getattr(module, "FSDPParamGroup", None)
+        if parameters is not None:
+            self._hooks.replace(parameters, "pre_forward", self._wrap_begin_in_group)
+
+    def end_left(self) -> None:
+        """End a forward whose model has returned, where its return was not seen."""
+        if self._open is not None and not _is_called(self._open[0]):
+            self._end()
 
     def _wrap_begin(self, original: Callable[..., object]) -> Callable[..., object]:
         failed = self._hooks.failed
@@ -138,13 +163,38 @@ class _States:
             if torch.compiler.is_compiling():
                 return original(state, module, *args, **kwargs)
             try:
-                if self._hooks.active and state._state_ctx.iter_forward_root is None:
-                    self._begin(state, module)
+                if self._hooks.active:
+                    root = state._state_ctx.iter_forward_root
+                    if root is None or (len(root._modules) > 1 and self._has_returned()):
+                        self._begin(state, module)
             except Exception as error:
                 failed(error)
             return original(state, module, *args, **kwargs)
 
         return root_pre_forward
+
+    def _wrap_begin_in_group(self, original: Callable[..., object]) -> Callable[..., object]:
+        failed = self._hooks.failed
+
+        @functools.wraps(original)
+        def pre_forward(parameters: object, /, module: torch.nn.Module, *args: object, **kwargs: object) -> object:
+            if torch.compiler.is_compiling():
+                return original(parameters, module, *args, **kwargs)
+            try:
+                # The state counts a second call of the same module as part of the first one's forward.
+                if self._open is None and self._hooks.active:
+                    state = _state_of(module)
+                    if state is not None and len(state._modules) > 1:
+                        self._begin(state, module)
+            except Exception as error:
+                failed(error)
+            return original(parameters, module, *args, **kwargs)
+
+        return pre_forward
+
+    def _has_returned(self) -> bool:
+        # The root of an iteration that no backward follows, such as an evaluation's, is never reset if it is a group.
+        return self._open is None or not _is_called(self._open[0])
 
     def _begin(self, state: FSDPState, module: torch.nn.Module) -> None:
         self._end()  # a forward that raised was not ended
@@ -177,11 +227,31 @@ class _States:
             self._loop.end_forward(opened[1])
 
 
+def _is_called(state: FSDPState) -> bool:
+    """Return whether a module of ``state`` is being called around this place."""
+    modules = state._modules
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code in _CALLS and any(frame.f_locals.get("self") is module for module in modules):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_CALLS: Final = {
+    call.__code__ for name in ("_call_impl", "_wrapped_call_impl") if (call := getattr(torch.nn.Module, name, None))
+}
+
+
+def _state_of(module: torch.nn.Module) -> FSDPState | None:
+    state: FSDPState | None = getattr(module, "_get_fsdp_state", lambda: None)()
+    return state
+
+
 def groups_below(module: torch.nn.Module) -> Iterator[tuple[ProcessGroup | None, str]]:
     """Yield the groups over which the parameters of a model are sharded and replicated."""
     for below in module.modules():
-        state = getattr(below, "_get_fsdp_state", lambda: None)()
-        for parameters in _parameter_groups(state):
+        for parameters in _parameter_groups(_state_of(below)):
             of_mesh = parameters.mesh_info
             shard, replicate = (getattr(of_mesh, f"{word}_process_group", None) for word in ("shard", "replicate"))
             yield shard, _dimension(of_mesh, "shard") or ("dp" if replicate is None else "dp-shard")

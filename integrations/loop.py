@@ -41,14 +41,21 @@ class TrainingLoop:
         self._step = schema.NOT_APPLICABLE
         self._has_left_step = False
         self._forwards = self._backwards = 0
+        self._end_left_forward: Callable[[], None] = lambda: None
 
     def install(self) -> None:
         self._hooks.replace(torch.autograd, "backward", self._wrap_backward)
         self._evaluation.install()
-        data_parallel.hook(self._hooks, self._tracer, self)
+        self._end_left_forward = data_parallel.hook(self._hooks, self._tracer, self)
+        self._tracer.optimizer_listeners.append(self._training_goes_on)
 
     def uninstall(self) -> None:
+        if self._training_goes_on in self._tracer.optimizer_listeners:
+            self._tracer.optimizer_listeners.remove(self._training_goes_on)
         self._hooks.restore()
+
+    def _training_goes_on(self) -> None:
+        self._hooks.guarded(self._end_left_forward)
 
     def wrap_forward(self, original: Function, announce: Callable[[torch.nn.Module], None]) -> Function:
         """Wrap the forward of the class of a wrapped model; ``announce`` is called with each model before it."""
@@ -137,6 +144,7 @@ class TrainingLoop:
         return functools.wraps(original)(backward)
 
     def _begin_backward(self) -> Span | None:
+        self._hooks.guarded(self._end_left_forward)
         if not self._hooks.active or self._is_inside_work():
             return None
         span: Span | None = self._hooks.guarded(self._enter_backward)

@@ -49,17 +49,22 @@ class StepsThatMeet(NamedTuple):
 class StepNumbers:
     """A check that ranks give one step the same number; those of several windows add up."""
 
-    matched: int  # rows whose communication another rank began
-    apart: int  # those in another step than that rank's row
-    example: StepsThatMeet | None  # the first of these
+    matched: int = 0  # rows whose communication another rank began
+    apart: int = 0  # those in another step than that rank's row
+    example: StepsThatMeet | None = None  # the first of these
 
     def __add__(self, other: StepNumbers) -> StepNumbers:
         examples = [one for one in (self.example, other.example) if one is not None]
         return StepNumbers(self.matched + other.matched, self.apart + other.apart, min(examples, default=None))
 
+    @property
+    def are_apart(self) -> bool:
+        """Return whether communications of different step numbers meet so often that ranks cannot be compared."""
+        return self.example is not None and self.apart >= _MOST_APART * self.matched
+
     def problems(self) -> Iterable[str]:
         """Yield a sentence if communications of different step numbers meet too often."""
-        if self.example is None or self.apart < _MOST_APART * self.matched:
+        if self.example is None or not self.are_apart:
             return
         step, rank, other_step, other = self.example
         yield (

@@ -35,6 +35,7 @@ from commtrace.analysis.step_totals import StepTotals, step_totals
 from commtrace.analysis.steps.attempts import RepeatedStep, repeated_steps
 from commtrace.analysis.steps.choice import StepChoice, Window, recorded_steps
 from commtrace.analysis.steps.detail import RecordedDetail, find_detail
+from commtrace.analysis.steps.iterations import iterations_in_steps
 from commtrace.analysis.stragglers.awaited import Awaited, awaited_totals
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
 from commtrace.analysis.stragglers.search import Findings, StragglerSums, judge_stragglers, measure_work
@@ -75,6 +76,7 @@ class RunIdentity:
     device: str
     versions: Mapping[str, str]
     step_numbers: str | None  # the source of step numbers; None if unknown
+    iterations: str | None  # a sentence if some of the steps hold more than one iteration
     framework: Mapping[str, str] | None  # name and version; None if unknown
     parallel: Mapping[str, int]  # size of each parallel dimension
     engines: tuple[EngineUse, ...]  # that recorded; none if imported
@@ -340,6 +342,7 @@ def _identity(run: Run, steps: StepChoice) -> RunIdentity:
         device=metadata.device,
         versions=metadata.versions,
         step_numbers=topology.get("step_numbers"),
+        iterations=iterations_in_steps(run),
         framework=topology.get("framework"),
         parallel=parallel,
         engines=engines_used(run),

@@ -179,20 +179,23 @@ class Tracer:
         with self._lock:
             self._at_steps = (*self._at_steps, (number, action))
 
-    def begin_step(self, number: int | None = None, *, is_users: bool = False, is_found: bool = False) -> None:
+    def begin_step(
+        self, number: int | None = None, *, is_users: bool = False, is_found: bool = False, skipped: int = 0
+    ) -> None:
         """Close the current step and open the next one.
 
         Args:
             number: the previous one plus 1 if None. Numbers that repeat (batches inside of epochs) are counted on.
             is_users: the script itself marks its steps; a step that an integration begins inside one is ignored.
             is_found: :attr:`steps` found it.
+            skipped: how many numbers are left out before it.
         """
         if not is_found:
             self.steps.give_way(is_users=is_users)
         if self._step_is_users and not is_users:
             return
         self._step_is_users = is_users
-        step = self._latest_step + 1 if number is None else self._unused(number)
+        step = self._latest_step + 1 + skipped if number is None else self._unused(number)
         if is_users and number is not None and self._latest_step < 0:
             self.set_topology({"step_numbers": "the script's numbers"})
         is_chosen = self.window is None or step in self.window or self.detail.requests(step)

@@ -47,6 +47,16 @@ class Engine(TypedDict):
     reason: Word  # why it is not native; empty if it is
 
 
+class Iterations(TypedDict):
+    """How often optimizers step in the steps that were found, if some hold more than one iteration."""
+
+    first: Count  # iterations of the first step
+    fewest: Count  # and of the later ones; 0 if there are none
+    most: Count
+    updates: Annotated[dict[Word, Annotated[list[Count], Meta(min_length=2, max_length=2)]], Meta(max_length=64)]
+    """The fewest and the most updates in a step by an optimizer of each class."""
+
+
 # Several are merged, such as {"coordinates": {"tp": 0}, "parallel": {"tp": 2}}. invisible_paths: {name: "active" or
 # "loaded"}; first_step: of the process; step_numbers: their source if the program counts its steps.
 class Topology(TypedDict, total=False):
@@ -64,6 +74,7 @@ class Topology(TypedDict, total=False):
     ranks_per_node: Size
     first_step: Step
     step_numbers: Word
+    iterations: Iterations
     schedule: Word
     stages: Size
     chunks: Size

@@ -540,3 +540,90 @@ def test_compiled_models_are_compiled_as_ever() -> None:
     assert graphs_with_commtrace == graphs > 4
     assert [kind for kind, _, _ in work(recording)][:3] == ["forward", "backward", "backward"]
     assert recording.warnings() == []
+
+
+class WithHead(nn.Module):
+    """A model whose head is called by the loss, in chunks, as torchtitan's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.norm(self.body(inputs))
+        return hidden
+
+
+def sharded_with_head(*, in_one_group: bool = True) -> WithHead:
+    trained = WithHead()
+    mesh = init_device_mesh("cpu", (4,))
+    fully_shard(trained.body, mesh=mesh)
+    if in_one_group:
+        fully_shard([trained.norm, trained.head], mesh=mesh)
+    else:
+        fully_shard(trained.norm, mesh=mesh)
+        fully_shard(trained.head, mesh=mesh)
+    fully_shard(trained, mesh=mesh)
+    return trained
+
+
+def train_in_chunks(trained: WithHead, optimizer: torch.optim.Optimizer, chunks: int) -> None:
+    hidden = trained(torch.ones(chunks, 8))
+    detached = hidden.detach().requires_grad_()
+    for chunk in detached.chunk(chunks):
+        trained.head(chunk).sum().backward()
+    hidden.backward(detached.grad)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("in_one_group", [True, False])
+def test_a_head_that_the_loss_calls_has_forwards_of_its_own(looping: Recording, in_one_group: bool) -> None:
+    trained = sharded_with_head(in_one_group=in_one_group)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    for _ in range(2):
+        train_in_chunks(trained, optimizer, chunks=2)
+
+    chunk = [("forward", 1), ("backward", 1), ("forward", 2), ("backward", 2)]
+    iteration = [("forward", 0), *chunk, ("backward", 0), ("optimizer", -1)]
+    assert [(kind, microbatch) for kind, step, microbatch in work(looping) if step == 1] == [
+        ("forward", 0), ("forward", 1), ("backward", 0), ("forward", 2), ("backward", 1), ("backward", 2),
+        ("optimizer", -1),
+    ]  # fmt: skip
+    assert len(work(looping)) == 2 * len(iteration)
+    assert looping.tracer.innermost is None
+
+
+def test_a_head_that_is_evaluated_in_chunks_leaves_no_evaluation_open(looping: Recording) -> None:
+    trained = sharded_with_head()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    train_in_chunks(trained, optimizer, chunks=2)
+    trained.eval()
+    with torch.no_grad():
+        for _ in range(2):
+            hidden = trained(batch())
+            for chunk in (hidden, hidden, hidden):
+                trained.head(chunk)
+                assert looping.tracer.innermost is None
+    trained.train()
+    train_in_chunks(trained, optimizer, chunks=2)
+
+    assert [row.name for row in looping.rows(schema.EVALUATION)] == ["evaluation"] * 8 + [IN_MODE]
+    assert len(looping.rows(schema.FORWARD)) == len(looping.rows(schema.BACKWARD)) == 6
+
+
+def test_a_backward_ends_a_forward_whose_return_was_not_seen(recording: Recording) -> None:
+    """The hooks of a model that was sharded before the recording are not all ours."""
+    with fake_backend(rank=1):
+        trained = sharded_with_head()
+        optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+        uninstall = loop.install(recording.tracer)
+        phase = OptimizerPhase(recording.tracer)
+        phase.install()
+        for _ in range(2):
+            train_in_chunks(trained, optimizer, chunks=2)
+        phase.uninstall()
+        uninstall()
+
+    assert len(recording.rows(schema.FORWARD)) == len(recording.rows(schema.BACKWARD)) == 6
+    assert recording.warnings() == []

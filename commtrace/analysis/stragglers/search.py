@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.clocks.time_of_day import step_begin_ns, step_end_ns
 from commtrace.analysis.matching.match import Matches, blame_ns
 from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
+from commtrace.analysis.problems import StepNumbers, find_step_numbers
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import Program, build_program
 from commtrace.analysis.replay.scenarios import Replay, Scenario, replay_of
@@ -43,6 +44,12 @@ NO_PEERS = (
 )
 
 
+NOT_THE_SAME_STEPS: Final = (
+    "Ranks were not compared: what they do in a step of the same number is not the same iteration. Mark the steps with "
+    "`with commtrace.step(i):`, with the same number on all ranks."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Findings:
     """Verdicts on stragglers, and what could not be judged."""
@@ -64,6 +71,7 @@ class MeasuredWork:
     begins_ns: Int64  # begin of the first and the last step of each rank, shape (2, ranks)
     blame_ns: Mapping[int, int]  # by rank, the time that others waited for it
     clocks_agree: bool
+    numbers: StepNumbers = StepNumbers()
 
     @classmethod
     def of(cls, run: Run, matches: Matches, program: Program, parts: StatisticsParts) -> MeasuredWork:
@@ -98,6 +106,7 @@ class MeasuredWork:
             begins_ns,
             Counter(self.blame_ns) + Counter(later.blame_ns),
             self.clocks_agree,
+            self.numbers + later.numbers,
         )
 
 
@@ -127,7 +136,8 @@ def measure_work(analysis: Analysis) -> MeasuredWork:
     except ReplayError as error:
         return MeasuredWork.not_replayed(str(error), analysis.matches)
     parts = StatisticsParts.of(analysis.replayed.run, program, analysis.work, analysis.transfers)
-    return MeasuredWork.of(analysis.run, analysis.matches, program, parts)
+    measured = MeasuredWork.of(analysis.run, analysis.matches, program, parts)
+    return replace(measured, numbers=find_step_numbers(analysis.context))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +176,8 @@ def judge_stragglers(
         return Findings(abstentions=(NO_PEERS,))
     if measured.steps is None or replay is None:
         return Findings(abstentions=(f"Stragglers were not looked for: {measured.why_not}",))
+    if measured.numbers.are_apart:
+        return Findings(abstentions=(NOT_THE_SAME_STEPS,))
     work = WorkStatistics.of(run, measured.steps, thresholds)
     abstentions = tuple(_reasons(measured, work))
     if abstentions:

@@ -211,6 +211,7 @@ def watch_destruction(
         had_default = distributed_c10d._world.default_pg is not None
         if not is_subgroup(args, kwargs):
             before()
+            tracer.steps.training_ended()
         if completions.unsettled and not has_waited:
             completions.settle(LONGEST_SECONDS)
         has_waited = completions.unsettled

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from commtrace import launchers
 from commtrace.capture.collectives.operations import LEGACY, NcclBackend, nccl_backend
 from commtrace.capture.records import DeviceCall, Queue
 from commtrace.identity import Place, current_place
@@ -16,6 +19,8 @@ from commtrace.trace.metadata import UNKNOWN_ROLE, Group, group_id
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+_logger = logging.getLogger("commtrace")
 
 _GENERIC_ROLES = frozenset({UNKNOWN_ROLE, "world", "default"})
 """Roles that say nothing of what a group is for: a whole world, or one that torch made for a mesh of all ranks."""
@@ -257,15 +262,15 @@ class GroupRegistry:
     def _register(self, process_group: ProcessGroup) -> GroupState:
 
         ranks_by_group_rank = _global_ranks(process_group)
-        ranks = tuple(sorted(ranks_by_group_rank))
+        ranks = tuple(sorted(ranks_by_group_rank)) if _has_members_of_this_world(process_group) else ()
         ordinal = next(self._ordinals.setdefault(ranks, itertools.count()))
         group = Group(
             id=group_id(ranks, ordinal),
             ranks=ranks,
             ordinal=ordinal,
             role=_role_from_description(process_group),
-            name=str(process_group.group_name),
-            description=str(process_group.group_desc),
+            name=_text(process_group, "group_name"),
+            description=_text(process_group, "group_desc"),
             backend=_backend_name(process_group),
         )
         place = current_place()
@@ -313,9 +318,36 @@ def _global_ranks(process_group: ProcessGroup) -> list[int]:
     return list(range(process_group.size()))
 
 
+def _has_members_of_this_world(process_group: ProcessGroup) -> bool:
+    """Return whether the ranks in a group, or those that torch knows it by, can be ranks of this job.
+
+    A group that torch did not make may join several jobs, as torchft's join replicas that are jobs of their own.
+    """
+    from torch.distributed import ProcessGroup, distributed_c10d
+
+    world = distributed_c10d._world
+    if world.pg_group_ranks.get(process_group):
+        return True
+    if type(process_group) is not ProcessGroup and isinstance(process_group, ProcessGroup):
+        return False  # it is written in Python
+    if world.default_pg is not None:
+        return process_group.size() <= world.default_pg.size()
+    launched = launchers.position(os.environ)
+    return process_group.size() <= (1 if launched is None else launched.world_size)
+
+
+def _text(process_group: ProcessGroup, attribute: str) -> str:
+    # A group that is written in Python may raise anything: torchft's do unless they have been registered.
+    try:
+        return str(getattr(process_group, attribute))
+    except Exception as error:
+        _logger.debug("a process group has no %s: %s", attribute, error)
+        return ""
+
+
 def _role_from_description(process_group: ProcessGroup) -> str:
     """Return torch's own role: ``default_pg`` → world, the ``mesh_dp`` of a DeviceMesh → dp."""
-    description = str(process_group.group_desc)
+    description = _text(process_group, "group_desc")
     if description == "default_pg":
         return "world"
     if description.startswith("mesh_"):

@@ -1,16 +1,25 @@
 """Find the steps of a training loop without marks: each ends when every optimizer of the loop has stepped.
 
+* Where one optimizer steps in every cycle of work and update, and others in some of them, each cycle is a step: it ends
+  with that optimizer. That is known when two of them have stepped in one cycle, and one of these in all cycles before.
 * The first step begins with the first forward or backward; an optimizer that steps once before only fills its state.
 * An evaluation before a step's first work is no part of it, unless the step before had one too.
+* A training ends where the process gives up its process groups, and another one begins where a new optimizer is made
+  between two steps: what follows until the next work is set-up.
 * Work that no optimizer has ended is not recorded. An integration or ``commtrace.step`` takes over for good.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
+
+from commtrace.capture.model.step_updates import StepUpdates
+
+if TYPE_CHECKING:
+    from commtrace.trace.topology import Topology  # msgspec is not imported in training
 
 _PATIENCE: Final = 8
 """Optimizers that did not step are given up after so many steps per optimizer of the loop:
@@ -20,7 +29,9 @@ a critic that is trained five times as often as its generator is waited for."""
 class StepMarker(Protocol):
     """The part of the tracer that a finder needs."""
 
-    def begin_step(self, number: int | None = None, *, is_users: bool = False, is_found: bool = False) -> None: ...
+    def begin_step(
+        self, number: int | None = None, *, is_users: bool = False, is_found: bool = False, skipped: int = 0
+    ) -> None: ...
 
     def restart_step(self) -> None: ...
 
@@ -29,6 +40,10 @@ class StepMarker(Protocol):
     def return_to_step(self) -> None: ...
 
     def discard_step(self, *, frees_number: bool = False) -> None: ...
+
+    def end_step(self) -> None: ...
+
+    def set_topology(self, topology: Topology) -> None: ...
 
 
 class StepFinder:
@@ -49,6 +64,10 @@ class StepFinder:
         self._references: dict[int, weakref.ref[object]] = {}
         self._missing: set[int] = set()
         self._of_step = self._most_of_a_step = 0
+        self._updates = StepUpdates()
+        self._former: dict[int, weakref.ref[object]] = {}
+        self._is_set_up = self._was_set_up = False
+        self._forget_cycles()
 
     def give_way(self, *, is_users: bool) -> None:
         """Find no steps from now on: an integration or the script marks them."""
@@ -56,12 +75,24 @@ class StepFinder:
         if self.finding:
             self.finding = False
             self._references.clear()
+            self._former.clear()
             if self._has_begun:
                 self._tracer.discard_step(frees_number=True)
 
+    def training_ended(self) -> None:
+        """Handle that the process has given up its process groups: what it trains later begins anew."""
+        if self.finding and self._has_begun:
+            self._tracer.discard_step(frees_number=True)
+            self._tracer.end_step()
+            self._set_aside_optimizers()
+            self._has_begun = self._has_computed = self._worked = self._ends_with_backward = self._has_left = False
+            self._evaluated = self._evaluated_before = self._is_set_up = self._was_set_up = False
+            self._first_number = None
+            self._stepped_alone.clear()
+
     def optimizer_begins(self, optimizer: object) -> None:
         if not self.finding or self._has_computed:
-            self.work_begins()
+            self._work_begins()
         elif id(optimizer) not in self._stepped_alone:
             self._stepped_alone.add(id(optimizer))
             self._begin_first_step()
@@ -71,7 +102,7 @@ class StepFinder:
             self._has_computed = True
             self._return()
             self._cut()
-            self.work_begins()
+            self._work_begins()
 
     def begins_with(self, number: int) -> bool:
         """Set the program's number of the first step; return False if it is too late or steps are marked."""
@@ -81,6 +112,11 @@ class StepFinder:
         return True
 
     def work_begins(self) -> None:
+        if self.finding and self._cycle and not _is_in_backward():
+            self._cycle_ends()
+        self._work_begins()
+
+    def _work_begins(self) -> None:
         if not self.finding:
             return
         if not self._has_computed:
@@ -90,6 +126,8 @@ class StepFinder:
                 self._tracer.restart_step()
         elif self._ends_with_backward and not _is_in_backward():
             self._cut()  # the end of that backward was not seen
+        if self._is_set_up and not self._worked:
+            self._tracer.restart_step()
         self._return()  # What was taken for an evaluation has not ended: it was none.
         self._worked = True
 
@@ -132,6 +170,12 @@ class StepFinder:
     def optimizer_made(self, optimizer: object) -> None:
         if not self.finding or id(optimizer) in self._references:
             return
+        if self._is_between_trainings():
+            self._set_aside_optimizers()
+            self._is_set_up = True
+            if not self._has_left:
+                self._has_left = True
+                self._tracer.leave_step()
         number = id(optimizer)
         self._references[number] = weakref.ref(optimizer, lambda _: self._forget(number))
         self._missing.add(number)
@@ -146,22 +190,77 @@ class StepFinder:
         self.updates += 1
         if not self.finding:
             return
-        is_new = id(optimizer) not in self._references
+        number = id(optimizer)
+        if number in self._former:  # It goes on to train, and so do those that it trained with.
+            self._references.update(self._former)
+            self._missing.update(self._former)
+            self._former.clear()
+        is_new = number not in self._references
         self.optimizer_made(optimizer)
         if not self._has_computed:
             return
-        self._missing.discard(id(optimizer))
+        self._missing.discard(number)
         self._of_step += 1
+        self._updates.add(optimizer)
+        self._cycle[number] = None
+        self._find_pace()
+        if self._pace is not None:
+            if self._pace in self._cycle and not self._cycle_ended_step:
+                self._end_iteration()
+            return
         if self._missing and self._of_step > max(_PATIENCE * len(self._references), 2 * self._most_of_a_step):
             for number in tuple(self._missing):
                 self._forget(number)
         # One that was made before anybody looked is known from its first step on, and ends a step this once.
-        if self._missing and not is_new:
-            return
+        if not self._missing or is_new:
+            self._end_iteration()
+
+    def _end_iteration(self) -> None:
+        self._cycle_ended_step = True
         if _is_in_backward():
             self._ends_with_backward = True
         else:
             self._cut()
+
+    def _cycle_ends(self) -> None:
+        """Handle that work begins after updates: those since the work before belong together."""
+        self._cycles += 1
+        self._cycles_of_step += not self._cycle_ended_step
+        self._has_joint_updates = self._has_joint_updates or len(self._cycle) > 1
+        for number in self._cycle:
+            self._cycles_with[number] = self._cycles_with.get(number, 0) + 1
+        self._cycles_without_pace = 0 if self._pace in self._cycle else self._cycles_without_pace + 1
+        if self._pace is not None and self._cycles_without_pace > _PATIENCE:
+            self._forget_cycles()
+        self._cycle = {}
+        self._cycle_ended_step = False
+
+    def _find_pace(self) -> None:
+        """Find the optimizer that steps in all cycles, if steps as they are found hold several of them."""
+        if self._pace is not None or not self._cycles_of_step:
+            return
+        if self._has_joint_updates or len(self._cycle) > 1:
+            always = (number for number in self._cycle if self._cycles_with.get(number, 0) == self._cycles)
+            self._pace = next(always, None)
+
+    def _forget_cycles(self) -> None:
+        self._pace: int | None = None
+        self._cycle: dict[int, None] = {}  # the optimizers that have stepped since the latest work, in their order
+        self._cycle_ended_step = self._has_joint_updates = False
+        self._cycles = self._cycles_of_step = self._cycles_without_pace = 0
+        self._cycles_with: dict[int, int] = {}
+
+    def _set_aside_optimizers(self) -> None:
+        """Wait no more for the optimizers so far, until one of them steps again."""
+        self._former.update(self._references)
+        self._references.clear()
+        self._missing.clear()
+        self._of_step = self._most_of_a_step = 0
+        self._forget_cycles()
+
+    def _is_between_trainings(self) -> bool:
+        # A loop that makes an optimizer in each iteration trains on.
+        return self._has_begun and self._has_computed and not self._worked and not self._was_set_up
 
     def _is_between_steps(self) -> bool:
         return self.finding and self._has_begun and not self._worked and not self._evaluated_before
@@ -181,11 +280,19 @@ class StepFinder:
         self._of_step = 0
         self._missing = set(self._references)
         self._evaluated, self._evaluated_before = False, self._evaluated
+        self._is_set_up, self._was_set_up = False, self._is_set_up
         self._worked = self._ends_with_backward = self._has_left = False
-        self._tracer.begin_step(is_found=True)
+        iterations = self._updates.step_ended()
+        if iterations is not None:
+            self._tracer.set_topology({"iterations": iterations})
+        # Ranks may learn at different times that an optimizer sets the pace: the number of a step is its iteration's.
+        skipped = self._cycles_of_step if self._pace is not None else 0
+        self._cycles_of_step = 0
+        self._tracer.begin_step(is_found=True, skipped=skipped)
 
     def _forget(self, number: int) -> None:
         self._references.pop(number, None)
+        self._former.pop(number, None)
         self._missing.discard(number)
 
 

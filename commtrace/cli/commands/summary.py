@@ -184,6 +184,8 @@ def _header(summary: Summary) -> Iterable[str]:
         f"[bold]Run {escape(run.id)}[/]{attempt} · {num_ranks}{recorded} on {escape(where)} · "
         f"{escape(run.backend or 'no backend')} · {escape(run.device)}"
     )
+    if run.iterations:
+        yield f"[yellow]![/] {escape(run.iterations)}"
     parallel = " × ".join(f"{name} {size}" for name, size in run.parallel.items() if size > 1)
     versions = [f"{name} {run.versions[name]}" for name in _IDENTITY_VERSIONS if name in run.versions]
     framework = " ".join((run.framework or {}).values())

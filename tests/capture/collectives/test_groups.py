@@ -170,3 +170,42 @@ def test_members_of_a_device_mesh_have_their_dimensions_as_roles(watched: Record
     roles = {group.role: group.ranks for group in watched.tracer.groups.known_groups()}
     assert roles == {"world": (0, 1, 2, 3), "dp": (1, 3), "tp": (0, 1)}
     dist.all_reduce(torch.ones(1), group=mesh.get_group("tp"))
+
+
+class WrittenInPython(dist.ProcessGroup):
+    """As torchft's: a group over several jobs, which refuses what it does not know."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self.place = rank, size
+
+    def rank(self) -> int:
+        return self.place[0]
+
+    def size(self) -> int:
+        return self.place[1]
+
+    @property
+    def group_name(self) -> str:
+        raise ValueError("ProcessGroup name not set")
+
+    @property
+    def group_desc(self) -> str:
+        raise RuntimeError("nor described")
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return "python"
+
+
+def test_the_members_of_a_group_that_is_written_in_python_are_not_known(registry: GroupRegistry) -> None:
+    group = registry.state(WrittenInPython(1, 2)).group
+
+    assert (group.ranks, group.role, group.name, group.description) == ((), "unknown", "", "")
+
+
+def test_a_group_that_is_larger_than_the_job_has_members_elsewhere(registry: GroupRegistry) -> None:
+    store = dist.HashStore()
+    larger, smaller = (dist.ProcessGroup(store, 1, size) for size in (6, 4))
+
+    assert registry.state(larger).group.ranks == ()
+    assert registry.state(smaller).group.ranks == (0, 1, 2, 3)

@@ -69,6 +69,7 @@ class FileSink:
 
     def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
         try:
+            self._status.parent.mkdir(parents=True, exist_ok=True)
             beside = self._status.with_suffix(".tmp")
             beside.write_text(json.dumps(status.to_json()) + "\n", encoding="utf-8")
             beside.replace(self._status)

@@ -525,17 +525,8 @@ def test_a_rank_whose_kernels_take_longer_was_computing(tmp_path: Path) -> None:
         events, at = [], 0
         for step in range(10):
             events += [kernel(at, 60 + 20 * rank), annotation(f"ProfilerStep#{step}", at, 99)]
-            wait = {} if rank else {"duration": 30}
-            events.append(
-                nccl(
-                    at + 60 + 20 * rank,
-                    wait.get("duration", 10),
-                    group="0",
-                    ranks=[0, 1],
-                    seq=step,
-                    collective="allreduce",
-                )
-            )
+            described: dict[str, Any] = {"group": "0", "ranks": [0, 1], "seq": step, "collective": "allreduce"}
+            events.append(nccl(at + 60 + 20 * rank, 10 if rank else 30, **described))
             at += 100
         files.append(write_trace(tmp_path / f"{rank}.json", events, rank=rank, world_size=2))
 

@@ -166,6 +166,11 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing: a page asks for many resources."""
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer a request that http.server refuses as all others."""
+        self.close_connection = True
+        self._text(HTTPStatus(code), message or HTTPStatus(code).phrase)
+
     # ---- what is answered
 
     def _answer(self, answer: Callable[[list[str], dict[str, list[str]]], None]) -> None:
@@ -264,11 +269,13 @@ class _Handler(BaseHTTPRequestHandler):
     # ---- how
 
     def _text(self, status: HTTPStatus, text: str) -> None:
-        self._send(text.encode(), "text/plain; charset=utf-8", status)
+        self._send(text.encode("utf-8", "backslashreplace"), "text/plain; charset=utf-8", status)
 
     def _send(self, content: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
         headers = {"Content-Type": kind, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-        if len(content) >= _COMPRESSED_FROM and "gzip" in self.headers.get("Accept-Encoding", ""):
+        # Without headers: of a request that could not be read.
+        accepted = getattr(self, "headers", {}).get("Accept-Encoding", "")
+        if len(content) >= _COMPRESSED_FROM and "gzip" in accepted:
             content = gzip.compress(content, compresslevel=1)
             headers["Content-Encoding"] = "gzip"
         self.send_response(status)

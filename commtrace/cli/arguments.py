@@ -54,7 +54,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JS
 def check_keeps_whole_run(keep: bool, runs: Sequence[Path], *limits: object) -> None:
     """Raise ConfigurationError if a verdict is to be kept that is not of one whole run."""
     if keep and (len(runs) != 1 or any(limits)):
-        raise ConfigurationError("--keep keeps the verdict on one whole run: leave out --steps, --baseline, further runs")
+        raise ConfigurationError("--keep keeps the verdict on one whole run: leave out --steps, --baseline, more runs")
 
 
 def run_directory(runs: Sequence[Path]) -> Path:

@@ -296,7 +296,9 @@ def test_an_error_names_the_host_alone(url: str, message: str) -> None:
     assert str(error.value) == f"{message} Check that the job runs, and the address."
 
 
-@pytest.mark.parametrize("begin", [b"HTTP/1.1 200 OK\r\nX-A: ", b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n", b"HTTP/1.1 "])
+@pytest.mark.parametrize(
+    "begin", [b"HTTP/1.1 200 OK\r\nX-A: ", b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n", b"HTTP/1.1 "]
+)
 def test_an_answer_that_comes_byte_by_byte_is_given_up(begin: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(from_metrics, "_SECONDS", 0.5)
     ends = threading.Event()
@@ -312,14 +314,16 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up(begin: bytes, monkeypatch
         thread = threading.Thread(target=drip, args=(listening,))
         thread.start()
         try:
-            with pytest.raises(MetricsError, match="does not answer in full within 0.5 s"):
+            with pytest.raises(MetricsError, match=r"does not answer in full within 0\.5 s"):
                 fetch(f"http://127.0.0.1:{listening.getsockname()[1]}/metrics")
         finally:
             ends.set()
             thread.join(5)
 
 
-def test_a_rank_does_not_answer_with_as_much_as_a_prometheus(server: HTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_does_not_answer_with_as_much_as_a_prometheus(
+    server: HTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(from_metrics, "_MOST_BYTES_OF_RANK", 99)
     with pytest.raises(MetricsError, match="answers more than 99 bytes"):
         from_metrics.fetch_of_rank(f"http://me:{SECRET}@127.0.0.1:{server.server_port}/much")

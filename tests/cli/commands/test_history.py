@@ -76,7 +76,17 @@ def test_of_a_part_of_a_run_or_with_another_reference_none_is_kept(words: list[s
 
 @pytest.mark.parametrize(
     "command",
-    ["summary", "straggler", "report -o OUT", "doctor", "metrics", "pipeline", "bandwidth", "top --once", "merge -o OUT"],
+    [
+        "summary",
+        "straggler",
+        "report -o OUT",
+        "doctor",
+        "metrics",
+        "pipeline",
+        "bandwidth",
+        "top --once",
+        "merge -o OUT",
+    ],
 )
 def test_a_command_that_reads_writes_nothing_where_it_was_not_asked_to(
     command: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

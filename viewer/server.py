@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import hmac
 import json
+import re
 import sys
 import threading
 import traceback
@@ -17,17 +18,54 @@ from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from commtrace.errors import CommtraceError, ConfigurationError
+from commtrace.trace.inputs import MOST_RANKS
 from commtrace.viewer.page import fill_page
 from commtrace.viewer.run_view import Pending, RunView
 from commtrace.viewer.what_if import Question
 
 _LOOPBACK: Final = "127.0.0.1"
+_MOST_CONNECTIONS: Final = 64
+"""At once: a browser opens up to six."""
+
+_SILENT_SECONDS: Final = 30.0
+_MOST_FIELDS: Final = 1_000
+_RANK: Final = re.compile("[0-9]{1,9}")
 _COMPRESSED_FROM: Final = 4096
 """Bytes of an answer from which compression pays, behind a slow tunnel at least."""
+
+
+class _BoundedServer(ThreadingHTTPServer):
+    """Serves a limited number of connections at once, each on a thread, and prints nothing of those that break off."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._free = threading.Semaphore(_MOST_CONNECTIONS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
 
 
 class RunServer:
@@ -59,13 +97,12 @@ class RunServer:
         self._views: dict[str, RunView] = {}
         self._lock = threading.Lock()
         try:
-            self._http = ThreadingHTTPServer((_LOOPBACK, port), _handler_of(self))
+            self._http = _BoundedServer((_LOOPBACK, port), _handler_of(self))
         except OSError as error:
             raise ConfigurationError(
                 f"port {port} of this machine cannot be used ({error.strerror}): take another --port, or leave it out "
                 "for a free one"
             ) from error
-        self._http.daemon_threads = True
 
     @property
     def port(self) -> int:
@@ -85,7 +122,7 @@ class RunServer:
         self._http.server_close()
 
     def admits(self, token: str) -> bool:
-        return hmac.compare_digest(token.encode(), self._token.encode())
+        return hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode())
 
     def view(self, run: str) -> RunView | None:
         """Return a run that is read, or begin to read it; None if there is none of this name."""
@@ -114,7 +151,13 @@ class _Handler(BaseHTTPRequestHandler):
     site: RunServer
     protocol_version = "HTTP/1.1"
 
+    timeout = _SILENT_SECONDS
+    """Seconds that a connection may be silent, also between requests."""
+
     def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_HEAD(self) -> None:
         self._answer(self._get)
 
     def do_POST(self) -> None:
@@ -123,19 +166,29 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing: a page asks for many resources."""
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer a request that http.server refuses as all others."""
+        self.close_connection = True
+        self._text(HTTPStatus(code), message or HTTPStatus(code).phrase)
+
     # ---- what is answered
 
     def _answer(self, answer: Callable[[list[str], dict[str, list[str]]], None]) -> None:
-        address = urlsplit(self.path)
-        query = parse_qs(address.query)
+        try:
+            address = urlsplit(self.path)
+            query = parse_qs(address.query, max_num_fields=_MOST_FIELDS)
+        except ValueError:
+            self.close_connection = True
+            self._text(HTTPStatus.BAD_REQUEST, "This is no address of this server.")
+            return
         given = self.headers.get("Authorization", "").removeprefix("Bearer ") or query.get("token", [""])[0]
         try:
             if self.site.admits(given):
                 self._answer_or_explain(answer, [unquote(part) for part in address.path.strip("/").split("/")], query)
             else:
                 self._text(HTTPStatus.FORBIDDEN, "Open the address that `commtrace view` printed, with its token.")
-        except ConnectionError:
-            self.close_connection = True  # the page was closed
+        except (ConnectionError, TimeoutError):
+            self.close_connection = True  # the page was closed, or does not take its answer
 
     def _answer_or_explain(
         self,
@@ -147,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer(parts, query)
         except CommtraceError as error:
             self._text(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
-        except ConnectionError:
+        except (ConnectionError, TimeoutError):
             raise
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
@@ -216,18 +269,21 @@ class _Handler(BaseHTTPRequestHandler):
     # ---- how
 
     def _text(self, status: HTTPStatus, text: str) -> None:
-        self._send(text.encode(), "text/plain; charset=utf-8", status)
+        self._send(text.encode("utf-8", "backslashreplace"), "text/plain; charset=utf-8", status)
 
     def _send(self, content: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
         headers = {"Content-Type": kind, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-        if len(content) >= _COMPRESSED_FROM and "gzip" in self.headers.get("Accept-Encoding", ""):
+        # Without headers: of a request that could not be read.
+        accepted = getattr(self, "headers", {}).get("Accept-Encoding", "")
+        if len(content) >= _COMPRESSED_FROM and "gzip" in accepted:
             content = gzip.compress(content, compresslevel=1)
             headers["Content-Encoding"] = "gzip"
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
 
 def _content_type(resource: str) -> str:
@@ -243,7 +299,7 @@ def _ranks(query: Mapping[str, list[str]]) -> frozenset[int] | None:
     ranks: set[int] = set()
     for part in query["ranks"][0].split(","):
         first, _, last = part.partition("-")
-        if not (first + last).isdecimal():
-            raise ConfigurationError(f"ranks={query['ranks'][0]}: write numbers and ranges, like 0-3,8")
-        ranks.update(range(int(first), int(last or first) + 1))
+        if not (_RANK.fullmatch(first) and (not last or _RANK.fullmatch(last))):
+            raise ConfigurationError(f"ranks={query['ranks'][0][:80]}: write numbers and ranges, like 0-3,8")
+        ranks.update(range(int(first), min(int(last or first), MOST_RANKS) + 1))
     return frozenset(ranks)

@@ -55,6 +55,8 @@ def verdict(
         return _straggler_sentence(max(stragglers, key=lambda one: one.cost_ms_per_step), wall / len(ranks))
     worst = max(_losses(ranks, unmatched or {}, awaited, captured or {}), key=lambda loss: loss.time_ns)
     share = worst.time_ns / wall
+    if not worst.time_ns:
+        return "The ranks compute all the time: there is no loss to name."
     if share < _WORTH_A_LOOK:
         return f"The ranks compute; the largest loss is {worst.what} with {share:.1%} of the step. Nothing stands out."
     when = None if steps is None else _occurrence(steps, worst)

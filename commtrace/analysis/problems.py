@@ -167,7 +167,7 @@ def _backwards(counts: Mapping[int, RowCounts]) -> Iterable[str]:
 
 def _endings(traces: Iterable[RankTrace]) -> Iterable[str]:
     unclosed = [trace for trace in traces if not trace.closed]
-    if unclosed:
+    if unclosed and not any(trace.metadata.is_dump for trace in unclosed):
         yield f"Not ended cleanly (killed, or still running): {format_ranks([trace.rank for trace in unclosed])}."
     for trace in unclosed:
         if trace.in_flight:

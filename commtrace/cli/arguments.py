@@ -41,7 +41,20 @@ STEPS_HELP: Final = "Only these steps: A:B (B exclusive), A:B:k (one in k) or A.
 
 StepsOption = Annotated[str, typer.Option("--steps", help=STEPS_HELP, show_default=False)]
 
+KeepOption = Annotated[
+    bool,
+    typer.Option(
+        "--keep", help="Keep the verdict for `commtrace list` and `hosts`, in commtrace-history.sqlite beside the run."
+    ),
+]
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON; docs/json has the schema.")]
+
+
+def check_keeps_whole_run(keep: bool, runs: Sequence[Path], *limits: object) -> None:
+    """Raise ConfigurationError if a verdict is to be kept that is not of one whole run."""
+    if keep and (len(runs) != 1 or any(limits)):
+        raise ConfigurationError("--keep keeps the verdict on one whole run: leave out --steps, --baseline, more runs")
 
 
 def run_directory(runs: Sequence[Path]) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -20,10 +20,17 @@ COMMUNICATION_PATTERN: Final = "(?i)nccl"
 
 _KERNEL: Final = frozenset({"kernel", "Kernel"})
 _MEMORY: Final = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
-_ANNOTATION: Final = "user_annotation"
+_DEVICE_ANNOTATION: Final = "gpu_user_annotation"
 _HOST_OPERATION: Final = "cpu_op"
+_CALL_BEGINS: Final = b'"nccl:'
+_STEP_BEGINS: Final = b'"ProfilerStep#'
 _STEP_NAME: Final = re.compile(r"^ProfilerStep#([0-9]{1,9})\b")
 _COMMUNICATION_CALL: Final = b'"record_param_comms"'
+_RUNTIMES: Final = {"XPU": ("xpu_",), "CUDA": ("cuda_", "runtime", "hip")}
+"""Categories of calls on the host begin with these words."""
+
+_DEVICES_NOT_READ: Final = ("mtia", "privateuse1", "hpu", "npu")
+_MOST_CATEGORIES: Final = 1_000
 _LINKS: Final = ("External id", "external id")
 """Joins a kernel and the call that launched it; lower case in traces of torch 1.8."""
 
@@ -75,7 +82,10 @@ class DeviceTrace:
     kernels: Work = field(default_factory=Work)
     memory: Work = field(default_factory=Work)
     communication: list[CommunicationKernel] = field(default_factory=list)
-    profiler_steps: list[tuple[int, int, int]] = field(default_factory=list)  # number, start, end
+    profiler_steps: list[tuple[int, int, int]] = field(default_factory=list)  # number, start, end; of the host
+    device_steps: list[tuple[int, int, int]] = field(default_factory=list)  # the same annotations of the device
+    host_calls: set[str] = field(default_factory=set)  # names of communication on the host: nccl:all_to_all
+    other_categories: set[str] = field(default_factory=set)
     devices: set[tuple[int, bytes]] = field(default_factory=set)  # number and pid
     unreadable: int = 0  # events left out: damaged arguments, or no valid time
 
@@ -115,10 +125,30 @@ def read_device_trace(path: Path, communication_pattern: str | None = None) -> D
                 "Export it again."
             )
         raise ImportFileError(
-            f"{path} holds no device events (cat kernel, gpu_memcpy, gpu_memset). Profile with "
-            "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and leave out ranks that used no GPU."
+            f"{path} holds no device events (cat kernel, gpu_memcpy, gpu_memset). {_advice(trace.other_categories)}"
         )
     return trace
+
+
+def _advice(categories: Collection[str]) -> str:
+    """Return what to do about a trace without device events, by the device that its other events are of."""
+    alike = sorted(category for category in categories if category.lower().startswith(_DEVICES_NOT_READ))
+    if alike:
+        return (
+            f"Its events of the device ({printable(', '.join(alike[:3]))}) are not read. Record the job with "
+            "`commtrace run` instead, which sees the communication of every backend of torch.distributed."
+        )
+    for device, begins in _RUNTIMES.items():
+        if any(category.lower().startswith(begins) for category in categories):
+            return (
+                f"It holds what the host called on {device}, but not what ran there. Profile with "
+                f"activities=[ProfilerActivity.CPU, ProfilerActivity.{device}]."
+            )
+    return (
+        "It holds only what the host did. If the job used a device, profile with activities=[ProfilerActivity.CPU, "
+        "ProfilerActivity.CUDA] (or .XPU), and leave out ranks that used none. Record a job on CPUs with `commtrace "
+        "run`."
+    )
 
 
 class _Reader:
@@ -143,11 +173,22 @@ class _Reader:
             self._kernel(event)
         elif category in _MEMORY:
             self._copy(event)
-        elif category == _ANNOTATION:
-            self._annotation(event)
+        else:
+            self._host_event(event)
+
+    def _host_event(self, event: Event) -> None:
+        category = event.cat
+        if category is not None and len(self._trace.other_categories) < _MOST_CATEGORIES:
+            self._trace.other_categories.add(category)
+        if bytes(event.name).startswith(_CALL_BEGINS) and len(self._trace.host_calls) < _MOST_CATEGORIES:
+            self._trace.host_calls.add(_text(event.name))
+        elif bytes(event.name).startswith(_STEP_BEGINS):  # category Operator in torch 1.8, later user_annotation
+            self._step(event)
         elif category == _HOST_OPERATION and bytes(event.name) == _COMMUNICATION_CALL:
             arguments = _arguments(event)
             link = _link(arguments)
+            if "Collective name" in arguments:
+                self._trace.host_calls.add(f"nccl:{arguments['Collective name']}")
             if link is not None:
                 self._calls[link] = arguments
 
@@ -181,11 +222,13 @@ class _Reader:
             self._trace.devices.add((int(device[1]), bytes(event.pid)))
         return times
 
-    def _annotation(self, event: Event) -> None:
+    def _step(self, event: Event) -> None:
         match = _STEP_NAME.match(_text(event.name))
         times = _times(event) if match else None
         if match and times:
-            self._trace.profiler_steps.append((int(match[1]), *times))
+            on_device = event.cat == _DEVICE_ANNOTATION
+            steps = self._trace.device_steps if on_device else self._trace.profiler_steps
+            steps.append((int(match[1]), *times))
 
     def _name(self, event: Event) -> tuple[int, bool]:
         """Return the position of the event's name, and whether kernels of that name communicate."""

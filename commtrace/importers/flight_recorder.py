@@ -1,7 +1,8 @@
 """Import the dumps that torch's flight recorder writes when a collective times out, one per rank.
 
 A dump has no device times: operations start when enqueued and end when a poll found them completed, with the timing
-``unknown``; others are in flight. A pickle can run any code, so only plain containers, numbers and strings are loaded.
+``unknown``. Backends without polls, as gloo, only tell which have ended (``retired``). Others are in flight. A pickle
+can run any code, so only plain containers, numbers and strings are loaded.
 
 >>> import_flight_recorder(sorted(Path("/tmp").glob("nccl_trace_rank_*")), Path("imported"))  # doctest: +SKIP
 """
@@ -14,9 +15,9 @@ import math
 import pickle
 import pickletools
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Final
@@ -28,7 +29,7 @@ from commtrace.importers.nccl_calls import DTYPES, complete_list, named_group, o
 from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, write_rank
 from commtrace.trace import schema
 from commtrace.trace.inputs import MOST_RANKS, decode_json, printable, read_file
-from commtrace.trace.metadata import Group
+from commtrace.trace.metadata import FLIGHT_RECORDER, Group
 from commtrace.trace.schema import Row
 
 _USUAL_RANKS_PER_HOST: Final = 8
@@ -43,6 +44,8 @@ _MOST_UNPACKED: Final = 256 << 20
 """Bytes if every reference were a value of its own: a pickle may hold one list in a thousand places."""
 _BYTES_PER_VALUE: Final = 64
 _RANK: Final = re.compile(r"([0-9]+)(?:\.\w+)?$")
+_USUAL_BACKEND: Final = "nccl"
+_DEFAULT_GROUP: Final = "default_pg"
 
 
 def import_flight_recorder(
@@ -63,13 +66,14 @@ def import_flight_recorder(
         ConfigurationError: ``output`` holds a run.
     """
     run_id, session = new_run(output)
-    records: dict[int, FlightRecord] = {}
+    read: dict[int, FlightRecord] = {}
     for path in files:
         on_file(path)
         record = read_flight_record(path)
-        if record.rank in records:
-            raise ImportFileError(f"{records[record.rank].path} and {path} are both of rank {record.rank}.")
-        records[record.rank] = record
+        if record.rank in read:
+            raise ImportFileError(f"{read[record.rank].path} and {path} are both of rank {record.rank}.")
+        read[record.rank] = record
+    records = {record.rank: record for record in with_members(read.values())}
     world_size = max(record.world_size for record in records.values())
     num_spans = 0
     for rank, record in sorted(records.items()):
@@ -79,19 +83,20 @@ def import_flight_recorder(
             world_size,
             session=session,
             run_id=run_id,
-            source="flight-recorder",
+            source=FLIGHT_RECORDER,
             node=f"host{rank // per_host}",
             local_rank=rank % per_host,
-            backend="nccl",
+            backend=record.backend,
             versions={"flight recorder": record.version},
         )
         problems = []
         if record.unreadable:
             message = f"{record.unreadable} damaged entries of {record.path.name} were left out."
             problems.append(mark_row("problem", {"message": message}))
-        in_flight = [_in_flight(entry) for entry in record.entries if entry.state != "completed"]
+        in_flight = [_in_flight(entry) for entry in record.entries if not entry.has_ended]
         marks = [*group_rows(record.groups.values()), *problems, mark_row("in_flight", in_flight)]
-        num_spans += write_rank(output, metadata, _rows(record), marks, closed=not in_flight)
+        # A rank that wrote a dump lived: nothing says how it ended.
+        num_spans += write_rank(output, metadata, _rows(record), marks, closed=False)
     return Imported(len(records), num_spans)
 
 
@@ -115,7 +120,7 @@ def _rows(record: FlightRecord) -> Iterator[Row]:
             entry.operation,
             schema.COMMUNICATION,
             entry.created_ns,
-            max(entry.created_ns, entry.completed_ns or 0) if entry.state == "completed" else entry.created_ns,
+            max(entry.created_ns, entry.completed_ns or 0) if entry.has_ended else entry.created_ns,
             group=group,
             seq=seq,
             op_in_seq=op_in_seq,
@@ -132,7 +137,7 @@ def _rows(record: FlightRecord) -> Iterator[Row]:
 
 def _detail(entry: Entry) -> str:
     detail: dict[str, object] = {"state": entry.state}
-    if entry.state != "completed" or entry.completed_ns is None:
+    if not entry.has_ended or entry.completed_ns is None:
         detail["unfinished"] = True
     if entry.frames:
         detail["frames"] = list(entry.frames)
@@ -157,13 +162,23 @@ class Entry:
     group: Group | None  # None if the dump does not list its members
     seq: int  # per group for collectives, per rank for p2p
     peer: int  # global rank; −1 for collectives
-    state: str  # scheduled, started or completed
+    state: str  # scheduled, started, completed or retired; empty if in flight and the backend does not say more
     created_ns: int  # epoch, when enqueued
     completed_ns: int | None  # epoch, when a poll found it completed: an upper bound
     num_bytes: int  # −1 if unknown
     dtype: str | None
     is_p2p: bool
+    group_name: str = ""
+    group_description: str = ""
+    backend: str = ""
+    is_retired: bool = False  # the recorder has seen it end
     frames: tuple[str, ...] = ()  # of the callers, innermost first
+    peer_in_group: int = -1  # of messages
+    is_timed: bool = True  # the dump says when it was enqueued
+
+    @property
+    def has_ended(self) -> bool:
+        return self.is_retired or self.state == "completed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +196,52 @@ class FlightRecord:
     def world_size(self) -> int:
         """Return the least number of ranks that the dump implies."""
         return 1 + max((rank for group in self.groups.values() for rank in group.ranks), default=self.rank)
+
+    @property
+    def backend(self) -> str:
+        """Return the backend of most operations."""
+        counts = Counter(entry.backend for entry in self.entries if entry.backend)
+        return max(counts, key=counts.__getitem__, default=_USUAL_BACKEND)
+
+
+def with_members(records: Iterable[FlightRecord]) -> list[FlightRecord]:
+    """Return the dumps of a job with the members of groups that no dump lists, as those of gloo: by their names.
+
+    Members are the ranks whose dumps name the group; of the default group, all ranks up to the highest that is known.
+    """
+    records = list(records)
+    listed = {name: group for record in records for name, group in record.groups.items() if group.ranks}
+    world_size = max((record.world_size for record in records), default=0)
+    members: dict[str, set[int]] = defaultdict(set)
+    first: dict[str, Entry] = {}
+    for record in records:
+        for entry in record.entries:
+            if entry.group is None and entry.group_name not in listed:
+                members[entry.group_name].add(record.rank)
+                first.setdefault(entry.group_name, entry)
+    for name, entry in first.items():
+        if entry.group_description == _DEFAULT_GROUP:
+            members[name].update(range(world_size))
+        ranks = tuple(sorted(members[name]))
+        listed[name] = named_group(name, ranks, entry.group_description, entry.backend or _USUAL_BACKEND)
+    return [
+        replace(
+            record,
+            groups={
+                **record.groups,
+                **{name: listed[name] for name in dict.fromkeys(entry.group_name for entry in record.entries)},
+            },
+            entries=[_with_group(entry, listed[entry.group_name]) for entry in record.entries],
+        )
+        for record in records
+    ]
+
+
+def _with_group(entry: Entry, group: Group) -> Entry:
+    if entry.group is not None:
+        return entry
+    peer = group.ranks[entry.peer_in_group] if 0 <= entry.peer_in_group < group.size else -1
+    return replace(entry, group=group, peer=peer)
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -247,11 +308,23 @@ def read_flight_record(path: Path) -> FlightRecord:
         groups = _groups(dump.pg_config)
     except (ValueError, msgspec.MsgspecError) as error:
         raise ImportFileError(f"{path} is not a dump of the flight recorder: {error}.") from error
-    entries = [_entry(entry, groups) for entry in map(_described, dump.entries) if entry is not None]
+    described = [entry for entry in map(_described, dump.entries) if entry is not None]
+    # gloo leaves all in the first state, and its dumps have no times but those of the calls.
+    tells_states = any(entry.state not in (None, "scheduled") for entry in described) or not any(
+        entry.retired for entry in described
+    )
+    entries = [_entry(entry, groups, tells_states=tells_states) for entry in described]
     unreadable = len(dump.entries) - len(entries)
     if unreadable and not entries:
         raise ImportFileError(f"{path}: all of its {unreadable} entries are damaged.")
     entries.sort(key=lambda entry: entry.created_ns)
+    if not tells_states:
+        # They ended before the dump, which has no later time than this.
+        latest_ns = max((entry.created_ns for entry in entries), default=0)
+        entries = [
+            replace(entry, completed_ns=latest_ns) if entry.is_retired and entry.is_timed else entry
+            for entry in entries
+        ]
     return FlightRecord(path, rank, printable(str(dump.version)), groups, entries, unreadable)
 
 
@@ -282,6 +355,7 @@ class _EntryInDump(msgspec.Struct):
     profiling_name: str | None = None
     state: str | None = None
     is_p2p: bool | None = None
+    retired: bool | None = None
     collective_seq_id: _Number | None = None
     p2p_seq_id: _Number | None = None
     seq_id: _Number | None = None
@@ -298,7 +372,7 @@ class _EntryInDump(msgspec.Struct):
 def _described(entry: object) -> _EntryInDump | None:
     try:
         return msgspec.convert(entry, _EntryInDump)
-    except (msgspec.ValidationError, RecursionError):
+    except (msgspec.ValidationError, RecursionError, UnicodeError):  # half of a surrogate pair in a name
         return None
 
 
@@ -329,14 +403,21 @@ def _groups(configured: Mapping[str | int, _GroupInDump] | None) -> dict[str, Gr
     found = {}
     for key, one in (configured or {}).items():
         name = printable(str(key) if one.name is None else one.name)
-        found[name] = named_group(name, complete_list(one.ranks), printable(one.desc or ""), "nccl")
+        ranks = complete_list(one.ranks)
+        if ranks:  # gloo lists a group without a name and without members
+            found[name] = named_group(name, ranks, printable(one.desc or ""), _USUAL_BACKEND)
     return found
 
 
-def _entry(entry: _EntryInDump, groups: Mapping[str, Group]) -> Entry:
-    name = printable(str((entry.process_group or ("",))[0]))
+def _entry(entry: _EntryInDump, groups: Mapping[str, Group], *, tells_states: bool) -> Entry:
+    name, description = (printable(str(word)) for word in (*(entry.process_group or ()), "", "")[:2])
     group = groups.get(name)
-    words = printable(entry.profiling_name or "").rpartition(":")[2]  # nccl:all_reduce, nccl:send 1->2
+    # nccl:all_reduce, nccl:send 1->2
+    backend, _, words = printable(entry.profiling_name or "").rpartition(":")
+    is_retired = bool(entry.retired)
+    state = printable(entry.state or "")
+    if not tells_states or (is_retired and state != "completed"):
+        state = "retired" if is_retired else ""
     is_p2p = bool(entry.is_p2p)
     dtype = next(iter(entry.input_dtypes or entry.output_dtypes or ()), None)
     operation = operation_of(words) or words or "unknown"
@@ -347,12 +428,18 @@ def _entry(entry: _EntryInDump, groups: Mapping[str, Group]) -> Entry:
         group=group,
         seq=(entry.p2p_seq_id if is_p2p else entry.collective_seq_id) or entry.seq_id or 0,
         peer=_peer(words, group) if is_p2p else -1,
-        state=printable(entry.state or ""),
+        state=state,
         created_ns=created or _time(entry.time_discovered_started_ns) or completed or 0,
         completed_ns=completed if created else None,
         num_bytes=_num_bytes(operation, entry, dtype),
         dtype=DTYPES.get(str(dtype), (None, 0))[0],
         is_p2p=is_p2p,
+        group_name=name,
+        group_description=description,
+        backend=backend,
+        is_retired=is_retired,
+        peer_in_group=_peer_in_group(words) if is_p2p else -1,
+        is_timed=bool(created),
         frames=tuple(printable(f"{frame.name} {frame.filename}:{frame.line}") for frame in entry.frames or ()),
     )
 
@@ -366,12 +453,15 @@ def _time(value: object) -> int | None:
 
 
 def _peer(words: str, group: Group | None) -> int:
-    """Return the global rank of the peer from ``send 1->2`` or ``recv 2<-1``, whose numbers are ranks in the group."""
+    """Return the global rank of the peer of a message."""
+    peer = _peer_in_group(words)
+    return group.ranks[peer] if group and 0 <= peer < group.size else -1
+
+
+def _peer_in_group(words: str) -> int:
+    """Return the peer's rank in the group from ``send 1->2`` or ``recv 2<-1``; −1 without one."""
     match = _PEERS.search(words)
-    if not match or not group:
-        return -1
-    other = int(match[3])
-    return group.ranks[other] if other < group.size else -1
+    return int(match[3]) if match else -1
 
 
 def _num_bytes(operation: str, entry: _EntryInDump, dtype: str | None) -> int:

@@ -30,6 +30,11 @@ _LOOKS_LIKE_COMMUNICATION: Final = re.compile(
 )
 """Kernels that communicate by other libraries, or by loads and stores of the GPU."""
 
+_GUESSED_HOSTS: Final = (
+    "the traces do not name their hosts. Which ranks share a host, and so a clock, is a guess from the number of "
+    "devices: --ranks-per-host sets it."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class KinetoOptions:
@@ -68,12 +73,13 @@ def import_kineto(
     run_id, session = new_run(output)
     of_rank = _ranks_of_files(files)
     world = _world(of_rank)
+    notes: tuple[str, ...] = ()
     num_spans = 0
     for rank, (path, distributed) in sorted(of_rank.items()):
         on_file(path)
         trace = read_device_trace(path, options.communication_pattern)
         try:
-            calls, groups = describe(trace.communication, rank, world, distributed)
+            calls, groups = describe(trace.communication, rank, world, distributed, trace.host_calls)
         except ValueError as error:
             raise ImportFileError(f"{path} is damaged: {error}.") from error
         steps = _Steps.of(trace, profiler_steps=options.profiler_steps)
@@ -83,14 +89,18 @@ def import_kineto(
             session=session,
             run_id=run_id,
             source="kineto",
-            node=f"host{_host(rank, trace, options)}",
+            node=_host(rank, trace, options),
             local_rank=max(trace.device, 0),
             backend=distributed.backend or "",
             device=trace.header.devices[0] if trace.header.devices else "",
             versions={} if distributed.nccl_version is None else {"nccl": str(distributed.nccl_version)},
         )
-        num_spans += write_rank(output, metadata, _rows(trace, calls, steps), _marks(trace, groups))
-    return Imported(len(of_rank), num_spans)
+        marks = _marks(trace, groups)
+        if not (notes or trace.header.host or options.ranks_per_host or len(of_rank) == 1):
+            notes = (_GUESSED_HOSTS,)
+            marks.append(mark_row("problem", {"message": _GUESSED_HOSTS, "is_limit": True}))
+        num_spans += write_rank(output, metadata, _rows(trace, calls, steps), marks)
+    return Imported(len(of_rank), num_spans, notes)
 
 
 def _ranks_of_files(files: Sequence[Path]) -> dict[int, tuple[Path, Distributed]]:
@@ -130,8 +140,11 @@ def _world(of_rank: Mapping[int, tuple[Path, Distributed]]) -> tuple[int, ...]:
     return tuple(range(size)) if max(of_rank) < size <= _LARGEST_RANK else tuple(sorted(of_rank))
 
 
-def _host(rank: int, trace: DeviceTrace, options: KinetoOptions) -> int:
-    return rank // (options.ranks_per_host or len(trace.header.devices) or _USUAL_DEVICES_PER_HOST)
+def _host(rank: int, trace: DeviceTrace, options: KinetoOptions) -> str:
+    """Return the host that the trace names, else a guess."""
+    if trace.header.host and not options.ranks_per_host:
+        return trace.header.host
+    return f"host{rank // (options.ranks_per_host or len(trace.header.devices) or _USUAL_DEVICES_PER_HOST)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +160,19 @@ class _Steps:
         begin, end = trace.bounds()
         if not profiler_steps:
             return cls([0], [begin], end)
-        if not trace.profiler_steps:
+        annotations = trace.profiler_steps or trace.device_steps
+        if not annotations:
             raise ImportFileError(
                 f"{trace.path} has no ProfilerStep annotations: the profiler's step() was not called. "
                 "Import it without --step-source profiler."
             )
-        annotations = sorted(trace.profiler_steps, key=lambda step: step[1])
+        first_start: dict[int, int] = {}
+        for number, start, _ in sorted(annotations, key=lambda step: step[1]):
+            first_start.setdefault(number, start)  # some versions write a step in two categories
         return cls(
-            [number for number, _, _ in annotations],
-            [start for _, start, _ in annotations],
-            max(end, annotations[-1][2]),
+            [*first_start],
+            [*first_start.values()],
+            max(end, *(step_end for _, _, step_end in annotations)),
         )
 
     def containing(self, time: int) -> int:

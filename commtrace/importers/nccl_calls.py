@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from commtrace.importers.device_events import CommunicationKernel, integer
@@ -36,6 +36,9 @@ _MEGATRON_ROLES: Final = {
 _NUMBER: Final = re.compile("[0-9]{1,9}")
 _LARGEST_ORDINAL: Final = 2**31
 
+SENDS_AND_RECEIVES: Final = "sends_and_receives"
+"""The operation of a kernel of which only this is known: messages of a pipeline, or an all_to_all."""
+
 _OPERATIONS: Final = {
     "reducescatter": "reduce_scatter",
     "allreduce": "all_reduce",
@@ -43,8 +46,8 @@ _OPERATIONS: Final = {
     "alltoall": "all_to_all",
     "broadcast": "broadcast",
     "barrier": "barrier",
-    # Without a description, sends and receives that NCCL runs as one kernel are an all_to_all.
-    "sendrecv": "all_to_all",
+    # NCCL runs an all_to_all and a batch of messages as this kernel; without a description it may be either.
+    "sendrecv": SENDS_AND_RECEIVES,
     "gather": "gather",
     "scatter": "scatter",
     "reduce": "reduce",
@@ -90,25 +93,36 @@ class Call(NamedTuple):
 
 
 def describe(
-    kernels: Sequence[CommunicationKernel], rank: int, world: Sequence[int], distributed: Distributed
+    kernels: Sequence[CommunicationKernel],
+    rank: int,
+    world: Sequence[int],
+    distributed: Distributed,
+    host_calls: Collection[str] = (),
 ) -> tuple[list[Call], list[Group]]:
     """Return the communication kernels of one rank as calls, by start, and their groups; ``world`` are the job's ranks.
 
     If no kernel is described, each stream is one group of all ranks; else a kernel without description has no group.
+    Nor has one that sends and receives, unless ``host_calls``, the names of communication on the host, have all_to_alls
+    and no messages.
     """
     ordered = sorted(kernels, key=lambda kernel: (kernel.start, kernel.end))
     table = _Groups(world, distributed)
     streams = sorted({kernel.stream for kernel in ordered}, key=lambda stream: (integer(stream), stream))
     any_described = any(kernel.is_described for kernel in ordered)
+    called = {operation_of(name) or name for name in host_calls}
+    sends_are_all_to_all = "all_to_all" in called and called.isdisjoint(("send", "recv", "nccl:coalesced"))
     numbers = _Numbers(rank)
     calls = []
     for kernel in ordered:
         group = None
         if kernel.is_described:
             group = table.described(kernel.arguments)
-        elif not any_described:
+        elif not any_described and (sends_are_all_to_all or operation_of(kernel.name) != SENDS_AND_RECEIVES):
             group = table.of_stream(streams.index(kernel.stream))
-        calls.append(numbers.number(_call(kernel, group, rank)))
+        call = _call(kernel, group, rank)
+        if group and not kernel.is_described and call.operation == SENDS_AND_RECEIVES:
+            call = call._replace(operation="all_to_all")
+        calls.append(numbers.number(call))
     return calls, table.used
 
 

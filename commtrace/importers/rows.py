@@ -14,7 +14,7 @@ import numpy as np
 from commtrace.errors import ConfigurationError
 from commtrace.trace import schema
 from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, SegmentWriter
-from commtrace.trace.metadata import IMPORTED, ClockAnchor, Group, RankMetadata
+from commtrace.trace.metadata import IMPORTED, IMPORTED_FROM, ClockAnchor, Group, RankMetadata
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import Int64, Spans
 
@@ -71,7 +71,7 @@ def imported_rank(
         backend=backend,
         device=device,
         device_uuid="",
-        versions={**(versions or {}), "imported from": source},
+        versions={**(versions or {}), IMPORTED_FROM: source},
         anchor=ClockAnchor(0, 0),
     )
 

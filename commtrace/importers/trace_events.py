@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from commtrace.errors import ImportFileError
-from commtrace.trace.inputs import open_file
+from commtrace.trace.inputs import open_file, printable
 
 _HEADER_PIECE: Final = 2**16
 _LARGEST_HEADER: Final = 64 * 2**20
@@ -41,6 +41,7 @@ _LATEST_NS: Final = 2**61
 _LONGEST_NUMBER: Final = 40
 _DIGITS: Final = 20
 _File = gzip.GzipFile | BufferedReader
+_NO_HOST: Final = frozenset({"", "localhost"})
 _OPENING: Final = b'{"traceEvents":['
 _NOTHING: Final = msgspec.Raw(b"")
 
@@ -63,6 +64,8 @@ class _Document(msgspec.Struct):
     distributedInfo: dict[str, object] | None = None  # noqa: N815
     deviceProperties: list[dict[str, object]] | None = None  # noqa: N815
     baseTimeNanoseconds: int | None = None  # noqa: N815
+    host_name: str | None = None
+    hostname: str | None = None
 
 
 _DECODE_EVENTS: Final = msgspec.json.Decoder(list[Event]).decode
@@ -100,6 +103,7 @@ class Header:
     distributed: Distributed | None = None
     devices: tuple[str, ...] = ()  # names
     base_time_ns: int = 0  # epoch ns of the events' time 0
+    host: str = ""  # empty if the file does not name it
 
     def update(self, document: _Document) -> None:
         if document.distributedInfo:
@@ -107,6 +111,8 @@ class Header:
         if document.deviceProperties:
             self.devices = tuple(str(device.get("name", "")) for device in document.deviceProperties)
         base = document.baseTimeNanoseconds or 0
+        host = (document.host_name or document.hostname or "").strip()
+        self.host = self.host if host in _NO_HOST else printable(host)
         self.base_time_ns = base if 0 < base < _LATEST_NS else self.base_time_ns
 
 
@@ -248,6 +254,7 @@ def _decode_document(text: bytes) -> _Document | None:
     if not isinstance(loaded, dict):
         return None
     events = loaded.get("traceEvents")
+    hosts = [name if isinstance(name := loaded.get(key), str) else None for key in ("host_name", "hostname")]
     distributed, devices, base = (
         loaded.get(name) for name in ("distributedInfo", "deviceProperties", "baseTimeNanoseconds")
     )
@@ -258,6 +265,8 @@ def _decode_document(text: bytes) -> _Document | None:
         distributedInfo=distributed if isinstance(distributed, dict) else None,
         deviceProperties=[one for one in devices if isinstance(one, dict)] if isinstance(devices, list) else None,
         baseTimeNanoseconds=_whole(base),
+        host_name=hosts[0],
+        hostname=hosts[1],
     )
 
 

@@ -10,6 +10,7 @@ import base64
 import http.client
 import json
 import math
+import socket
 import time
 import urllib.error
 import urllib.parse
@@ -17,7 +18,7 @@ import urllib.request
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,6 +28,7 @@ from commtrace.analysis.formatting import format_duration, format_ranks
 from commtrace.analysis.stragglers.limits import SUMS
 from commtrace.analysis.stragglers.normal import Work, judge
 from commtrace.analysis.stragglers.verdict import HOST, RANKS
+from commtrace.deadline import Deadline
 from commtrace.errors import CommtraceError, RunNotFoundError
 from commtrace.redaction import http_reason, redacted_url
 from commtrace.top.frame import Exposed, Frame, RankRow, Slow
@@ -38,28 +40,83 @@ _MOST_BYTES: Final = 256 << 20
 """A Prometheus answers up to some ten kilobytes for each rank."""
 
 
+_MOST_BYTES_OF_RANK: Final = 16 << 20
+"""The endpoint of a rank answers some ten kilobytes; a million series would take minutes to parse."""
+
+
 class MetricsError(CommtraceError):
     """No metrics at this address."""
 
 
 def fetch(url: str, **parameters: str) -> str:
     """Return the answer to a GET, with ``user:password@`` of the URL as credentials; raise MetricsError."""
+    return _fetched(url, parameters, _MOST_BYTES)
+
+
+def fetch_of_rank(url: str) -> str:
+    """Return the metrics of one rank's endpoint; raise MetricsError."""
+    return _fetched(url, {}, min(_MOST_BYTES, _MOST_BYTES_OF_RANK))
+
+
+def _fetched(url: str, parameters: Mapping[str, str], most_bytes: int) -> str:
     try:
-        with urllib.request.urlopen(_request(url, parameters), timeout=_SECONDS) as answer:
-            content: bytes = answer.read(_MOST_BYTES + 1)
+        with Deadline(_SECONDS) as deadline:
+            content = _exchange(_request(url, parameters), deadline, most_bytes)
     except urllib.error.HTTPError as error:
         error.close()  # its body, that is
         why = " (credentials: http://USER:PASSWORD@HOST:PORT/…)" if error.code == 401 else ""
         raise MetricsError(f"{redacted_url(url)} answers {http_reason(error)}{why}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
+        if deadline.is_over:
+            raise _too_slow(url) from error
         raise MetricsError(
             f"{redacted_url(url)} does not answer: {http_reason(error)}. Check that the job runs, and the address."
         ) from error
-    if len(content) > _MOST_BYTES:
+    if len(content) > most_bytes:
         raise MetricsError(
-            f"{redacted_url(url)} answers more than {_MOST_BYTES:,} bytes, too much for the metrics of a job."
+            f"{redacted_url(url)} answers more than {most_bytes:,} bytes, too much for the metrics of a job."
         )
+    if deadline.is_over:  # the end of the connection may look like that of the answer
+        raise _too_slow(url)
     return content.decode("utf-8", errors="replace")
+
+
+def _too_slow(url: str) -> MetricsError:
+    return MetricsError(
+        f"{redacted_url(url)} does not answer in full within {_SECONDS:g} s. Check that the job runs, and the address."
+    )
+
+
+def _exchange(request: urllib.request.Request, deadline: Deadline, most_bytes: int) -> bytes:
+    """Return the body of an answer, up to a byte more than ``most_bytes``."""
+
+    def connect(*arguments: Any, **options: Any) -> socket.socket:
+        connection = socket.create_connection(*arguments, **options)
+        deadline.watch(connection)
+        return connection
+
+    class Plain(http.client.HTTPConnection):
+        def connect(self) -> None:
+            self._create_connection = connect
+            super().connect()
+
+    class Secure(http.client.HTTPSConnection):
+        def connect(self) -> None:
+            self._create_connection = connect
+            super().connect()
+
+    class PlainHandler(urllib.request.HTTPHandler):
+        def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+            return self.do_open(Plain, req)
+
+    class SecureHandler(urllib.request.HTTPSHandler):
+        def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+            return self.do_open(Secure, req)
+
+    opener = urllib.request.build_opener(PlainHandler, SecureHandler)
+    with opener.open(request, timeout=_SECONDS) as answer:
+        content: bytes = answer.read(most_bytes + 1)
+    return content
 
 
 def _request(url: str, parameters: Mapping[str, str]) -> urllib.request.Request:
@@ -157,7 +214,7 @@ class EndpointSource:
             RunNotFoundError: no step has ended yet.
         """
         began = time.monotonic_ns()
-        frame = self.frame_of(fetch(self._url), time.time_ns())
+        frame = self.frame_of(fetch_of_rank(self._url), time.time_ns())
         return replace(frame, took_ns=time.monotonic_ns() - began)
 
     def frame_of(self, text: str, now_ns: int) -> Frame:

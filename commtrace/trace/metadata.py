@@ -22,6 +22,12 @@ _TRUE: Final = frozenset({"1", "t", "true", "y", "yes"})
 IMPORTED: Final = "imported"
 """The boot id of ranks that another program recorded."""
 
+IMPORTED_FROM: Final = "imported from"
+"""Names that program among the versions."""
+
+FLIGHT_RECORDER: Final = "flight-recorder"
+"""The program of dumps, which a rank writes while it lives."""
+
 _LARGEST: Final = 2**62
 """Differences of such numbers still fit into 64 bits."""
 
@@ -83,6 +89,11 @@ class RankMetadata:
     def most_ranks(self) -> int:
         """Return a limit above all ranks of the job; an imported job may have unknown ranks."""
         return MOST_RANKS if self.boot_id == IMPORTED else self.world_size
+
+    @property
+    def is_dump(self) -> bool:
+        """Return whether it was read from a dump, which shows one moment and says nothing of the end."""
+        return self.versions.get(IMPORTED_FROM) == FLIGHT_RECORDER
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)

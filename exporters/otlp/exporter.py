@@ -199,9 +199,7 @@ class OtlpExporter:
         if self._takes_spans:
             self._newest = summary
             self._produce(self._job(summary, rows))
-        advice = "Fewer: COMMTRACE_OTLP_LEVEL, COMMTRACE_OTLP_SAMPLE, COMMTRACE_OTLP_RANKS"
-        self._warn_of_drops("spans", self.account, f"; training, the trace files and later steps go on. {advice}")
-        self._warn_of_drops("metrics", self.metric_account, "; later ones hold the same sums")
+        self._warn()
 
     def close(self) -> None:
         self._release_job_steps(all_of_them=True)
@@ -266,6 +264,11 @@ class OtlpExporter:
         released, newest = self._held.release(all_of_them=all_of_them), self._newest
         if released and newest is not None:
             self._produce(Job(newest, (), released, (), self._rank.epoch_ns(0), 0, self.account.total_dropped))
+
+    def _warn(self) -> None:
+        advice = "Fewer: COMMTRACE_OTLP_LEVEL, COMMTRACE_OTLP_SAMPLE, COMMTRACE_OTLP_RANKS"
+        self._warn_of_drops("spans", self.account, f"; training, the trace files and later steps go on. {advice}")
+        self._warn_of_drops("metrics", self.metric_account, "; later ones hold the same sums")
 
     def _warn_of_drops(self, what: str, account: Account, then: str) -> None:
         if what not in self._drops_warned and account.total_dropped:
@@ -333,6 +336,7 @@ class OtlpExporter:
                 job, first = first or self._next_job(self._sender), None
                 if job is not None:
                     self._sender.send(self._jobs_of_a_request(job), self.account.settle)
+                self._warn()  # not only at the end of a step, which may take minutes
                 ends = job is None and self._ends.is_set()
                 if self._metrics is not None and (ends or self._metrics.is_due()):
                     self._send_metrics(self._sender, self._metrics)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -23,6 +24,10 @@ from commtrace.exporters.otlp.queue import SPANS_PER_REQUEST, Job, MetricsSnapsh
 from commtrace.exporters.otlp.spans import NO_ATTRIBUTES, SpanMaker, resource_of
 from commtrace.live.gil import GilYield
 from commtrace.live.rank import LiveRank
+
+
+_MOST_SECONDS: Final = 30.0
+"""For the spans that are handed over together, as long as the receiver fails."""
 
 
 class SpanSink(Protocol):
@@ -117,11 +122,16 @@ class Sender:
         if self._span_sink_open is None:
             self._span_sink_open = self._open_spans()
         left = sum(job.num_spans for job in jobs)
+        gives_up_at = time.monotonic() + _MOST_SECONDS
         for batch in _batches(chain.from_iterable(map(self._maker.spans, jobs))):
             left -= len(batch)
             if self._interrupted:
                 return
-            settle(len(batch), self._span_sink_open.export(batch))
+            was_sent = self._span_sink_open.export(batch)
+            settle(len(batch), was_sent)
+            if not was_sent and left and time.monotonic() > gives_up_at:
+                settle(left, False)  # of many batches, the last would be told of after minutes
+                return
         assert left == 0, "jobs know how many spans they make"
 
     def send_metrics(self, metrics: MetricsSnapshot, settle: Settle) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.matching.match import match
 from commtrace.analysis.summary import summarise
 from commtrace.cli.commands.doctor import read_flight_calls
@@ -72,7 +73,7 @@ def test_a_rank_that_did_not_arrive_is_seen(tmp_path: Path) -> None:
 
     run = load_run(tmp_path / "run")
     number = group_id([1, 3], 1)
-    assert (run.ranks[1].closed, run.ranks[3].closed) == (False, True)
+    assert (run.ranks[1].closed, run.ranks[3].closed) == (False, False), "a dump says nothing of the end"
     assert run.ranks[1].in_flight == (InFlight("all_reduce", group=number, seq=8, start=EPOCH + 900, state="started"),)
     matches = match(run)
     assert matches.ranks[1].complete.tolist() == [True, False]
@@ -107,6 +108,106 @@ def test_messages_meet_their_other_side(tmp_path: Path) -> None:
     run = load_run(tmp_path / "run")
     assert (run.ranks[1].spans.peer.tolist(), run.ranks[3].spans.peer.tolist()) == ([3], [1])
     assert match(run).ranks[1].complete.tolist() == [True]
+
+
+def gloo_dump(path: Path, *entries: Any) -> Path:
+    """As torch 2.13 writes it for gloo: without members, times of ends and states."""
+    content = {
+        "version": "2.10",
+        "pg_config": {"": {"name": "", "desc": "", "ranks": "[]"}},
+        "pg_status": {"0": {"last_completed_collective": "3"}},
+        "entries": [
+            {**given, "state": "scheduled", "time_discovered_completed_ns": 0, "time_discovered_started_ns": 0}
+            for given in entries
+        ],
+    }
+    path.write_text(json.dumps(content))
+    return path
+
+
+def gloo_entry(seq: int, created: int, *, retired: bool = True, group: tuple[str, str] = ("0", "default_pg")) -> Any:
+    return entry(seq, created, name="gloo:all_reduce", retired=retired, process_group=list(group))
+
+
+def gloo_hang(folder: Path) -> list[Path]:
+    """Rank 2 of 3 never called the fourth all_reduce of the world."""
+    sub = ("7", "sub")
+    return [
+        gloo_dump(
+            folder / f"gloo_dump_rank_{rank}",
+            *(gloo_entry(seq, 1_000 * seq + rank) for seq in (1, 2, 3)),
+            *([gloo_entry(1, 3_500 + rank, group=sub)] if rank < 2 else []),
+            *([gloo_entry(4, 4_000 + rank, retired=False)] if rank < 2 else []),
+        )
+        for rank in range(3)
+    ]
+
+
+def test_a_hang_in_dumps_of_gloo_is_found(tmp_path: Path) -> None:
+    import_flight_recorder(gloo_hang(tmp_path), tmp_path / "run")
+
+    diagnosis = examine(tmp_path / "run", now_ns=EPOCH + 10_000)
+
+    assert diagnosis.findings == ("The job hangs: 1 communication waits in the end for rank 2.",)
+    (stop,) = diagnosis.hang.stops
+    assert (stop.kind, stop.seq, stop.arrived, [one.rank for one in stop.missing]) == ("hung", 4, (0, 1), [2])
+    assert diagnosis.run.backend == "gloo"
+    assert diagnosis.run.states == {"dumped": 3}
+    assert [(group.group.role, group.group.ranks) for group in diagnosis.groups] == [
+        ("world", (0, 1, 2)),
+        ("sub", (0, 1)),
+    ]
+    assert [seen.in_flight for seen in diagnosis.groups[0].collectives] == [1, 1, 0]
+    assert all(group.missing == 0 for group in diagnosis.groups), "dumps begin where they begin"
+
+
+def test_operations_that_the_recorder_retired_have_ended(tmp_path: Path) -> None:
+    import_flight_recorder(gloo_hang(tmp_path), tmp_path / "run")
+
+    rows = summarise(tmp_path / "run").communication
+    assert {row.role: (row.count, row.unfinished) for row in rows} == {"world": (11, 2), "sub": (2, 0)}
+
+
+def test_dumps_in_which_all_has_ended_are_healthy(tmp_path: Path) -> None:
+    files = [gloo_dump(tmp_path / f"dump_{rank}", gloo_entry(1, 10), gloo_entry(2, 20)) for rank in (0, 1)]
+    import_flight_recorder(files, tmp_path / "run")
+
+    diagnosis = examine(tmp_path / "run", now_ns=EPOCH + 100 * 10**9)
+
+    assert (diagnosis.findings, diagnosis.hang.stops) == ((), ())
+
+
+def test_a_hang_in_dumps_of_nccl_stands_first(tmp_path: Path) -> None:
+    """Rank 3 launched nothing after number 7, of which rank 1 has launched two."""
+    waiting = [entry(seq, 900 + seq, state=state, retired=False) for seq, state in ((8, "started"), (9, "scheduled"))]
+    files = [
+        write_dump(tmp_path / "nccl_trace_rank_1", entry(7, 0), *waiting),
+        write_dump(tmp_path / "nccl_trace_rank_3", entry(7, 100)),
+    ]
+    import_flight_recorder(files, tmp_path / "run")
+
+    diagnosis = examine(tmp_path / "run", now_ns=EPOCH)
+
+    assert diagnosis.findings[0] == "The job hangs: 1 communication waits in the end for rank 3."
+    assert (diagnosis.hang.stops[0].seq, diagnosis.hang.stops[0].arrived) == (8, (1,))
+    assert not any("ended cleanly" in sentence for sentence in diagnosis.hang.sentences)
+
+
+def test_calls_of_groups_without_members_reach_doctor(tmp_path: Path) -> None:
+    calls = read_flight_calls(gloo_hang(tmp_path))
+
+    assert {call.members for call in calls} == {(0, 1, 2), (0, 1)}
+    assert {call.state for call in calls} == {"retired", ""}
+
+
+def test_half_a_surrogate_pair_in_an_entry_damages_only_that_entry(tmp_path: Path) -> None:
+    path = tmp_path / "trace_0"
+    odd = {**entry(2, 10), "\ud800": 1}
+    path.write_bytes(pickle.dumps({"version": "2.10", "pg_config": {}, "entries": [entry(1, 0), odd]}, protocol=4))
+
+    record = read_flight_record(path)
+
+    assert len(record.entries) + record.unreadable == 2
 
 
 def test_an_operation_of_several_parts_takes_one_number(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -136,7 +138,11 @@ def test_without_any_description_each_stream_is_a_group_of_all_ranks(tmp_path: P
     files = [
         write_trace(
             tmp_path / f"{rank}.json",
-            [nccl(10, 20 + rank, stream=84), nccl(20 + rank, 5, "ncclKernel_SendRecv_RING(x)", stream=203)],
+            [
+                nccl(10, 20 + rank, stream=84),
+                nccl(20 + rank, 5, "ncclKernel_SendRecv_RING(x)", stream=203),
+                annotation("nccl:all_to_all", 2, 1),
+            ],
             rank=rank,
             world_size=2,
         )
@@ -155,6 +161,34 @@ def test_without_any_description_each_stream_is_a_group_of_all_ranks(tmp_path: P
     ]
     rows = communication_by_size(tmp_path / "run")
     assert {row.size for row in rows} == {None}, "unknown is no size"
+
+
+@pytest.mark.parametrize("host", [[], ["nccl:coalesced"], ["nccl:send", "nccl:all_to_all"], ["nccl:all_reduce"]])
+@pytest.mark.parametrize("is_described", [True, False])
+def test_sends_and_receives_without_a_description_are_no_all_to_all(
+    tmp_path: Path, host: list[str], is_described: bool
+) -> None:
+    described = {"collective": "allreduce", "group": "0", "ranks": [0, 1], "seq": 1} if is_described else {}
+    files = [
+        write_trace(
+            tmp_path / f"{rank}.json",
+            [
+                nccl(10, 5, "ncclDevKernel_SendRecv(x)"),
+                nccl(20, 5, **described),
+                *(annotation(name, 2, 1) for name in host),
+            ],
+            rank=rank,
+            world_size=2,
+        )
+        for rank in (0, 1)
+    ]
+
+    import_kineto(files, tmp_path / "run")
+
+    rows = {row.operation: row for row in summarise(tmp_path / "run").communication}
+    assert set(rows) == {"all_reduce", "sends_and_receives"}
+    assert rows["sends_and_receives"].unmatched == 2, "whom it waited for is not known"
+    assert rows["all_reduce"].unmatched == 0
 
 
 def test_a_kernel_without_description_takes_that_of_the_call_that_launched_it(tmp_path: Path) -> None:
@@ -373,6 +407,30 @@ def test_profiler_steps_are_steps(tmp_path: Path) -> None:
     assert partition.total("idle").tolist() == [2_000, 5_000]
 
 
+@pytest.mark.parametrize("category", ["Operator", "cpu_op", "user_annotation", "gpu_user_annotation", None])
+def test_profiler_steps_may_have_any_category(tmp_path: Path, category: str | None) -> None:
+    """torch 1.8 and 1.9 wrote them as operators."""
+    steps = [{**annotation(f"ProfilerStep#{number}", 100 * number, 90), "cat": category} for number in (5, 6)]
+    path = write_trace(tmp_path / "0.json", [kernel(510, 10), kernel(610, 10), *steps])
+
+    import_kineto([path], tmp_path / "run", KinetoOptions(profiler_steps=True))
+
+    assert summarise(tmp_path / "run").run.steps.used == (5, 6)
+
+
+def test_steps_of_the_host_count_where_the_device_has_them_too(tmp_path: Path) -> None:
+    events = [kernel(510, 10)]
+    for category, shift in (("gpu_user_annotation", 50), ("Operator", 0), ("user_annotation", 1)):
+        events += [{**annotation(f"ProfilerStep#{n}", 100 * n + shift, 90), "cat": category} for n in (5, 6)]
+
+    import_kineto([write_trace(tmp_path / "0.json", events)], tmp_path / "run", KinetoOptions(profiler_steps=True))
+
+    (trace,) = load_run(tmp_path / "run").ranks.values()
+    steps = trace.spans.kind == schema.STEP
+    assert trace.spans.step[steps].tolist() == [5, 6]
+    assert np.diff(trace.spans.start[steps]).tolist() == [100_000]
+
+
 def test_profiler_steps_that_are_not_there(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "rank-0.json", [kernel(0, 1)])
 
@@ -410,6 +468,72 @@ def test_ranks_of_one_host_share_a_clock(tmp_path: Path) -> None:
     assert [trace.metadata.node for trace in two.ranks.values()] == ["host0", "host0", "host1", "host1"]
     assert {trace.metadata.node for trace in four.ranks.values()} == {"host0"}
     assert two.any_metadata.device == "H100"
+
+
+@pytest.mark.parametrize("key", ["host_name", "hostname"])
+def test_hosts_are_those_that_the_traces_name(tmp_path: Path, key: str) -> None:
+    files = [
+        write_trace(tmp_path / f"{rank}.json", [kernel(1, 2)], rank=rank, world_size=2, **{key: f"node{rank}"})
+        for rank in (0, 1)
+    ]
+
+    imported = import_kineto(files, tmp_path / "run")
+
+    assert [trace.metadata.node for trace in load_run(tmp_path / "run").ranks.values()] == ["node0", "node1"]
+    assert imported.notes == ()
+
+
+def test_hosts_that_are_a_guess_are_said_to_be_one(tmp_path: Path) -> None:
+    files = [write_trace(tmp_path / f"{rank}.json", [kernel(1, 2)], rank=rank, world_size=2) for rank in (0, 1)]
+
+    imported = import_kineto(files, tmp_path / "run")
+    given = import_kineto(files, tmp_path / "given", KinetoOptions(ranks_per_host=2))
+
+    assert "is a guess" in imported.notes[0]
+    assert any("is a guess" in problem for problem in summarise(tmp_path / "run").problems)
+    assert given.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("categories", "advice"),
+    [
+        (["cpu_op", "mtia_ccp_events"], "events of the device (mtia_ccp_events) are not read"),
+        (["cpu_op", "privateuse1_runtime"], "events of the device (privateuse1_runtime) are not read"),
+        (["cpu_op", "xpu_runtime"], "ProfilerActivity.XPU"),
+        (["cpu_op", "cuda_runtime"], "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"),
+        (["cpu_op"], "a job on CPUs with `commtrace run`"),
+    ],
+)
+def test_the_advice_for_a_trace_without_device_events_is_for_its_device(
+    tmp_path: Path, categories: list[str], advice: str
+) -> None:
+    path = write_trace(tmp_path / "0.json", [{**annotation("aten::mm", 1, 2), "cat": name} for name in categories])
+
+    with pytest.raises(ImportFileError, match=re.escape(advice)):
+        import_kineto([path], tmp_path / "run")
+
+
+def test_without_a_loss_none_is_named(tmp_path: Path) -> None:
+    import_kineto([write_trace(tmp_path / "0.json", [kernel(1, 2)])], tmp_path / "run")
+
+    assert summarise(tmp_path / "run").verdict == "The ranks compute all the time: there is no loss to name."
+
+
+def test_a_rank_whose_kernels_take_longer_was_computing(tmp_path: Path) -> None:
+    files = []
+    for rank in (0, 1):
+        events, at = [], 0
+        for step in range(10):
+            events += [kernel(at, 60 + 20 * rank), annotation(f"ProfilerStep#{step}", at, 99)]
+            described: dict[str, Any] = {"group": "0", "ranks": [0, 1], "seq": step, "collective": "allreduce"}
+            events.append(nccl(at + 60 + 20 * rank, 10 if rank else 30, **described))
+            at += 100
+        files.append(write_trace(tmp_path / f"{rank}.json", events, rank=rank, world_size=2))
+
+    import_kineto(files, tmp_path / "run", KinetoOptions(profiler_steps=True))
+
+    awaited = summarise(tmp_path / "run").awaited[0]
+    assert (awaited.rank, [one.activity for one in awaited.activities]) == (1, ["compute"])
 
 
 def test_a_trace_without_device_events_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -292,3 +294,36 @@ def test_an_error_names_the_host_alone(url: str, message: str) -> None:
         metrics_source(url, 5).look()
 
     assert str(error.value) == f"{message} Check that the job runs, and the address."
+
+
+@pytest.mark.parametrize(
+    "begin", [b"HTTP/1.1 200 OK\r\nX-A: ", b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n", b"HTTP/1.1 "]
+)
+def test_an_answer_that_comes_byte_by_byte_is_given_up(begin: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(from_metrics, "_SECONDS", 0.5)
+    ends = threading.Event()
+
+    def drip(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(begin)
+            while not ends.wait(0.05):
+                connection.sendall(b"2")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=drip, args=(listening,))
+        thread.start()
+        try:
+            with pytest.raises(MetricsError, match=r"does not answer in full within 0\.5 s"):
+                fetch(f"http://127.0.0.1:{listening.getsockname()[1]}/metrics")
+        finally:
+            ends.set()
+            thread.join(5)
+
+
+def test_a_rank_does_not_answer_with_as_much_as_a_prometheus(
+    server: HTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(from_metrics, "_MOST_BYTES_OF_RANK", 99)
+    with pytest.raises(MetricsError, match="answers more than 99 bytes"):
+        from_metrics.fetch_of_rank(f"http://me:{SECRET}@127.0.0.1:{server.server_port}/much")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 import pyarrow as pa
@@ -21,6 +25,7 @@ from commtrace.analysis.chain import analyse
 from commtrace.analysis.summary import summarise
 from commtrace.analysis.timeline import Timeline
 from commtrace.analysis.windows.run import open_run
+from commtrace.viewer import server as server_module
 from commtrace.viewer.data import step_resources
 from commtrace.viewer.run_view import RunView
 from commtrace.viewer.server import RunServer
@@ -214,3 +219,84 @@ def test_the_address_of_a_run_with_any_name(serve: Callable[[Path], Client], rec
 
     with urlopen(server.address(named.name), timeout=LIMIT_S) as answer:
         assert b"lr=0.1 #2?" in answer.read()
+
+
+def raw(port: int, request: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), LIMIT_S) as connection:
+        connection.sendall(request)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        while part := connection.recv(65_536):
+            answer += part
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (b"GET http://[ HTTP/1.1", b"400"),
+        (b"GET //[/ HTTP/1.1", b"403"),
+        (b"GET /?token=" + b"%ff" * 10 + b" HTTP/1.1", b"403"),
+        (b"GET /?token=\xed\xa0\x80 HTTP/1.1", b"400"),
+        (b"BREW / HTTP/1.1", b"501"),
+        (b"GET /?" + b"a=1&" * 2_000 + b" HTTP/1.1", b"400"),
+        (b"POST http://[ HTTP/1.1", b"400"),
+        (b"HEAD http://[ HTTP/1.1", b"400"),
+        (b"HEAD / HTTP/1.1", b"403"),
+        (b"GET / HTTP/9.9.9", b"Bad request"),
+        (b"\x00\xff", b"Bad request"),
+        (b"GET", b"Bad request"),
+    ],
+)
+def test_any_request_has_an_answer_and_none_a_traceback(
+    serve: Callable[..., Client], capfd: pytest.CaptureFixture[str], line: bytes, status: bytes
+) -> None:
+    answer = raw(serve().server.port, line + b"\r\n\r\n")
+
+    assert status in answer
+    assert b"text/plain" in answer or b"HTTP/1.1" not in answer, "one page for all errors"
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("ranks", ["-5", "5-", "-", "a", "1,,2", "²", "9" * 5_000, "0-999999999"])
+def test_ranks_of_an_address_are_checked(
+    serve: Callable[..., Client], capfd: pytest.CaptureFixture[str], tmp_path: Path, ranks: str
+) -> None:
+    client = serve(record(PipelineJob(stages=1, microbatches=1).run(), tmp_path / "run"))
+
+    status, _ = client.ask(f"run/run/data/overview.json?ranks={quote(ranks)}")
+
+    assert status in (202, 200, 204, 422)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_the_head_of_a_page_is_that_of_its_answer(serve: Callable[..., Client]) -> None:
+    status, content = serve().ask("", method="HEAD")
+
+    assert (status, content) == (200, b"")
+
+
+def test_the_number_of_connections_is_limited(serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_MOST_CONNECTIONS", 3)
+    client = serve()
+    with contextlib.ExitStack() as stack:
+        for _ in range(10):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", client.server.port), LIMIT_S))
+            connection.sendall(b"GET / HTTP/1.1\r\n")
+        begin = threading.active_count()
+        time.sleep(0.2)
+        assert threading.active_count() <= begin + 3
+        with pytest.raises((OSError, HTTPException)):
+            client.ask("")
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        with contextlib.suppress(OSError):
+            assert client.ask("")[0] == 200
+            break
+        assert time.monotonic() < deadline
+
+
+def test_a_silent_connection_is_closed(serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module._Handler, "timeout", 0.2)
+    with socket.create_connection(("127.0.0.1", serve().server.port), LIMIT_S) as connection:
+        assert connection.recv(10) == b""

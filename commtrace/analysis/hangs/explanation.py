@@ -219,6 +219,9 @@ def activity_words(activity: LastActivity | None) -> str:
     blocking = next((one for one in activity.in_flight if one.blocking), None)
     if blocking is not None:
         words.append(f"blocked in {blocking.operation} {blocking.seq} of the {group_words(blocking.group)}")
+    elif activity.in_flight and activity.no_progress_ns is None and not spans:
+        call = activity.in_flight[0]
+        words.append(f"{call.operation} {call.seq} of the {group_words(call.group)} had not ended")
     if activity.at:
         words.append(f"at {activity.at}")
     if activity.no_progress_ns:

@@ -13,6 +13,7 @@ import numpy as np
 
 from commtrace.analysis.clocks.time_of_day import wall_clock_ns
 from commtrace.analysis.matching.arrivals import GroupLabel, RankArrivals, describe_group, reports_activity
+from commtrace.analysis.matching.operations import unfinished_rows
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.processes import GONE, SUSPENDED, AskProcess, unknown_process
@@ -22,6 +23,7 @@ ENDED: Final = "ended"
 RUNNING: Final = "running"
 STOPPED: Final = "stopped"
 SILENT: Final = "silent"
+DUMPED: Final = "dumped"
 
 _BUSY_AGAIN_NS: Final = 3_500_000_000
 """A recording rank writes twice a second; one that falls quiet reports it after two seconds
@@ -60,7 +62,7 @@ class Ending:
 
     ``state`` is ``ended`` (cleanly, or gone after it had left its job in order), ``running``, ``stopped`` (broken off,
     no earlier than others) or ``silent`` (broken off while others still wrote, silent though its process lives, or
-    suspended).
+    suspended). It is ``dumped`` if it was imported from a dump, which a rank writes while it lives.
     """
 
     state: str
@@ -85,7 +87,9 @@ def find_endings(
     }
     if goes_on is None:
         goes_on = any(
-            not trace.closed and (fresh[rank] if processes[rank] is None else processes[rank] != GONE)
+            not trace.closed
+            and not trace.metadata.is_dump
+            and (fresh[rank] if processes[rank] is None else processes[rank] != GONE)
             for rank, trace in run.ranks.items()
         )
     latest = max((time for time in last.values() if time is not None), default=None)
@@ -101,6 +105,8 @@ def find_endings(
 
 
 def _state(trace: RankTrace, behind: int | None, process: str | None, goes_on: bool) -> str:
+    if trace.metadata.is_dump:
+        return DUMPED
     if trace.closed:
         return ENDED
     if trace.has_left and process in (GONE, None) and (process == GONE or not goes_on or _is_late(trace, behind)):
@@ -233,7 +239,10 @@ def _last_step(trace: RankTrace) -> int | None:
 
 def _last_span(run: Run, trace: RankTrace, groups: Mapping[int, Group]) -> LastSpan | None:
     spans = trace.spans
-    rows = np.flatnonzero(np.isin(spans.kind, _WORK))
+    is_work = np.isin(spans.kind, _WORK)
+    if trace.metadata.is_dump:  # which has rows of those in flight, too
+        is_work &= ~unfinished_rows(trace)
+    rows = np.flatnonzero(is_work)
     if not len(rows):
         return None
     row = rows[np.argmax(spans.end[rows])]

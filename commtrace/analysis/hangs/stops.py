@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from commtrace.analysis.hangs.rank_state import ENDED, RUNNING, SILENT, Ending
+from commtrace.analysis.hangs.rank_state import DUMPED, ENDED, RUNNING, SILENT, Ending
 from commtrace.analysis.matching.arrivals import (
     GroupLabel,
     InFlight,
@@ -166,6 +166,9 @@ def _kind(
 ) -> str | None:
     """Return the kind of a stop; None where nothing is wrong."""
     states = {rank: endings[rank].state for rank in (*there, *absent)}
+    if DUMPED in states.values():
+        # A dump is written in a hang, and does not say when: what its rank had waited for by then is not known.
+        return None if waited is None else HUNG
     if all(state == ENDED for state in states.values()):
         return UNEQUAL if absent and _counts_are_sure(run, states) else None
     if waited is None:
@@ -297,7 +300,8 @@ def _stuck_in(
         for one in own.in_flight:  # The one that blocks training comes first.
             seq = one.number if one.is_p2p and one.seq >= 0 else one.seq
             found = by_wait.get((rank, one.group, seq, one.is_p2p))
-            if found is not None and one.age_ns >= SHORTEST_HANG_NS and rank not in stuck:
+            waits = one.age_ns >= SHORTEST_HANG_NS or endings[rank].state == DUMPED
+            if found is not None and waits and rank not in stuck:
                 stuck[rank] = (found, bool(one.blocking))
     return stuck
 

@@ -9,10 +9,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.keys import pack
-from commtrace.analysis.matching.operations import SYNCHRONISING, named
+from commtrace.analysis.matching.operations import SYNCHRONISING, named, unfinished_rows
 from commtrace.trace import schema
 from commtrace.trace.metadata import UNKNOWN_ROLE, Group
 from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Bool
 
 TAG_SHIFT: Final = 32
 """Messages of a tag are numbered from ``tag · 2³²`` on (see docs/recorded-spans.md)."""
@@ -98,6 +99,13 @@ def find_arrivals(run: Run) -> dict[int, RankArrivals]:
     }
 
 
+def _collectives(trace: RankTrace) -> Bool:
+    """Mark the collectives that are known to have ended."""
+    spans = trace.spans
+    rows = (spans.kind == schema.COLLECTIVE) & (spans.group >= 0)
+    return rows & ~unfinished_rows(trace) if trace.metadata.is_dump else rows
+
+
 def _sent_by(run: Run, send: int) -> dict[int, dict[Message, int]]:
     sent: dict[int, dict[Message, int]] = {}
     for rank, trace in run.ranks.items():
@@ -110,7 +118,7 @@ def _sent_by(run: Run, send: int) -> dict[int, dict[Message, int]]:
 def _joined_by_all(run: Run, trace: RankTrace, own: RankArrivals) -> dict[int, int]:
     """Return, by group, the number of collectives that every member has joined, as this rank left a later one."""
     spans = trace.spans
-    rows = np.flatnonzero((spans.kind == schema.COLLECTIVE) & (spans.group >= 0) & named(run, spans, SYNCHRONISING))
+    rows = np.flatnonzero(_collectives(trace) & named(run, spans, SYNCHRONISING))
     joined: dict[int, int] = {}
     for group in np.unique(spans.group[rows]).tolist():
         seqs = spans.seq[rows[spans.group[rows] == group]]
@@ -179,7 +187,7 @@ def reports_activity(trace: RankTrace) -> bool:
 
 def _ended(trace: RankTrace) -> tuple[dict[int, int], dict[int, int]]:
     spans = trace.spans
-    rows = np.flatnonzero((spans.kind == schema.COLLECTIVE) & (spans.group >= 0))
+    rows = np.flatnonzero(_collectives(trace))
     if not len(rows):
         return {}, {}
     groups, which = np.unique(spans.group[rows], return_inverse=True)
@@ -222,8 +230,13 @@ def _longest_messages(trace: RankTrace) -> dict[int, int]:
 
 def _in_flight(trace: RankTrace) -> Iterable[InFlight]:
     spans = trace.spans
+    is_dump = trace.metadata.is_dump  # which has rows of all operations
     for one in trace.in_flight:
-        if one.seq >= 0 and ((spans.group == one.group) & (spans.seq == one.seq) & (spans.peer == one.peer)).any():
+        if (
+            not is_dump
+            and one.seq >= 0
+            and ((spans.group == one.group) & (spans.seq == one.seq) & (spans.peer == one.peer)).any()
+        ):
             continue  # It ended just before the rank's last write.
         age = 0 if trace.last_written_ns is None or not one.start else max(0, trace.last_written_ns - one.start)
         yield InFlight(

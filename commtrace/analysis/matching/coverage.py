@@ -12,7 +12,7 @@ import numpy as np
 from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.matching.arrivals import GroupLabel, RankArrivals, describe_group, known_groups
-from commtrace.analysis.matching.operations import communication_rows
+from commtrace.analysis.matching.operations import communication_rows, unfinished_rows
 from commtrace.analysis.matching.roles import Roles
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block, bounds_of
@@ -242,14 +242,15 @@ def _collectives(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
         under_way = np.array(sorted(in_flight.get(number, ())), np.int64)
         known = np.union1d(own, under_way)
         end = max(launched.get(number, 0), int(own[-1]) + 1 if len(own) else 0)
-        gaps = _gaps(known, end)
+        begin = int(known[0]) if trace.metadata.is_dump and len(known) else 0  # a dump has the last ones
+        gaps = _gaps(known, end, begin)
         found[number] = Seen(
             rank=trace.rank,
             first=int(own[0]) if len(own) else None,
             last=int(own[-1]) if len(own) else None,
             recorded=len(own),
             in_flight=len(known) - len(own),
-            missing=int(end - len(known)),
+            missing=int(end - begin - len(known)),
             ranges=tuple(gaps),
             unwritten=_unwritten(trace, arrivals, arrivals.arrived.get(number, 0) - end),
         )
@@ -261,8 +262,8 @@ def _unwritten(trace: RankTrace, arrivals: RankArrivals, by_others: int) -> int 
     return None if is_complete and by_others <= 0 else max(0, by_others)
 
 
-def _gaps(known: Int64, end: int) -> list[tuple[int, int]]:
-    edges = np.concatenate([[-1], known, [end]])
+def _gaps(known: Int64, end: int, begin: int = 0) -> list[tuple[int, int]]:
+    edges = np.concatenate([[begin - 1], known, [end]])
     holes = np.flatnonzero(np.diff(edges) > 1)
     return [(int(edges[at]) + 1, int(edges[at + 1]) - 1) for at in holes[:_MOST_RANGES]]
 
@@ -302,6 +303,8 @@ def _messages(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
 def _numbers(trace: RankTrace, kind: int) -> tuple[Int64, Int64]:
     spans = trace.spans
     rows = np.flatnonzero((spans.kind == kind) & (spans.group >= 0) & (spans.seq >= 0))
+    if trace.metadata.is_dump:  # which has rows of those in flight, too
+        rows = rows[~unfinished_rows(trace)[rows]]
     if not len(rows):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     _, first = np.unique(pack((spans.group[rows], spans.seq[rows])), return_index=True)

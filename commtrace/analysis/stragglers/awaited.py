@@ -37,6 +37,7 @@ EVALUATION, CHECKPOINT, GC, DATA, COMPUTE, COMMUNICATION, USER, NOTHING = (
 
 _ACTIVITY_OF_KIND: Final[Mapping[int, str]] = {
     schema.USER: USER,
+    schema.KERNEL: COMPUTE,
     schema.PHASE: COMPUTE,
     schema.FORWARD: COMPUTE,
     schema.BACKWARD: COMPUTE,

@@ -30,7 +30,7 @@ from commtrace.cli.output import wide_console
 from commtrace.cli.self_check import Check, check_installation
 from commtrace.cli.views import clock_line
 from commtrace.errors import ConfigurationError, ImportFileError
-from commtrace.importers.flight_recorder import read_flight_record
+from commtrace.importers.flight_recorder import read_flight_record, with_members
 from commtrace.trace.metadata import UNKNOWN_ROLE
 from commtrace.trace.processes import SUSPENDED, process_state
 
@@ -103,6 +103,7 @@ def _check_installation(*, as_json: bool) -> None:
 
 def read_flight_calls(paths: Sequence[Path]) -> list[FlightCall]:
     """Return the collectives in dumps, folders or prefixes; raise :class:`ImportFileError` without readable ones."""
+    records = [read_flight_record(path) for given in paths for path in _dumps(given)]
     return [
         FlightCall(
             record.rank,
@@ -113,7 +114,7 @@ def read_flight_calls(paths: Sequence[Path]) -> list[FlightCall]:
             entry.state,
             entry.frames,
         )
-        for record in (read_flight_record(path) for given in paths for path in _dumps(given))
+        for record in with_members(records)
         for entry in record.entries
         if entry.group is not None and not entry.is_p2p
     ]
@@ -201,9 +202,11 @@ def _header(diagnosis: Diagnosis, now_ns: int) -> Iterable[str]:
     if states.get("running") and last is not None:
         yield f"Still running: last write {format_duration(max(0, now_ns - last))} ago."
     elif last is not None:
+        last_sign = "Last operation in the dumps:" if states.get("dumped") else "Not running: last write"
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last / 1e9))
-        yield f"Not running: last write {when}, {format_duration(max(0, now_ns - last))} ago."
+        yield f"{last_sign} {when}, {format_duration(max(0, now_ns - last))} ago."
     words = {"ended": "ended cleanly", "stopped": "stopped without ending", "silent": "went silent before others"}
+    words["dumped"] = "in a dump, which says nothing about their end"
     by_state = {words.get(state, state): _ranges_of(diagnosis, state) for state in states}
     suspended = [one.rank for one in diagnosis.ranks if one.process == SUSPENDED]
     if suspended:

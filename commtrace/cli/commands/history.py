@@ -38,8 +38,8 @@ def list_(
 ) -> None:
     """List the runs of a directory: when, how long, ranks, hosts, steps, step time, how it ended, and the verdict.
 
-    The newest run is the last line. The verdict is what summary, straggler or report found when one of them read the
-    whole run, else what the monitor named; "–" if neither judged it. Folders that hold no readable run are listed with
+    The newest run is the last line. The verdict is what summary, straggler or report kept with --keep, else what
+    the monitor named; "–" if neither judged it. Folders that hold no readable run are listed with
     the reason. Verdicts are kept in commtrace-history.sqlite beside the runs.
     """
     runs = list_runs(directory, now_ns=time.time_ns(), ask=process_state)
@@ -57,8 +57,8 @@ def hosts(
     """Print which hosts were named in how many runs, why, and what they cost, because a bad node comes back.
 
     The rate is the share of the judged runs in which a host was named. A run is judged if summary, straggler or report
-    read all of it, or the monitor watched it, and either named a rank or could compare all of them. A host that both
-    name counts once. Runs that were deleted still count if they had been listed or judged before.
+    kept its verdict with --keep, or the monitor watched it, and either named a rank or could compare all of them. A
+    host that both name counts once. Runs that were deleted still count if they had been listed or judged before.
     """
     runs = list_runs(directory, now_ns=time.time_ns(), ask=process_state)
     report = tally_hosts(runs.entries)
@@ -148,7 +148,8 @@ def print_hosts(console: Console, report: HostReport, problems: Sequence[str], *
         console.print(known)
     if report.judged < report.runs:
         console.print(
-            "Judged: commtrace summary RUN or the monitor named a rank, or could compare all of them.", style="dim"
+            "Judged: commtrace summary RUN --keep or the monitor named a rank, or could compare all of them.",
+            style="dim",
         )
     _print_problems(console, problems)
 

@@ -50,6 +50,10 @@ def monitor(
 
     if bool(address) == bool(serve):
         raise ConfigurationError("name one address to listen on: commtrace monitor HOST:PORT")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"--output {output} cannot be made: {error.strerror or error}") from error
     store = MonitorStore()
     config = Config.from_env().monitor
     if webhook:

@@ -18,9 +18,11 @@ from commtrace.cli.arguments import (
     DEFAULT_RUNS,
     ClusterOption,
     JsonOption,
+    KeepOption,
     RunsArgument,
     StepsOption,
     WorkersOption,
+    check_keeps_whole_run,
     chosen_workers,
     run_directory,
 )
@@ -53,6 +55,7 @@ def report(
         Path | None,
         typer.Option(help="Another run: show what differs, and its typical step.", show_default=False),
     ] = None,
+    keep: KeepOption = False,
     workers: WorkersOption = None,
     cluster: ClusterOption = "",
     json_output: JsonOption = False,
@@ -63,6 +66,7 @@ def report(
     that --steps asks for. With --against, it shows what differs from another run, and the typical step of that run
     under the steps of this one.
     """
+    check_keeps_whole_run(keep, runs, steps)
     path = run_directory(runs)
     with Console(stderr=True).status(f"Writing {output}"), chosen_workers(workers, cluster) as chosen:
         run = open_run(path.absolute() if cluster else path, steps or None, chosen)
@@ -83,7 +87,7 @@ def report(
             views=views | slowdown_resources(run, work) | compared | dict(critical_tables(analysis, timeline, drawn)),
         )
         output.write_text(page.html, encoding="utf-8")
-    if len(runs) == 1 and not steps:
+    if keep:
         keep_summary(run.recorded, summary, by="report")
     left_out = tuple(sorted(set(durations) - set(page.embedded)))
     size = output.stat().st_size

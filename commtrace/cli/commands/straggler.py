@@ -23,9 +23,11 @@ from commtrace.cli.arguments import (
     DEFAULT_RUNS,
     ClusterOption,
     JsonOption,
+    KeepOption,
     RunsArgument,
     StepsOption,
     WorkersOption,
+    check_keeps_whole_run,
     chosen_workers,
     run_directory,
 )
@@ -63,6 +65,7 @@ def straggler(
         str,
         typer.Option(help="A healthy run of the same job, as the reference for normal durations."),
     ] = "",
+    keep: KeepOption = False,
     json_output: JsonOption = False,
     workers: WorkersOption = None,
     cluster: ClusterOption = "",
@@ -74,6 +77,7 @@ def straggler(
     keeps its measured durations. M_W is the share of the slowdown that disappears if the slowest 3 % of workers (at
     least one) are ideal, M_S likewise for the last stage.
     """
+    check_keeps_whole_run(keep, runs, steps, baseline)
     run = run_directory(runs)
     with chosen_workers(workers, cluster) as chosen:
         path, reference = (Path(one).absolute() if cluster else one for one in (run, baseline))
@@ -86,7 +90,7 @@ def straggler(
         console = wide_console()
         console.print(f"Run {escape(report.run)}", style="dim")
         _print(console, report)
-    if len(runs) == 1 and not steps and not baseline:
+    if keep:
         keep_analysis(
             opened.recorded,
             report.findings.verdicts,

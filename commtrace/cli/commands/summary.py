@@ -30,8 +30,10 @@ from commtrace.cli.arguments import (
     BaselineOption,
     ClusterOption,
     JsonOption,
+    KeepOption,
     RunsArgument,
     WorkersOption,
+    check_keeps_whole_run,
     chosen_workers,
     run_directory,
 )
@@ -77,6 +79,7 @@ def summary(
             show_default=False,
         ),
     ] = "",
+    keep: KeepOption = False,
     json_output: JsonOption = False,
     all_ranks: Annotated[
         bool, typer.Option("--all-ranks", help="Show every rank. Default: of more than 16, the extremes.")
@@ -112,6 +115,7 @@ def summary(
     by cause, communication by role and operation, and the pipeline. The first step is left out as warm-up unless
     --steps includes it.
     """
+    check_keeps_whole_run(keep, runs, steps)
     run = run_directory(runs)
     measured = None if baseline is None else read_baseline(baseline)
     options = UtilizationOptions(flops_per_step, plan, recompute, peak_tflops, achievable_tflops)
@@ -130,7 +134,7 @@ def summary(
         if measured is not None:
             console.print()
             print_baseline(console, shares, measured.made)
-    if len(runs) == 1 and not steps:
+    if keep:
         keep_summary(opened.recorded, found, by="summary")
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import getpass
+import html
 import multiprocessing
 import os
 import secrets
+import shutil
 import signal
 import socket
 import tempfile
@@ -75,12 +77,25 @@ def view(
         tunnel = f"ssh -L {server.port}:127.0.0.1:{server.port} {getpass.getuser()}@{socket.gethostname()}"
         typer.echo(f"From another machine: {tunnel}, then open that address there. Ctrl-C ends it.")
         if open_browser:
-            webbrowser.open(address)
+            _open_in_browser(address)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends its workers, too
         try:
             server.serve()
         except KeyboardInterrupt:
             _end()
+
+
+def _open_in_browser(address: str) -> None:
+    """Open an address by a private file that leads to it: every user sees the arguments of a browser's process."""
+    folder = Path(tempfile.mkdtemp(prefix="commtrace-view-"))  # readable by this user only
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    page = folder / "open.html"
+    page.write_text(
+        f'<!doctype html><meta name="referrer" content="no-referrer">'
+        f'<meta http-equiv="refresh" content="0; url={html.escape(address)}"><title>commtrace</title>',
+        encoding="utf-8",
+    )
+    webbrowser.open(page.as_uri())
 
 
 def perfetto_trace(timeline: Timeline, step: int) -> bytes:

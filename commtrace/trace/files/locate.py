@@ -14,7 +14,7 @@ from typing import Final
 from commtrace.errors import RunNotFoundError
 from commtrace.trace.files.writer import LATEST, RANK_DIRECTORY_PATTERN, rank_directory, segment_number, segment_paths
 from commtrace.trace.inputs import printable
-from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.metadata import IMPORTED_FROM, RankMetadata
 from commtrace.trace.run import RankTrace
 
 RUNS: Final = Path("commtrace-runs")
@@ -430,7 +430,7 @@ def missing_ranks(ranks: Mapping[int, RankTrace], directory: Path) -> list[str]:
     world_size = max(trace.metadata.world_size for trace in ranks.values())
     missing = set(range(world_size)) - set(ranks)
     there = {rank for rank in missing if rank_directory(directory, rank).is_dir()}
-    source = next(iter(ranks.values())).metadata.versions.get("imported from")
+    source = next(iter(ranks.values())).metadata.versions.get(IMPORTED_FROM)
     hint = (
         f"Import again with their {source} files as well, if there are any."
         if source

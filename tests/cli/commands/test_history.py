@@ -51,10 +51,10 @@ def hosts(runs: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("command", ["summary", "straggler", "report"])
-def test_a_command_that_reads_a_whole_run_leaves_its_verdict(command: str, runs: Path, tmp_path: Path) -> None:
+def test_a_command_that_is_asked_to_keeps_its_verdict(command: str, runs: Path, tmp_path: Path) -> None:
     output = ["-o", tmp_path / "report.html"] if command == "report" else []
 
-    result = invoke(command, runs / "slow", *output)
+    result = invoke(command, runs / "slow", "--keep", *output)
 
     assert result.stderr.startswith("Writing") or result.stderr == ""
     verdict = listed(runs)["slow"]["verdict"]
@@ -67,15 +67,44 @@ def test_a_command_that_reads_a_whole_run_leaves_its_verdict(command: str, runs:
 @pytest.mark.parametrize(
     "words", [["summary", "slow", "--steps", "4:8"], ["straggler", "slow", "--baseline", "healthy"]]
 )
-def test_a_part_of_a_run_and_another_reference_leave_none(words: list[str], runs: Path) -> None:
-    invoke(*(runs / word if (runs / word).is_dir() else word for word in words))
+def test_of_a_part_of_a_run_or_with_another_reference_none_is_kept(words: list[str], runs: Path) -> None:
+    result = invoke(*(runs / word if (runs / word).is_dir() else word for word in words), "--keep", exit_code=2)
 
+    assert "--keep keeps the verdict on one whole run" in " ".join(result.stderr.split())
     assert not (runs / FILE_NAME).exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "summary",
+        "straggler",
+        "report -o OUT",
+        "doctor",
+        "metrics",
+        "pipeline",
+        "bandwidth",
+        "top --once",
+        "merge -o OUT",
+    ],
+)
+def test_a_command_that_reads_writes_nothing_where_it_was_not_asked_to(
+    command: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("*"))}
+    name, *options = command.replace("OUT", str(tmp_path / "out")).split()
+
+    CliRunner().invoke(app, [name, str(runs / "slow"), *options])
+
+    after = {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("*")) if "out" not in path.parts}
+    after.pop(tmp_path / "out", None)
+    assert after == before
 
 
 def test_the_table_has_a_row_for_every_run_and_a_line_for_every_problem(runs: Path) -> None:
     for run in ("healthy", "slow"):
-        invoke("summary", runs / run)
+        invoke("summary", runs / run, "--keep")
 
     verdict, blank, heading, healthy, slow, problem = invoke("list", runs).stdout.splitlines()
 
@@ -92,7 +121,7 @@ def test_the_table_has_a_row_for_every_run_and_a_line_for_every_problem(runs: Pa
 
 def test_hosts_are_counted_with_a_rate(runs: Path) -> None:
     for run in ("healthy", "slow"):
-        invoke("summary", runs / run)
+        invoke("summary", runs / run, "--keep")
 
     verdict, blank, heading, row, *rest = invoke("hosts", runs).stdout.splitlines()
 
@@ -110,7 +139,7 @@ def test_hosts_are_counted_with_a_rate(runs: Path) -> None:
 
 def test_the_monitor_counts_once_with_an_analysis(runs: Path) -> None:
     write_monitor(runs / "slow", stragglers=[live("node0"), live("node1", "data")])
-    invoke("summary", runs / "slow")
+    invoke("summary", runs / "slow", "--keep")
 
     found = hosts(runs)
 
@@ -119,7 +148,7 @@ def test_the_monitor_counts_once_with_an_analysis(runs: Path) -> None:
 
 
 def test_a_deleted_run_still_counts_for_its_hosts(runs: Path) -> None:
-    invoke("summary", runs / "slow")
+    invoke("summary", runs / "slow", "--keep")
     shutil.rmtree(runs / "slow")
 
     assert "slow" not in listed(runs)
@@ -131,7 +160,7 @@ def test_without_a_judged_run_no_host_is_named(runs: Path) -> None:
         "No run has been judged yet, so no host was named.",
         "",
         "Known: 2 runs, 0 of them judged, 2 hosts.",
-        "Judged: commtrace summary RUN or the monitor named a rank, or could compare all of them.",
+        "Judged: commtrace summary RUN --keep or the monitor named a rank, or could compare all of them.",
     ]
 
 
@@ -139,7 +168,7 @@ def test_without_a_judged_run_no_host_is_named(runs: Path) -> None:
 def test_a_file_that_cannot_be_written_fails_no_command(command: str, runs: Path) -> None:
     (runs / FILE_NAME).write_bytes(b"no database" * 100)
 
-    result = invoke(command, runs / "slow", "--json")
+    result = invoke(command, runs / "slow", "--keep", "--json")
 
     assert json.loads(result.stdout)
     assert result.stderr.startswith("commtrace: the verdict was not kept for `commtrace list`: ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -31,7 +32,8 @@ class Answering:
         connections: how many there were.
     """
 
-    def __init__(self, answer: bytes, *, again: bytes = b"") -> None:
+    def __init__(self, answer: bytes, *, again: bytes = b"", pause_seconds: float = 0.0) -> None:
+        self._pause_seconds = pause_seconds
         self.sent = self.connections = 0
         self._answer, self._again = answer, again
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -75,12 +77,13 @@ class Answering:
         connection.sendall(self._answer)
         while self._again and not self._ends.is_set():
             connection.sendall(self._again)
+            self._ends.wait(self._pause_seconds)
             self.sent += len(self._again)
 
 
 @contextmanager
-def answering(answer: bytes, *, again: bytes = b"") -> Iterator[Answering]:
-    server = Answering(answer, again=again)
+def answering(answer: bytes, *, again: bytes = b"", pause_seconds: float = 0.0) -> Iterator[Answering]:
+    server = Answering(answer, again=again, pause_seconds=pause_seconds)
     try:
         yield server
     finally:
@@ -132,6 +135,32 @@ def test_after_a_short_answer_the_connection_is_used_again(monkeypatch: pytest.M
         sink.shutdown()
 
         assert server.connections == 1
+
+
+DRIPPING = {
+    "body": (b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n", b"x", True),
+    "chunks": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n", True),
+    "headers": (b"HTTP/1.1 200 OK\r\n", b"X-A: b\r\n", None),
+    "a header": (b"HTTP/1.1 200 OK\r\nX-A: ", b"b", None),
+    "the status": (b"HTTP/1.1 ", b"2", None),
+    "a refusal": (b"HTTP/1.1 400 no\r\nContent-Length: 60000\r\n\r\n", b"x", False),
+}
+
+
+@pytest.mark.parametrize("name", DRIPPING)
+def test_an_answer_that_comes_byte_by_byte_holds_nothing_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte is in time for the socket; the exchange as a whole has a limit."""
+    answer, again, outcome = DRIPPING[name]
+    with answering(answer, again=again, pause_seconds=0.1) as server:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.port}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(SECONDS_OF_A_REQUEST))
+        sink = HttpSpans()
+        begin = time.monotonic()
+        assert sink.export(job_spans()[0]) is outcome
+        took = time.monotonic() - begin
+        sink.shutdown()
+
+    assert took < 3 * SECONDS_OF_A_REQUEST
 
 
 REFUSALS = {

@@ -71,8 +71,7 @@ class FileSink:
     def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
         try:
             self._status.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self._status, json.dumps(status.to_json()) + "
-")
+            replace_file(self._status, json.dumps(status.to_json()) + "\n")
             if events:
                 with open(open_to_append(self._events), "a", encoding="utf-8") as file:
                     file.writelines(json.dumps(event.to_json()) + "\n" for event in events)

@@ -25,7 +25,6 @@ from commtrace.exporters.otlp.spans import NO_ATTRIBUTES, SpanMaker, resource_of
 from commtrace.live.gil import GilYield
 from commtrace.live.rank import LiveRank
 
-
 _MOST_SECONDS: Final = 30.0
 """For the spans that are handed over together, as long as the receiver fails."""
 

@@ -1,6 +1,6 @@
 """``stop()`` puts every original back, exactly; being off patches nothing; starting again leaves nothing growing.
 
-Only two hooks on optimizers stay, once they have been there. Kernels in torch's dispatcher would where other threads run.
+Only two hooks on optimizers stay, once they have been there. Kernels in torch's dispatcher do where other threads run.
 """
 
 from __future__ import annotations

@@ -319,7 +319,7 @@ def test_of_four_ranks(name: str, part: int, recorded: Any) -> None:
 
 
 NATIVELY = pytest.mark.parametrize("recorded", ["native"], indirect=True)
-"""The lines of Python are broken that are left where the native part records; the other tests are of Python's engine."""
+"""Lines of Python are broken that are left where the native part records; the other tests are of the Python engine."""
 
 
 @NATIVELY

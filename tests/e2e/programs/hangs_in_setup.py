@@ -4,9 +4,10 @@ import os
 import sys
 import time
 
-import commtrace.auto  # noqa: F401
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+
+import commtrace.auto  # noqa: F401
 
 how, rank = sys.argv[1], int(os.environ["RANK"])
 

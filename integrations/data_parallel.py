@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 from torch.distributed import ProcessGroup
@@ -177,18 +177,19 @@ class _States:
         failed = self._hooks.failed
 
         @functools.wraps(original)
-        def pre_forward(parameters: object, /, module: torch.nn.Module, *args: object, **kwargs: object) -> object:
+        def pre_forward(parameters: object, /, *args: object, **kwargs: object) -> object:
             if torch.compiler.is_compiling():
-                return original(parameters, module, *args, **kwargs)
+                return original(parameters, *args, **kwargs)
             try:
                 # The state counts a second call of the same module as part of the first one's forward.
                 if self._open is None and self._hooks.active:
+                    module: Any = args[0] if args else kwargs["module"]
                     state = _state_of(module)
                     if state is not None and len(state._modules) > 1:
                         self._begin(state, module)
             except Exception as error:
                 failed(error)
-            return original(parameters, module, *args, **kwargs)
+            return original(parameters, *args, **kwargs)
 
         return pre_forward
 

@@ -16,7 +16,7 @@
 #include <structmember.h>
 
 /* Raised when the functions below change; commtrace/_native/__init__.py has the same number. */
-enum { ABI_VERSION = 3 };
+enum { ABI_VERSION = 4 };
 enum { RESET_PATIENCE_MS = 1000 };
 
 /* ---- marks as objects --------------------------------------------------------------------------------------------- */
@@ -377,7 +377,8 @@ static PyMethodDef functions[] = {
     {"dropped", rows_dropped, METH_NOARGS, "Return how many rows were dropped, by kind."},
     {"ahead", rows_ahead, METH_NOARGS, "Return the facts of communications that the device has not finished."},
     {"keep_copy", stacks_keep_copy, METH_VARARGS,
-     "Copy a file in memory to a path whenever it has changed, without the GIL; remove the copy once it is closed."},
+     "Copy a file in memory (descriptor, device, inode) to a path whenever it has changed, without the GIL; remove the "
+     "copy once it is closed."},
     {NULL, NULL, 0, NULL},
 };
 

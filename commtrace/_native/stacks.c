@@ -13,10 +13,6 @@
 
 enum { LOOK_MS = 250, MOST_BYTES = 1 << 16 };
 
-static bool is_same(const struct stat *now, const struct stat *before) {
-    return now->st_dev == before->st_dev && now->st_ino == before->st_ino;
-}
-
 /* Writes the whole source, which only grows until it is emptied; a stack that is half written comes whole next time. */
 static bool copy(int source, const char *path) {
     char content[4096];
@@ -34,16 +30,13 @@ static bool copy(int source, const char *path) {
     return close(target) == 0 && is_whole;
 }
 
-static void keep_copy(int source, const char *path) {
-    struct stat before, now;
+static void keep_copy(int source, unsigned long long device, unsigned long long inode, const char *path) {
+    struct stat now;
     off_t copied = 0;
-    if (fstat(source, &before) != 0) {
-        return;
-    }
     for (;;) {
         poll(NULL, 0, LOOK_MS);
         /* The end: it was closed. A program that closes all descriptors may have a file of its own there by now. */
-        if (fstat(source, &now) != 0 || !is_same(&now, &before)) {
+        if (fstat(source, &now) != 0 || now.st_dev != device || now.st_ino != inode) {
             break;
         }
         if (now.st_size == copied) {
@@ -61,12 +54,13 @@ static void keep_copy(int source, const char *path) {
 
 PyObject *stacks_keep_copy(PyObject *module, PyObject *arguments) {
     int source;
+    unsigned long long device, inode;
     const char *path;
-    if (!PyArg_ParseTuple(arguments, "iy:keep_copy", &source, &path)) {
+    if (!PyArg_ParseTuple(arguments, "iKKy:keep_copy", &source, &device, &inode, &path)) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    keep_copy(source, path);
+    keep_copy(source, device, inode, path);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

@@ -79,7 +79,7 @@ class StackTimer:
         try:
             self.signal = _registered(self._file)
             self._timer = self._new_timer()
-            arguments = (self._file, os.fsencode(path))
+            arguments = (self._file, self._made.st_dev, self._made.st_ino, os.fsencode(path))
             threading.Thread(target=core.keep_copy, args=arguments, name="commtrace-stacks", daemon=True).start()
         except BaseException:
             self.close()

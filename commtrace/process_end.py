@@ -123,12 +123,12 @@ class ExitCall:
 
         _exit.__doc__ = original.__doc__
         self._original, self._replacement = original, _exit
-        os._exit = _exit  # type: ignore[assignment]
+        os._exit = _exit
 
     def uninstall(self) -> None:
         """Put the original back, unless other code has replaced ours."""
         if self._original is not None and os._exit is self._replacement:
-            os._exit = self._original
+            os._exit = self._original  # type: ignore[assignment]
 
 
 def _for_a_while(before: Callable[[int], None], status: object) -> None:

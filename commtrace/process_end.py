@@ -115,10 +115,11 @@ class ExitCall:
         self._replacement: Callable[[int], NoReturn] | None = None
 
     def install(self) -> None:
-        original, before = os._exit, self._before
+        original, before, pid = os._exit, self._before, os.getpid()
 
         def _exit(status: int) -> NoReturn:
-            _for_a_while(before, status)
+            if os.getpid() == pid:  # not in a forked child
+                _for_a_while(before, status)
             original(status)
 
         _exit.__doc__ = original.__doc__

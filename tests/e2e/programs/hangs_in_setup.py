@@ -27,4 +27,4 @@ if rank == 1:
 if how == "new_group":
     dist.new_group([0, 1])
 elif how == "new_subgroups":
-    dist.new_subgroups(group_size=1)
+    dist.new_subgroups(group_size=2)

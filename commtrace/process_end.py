@@ -115,20 +115,21 @@ class ExitCall:
         self._replacement: Callable[[int], NoReturn] | None = None
 
     def install(self) -> None:
-        original, before = os._exit, self._before
+        original, before, pid = os._exit, self._before, os.getpid()
 
         def _exit(status: int) -> NoReturn:
-            _for_a_while(before, status)
+            if os.getpid() == pid:  # not in a forked child
+                _for_a_while(before, status)
             original(status)
 
         _exit.__doc__ = original.__doc__
         self._original, self._replacement = original, _exit
-        os._exit = _exit  # type: ignore[assignment]
+        os._exit = _exit
 
     def uninstall(self) -> None:
         """Put the original back, unless other code has replaced ours."""
         if self._original is not None and os._exit is self._replacement:
-            os._exit = self._original
+            os._exit = self._original  # type: ignore[assignment]
 
 
 def _for_a_while(before: Callable[[int], None], status: object) -> None:

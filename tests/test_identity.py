@@ -376,3 +376,51 @@ def test_a_rank_does_not_wait_for_a_request_of_another_thread(monkeypatch: pytes
     harvester.join()
 
     assert asked.found(place) == identity.Found("mine", 0, 0, 0, 2, "gloo")
+
+
+def test_a_store_that_does_not_answer_holds_up_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = threading.Event()
+
+    class Blocked(HashStore):
+        def add(self, key: str, amount: int) -> int:
+            answers.wait(60)
+            return 1
+
+        def clone(self) -> Blocked:
+            return self
+
+    store = Blocked()
+    monkeypatch.setattr(identity, "current_place", lambda: identity.Place(2, 4, "gloo"))
+    monkeypatch.setattr(identity, "_default_store", lambda: store)
+    process = identity.Identity(Config(), JOBS["deepspeed, two nodes"][2])
+
+    began = time.monotonic()
+    assert [process.found() for _ in range(3)] == [None] * 3
+    assert time.monotonic() - began < 10
+    monkeypatch.setattr(identity, "_LONGEST_SECONDS", 0.0)
+    found = process.found()
+    answers.set()
+
+    assert found is not None
+    assert found.rank == 2
+    assert "rank 0 has not announced one" in caplog.text
+
+
+def test_a_store_is_asked_through_a_connection_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = HashStore()
+
+    class InUse(HashStore):
+        def add(self, key: str, amount: int) -> int:
+            raise AssertionError("the job waits on this one")
+
+        def clone(self) -> HashStore:
+            return mine
+
+    store = InUse()
+    monkeypatch.setattr(identity, "current_place", lambda: identity.Place(0, 2, "gloo"))
+    monkeypatch.setattr(identity, "_default_store", lambda: store)
+    monkeypatch.setattr(agreement, "_PATIENCE_SECONDS", 0.0)
+
+    assert identity.Identity(Config(), JOBS["deepspeed, two nodes"][0]).found() is not None

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "hangs_in_setup.py"
 LIMIT_SECONDS = 100.0
 
-CALLS = {"new_group": "new_group", "mesh": "new_group", "one_prepares_first": "init_process_group"}
+CALLS = {"new_group": "new_group", "new_subgroups": "new_subgroups", "one_prepares_first": "init_process_group"}
 
 
 def diagnosis_of_hung_job(directory: Path, how: str) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_ranks_that_wait_in_a_call_and_the_one_that_has_not_come_are_told_with_t
     assert (call["call"], call["ranks"]) == (CALLS[how], [0])
     assert "hangs_in_setup.py" in call["at"]
     prepares = f"{PROGRAM}:{line_of('    time.sleep(600)')} prepare"
-    assert diagnosis["setup_hang"]["elsewhere"] == [[prepares, [1]]]
+    assert diagnosis["setup_hang"]["elsewhere"] == [{"at": prepares, "ranks": [1]}]
     assert diagnosis["findings"][-1] == f"Not come: rank 1 at {prepares}."
 
 

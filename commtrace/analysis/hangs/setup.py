@@ -36,11 +36,18 @@ class SetupCall(NamedTuple):
     waited_ns: int  # the longest
 
 
+class SetupPlace(NamedTuple):
+    """Ranks at one place of the script."""
+
+    at: str  # "file:line function"
+    ranks: tuple[int, ...]
+
+
 class SetupHang(NamedTuple):
     """A job that does not get to its first step."""
 
     calls: tuple[SetupCall, ...]  # empty: no rank waits in such a call, and none has come to a communication or step
-    elsewhere: tuple[tuple[str, tuple[int, ...]], ...]  # place, and the ranks there that are in none of the calls
+    elsewhere: tuple[SetupPlace, ...]  # ranks that are in none of the calls
     ended: tuple[int, ...]  # ranks that have ended, and so will not come
     unknown: tuple[int, ...]  # ranks without files
     waited_ns: int
@@ -48,7 +55,7 @@ class SetupHang(NamedTuple):
     @property
     def missing(self) -> tuple[int, ...]:
         """Return the ranks that are in none of the calls, and whose process may live."""
-        return tuple(sorted(rank for _, ranks in self.elsewhere for rank in ranks))
+        return tuple(sorted(rank for place in self.elsewhere for rank in place.ranks))
 
 
 def find_setup_hang(run: Run, arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending]) -> SetupHang | None:
@@ -78,7 +85,7 @@ def find_setup_hang(run: Run, arrivals: Mapping[int, RankArrivals], endings: Map
         if rank not in waiting:
             places.setdefault(_place(trace), []).append(rank)
     unknown = tuple(rank for rank in range(run.world_size) if rank not in run.ranks)
-    elsewhere = tuple((place, tuple(ranks)) for place, ranks in places.items())
+    elsewhere = tuple(SetupPlace(place, tuple(ranks)) for place, ranks in places.items())
     return SetupHang(calls, elsewhere, ended, unknown, waited)
 
 
@@ -113,9 +120,9 @@ def setup_findings(hang: SetupHang, endings: Mapping[int, str]) -> Iterable[str]
         yield f"Of them, {format_ranks(silent)} gave no sign of life any more."
 
 
-def _places(elsewhere: Sequence[tuple[str, tuple[int, ...]]]) -> list[str]:
-    places = [f"{format_ranks(ranks)} at {place}" for place, ranks in elsewhere[:_MOST_PLACES]]
-    more = sum(len(ranks) for _, ranks in elsewhere[_MOST_PLACES:])
+def _places(elsewhere: Sequence[SetupPlace]) -> list[str]:
+    places = [f"{format_ranks(place.ranks)} at {place.at}" for place in elsewhere[:_MOST_PLACES]]
+    more = sum(len(place.ranks) for place in elsewhere[_MOST_PLACES:])
     return [*places, f"{more} more ranks elsewhere"] if more else places
 
 

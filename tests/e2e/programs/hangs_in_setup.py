@@ -5,7 +5,8 @@ import sys
 import time
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+
+import commtrace.auto  # noqa: F401
 
 import commtrace.auto  # noqa: F401
 
@@ -27,5 +28,5 @@ if rank == 1:
     prepare()
 if how == "new_group":
     dist.new_group([0, 1])
-elif how == "mesh":
-    init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
+elif how == "new_subgroups":
+    dist.new_subgroups(group_size=2)

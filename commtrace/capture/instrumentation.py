@@ -25,6 +25,7 @@ from commtrace.capture.hangs.hang_watch import HangWatch
 from commtrace.capture.hangs.setup_recording import SetupRecording
 from commtrace.capture.model import modules
 from commtrace.capture.model.modules import ModuleSelection
+from commtrace.capture.model.compiled_steps import CompiledSteps
 from commtrace.capture.model.optimizers import OptimizerPhase
 from commtrace.capture.model.phases import GarbageCollections, PhaseCapture
 from commtrace.capture.native import Native, NativeClock
@@ -125,6 +126,7 @@ class Instrumentation:
         self._process_groups = ProcessGroupCapture(self.tracer, self._device_clock)
         self._cpp = capture_of_cpp(self.tracer, self._process_groups.devices)
         self._optimizers = OptimizerPhase(self.tracer)
+        self._compiled_steps = CompiledSteps(self.tracer)
         self._garbage = GarbageCollections(self.tracer)
         self._phases = PhaseCapture(self.tracer)
         self._peak_memory = None if self._device_clock is None else PeakMemory(self.tracer, self._device_clock)
@@ -147,7 +149,7 @@ class Instrumentation:
             waits,
         )
         from commtrace.capture.device import device_calls
-        from commtrace.capture.model import optimizers, phases
+        from commtrace.capture.model import compiled_steps, optimizers, phases
 
         for part, switch_off in (
             # Together: if one of them stopped alone, this rank would number its communications otherwise than others.
@@ -158,6 +160,7 @@ class Instrumentation:
             (ddp_reducer.PART, self._stop_capture),
             (cpp_communication.HOOKS_PART, self._stop_capture),
             (optimizers.PART, self._optimizers.uninstall),
+            (compiled_steps.PART, self._compiled_steps.uninstall),
             (phases.GARBAGE, self._garbage.uninstall),
             (phases.PART, self._phases.uninstall),
             (modules.PART, self._modules.uninstall),
@@ -166,6 +169,7 @@ class Instrumentation:
         self._install(process_groups.PART, self._process_groups.install, self._process_groups.uninstall)
         self._install(cpp_communication.PART, self._cpp.install, self._cpp.uninstall)
         self._install(optimizers.PART, self._optimizers.install, self._optimizers.uninstall)
+        self._install(compiled_steps.PART, self._compiled_steps.install, self._compiled_steps.uninstall)
         self._install(phases.GARBAGE, self._garbage.install, self._garbage.uninstall)
         self._install(phases.PART, self._phases.install, self._phases.uninstall)
         self._install(modules.PART, self._modules.install, self._modules.uninstall)

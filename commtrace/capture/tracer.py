@@ -164,6 +164,11 @@ class Tracer:
         return None if self._step is None else self._step.start
 
     @property
+    def work_end(self) -> Mark | None:
+        """Return the end of the latest forward, backward or optimizer of the step."""
+        return self._work_end
+
+    @property
     def latest_step(self) -> int:
         """Return the number of the latest step; −1 before the first one."""
         return self._latest_step

@@ -67,7 +67,11 @@ class StepFinder:
         self._updates = StepUpdates()
         self._former: dict[int, weakref.ref[object]] = {}
         self._is_set_up = self._was_set_up = False
-        self._forget_cycles()
+        self._pace: int | None = None  # the optimizer that steps in all cycles, if that is not each of them
+        self._cycle: dict[int, None] = {}  # the optimizers that have stepped since the latest work, in their order
+        self._cycle_ended_step = self._has_joint_updates = False
+        self._cycles = self._cycles_of_step = self._cycles_without_pace = 0
+        self._cycles_with: dict[int, int] = {}
 
     def give_way(self, *, is_users: bool) -> None:
         """Find no steps from now on: an integration or the script marks them."""
@@ -244,11 +248,10 @@ class StepFinder:
             self._pace = next(always, None)
 
     def _forget_cycles(self) -> None:
-        self._pace: int | None = None
-        self._cycle: dict[int, None] = {}  # the optimizers that have stepped since the latest work, in their order
+        self._pace = None
+        self._cycle, self._cycles_with = {}, {}
         self._cycle_ended_step = self._has_joint_updates = False
         self._cycles = self._cycles_of_step = self._cycles_without_pace = 0
-        self._cycles_with: dict[int, int] = {}
 
     def _set_aside_optimizers(self) -> None:
         """Wait no more for the optimizers so far, until one of them steps again."""

@@ -289,3 +289,179 @@ def test_an_optimizer_inside_another_one_is_not_waited_for(loop: Recording) -> N
         outer.step()
 
     assert of_steps(loop) == [(0, 0), (0, 1), (0, 1)]  # until the second one, nobody can know that it is a loop
+
+
+def numbers_and_updates(recording: Recording) -> list[tuple[int, int]]:
+    """Number of each step, and its optimizer steps."""
+    found = [number for number, _, _ in steps(recording)]
+    return [(number, sum(row.step == number for row in recording.rows(schema.OPTIMIZER))) for number in found]
+
+
+def iterations(recording: Recording) -> Any:
+    _, topology = recording.tracer.topology()
+    return topology.get("iterations")
+
+
+def test_an_optimizer_that_steps_in_every_cycle_sets_the_pace(loop: Recording) -> None:
+    muon, adam = optimizer(), optimizer()
+    for number in range(8):
+        forward(loop)
+        muon.step()
+        if number % 2:
+            adam.step()
+
+    # Until Adam steps nobody can know that both are trained by the same loop. Numbers are those of iterations.
+    assert [number for number, _ in numbers_and_updates(loop)] == [0, 2, 3, 4, 5, 6, 7]
+    assert iterations(loop) == {"first": 2, "fewest": 1, "most": 1, "updates": {"SGD": [1, 1]}}
+
+
+@pytest.mark.parametrize("used", [(0, 1, 0, 1, 0, 1, 0, 1), (0, 0, 1, 1, 0, 0, 1, 1)])
+def test_experts_of_which_each_iteration_trains_another(loop: Recording, used: tuple[int, ...]) -> None:
+    """Ranks that use other experts have the same steps."""
+    dense, experts = optimizer(), [optimizer(), optimizer()]
+    for expert in used:
+        forward(loop)
+        dense.step()
+        experts[expert].step()
+
+    assert [number for number, _ in numbers_and_updates(loop)] == [0, 2, 3, 4, 5, 6, 7]
+
+
+def test_ranks_that_learn_of_the_pace_later_number_the_same_iterations_alike(loop: Recording) -> None:
+    inner, outer = optimizer(), optimizer()
+    for number in range(8):
+        forward(loop)
+        inner.step()
+        if number % 4 == 3:
+            outer.step()
+
+    assert [number for number, _ in numbers_and_updates(loop)] == [0, 4, 5, 6, 7]
+
+
+def test_one_optimizer_per_parameter_of_which_some_get_no_gradient(loop: Recording) -> None:
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
+    optimizers = {weight: torch.optim.SGD([weight], lr=0.1) for weight in weights}
+    for weight in weights:
+        weight.register_post_accumulate_grad_hook(lambda weight: optimizers[weight].step())
+    for number in range(6):
+        loop.tracer.steps.work_begins()
+        span = loop.tracer.enter(schema.BACKWARD, "backward")
+        sum(weight.sum() for weight in weights[: 3 if number % 2 else 2]).backward()
+        loop.tracer.leave(span)
+        loop.tracer.steps.backward_ended()
+
+    assert [number for number, _, _ in steps(loop)] == [0, 2, 3, 4, 5]
+    ends = [row.end for row in loop.rows(schema.BACKWARD)]
+    assert [end - 1 for _, _, end in steps(loop)] == ends[1:]
+
+
+def test_optimizers_that_step_together_end_a_step_together(loop: Recording) -> None:
+    first, second = optimizer(), optimizer()
+    for _ in range(4):
+        forward(loop)
+        first.step()
+        second.step()
+
+    assert numbers_and_updates(loop) == [(0, 2), (1, 2), (2, 2), (3, 2)]
+    assert iterations(loop) is None
+
+
+def test_an_encoder_that_is_trained_with_its_generator_does_not_set_the_pace_of_a_critic(loop: Recording) -> None:
+    critic, encoder, generator = optimizer(), optimizer(), optimizer()
+    for _ in range(3):
+        forward(loop)
+        encoder.step()
+        generator.step()
+        for _ in range(2):
+            forward(loop)
+            critic.step()
+
+    assert [number for number, _ in numbers_and_updates(loop)] == [0, 1, 2, 3, 4][: len(steps(loop))]
+    assert len(loop.rows(schema.STEP)) == 3
+
+
+def test_that_a_step_holds_several_iterations_is_known(loop: Recording) -> None:
+    critic, generator = optimizer(), optimizer()
+    for _ in range(3):
+        for one in (critic, critic, critic, generator):
+            forward(loop)
+            one.step()
+
+    assert iterations(loop) == {"first": 3, "fewest": 3, "most": 3, "updates": {"SGD": [1, 3]}}
+
+
+def test_an_optimizer_that_no_longer_steps_does_not_hold_up_the_steps(loop: Recording) -> None:
+    pace, second = optimizer(), optimizer()
+    for number in range(4):
+        forward(loop)
+        pace.step()
+        if number % 2:
+            second.step()
+    for _ in range(40):
+        forward(loop)
+        second.step()
+
+    assert len(steps(loop)) > 15
+
+
+def set_up(recording: Recording) -> None:
+    recording.tracer.leave(recording.tracer.enter(schema.PHASE, "set up"))
+
+
+def test_a_second_training_begins_anew(loop: Recording) -> None:
+    for _ in range(2):
+        sgd = optimizer()
+        for _ in range(2):
+            forward(loop)
+            sgd.step()
+        loop.tracer.steps.training_ended()
+        set_up(loop)
+
+    # 1: the first step begins; 4: it ends; 7: so does the second one. 8-9: set up; 10: the second training begins.
+    first, second, third, fourth = steps(loop)
+    assert [first[0], second[0], third[0], fourth[0]] == [0, 1, 2, 3]
+    assert second[2] < third[1]
+    assert [row.step for row in loop.rows(schema.PHASE)] == [-1, -1]
+    (gap,) = [row for row in loop.rows(schema.PHASE) if row.start < third[1]]
+    assert second[2] < gap.start < gap.end < third[1]
+
+
+def test_a_training_that_goes_on_with_its_optimizers_waits_for_all_of_them(loop: Recording) -> None:
+    first, second = optimizer(), optimizer()
+    for _ in range(2):
+        for _ in range(2):
+            for one in (first, second):
+                forward(loop)
+                one.step()
+        loop.tracer.steps.training_ended()
+
+    assert of_steps(loop) == [(2, 2)] * 4
+
+
+def test_the_optimizer_of_an_earlier_training_is_not_waited_for(loop: Recording) -> None:
+    """Its process groups stay."""
+    kept = []
+    for _ in range(2):
+        kept.append(optimizer())
+        set_up(loop)
+        for _ in range(2):
+            forward(loop)
+            kept[-1].step()
+
+    assert of_steps(loop) == [(1, 1)] * 4
+    _, second, third, _ = steps(loop)
+    assert second[2] < third[1]
+
+
+def test_a_loop_that_makes_an_optimizer_in_every_iteration_has_no_set_up(loop: Recording) -> None:
+    outer = optimizer()
+    for _ in range(5):
+        inner = optimizer()
+        forward(loop)
+        inner.step()
+        forward(loop)
+        outer.step()
+        del inner
+
+    found = steps(loop)
+    assert [before[2] for before in found[1:-1]] == [after[1] for after in found[2:]]

@@ -1,0 +1,174 @@
+"""Capture optimizer steps that are compiled: Dynamo leaves the hooks on an optimizer's step out of its graph.
+
+Which functions step an optimizer is known from their compilation, in which Dynamo meets the optimizer. From then on a
+call of such a function is the optimizer's phase; if it trains as well, what follows its last forward or backward.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+from commtrace._compile_safe import RAISED, wrap_with_callbacks
+from commtrace.capture.device.clock import Mark
+from commtrace.capture.hooks import Arguments, Hooks, Keywords
+from commtrace.capture.records import Span
+from commtrace.capture.tracer import Tracer
+from commtrace.trace import schema
+
+PART: Final = "capture of compiled optimizer steps"
+
+_TRACED_METHODS: Final = ("step", "_init_group")
+"""Dynamo meets one of these: the first, if a function calls it, the other, if that is all that is compiled."""
+
+
+class CompiledSteps:
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._hooks = Hooks(PART, tracer)
+        self._local = threading.local()
+
+    @property
+    def active(self) -> bool:
+        return self._hooks.active
+
+    def failed(self, error: Exception) -> None:
+        self._hooks.failed(error)
+
+    def install(self) -> None:
+        import torch
+
+        self._hooks.replace(torch, "compile", self._wrap_compile)
+        self._hooks.when_imported("torch._dynamo.variables.optimizer", self._hook_dynamo)
+
+    def uninstall(self) -> None:
+        self._hooks.restore()
+
+    def _hook_dynamo(self, module: ModuleType) -> None:
+        wrap = self._hooks.around(self._optimizer_is_traced, _nothing)
+        self._hooks.replace(module.OptimizerVariable, "call_method", wrap)
+
+    def _wrap_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            compiled = original(*args, **kwargs)
+            model = args[0] if args else kwargs.get("model")
+            try:
+                # Without a model it is a decorator, which calls this again. Compiled modules stay as they are.
+                if self._hooks.active and isinstance(model, (FunctionType, MethodType)) and callable(compiled):
+                    return self._watched(compiled, model)
+            except Exception as error:
+                self._hooks.failed(error)
+            return compiled
+
+        return compile
+
+    def _watched(self, compiled: Callable[..., Any], model: Callable[..., Any]) -> Callable[..., Any]:
+        import torch
+
+        function = _Function()
+        owner = getattr(model, "__self__", None)
+        if isinstance(owner, torch.optim.Optimizer) and getattr(model, "__name__", "") == "step":
+            function.add(owner)
+        begin = functools.partial(self._begin, function)
+        return wrap_with_callbacks(compiled, torch.compiler.is_dynamo_compiling, self, begin, self._end)
+
+    def _calls(self) -> list[_Call]:
+        if not hasattr(self._local, "calls"):
+            self._local.calls = []
+        calls: list[_Call] = self._local.calls
+        return calls
+
+    def _optimizer_is_traced(self, args: Arguments, _kwargs: Keywords) -> None:
+        # Arguments of call_method: the variable, the translator, the name of the method.
+        variable, name = args[0], args[2] if len(args) > 2 else ""
+        calls = self._calls()
+        if calls and name in _TRACED_METHODS:
+            call = calls[-1]
+            call.function.add(variable.value)
+            if call.start is None and self._tracer.recording:
+                call.start = self._tracer.clock.mark()
+
+    def _begin(self, function: _Function, args: Arguments, _kwargs: Keywords) -> _Call:
+        tracer = self._tracer
+        call = _Call(function, tracer.steps.updates, tracer.work_end)
+        if function.is_silent and not function.trains:
+            call.optimizers = function.stepped_by(args)
+            if call.optimizers and not tracer.open_optimizers:
+                self._announce(call.optimizers[0])
+                call.span = tracer.enter(schema.OPTIMIZER, type(call.optimizers[0]).__name__)
+        self._calls().append(call)
+        call.arguments = args
+        return call
+
+    def _end(self, call: _Call, result: object) -> None:
+        tracer, calls, function = self._tracer, self._calls(), call.function
+        while calls and calls.pop() is not call:
+            pass
+        arguments, call.arguments = call.arguments, ()
+        if call.span is not None:
+            tracer.leave(call.span)
+            if result is not RAISED and tracer.steps.updates == call.updates:
+                self._stepped(call.optimizers)
+            return
+        if result is RAISED or tracer.open_optimizers or tracer.steps.updates != call.updates:
+            return  # The hooks on the optimizer's step have seen it: it was not compiled.
+        optimizers = function.stepped_by(arguments)
+        if not optimizers:
+            return
+        function.is_silent = True
+        has_trained = tracer.work_end is not call.work_end
+        function.trains = function.trains or has_trained
+        self._announce(optimizers[0])
+        span = tracer.enter(schema.OPTIMIZER, type(optimizers[0]).__name__)
+        start = tracer.work_end if has_trained else call.start
+        if span.start is not None and start is not None:
+            span.start = start
+        tracer.leave(span)
+        self._stepped(optimizers)
+
+    def _announce(self, optimizer: object) -> None:
+        for listener in tuple(self._tracer.optimizer_listeners):
+            listener()
+        self._tracer.steps.optimizer_begins(optimizer)
+
+    def _stepped(self, optimizers: list[object]) -> None:
+        for optimizer in optimizers:
+            self._tracer.steps.optimizer_ended(optimizer)
+
+
+class _Function:
+    """A compiled function, and the optimizers that it steps."""
+
+    def __init__(self) -> None:
+        self.is_silent = False  # the hooks on the optimizer's step do not see it
+        self.trains = False  # forwards or backwards are seen in it
+        self._optimizers: dict[int, weakref.ref[object]] = {}
+
+    def add(self, optimizer: object) -> None:
+        self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
+
+    def stepped_by(self, arguments: tuple[object, ...]) -> list[object]:
+        """Return the optimizers that a call steps: those among its arguments, if there are any."""
+        known = [optimizer for reference in self._optimizers.values() if (optimizer := reference()) is not None]
+        given = [argument for argument in arguments if any(argument is optimizer for optimizer in known)]
+        return given or known
+
+
+class _Call:
+    def __init__(self, function: _Function, updates: int, work_end: Mark | None) -> None:
+        self.function = function
+        self.updates = updates
+        self.work_end = work_end
+        self.start: Mark | None = None
+        self.span: Span | None = None
+        self.optimizers: list[object] = []
+        self.arguments: tuple[object, ...] = ()
+
+
+def _nothing(_begun: object, _result: object) -> None:
+    """Do nothing after a method that is traced."""

@@ -175,6 +175,14 @@ def _checked(header: Header | None, metadata: _Metadata | None, perf: Collective
     return Record(header, metadata, perf)
 
 
+def _too_much(path: Path) -> OSError:
+    return OSError(errno.EFBIG, "it unpacks to far more than lines of the plugin do", str(path))
+
+
+def _nothing(path: Path) -> OSError:
+    return OSError(errno.EFBIG, "it is empty for the most part", str(path))
+
+
 def _lines(path: Path) -> Iterator[bytes]:
     with open_file(path) as opened:
         file = gzip.GzipFile(fileobj=opened) if path.suffix == ".gz" else opened
@@ -182,10 +190,14 @@ def _lines(path: Path) -> Iterator[bytes]:
         num_blank = 0
         while line := file.readline(_LONGEST_LINE):
             if room is not None and (room := room - len(line)) < 0:
-                raise OSError(errno.EFBIG, "unpacks to far more than lines of the plugin do", str(path))
+                raise _too_much(path)
             if line.strip(_BLANK):
                 yield line
             elif (num_blank := num_blank + len(line)) > _MOST_BLANK:
-                raise OSError(errno.EFBIG, "is empty for the most part", str(path))
+                raise _nothing(path)
             while not line.endswith(b"\n") and len(line) == _LONGEST_LINE:
                 line = file.readline(_LONGEST_LINE)
+                if room is not None and (room := room - len(line)) < 0:
+                    raise _too_much(path)
+                if not line.strip(_BLANK) and (num_blank := num_blank + len(line)) > _MOST_BLANK:
+                    raise _nothing(path)

@@ -29,6 +29,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "options": frozenset({"byte_sizes", "errors", "trace"}),
     "config": frozenset({"errors", "launchers", "options", "trace"}),
     "redaction": frozenset(),
+    "deadline": frozenset(),
     "_native": frozenset(),
     # in the training process
     "launchers": frozenset(),
@@ -50,7 +51,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "plots": frozenset({"errors", "trace", "analysis"}),
     "recorded_run": frozenset({"errors", "trace", "analysis", "plots", "tables"}),
     "sql": frozenset({"errors", "trace", "recorded_run", "tables"}),
-    "top": frozenset({"errors", "trace", "analysis", "redaction"}),
+    "top": frozenset({"deadline", "errors", "trace", "analysis", "redaction"}),
     "history": frozenset({"errors", "trace", "analysis"}),
     "importers": frozenset({"errors", "trace"}),
     "synth": frozenset({"errors", "trace"}),
@@ -58,7 +59,8 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "planning": frozenset({"errors", "trace", "analysis"}),
     "benchmarks": BASE | {"launchers", "identity", "analysis"},
     "search": frozenset({"errors", "trace", "analysis", "planning"}),
-    "exporters": BASE | {"process_end", "options", "recorder", "analysis", "live", "redaction", "planning"},
+    "exporters": BASE
+    | {"process_end", "options", "recorder", "analysis", "live", "redaction", "planning", "deadline"},
     "viewer": frozenset({"errors", "trace", "analysis", "planning"}),
     "cli": BASE
     | {

@@ -11,6 +11,8 @@ https://github.com/aliyun/aicb
 from __future__ import annotations
 
 import csv
+import errno
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,6 +68,7 @@ _NS_PER_MS: Final = 1e6
 _GIB_PER_GB: Final = 1e9 / (1 << 30)
 _ENOUGH_DIGITS: Final = 10.0
 """From here on, a bandwidth that was rounded to two decimals tells GB/s from GiB/s."""
+_LARGEST_FILE: Final = 1 << 30
 
 
 class _Call(NamedTuple):
@@ -134,6 +137,8 @@ def _epochs(path: Path) -> list[_Epoch]:
 def _read(path: Path) -> Iterator[_Call]:
     try:
         with open_file(path) as opened, TextIOWrapper(opened, "utf-8", newline="") as file:
+            if os.fstat(opened.fileno()).st_size > _LARGEST_FILE:
+                raise OSError(errno.EFBIG, f"it is larger than {_LARGEST_FILE:,} bytes")
             lines = csv.reader(file, strict=True)
             head = next(lines, [])
             if tuple(head) != COLUMNS:

@@ -6,7 +6,9 @@ those of one rank's buffer, durations those of the kernel's slowest channel.
 
 from __future__ import annotations
 
+import errno
 import gzip
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +17,14 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 
 from commtrace.errors import ImportFileError
-from commtrace.trace.inputs import MOST_RANKS, decode_json, open_file
+from commtrace.trace.inputs import MOST_RANKS, decode_json, most_unpacked, open_file
 
 UNNAMED: Final = "unknown"
 """The name of a communicator that has none."""
+
+_BLANK: Final = b" \t\r\n\0"
+_MOST_BLANK: Final = 4 << 20
+"""Bytes without anything, as in a sparse file."""
 
 _LONGEST_LINE: Final = 1 << 20
 """A verbose line of 64 channels has 20 kB."""
@@ -169,11 +175,29 @@ def _checked(header: Header | None, metadata: _Metadata | None, perf: Collective
     return Record(header, metadata, perf)
 
 
+def _too_much(path: Path) -> OSError:
+    return OSError(errno.EFBIG, "it unpacks to far more than lines of the plugin do", str(path))
+
+
+def _nothing(path: Path) -> OSError:
+    return OSError(errno.EFBIG, "it is empty for the most part", str(path))
+
+
 def _lines(path: Path) -> Iterator[bytes]:
     with open_file(path) as opened:
         file = gzip.GzipFile(fileobj=opened) if path.suffix == ".gz" else opened
+        room = most_unpacked(os.fstat(opened.fileno()).st_size) if path.suffix == ".gz" else None
+        num_blank = 0
         while line := file.readline(_LONGEST_LINE):
-            if line.strip():
+            if room is not None and (room := room - len(line)) < 0:
+                raise _too_much(path)
+            if line.strip(_BLANK):
                 yield line
+            elif (num_blank := num_blank + len(line)) > _MOST_BLANK:
+                raise _nothing(path)
             while not line.endswith(b"\n") and len(line) == _LONGEST_LINE:
                 line = file.readline(_LONGEST_LINE)
+                if room is not None and (room := room - len(line)) < 0:
+                    raise _too_much(path)
+                if not line.strip(_BLANK) and (num_blank := num_blank + len(line)) > _MOST_BLANK:
+                    raise _nothing(path)

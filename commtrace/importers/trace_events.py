@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import zlib
 from collections.abc import Generator, Iterator, Sequence
@@ -22,7 +23,7 @@ from typing import Final
 import msgspec
 
 from commtrace.errors import ImportFileError
-from commtrace.trace.inputs import open_file, printable
+from commtrace.trace.inputs import most_unpacked, open_file, printable
 
 _HEADER_PIECE: Final = 2**16
 _LARGEST_HEADER: Final = 64 * 2**20
@@ -148,7 +149,12 @@ class TraceFile:
         buffer, closing = self._read_header(file)
         yield []  # for callers that only read the header
         wanted = self._piece
+        room = most_unpacked(os.stat(self.path).st_size) if isinstance(file, gzip.GzipFile) else None
         while block := file.read(max(self._piece, wanted - len(buffer))):
+            if room is not None and (room := room - len(block)) < 0:
+                raise ImportFileError(
+                    f"{self.path} unpacks to far more than a trace does. It is damaged, or not one of torch.profiler."
+                )
             buffer += block
             if len(buffer) < wanted:
                 continue

@@ -9,6 +9,7 @@ timing ``unknown``, sent at the end of the neighbour's job and received at the s
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -155,6 +156,8 @@ def _read(path: Path) -> _Log:
     try:
         with open_file(path) as file:
             while line := file.readline(_LONGEST_LINE).decode("utf-8", "replace"):
+                if len(line) >= _LONGEST_LINE and not line.strip("\0"):
+                    raise OSError(errno.EINVAL, "it is sparse or damaged: it holds nothing where a log has lines")
                 lines += line.count(_LINE)
                 jobs += filter(None, map(_job, _JOB.finditer(line)))
                 if not first_step and (found := _FIRST_STEP.search(line)):

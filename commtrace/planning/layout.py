@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import lcm
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from commtrace.errors import ConfigurationError
-from commtrace.planning.model import Model, padded
+from commtrace.planning.model import Model, check_size, padded
+from commtrace.trace.inputs import MOST_RANKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,11 @@ class ZeroOptions:
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: give a number of elements, 0 or above")
+            check_size(name, getattr(self, name), _MOST_ELEMENTS)
 
+
+_MOST_ELEMENTS: Final = 2**50
+"""Of a bucket: more than all memory of a cluster."""
 
 Group: TypeAlias = tuple[int, ...]
 """The global ranks of a process group."""
@@ -86,6 +91,9 @@ class Layout:
         for name in (*sizes, "parameter_bytes", "gradient_bytes", "optimizer_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: give a number above 0")
+            check_size(name, getattr(self, name), MOST_RANKS)
+        check_size("tp · cp · dp · pp", self.world_size, MOST_RANKS)
+        check_size("bucket_elements", self.bucket_elements, _MOST_ELEMENTS)
         if (self.tp * self.cp * self.dp) % (self.expert_tp * self.ep):
             raise ConfigurationError(
                 f"tp · cp · dp ({self.tp * self.cp * self.dp}) is no multiple of expert_tp · ep "

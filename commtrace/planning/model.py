@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Final, Literal
 
 from commtrace.errors import ConfigurationError
+
+_MOST: Final = {"layers": 100_000, "experts": 16_384}
+_LARGEST: Final = 2**40
+"""Of any other size: products of some of them still have less than 300 digits."""
+
+
+def check_size(name: str, size: int, most: int) -> None:
+    """Raise ConfigurationError for a size beyond what any job has."""
+    if size > most:
+        raise ConfigurationError(f"{name} is above {most:,}: no job has that many")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,10 @@ class Model:
         ):
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: give a number above 0, or leave it out")
+        for field in fields(self):
+            size = getattr(self, field.name)
+            if isinstance(size, int):
+                check_size(field.name, size, _MOST.get(field.name, _LARGEST))
         if not self.head_size and self.hidden % self.heads:
             raise ConfigurationError(
                 f"hidden ({self.hidden}) is no multiple of heads ({self.heads}): change one, or give head_size"

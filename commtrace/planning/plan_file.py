@@ -14,7 +14,9 @@ from commtrace.planning.deepspeed_config import deepspeed_layout, not_planned
 from commtrace.planning.deepspeed_options import unknown_options
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
+from commtrace.trace.inputs import read_file
 
+_MOST_BYTES: Final = 16 << 20
 _PARTS: Final = ("model", "layout", "deepspeed")
 
 _Sizes = TypeVar("_Sizes", Model, Layout)
@@ -79,7 +81,7 @@ def _with_deepspeed(path: Path, given: object, layout: dict[str, object]) -> tup
 
 
 def _decoded(path: Path) -> object:
-    text = path.read_bytes()
+    text = read_file(path, _MOST_BYTES)
     try:
         return msgspec.json.decode(text) if path.suffix == ".json" else msgspec.yaml.decode(text)
     except ImportError as error:
@@ -88,6 +90,8 @@ def _decoded(path: Path) -> object:
         ) from error
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"{path}: {_place_and_problem(error)}") from error
+    except (ValueError, OverflowError, RecursionError) as error:  # a number of thousands of digits, lists in lists
+        raise ConfigurationError(f"{path}: {error}") from error
 
 
 def _place_and_problem(error: msgspec.DecodeError) -> str:
@@ -106,7 +110,11 @@ def _part(path: Path, name: str, values: object, kind: type[_Sizes]) -> _Sizes:
         raise ConfigurationError(f"{path}: {name} has no field {unknown}; its fields are {', '.join(known)}")
     try:
         return msgspec.convert(values, kind)
-    except msgspec.ValidationError as error:  # with the message of ours, if sizes contradict one another
+    except (
+        msgspec.ValidationError,
+        OverflowError,
+        UnicodeError,
+    ) as error:  # with the message of ours, if sizes contradict one another
         raise ConfigurationError(f"{path}: {name}: {error}") from error
 
 

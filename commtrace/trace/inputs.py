@@ -29,6 +29,9 @@ LONGEST_WORD: Final = 8_192
 
 _PIECE: Final = 65_536
 
+_UNPACKED_IN_ANY_CASE: Final = 64 << 20
+_UNPACKED_PER_BYTE: Final = 100
+
 _DECODERS: Final[dict[object, Decoder[Any]]] = {}
 
 _MAKING: Final = threading.Lock()
@@ -64,6 +67,11 @@ def read_file(path: Path, most_bytes: int) -> bytes:
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"is larger than {most_bytes:,} bytes", str(path))
     return content
+
+
+def most_unpacked(packed_bytes: int) -> int:
+    """Return how much a gzip file of text may unpack to: text of traces and logs shrinks 5 to 30 times."""
+    return _UNPACKED_IN_ANY_CASE + _UNPACKED_PER_BYTE * packed_bytes
 
 
 def _read_pieces(file: BufferedReader, most_bytes: int) -> bytes:

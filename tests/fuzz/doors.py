@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import pickle
+import socket
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from io import StringIO
 from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
@@ -39,10 +41,14 @@ from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.schema import mark_row
 from commtrace.trace.selection import make_request, read_requests, write_request
+from commtrace.viewer.run_view import RunView
+from commtrace.viewer.server import RunServer
 from tests.exporters.monitor.conftest import JOB
 from tests.exporters.monitor.test_store import report, stopped
 from tests.fuzz.mutators import (
+    HOSTILE_NUMBERS,
     HOSTILE_VALUES,
+    HOSTILE_WORDS,
     damage_bytes,
     damage_directory,
     damage_json,
@@ -52,7 +58,7 @@ from tests.fuzz.mutators import (
 from tests.importers import kineto_files
 from tests.importers.test_aicb_csv import AICB_LINES
 from tests.importers.test_aicb_csv import write as write_aicb_log
-from tests.importers.test_flight_recorder import entry, write_dump
+from tests.importers.test_flight_recorder import entry, gloo_hang, write_dump
 from tests.importers.test_whatif import COLUMNS, two_stages, write_trace
 from tests.importers.test_workerlog import job, write_log
 from tests.trace.rows import mark, row, steps, write_rank
@@ -254,6 +260,102 @@ def _uses_of_flight_records(folder: Path) -> Sequence[Command | Call]:
         ["import", "flight-recorder", *files, "-o", str(folder / "imported")],
         ["doctor", str(folder / "run"), "--flight-recorder", files[0], "--flight-recorder", files[1]],
     ]
+
+
+def _make_gloo_dumps(folder: Path) -> None:
+    for path in gloo_hang(folder):
+        path.rename(folder / f"dump_{path.name[-1]}")
+
+
+def _damage_gloo_dumps(folder: Path, random: Random) -> bool:
+    path = folder / "dump_1"
+    path.write_text(damage_json(path.read_text(), random), encoding="utf-8", errors="replace")
+    return False
+
+
+def _uses_of_gloo_dumps(folder: Path) -> Sequence[Command | Call]:
+    files = [str(folder / f"dump_{rank}") for rank in range(3)]
+    return [["import", "flight-recorder", *files, "-o", str(folder / "imported")]]
+
+
+_PLAN: Final = {
+    "model": {"layers": 4, "hidden": 64, "heads": 4, "sequence": 32, "vocabulary": 128, "experts": 2},
+    "layout": {"tp": 2, "sequence_parallel": True, "pp": 2, "dp": 2, "ep": 2, "microbatches": 4},
+    "deepspeed": {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1}},
+}
+
+
+def _make_plan(folder: Path) -> None:
+    (folder / "job.json").write_text(json.dumps(_PLAN))
+
+
+def _damage_plan(folder: Path, random: Random) -> bool:
+    path = folder / "job.json"
+    content = json.loads(path.read_text())
+    if random.random() < 0.5:
+        del content["deepspeed"]
+    text = json.dumps(content)
+    if random.random() < 0.5:
+        part = random.choice(("model", "layout"))
+        content[part][random.choice([*content[part]])] = random.choice(HOSTILE_VALUES)
+        text = json.dumps(content)
+    else:
+        text = damage_json(text, random)
+    path.write_text(text, encoding="utf-8", errors="replace")
+    if random.random() < 0.3:
+        path.rename(folder / "job.yaml")
+    return False
+
+
+def _uses_of_plan(folder: Path) -> Sequence[Command | Call]:
+    job = next(str(path) for path in folder.iterdir())
+    return [["plan", job], ["plan", job, "--memory", "80"], ["plan", job, "--json"]]
+
+
+def _make_served_run(folder: Path) -> None:
+    _make_complete_run(folder)
+    (folder / "request").write_bytes(b"GET /run/run/data/overview.json?ranks=0-1&token=t HTTP/1.1\r\nHost: x\r\n\r\n")
+
+
+def _damage_request(folder: Path, random: Random) -> bool:
+    path = folder / "request"
+    content = path.read_bytes()
+    if random.random() < 0.7:
+        resource = random.choice(("overview", "step/1/timeline", "step/999999999999999999999/x", "", "modules", "../x"))
+        value = random.choice([*HOSTILE_WORDS, *map(str, HOSTILE_NUMBERS), "0-", "-5", "1,,2", "9" * 5_000])
+        name = random.choice(("ranks", "token", "x", "rank", "factor"))
+        address = f"/run/run/{random.choice(('data/', 'state', 'whatif', ''))}{resource}?token=t&{name}={value}"
+        method = random.choice(("GET", "POST", "HEAD", "PUT", "\x00"))
+        content = f"{method} {address} HTTP/1.1\r\nHost: x\r\n\r\n".encode("utf-8", "replace")
+    path.write_bytes(content if random.random() < 0.5 else damage_bytes(content, random))
+    return False
+
+
+def _uses_of_request(folder: Path) -> Sequence[Command | Call]:
+    return [partial(_ask_server, folder)]
+
+
+def _ask_server(folder: Path) -> None:
+    """Send a request to the server of the page; it prints nothing of it."""
+    server = RunServer(lambda: {"run": folder / "run"}, _view, lambda: {"runs": []}, "t")
+    thread = threading.Thread(target=server.serve, daemon=True)
+    thread.start()
+    printed = StringIO()
+    try:
+        with redirect_stderr(printed), socket.create_connection(("127.0.0.1", server.port), 20) as connection:
+            connection.sendall((folder / "request").read_bytes())
+            connection.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionError):
+                while connection.recv(65_536):
+                    pass
+    finally:
+        server.close()
+        thread.join()
+    assert "Traceback" not in printed.getvalue(), printed.getvalue()
+
+
+def _view(path: Path) -> RunView:
+    return RunView(path, trace_of=lambda timeline, step: b"")
 
 
 def _make_flight_records_and_run(folder: Path) -> None:
@@ -461,6 +563,9 @@ DOORS: Final = (
     Door("monitor.json and triggers", _make_two_runs, _damage_beside_run, _only_top),
     Door("kineto", _make_kineto, _damage_kineto, _uses_of_kineto),
     Door("flight recorder", _make_flight_records_and_run, _damage_flight_records, _uses_of_flight_records),
+    Door("dumps of gloo", _make_gloo_dumps, _damage_gloo_dumps, _uses_of_gloo_dumps),
+    Door("plans", _make_plan, _damage_plan, _uses_of_plan),
+    Door("requests to view", _make_served_run, _damage_request, _uses_of_request),
     Door("what-if", _make_whatif, _damage_whatif, _uses_of_whatif),
     Door("workerlog", _make_workerlog, _damage_workerlog, _uses_of_workerlog),
     Door("aicb-csv", _make_aicb_log, _damage_aicb_log, _uses_of_aicb_log),

@@ -19,6 +19,7 @@ HOSTILE_WORDS: Final = (
 )  # fmt: skip
 HOSTILE_NUMBERS: Final = (
     0, -1, -2, 1, 2**31 - 1, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63), 2**63, 2**64, 10**30, 1_000_000, 999_999_999,
+    10**300,
 )  # fmt: skip
 HOSTILE_VALUES: Final[tuple[Any, ...]] = (
     *HOSTILE_WORDS, *HOSTILE_NUMBERS, None, True, [], {}, [[]], 1.5, -0.0, 1e308, float("nan"), float("inf"),
@@ -138,8 +139,22 @@ def damage_segment(path: Path, random: Random) -> None:
     else:
         columns, rows = _other_schema(columns, rows, random)
     table = _table(rows, columns).replace_schema_metadata(metadata)
+    if random.random() < 0.1:
+        table = _null_among_words(table, random)
     with pa.ipc.new_stream(str(path), table.schema) as out:
         out.write_table(table, max_chunksize=random.choice((7, 100, 100_000)))
+
+
+def _null_among_words(table: pa.Table, random: Random) -> pa.Table:
+    """Put a null among the words that the rows of a column refer to."""
+    coded = [at for at, field in enumerate(table.schema) if pa.types.is_dictionary(field.type)]
+    at = random.choice(coded)
+    field, column = table.schema.field(at), table.column(at).combine_chunks()
+    words = column.dictionary.to_pylist()
+    words[random.randrange(len(words)) if words else 0 :] = [None]
+    indices = pa.array([min(index or 0, len(words) - 1) for index in column.indices.to_pylist()], field.type.index_type)
+    column = pa.DictionaryArray.from_arrays(indices, pa.array(words, field.type.value_type))
+    return table.set_column(at, field.with_type(column.type), column)
 
 
 def _damage_row(row: dict[str, Any], random: Random) -> None:

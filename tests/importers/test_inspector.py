@@ -455,3 +455,14 @@ def test_the_command_says_what_cannot_be_concluded(tmp_path: Path) -> None:
         "Note: NCCL Inspector records NCCL's kernels alone, neither compute nor steps: exposed communication, bubbles "
         "and stragglers cannot be found."
     )
+
+
+@pytest.mark.parametrize("name", ["host-pid1.log", "host-pid1.log.gz"])
+@pytest.mark.parametrize("content", [b"\n", b"\0"])
+def test_a_file_of_nothing_is_not_read_to_its_end(name: str, content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / name
+    text = json.dumps(line(1, 0)).encode() + b"\n" + content * (16 << 20)
+    path.write_bytes(gzip.compress(text, compresslevel=1) if name.endswith("gz") else text)
+
+    with pytest.raises(ImportFileError, match="empty for the most part"):
+        import_inspector([path], tmp_path / "run")

@@ -167,3 +167,16 @@ def test_a_string_that_does_not_end_is_refused_before_it_fills_the_memory(tmp_pa
 def test_a_number_that_no_clock_shows_is_no_time(text: str) -> None:
     with pytest.raises(ValueError, match="is no time"):
         nanoseconds(msgspec.Raw(text.encode()))
+
+
+def test_a_packed_trace_of_tiny_events_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(b'{"traceEvents": [{}')
+        for _ in range(100):
+            file.write(b",{}" * (1 << 19))
+        file.write(b"]}")
+
+    with pytest.raises(ImportFileError, match="unpacks to far more than a trace does"):
+        for _ in TraceFile(path).events():
+            pass

@@ -167,3 +167,12 @@ def test_a_pipeline_is_found_in_the_logs(tmp_path: Path) -> None:
     assert recv.duration_p50_ns == pytest.approx(600_000, abs=1_000)
     for rank in summary.ranks:
         assert rank.part("compute") == pytest.approx(6 * 12e6 + 3e6, abs=1e6)
+
+
+def test_a_sparse_file_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "workerlog.0"
+    with path.open("wb") as file:
+        file.truncate(50 << 30)
+
+    with pytest.raises(ImportFileError, match="sparse or damaged"):
+        import_workerlog([path], tmp_path / "run")

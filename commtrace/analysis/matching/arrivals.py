@@ -103,7 +103,7 @@ def _collectives(trace: RankTrace) -> Bool:
     """Mark the collectives that are known to have ended."""
     spans = trace.spans
     rows = (spans.kind == schema.COLLECTIVE) & (spans.group >= 0)
-    return rows & ~unfinished_rows(trace) if trace.metadata.is_dump else rows
+    return np.asarray(rows & ~unfinished_rows(trace) if trace.metadata.is_dump else rows)
 
 
 def _sent_by(run: Run, send: int) -> dict[int, dict[Message, int]]:

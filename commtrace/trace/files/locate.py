@@ -144,6 +144,7 @@ class Segment:
     size: int
     number: int | None = None  # in its name when written; None in files of older versions
     first_number: int | None = None  # of the first segment of the recording; None in files of older versions
+    room: int = 0  # its share of what the files of the run may take beyond the usual when unpacked, bytes
 
 
 Described = Callable[[list[Segment]], "RankTrace | None"]

@@ -32,7 +32,7 @@ from commtrace.trace.files.locate import (
     rank_directories,
     two_at_once,
 )
-from commtrace.trace.files.segment_index import SegmentIndex, first_line
+from commtrace.trace.files.segment_index import ROOM_OF_RUN, ROOM_OF_TAIL, SegmentIndex, first_line
 from commtrace.trace.files.side_files import with_side_files
 from commtrace.trace.files.writer import segment_paths, segment_step_ranges
 from commtrace.trace.inputs import printable
@@ -126,7 +126,7 @@ def read_files(path: str | Path) -> Iterator[pa.Table]:
     yield columns.empty_table()
     chosen = newest_session(_scan(find_run_directory(Path(path)), []), [], _described)
     for segment in (segment for rank in sorted(chosen) for segment in chosen[rank]):
-        table, _ = _read_segment(segment.path)
+        table, _ = _read_segment(segment.path, segment.room)
         if table is not None:
             rank, table = pa.repeat(pa.scalar(segment.metadata.rank, pa.int32()), len(table)), known_columns(table)
             rows = [rank, *(table.column(name) for name in schema.SCHEMA.names)]
@@ -230,7 +230,8 @@ def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[Segment
                 # A long run has thousands of segments, and kilobytes of metadata in each.
                 is_same = bool(found) and found[-1].metadata == segment.metadata
                 found.append(replace(segment, metadata=found[-1].metadata) if is_same else segment)
-    return found
+    share = ROOM_OF_RUN // max(len(found), 1)
+    return [replace(segment, room=share) for segment in found]
 
 
 def _read_header(path: Path) -> Segment:
@@ -275,7 +276,7 @@ def _described(segments: list[Segment]) -> RankTrace | None:
 
 def _recorded_until(path: Path) -> int:
     """Return the latest end in a segment, ns of its host's monotonic clock; 0 if unknown."""
-    table, _ = _read_segment(path)
+    table, _ = _read_segment(path, ROOM_OF_TAIL)
     if table is None or not len(table) or table["end"].null_count:
         return 0
     return int(table["end"].to_numpy().max())
@@ -291,7 +292,7 @@ def _read_rank(segments: list[Segment], steps: StepRange | None) -> tuple[pa.Tab
         # The first segment holds the marks that describe the rank, the newest the latest ones: read both in any case.
         if steps is not None and position > 0 and not newest and not steps.overlaps(first, last):
             continue
-        table, problems = _read_segment(segment.path)
+        table, problems = _read_segment(segment.path, segment.room)
         tables += [known_columns(table)] if table is not None else []
         notes += problems
     if not tables:
@@ -299,8 +300,8 @@ def _read_rank(segments: list[Segment], steps: StepRange | None) -> tuple[pa.Tab
     return pa.concat_tables(tables), notes
 
 
-def _read_segment(path: Path) -> tuple[pa.Table | None, list[str]]:
-    index = SegmentIndex(path)
+def _read_segment(path: Path, room: int) -> tuple[pa.Table | None, list[str]]:
+    index = SegmentIndex(path, room)
     try:
         table = index.read_all()
     except FileNotFoundError:

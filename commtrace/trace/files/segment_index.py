@@ -37,9 +37,13 @@ from commtrace.trace.files.messages import (
 from commtrace.trace.inputs import open_file
 from commtrace.trace.spans import Int64, Spans
 
-_MOST_UNPACKED: Final = 256 << 20
-_MOST_UNPACKED_PER_BYTE: Final = 100
-"""Limits of one read when unpacked, fixed and per packed byte; recorded columns grow 5 to 15 times."""
+_MOST_UNPACKED_PER_BYTE: Final = 50
+"""Limit of a message when unpacked; recorded columns grow 5 to 15 times. What is above it takes from the room."""
+
+ROOM_OF_RUN: Final = 32 << 20
+"""Bytes beyond that limit that all files of a run may take: short recordings in which all rows are alike."""
+
+ROOM_OF_TAIL: Final = 1 << 20
 
 
 _BYTES_AT_ONCE: Final = 50_000
@@ -53,8 +57,10 @@ class SegmentReplacedError(OSError):
 class SegmentIndex:
     """The messages of a segment that may still grow. Not thread-safe."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, room: int = ROOM_OF_RUN) -> None:
         self.path = path
+        self._room = room
+        self._taken: set[int] = set()  # offsets of messages that have taken from the room
         self.batches: list[Message] = []
         self.num_bytes = 0
         self.modified_ns = 0
@@ -83,6 +89,7 @@ class SegmentIndex:
             self._schema, self._dictionaries, self.batches = None, [], []
             self._unverified, self._since_batch = [], []
             self._checksums, self._has_table, self._damaged = {}, False, set()
+            self._taken = set()
         if not self._has_table:
             self._find(file, self.num_bytes)
 
@@ -197,7 +204,6 @@ class SegmentIndex:
 
     def _readable(self, messages: Sequence[Message], contents: Sequence[bytes | None]) -> list[tuple[Message, bytes]]:
         """Return messages that are whole, of a possible size, and have whole dictionaries."""
-        room = _MOST_UNPACKED + _MOST_UNPACKED_PER_BYTE * sum(message.size for message in messages)
         kept: list[tuple[Message, bytes]] = []
         missing: set[int] = set()
         for message, content in zip(messages, contents, strict=True):
@@ -208,10 +214,9 @@ class SegmentIndex:
                     self._leave_out(message, str(error))
                     content = None
                 else:
-                    if unpacked > room:
+                    if not self._has_room(message, unpacked):
                         self._leave_out(message, f"it would take {unpacked:,} bytes of memory")
                         content = None
-                    room -= unpacked
             elif content is None:
                 self._leave_out(message, "its checksum differs: some of its bytes have changed")
             if message.kind == DICTIONARY:
@@ -224,6 +229,16 @@ class SegmentIndex:
             kept.append((message, content))
         return kept
 
+    def _has_room(self, message: Message, num_bytes: int) -> bool:
+        more = num_bytes - _MOST_UNPACKED_PER_BYTE * message.size
+        if more <= 0 or message.offset in self._taken:
+            return True
+        if more > self._room:
+            return False
+        self._room -= more
+        self._taken.add(message.offset)
+        return True
+
     def _decode(self, kept: Sequence[tuple[Message, bytes]], columns: list[int] | None) -> list[pa.RecordBatch]:
         options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=columns)
         stream = pa.ipc.open_stream(pa.py_buffer(b"".join(content for _, content in kept)), options=options)
@@ -232,6 +247,7 @@ class SegmentIndex:
             try:
                 batch = stream.read_next_batch()
                 batch.validate(full=True)  # pyarrow would read beyond the end of a damaged column
+                _check_words(batch)
             except (pa.ArrowException, OSError, StopIteration) as error:
                 # What follows may refer to what was damaged here: without checksums that is not known.
                 self._give_up_at(message, first_line(error))
@@ -260,6 +276,13 @@ class SegmentIndex:
         if not self.ends_whole:
             why = "what follows is no whole message, or not the checksums of those before it"
             self.problems.append(f"{self.path}: torn after {len(self.batches)} batches, read up to there ({why}).")
+
+
+def _check_words(batch: pa.RecordBatch) -> None:
+    """Raise ArrowInvalid for a null among the words that rows refer to: a recorder writes it into the rows."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if pa.types.is_dictionary(column.type) and column.dictionary.null_count:
+            raise pa.ArrowInvalid(f"a null is among the words of its column {name}")
 
 
 def first_line(error: BaseException) -> str:
@@ -349,7 +372,7 @@ def read_forward(
     """
     _must_see(segments)
     for number, segment in enumerate(segments):
-        index = SegmentIndex(segment.path)
+        index = SegmentIndex(segment.path, segment.room)
         if not _extend(index, problems):
             continue
         for first, end in _groups(index):
@@ -372,7 +395,7 @@ def read_extents(
     """
     _must_see(segments)
     for number, own in groupby(extents, key=lambda extent: extent.segment):
-        index = SegmentIndex(segments[number].path)
+        index = SegmentIndex(segments[number].path, segments[number].room)
         if not _extend(index, problems):
             continue
         wanted = [*own]

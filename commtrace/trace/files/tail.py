@@ -24,7 +24,7 @@ from commtrace.trace import schema
 from commtrace.trace.files.decoding import LONGEST_NS, RankTable, decode, known_columns
 from commtrace.trace.files.locate import find_run_directory, missing_ranks
 from commtrace.trace.files.reader import newest_segments
-from commtrace.trace.files.segment_index import SegmentIndex, SegmentReplacedError
+from commtrace.trace.files.segment_index import ROOM_OF_TAIL, SegmentIndex, SegmentReplacedError
 from commtrace.trace.files.writer import rank_directory, segment_paths
 from commtrace.trace.inputs import MOST_RANKS, printable
 from commtrace.trace.marks import read_mark
@@ -128,12 +128,12 @@ class RunTail:
         for path in chosen:
             # The newest one still grows; of the others the first look counts.
             if path not in self._samples or path == paths[-1]:
-                self._samples[path] = _durations(self._indexes.get(path) or SegmentIndex(path))
+                self._samples[path] = _durations(self._indexes.get(path) or SegmentIndex(path, ROOM_OF_TAIL))
         self._samples = {path: self._samples[path] for path in chosen}
         return [duration for path in chosen for duration in self._samples[path]]
 
     def _index(self, path: Path) -> SegmentIndex:
-        return self._indexes.setdefault(path, SegmentIndex(path))
+        return self._indexes.setdefault(path, SegmentIndex(path, ROOM_OF_TAIL))
 
     def _forget(self, kept: set[Path]) -> None:
         self._indexes = {path: index for path, index in self._indexes.items() if path in kept}

@@ -47,3 +47,16 @@ def test_what_it_named_in_a_run_directory_is_kept_for_hosts_also_when_the_run_is
 def test_outside_of_a_run_directory_it_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch(tmp_path, monkeypatch)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["monitor.json"]
+
+
+def test_its_directory_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch(tmp_path / "new" / "folder", monkeypatch)
+    assert (tmp_path / "new" / "folder" / "monitor.json").exists()
+
+
+def test_a_directory_that_cannot_be_made_is_a_message(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    command = ["monitor", "127.0.0.1:0", "-o", str(tmp_path / "file" / "folder")]
+    result = CliRunner().invoke(app, command, env={"COMMTRACE_MONITOR_TOKEN": 32 * "a"})
+    assert result.exit_code == 2
+    assert "cannot be made" in result.stderr

@@ -12,6 +12,7 @@ from urllib.request import urlopen
 import pytest
 from typer.testing import CliRunner
 
+from commtrace.cli.commands import view
 from commtrace.cli.main import app
 from tests.cli.recorded import record
 from tests.pipeline_factory import PipelineJob
@@ -81,3 +82,17 @@ def test_a_run_to_compare_with_has_to_exist(tmp_path: Path) -> None:
 
     assert result.exit_code == 2
     assert "gone" in result.stderr
+
+
+def test_the_token_is_on_no_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arguments of a browser's process are there for all users to see."""
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+
+    view._open_in_browser("http://127.0.0.1:1234/run/one/?token=s3cret")
+
+    (address,) = opened
+    page = Path(address.removeprefix("file://"))
+    assert "s3cret" not in address
+    assert 'url=http://127.0.0.1:1234/run/one/?token=s3cret"' in page.read_text()
+    assert page.parent.stat().st_mode & 0o077 == 0

@@ -59,8 +59,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "planning": frozenset({"errors", "trace", "analysis"}),
     "benchmarks": BASE | {"launchers", "identity", "analysis"},
     "search": frozenset({"errors", "trace", "analysis", "planning"}),
-    "exporters": BASE
-    | {"process_end", "options", "recorder", "analysis", "live", "redaction", "planning", "deadline"},
+    "exporters": BASE | {"process_end", "options", "recorder", "analysis", "live", "redaction", "planning", "deadline"},
     "viewer": frozenset({"errors", "trace", "analysis", "planning"}),
     "cli": BASE
     | {

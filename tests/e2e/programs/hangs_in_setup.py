@@ -8,8 +8,6 @@ import torch.distributed as dist
 
 import commtrace.auto  # noqa: F401
 
-import commtrace.auto  # noqa: F401
-
 how, rank = sys.argv[1], int(os.environ["RANK"])
 
 

@@ -71,7 +71,7 @@ class MeasuredWork:
     begins_ns: Int64  # begin of the first and the last step of each rank, shape (2, ranks)
     blame_ns: Mapping[int, int]  # by rank, the time that others waited for it
     clocks_agree: bool
-    numbers: StepNumbers = StepNumbers()
+    numbers: StepNumbers = StepNumbers()  # noqa: RUF009 -- immutable
 
     @classmethod
     def of(cls, run: Run, matches: Matches, program: Program, parts: StatisticsParts) -> MeasuredWork:

@@ -83,6 +83,7 @@ class Recorder:
         open_sinks: called once on the harvester thread, as soon as ``ready`` returns True.
         before_pass: called at the beginning of each pass; returns marks (name, detail) to write.
         note_losses: called at the end with the lost spans, by kind, that no sink could note.
+        at_end: called on the harvester thread when it has written the rest.
         source: records beside the buffer.
     """
 
@@ -94,6 +95,7 @@ class Recorder:
         capacity: int = 200_000,
         before_pass: Callable[[], Iterable[tuple[str, MarkDetail]]] = lambda: (),
         note_losses: Callable[[Mapping[str, int]], None] = lambda lost: None,
+        at_end: Callable[[], None] = lambda: None,
         source: Source | None = None,
     ) -> None:
         self.recording = True
@@ -102,6 +104,7 @@ class Recorder:
         self.capacity = capacity
         self._before_pass = before_pass
         self._note_losses = note_losses
+        self._at_end = at_end
         self._source = source
         self._is_end_written = False
         self.end_pass: Callable[[bool], list[Row]] = lambda last: []
@@ -219,6 +222,10 @@ class Recorder:
         self._guarded_pass(last=True)
         self._close_sinks()
         self._report_losses()
+        try:
+            self._at_end()
+        except Exception:
+            _logger.warning("commtrace: its recording did not end as it should; its files are whole", exc_info=True)
 
     def _is_ahead_of_device(self) -> bool:
         entries = self._unresolved or (self._sinks and self.buffer)

@@ -108,6 +108,7 @@ class Instrumentation:
             capacity=config.buffer_spans,
             before_pass=self._since_last_pass,
             note_losses=self._note_losses,
+            at_end=lambda: self._setup.end(),  # made below
             source=native,
         )
         self._writer: SegmentWriter | None = None
@@ -239,8 +240,8 @@ class Instrumentation:
         self._peer_watch.stop(ended_cleanly=not self.tracer.failures_recorded and not uncaught_exception())
         self._device_watch.stop()
         self._marks.has_ended = True
-        if self.recorder.stop():
-            self._setup.end()
+        self._setup.stop()
+        self.recorder.stop()
         if isinstance(self._device_clock, NativeClock):
             self._device_clock.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -12,7 +13,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from commtrace.trace.selection import make_request, write_request
-from tests.e2e.launch import REPOSITORY, fork
+from tests.e2e.launch import REPOSITORY, fork, run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")]
 
@@ -40,26 +41,31 @@ class Frozen(NamedTuple):
     output: str
 
 
-def frozen_job(
-    folder: Path, library: Path, kinds: str = "", *arguments: str, env: Mapping[str, str] | None = None
-) -> Frozen:
-    """Run the program until its end, with calls of these kinds frozen; in ``folder/notes`` are all kinds that came."""
+def frozen(folder: Path, library: Path, kinds: str = "") -> dict[str, str]:
+    """The environment of a job that records to ``folder/run``, which is frozen while there is ``folder/frozen``."""
     (folder / "notes").mkdir()
-    flag = folder / "frozen"
-    environment = {
+    return {
         "LD_PRELOAD": str(library),
         "FROZEN_BELOW": str(folder / "run"),
-        "FROZEN_WHILE": str(flag),
+        "FROZEN_WHILE": str(folder / "frozen"),
         "FROZEN_CALLS": kinds,
         "FROZEN_NOTES": str(folder / "notes"),
         "COMMTRACE_DIR": str(folder / "run"),
         "COMMTRACE_HANG_SECONDS": "2",
         "COMMTRACE_STEPS_PER_SEGMENT": "20",
         "COMMTRACE_KEEP_STEPS": "160",
-        **(env or {}),
     }
+
+
+def frozen_job(
+    folder: Path, library: Path, kinds: str = "", *arguments: str, env: Mapping[str, str] | None = None
+) -> Frozen:
+    """Run the program until its end, with calls of these kinds frozen; in ``folder/notes`` are all kinds that came."""
+    environment = {**frozen(folder, library, kinds), **(env or {})}
     seconds = arguments[:1] or (str(TRAINED_SECONDS),)
-    completed = fork([PROGRAM, flag, *seconds, *arguments[1:]], 2, environment, timeout=float(seconds[0]) + 90)
+    completed = fork(
+        [PROGRAM, folder / "frozen", *seconds, *arguments[1:]], 2, environment, timeout=float(seconds[0]) + 90
+    )
     assert not completed.timed_out, completed.stdout
     assert completed.returncode == 0, completed.stdout
     longest = re.findall(r"rank \d: \d+ steps, the longest ([\d.]+) s", completed.stdout)
@@ -107,3 +113,29 @@ def test_nor_with_a_request_that_cannot_be_read_to_its_end(tmp_path: Path, libra
     (tmp_path / "run").mkdir()
     write_request(tmp_path / "run", make_request("another", 0, 5, 10, by="test", modules="depth=1"))
     check(frozen_job(tmp_path, library, "read,list"))
+
+
+NEVER_JOINS = """
+import atexit, sys, time
+from pathlib import Path
+atexit.register(lambda: print(f"the end took {time.monotonic() - began:.1f} s"))
+import commtrace.auto
+folder, flag = Path(sys.argv[1]), Path(sys.argv[2])
+deadline = time.monotonic() + 60
+while not list(folder.glob("rank-00000/spans-*")) and time.monotonic() < deadline:
+    time.sleep(0.2)
+assert time.monotonic() < deadline
+flag.touch()
+began = time.monotonic()
+"""
+
+
+@pytest.mark.thorough
+def test_nor_the_end_of_a_rank_that_has_not_joined_its_job(tmp_path: Path, library: Path) -> None:
+    environment = {**frozen(tmp_path, library), "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    command = [sys.executable, "-c", NEVER_JOINS, str(tmp_path / "run"), str(tmp_path / "frozen")]
+    completed = run(command, environment, timeout=150)
+    assert not completed.timed_out, completed.stdout
+    assert completed.returncode == 0, completed.stdout
+    (seconds,) = re.findall(r"the end took ([\d.]+) s", completed.stdout)
+    assert float(seconds) < LONGEST_SECONDS, completed.stdout

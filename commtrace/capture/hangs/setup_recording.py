@@ -38,7 +38,10 @@ _VARIABLE: Final = "_COMMTRACE_RANK_PROCESS"
 
 
 class SetupRecording:
-    """The files of one process before it knows its run. For the harvester's thread, but for :meth:`start`."""
+    """The files of one process before it knows its run.
+
+    For the harvester's thread, but for :meth:`start` and :meth:`stop`.
+    """
 
     def __init__(
         self, tracer: Tracer, config: Config, who: Identity, announce: Callable[[Path, RankMetadata], None]
@@ -68,6 +71,11 @@ class SetupRecording:
         self._is_ranks_child = inherited.startswith(mine) and inherited != f"{mine}{os.getpid()}"
         if not self._is_ranks_child:
             self._variable = os.environ[_VARIABLE] = f"{mine}{os.getpid()}"
+
+    def stop(self) -> None:
+        """Tell processes no more that this one has started them."""
+        if self._variable and os.environ.get(_VARIABLE) == self._variable:
+            del os.environ[_VARIABLE]
 
     def look(self) -> None:
         """Write where the process is, if it is time; a failure ends it, with a warning."""
@@ -112,8 +120,6 @@ class SetupRecording:
 
     def end(self) -> None:
         """Close the files if the process fails; remove them if it ends well."""
-        if self._variable and os.environ.get(_VARIABLE) == self._variable:
-            del os.environ[_VARIABLE]
         detail = how_it_ended()
         writer = self._writer
         if writer is None or not detail:

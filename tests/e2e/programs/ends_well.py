@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+import commtrace.auto  # noqa: F401
+
 STEPS = 20
 
 
@@ -70,8 +72,6 @@ def work(rank: int, port: str, how: str) -> None:
 
 
 if __name__ == "__main__":
-    import commtrace.auto  # noqa: F401
-
     if len(sys.argv) > 2:
         method, port = sys.argv[2:]
         mp.start_processes(work, args=(port, sys.argv[1]), nprocs=2, start_method=method)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 GroupRoles: TypeAlias = list[tuple[ProcessGroup, str]]
 """Every group once, with its role."""
 
+
 def add_dimension(tracer: Tracer, dimension: str, rank: int, size: int) -> None:
     """Add the place of this rank in one parallel dimension to the topology."""
     _, known = tracer.topology()

@@ -23,8 +23,8 @@ from commtrace.capture.device.peak_memory import PART as PEAK_MEMORY
 from commtrace.capture.device.peak_memory import PeakMemory
 from commtrace.capture.hangs.hang_watch import HangWatch
 from commtrace.capture.model import modules
-from commtrace.capture.model.modules import ModuleSelection
 from commtrace.capture.model.compiled_steps import CompiledSteps
+from commtrace.capture.model.modules import ModuleSelection
 from commtrace.capture.model.optimizers import OptimizerPhase
 from commtrace.capture.model.phases import GarbageCollections, PhaseCapture
 from commtrace.capture.native import Native, NativeClock

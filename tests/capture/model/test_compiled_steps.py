@@ -14,6 +14,8 @@ from commtrace.integrations import loop
 from commtrace.trace import schema
 from tests.capture.recording import Recording
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own
+
 Step = Callable[[], Any]
 
 

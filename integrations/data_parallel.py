@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch
 from torch.distributed import ProcessGroup
 
+from commtrace.capture.collectives.groups import is_generic_role
 from commtrace.capture.hooks import Hooks
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
@@ -262,7 +263,14 @@ def groups_below(module: torch.nn.Module) -> Iterator[tuple[ProcessGroup | None,
 def _dimension(of_mesh: MeshInfo, word: str) -> str:
     # torch names no group that has all ranks.
     names, dimension = of_mesh.mesh.mesh_dim_names, getattr(of_mesh, f"{word}_mesh_dim", None)
-    return "" if names is None or dimension is None else str(names[dimension])
+    if names is None or dimension is None:
+        return ""
+    name = str(names[dimension])
+    return "" if is_generic_role(name) else _ROLES_OF_DIMENSIONS.get(name, name)
+
+
+_ROLES_OF_DIMENSIONS: Final = {"fsdp": "dp", "efsdp": "expert-dp"}
+"""torchtitan's names for the dimensions over which it shards."""
 
 
 def _parameter_groups(state: FSDPState | None) -> list[ParameterGroup]:

@@ -5,7 +5,6 @@ A group gets its role by identity, not by its members, which several groups may 
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
@@ -13,17 +12,14 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 import torch
 from torch.distributed import ProcessGroup
 
+from commtrace.capture.collectives.groups import is_generic_role
 from commtrace.capture.tracer import Tracer
-from commtrace.trace.metadata import UNKNOWN_ROLE
 
 if TYPE_CHECKING:
     from commtrace.trace.topology import Topology  # msgspec is not imported in training
 
 GroupRoles: TypeAlias = list[tuple[ProcessGroup, str]]
 """Every group once, with its role."""
-
-_MEANINGLESS: Final = re.compile(rf"{UNKNOWN_ROLE}|world|default|dim_\d+")
-"""Roles without a meaning: torch's own defaults, those of unnamed meshes among them."""
 
 
 def add_dimension(tracer: Tracer, dimension: str, rank: int, size: int) -> None:
@@ -47,7 +43,7 @@ def add_framework(tracer: Tracer, name: str) -> None:
 
 def set_role_if_unknown(tracer: Tracer, process_group: ProcessGroup, role: str) -> str:
     """Set the role of a group, unless a framework or the name of its mesh dimension has; return its role."""
-    if _MEANINGLESS.fullmatch(tracer.groups.state(process_group).group.role):
+    if is_generic_role(tracer.groups.state(process_group).group.role):
         tracer.set_role(process_group, role)
     return tracer.groups.state(process_group).group.role
 

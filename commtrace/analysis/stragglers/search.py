@@ -44,6 +44,8 @@ NO_PEERS = (
 )
 
 
+NONE_COMPARED: Final = StepNumbers()
+
 NOT_THE_SAME_STEPS: Final = (
     "Ranks were not compared: what they do in a step of the same number is not the same iteration. Mark the steps with "
     "`with commtrace.step(i):`, with the same number on all ranks."
@@ -71,7 +73,7 @@ class MeasuredWork:
     begins_ns: Int64  # begin of the first and the last step of each rank, shape (2, ranks)
     blame_ns: Mapping[int, int]  # by rank, the time that others waited for it
     clocks_agree: bool
-    numbers: StepNumbers = StepNumbers()  # noqa: RUF009 -- immutable
+    numbers: StepNumbers = NONE_COMPARED
 
     @classmethod
     def of(cls, run: Run, matches: Matches, program: Program, parts: StatisticsParts) -> MeasuredWork:

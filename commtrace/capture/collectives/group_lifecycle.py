@@ -139,7 +139,9 @@ def watch_meshes(tracer: Tracer) -> Callable[[], None]:
     # ranks, which uses the default group, nor for a mesh of existing groups: these are named here.
     def hook(module: ModuleType) -> None:
         hooks.replace(module.DeviceMesh, "__init__", hooks.around(mesh_of, name_new))
-        hooks.replace(module.DeviceMesh, "from_group", hooks.around(lambda args, kwargs: True, name_result))
+        # Meshes that are made of another one get their groups after their __init__.
+        for maker in ("from_group", "_unflatten", "_flatten", "_concatenate"):
+            hooks.replace(module.DeviceMesh, maker, hooks.around(lambda args, kwargs: True, name_result))
         for mesh in _existing_meshes(module.DeviceMesh):
             try:
                 _name_dimensions(tracer, mesh)

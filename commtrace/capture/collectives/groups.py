@@ -6,6 +6,7 @@ import functools
 import itertools
 import logging
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -22,8 +23,14 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("commtrace")
 
-_GENERIC_ROLES = frozenset({UNKNOWN_ROLE, "world", "default"})
-"""Roles that say nothing of what a group is for: a whole world, or one that torch made for a mesh of all ranks."""
+_GENERIC_ROLE = re.compile(rf"{UNKNOWN_ROLE}|world|default|dim_\d+|batch|loss|\w+_mesh")
+"""Roles that say nothing of what a group is for: torch's own defaults, those of unnamed meshes among them, and names of
+meshes that a program makes beside those of its parallelism, as torchtitan's for its batches and its loss."""
+
+
+def is_generic_role(role: str) -> bool:
+    """Return whether a role says nothing of what a group is for."""
+    return _GENERIC_ROLE.fullmatch(role) is not None
 
 
 class Counters(Protocol):
@@ -248,7 +255,7 @@ class GroupRegistry:
     def name_dimension(self, process_group: ProcessGroup, dimension: str) -> None:
         """Name a group after its dimension of a ``DeviceMesh``, unless a framework has named it."""
         state = self.state(process_group)
-        if state.group.role in _GENERIC_ROLES:
+        if is_generic_role(state.group.role) and not is_generic_role(dimension):
             self.set_role(process_group, dimension)
 
     def renew_lock(self) -> None:

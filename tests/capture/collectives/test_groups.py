@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import init_device_mesh
 
 from commtrace.capture.collectives import group_lifecycle
 from commtrace.capture.collectives.groups import GroupRegistry
@@ -209,3 +210,30 @@ def test_a_group_that_is_larger_than_the_job_has_members_elsewhere(registry: Gro
 
     assert registry.state(larger).group.ranks == ()
     assert registry.state(smaller).group.ranks == (0, 1, 2, 3)
+
+
+def test_a_mesh_beside_those_of_the_parallelism_names_no_group(watched: Recording) -> None:
+    """As torchtitan makes its meshes: all from one of all ranks."""
+    world = init_device_mesh("cpu", (4,), mesh_dim_names=("world",))
+    if not hasattr(world, "_unflatten"):
+        pytest.skip("this torch makes no mesh of another one")
+    uninstall = group_lifecycle.watch_meshes(watched.tracer)
+    for_data = world._unflatten(0, (1, 2, 2), ("pp", "batch", "tp"))
+    for_data["batch", "tp"]._flatten("loss_mesh")
+    dense = world._unflatten(0, (1, 2, 2), ("pp", "dp_shard", "tp"))
+    uninstall()
+
+    role = {name: watched.tracer.groups.state(dense.get_group(name)).group.role for name in ("dp_shard", "tp")}
+    assert role == {"dp_shard": "dp_shard", "tp": "tp"}
+    assert watched.tracer.groups.state(world_group()).group.role == "world"
+
+
+def test_a_dimension_of_all_ranks_names_the_group_of_all_ranks(watched: Recording) -> None:
+    world = init_device_mesh("cpu", (4,), mesh_dim_names=("world",))
+    if not hasattr(world, "_unflatten"):
+        pytest.skip("this torch makes no mesh of another one")
+    uninstall = group_lifecycle.watch_meshes(watched.tracer)
+    mesh = world._unflatten(0, (1, 1, 4), ("pp", "batch", "tp"))
+    uninstall()
+
+    assert watched.tracer.groups.state(mesh.get_group("tp")).group.role == "tp"

@@ -504,6 +504,9 @@ def _why_not(found: SlowRanks, rank: int, replay: Replay) -> str:
     longer, least = own / peers - 1, least_share_of_work(found, rank)
     mean = _longer_in_the_mean(work, rank)
     both = f"{own / 1e6:.1f} against {peers / 1e6:.1f} ms per step, medians over {work.num_steps} steps"
+    rare = _rarely_longer(work, rank, least)
+    if longer > least and rare:
+        return f"{rare} A straggler is slow in most steps."
     if longer <= least < mean:
         return (
             f"In most steps its own work takes as long as that of the ranks that do the same ({both}); in some it "
@@ -527,6 +530,25 @@ def _why_not(found: SlowRanks, rank: int, replay: Replay) -> str:
         f"{cost.persistence:.0%} of the steps. A straggler is named from {limits.cost_ms:g} ms and "
         f"{limits.share_of_step:.0%} on, in {limits.majority:.0%} of the steps, if it works longer in "
         f"{limits.persistence:.0%}."
+    )
+
+
+def _rarely_longer(work: WorkStatistics, rank: int, least: float) -> str:
+    """Say in how many steps the work of a rank is longer than that of its peers, if its medians are not."""
+    own = work.ranks == rank
+    others = ~own & (work.stages == work.stage_of_rank[rank])
+    if not others.any():
+        return ""
+    own_ns, typical_ns = work.work_ns[own][0], np.median(work.work_ns[others], axis=0)
+    own_median, typical_median = float(np.median(own_ns)), float(np.median(typical_ns))
+    if own_median > (1 + least) * typical_median:
+        return ""
+    excess_ns = own_ns - typical_ns
+    longer = int((excess_ns > max(float(excess_ns.mean()) / 2, least * typical_median)).sum())
+    return (
+        f"Its own work takes longer than that of the ranks that do the same in {longer} of {len(own_ns)} steps, by "
+        f"{_longer_in_the_mean(work, rank):.0%} in the mean over all steps; the medians over all steps are "
+        f"{own_median / 1e6:.1f} and {typical_median / 1e6:.1f} ms."
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import reduce
 from operator import add
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -138,3 +140,21 @@ def test_of_a_long_run_the_longest_steps_of_each_activity_are_known(monkeypatch:
         assert {one.activity: one.wait_ns for one in whole.activities} == {
             one.activity: one.wait_ns for one in rank_0.activities
         }
+
+
+def test_work_of_a_few_steps_is_counted_and_no_median_over_others_is_made_of_it() -> None:
+    """Rank 0 works 100 ms longer in every fifth step; its medians are those of the other rank."""
+    usual = np.full(30, 22e6)
+    rare = usual + np.where(np.arange(30) % 5 == 4, 100e6, 0.2e6)
+    work = SimpleNamespace(
+        ranks=np.array([0, 1]), stages=np.array([0, 0]), stage_of_rank={0: 0, 1: 0}, work_ns=np.array([rare, usual])
+    )
+
+    words = awaited._rarely_longer(cast(Any, work), 0, 0.03)
+
+    assert words == (
+        "Its own work takes longer than that of the ranks that do the same in 6 of 30 steps, by 92% in the mean over "
+        "all steps; the medians over all steps are 22.2 and 22.0 ms."
+    )
+    always = SimpleNamespace(**{**vars(work), "work_ns": np.array([usual * 1.5, usual])})
+    assert awaited._rarely_longer(cast(Any, always), 0, 0.03) == ""

@@ -112,7 +112,8 @@ def announce(tracer: Tracer, framework: str, groups: Roles) -> None:
             role = set_role_if_unknown(tracer, group, role)
             try:
                 rank, size = int(group.rank()), int(group.size())
-            except Exception as error:  # A group that is written in Python may have neither between two quorums.
+            # A group that is written in Python may have neither between two quorums.
+            except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
                 _logger.debug("a group of role %s does not know its place: %s", role, error)
                 continue
             add_dimension(tracer, role, rank, size)

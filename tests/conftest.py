@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import sys
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
@@ -42,6 +44,16 @@ LONGEST: Final = (
     "tests/e2e/test_safety_training.py",
 )
 """Modules that begin first: at the end of a run no process is to be left alone with one of them."""
+
+
+@pytest.fixture(autouse=True)
+def _no_recording_is_left_on() -> Iterator[None]:
+    """A recording that a test leaves on would take part in all tests of its process."""
+    yield
+    session = sys.modules.get("commtrace.session")
+    if session is not None and session._current is not None:
+        session.stop()
+        pytest.fail("the test has left a recording on")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:

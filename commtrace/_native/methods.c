@@ -312,6 +312,9 @@ static int32_t dtype_code(PyObject *dtype) {
             return known[i].code;
         }
     }
+    if (code_of_dtype == NULL) { /* the recording has ended within this call */
+        return NOT_APPLICABLE;
+    }
     PyObject *code = PyObject_CallFunctionObjArgs(code_of_dtype, dtype, NULL);
     if (code == NULL) {
         is_for_the_job(); /* tells of it */
@@ -965,7 +968,12 @@ static PyObject *python_end(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     session++;
     is_blocked = false;
-    keep(&open_device, Py_None); /* a mark that is taken later must not open the device again */
+    /* Nothing of the recording is kept alive, and a mark that is taken later does not open the device again. */
+    PyObject **kept[] = {&open_device, &code_of_dtype, &failed, &wait_failed, &waited_on_a_side, &forget_in_python,
+                         &python_pending[0], &python_pending[1]};
+    for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++) {
+        keep(kept[i], Py_None);
+    }
     methods_forget_all();
     Py_RETURN_NONE;
 }

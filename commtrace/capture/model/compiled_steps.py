@@ -49,8 +49,11 @@ class CompiledSteps:
         self._hooks.restore()
 
     def _hook_dynamo(self, module: ModuleType) -> None:
-        wrap = self._hooks.around(self._optimizer_is_traced, _nothing)
-        self._hooks.replace(module.OptimizerVariable, "call_method", wrap)
+        variable = module.OptimizerVariable
+        if "call_method" in vars(variable):
+            self._hooks.replace(variable, "call_method", self._hooks.around(self._method_is_traced, _nothing))
+        else:  # torch ≥ 2.15 keeps its methods in a table, and calls this one where it traces a step
+            self._hooks.replace(variable, "move_step_if_cpu", self._hooks.around(self._step_is_traced, _nothing))
 
     def _wrap_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -83,13 +86,16 @@ class CompiledSteps:
         calls: list[_Call] = self._local.calls
         return calls
 
-    def _optimizer_is_traced(self, args: Arguments, _kwargs: Keywords) -> None:
+    def _method_is_traced(self, args: Arguments, kwargs: Keywords) -> None:
         # Arguments of call_method: the variable, the translator, the name of the method.
-        variable, name = args[0], args[2] if len(args) > 2 else ""
+        if len(args) > 2 and args[2] in _TRACED_METHODS:
+            self._step_is_traced(args, kwargs)
+
+    def _step_is_traced(self, args: Arguments, _kwargs: Keywords) -> None:
         calls = self._calls()
-        if calls and name in _TRACED_METHODS:
+        if calls:
             call = calls[-1]
-            call.function.add(variable.value)
+            call.function.add(args[0].value)
             if call.start is None and self._tracer.recording:
                 call.start = self._tracer.clock.mark()
 

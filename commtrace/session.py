@@ -221,8 +221,10 @@ def _end(pid: int) -> None:
     if os.getpid() != pid:
         return
     try:
+        is_settled = True
         for session in _sessions:
-            session.await_callbacks()
+            # The time in which one did not settle was that of all others, too.
+            is_settled = session.await_callbacks(is_patient=is_settled) and is_settled
     finally:
         stop()
 

@@ -268,12 +268,15 @@ class Instrumentation:
     def awaits_callbacks(self) -> bool:
         return self.tracer.completions.unsettled
 
-    def await_callbacks(self) -> None:
-        """Wait, before Python ends, for communications without a wait, as torch does in any case."""
+    def await_callbacks(self, *, is_patient: bool = True) -> bool:
+        """Wait, before Python ends, for communications without a wait, as torch does in any case.
+
+        Return whether threads of the backend are done with us, after a second if ``is_patient``.
+        """
         if not self.tracer.completions.wait(QUIET_SECONDS) and _is_initialized():
             _logger.warning("commtrace: waiting, as torch does, for communications that nobody has waited for")
             self.tracer.completions.wait(EXIT_SECONDS)
-        self.tracer.completions.settle(SETTLE_SECONDS)
+        return self.tracer.completions.settle(SETTLE_SECONDS if is_patient else 0.0)
 
     def abandon_after_fork(self) -> None:
         """Stay silent in a forked child. The hooks stay and pass everything through."""

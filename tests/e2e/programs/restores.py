@@ -134,6 +134,13 @@ def work() -> None:
             optimizer.step()
 
 
+def await_threads() -> None:
+    """Stopping waits for no thread that copies stacks: such a one looks four times a second whether it is over."""
+    for thread in threading.enumerate():
+        if thread.name == "commtrace-stacks":
+            thread.join(timeout=5.0)
+
+
 def objects(first: Counter[str] | None) -> Counter[str]:
     """Count commtrace's objects by type, once threads that end have let go of theirs: they are no more than first."""
     count, before = Counter[str](), None
@@ -167,6 +174,7 @@ def main() -> None:
         replaced = differences(before, snapshot())
         work()
         commtrace.stop()
+        await_threads()
         after, after_texts = snapshot(), texts()
         told[f"replaced {cycle}"] = len(replaced)
         told[f"left behind {cycle}"] = differences(before, after)

@@ -53,6 +53,7 @@ def _no_recording_is_left_on() -> Iterator[None]:
     session = sys.modules.get("commtrace.session")
     if session is not None and session._current is not None:
         session.stop()
+        pytest.fail("a recording is on after the test: it was left on by this one, or by the import of a test module")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:

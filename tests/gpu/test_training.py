@@ -10,11 +10,10 @@ import pytest
 from bench.engines import details, recorded_rows
 from tests.gpu.jobs import BACKENDS, NEEDS_NCCL, run_program
 from tests.gpu.kernels import compared, nccl_kernels, recorded_operations
+from tests.gpu.programs.one_gpu import WARM_UP_STEPS
 from tests.gpu.table import microseconds
 
 RANKS = 2
-WARM_UP_STEPS = 3
-"""As in the program."""
 ACCURACY_NS = 20_000
 MEGATRON_RANKS = 4
 LAYOUT = "--tensor 2 --pipeline 2 --layers 4 --hidden 1024 --sequence 512 --microbatches 4 --iterations 5"

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import commtrace
 import commtrace.auto
-from tests.gpu.programs.nccl_operations import start_distributed
+from tests.gpu.programs.one_gpu import start_distributed
 
 STEPS = 5
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import time
 from pathlib import Path
@@ -21,8 +20,8 @@ import torch.distributed as dist
 
 import commtrace
 import commtrace.auto
+from tests.gpu.programs.one_gpu import WARM_UP_STEPS, profiler, start_distributed
 
-WARM_UP_STEPS = 3
 STEPS = 10
 NUMEL = 1 << 20
 
@@ -58,28 +57,6 @@ def main() -> None:
         figures["reserved"] = torch.cuda.max_memory_reserved()
     (options.output / f"rank-{rank}.json").write_text(json.dumps(figures))
     dist.destroy_process_group()
-
-
-def share_one_gpu() -> None:
-    """Let NCCL have several ranks on one GPU. It allows that to ranks that it takes for different hosts."""
-    os.environ["NCCL_HOSTID"] = f"rank-{os.environ['RANK']}"
-    os.environ["NCCL_SOCKET_IFNAME"] = "lo"
-    os.environ["NCCL_IB_DISABLE"] = "1"
-    os.environ["NCCL_MAX_CTAS"] = "1"
-    os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"  # without effect before NCCL 2.30
-
-
-def start_distributed(backend: str = "nccl") -> torch.device:
-    """Every rank on the first GPU."""
-    torch.manual_seed(0)
-    if not torch.cuda.is_available():
-        dist.init_process_group("gloo")
-        return torch.device("cpu")
-    share_one_gpu()
-    device = torch.device("cuda", 0)
-    torch.cuda.set_device(device)
-    dist.init_process_group(backend, device_id=device)
-    return device
 
 
 def train(step: int, weight: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
@@ -123,13 +100,6 @@ def train(step: int, weight: torch.Tensor, rank: int, world_size: int) -> torch.
 def finish(work: Any) -> None:
     assert work is not None
     work.wait()
-
-
-def profiler(device: torch.device) -> Any:
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    return torch.profiler.profile(activities=activities)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import torch
 
 from tests.e2e.launch import REPOSITORY
 from tests.gpu.kernels import all_kernels, write_kernels
-from tests.gpu.programs.nccl_operations import share_one_gpu
+from tests.gpu.programs.one_gpu import share_one_gpu
 
 
 def main() -> None:

@@ -15,10 +15,9 @@ from typing import Final
 import torch.distributed as dist
 
 import commtrace.auto  # noqa: F401
-from tests.gpu.programs.nccl_operations import profiler, start_distributed
+from tests.gpu.programs.one_gpu import WARM_UP_STEPS, profiler, start_distributed
 from tests.gpu.programs.step_times import Size, build, synchronize, train
 
-WARM_UP_STEPS: Final = 3
 STEPS: Final = 6
 SIZE: Final = Size(width=512, layers=4, tokens=256, batch=4)
 TINY: Final = Size(width=32, layers=2, tokens=16, batch=2)

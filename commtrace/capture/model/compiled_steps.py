@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-from commtrace._compile_safe import RAISED, wrap_with_callbacks
+from commtrace._compile_safe import RAISED, do_nothing, wrap_with_callbacks
 from commtrace.capture.device.clock import Mark
 from commtrace.capture.hooks import Arguments, Hooks, Keywords
 from commtrace.capture.records import Span
@@ -26,7 +26,42 @@ _TRACED_METHODS: Final = ("step", "_init_group")
 """Dynamo meets one of these: the first, if a function calls it, the other, if that is all that is compiled."""
 
 
+class CompiledCalls:
+    """The calls of compiled functions: scripts keep their wrappers, which tell the recording that is on, if any."""
+
+    def __init__(self) -> None:
+        self.listener: CompiledSteps | None = None
+
+    @property
+    def active(self) -> bool:
+        return self.listener is not None
+
+    def failed(self, error: Exception) -> None:
+        if self.listener is not None:
+            self.listener.failed(error)
+
+    def watched(self, compiled: Callable[..., Any], function: _Function) -> Callable[..., Any]:
+        import torch
+
+        begin = functools.partial(self._begin, function)
+        return wrap_with_callbacks(compiled, torch.compiler.is_dynamo_compiling, self, begin, self._end)
+
+    def _begin(self, function: _Function, args: Arguments, _kwargs: Keywords) -> tuple[CompiledSteps, _Call] | None:
+        listener = self.listener
+        return None if listener is None or not listener.active else (listener, listener.begin(function, args))
+
+    def _end(self, begun: tuple[CompiledSteps, _Call], result: object) -> None:
+        listener, call = begun
+        listener.end(call, result)
+
+
+COMPILED_CALLS: Final = CompiledCalls()
+"""Of this process."""
+
+
 class CompiledSteps:
+    """Turn the compiled optimizer steps in them into ``optimizer`` spans."""
+
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._hooks = Hooks(PART, tracer)
@@ -44,16 +79,19 @@ class CompiledSteps:
 
         self._hooks.replace(torch, "compile", self._wrap_compile)
         self._hooks.when_imported("torch._dynamo.variables.optimizer", self._hook_dynamo)
+        COMPILED_CALLS.listener = self
 
     def uninstall(self) -> None:
+        if COMPILED_CALLS.listener is self:
+            COMPILED_CALLS.listener = None
         self._hooks.restore()
 
     def _hook_dynamo(self, module: ModuleType) -> None:
         variable = module.OptimizerVariable
         if "call_method" in vars(variable):
-            self._hooks.replace(variable, "call_method", self._hooks.around(self._method_is_traced, _nothing))
+            self._hooks.replace(variable, "call_method", self._hooks.around(self._method_is_traced, do_nothing))
         else:  # torch ≥ 2.15 keeps its methods in a table, and calls this one where it traces a step
-            self._hooks.replace(variable, "move_step_if_cpu", self._hooks.around(self._step_is_traced, _nothing))
+            self._hooks.replace(variable, "move_step_if_cpu", self._hooks.around(self._step_is_traced, do_nothing))
 
     def _wrap_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -77,8 +115,7 @@ class CompiledSteps:
         owner = getattr(model, "__self__", None)
         if isinstance(owner, torch.optim.Optimizer) and getattr(model, "__name__", "") == "step":
             function.add(owner)
-        begin = functools.partial(self._begin, function)
-        return wrap_with_callbacks(compiled, torch.compiler.is_dynamo_compiling, self, begin, self._end)
+        return COMPILED_CALLS.watched(compiled, function)
 
     def _calls(self) -> list[_Call]:
         if not hasattr(self._local, "calls"):
@@ -99,7 +136,8 @@ class CompiledSteps:
             if call.start is None and self._tracer.recording:
                 call.start = self._tracer.clock.mark()
 
-    def _begin(self, function: _Function, args: Arguments, _kwargs: Keywords) -> _Call:
+    def begin(self, function: _Function, args: Arguments) -> _Call:
+        """Note that a compiled function is called, and begin a phase if it is known to step an optimizer."""
         tracer = self._tracer
         call = _Call(function, tracer.steps.updates, tracer.work_end)
         if function.is_silent and not function.trains:
@@ -111,7 +149,8 @@ class CompiledSteps:
         call.arguments = args
         return call
 
-    def _end(self, call: _Call, result: object) -> None:
+    def end(self, call: _Call, result: object) -> None:
+        """End the phase, or find that there was one."""
         tracer, calls, function = self._tracer, self._calls(), call.function
         while calls and calls.pop() is not call:
             pass
@@ -156,7 +195,7 @@ class _Function:
         self._optimizers: dict[int, weakref.ref[object]] = {}
 
     def add(self, optimizer: object) -> None:
-        self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
+        self._optimizers[id(optimizer)] = weakref.ref(optimizer)  # an earlier one with this id is gone
 
     def stepped_by(self, arguments: tuple[object, ...]) -> list[object]:
         """Return the optimizers that a call steps: those among its arguments, if there are any."""
@@ -174,7 +213,3 @@ class _Call:
         self.span: Span | None = None
         self.optimizers: list[object] = []
         self.arguments: tuple[object, ...] = ()
-
-
-def _nothing(_begun: object, _result: object) -> None:
-    """Do nothing after a method that is traced."""

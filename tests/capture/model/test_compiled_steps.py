@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -135,6 +137,29 @@ def test_a_compiled_step_that_raises_ends_no_step(compiling: Recording) -> None:
 
     assert len(compiling.rows(schema.STEP)) == 2
     assert compiling.tracer.innermost is None
+
+
+def test_a_function_of_an_earlier_recording_is_recorded_by_the_next_and_keeps_none(recording: Recording) -> None:
+    torch._dynamo.reset()
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam([weight], lr=0.1)
+    first = CompiledSteps(recording.tracer)
+    first.install()
+    step = function(optimizer)
+    step()
+    first.uninstall()
+    step()
+    ended = weakref.ref(first)
+    del first
+    gc.collect()
+    assert ended() is None
+    assert len(recording.rows(schema.OPTIMIZER)) == 1
+
+    second = CompiledSteps(recording.tracer)
+    second.install()
+    step()
+    second.uninstall()
+    assert [row.name for row in recording.rows(schema.OPTIMIZER)] == ["Adam", "Adam"]
 
 
 def test_all_is_as_before_once_it_is_uninstalled(recording: Recording) -> None:

@@ -137,7 +137,7 @@ class _States:
         self._tracer = tracer
         self._loop = loop
         self._known: weakref.WeakSet[FSDPState] = weakref.WeakSet()
-        self._open: tuple[FSDPState, Span] | None = None
+        self._open: tuple[weakref.ref[FSDPState], Span] | None = None
 
     # Dynamo is kept out of these methods, or traces them (``skip_fsdp_hooks``) as if the wrappers were not there.
     def hook(self, module: ModuleType) -> None:
@@ -154,7 +154,7 @@ class _States:
 
     def end_left(self) -> None:
         """End a forward whose model has returned, where its return was not seen."""
-        if self._open is not None and not _is_called(self._open[0]):
+        if self._open is not None and self._has_returned():
             self._end()
 
     def _wrap_begin(self, original: Callable[..., object]) -> Callable[..., object]:
@@ -197,7 +197,8 @@ class _States:
 
     def _has_returned(self) -> bool:
         # The root of an iteration that no backward follows, such as an evaluation's, is never reset if it is a group.
-        return self._open is None or not _is_called(self._open[0])
+        state = None if self._open is None else self._open[0]()
+        return state is None or not _is_called(state)
 
     def _begin(self, state: FSDPState, module: torch.nn.Module) -> None:
         self._end()  # a forward that raised was not ended
@@ -205,7 +206,7 @@ class _States:
             self._known.add(state)
             announce(self._tracer, "FSDP", groups_below(module))
         span = self._loop.begin_forward(module)
-        self._open = None if span is None else (state, span)
+        self._open = None if span is None else (weakref.ref(state), span)
 
     def _wrap_end(self, original: Callable[..., object]) -> Callable[..., object]:
         failed = self._hooks.failed
@@ -216,7 +217,7 @@ class _States:
             if torch.compiler.is_compiling():
                 return result
             try:
-                if self._open is not None and self._open[0] is state:
+                if self._open is not None and self._open[0]() is state:
                     self._end()
             except Exception as error:
                 failed(error)

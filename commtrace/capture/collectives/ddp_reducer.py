@@ -130,8 +130,7 @@ class CppCalls:
         if self._asked:
             self.ask()
             if len(self._asked) >= _MOST_ASKED:
-                call, _ = self._asked.popleft()
-                self._tracer.append((forgotten_rows, kind_of(call.launch), call.launch, call.id))
+                self._forget_oldest()
         self._asked.append((issued, work))
 
     def ask(self) -> None:
@@ -151,16 +150,24 @@ class CppCalls:
     def call_back(self) -> None:
         """Have the last of what goes on call back when it ends: the host is about to wait for all of it."""
         self.ask()
-        if self._asked:
+        try:
             call, work = self._asked.pop()
-            self.complete(call, work, stalls_until_end=False)
+        except IndexError:  # All are over, maybe since another thread has asked.
+            return
+        self.complete(call, work, stalls_until_end=False)
 
     def forget_asked(self) -> None:
         """Note what is over; record the rest without an end."""
         self.ask()
         while self._asked:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        try:
             call, _ = self._asked.popleft()
-            self._tracer.append((forgotten_rows, kind_of(call.launch), call.launch, call.id))
+        except IndexError:  # Another thread has found that it is over.
+            return
+        self._tracer.append((forgotten_rows, kind_of(call.launch), call.launch, call.id))
 
     def mark(self, issued: CppCall) -> Mark:
         return issued.clock.mark(issued.device) if isinstance(issued, DeviceCall) else now_ns()

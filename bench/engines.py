@@ -83,6 +83,14 @@ def engine_at_work(rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
     return PYTHON, ""
 
 
+def faults_of_recording(rows: Sequence[dict[str, Any]], engine: str) -> list[str]:
+    """Return what is wrong with the rows of a rank: another engine recorded, spans were dropped, or a part failed."""
+    name, reason = engine_at_work(rows)
+    faults = [] if name == engine else [f"the {name} engine recorded: {reason}"]
+    faults += [f"{mark}: {json.dumps(found)}" for mark in ("dropped", "problem") if (found := details(rows, mark))]
+    return faults
+
+
 def check_engine(run_directory: str | Path, engine: str) -> None:
     """Make sure that a figure is of the engine that it is ascribed to.
 

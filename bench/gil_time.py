@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from thread_time import cpu_clock
+
 _SOURCE = r"""
 #include <Python.h>
 #include <pthread.h>
@@ -82,8 +84,7 @@ def gil_time_of(native_id: int) -> Iterator[GilTime | None]:
     if library is None:
         yield None
         return
-    # Linux: MAKE_THREAD_CPUCLOCK(thread, CPUCLOCK_SCHED), as in thread_time.py.
-    if library.watch_thread(ctypes.c_ulong(native_id), ctypes.c_int((~native_id << 3) | 6)) != 0:
+    if library.watch_thread(ctypes.c_ulong(native_id), ctypes.c_int(cpu_clock(native_id))) != 0:
         raise RuntimeError(f"Python has no thread {native_id}")
     measured = GilTime()
     try:

@@ -20,6 +20,11 @@ def native_threads_ns() -> int:
     return sum(_cpu_ns(int(task.name)) for task in tasks if (task / "comm").read_text().startswith("commtrace"))
 
 
-def _cpu_ns(thread_id: int) -> int:
-    # Linux: MAKE_THREAD_CPUCLOCK(thread, CPUCLOCK_SCHED). /proc has ticks of 10 ms only, and not everywhere schedstat.
-    return time.clock_gettime_ns((~thread_id << 3) | 6)
+def _cpu_ns(native_id: int) -> int:
+    """Return the CPU time of a thread so far, ns. /proc has ticks of 10 ms only, and not everywhere schedstat."""
+    return time.clock_gettime_ns(cpu_clock(native_id))
+
+
+def cpu_clock(native_id: int) -> int:
+    """Return the number of the clock of a thread's CPU time: Linux's MAKE_THREAD_CPUCLOCK(thread, CPUCLOCK_SCHED)."""
+    return (~native_id << 3) | 6

@@ -7,9 +7,6 @@ and where four processes take turns on the GPU, a kernel may start milliseconds 
 
 from __future__ import annotations
 
-import csv
-import gzip
-from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -25,6 +22,7 @@ from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64, Spans
+from tests.gpu.kernels import nccl_of, read_kernels, without_replays
 from tests.reference import reference_data
 
 PROFILED = {"operations": range(100, 108), "megatron_tp2_pp2": range(3, 7)}
@@ -65,13 +63,8 @@ def pairs_of(name: str, run: Run) -> Iterator[Pairs]:
 
 def kernels(name: str, rank: int) -> tuple[Int64, Int64]:
     """Start and end of the kernels of a rank, in the order of their launches, without those of replayed graphs."""
-    path = reference_data("gpu_h100", name, f"kernels-{rank}.csv.gz")
-    with gzip.open(path, "rt") as lines:
-        rows = [row for row in csv.DictReader(lines) if row["is_nccl"] == "1"]
-    launches = Counter(row["correlation"] for row in rows)
-    rows = sorted((row for row in rows if launches[row["correlation"]] == 1), key=lambda row: int(row["correlation"]))
-    start, duration = (np.array([int(row[column]) for row in rows]) for column in ("start_ns", "duration_ns"))
-    return start, start + duration
+    launched = nccl_of(without_replays(read_kernels(reference_data("gpu_h100", name, f"kernels-{rank}.csv.gz"))))
+    return np.array([kernel.start for kernel in launched]), np.array([kernel.end for kernel in launched])
 
 
 def launched_behind(spans: Spans, kernel_end: Int64) -> Bool:
@@ -89,8 +82,8 @@ def test_the_starts_of_operations_behind_one_in_flight_are_bounds_and_no_others(
         assert pairs.is_behind.sum() == {"operations": 8, "megatron_tp2_pp2": 0}[name]
 
 
-def test_bounds_of_starts_are_bounds(recorded: tuple[str, Run]) -> None:
-    for pairs in pairs_of(*recorded):
+def test_bounds_of_starts_are_bounds() -> None:
+    for pairs in pairs_of("operations", load_run(reference_data("gpu_h100", "operations", "run"))):
         early = (pairs.kernel_start - pairs.spans.start)[~pairs.spans.start_exact]
         assert (early > 3_000_000).all()  # so much would the transfer of a kernel of 4.4 ms be too long
 
@@ -148,11 +141,12 @@ def sum_of(pairs: list[Pairs], chosen: Bool, column: str) -> int:
     return sum(int(getattr(own.spans, column)[chosen].sum()) for own in pairs)
 
 
-def test_links_and_large_calls_are_of_exact_transfers(recorded: tuple[str, Run]) -> None:
-    _, run = recorded
+def test_links_and_large_calls_are_of_exact_transfers() -> None:
+    run = load_run(reference_data("gpu_h100", "operations", "run"))
     matches = match(run)
     for rank, trace in run.ranks.items():
         own = matches.ranks[rank]
         bounds = communication_rows(trace.spans) & ~trace.spans.start_exact
+        assert bounds.any()
         assert not own.transfer_exact(trace.spans)[bounds].any()
         assert not own.wait_ns(trace.spans)[bounds].any()

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from commtrace import _native
 from commtrace.capture.collectives.groups import GroupRegistry
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture
 from commtrace.capture.device.clock import CudaClock, DeviceClock
@@ -23,14 +21,12 @@ from commtrace.trace.schema import Row
 from commtrace.trace.selection import StepRange
 from tests.capture.simulated_cuda import SimulatedCuda
 from tests.capture.simulated_nccl import SimulatedTensor
+from tests.native.bare_core import load_core
 
 
 def native(capacity: int = 10_000) -> Native:
     """The native part; skips the test where it was not built."""
-    core, reason = _native.load()
-    if core is None:
-        pytest.skip(f"the native part: {reason}")
-    return Native(core, capacity)
+    return Native(load_core(), capacity)
 
 
 def device_clock(cuda: SimulatedCuda, native: Native | None) -> CudaClock | NativeClock:

@@ -128,9 +128,7 @@ def test_a_signal_asks_all_ranks_and_the_earlier_handler_is_called_and_put_back(
     assert len(list((tmp_path / "triggers").iterdir())) == 1
 
 
-def test_a_file_that_cannot_be_read_is_refused_once_and_other_requests_are_followed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_cannot_be_read_is_refused_once_and_other_requests_are_followed(tmp_path: Path) -> None:
     tracer, triggers, _ = opened(tmp_path)
     ask(tmp_path, 3, 2)
     folder = tmp_path / "triggers"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from tests.e2e.launch import REPOSITORY, Completed, launch, run
+from tests.e2e.prometheus import free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -83,7 +83,7 @@ def test_a_rank_that_fails_is_named(tmp_path: Path, how: str) -> None:
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_workers_of_multiprocessing_are_recorded_to_their_end(tmp_path: Path, method: str) -> None:
     completed = run(
-        [sys.executable, str(PROGRAM), "returns", method, free_port()], {"COMMTRACE_DIR": str(tmp_path / "run")}
+        [sys.executable, str(PROGRAM), "returns", method, str(free_port())], {"COMMTRACE_DIR": str(tmp_path / "run")}
     )
     assert completed.returncode == 0, completed.stdout
 
@@ -96,7 +96,7 @@ def test_workers_of_multiprocessing_are_recorded_to_their_end(tmp_path: Path, me
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_the_exception_of_a_worker_of_multiprocessing_is_told(tmp_path: Path, method: str) -> None:
     completed = run(
-        [sys.executable, str(PROGRAM), "raises", method, free_port()], {"COMMTRACE_DIR": str(tmp_path / "run")}
+        [sys.executable, str(PROGRAM), "raises", method, str(free_port())], {"COMMTRACE_DIR": str(tmp_path / "run")}
     )
     assert completed.returncode == 1, completed.stdout
 
@@ -105,9 +105,3 @@ def test_the_exception_of_a_worker_of_multiprocessing_is_told(tmp_path: Path, me
     assert status == 1
     assert diagnosis["ranks"][1]["exception"] == "ValueError"
     assert "ends_well.py" in diagnosis["ranks"][1]["exception_at"]
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -75,6 +76,13 @@ def nccl_kernels(trace: Path) -> list[Interval]:
 
 def nccl_of(kernels: Iterable[Kernel]) -> list[Interval]:
     return [Interval(kernel.name, kernel.start, kernel.end) for kernel in kernels if kernel.is_nccl]
+
+
+def without_replays(kernels: Iterable[Kernel]) -> list[Kernel]:
+    """Return the kernels that were launched one by one: those of a replayed graph have one correlation in common."""
+    launched = list(kernels)
+    num_kernels = Counter(kernel.correlation for kernel in launched)
+    return [kernel for kernel in launched if num_kernels[kernel.correlation] == 1]
 
 
 def write_kernels(kernels: Iterable[Kernel], path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from tests.gpu.kernels import (
     read_kernels,
     recorded_operations,
     synchronisations,
+    without_replays,
     write_kernels,
 )
 from tests.reference import reference_data
@@ -176,9 +176,7 @@ def test_the_recorded_operations_of_an_h100_show_which_starts_are_early() -> Non
     for rank in range(2):
         rows = [row for row in recorded_rows(folder / "run", rank) if row["step"] in steps]
         operations = recorded_operations([row for row in rows if row["kind"] in ("collective", "p2p")])
-        kernels = [kernel for kernel in read_kernels(folder / f"kernels-{rank}.csv.gz") if kernel.is_nccl]
-        replayed = Counter(kernel.correlation for kernel in kernels)
-        launched = nccl_of(kernel for kernel in kernels if replayed[kernel.correlation] == 1)
+        launched = nccl_of(without_replays(read_kernels(folder / f"kernels-{rank}.csv.gz")))
 
         found = distances(launched, operations)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from bench.engines import OFF, PROFILER, recorded_rows
 from commtrace.options import NATIVE, PYTHON
 from tests.e2e.launch import REPOSITORY
-from tests.gpu.kernels import read_kernels, write_kernels
+from tests.gpu.kernels import read_kernels, without_replays, write_kernels
 from tests.gpu.stages import QUESTIONS, accuracy, call_costs, megatron, steps
 from tests.gpu.stages.call_costs import Cost, ThreadTime
 from tests.gpu.stages.stage import REHEARSED, Answers, read_answers
@@ -107,9 +106,7 @@ def test_starts_that_an_earlier_version_had_too_early_are_found(
     answers: Answers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder, profiled = reference_data("gpu_h100", "operations"), range(100, 108)
-    every = read_kernels(folder / "kernels-0.csv.gz")
-    replayed = Counter(kernel.correlation for kernel in every)
-    write_kernels([kernel for kernel in every if replayed[kernel.correlation] == 1], tmp_path / "kernels-0.csv.gz")
+    write_kernels(without_replays(read_kernels(folder / "kernels-0.csv.gz")), tmp_path / "kernels-0.csv.gz")
 
     def rows_of_profiled_steps(_output: Path, rank: int) -> list[dict[str, Any]]:
         rows = recorded_rows(folder / "run", rank)

@@ -383,7 +383,7 @@ def test_bounds_have_no_bandwidth(collector: StepCollector, listener: Listener) 
     )
     collector.write([])
 
-    ((summary),) = listener.summaries
+    (summary,) = listener.summaries
     (operation,) = summary.operations
     assert (operation.count, operation.bus_bytes, operation.bus_ns) == (3, 6_000.0, 200)
     assert operation.duration_ns == 1_500

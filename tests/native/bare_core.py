@@ -8,6 +8,7 @@ assert [row["seq"] for row in core.take()] == [0]
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
@@ -17,11 +18,19 @@ import torch
 
 from commtrace import _native
 from commtrace.capture.native import _columns
+from tests.native.simulated_driver import SimulatedDriver
 
 SYNCHRONOUS: Final = SimpleNamespace(asyncOp=False, rootRank=0)
 ASYNCHRONOUS: Final = SimpleNamespace(asyncOp=True, rootRank=0)
-COLLECTIVE, P2P, STALL = 6, 7, 8
 NO_PLACE: Final = (-1, -1, -1, -1)
+
+
+def load_core() -> Any:
+    """Return the extension; skip the test where it was not built."""
+    core, reason = _native.load()
+    if core is None:
+        pytest.skip(f"the native part: {reason}")
+    return core
 
 
 class Slow:
@@ -44,16 +53,13 @@ class BareCore:
     """The extension for one recording of its own."""
 
     def __init__(self, capacity: int = 100_000, **configuration: Any) -> None:
-        core, reason = _native.load()
-        if core is None:
-            pytest.skip(f"the native part: {reason}")
-        self.core: Any = core
-        core.reset(capacity)
+        self.core = load_core()
+        self.core.reset(capacity)
         self.errors: list[Exception] = []
         self.configure(**configuration)
         self.process_group = ProcessGroup()
         self.counters = self.group(self.process_group)
-        core.set_recording(True)
+        self.core.set_recording(True)
 
     def configure(self, **changed: Any) -> None:
         nothing: Callable[..., None] = lambda *arguments: None  # noqa: E731
@@ -64,6 +70,23 @@ class BareCore:
             "open_device": None,
         }  # fmt: skip
         self.core.configure(**{**usual, **changed})
+
+    def use_driver(self, driver: SimulatedDriver, raw_stream: Callable[[int], int]) -> None:
+        """Take marks on device 0 of the simulated driver, which the first mark opens."""
+
+        def open_device() -> bool:
+            self.core.open_driver(str(driver.path), True)
+            return True
+
+        self.configure(times_devices=True, raw_stream=raw_stream, current_device=lambda: 0, open_device=open_device)
+
+    def resolved(self, mark: object, timeout_seconds: float = 20.0) -> int:
+        """Return the time of a mark, ns, once the device has passed it."""
+        deadline = time.monotonic() + timeout_seconds
+        while (time_ns := self.core.resolve(mark)) is None:
+            assert time.monotonic() < deadline, "the mark was not resolved"
+            time.sleep(0.002)
+        return int(time_ns)
 
     def group(self, process_group: object, num_ranks: int = 4) -> Any:
         return self.core.Group(process_group, 7, tuple(range(num_ranks)), True, False)

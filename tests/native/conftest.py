@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from commtrace import _native
 from tests.capture.recording import Recording, fake_backend
+from tests.native.bare_core import load_core
 from tests.native.simulated_driver import SimulatedDriver, load
 
 
@@ -29,9 +29,7 @@ def driver(built_driver: SimulatedDriver) -> Iterator[SimulatedDriver]:
 @pytest.fixture
 def native_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Recordings are made by the native part; skips the test where it was not built."""
-    core, reason = _native.load()
-    if core is None:
-        pytest.skip(f"the native part: {reason}")
+    core = load_core()
     monkeypatch.setattr(Recording, "engine", "native")
     yield
     core.use_clock(0)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,17 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from commtrace import _native
-from commtrace.capture.native import Native
+from commtrace.trace.schema import COLLECTIVE
+from tests.capture.recording import native
 from tests.native.bare_core import (
     ASYNCHRONOUS,
-    COLLECTIVE,
     NO_PLACE,
     SYNCHRONOUS,
     BareCore,
     ProcessGroup,
     Slow,
 )
+from tests.native.forked import in_child
 from tests.native.simulated_driver import SimulatedDriver
 
 pytestmark = pytest.mark.timeout(60)
@@ -141,10 +140,7 @@ def test_codes_of_dtypes_are_asked_for_in_each_recording(core: BareCore) -> None
 
 
 def test_a_harvester_that_outlives_its_recording_takes_nothing_of_the_next_one() -> None:
-    extension, reason = _native.load()
-    if extension is None:
-        pytest.skip(reason)
-    earlier, latest = Native(extension, 100), Native(extension, 100)
+    earlier, latest = native(100), native(100)
     name = latest.code("forward")
     latest.core.span(0, name, 1, NO_PLACE, 1, 2)
 
@@ -418,26 +414,11 @@ def device(driver: SimulatedDriver) -> Iterator[BareCore]:
     driver.use_real_time()
     stream = driver.create_stream()
     bare = BareCore()
-
-    def open_device() -> bool:
-        bare.core.open_driver(str(driver.path), True)
-        return True
-
-    bare.configure(
-        times_devices=True, raw_stream=lambda device: stream, current_device=lambda: 0, open_device=open_device
-    )
+    bare.use_driver(driver, lambda _device: stream)
     yield bare
     driver.release("cuEventQuery")
     bare.core.end()
     bare.core.close_device(5_000)
-
-
-def resolved(core: BareCore, mark: object, timeout_seconds: float = 20.0) -> int:
-    deadline = time.monotonic() + timeout_seconds
-    while (time_ns := core.core.resolve(mark)) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    return int(time_ns)
 
 
 def test_a_mark_after_the_end_does_not_open_the_device_again(device: BareCore) -> None:
@@ -450,7 +431,7 @@ def test_a_mark_after_the_end_does_not_open_the_device_again(device: BareCore) -
 
 
 def test_a_driver_that_is_stuck_is_left_alone_until_it_goes_on(device: BareCore, driver: SimulatedDriver) -> None:
-    resolved(device, device.core.mark())
+    device.resolved(device.core.mark())
     driver.hold("cuEventQuery")
     mark = device.core.mark()
     while not driver.held_calls():
@@ -465,7 +446,7 @@ def test_a_driver_that_is_stuck_is_left_alone_until_it_goes_on(device: BareCore,
     driver.release("cuEventQuery")
     device.core.reset(100)
     device.core.open_driver(str(driver.path), True)
-    resolved(device, device.core.mark())
+    device.resolved(device.core.mark())
 
 
 def test_marks_are_taken_while_the_device_is_opened_and_closed(device: BareCore) -> None:
@@ -497,7 +478,7 @@ def test_recordings_leave_nothing_in_the_driver(device: BareCore, driver: Simula
     before = len(driver.live_streams())
     for _ in range(5):
         marks = [device.core.mark() for _ in range(100)]
-        resolved(device, marks[-1])
+        device.resolved(marks[-1])
         del marks
         device.core.close_device(5_000)
 
@@ -516,7 +497,7 @@ def voluntary_switches(thread_name: str) -> int:
 def test_after_a_failure_of_the_driver_its_thread_is_as_quiet_as_without_marks(
     device: BareCore, driver: SimulatedDriver
 ) -> None:
-    resolved(device, device.core.mark())
+    device.resolved(device.core.mark())
     driver.fail("cuEventQuery", 700)
     marks = [device.core.mark() for _ in range(10)]
     while device.core.device_state()[1] == 0:
@@ -527,26 +508,6 @@ def test_after_a_failure_of_the_driver_its_thread_is_as_quiet_as_without_marks(
     before = voluntary_switches("commtrace-marks")
     time.sleep(0.5)
     assert voluntary_switches("commtrace-marks") - before <= 150  # every 5 ms, not every 1 ms
-
-
-def in_child(action: Callable[[], bool]) -> bool:
-    """Return what ``action`` returns in a forked child; False if that ends in any other way."""
-    child = os.fork()
-    if child == 0:
-        outcome = False
-        try:
-            outcome = action()
-        finally:
-            os._exit(0 if outcome else 1)
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return status == 0
-        time.sleep(0.005)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    return False
 
 
 def test_a_forked_child_begins_with_nothing_and_can_record(device: BareCore, driver: SimulatedDriver) -> None:
@@ -575,4 +536,4 @@ def test_a_forked_child_begins_with_nothing_and_can_record(device: BareCore, dri
 
     assert in_child(records)
     assert driver.calls_in_children() == {}
-    resolved(device, mark)
+    device.resolved(mark)

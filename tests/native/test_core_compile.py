@@ -18,7 +18,6 @@ from tests.capture.recording import Recording
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.usefixtures("native_engine", "world"),
-    pytest.mark.skipif(not hasattr(torch, "compile"), reason="no torch.compile"),
 ]
 
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

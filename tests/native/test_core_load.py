@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from commtrace.trace import schema
 from tests.capture.recording import Recording, fake_backend
+from tests.native.forked import in_child
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("native_engine")]
 
@@ -66,25 +67,14 @@ class Launches:
 
 
 def fork_and_wait(group: Any) -> None:
-    """Fork a child that communicates, and ends without and with functions at exit in turn."""
-    child = os.fork()
-    if child == 0:
-        try:
-            for _ in range(10):
-                dist.all_reduce(torch.zeros(4), group=group)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            assert status == 0
-            return
-        time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    pytest.fail("a forked child hangs")
+    """Fork a child that communicates, and wait for its end."""
+
+    def communicates() -> bool:
+        for _ in range(10):
+            dist.all_reduce(torch.zeros(4), group=group)
+        return True
+
+    assert in_child(communicates, 60.0)
 
 
 def in_threads(actions: list[Callable[[], None]]) -> list[threading.Thread]:

@@ -53,12 +53,8 @@ class Device(NamedTuple):
         times = [(self.resolved(mark), earliest, latest) for mark, earliest, latest in marks]
         return [max(0, earliest - time_ns, time_ns - latest) for time_ns, earliest, latest in times]
 
-    def resolved(self, mark: Any, timeout_seconds: float = 30.0) -> int:
-        deadline = time.monotonic() + timeout_seconds
-        while (time_ns := self.core.core.resolve(mark)) is None:
-            assert time.monotonic() < deadline, "the mark was not resolved"
-            time.sleep(0.002)
-        return int(time_ns)
+    def resolved(self, mark: Any) -> int:
+        return self.core.resolved(mark, 30.0)
 
 
 @pytest.fixture
@@ -66,14 +62,7 @@ def device(driver: SimulatedDriver) -> Iterator[Device]:
     driver.use_real_time()
     core, streams = BareCore(), threading.local()
     streams.current = driver.create_stream()
-
-    def open_device() -> bool:
-        core.core.open_driver(str(driver.path), True)
-        return True
-
-    core.configure(
-        times_devices=True, raw_stream=lambda _: streams.current, current_device=lambda: 0, open_device=open_device
-    )
+    core.use_driver(driver, lambda _device: streams.current)
     yield Device(core, driver, streams)
     for function in ("cuEventQuery", "cuEventRecord"):
         driver.release(function)

@@ -47,7 +47,7 @@ def built(folder: Path, *flags: str) -> Path:
 
 
 def run(folder: Path, library: Path, *arguments: str, **options: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-rs", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
     without_randomised_addresses = ["setarch", "-R"] if shutil.which("setarch") else []  # which TSan cannot bear
     environment = {
         **os.environ, "PYTHONPATH": str(folder), "PYTHONMALLOC": "malloc",
@@ -63,6 +63,7 @@ def run(folder: Path, library: Path, *arguments: str, **options: str) -> None:
     assert "Sanitizer" not in output, output[-20_000:]
     assert "runtime error" not in output, output[-20_000:]
     assert process.returncode == 0, output[-20_000:]
+    assert "the native part" not in output, output[-20_000:]  # a build that does not load skips its tests
 
 
 def test_memory_is_used_as_it_may_be(tmp_path: Path) -> None:

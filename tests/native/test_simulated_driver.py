@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.native import simulated_driver as simulated
+from tests.native.forked import in_child
 from tests.native.simulated_driver import DriverError, SimulatedDriver
 
 MILLISECOND = 1_000_000
@@ -383,7 +384,7 @@ library.cuInit(0)
 library.simulated_forbid(library.simulated_function(b"cuCtxSynchronize"), True)
 library.cuCtxSynchronize()
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
 
     assert ended.returncode == -signal.SIGABRT
     assert "cuCtxSynchronize was called" in ended.stderr
@@ -664,18 +665,6 @@ def test_many_threads_share_the_device(driver: SimulatedDriver) -> None:
     assert driver.calls("cuEventRecord", threading.get_native_id()) == 0
 
 
-def in_child(action: Callable[[], bool]) -> bool:
-    """Whether ``action`` is true in a forked child."""
-    process = os.fork()
-    if process == 0:
-        is_true = False
-        try:
-            is_true = action()
-        finally:
-            os._exit(0 if is_true else 1)
-    return os.waitpid(process, 0)[1] == 0
-
-
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_is_refused_and_its_parent_knows(driver: SimulatedDriver) -> None:
     stream, event = driver.create_stream(), driver.create_event()
@@ -725,7 +714,9 @@ def test_another_program_finds_it_as_the_driver(driver: SimulatedDriver) -> None
     environment = {**os.environ, "LD_LIBRARY_PATH": str(driver.path.parent)}
     program = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 
-    printed = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    printed = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60
+    )
 
     assert printed.stdout == "0\n"
 
@@ -750,7 +741,7 @@ def test_it_is_declared_as_the_real_one(built_driver: SimulatedDriver, tmp_path:
     assert compiler is not None
 
     command = [compiler, "-std=gnu11", "-Wall", "-Werror", "-fsyntax-only", *map(str, tmp_path.glob("*.c"))]
-    compiled = subprocess.run(command, capture_output=True, text=True)
+    compiled = subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     assert compiled.stderr == ""
 

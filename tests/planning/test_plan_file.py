@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from commtrace.planning.model import Model
 from commtrace.planning.plan_file import read_plan_file
 
 MODEL = "{layers: 4, hidden: 64, heads: 4, sequence: 32, vocabulary: 128}"
+SIZES = {"layers": 4, "hidden": 64, "heads": 4, "sequence": 32, "vocabulary": 128}
 
 
 def write(folder: Path, text: str, name: str = "plan.yaml") -> Path:
@@ -91,25 +91,21 @@ def test_without_pyyaml_the_message_has_the_way_out(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("suffix", ["json", "yaml"])
 @pytest.mark.parametrize("number", ["9" * 5_000, "99999999999999999999", "1" + "0" * 300])
-@pytest.mark.parametrize("field", ["layout: {dp: N}", "layout: {pp: N}", "model: {layers: N}", "model: {experts: N}"])
-def test_numbers_that_no_job_has_are_refused(tmp_path: Path, suffix: str, number: str, field: str) -> None:
-    model = "layers: 4, hidden: 64, heads: 4, sequence: 32, vocabulary: 128"
-    part, _, values = field.replace("N", number).partition(": ")
-    sizes = f"{{{values.strip('{}')}}}" if part == "layout" else f"{{{model}, {values.strip('{}')}}}"
-    text = f"{{model: {{{model}}}, layout: {sizes}}}" if part == "layout" else f"{{model: {sizes}}}"
-    if suffix == "json":
-        text = re.sub(r"(\w*[a-z]\w*):", r'"\1":', text)
-    path = tmp_path / f"job.{suffix}"
-    path.write_text(text)
+@pytest.mark.parametrize(
+    ("part", "field"), [("layout", "dp"), ("layout", "pp"), ("model", "layers"), ("model", "experts")]
+)
+def test_numbers_that_no_job_has_are_refused(tmp_path: Path, suffix: str, number: str, part: str, field: str) -> None:
+    job: dict[str, dict[str, object]] = {"model": dict(SIZES), "layout": {}}
+    job[part][field] = "N"
+    text = json.dumps(job)  # which is YAML, too
 
+    read_plan_file(write(tmp_path, text.replace('"N"', "2"), f"job.{suffix}"))
     with pytest.raises(ConfigurationError):
-        read_plan_file(path)
+        read_plan_file(write(tmp_path, text.replace('"N"', number), f"job.{suffix}"))
 
 
 def test_more_ranks_than_a_job_has_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "job.json"
-    model = {"layers": 4, "hidden": 64, "heads": 4, "sequence": 32, "vocabulary": 128}
-    path.write_text(json.dumps({"model": model, "layout": {"dp": 1 << 20, "pp": 4}}))
+    text = json.dumps({"model": SIZES, "layout": {"dp": 1 << 20, "pp": 4}})
 
     with pytest.raises(ConfigurationError, match="tp · cp · dp · pp is above"):
-        read_plan_file(path)
+        read_plan_file(write(tmp_path, text, "job.json"))

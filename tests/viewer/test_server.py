@@ -258,15 +258,27 @@ def test_any_request_has_an_answer_and_none_a_traceback(
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("ranks", ["-5", "5-", "-", "a", "1,,2", "²", "9" * 5_000, "0-999999999"])
+@pytest.mark.parametrize(
+    ("ranks", "are_read"),
+    [
+        ("-5", False),
+        ("5-", True),
+        ("-", False),
+        ("a", False),
+        ("1,,2", False),
+        ("²", False),
+        ("9" * 5_000, False),
+        ("0-999999999", True),
+    ],
+)
 def test_ranks_of_an_address_are_checked(
-    serve: Callable[..., Client], capfd: pytest.CaptureFixture[str], tmp_path: Path, ranks: str
+    serve: Callable[..., Client], capfd: pytest.CaptureFixture[str], tmp_path: Path, ranks: str, are_read: bool
 ) -> None:
     client = serve(record(PipelineJob(stages=1, microbatches=1).run(), tmp_path / "run"))
 
     status, _ = client.ask(f"run/run/data/overview.json?ranks={quote(ranks)}")
 
-    assert status in (202, 200, 204, 422)
+    assert status in ((200, 202) if are_read else (422,))
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -279,11 +291,11 @@ def test_the_head_of_a_page_is_that_of_its_answer(serve: Callable[..., Client]) 
 def test_the_number_of_connections_is_limited(serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_MOST_CONNECTIONS", 3)
     client = serve()
+    begin = threading.active_count()
     with contextlib.ExitStack() as stack:
         for _ in range(10):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", client.server.port), LIMIT_S))
             connection.sendall(b"GET / HTTP/1.1\r\n")
-        begin = threading.active_count()
         time.sleep(0.2)
         assert threading.active_count() <= begin + 3
         with pytest.raises((OSError, HTTPException)):

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from bench.engines import OFF, details, engine_at_work, engines, environment, recorded_rows
+from bench.engines import OFF, engines, environment, faults_of_recording, recorded_rows
 from tests.gpu.kernels import (
     Distances,
     all_kernels,
@@ -29,7 +29,7 @@ from tests.gpu.kernels import (
     synchronisations,
     write_kernels,
 )
-from tests.gpu.programs.nccl_operations import WARM_UP_STEPS
+from tests.gpu.programs.one_gpu import WARM_UP_STEPS
 from tests.gpu.stages.stage import Answers, run_job, run_stage
 from tests.gpu.table import microseconds
 
@@ -67,9 +67,7 @@ def keep_kernels(output: Path, rank: int) -> None:
 def compare(answers: Answers, engine: str, output: Path, rank: int) -> None:
     """Answer for a rank of a recorded job."""
     rows = recorded_rows(output, rank)
-    name, reason = engine_at_work(rows)
-    misses = [] if name == engine else [f"the {name} engine recorded: {reason}"]
-    misses += [f"{mark}: {json.dumps(found)}" for mark in ("dropped", "problem") if (found := details(rows, mark))]
+    misses = faults_of_recording(rows, engine)
     answers.add("dropped spans", f"rank {rank}: none of {len(rows)}" if not misses else "", engine, misses=misses)
     communication = [row for row in rows if row["kind"] in ("collective", "p2p") and row["step"] >= WARM_UP_STEPS]
     if not torch.cuda.is_available():

@@ -16,13 +16,7 @@ import torch
 import torch.distributed as dist
 
 import commtrace
-from bench.engines import (
-    details,
-    engine_at_work,
-    engines,
-    recorded_rows,
-    why_not_native,
-)
+from bench.engines import engines, faults_of_recording, recorded_rows, why_not_native
 from commtrace.options import NATIVE, PYTHON
 from tests.gpu.kernels import is_exact
 from tests.gpu.stages.stage import Answers, run_stage, start_one_rank, synchronize
@@ -76,9 +70,7 @@ def told(
     kept = [row for row in rows if row["kind"] in ("collective", "p2p", "stall") and row["step"] >= 0]
     calls = [row for row in kept if row["kind"] != "stall"]
     timings = sorted({row["timing"] for row in calls})
-    name, reason = engine_at_work(rows)
-    misses = [] if name == engine else [f"the {name} engine recorded: {reason}"]
-    misses += [f"{mark}: {json.dumps(found)}" for mark in ("dropped", "problem") if (found := details(rows, mark))]
+    misses = faults_of_recording(rows, engine)
     if device.type == "cuda" and timings == ["host"]:
         misses.append("no call was timed by the device")
     exact = [sum(is_exact(row, side) for row in calls) for side in ("start", "end")]

@@ -57,6 +57,7 @@ def test_small_files_that_unpack_to_much_are_left_out(run: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30)),
     )
 
@@ -78,13 +79,11 @@ def test_usual_files_need_no_room(run: Path) -> None:
     assert load_run(run).problems == ()
 
 
-@pytest.mark.parametrize("column", ["name", "timing", "kind", "dtype", "detail", "lane"])
+@pytest.mark.parametrize("column", ["name", "timing", "kind", "dtype", "lane"])
 def test_a_null_among_the_words_of_a_column_is_damage(run: Path, column: str) -> None:
     path = next(iter(sorted(run.rglob("*.arrows"))))
     table, metadata = read(path)
     at = table.schema.get_field_index(column)
-    if not pa.types.is_dictionary(table.schema.field(at).type):
-        pytest.skip("this column has no words")
     coded = table.column(at).combine_chunks()
     coded = pa.DictionaryArray.from_arrays(coded.indices, pa.array([*coded.dictionary.to_pylist(), None], pa.string()))
     rewritten(path, table.set_column(at, pa.field(column, coded.type), coded), metadata)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
@@ -93,9 +93,8 @@ def read_facts(directory: Path, *, now_ns: int, ask: AskProcess = unknown_proces
     """
     tail = RunTail(directory)
     newest = tail.read(1)
-    # Made anew: its rows stay where they are.
     ranks = {rank: with_exit(trace, rank_directory(directory, rank)) for rank, trace in newest.run.ranks.items()}
-    run = Run(newest.run.path, ranks, newest.run.names, newest.run.problems, newest.run.steps_inferred)
+    run = replace(newest.run, ranks=ranks)
     lowest = run.ranks[min(run.ranks)]
     return _facts(
         run,

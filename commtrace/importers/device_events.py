@@ -30,7 +30,7 @@ _RUNTIMES: Final = {"XPU": ("xpu_",), "CUDA": ("cuda_", "runtime", "hip")}
 """Categories of calls on the host begin with these words."""
 
 _DEVICES_NOT_READ: Final = ("mtia", "privateuse1", "hpu", "npu")
-_MOST_CATEGORIES: Final = 1_000
+_MOST_NAMES: Final = 1_000
 _LINKS: Final = ("External id", "external id")
 """Joins a kernel and the call that launched it; lower case in traces of torch 1.8."""
 
@@ -178,19 +178,23 @@ class _Reader:
 
     def _host_event(self, event: Event) -> None:
         category = event.cat
-        if category is not None and len(self._trace.other_categories) < _MOST_CATEGORIES:
+        if category is not None and len(self._trace.other_categories) < _MOST_NAMES:
             self._trace.other_categories.add(category)
-        if bytes(event.name).startswith(_CALL_BEGINS) and len(self._trace.host_calls) < _MOST_CATEGORIES:
-            self._trace.host_calls.add(_text(event.name))
+        if bytes(event.name).startswith(_CALL_BEGINS):
+            self._host_call(_text(event.name))
         elif bytes(event.name).startswith(_STEP_BEGINS):  # category Operator in torch 1.8, later user_annotation
             self._step(event)
         elif category == _HOST_OPERATION and bytes(event.name) == _COMMUNICATION_CALL:
             arguments = _arguments(event)
             link = _link(arguments)
             if "Collective name" in arguments:
-                self._trace.host_calls.add(f"nccl:{arguments['Collective name']}")
+                self._host_call(f"nccl:{arguments['Collective name']}")
             if link is not None:
                 self._calls[link] = arguments
+
+    def _host_call(self, name: str) -> None:
+        if len(self._trace.host_calls) < _MOST_NAMES:
+            self._trace.host_calls.add(name)
 
     def _kernel(self, event: Event) -> None:
         times = self._device_times(event)

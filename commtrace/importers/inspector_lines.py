@@ -188,16 +188,13 @@ def _lines(path: Path) -> Iterator[bytes]:
         file = gzip.GzipFile(fileobj=opened) if path.suffix == ".gz" else opened
         room = most_unpacked(os.fstat(opened.fileno()).st_size) if path.suffix == ".gz" else None
         num_blank = 0
+        goes_on = False  # the line before was too long, and is left out from there on
         while line := file.readline(_LONGEST_LINE):
             if room is not None and (room := room - len(line)) < 0:
                 raise _too_much(path)
-            if line.strip(_BLANK):
-                yield line
-            elif (num_blank := num_blank + len(line)) > _MOST_BLANK:
+            is_blank = not line.strip(_BLANK)
+            if is_blank and (num_blank := num_blank + len(line)) > _MOST_BLANK:
                 raise _nothing(path)
-            while not line.endswith(b"\n") and len(line) == _LONGEST_LINE:
-                line = file.readline(_LONGEST_LINE)
-                if room is not None and (room := room - len(line)) < 0:
-                    raise _too_much(path)
-                if not line.strip(_BLANK) and (num_blank := num_blank + len(line)) > _MOST_BLANK:
-                    raise _nothing(path)
+            if not is_blank and not goes_on:
+                yield line
+            goes_on = not line.endswith(b"\n") and len(line) == _LONGEST_LINE

@@ -11,6 +11,9 @@ from commtrace.errors import ConfigurationError
 from commtrace.planning.model import Model, check_size, padded
 from commtrace.trace.inputs import MOST_RANKS
 
+_MOST_ELEMENTS: Final = 2**50
+"""Of a bucket: more than all memory of a cluster."""
+
 
 @dataclass(frozen=True, slots=True)
 class ZeroOptions:
@@ -39,9 +42,6 @@ class ZeroOptions:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: give a number of elements, 0 or above")
             check_size(name, getattr(self, name), _MOST_ELEMENTS)
 
-
-_MOST_ELEMENTS: Final = 2**50
-"""Of a bucket: more than all memory of a cluster."""
 
 Group: TypeAlias = tuple[int, ...]
 """The global ranks of a process group."""

@@ -110,11 +110,8 @@ def _part(path: Path, name: str, values: object, kind: type[_Sizes]) -> _Sizes:
         raise ConfigurationError(f"{path}: {name} has no field {unknown}; its fields are {', '.join(known)}")
     try:
         return msgspec.convert(values, kind)
-    except (
-        msgspec.ValidationError,
-        OverflowError,
-        UnicodeError,
-    ) as error:  # with the message of ours, if sizes contradict one another
+    except (msgspec.ValidationError, OverflowError, UnicodeError) as error:
+        # With the message of ours, if sizes contradict one another.
         raise ConfigurationError(f"{path}: {name}: {error}") from error
 
 

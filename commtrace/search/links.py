@@ -108,15 +108,12 @@ def measured_links(table: Iterable[Communication]) -> Links:
     exposed_ns: dict[str, int] = {}
     in_flight_ns: dict[str, int] = {}
     rows = list(table)
-    exact = with_exact_rates(rows)
     largest = {row.role: max(_bytes_each(one) for one in rows if one.role == row.role) for row in rows}
     for row in rows:
         exposed_ns[row.role] = exposed_ns.get(row.role, 0) + row.exposed_ns
         in_flight_ns[row.role] = in_flight_ns.get(row.role, 0) + row.exposed_ns + row.hidden_ns
-        is_small = _bytes_each(row) < _LEFT_OUT * largest[row.role]
-        if not row.busbw_gbps or row.inter_node is None or not row.num_bytes or not row.group_size or is_small:
-            continue
-        if row not in exact:
+    for row in with_exact_rates(row for row in rows if _bytes_each(row) >= _LEFT_OUT * largest[row.role]):
+        if not row.busbw_gbps or row.inter_node is None or not row.num_bytes or not row.group_size:
             continue
         place = Place(row.role, row.inter_node)
         moved = row.num_bytes * bus_factor(row.operation, row.group_size)

@@ -210,12 +210,12 @@ class BoundedSession(requests.Session):
 
     def _look_at(self, error: requests.RequestException) -> None:
         """Note whether an answer is missing; raise requests.HTTPError if it is no HTTP."""
-        if isinstance(error, requests.Timeout) and not isinstance(error, requests.ConnectionError):
-            self.is_unanswered = True  # after the request was sent; a timeout on connecting is a ConnectionError
-        elif isinstance(error, requests.ConnectionError):
+        if isinstance(error, requests.ConnectionError):
             if _is_no_http(error):
                 raise requests.HTTPError("the receiver does not speak HTTP") from None
             self.is_unanswered |= not _was_never_sent(error)
+        elif isinstance(error, requests.Timeout):
+            self.is_unanswered = True  # after the request was sent; a timeout on connecting is a ConnectionError
 
 
 def _was_never_sent(error: requests.ConnectionError) -> bool:

@@ -89,12 +89,12 @@ def _bins(run: Run, calls: Calls, chosen: Bool, roles: tuple[str, ...]) -> list[
     if not len(calls):
         return []
     exponent = np.frexp(calls.num_bytes.astype(np.float64))[1] - 1
-    reach = np.clip(calls.nodes, -1, 2)
-    columns = [calls.role, calls.name, calls.group_size, reach, exponent, calls.complete, _is_bound(calls)]
+    nodes = np.clip(calls.nodes, -1, 2)
+    columns = [calls.role, calls.name, calls.group_size, nodes, exponent, calls.complete, _is_bound(calls)]
     order, begins = sort_groups(pack(columns))
     bins = []
     for rows in np.split(order, begins[1:]):
-        role, name, group_size, place, size, is_matched, is_bound = (int(column[rows[0]]) for column in columns)
+        role, name, group_size, reach, size, is_matched, is_bound = (int(column[rows[0]]) for column in columns)
         operation = run.names[name] if name >= 0 else "unknown"
         if operation in WITHOUT_BANDWIDTH:
             continue
@@ -103,7 +103,7 @@ def _bins(run: Run, calls: Calls, chosen: Bool, roles: tuple[str, ...]) -> list[
         factors = bus_factors(operation, group_size, own.self_bytes)
         busbw: Distribution[float] = Distribution.of(moved * factors / _time(own))
         key = SizeBin(
-            roles[role], operation, group_size, place if place > 0 else -1, size, bool(is_matched), bool(is_bound)
+            roles[role], operation, group_size, reach if reach > 0 else -1, size, bool(is_matched), bool(is_bound)
         )
         bins.append((key, SizeBandwidth(int(own.num_bytes.sum()), busbw)))
     return bins

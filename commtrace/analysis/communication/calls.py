@@ -287,11 +287,10 @@ class CallSums:
 
     def timed(self) -> Timed:
         """Return the calls for a bandwidth: if possible, matched ones with exact times."""
-        both = (Timed(self.matched, False, False), Timed(self.matched_bounds, False, True))
-        if not any(one.moved.calls for one in both):
-            both = (Timed(self.finished, True, False), Timed(self.finished_bounds, True, True))
-        exact, bound = both
-        return exact if exact.moved.calls else bound
+        includes_waits = not (self.matched.calls or self.matched_bounds.calls)
+        exact = self.finished if includes_waits else self.matched
+        bounds = self.finished_bounds if includes_waits else self.matched_bounds
+        return Timed(exact, includes_waits, False) if exact.calls else Timed(bounds, includes_waits, True)
 
     @property
     def unfinished(self) -> int:

@@ -16,13 +16,14 @@ _SHORTEST_NS: Final = 20_000_000_000
 _WITHOUT_STEP_NS: Final = 30_000_000_000
 
 _MODULE: Final = "/torch/distributed/distributed_c10d.py:"
+_BARRIER: Final = "monitored_barrier"
 _CALLS: Final = frozenset(
     {
         "init_process_group", "new_group", "split_group", "shrink_group", "new_subgroups",
-        "new_subgroups_by_enumeration", "monitored_barrier",
+        "new_subgroups_by_enumeration", _BARRIER,
     }
 )  # fmt: skip
-"""Functions of torch in which ranks wait for each other through the job's store, so that no communication is seen."""
+"""Functions of torch in which ranks wait for each other without any communication that is seen."""
 
 _MOST_PLACES: Final = 8
 
@@ -103,7 +104,8 @@ def setup_findings(hang: SetupHang, endings: Mapping[int, str]) -> Iterable[str]
         f"{format_duration(call.waited_ns)}"
         for call in sorted(hang.calls, key=lambda call: -len(call.ranks))
     ]
-    yield f"The job hangs while process groups are made: {'; '.join(waits)}."
+    where = "in a barrier" if all(call.call == _BARRIER for call in hang.calls) else "while process groups are made"
+    yield f"The job hangs {where}: {'; '.join(waits)}."
     absent = _places(hang.elsewhere)
     if hang.ended:
         absent.append(f"{format_ranks(hang.ended)}, which ended and will not come")

@@ -17,6 +17,7 @@ from commtrace.analysis.breakdown.intervals import paint
 from commtrace.analysis.keys import grouped, pack, sort_groups
 from commtrace.analysis.matched import Context
 from commtrace.analysis.replay.scenarios import Replay, Scenario
+from commtrace.analysis.statistics import Float64
 from commtrace.analysis.stragglers.costs import Occurrence, cost_of, occurrence
 from commtrace.analysis.stragglers.slow_ranks import (
     WORK,
@@ -535,16 +536,17 @@ def _why_not(found: SlowRanks, rank: int, replay: Replay) -> str:
 
 def _rarely_longer(work: WorkStatistics, rank: int, least: float) -> str:
     """Say in how many steps the work of a rank is longer than that of its peers, if its medians are not."""
-    own = work.ranks == rank
-    others = ~own & (work.stages == work.stage_of_rank[rank])
-    if not others.any():
+    beside = _work_beside_peers(work, rank)
+    if beside is None:
         return ""
-    own_ns, typical_ns = work.work_ns[own][0], np.median(work.work_ns[others], axis=0)
+    own_ns, typical_ns = beside
     own_median, typical_median = float(np.median(own_ns)), float(np.median(typical_ns))
     if own_median > (1 + least) * typical_median:
         return ""
     excess_ns = own_ns - typical_ns
     longer = int((excess_ns > max(float(excess_ns.mean()) / 2, least * typical_median)).sum())
+    if not longer or excess_ns.mean() <= 0:
+        return ""
     return (
         f"Its own work takes longer than that of the ranks that do the same in {longer} of {len(own_ns)} steps, by "
         f"{_longer_in_the_mean(work, rank):.0%} in the mean over all steps; the medians over all steps are "
@@ -553,10 +555,17 @@ def _rarely_longer(work: WorkStatistics, rank: int, least: float) -> str:
 
 
 def _longer_in_the_mean(work: WorkStatistics, rank: int) -> float:
+    beside = _work_beside_peers(work, rank)
+    if beside is None:
+        return 0.0
+    own_ns, typical_ns = beside
+    return float((own_ns - typical_ns).mean() / max(typical_ns.mean(), 1.0))
+
+
+def _work_beside_peers(work: WorkStatistics, rank: int) -> tuple[Float64, Float64] | None:
+    """Return the work of a rank in each step, ns, and the median of the others of its stage; None without others."""
     own = work.ranks == rank
     others = ~own & (work.stages == work.stage_of_rank[rank])
     if not others.any():
-        return 0.0
-    steps = work.work_ns
-    typical = np.median(steps[others], axis=0)
-    return float((steps[own][0] - typical).mean() / max(typical.mean(), 1.0))
+        return None
+    return work.work_ns[own][0], np.median(work.work_ns[others], axis=0)

@@ -205,8 +205,12 @@ def _header(diagnosis: Diagnosis, now_ns: int) -> Iterable[str]:
         last_sign = "Last operation in the dumps:" if states.get("dumped") else "Not running: last write"
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last / 1e9))
         yield f"{last_sign} {when}, {format_duration(max(0, now_ns - last))} ago."
-    words = {"ended": "ended cleanly", "stopped": "stopped without ending", "silent": "went silent before others"}
-    words["dumped"] = "in a dump, which says nothing about their end"
+    words = {
+        "ended": "ended cleanly",
+        "stopped": "stopped without ending",
+        "silent": "went silent before others",
+        "dumped": "in a dump, which says nothing about their end",
+    }
     by_state = {words.get(state, state): _ranges_of(diagnosis, state) for state in states}
     suspended = [one.rank for one in diagnosis.ranks if one.process == SUSPENDED]
     if suspended:

@@ -298,7 +298,7 @@ def _print_communication(console: Console, rows: Sequence[Communication]) -> Non
     bounds = sum(row.upper_bounds for row in rows)
     if bounds:
         note += (
-            f"\n{bounds} calls have only a bound of their start or end (docs/gpu-validation.md), and of their hidden "
+            f"\n{bounds} calls have only a bound of their start or end (docs/definitions.md), and of their hidden "
             "time.\nMedians and bandwidths are of the others; ≤ and ≥: there are no others."
         )
     if alone:

@@ -58,27 +58,26 @@ def plan_times(
     by_size = None if baseline is None else baseline_times(planned, read_baseline(baseline))
     of_baseline = {} if by_size is None else {at: time for at, time in by_size.seconds.items() if at[1] not in given}
     other_sizes: tuple[str, ...] = ()
-    at_most: tuple[str, ...] = ()
+    at_least: set[str] = set()
     if run is not None:
         of_run = measure_run(run, measure_communication)
         measured, other_sizes = measured_rates(of_run, planned), job_differences(of_run.recorded, planned)
-        at_most = tuple(role for role in measured.at_least if role not in given)
+        at_least = set(measured.at_least) - set(given)
         given = {**measured.bandwidths, **given}
         seconds = measured.compute_seconds if seconds is None else seconds
     if not given and seconds is None and by_size is None:
         return None
     roles = role_times(planned, given, seconds, of_baseline)
+    at_a_bandwidth = tuple(
+        dict.fromkeys(one.role for one in roles if one.seconds is not None and (one.stage, one.role) not in of_baseline)
+    )
     return Times(
         seconds,
         roles,
         not_measured=() if by_size is None else by_size.not_measured,
         other_sizes=other_sizes,
-        at_most=at_most,
-        at_a_bandwidth=tuple(
-            dict.fromkeys(
-                one.role for one in roles if one.seconds is not None and (one.stage, one.role) not in of_baseline
-            )
-        ),
+        at_a_bandwidth=at_a_bandwidth,
+        at_most=tuple(role for role in at_a_bandwidth if role in at_least),
     )
 
 

@@ -23,7 +23,7 @@ _arrived_in = 0
 
 
 class Store(Protocol):
-    """The part of a ``torch.distributed.Store`` that is used; every request is answered at once."""
+    """The part of a ``torch.distributed.Store`` that is used: no request waits for another rank."""
 
     def add(self, key: str, amount: int, /) -> int: ...
 

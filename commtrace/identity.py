@@ -71,7 +71,10 @@ class Identity:
         self._missing = 1  # until the store has told
 
     def found(self, place: Place | None = None) -> Found | None:
-        """Return the identity; None while rank 0 has not named the run. Never waits. Not for the training thread."""
+        """Return the identity; None while rank 0 has not named the run. Not for the training thread.
+
+        Waits for an answer of the job's store for a tenth of a second at most.
+        """
         # It is held by another thread, whose request may take long, or by this one: a signal's handler may destroy the
         # process groups, and so ask, while its thread does.
         if not self._lock.acquire(blocking=False):
@@ -111,7 +114,10 @@ class Identity:
         return address == launchers.agent_store(self._environment)
 
     def look_for_others(self) -> None:
-        """Warn, on rank 0, of ranks that have not been heard of for long: they are not recorded. Never waits."""
+        """Warn, on rank 0, of ranks that have not been heard of for long: they are not recorded.
+
+        Waits like :meth:`found`.
+        """
         missing = self._unreported()
         if missing and self._asked_at is not None and time.monotonic() - self._asked_at > _LONGEST_SECONDS:
             self._needs_no_others = True
@@ -152,13 +158,12 @@ class Identity:
         # The first one that is seen: a job may give up its group and go on as a smaller one meanwhile.
         place = self._first_place = self._first_place or place or current_place()
         if place is None:
-            launched = launchers.position(self._environment)
-            return self._on_its_own(Place(0, 1) if launched is None else Place(launched.rank, launched.world_size))
+            return self.on_its_own(self.launched_place() or Place(0, 1))
         if place.world_size == 1 or place.backend == _SIMULATED:
-            return self._on_its_own(place)
+            return self.on_its_own(place)
         store = _default_store()
         if store is None:
-            return self._on_its_own(place) if self._shared_name else self._not_agreed("its store is gone", place)
+            return self.on_its_own(place) if self._shared_name else self._not_agreed("its store is gone", place)
         return self._asked(store, place)
 
     def _asked(self, store: Store, place: Place) -> Found | None:
@@ -172,8 +177,8 @@ class Identity:
         except (RuntimeError, NotImplementedError) as error:
             return self._not_agreed(str(error), place)
         if found is not None:
-            if place.rank:  # rank 0 will ask who has heard it
-                self._connection = None
+            if place.rank:  # rank 0 alone will ask who has heard it
+                self._connection, self._needs_no_others = None, True
             self._warn_of_other_name(found)
             return found
         if time.monotonic() - self._asked_at > _LONGEST_SECONDS:
@@ -203,7 +208,7 @@ class Identity:
             request = self._requests[about] = _Request(ask)
         if not request.has_ended(_ANSWER_SECONDS):
             return None
-        del self._requests[about]
+        self._requests.pop(about, None)  # another thread may have had the same answer
         answer: _Answer | None = request.answer()
         return answer
 
@@ -214,14 +219,11 @@ class Identity:
 
     def on_its_own(self, place: Place) -> Found:
         """Return the identity of a process at ``place`` as this process alone knows it: not agreed on with others."""
-        return self._on_its_own(place)
+        return self._of(Agreed(self._name, attempt(self._environment)), place, None)
 
     def _not_agreed(self, why: str, place: Place | None) -> Found:
         self._warn_of_no_agreement(why)
-        return self._on_its_own(place or Place(0, 1))
-
-    def _on_its_own(self, place: Place) -> Found:
-        return self._of(Agreed(self._name, attempt(self._environment)), place, None)
+        return self.on_its_own(place or Place(0, 1))
 
     def _of(self, agreed: Agreed, place: Place, store: Store | None) -> Found:
         local_rank = self._local_rank(place, store)

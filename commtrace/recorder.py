@@ -352,7 +352,9 @@ class Recorder:
         if self._source is not None:
             self._source.give_up()
             self._source.gather()
-            self._count_lost(RowBatch((), *self._taken([])))
+            rows = self._resolved_rows(last=True)  # the source's: the buffer is empty
+            spans, names = self._taken(rows)
+            self._count_lost(RowBatch(rows, spans, names))
 
     def _report_losses(self) -> None:
         if self._sinks is None and not self._sink_failed:

@@ -234,8 +234,9 @@ def _after_fork_in_child() -> None:
 
     A DataLoader worker never does; a training process does, which a notebook or multiprocessing has forked.
     """
-    global _current, _lock, _starting, _inherited
+    global _current, _lock, _starting, _inherited, _sessions
     _lock, _starting = threading.RLock(), threading.Lock()
+    _sessions = []  # the threads that call their callbacks are the parent's
     session, _current = _current, None
     if session is not None:
         session.abandon_after_fork()

@@ -94,7 +94,7 @@ class Instrumentation:
         open_observers: OpenObservers | None = None,
     ) -> None:
         warn_if_untried("torch", _torch_version())
-        self.config = self._config = config
+        self.config = config
         self._engine = engine.choose(config)
         self._integrations = integrations
         self._open_observers = open_observers
@@ -193,7 +193,7 @@ class Instrumentation:
         self._install("os._exit", self._exit_call.install, self._exit_call.uninstall)
         self._listen()
         self.tracer.set_topology({"engine": {"name": self._engine.name, "reason": self._engine.reason}})
-        options = recording_options(self._config)
+        options = recording_options(self.config)
         if options:
             self.tracer.set_topology({"recording": options})
         began = identity.process_start_ns()
@@ -206,8 +206,8 @@ class Instrumentation:
         self.recorder.start()
 
     def _listen(self) -> None:
-        if self._config.trigger_signal:
-            listening = partial(self._triggers.listen, self._config.trigger_signal)
+        if self.config.trigger_signal:
+            listening = partial(self._triggers.listen, self.config.trigger_signal)
             self._install(triggers.PART, listening, self._triggers.uninstall)
 
     def stop(self) -> None:
@@ -327,8 +327,8 @@ class Instrumentation:
     def _open_sinks(self) -> list[Sink]:
         found = self._identity.settled(NAME_SECONDS, self.tracer.groups.place)
         self._setup.discard()
-        directory = identity.directory(self._config, found.run_id)
-        metadata = identity.collect(self._config, found)
+        directory = identity.directory(self.config, found.run_id)
+        metadata = identity.collect(self.config, found)
         if metadata.rank == 0 and metadata.attempt == 0 and _holds_a_recording(directory):
             _logger.warning(
                 "commtrace: %s holds a recording already. Both are kept, and the newest one is shown: give each job, "
@@ -338,19 +338,19 @@ class Instrumentation:
         writer = self._writer = SegmentWriter(
             directory,
             metadata,
-            steps_per_segment=self._config.steps_per_segment,
-            budget=Budget(self._config.keep_steps, self._config.keep_bytes),
+            steps_per_segment=self.config.steps_per_segment,
+            budget=Budget(self.config.keep_steps, self.config.keep_bytes),
         )
         # At once: of a rank that is killed while exporters are loaded nothing else would be known.
         writer.write([mark_row("clock_anchor", asdict(identity.clock_anchor()))])
         announce(directory, metadata)
-        if metadata.rank == 0 and identity.is_one_of_many(self._config):
+        if metadata.rank == 0 and identity.is_one_of_many(self.config):
             try:
                 link_as_latest(directory)
             except OSError as error:  # Nothing depends on it: commands look for the newest run themselves.
                 _logger.debug("commtrace: no link to the newest run: %s", error)
         self._peer_watch.start(directory, metadata)
-        if self._config.hang_seconds:
+        if self.config.hang_seconds:
             self._hang_watch.start(directory, metadata)
         # Before the writer, which may thin out what it is given.
         self._observers = self._opened_observers(metadata, directory)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from commtrace.capture.collectives.groups import GroupRegistry
 from commtrace.capture.collectives.operations import Unmeasured
-from commtrace.capture.device.clock import DeviceClock, HostClock, Mark, now_ns
+from commtrace.capture.device.clock import DeviceClock, HostClock, Mark, is_on_device, now_ns
 from commtrace.capture.guard import Guard
 from commtrace.capture.model.step_finder import StepFinder
 from commtrace.capture.records import Coordinates, DeviceCall, Launch, Span, count_rows, failed_rows, span_rows
@@ -151,7 +151,7 @@ class Tracer:
             return
         marks = [span.start for span in self.open_computing_spans() if span.start is not None]
         step = self.step_start
-        has_step = step is not None and not isinstance(step, int)
+        has_step = is_on_device(step)
         self.native.core.set_computing((step, *marks) if has_step else tuple(marks), has_step)
 
     @property

@@ -81,11 +81,19 @@ _lock: Final = threading.RLock()
 _kernels: Final[dict[str, tuple[Kernel, torch.library.Library]]] = {}
 
 
+def default_overload(namespace: str, name: str) -> OpOverload | None:
+    """Return an operator's default overload; None where this version of torch does not have it."""
+    import torch
+
+    overload: OpOverload | None = getattr(getattr(getattr(torch.ops, namespace), name, None), "default", None)
+    return overload
+
+
 def kernel_for(namespace: str, name: str) -> Kernel | None:
     """Return the kernel of an operator's default overload; None where this version of torch does not have it."""
     import torch
 
-    overload = getattr(getattr(getattr(torch.ops, namespace), name, None), "default", None)
+    overload = default_overload(namespace, name)
     if overload is None:
         return None
     qualified = f"{namespace}::{name}"

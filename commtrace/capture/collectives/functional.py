@@ -11,13 +11,20 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from commtrace.capture.collectives.dispatcher import Capture, Captures, Original, is_traced, kernel_for
+from commtrace._compile_safe import do_nothing
+from commtrace.capture.collectives.dispatcher import (
+    Capture,
+    Captures,
+    Original,
+    default_overload,
+    is_traced,
+    kernel_for,
+)
 from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import NO_SELF_BYTES, OPERATIONS, Arguments, Operation
 from commtrace.capture.collectives.operator_calls import (
     OperatorCalls,
     by_position,
-    default_overload,
     what_reaches_kernels,
 )
 from commtrace.capture.device.clock import Mark, now_ns
@@ -230,12 +237,12 @@ class FunctionalCapture:
             if arguments and arguments[0] is compiled:
                 self.capture_calls_of_cpp()
 
-        wrap = self._hooks.around(begin, lambda _begun, _result: None)
+        wrap = self._hooks.around(begin, do_nothing)
         self._hooks.replace_method(codecache, "CppPythonBindingsCodeCache", "load_pybinding_async", wrap)
 
     def _watch_packages(self, package: ModuleType) -> None:
         # So do the graphs in packages of AOTInductor.
-        wrap = self._hooks.around(lambda _args, _kwargs: self.capture_calls_of_cpp(), lambda _begun, _result: None)
+        wrap = self._hooks.around(lambda _args, _kwargs: self.capture_calls_of_cpp(), do_nothing)
         self._hooks.replace_method(package, "AOTICompiledModel", "__init__", wrap)
 
     def _capture(
@@ -543,8 +550,8 @@ class FunctionalWaits:
                     if is_waited_for(tensor):
                         pending = take(tensor.untyped_storage()._cdata, None)
                     if pending is not None:
-                        blocked[0] = pending.launch
                         start = now_ns() if pending.call is None else pending.call.clock.mark(pending.call.device)
+                        blocked[0] = pending.launch  # last: from here on it is reset, whatever happens
             except Exception as error:
                 pending = None
                 failed(PART, error)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
+from commtrace._compile_safe import do_nothing
 from commtrace.capture.hooks import RAISED, Arguments, Function, Hooks, Keywords
 from commtrace.capture.instances import instances_of
 from commtrace.capture.tracer import Tracer
@@ -36,21 +37,19 @@ def watch_creation(tracer: Tracer) -> Callable[[], None]:
         if group is not RAISED:
             tracer.groups.register_known_groups()
 
-    def note_rendezvous(args: Arguments, kwargs: Keywords) -> bool:
-        tracer.groups.joining = _joined_place(*_first(args, kwargs, "rank", 1), *_first(args, kwargs, "world_size", 2))
-        return True
+    def note_rendezvous(args: Arguments, kwargs: Keywords) -> None:
+        rank, size = _argument(args, kwargs, "rank", 1), _argument(args, kwargs, "world_size", 2)
+        tracer.groups.joining = _joined_place(rank, size)
 
-    def note_group(args: Arguments, kwargs: Keywords) -> bool:
-        if not any(_first(args, kwargs, "global_ranks_in_group", 2)):  # else it is no default group
-            rank, size = _first(args, kwargs, "group_rank", 1), _first(args, kwargs, "group_size", 0)
-            tracer.groups.joining = _joined_place(*rank, *size)
-        return True
+    def note_group(args: Arguments, kwargs: Keywords) -> None:
+        if not _argument(args, kwargs, "global_ranks_in_group", 2):  # else it is no default group
+            rank, size = _argument(args, kwargs, "group_rank", 1), _argument(args, kwargs, "group_size", 0)
+            tracer.groups.joining = _joined_place(rank, size)
 
     restore = hooks.restore
     try:
-        hooks.replace(distributed_c10d, "rendezvous", hooks.around(note_rendezvous, lambda begun, result: None))
-        helper = hooks.around(note_group, lambda begun, result: None)
-        hooks.replace(distributed_c10d, "_new_process_group_helper", helper)
+        hooks.replace(distributed_c10d, "rendezvous", hooks.around(note_rendezvous, do_nothing))
+        hooks.replace(distributed_c10d, "_new_process_group_helper", hooks.around(note_group, do_nothing))
         for name in _CREATORS:
             hooks.replace(distributed_c10d, name, hooks.around(lambda args, kwargs: True, register))
         tracer.groups.register_known_groups()
@@ -60,13 +59,13 @@ def watch_creation(tracer: Tracer) -> Callable[[], None]:
     return restore
 
 
-def _first(args: Arguments, kwargs: Keywords, name: str, position: int) -> list[Any]:
-    """Return an argument, or nothing if it was not given."""
-    return [kwargs[name]] if name in kwargs else list(args[position : position + 1])
+def _argument(args: Arguments, kwargs: Keywords, name: str, position: int) -> Any:
+    """Return an argument; None if it was not given."""
+    return kwargs.get(name, args[position] if position < len(args) else None)
 
 
-def _joined_place(rank: object = -1, world_size: object = -1) -> Place | None:
-    """Return the place that a process takes in the job that it joins; numbers below 0 are those of the environment."""
+def _joined_place(rank: object, world_size: object) -> Place | None:
+    """Return the place that a process takes in the job that it joins; the environment has what is None or below 0."""
     numbers = []
     for number, variable in ((rank, "RANK"), (world_size, "WORLD_SIZE")):
         if not isinstance(number, int) or number < 0:

@@ -61,14 +61,6 @@ class OperatorCalls:
         self._replaced.clear()
 
 
-def default_overload(namespace: str, name: str) -> OpOverload | None:
-    """Return an operator's default overload; None where this version of torch does not have it."""
-    import torch
-
-    overload: OpOverload | None = getattr(getattr(getattr(torch.ops, namespace), name, None), "default", None)
-    return overload
-
-
 def by_position(overload: OpOverload, arguments: Arguments, keywords: dict[str, Any]) -> Arguments:
     """Return the arguments of a call by their position in the operator's schema; None for missing ones."""
     names = [argument.name for argument in overload._schema.arguments[len(arguments) :]]

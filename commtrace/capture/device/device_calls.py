@@ -348,8 +348,6 @@ _DEFAULT_STREAM: Final = 0
 _STANDS_FOR: Final = "_commtrace_stands_for"
 """Attribute of an event: the communication behind which it was recorded."""
 
-_COMPUTES: Final = frozenset({schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE, schema.OPTIMIZER})
-
 
 class StreamWaits:
     """Find the stream that computes, and its waits for communication on another stream, as of FSDP and ZeRO 3.
@@ -422,13 +420,11 @@ class StreamWaits:
             setattr(event, _STANDS_FOR, None)
 
     def _is_computing(self, device: int, stream: int) -> bool:
-        step, span = self._tracer.step_start, self._tracer.innermost
+        step = self._tracer.step_start
         marks = [step] if is_on_device(step) and step.device == device else []
         has_step = bool(marks)
-        while span is not None:
-            if span.kind in _COMPUTES and is_on_device(span.start) and span.start.device == device:
-                marks.append(span.start)
-            span = span.outer
+        starts = (span.start for span in self._tracer.open_computing_spans())
+        marks += [start for start in starts if is_on_device(start) and start.device == device]
         return any(mark.stream == stream for mark in marks) or (stream == _DEFAULT_STREAM and not has_step)
 
     def _passes(self, device: int, stream: int, call: DeviceCall) -> None:

@@ -24,7 +24,7 @@ from commtrace.process_end import how_it_ended
 from commtrace.trace.files.writer import SegmentWriter, rank_directory, segment_paths
 from commtrace.trace.hang_report import Activity
 from commtrace.trace.metadata import RankMetadata
-from commtrace.trace.schema import Row, mark_row
+from commtrace.trace.schema import mark_row
 
 PART: Final = "recording where a rank is before it has joined its job"
 
@@ -150,13 +150,11 @@ class SetupRecording:
         if folder.is_dir():
             self._files = set(folder.iterdir())
         self._writer = SegmentWriter(directory, metadata)
-        self._writer.write([mark_row("clock_anchor", asdict(identity.clock_anchor())), *self._topology()])
+        anchor = mark_row("clock_anchor", asdict(identity.clock_anchor()))
+        self._writer.write([anchor, mark_row("topology", self._tracer.topology()[1])])
         self._announce(directory, metadata)
         if self._config.hang_seconds:
             self._hang_watch.start(directory, metadata)
-
-    def _topology(self) -> list[Row]:
-        return [mark_row("topology", self._tracer.topology()[1])]
 
     def _write(self, activity: Activity, now: int) -> None:
         assert self._writer is not None

@@ -35,17 +35,14 @@ PyObject *point_to_python(Point point) {
     allocfunc allocate = (allocfunc)PyType_GetSlot(mark_type, Py_tp_alloc);
     MarkObject *object = (MarkObject *)allocate(mark_type, 0);
     if (object != NULL) {
-        mark_retain(point.mark);
-        object->mark = point.mark;
+        object->mark = point_shared(point).mark;
     }
     return (PyObject *)object;
 }
 
 bool point_from_python(PyObject *object, Point *point) {
     if (Py_TYPE(object) == mark_type) {
-        Mark *mark = ((MarkObject *)object)->mark;
-        mark_retain(mark);
-        *point = (Point){mark, 0};
+        *point = point_shared((Point){((MarkObject *)object)->mark, 0});
         return true;
     }
     *point = (Point){NULL, PyLong_AsLongLong(object)};
@@ -99,7 +96,7 @@ static bool is_device_ready(void) {
     if (open_device == NULL) {
         return false;
     }
-    PyObject *opened = PyObject_CallFunctionObjArgs(open_device, NULL);
+    PyObject *opened = call_python(open_device, NULL, NULL, NULL);
     bool is_open = opened != NULL && PyObject_IsTrue(opened) == 1;
     Py_XDECREF(opened);
     return is_open && !is_for_the_job();
@@ -175,45 +172,47 @@ static PyObject *python_resolve(PyObject *module, PyObject *object) {
     return NULL;
 }
 
+bool coordinates_from_python(PyObject *tuple, Coordinates *place) {
+    int32_t *numbers[] = {&place->step, &place->microbatch, &place->chunk, &place->stage};
+    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != 4) {
+        PyErr_SetString(PyExc_TypeError, "a place is a tuple of step, microbatch, chunk and stage");
+        return false;
+    }
+    for (int i = 0; i < 4; i++) {
+        *numbers[i] = (int32_t)PyLong_AsLong(PyTuple_GetItem(tuple, i));
+    }
+    return PyErr_Occurred() == NULL;
+}
+
 /* span(kind, name, lane, place, start, end) */
 static PyObject *python_span(PyObject *module, PyObject *const *arguments, Py_ssize_t num_arguments) {
     (void)module;
-    if (num_arguments != 6 || !PyTuple_Check(arguments[3]) || PyTuple_Size(arguments[3]) != 4) {
+    if (num_arguments != 6) {
         PyErr_SetString(PyExc_TypeError, "span(kind, name, lane, (step, microbatch, chunk, stage), start, end)");
         return NULL;
     }
-    Happening happening = {
-        .facts =
-            {
-                .id = NOT_APPLICABLE,
-                .seq = NOT_APPLICABLE,
-                .num_bytes = NOT_APPLICABLE,
-                .self_bytes = NOT_APPLICABLE,
-                .group = NOT_APPLICABLE,
-                .operation = NOT_APPLICABLE,
-                .name = (int32_t)PyLong_AsLong(arguments[1]),
-                .dtype = NOT_APPLICABLE,
-                .peer = NOT_APPLICABLE,
-                .device = NOT_APPLICABLE,
-                .kind = (uint8_t)PyLong_AsLong(arguments[0]),
-            },
-        .lane = (uint8_t)PyLong_AsLong(arguments[2]),
-        .has_row = true,
-    };
-    Coordinates *place = &happening.facts.place;
-    place->step = (int32_t)PyLong_AsLong(PyTuple_GetItem(arguments[3], 0));
-    place->microbatch = (int32_t)PyLong_AsLong(PyTuple_GetItem(arguments[3], 1));
-    place->chunk = (int32_t)PyLong_AsLong(PyTuple_GetItem(arguments[3], 2));
-    place->stage = (int32_t)PyLong_AsLong(PyTuple_GetItem(arguments[3], 3));
-    if (PyErr_Occurred() != NULL || !point_from_python(arguments[4], &happening.start)) {
+    int kind = (int)PyLong_AsLong(arguments[0]);
+    int name = (int)PyLong_AsLong(arguments[1]);
+    int lane = (int)PyLong_AsLong(arguments[2]);
+    Coordinates place;
+    Point start, end;
+    if (PyErr_Occurred() != NULL || !coordinates_from_python(arguments[3], &place) ||
+        !point_from_python(arguments[4], &start)) {
         return NULL;
     }
-    if (!point_from_python(arguments[5], &happening.end)) {
-        point_release(happening.start);
+    if (!point_from_python(arguments[5], &end)) {
+        point_release(start);
         return NULL;
     }
-    rows_add(&happening);
+    rows_add_span(kind, name, lane, place, start, end);
     Py_RETURN_NONE;
+}
+
+PyObject *call_python(PyObject *function, PyObject *first, PyObject *second, PyObject *third) {
+    Py_INCREF(function);
+    PyObject *result = PyObject_CallFunctionObjArgs(function, first, second, third, NULL);
+    Py_DECREF(function);
+    return result;
 }
 
 bool error_is_for_the_job(PyObject *failed) {
@@ -227,7 +226,10 @@ bool error_is_for_the_job(PyObject *failed) {
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);
     if (failed != NULL && value != NULL) {
-        Py_XDECREF(PyObject_CallFunctionObjArgs(failed, value, NULL));
+        if (traceback != NULL) {
+            PyException_SetTraceback(value, traceback); /* before Python 3.12 it does not have it yet */
+        }
+        Py_XDECREF(call_python(failed, value, NULL, NULL));
         if (PyErr_Occurred() != NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
             PyErr_Clear(); /* there is nobody left to tell */
         }

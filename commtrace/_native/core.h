@@ -82,7 +82,6 @@ void point_release(Point);
 int point_time(Point, int64_t *ns);
 int64_t point_taken_at(Point); /* 0 for a point of the host */
 
-void mark_retain(Mark *);
 bool device_is_open(void);
 bool device_is_used(int device); /* has a context, which a mark must never make */
 bool device_has_failed(void);
@@ -97,7 +96,6 @@ bool device_shut(void);
 bool device_close(int patience_ms); /* the rest of it, without the GIL; false if the driver holds the thread */
 void device_pass(void);
 void device_switch_off(void);
-void marks_in_forked_child(void);
 int marks_init(void);
 
 /* ---- groups.c: sequence numbers of process groups -------------------------------------------------------------- */
@@ -163,6 +161,7 @@ typedef struct {
 int rows_init(PyObject *module);
 void rows_reset(size_t capacity);
 void rows_add(const Happening *); /* takes the references of its points; counts it as dropped where there is no room */
+void rows_add_span(int kind, int name, int lane, Coordinates place, Point start, Point end); /* the same of a span */
 void rows_drop(uint8_t kind);
 void rows_gather(void); /* by any thread, without the GIL */
 uint64_t rows_added(void);   /* happenings */
@@ -194,6 +193,9 @@ int modules_init(PyObject *module);
 
 /* ---- core.c: the module ------------------------------------------------------------------------------------------ */
 
+/* Calls a function of Python's path with up to three arguments, the rest NULL. It lives until it returns: what it does may
+   end the recording, and with that our reference to it. */
+PyObject *call_python(PyObject *function, PyObject *first, PyObject *second, PyObject *third);
 /* Tells `failed` of an error of ours, if one is set, which switches the capture off. One that is no Exception (the
    KeyboardInterrupt of a signal that arrived while an attribute ran Python) is the job's: true, and it stays set. */
 bool error_is_for_the_job(PyObject *failed);
@@ -202,5 +204,6 @@ bool error_is_for_the_job(PyObject *failed);
 bool point_here(int device, Point *, bool *is_captured);
 PyObject *point_to_python(Point); /* a new reference: an int, or a Mark that shares the point's */
 bool point_from_python(PyObject *, Point *); /* takes a reference of its own; false, with an exception, for neither */
+bool coordinates_from_python(PyObject *, Coordinates *); /* from a tuple; false, with an exception, for anything else */
 
 #endif

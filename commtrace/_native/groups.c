@@ -23,7 +23,6 @@ static Group *table[MOST_GROUPS];
 static Group gone; /* stands for a group that was taken out */
 static int num_places;
 static int32_t num_groups;
-static PyTypeObject *group_type;
 
 static uint32_t place_of(const void *key) { return (uint32_t)(((uintptr_t)key >> 4) * 0x9E3779B97F4A7C15ULL >> 40); }
 
@@ -182,8 +181,8 @@ static PyObject *group_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
     static char *names[] = {"process_group", "id", "ranks", "has_stream_per_pair", "returns_work", NULL};
     PyObject *process_group, *ranks;
     long long id;
-    int has_stream_per_pair = 1, returns_work = 0;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OLO!|pp", names, &process_group, &id, &PyTuple_Type, &ranks,
+    int has_stream_per_pair, returns_work;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OLO!pp", names, &process_group, &id, &PyTuple_Type, &ranks,
                                      &has_stream_per_pair, &returns_work)) {
         return NULL;
     }
@@ -335,6 +334,6 @@ static PyType_Slot group_slots[] = {
 static PyType_Spec group_spec = {"commtrace._native.core.Group", sizeof(Group), 0, Py_TPFLAGS_DEFAULT, group_slots};
 
 int groups_init(PyObject *module) {
-    group_type = (PyTypeObject *)PyType_FromSpec(&group_spec);
-    return group_type == NULL ? -1 : PyModule_AddObject(module, "Group", (PyObject *)group_type);
+    PyObject *group_type = PyType_FromSpec(&group_spec);
+    return group_type == NULL ? -1 : PyModule_AddObject(module, "Group", group_type);
 }

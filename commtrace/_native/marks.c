@@ -128,7 +128,7 @@ static _Atomic uint64_t num_ahead;
 
 Point point_of_host(void) { return (Point){NULL, host_ns()}; }
 
-void mark_retain(Mark *mark) { atomic_fetch_add_explicit(&mark->references, 1, memory_order_relaxed); }
+static void mark_retain(Mark *mark) { atomic_fetch_add_explicit(&mark->references, 1, memory_order_relaxed); }
 
 static void mark_release(Mark *mark) {
     if (atomic_fetch_sub_explicit(&mark->references, 1, memory_order_acq_rel) != 1) {
@@ -586,7 +586,8 @@ bool device_close(int patience_ms) {
     atomic_store(&is_closing, false);
     return has_ended;
 }
-void marks_in_forked_child(void) {
+
+static void in_forked_child(void) {
     /* The thread is the parent's, and so is the driver: nothing is asked of it here, not even to free an event. */
     atomic_store(&is_open, false);
     atomic_store(&is_to_run, false);
@@ -598,4 +599,4 @@ void marks_in_forked_child(void) {
     forget_devices();
 }
 
-int marks_init(void) { return pthread_atfork(NULL, NULL, marks_in_forked_child); }
+int marks_init(void) { return pthread_atfork(NULL, NULL, in_forked_child); }

@@ -129,20 +129,13 @@ static Pending take_pending(Pending *place) {
     return taken;
 }
 
-static Point shared(Point point) {
-    if (point.mark != NULL) {
-        mark_retain(point.mark);
-    }
-    return point;
-}
-
 /* A communication that nobody has waited for: its end was not seen. */
 static void give_up(Pending forgotten) {
     Happening happening = {
         .facts = forgotten.facts,
         .start = forgotten.start,
-        .waited_from = shared(forgotten.start),
-        .end = shared(forgotten.start),
+        .waited_from = point_shared(forgotten.start),
+        .end = point_shared(forgotten.start),
         .lane = COMMUNICATION,
         .has_row = true,
         .is_unfinished = true,
@@ -166,7 +159,7 @@ static bool is_python_waiting(void) {
 static void forget_everywhere(PyObject *work) {
     forget(work);
     if (is_python_waiting() && forget_in_python != NULL) {
-        Py_XDECREF(PyObject_CallFunctionObjArgs(forget_in_python, work, NULL));
+        Py_XDECREF(call_python(forget_in_python, work, NULL, NULL));
     }
 }
 
@@ -206,7 +199,7 @@ typedef struct {
     int operation, name;
     int tensor, options, splits; /* positions of arguments; the object is 0; splits: of the first of two, 0 for none */
     int session;
-    bool is_wait, is_p2p, is_send, has_root;
+    int is_wait, is_p2p, is_send, has_root;
 } Method;
 
 /* What is known of a call before the original runs. */
@@ -315,7 +308,7 @@ static int32_t dtype_code(PyObject *dtype) {
     if (code_of_dtype == NULL) { /* the recording has ended within this call */
         return NOT_APPLICABLE;
     }
-    PyObject *code = PyObject_CallFunctionObjArgs(code_of_dtype, dtype, NULL);
+    PyObject *code = call_python(code_of_dtype, dtype, NULL, NULL);
     if (code == NULL) {
         is_for_the_job(); /* tells of it */
         return NOT_APPLICABLE;
@@ -486,7 +479,7 @@ static Point mark_on_current_stream(int device) {
 static void report_side_stream(const Facts *facts, Point start, Point waited_from, Point end) {
     PyObject *known = facts_to_python(facts, start), *first = NULL, *last = NULL, *nothing = NULL;
     if (known != NULL && (first = point_to_python(waited_from)) != NULL && (last = point_to_python(end)) != NULL) {
-        nothing = PyObject_CallFunctionObjArgs(waited_on_a_side, known, first, last, NULL);
+        nothing = call_python(waited_on_a_side, known, first, last);
     }
     Py_XDECREF(known);
     Py_XDECREF(first);
@@ -506,10 +499,7 @@ static void forget_latest_end(void) {
 
 static void set_latest_end(Point end) {
     forget_latest_end();
-    if (end.mark != NULL) {
-        mark_retain(end.mark);
-    }
-    latest_end = end;
+    latest_end = point_shared(end);
     has_latest_end = true;
 }
 
@@ -588,7 +578,7 @@ static void report_failure(const Call *call, PyObject *exception) {
     Pending *place = find_pending(call->work);
     PyObject *facts = facts_to_python(&call->facts, place == NULL ? call->start : place->start);
     if (facts != NULL && wait_failed != NULL && exception != NULL) {
-        Py_XDECREF(PyObject_CallFunctionObjArgs(wait_failed, facts, exception, NULL));
+        Py_XDECREF(call_python(wait_failed, facts, exception, NULL));
     }
     Py_XDECREF(facts);
 }
@@ -722,39 +712,31 @@ static PyObject *method_new(PyTypeObject *type, PyObject *arguments, PyObject *k
     static char *names[] = {"original", "slow",   "operation", "name",     "tensor",     "options", "splits",
                             "is_wait",  "is_p2p", "is_send",   "has_root", NULL};
     PyObject *original, *slow;
-    int operation = NOT_APPLICABLE, name = NOT_APPLICABLE, tensor = 1, options = 2, splits = 0;
-    int is_wait = 0, is_p2p = 0, is_send = 0, has_root = 0;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO|iiiiipppp", names, &original, &slow, &operation, &name,
-                                     &tensor, &options, &splits, &is_wait, &is_p2p, &is_send, &has_root)) {
-        return NULL;
-    }
-    PyObject *function = PyObject_GetAttr(original, name_func); /* of pybind's instancemethod */
-    if (function == NULL) {
-        PyErr_Clear();
-        Py_INCREF(original);
-        function = original;
-    }
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Method *method = (Method *)allocate(type, 0);
     if (method == NULL) {
-        Py_DECREF(function);
+        return NULL;
+    }
+    method->operation = method->name = NOT_APPLICABLE;
+    method->tensor = 1;
+    method->options = 2;
+    method->session = session;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO|iiiiipppp", names, &original, &slow, &method->operation,
+                                     &method->name, &method->tensor, &method->options, &method->splits,
+                                     &method->is_wait, &method->is_p2p, &method->is_send, &method->has_root)) {
+        Py_DECREF((PyObject *)method);
         return NULL;
     }
     Py_INCREF(original);
     Py_INCREF(slow);
     method->original = original;
-    method->function = function;
     method->slow = slow;
-    method->operation = operation;
-    method->name = name;
-    method->tensor = tensor;
-    method->options = options;
-    method->splits = splits;
-    method->session = session;
-    method->is_wait = is_wait;
-    method->is_p2p = is_p2p;
-    method->is_send = is_send;
-    method->has_root = has_root;
+    method->function = PyObject_GetAttr(original, name_func); /* of pybind's instancemethod */
+    if (method->function == NULL) {
+        PyErr_Clear();
+        Py_INCREF(original);
+        method->function = original;
+    }
     return (PyObject *)method;
 }
 
@@ -921,15 +903,7 @@ static PyObject *python_set_recording(PyObject *module, PyObject *value) {
 static PyObject *python_set_place(PyObject *module, PyObject *place) {
     (void)module;
     Coordinates coordinates;
-    int32_t *numbers[] = {&coordinates.step, &coordinates.microbatch, &coordinates.chunk, &coordinates.stage};
-    if (!PyTuple_Check(place) || PyTuple_Size(place) != 4) {
-        PyErr_SetString(PyExc_TypeError, "a place is a tuple of step, microbatch, chunk and stage");
-        return NULL;
-    }
-    for (int i = 0; i < 4; i++) {
-        *numbers[i] = (int32_t)PyLong_AsLong(PyTuple_GetItem(place, i));
-    }
-    if (PyErr_Occurred() != NULL) {
+    if (!coordinates_from_python(place, &coordinates)) {
         return NULL;
     }
     here = coordinates;
@@ -955,12 +929,6 @@ static PyObject *python_set_computing(PyObject *module, PyObject *arguments) {
         point_release(point);
     }
     has_step_place = has_step;
-    Py_RETURN_NONE;
-}
-
-static PyObject *python_forget(PyObject *module, PyObject *work) {
-    (void)module;
-    forget(work);
     Py_RETURN_NONE;
 }
 
@@ -1055,7 +1023,6 @@ PyMethodDef methods_functions[] = {
     {"set_place", python_set_place, METH_O, "Say where training is: (step, microbatch, chunk, stage)."},
     {"set_computing", python_set_computing, METH_VARARGS,
      "Say by marks which streams compute, and whether the step's is among them."},
-    {"forget", python_forget, METH_O, "Give up the communication of a Work, whose address another one has."},
     {"end", python_end, METH_NOARGS, "Pass all calls on from now on, and give up what nobody has waited for."},
     {"surrender", python_surrender, METH_O, "Return the facts of a Work's communication, which is Python's now; or None."},
     {"pending", python_pending_facts, METH_NOARGS, "Return the facts of communications that nobody has waited for."},

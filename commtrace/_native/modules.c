@@ -129,32 +129,6 @@ static bool take_point(const Modules *modules, Point *point) {
     return point_here(NOT_APPLICABLE, point, &is_captured) && !is_captured;
 }
 
-/* Takes the references of both points. */
-static void record(int name, Coordinates place, Point start, Point end) {
-    Happening happening = {
-        .facts =
-            {
-                .id = NOT_APPLICABLE,
-                .seq = NOT_APPLICABLE,
-                .num_bytes = NOT_APPLICABLE,
-                .self_bytes = NOT_APPLICABLE,
-                .group = NOT_APPLICABLE,
-                .operation = NOT_APPLICABLE,
-                .name = name,
-                .dtype = NOT_APPLICABLE,
-                .peer = NOT_APPLICABLE,
-                .device = NOT_APPLICABLE,
-                .place = place,
-                .kind = MODULE,
-            },
-        .start = start,
-        .end = end,
-        .lane = COMPUTE,
-        .has_row = true,
-    };
-    rows_add(&happening);
-}
-
 static Pass *pass_of(const Modules *modules, int64_t task) {
     for (int i = modules->num_passes - 1; i >= 0; i--) {
         if (modules->passes[i].task == task) {
@@ -201,7 +175,7 @@ static bool push(Pass *pass, Open open) {
 
 static void record_innermost(Pass *pass, Point end) {
     Open open = pass->open[--pass->num_open];
-    record(open.name, open.place, open.start, point_shared(end));
+    rows_add_span(MODULE, open.name, COMPUTE, open.place, open.start, point_shared(end));
 }
 
 static void forget_pass(Modules *modules, Pass *pass) {
@@ -329,22 +303,15 @@ static bool is_plain(PyObject *value) {
            PyUnicode_CheckExact(value);
 }
 
-/* Adds the tensors of a value, of its items, and of theirs; false with an exception. */
-static bool collect(const Modules *modules, PyObject *value, Tensors *tensors, int nesting) {
-    if (tensors->num_tensors == MOST_TENSORS || is_plain(value)) {
-        return true;
-    }
-    PyTypeObject *type = Py_TYPE(value);
-    if (type == (PyTypeObject *)modules->tensor_type ||
-        PyType_IsSubtype(type, (PyTypeObject *)modules->tensor_type)) {
-        Py_INCREF(value); /* what Python does meanwhile may take it out of a list */
-        tensors->tensors[tensors->num_tensors++] = value;
-        return true;
-    }
+static bool is_tensor(const Modules *modules, PyObject *value) {
+    PyTypeObject *type = Py_TYPE(value), *tensor_type = (PyTypeObject *)modules->tensor_type;
+    return type == tensor_type || PyType_IsSubtype(type, tensor_type);
+}
+
+static bool collect(const Modules *modules, PyObject *value, Tensors *tensors, int nesting);
+
+static bool collect_from_items(const Modules *modules, PyObject *value, Tensors *tensors, int nesting) {
     bool is_collected = true;
-    if (nesting == 0) {
-        return true;
-    }
     if (PyTuple_Check(value)) {
         for (Py_ssize_t i = 0; is_collected && i < PyTuple_Size(value); i++) {
             is_collected = collect(modules, PyTuple_GetItem(value, i), tensors, nesting - 1);
@@ -359,7 +326,7 @@ static bool collect(const Modules *modules, PyObject *value, Tensors *tensors, i
         while (is_collected && PyDict_Next(value, &at, NULL, &item)) {
             is_collected = collect(modules, item, tensors, nesting - 1);
         }
-    } else if (PyObject_HasAttr((PyObject *)type, name_fields)) { /* a dataclass */
+    } else if (PyObject_HasAttr((PyObject *)Py_TYPE(value), name_fields)) { /* a dataclass */
         PyObject *attributes = PyObject_GetAttr(value, name_dict);
         if (attributes == NULL) { /* it has slots */
             PyErr_Clear();
@@ -368,6 +335,21 @@ static bool collect(const Modules *modules, PyObject *value, Tensors *tensors, i
         is_collected = collect(modules, attributes, tensors, nesting);
         Py_DECREF(attributes);
     }
+    return is_collected;
+}
+
+/* Adds the tensors of a value, of its items, and of theirs; false with an exception. */
+static bool collect(const Modules *modules, PyObject *value, Tensors *tensors, int nesting) {
+    if (tensors->num_tensors == MOST_TENSORS || is_plain(value)) {
+        return true;
+    }
+    Py_INCREF(value); /* what Python does meanwhile may take it out of a list */
+    if (is_tensor(modules, value)) {
+        tensors->tensors[tensors->num_tensors++] = value;
+        return true;
+    }
+    bool is_collected = nesting == 0 || collect_from_items(modules, value, tensors, nesting);
+    Py_DECREF(value);
     return is_collected;
 }
 
@@ -599,7 +581,7 @@ static PyObject *modules_end(PyObject *self, PyObject *const *arguments, Py_ssiz
     }
     Point end;
     if (take_point(modules, &end)) {
-        record(call->name, call->place, call->start, end);
+        rows_add_span(MODULE, call->name, COMPUTE, call->place, call->start, end);
         call->start = (Point){NULL, 0};
     }
     if (PyErr_Occurred() == NULL && num_arguments > 1 && call->first >= 0) {
@@ -764,7 +746,11 @@ int modules_init(PyObject *module) {
     };
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
         *types[i].place = (PyTypeObject *)PyType_FromSpec(types[i].spec);
-        if (*types[i].place == NULL || PyModule_AddObject(module, types[i].name, (PyObject *)*types[i].place) < 0) {
+        if (*types[i].place == NULL) {
+            return -1;
+        }
+        Py_INCREF(*types[i].place); /* ours beside the module's: modules may be called when that is gone, as Python ends */
+        if (PyModule_AddObject(module, types[i].name, (PyObject *)*types[i].place) < 0) {
             return -1;
         }
     }

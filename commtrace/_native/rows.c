@@ -73,6 +73,31 @@ void rows_add(const Happening *happening) {
     atomic_store_explicit(&num_added, at + 1, memory_order_release);
 }
 
+void rows_add_span(int kind, int name, int lane, Coordinates place, Point start, Point end) {
+    Happening happening = {
+        .facts =
+            {
+                .id = NOT_APPLICABLE,
+                .seq = NOT_APPLICABLE,
+                .num_bytes = NOT_APPLICABLE,
+                .self_bytes = NOT_APPLICABLE,
+                .group = NOT_APPLICABLE,
+                .operation = NOT_APPLICABLE,
+                .name = name,
+                .dtype = NOT_APPLICABLE,
+                .peer = NOT_APPLICABLE,
+                .device = NOT_APPLICABLE,
+                .place = place,
+                .kind = (uint8_t)kind,
+            },
+        .start = start,
+        .end = end,
+        .lane = (uint8_t)lane,
+        .has_row = true,
+    };
+    rows_add(&happening);
+}
+
 /* ---- rows ------------------------------------------------------------------------------------------------------- */
 
 /* The columns of schema.SCHEMA but `detail`. */
@@ -441,10 +466,7 @@ PyObject *rows_ahead(PyObject *module, PyObject *unused) {
     for (size_t i = 0; i < num_ahead && i < MOST_LOOKED_AT; i++) {
         if (ahead[i].has_row && ahead[i].facts.operation >= 0) {
             copies[num_copies] = ahead[i];
-            if (copies[num_copies].start.mark != NULL) {
-                mark_retain(copies[num_copies].start.mark);
-            }
-            num_copies++;
+            copies[num_copies++].start = point_shared(ahead[i].start);
         }
     }
     pthread_mutex_unlock(&lock);

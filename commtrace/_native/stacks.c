@@ -2,7 +2,6 @@
 
    The stack of code in C that keeps Python's lock is written by a signal's handler on the training thread: only to
    memory, for the file system of the run may not answer. No thread of Python can run then, so the copy is made here. */
-#define _GNU_SOURCE
 #include "core.h"
 
 #include <errno.h>
@@ -53,6 +52,7 @@ static void keep_copy(int source, unsigned long long device, unsigned long long 
 }
 
 PyObject *stacks_keep_copy(PyObject *module, PyObject *arguments) {
+    (void)module;
     int source;
     unsigned long long device, inode;
     const char *path;

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer
 
 import commtrace
-from commtrace import session
+from commtrace import _native, session
 from commtrace.capture import hooks
 from commtrace.capture.collectives.cpp_communication import torch_has_hooks
 from commtrace.capture.instrumentation import Instrumentation
@@ -125,10 +125,10 @@ def recorded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     # Looking for models among all objects takes most of the time.
     monkeypatch.setattr(gc, "get_objects", lambda: list(models.alive))
 
-    engine = getattr(request, "param", "python")
+    usual_engine = getattr(request, "param", "python")
 
     @contextmanager
-    def record() -> Iterator[Recorded]:
+    def record(engine: str = usual_engine) -> Iterator[Recorded]:
         recording = Recorded(engine)
         handler = logging.Handler(logging.WARNING)
         handler.emit = lambda record: recording.messages.append(record.getMessage())  # type: ignore[method-assign]
@@ -147,7 +147,7 @@ def recorded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
                 # They stay where another thread runs, as those of pytest's plugins do, and would be broken, idle, next.
                 recording.instrumentation._cpp._hooks._take_out()  # type: ignore[attr-defined]
 
-    record.engine = engine  # type: ignore[attr-defined]
+    record.engine = usual_engine  # type: ignore[attr-defined]
     logging.getLogger("commtrace").propagate = False
     yield record
     logging.getLogger("commtrace").propagate = True
@@ -428,6 +428,7 @@ def test_under_deepspeed(part: int, recorded: Any, monkeypatch: pytest.MonkeyPat
 
 NOT_REACHED = {
     "capture/collectives/untraced_paths.py": "the harvester asks it",
+    "capture/device/facts.py": "the harvester makes rows of them",
     "capture/hangs/stack_timer.py": "the thread of the watch for hangs sets it",
 }
 """Modules that no job breaks, and why."""
@@ -441,11 +442,12 @@ def test_every_module_of_capture_and_every_integration_is_broken_by_a_job(
 
     def go_through(*trainings: Callable[[], str]) -> None:
         for job in trainings:
-            with recorded() as recording:
-                found = faults.places(lambda: recording.run(job))  # noqa: B023
-            reached.update(
-                code.co_filename.removeprefix(faults.SOURCES + "/") for place in found for code, _ in place.path
-            )
+            for engine in ("python", "native"):
+                with recorded(engine) as recording:
+                    found = faults.places(lambda: recording.run(job))  # noqa: B023
+                reached.update(
+                    code.co_filename.removeprefix(faults.SOURCES + "/") for place in found for code, _ in place.path
+                )
 
     with jobs.rank_1_of_4():
         go_through(*jobs.OF_FOUR.values())
@@ -472,5 +474,7 @@ def test_every_module_of_capture_and_every_integration_is_broken_by_a_job(
         if any(isinstance(node, ast.FunctionDef) for node in ast.walk(ast.parse(path.read_text())))
     }
     absent = tuple(f"integrations/{name}" for name in ("megatron", "deepspeed") if not importlib.util.find_spec(name))
+    if _native.load()[0] is None:
+        absent += ("capture/native.py", "capture/model/native_modules.py")
     missing = {name for name in modules - reached if not name.startswith(absent)}
     assert missing == set(NOT_REACHED)

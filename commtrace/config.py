@@ -420,7 +420,7 @@ class Config:
     engine: str = option(
         AUTO,
         ENGINE,
-        "What records: `native`, the part in C, or `python`, which records the same and costs training more "
+        "What records: `native`, the part in C, or `python`, which records the same and needs more CPU time "
         "([production.md](production.md#the-native-part)). `auto`: `native` where it can be had.",
         example="python",
     )

@@ -219,7 +219,7 @@ def test_every_example_is_one_and_changes_its_option() -> None:
 
 
 def test_only_the_configuration_reads_variables_of_commtrace() -> None:
-    """`commtrace run`, `commtrace bench overhead` and the OTLP exporter set them, for the processes that they start."""
+    """`commtrace run` and `commtrace bench overhead` set them, as a rank does for the processes beside it."""
     package = ROOT / "commtrace"
     roots = [package, ROOT / "integrations", ROOT / "exporters", ROOT / "viewer"]
     sources = {path for root in roots for path in root.rglob("*.py")}
@@ -234,7 +234,7 @@ def test_only_the_configuration_reads_variables_of_commtrace() -> None:
         "commtrace/config.py",
         "commtrace/cli/commands/bench_overhead.py",
         "commtrace/cli/commands/run.py",
-        "exporters/otlp/process_sender.py",
+        "commtrace/side_process.py",
     }
 
 

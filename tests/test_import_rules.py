@@ -25,7 +25,8 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "errors": frozenset(),
     "byte_sizes": frozenset(),
     "installation": frozenset({"errors", "launchers"}),
-    "trace": frozenset({"errors"}),
+    "side_process": frozenset({"errors"}),
+    "trace": frozenset({"errors", "side_process"}),
     "options": frozenset({"byte_sizes", "errors", "trace"}),
     "config": frozenset({"errors", "launchers", "options", "trace"}),
     "redaction": frozenset(),
@@ -59,7 +60,8 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "planning": frozenset({"errors", "trace", "analysis"}),
     "benchmarks": BASE | {"launchers", "identity", "analysis"},
     "search": frozenset({"errors", "trace", "analysis", "planning"}),
-    "exporters": BASE | {"process_end", "options", "recorder", "analysis", "live", "redaction", "planning", "deadline"},
+    "exporters": BASE
+    | {"process_end", "side_process", "options", "recorder", "analysis", "live", "redaction", "planning", "deadline"},
     "viewer": frozenset({"errors", "trace", "analysis", "planning"}),
     "cli": BASE
     | {

@@ -20,7 +20,7 @@ from commtrace.analysis.summary import Summary
 from commtrace.analysis.timeline import Timeline, step_durations
 from commtrace.analysis.windows.run import ALONE, LargeRun, WholeRun, Workers, open_run
 from commtrace.trace.files.locate import find_run_directory, rank_directories
-from commtrace.trace.files.writer import segment_paths
+from commtrace.trace.files.rank_files import segment_paths
 from commtrace.viewer.choice import DrawnSteps, steps_to_draw
 from commtrace.viewer.comparison import comparison_resources
 from commtrace.viewer.data import (

@@ -6,7 +6,6 @@
    methods.c  methods of ProcessGroup and Work, with what is recorded of a call
    modules.c  spans of forward and backward of modules
    rows.c     what was recorded, on its way to the harvester as columns
-   stacks.c   the stack of code that keeps the GIL, on its way from memory to a file
    core.c     the module, and marks as objects of Python
 
    It knows nothing of torch but attributes of its objects, and nothing of CUDA but the driver's stable functions: one
@@ -378,9 +377,6 @@ static PyMethodDef functions[] = {
     {"take", rows_take, METH_NOARGS, "Return the finished rows: (number, bytes of columns), of spans and of calls."},
     {"dropped", rows_dropped, METH_NOARGS, "Return how many rows were dropped, by kind."},
     {"ahead", rows_ahead, METH_NOARGS, "Return the facts of communications that the device has not finished."},
-    {"keep_copy", stacks_keep_copy, METH_VARARGS,
-     "Copy a file in memory (descriptor, device, inode) to a path whenever it has changed, without the GIL; remove the "
-     "copy once it is closed."},
     {NULL, NULL, 0, NULL},
 };
 

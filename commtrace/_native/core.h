@@ -173,10 +173,6 @@ PyObject *rows_ahead(PyObject *module, PyObject *unused);
 PyObject *facts_to_python(const Facts *, Point start);
 int64_t next_id(void);
 
-/* ---- stacks.c: the stack of code that keeps the GIL -------------------------------------------------------------- */
-
-PyObject *stacks_keep_copy(PyObject *module, PyObject *arguments);
-
 /* ---- methods.c: the methods of ProcessGroup and Work ------------------------------------------------------------ */
 
 int methods_init(PyObject *module);

@@ -41,7 +41,9 @@ from commtrace.process_end import ExitCall, uncaught_exception
 from commtrace.recorder import Recorder, Sink
 from commtrace.trace.aggregates import AggregatingSink
 from commtrace.trace.files.budget import Budget
-from commtrace.trace.files.writer import SegmentWriter, link_as_latest, rank_directory, segment_paths
+from commtrace.trace.files.file_process import FileProcess
+from commtrace.trace.files.rank_files import holds_a_recording, link_as_latest, rank_directory
+from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.hang_report import HangReport
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.schema import MarkDetail, mark_row
@@ -108,9 +110,10 @@ class Instrumentation:
             capacity=config.buffer_spans,
             before_pass=self._since_last_pass,
             note_losses=self._note_losses,
-            at_end=lambda: self._setup.end(),  # made below
+            at_end=self._at_end,
             source=native,
         )
+        self._files = FileProcess()
         self._writer: SegmentWriter | None = None
         self._device_clock = _device_clock(native)
         window = StepRange.parse(config.steps) if config.steps else None
@@ -123,7 +126,7 @@ class Instrumentation:
             native=native,
         )
         self._modules = ModuleSelection(self.tracer, config.modules)
-        self._triggers = Triggers(self.tracer, self._modules)
+        self._triggers = Triggers(self.tracer, self._modules, self._files)
         self._process_groups = ProcessGroupCapture(self.tracer, self._device_clock)
         self._cpp = capture_of_cpp(self.tracer, self._process_groups.devices)
         self._optimizers = OptimizerPhase(self.tracer)
@@ -133,9 +136,9 @@ class Instrumentation:
         self._peak_memory = None if self._device_clock is None else PeakMemory(self.tracer, self._device_clock)
         self._device_watch = DeviceWatch(self.tracer.failed)
         self._marks = RunMarks(self.tracer, self._device_clock, self._triggers, self._unfinished, self._device_watch)
-        self._hang_watch = HangWatch(self.tracer, self._unfinished, config.hang_seconds)
-        self._peer_watch = PeerWatch(self.tracer.failed)
-        self._setup = SetupRecording(self.tracer, config, self._identity, _note_folder)
+        self._hang_watch = HangWatch(self.tracer, self._unfinished, config.hang_seconds, self._files)
+        self._peer_watch = PeerWatch(self.tracer.failed, self._files)
+        self._setup = SetupRecording(self.tracer, config, self._identity, self._files, _note_folder)
         self._exit_call = ExitCall(self._before_exit)
         self._uninstallers: list[tuple[str, Callable[[], None]]] = []
 
@@ -259,6 +262,12 @@ class Instrumentation:
         except Exception:
             _logger.exception("commtrace could not stop cleanly; its files may miss the last second")
 
+    def _at_end(self) -> None:
+        try:
+            self._setup.end()
+        finally:
+            self._files.close()
+
     def _left(self) -> None:
         """Write what there is once the default group is destroyed: many a launcher kills the process from here on."""
         self._marks.has_left = True
@@ -284,6 +293,7 @@ class Instrumentation:
         self.recorder.abandon_after_fork()
         self._hang_watch.abandon_after_fork()
         self._peer_watch.abandon_after_fork()
+        self._files.abandon_after_fork()
         for observer in self._observers:
             observer.abandon_after_fork()
 
@@ -329,7 +339,7 @@ class Instrumentation:
         self._setup.discard()
         directory = identity.directory(self.config, found.run_id)
         metadata = identity.collect(self.config, found)
-        if metadata.rank == 0 and metadata.attempt == 0 and _holds_a_recording(directory):
+        if metadata.rank == 0 and metadata.attempt == 0 and self._files.call(holds_a_recording, directory):
             _logger.warning(
                 "commtrace: %s holds a recording already. Both are kept, and the newest one is shown: give each job, "
                 "and each start() of a script, a --run-id or COMMTRACE_DIR of its own to see them all.",
@@ -340,13 +350,14 @@ class Instrumentation:
             metadata,
             steps_per_segment=self.config.steps_per_segment,
             budget=Budget(self.config.keep_steps, self.config.keep_bytes),
+            files=self._files,
         )
         # At once: of a rank that is killed while exporters are loaded nothing else would be known.
         writer.write([mark_row("clock_anchor", asdict(identity.clock_anchor()))])
         announce(directory, metadata)
         if metadata.rank == 0 and identity.is_one_of_many(self.config):
             try:
-                link_as_latest(directory)
+                self._files.call(link_as_latest, directory)
             except OSError as error:  # Nothing depends on it: commands look for the newest run themselves.
                 _logger.debug("commtrace: no link to the newest run: %s", error)
         self._peer_watch.start(directory, metadata)
@@ -402,11 +413,6 @@ def recording_options(config: Config) -> Recording:
     usual = Config()
     changed = {name: getattr(config, name) for name in options if getattr(config, name) != getattr(usual, name)}
     return cast("Recording", changed)
-
-
-def _holds_a_recording(directory: Path) -> bool:
-    own = rank_directory(directory, 0)
-    return own.is_dir() and bool(segment_paths(own))
 
 
 def _is_initialized() -> bool:

@@ -13,8 +13,8 @@ from typing import Final
 import pyarrow as pa
 
 from commtrace.trace import schema
-from commtrace.trace.files.side_files import forget_gone_peers, note_gone_peers
-from commtrace.trace.files.writer import rank_directory, segment_paths
+from commtrace.trace.files.file_calls import HERE, FileCalls
+from commtrace.trace.files.rank_files import forget_gone_peers, head_of_newest, note_gone_peers, rank_directory
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.processes import GONE, process_state
 
@@ -34,10 +34,16 @@ _JOIN_SECONDS: Final = 1.0
 
 
 class PeerWatch:
-    """Watch the other ranks of this launch on this host. ``failed`` gets, once, its own failure."""
+    """Watch the other ranks of this launch on this host.
 
-    def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
+    Args:
+        failed: gets, once, its own failure.
+        files: where the file system is called.
+    """
+
+    def __init__(self, failed: Callable[[str, BaseException], None], files: FileCalls = HERE) -> None:
         self._failed = failed
+        self._files = files
         self._stop: tuple[int, int] | None = None
         self._thread: threading.Thread | None = None
         self._own: RankMetadata | None = None
@@ -95,7 +101,8 @@ class PeerWatch:
             self._watch(stop)
             if self._forgets and self._has_noted:
                 assert self._own is not None
-                forget_gone_peers(rank_directory(self._run_directory, self._own.rank), self._own.session)
+                directory = rank_directory(self._run_directory, self._own.rank)
+                self._files.call(forget_gone_peers, directory, self._own.session)
         except Exception as error:
             self._failed(PART, error)
         finally:
@@ -112,7 +119,7 @@ class PeerWatch:
         is_confirmed = True  # every end that was noted is followed by the note that this rank is still there
         while True:
             for rank in sorted(unknown):
-                peer = _of_rank(self._run_directory, rank, self._own)
+                peer = self._peer(rank)
                 if peer is None:
                     continue
                 unknown.discard(rank)
@@ -140,7 +147,18 @@ class PeerWatch:
     def _note(self, directory: Path, ended: set[int]) -> None:
         assert self._own is not None
         self._has_noted = True
-        note_gone_peers(directory, self._own.session, time.monotonic_ns(), ended)
+        self._files.call(note_gone_peers, directory, self._own.session, time.monotonic_ns(), ended)
+
+    def _peer(self, rank: int) -> RankMetadata | None:
+        """Return the metadata in a rank's files; None while there are none of this launch."""
+        assert self._own is not None
+        head = self._files.call(head_of_newest, rank_directory(self._run_directory, rank))
+        try:
+            with pa.ipc.open_stream(pa.BufferReader(head)) as stream:
+                peer = RankMetadata.from_json((stream.schema.metadata or {})[schema.METADATA_KEY])
+        except (OSError, pa.ArrowException):
+            return None  # It is being written.
+        return peer if (peer.run_id, peer.attempt) == (self._own.run_id, self._own.attempt) else None
 
 
 def _can_watch() -> bool:
@@ -168,20 +186,4 @@ def _opened(peer: RankMetadata) -> int | None:
     if process_state(peer) not in (None, GONE):
         return process
     os.close(process)
-    return None
-
-
-def _of_rank(run_directory: Path, rank: int, own: RankMetadata) -> RankMetadata | None:
-    """Return the metadata in a rank's files; None while there are none of this launch."""
-    directory = rank_directory(run_directory, rank)
-    if not directory.is_dir():
-        return None
-    for path in segment_paths(directory)[-1:]:
-        try:
-            with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
-                peer = RankMetadata.from_json((stream.schema.metadata or {})[schema.METADATA_KEY])
-        except (OSError, pa.ArrowException):
-            return None  # It is being written.
-        if (peer.run_id, peer.attempt) == (own.run_id, own.attempt):
-            return peer
     return None

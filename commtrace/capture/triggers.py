@@ -14,6 +14,7 @@ from typing import Final, Protocol, TypeAlias
 
 from commtrace.capture.tracer import Tracer
 from commtrace.errors import ConfigurationError
+from commtrace.trace.files.file_calls import HERE, FileCalls
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.selection import (
     ModuleChoice,
@@ -47,8 +48,9 @@ class ModuleSelection(Protocol):
 class Triggers:
     """Look for requests in the run directory, on the harvester thread, and follow them as their steps begin."""
 
-    def __init__(self, tracer: Tracer, modules: ModuleSelection | None = None) -> None:
+    def __init__(self, tracer: Tracer, modules: ModuleSelection | None = None, files: FileCalls = HERE) -> None:
         self._tracer = tracer
+        self._files = files
         self._modules = modules
         self._known: set[str] = set()
         self._refusals = 0
@@ -106,7 +108,7 @@ class Triggers:
 
     def _new_requests(self, directory: Path) -> list[Request]:
         try:
-            requests = read_requests(directory, self._known, self._refuse)
+            requests = read_requests(directory, self._known, self._refuse, self._files)
         except OSError as error:  # it may be readable again in the next pass
             if str(error) != self._folder_problem:
                 self._folder_problem = str(error)
@@ -136,7 +138,7 @@ class Triggers:
         by = f"signal-to-rank-{metadata.rank}"
         request = make_request(metadata.run_id, metadata.attempt, first, SIGNALLED_STEPS, by=by)
         try:
-            write_request(directory, request)
+            self._files.call(write_request, directory, request)
         except OSError as error:
             self._refuse(request.id, error)
 

@@ -24,10 +24,10 @@ from commtrace.analysis.hangs.rank_state import RUNNING as RANK_RUNNING
 from commtrace.analysis.hangs.rank_state import SILENT, Ending, find_endings
 from commtrace.trace import schema
 from commtrace.trace.files.locate import rank_directories
+from commtrace.trace.files.rank_files import rank_directory, segment_paths
 from commtrace.trace.files.segment_index import SegmentIndex
 from commtrace.trace.files.side_files import with_exit
 from commtrace.trace.files.tail import RunTail
-from commtrace.trace.files.writer import rank_directory, segment_paths
 from commtrace.trace.processes import GONE, AskProcess, unknown_process
 from commtrace.trace.run import RankTrace, Run
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from commtrace.errors import ConfigurationError
 from commtrace.trace import schema
-from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, SegmentWriter
+from commtrace.trace.files.rank_files import RANK_DIRECTORY_PATTERN
+from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.metadata import IMPORTED, IMPORTED_FROM, ClockAnchor, Group, RankMetadata
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import Int64, Spans

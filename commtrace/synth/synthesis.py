@@ -29,7 +29,8 @@ from commtrace.synth.job import FREE, PERFECT, Clock, Job, Layout
 from commtrace.synth.rows import NAMES, ROLES, StageColumns
 from commtrace.synth.simulation import StepTimes, ideal_step_ns, simulate
 from commtrace.trace import schema
-from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, SegmentWriter
+from commtrace.trace.files.rank_files import RANK_DIRECTORY_PATTERN
+from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.metadata import ClockAnchor, Group, RankMetadata
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.schema import Row

@@ -12,11 +12,10 @@ for requests twice a second, so all record the same steps.
 from __future__ import annotations
 
 import json
-import os
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -25,8 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.errors import ConfigurationError
+from commtrace.trace.files.file_calls import HERE, FileCalls
+from commtrace.trace.files.rank_files import json_files_below
 from commtrace.trace.files.safe_files import replace_file
-from commtrace.trace.inputs import decode_json, read_file
+from commtrace.trace.inputs import decode_json
 
 _OPEN_END = 2**31 - 1
 _PATTERN = re.compile(r"([0-9]{0,10})(?::([0-9]{0,10})(?::([0-9]{1,10}))?)?")
@@ -253,29 +254,32 @@ def read_requests(
     run_directory: Path,
     known: Collection[str] = (),
     refuse: Callable[[str, Exception], None] | None = None,
+    files: FileCalls = HERE,
 ) -> list[Request]:
     """Read requests whose files are not in ``known``, oldest first; none if there is no folder.
 
     Args:
         known: ids, which are the names of the files without their ending.
         refuse: called with the id of a file that is not a request, or cannot be read, and the reason.
+        files: where the file system is called.
 
     Raises:
         OSError: the folder cannot be read.
         ValueError, OSError: a file cannot, and ``refuse`` is None.
     """
-    try:
-        names = [name.removesuffix(".json") for name in os.listdir(_folder(run_directory)) if name.endswith(".json")]
-    except FileNotFoundError:
-        return []
-    requests = _readable(_folder(run_directory), [name for name in names if name not in known], refuse)
+    unknown = files.call(json_files_below, _folder(run_directory), list(known), _LARGEST_FILE)
+    requests = _readable(_folder(run_directory), unknown, refuse)
     return sorted(requests, key=lambda request: (request.requested_ns, request.id))
 
 
-def _readable(folder: Path, names: Sequence[str], refuse: Callable[[str, Exception], None] | None) -> Iterator[Request]:
-    for name in names:
+def _readable(
+    folder: Path, contents: Iterable[tuple[str, bytes | OSError]], refuse: Callable[[str, Exception], None] | None
+) -> Iterator[Request]:
+    for name, content in contents:
         try:
-            request = _read(folder / f"{name}.json")
+            if isinstance(content, OSError):
+                raise content
+            request = _decoded(folder / f"{name}.json", content)
             if request.id != name:
                 raise ValueError(f"{folder / name}.json holds the request {request.id[:100]!a}")
         except (ValueError, OSError) as error:
@@ -286,9 +290,9 @@ def _readable(folder: Path, names: Sequence[str], refuse: Callable[[str, Excepti
             yield request
 
 
-def _read(path: Path) -> Request:
+def _decoded(path: Path, content: bytes) -> Request:
     try:
-        request: Request = decode_json(read_file(path, _LARGEST_FILE), Request)
+        request: Request = decode_json(content, Request)
     except ValueError as error:
         raise ValueError(f"{path} is no request for steps in detail: {error}") from None
     is_range = 0 <= request.first < request.end <= _LAST_STEP

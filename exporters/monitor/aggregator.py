@@ -15,8 +15,8 @@ from commtrace.live.monitoring.findings import LiveEvent, MonitorStatus
 from commtrace.live.monitoring.waits import LeastTimes
 from commtrace.live.monitoring.watch import Watch
 from commtrace.live.monitoring.window import WindowReport, job_means
-from commtrace.trace.files.side_files import read_stack, stack_path
-from commtrace.trace.files.writer import rank_directory
+from commtrace.trace.files.rank_files import rank_directory, stack_path
+from commtrace.trace.files.side_files import read_stack
 
 _logger = logging.getLogger("commtrace")
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from commtrace import side_process
 from commtrace.config import Config
 from commtrace.errors import CommtraceError
 from commtrace.exporters.otlp.queue import Job, MetricsSnapshot, Settle
@@ -117,13 +116,6 @@ _logger = logging.getLogger("commtrace")
 _SECONDS_TO_END: Final = 0.2
 RESTART_SECONDS: Final = 10.0
 """Least time between two starts of a worker."""
-
-_PROGRAM: Final = (
-    "import sys; sys.path[:] = sys.argv[3:]; from commtrace.exporters.otlp.process_sender import main; "
-    "main(*map(int, sys.argv[1:3]))"
-)
-_ENVIRONMENT: Final[Mapping[str, str]] = {"COMMTRACE_ENABLED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-_BLOCKED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class WorkerError(CommtraceError):
@@ -257,37 +249,12 @@ class ProcessSender:
     def _start(self) -> None:
         self._started_at = time.monotonic()
         self._last_update = None
-        if not sys.executable:
-            raise WorkerError("Python does not know its own executable")
-        self._connection, theirs = multiprocessing.Pipe()
-        package = Path(str(sys.modules["commtrace"].__file__)).parents[1]
         try:
-            with _signals_blocked():
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", _PROGRAM, *map(str, (theirs.fileno(), os.getpid(), *sys.path, package))],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
-                    env={**os.environ, **_ENVIRONMENT},
-                )
-        except OSError as error:
-            self.close(0.0)
-            raise WorkerError(f"no process can be started: {error}") from error
-        finally:
-            theirs.close()
+            self._process, self._connection = side_process.start(__name__)
+        except side_process.NotStartedError as error:
+            raise WorkerError(str(error)) from error
         if self._interrupted:  # meanwhile, when there was no process to kill
             self._process.kill()
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    # Ctrl-C and the launcher's signals go to the whole process group, but the rank decides when the worker ends, by
-    # closing the connection. A process inherits the mask of the thread that starts it, so no signal slips through.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end(process: subprocess.Popen[bytes], seconds: float) -> None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
 
+from commtrace.trace.files.reader import load_newest
 from commtrace.trace.selection import make_request, write_request
 from tests.e2e.launch import REPOSITORY, fork, run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")]
 
 PROGRAM: Final = REPOSITORY / "tests" / "e2e" / "programs" / "frozen_files.py"
+FUSE: Final = REPOSITORY / "tests" / "e2e" / "programs" / "frozen_fuse.py"
 SOURCE: Final = REPOSITORY / "tests" / "e2e" / "frozen_files" / "frozen_files.c"
 
 KINDS: Final = frozenset({"close", "list", "mkdir", "open", "read", "rename", "stat", "sync", "unlink", "write"})
@@ -63,9 +67,11 @@ def frozen_job(
     """Run the program until its end, with calls of these kinds frozen; in ``folder/notes`` are all kinds that came."""
     environment = {**frozen(folder, library, kinds), **(env or {})}
     seconds = arguments[:1] or (str(TRAINED_SECONDS),)
-    completed = fork(
-        [PROGRAM, folder / "frozen", *seconds, *arguments[1:]], 2, environment, timeout=float(seconds[0]) + 90
-    )
+    return job_of([PROGRAM, folder / "frozen", *seconds, *arguments[1:]], environment, float(seconds[0]) + 90)
+
+
+def job_of(command: Sequence[str | Path], environment: Mapping[str, str], timeout: float) -> Frozen:
+    completed = fork(command, 2, environment, timeout=timeout)
     assert not completed.timed_out, completed.stdout
     assert completed.returncode == 0, completed.stdout
     longest = re.findall(r"rank \d: \d+ steps, the longest ([\d.]+) s", completed.stdout)
@@ -139,3 +145,43 @@ def test_nor_the_end_of_a_rank_that_has_not_joined_its_job(tmp_path: Path, libra
     assert completed.returncode == 0, completed.stdout
     (seconds,) = re.findall(r"the end took ([\d.]+) s", completed.stdout)
     assert float(seconds) < LONGEST_SECONDS, completed.stdout
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Path]:
+    """A file system that the kernel waits for while there is ``tmp_path/frozen``."""
+    pytest.importorskip("fuse", reason="fusepy is not installed", exc_type=(ImportError, OSError))  # type: ignore[arg-type]
+    mount, flag = tmp_path / "mount", tmp_path / "frozen"
+    mount.mkdir()
+    (tmp_path / "behind").mkdir()
+    server = subprocess.Popen([sys.executable, str(FUSE), str(tmp_path / "behind"), str(mount), str(flag)])
+    try:
+        deadline = time.monotonic() + 20
+        while not os.path.ismount(mount):
+            if server.poll() is not None:
+                pytest.skip("no file systems of FUSE can be mounted here")
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield mount
+    finally:
+        flag.unlink(missing_ok=True)
+        subprocess.run(["umount", "--lazy", str(mount)], check=False)
+        server.terminate()
+        server.wait(20)
+
+
+def test_the_kernel_keeps_no_rank_because_of_a_file_system_that_does_not_answer(tmp_path: Path, mount: Path) -> None:
+    """An exited process whose call is in FUSE stays until it is answered, and its launcher waits for it."""
+    environment = {
+        "COMMTRACE_DIR": str(mount / "run"),
+        "COMMTRACE_HANG_SECONDS": "2",
+        "COMMTRACE_STEPS_PER_SEGMENT": "20",
+        "COMMTRACE_KEEP_STEPS": "160",
+    }
+    job = job_of([PROGRAM, tmp_path / "frozen", str(TRAINED_SECONDS), "holds-lock"], environment, TRAINED_SECONDS + 90)
+    check(job)
+    assert (tmp_path / "frozen").exists(), "it did not wait until it was thawed"
+    assert "did not end within" in job.output
+    (tmp_path / "frozen").unlink()
+    run_directory = load_newest(mount / "run")
+    assert sorted(run_directory.ranks) == [0, 1]

@@ -346,12 +346,13 @@ def _has_members_of_this_world(process_group: ProcessGroup) -> bool:
 def _text(process_group: ProcessGroup, attribute: str) -> str:
     from torch.distributed import ProcessGroup
 
-    if type(process_group) is ProcessGroup:
-        return str(getattr(process_group, attribute))
-    # One that is written in Python may raise anything: torchft's do unless they have been registered.
     try:
         return str(getattr(process_group, attribute))
     except Exception as error:
+        # Without a name torch's own raise RuntimeError. One that is written in Python may raise anything: torchft's do
+        # unless they have been registered.
+        if type(process_group) is ProcessGroup and not isinstance(error, RuntimeError):
+            raise
         _logger.debug("a process group has no %s: %s", attribute, error)
         return ""
 

@@ -23,9 +23,8 @@ from commtrace.capture.records import Launch
 from commtrace.capture.threads import frames_by_thread
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
-from commtrace.trace.files.safe_files import replace_file
-from commtrace.trace.files.side_files import stack_path
-from commtrace.trace.files.writer import rank_directory
+from commtrace.trace.files.file_calls import HERE, FileCalls
+from commtrace.trace.files.rank_files import rank_directory, stack_path, write_report
 from commtrace.trace.hang_report import HangReport, InFlight, ThreadStack
 from commtrace.trace.metadata import RankMetadata
 
@@ -58,6 +57,7 @@ class HangWatch:
     Args:
         unfinished: returns launches whose end has not been seen yet, oldest first.
         least_seconds: nothing shorter is a hang.
+        files: where the file system is called.
     """
 
     def __init__(
@@ -65,12 +65,14 @@ class HangWatch:
         tracer: Tracer,
         unfinished: Callable[[], Sequence[Launch]],
         least_seconds: float,
+        files: FileCalls = HERE,
         *,
         now: Callable[[], int] = now_ns,
     ) -> None:
         self.report: HangReport | None = None
         self._tracer = tracer
         self._unfinished = unfinished
+        self._files = files
         self._least_ns = round(least_seconds * 1e9)
         self._now = now
         self._activity = ActivityWatch(tracer, now, asks_device=False)
@@ -153,7 +155,7 @@ class HangWatch:
         assert self._metadata is not None
         assert self._directory is not None
         try:
-            self._stack_timer = StackTimer(stack_path(self._directory, self._metadata.session))
+            self._stack_timer = StackTimer(stack_path(self._directory, self._metadata.session), self._files)
         except NoStackTimerError as error:
             _logger.info("commtrace: where code in C holds up all of Python is not written: %s", error)
         except (OSError, RuntimeError) as error:
@@ -242,8 +244,7 @@ class HangWatch:
 
     def _write(self, path: Path, report: HangReport) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, json.dumps(report.to_json(), indent=1) + "\n")
+            self._files.call(write_report, path, json.dumps(report.to_json(), indent=1) + "\n")
         except OSError as error:
             if self._logs:
                 _logger.warning("commtrace: the state of the hang could not be written: %s", error)

@@ -21,7 +21,9 @@ from commtrace.capture.tracer import Tracer
 from commtrace.config import Config
 from commtrace.identity import Identity, Place
 from commtrace.process_end import how_it_ended
-from commtrace.trace.files.writer import SegmentWriter, rank_directory, segment_paths
+from commtrace.trace.files.file_calls import FileCalls
+from commtrace.trace.files.rank_files import discard_recording, files_of_recording, rank_directory
+from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.hang_report import Activity
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.schema import mark_row
@@ -44,16 +46,22 @@ class SetupRecording:
     """
 
     def __init__(
-        self, tracer: Tracer, config: Config, who: Identity, announce: Callable[[Path, RankMetadata], None]
+        self,
+        tracer: Tracer,
+        config: Config,
+        who: Identity,
+        files: FileCalls,
+        announce: Callable[[Path, RankMetadata], None],
     ) -> None:
         self._tracer = tracer
+        self._files = files
         self._config = config
         self._identity = who
         self._announce = announce
         self._activity = ActivityWatch(tracer)
-        self._hang_watch = HangWatch(tracer, lambda: (), config.hang_seconds)
+        self._hang_watch = HangWatch(tracer, lambda: (), config.hang_seconds, files)
         self._writer: SegmentWriter | None = None
-        self._files: set[Path] = set()
+        self._earlier: set[Path] = set()
         self._started_ns = self._moved_ns = now_ns()
         self._frames: tuple[str, ...] = ()
         self._due_ns = 0
@@ -108,13 +116,7 @@ class SetupRecording:
         self._hang_watch.stop()
         try:
             writer.close()
-            hangs = writer.directory.glob("hang-*.json")
-            made = {path for path in (*segment_paths(writer.directory), *hangs) if path not in self._files}
-            for path in made:
-                path.unlink(missing_ok=True)
-            for folder in (writer.directory, writer.directory.parent):
-                if not any(folder.iterdir()):
-                    folder.rmdir()
+            self._files.call(discard_recording, writer.directory, self._earlier)
         except OSError as error:
             self._tracer.failed(PART, error)
 
@@ -146,10 +148,8 @@ class SetupRecording:
         found = self._identity.on_its_own(place)
         directory = identity.directory(self._config, found.run_id)
         metadata = identity.collect(self._config, found)
-        folder = rank_directory(directory, metadata.rank)
-        if folder.is_dir():
-            self._files = set(folder.iterdir())
-        self._writer = SegmentWriter(directory, metadata)
+        self._earlier = self._files.call(files_of_recording, rank_directory(directory, metadata.rank))
+        self._writer = SegmentWriter(directory, metadata, files=self._files)
         anchor = mark_row("clock_anchor", asdict(identity.clock_anchor()))
         self._writer.write([anchor, mark_row("topology", self._tracer.topology()[1])])
         self._announce(directory, metadata)

@@ -1,7 +1,7 @@
 """Write the main thread's stack while code in C keeps the GIL, by a kernel timer whose signal faulthandler handles.
 
 The handler runs on the main thread, so it writes to memory: a file of the run would stop training where its file system
-does not answer. The native part copies that to the run, on a thread that needs no GIL.
+does not answer. The process that writes the files of this rank copies that to the run.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ import ctypes
 import faulthandler
 import os
 import signal
-import threading
 import time
-from collections.abc import Set
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Final
 
-from commtrace import _native
 from commtrace.errors import CommtraceError
+from commtrace.trace.files.file_calls import FileCalls
 
 
 class NoStackTimerError(CommtraceError):
-    """This system has no such timers or files, no signal that is free, or no native part of commtrace."""
+    """This system has no such timers or files, no signal that is free, or no process that copies them."""
 
 
 class _SignalEvent(ctypes.Structure):
@@ -54,33 +53,29 @@ _NOTIFY_THREAD: Final = 4
 class StackTimer:
     """Write the main thread's frames to a file once it has not been set again in time.
 
-    No method makes a call of the file's file system.
+    No method makes a call of the file's file system in this process.
 
     Raises:
-        NoStackTimerError: the system has no such timers, or all signals are in use.
+        NoStackTimerError: the system has no such timers, all signals are in use, or nothing copies what is written.
         OSError: the timer cannot be made.
-        RuntimeError: no thread can be started.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: FileCalls) -> None:
         self._c = ctypes.CDLL(None, use_errno=True)
         is_known = hasattr(self._c, "timer_create") and hasattr(faulthandler, "register")
         if not (is_known and hasattr(os, "memfd_create")):
             raise NoStackTimerError("no timers that send signals, or no files in memory, on this system")
-        core, reason = _native.load()
-        if core is None:
-            raise NoStackTimerError(f"it takes the native part of commtrace: {reason}")
         # Now: nothing can be opened when it is needed.
         self._file = _file_in_memory()
         self._made = os.fstat(self._file)
         self._timer: ctypes.c_void_p | None = None
+        self._remove_copy: Callable[[], None] = lambda: None
         self._is_closed = False
         self.signal = 0
         try:
             self.signal = _registered(self._file)
             self._timer = self._new_timer()
-            arguments = (self._file, self._made.st_dev, self._made.st_ino, os.fsencode(path))
-            threading.Thread(target=core.keep_copy, args=arguments, name="commtrace-stacks", daemon=True).start()
+            self._remove_copy = _copied(self._file, path, files)
         except BaseException:
             self.close()
             raise
@@ -97,7 +92,7 @@ class StackTimer:
         self._set_timer(self._timer, seconds)
 
     def close(self) -> None:
-        """End it; the file is removed soon. A signal or descriptor that the program has taken since is left alone."""
+        """End it, and remove the file. A signal or descriptor that the program has taken since is left alone."""
         self._delete_timer()
         if self._is_closed:
             return
@@ -108,6 +103,7 @@ class StackTimer:
             faulthandler.unregister(self.signal)
         if self._keeps_file():
             os.close(self._file)
+        self._remove_copy()
 
     def _keeps_signal(self) -> bool:
         # faulthandler still handles it, and no handler that the program has set since.
@@ -138,6 +134,13 @@ class StackTimer:
         timer, self._timer = self._timer, None
         if timer is not None:
             self._c.timer_delete(timer)
+
+
+def _copied(file: int, path: Path, files: FileCalls) -> Callable[[], None]:
+    try:
+        return files.keep_copy(file, path)
+    except OSError as error:
+        raise NoStackTimerError(f"nothing copies it to the run: {error}") from error
 
 
 def _file_in_memory() -> int:

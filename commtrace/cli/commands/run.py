@@ -141,8 +141,8 @@ def _execute(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 def _note_exit(noted: set[Path], began_ns: int, exit_code: int) -> None:
     """Note beside the files of this node's ranks how their command ended: many a rank ends without closing them."""
+    from commtrace.trace.files.rank_files import write_exit
     from commtrace.trace.files.reader import newest_recording
-    from commtrace.trace.files.side_files import write_exit
 
     newest = {}
     for folder in noted:
@@ -165,7 +165,7 @@ def _note_exit(noted: set[Path], began_ns: int, exit_code: int) -> None:
 def _written_since(directory: str, began_ns: int) -> set[Path]:
     """Return the folders of ranks with new files since ``began_ns``, in the runs that ``directory`` may mean."""
     # Imported here: pyarrow is not needed for the command to start.
-    from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN
+    from commtrace.trace.files.rank_files import RANK_DIRECTORY_PATTERN
 
     found = set()
     for name in glob.iglob(glob.escape(directory).replace(RUN_ID_PLACE, "*") + "/rank-*"):
@@ -182,7 +182,7 @@ def _written_since(directory: str, began_ns: int) -> set[Path]:
 
 def _print_recorded(noted: set[Path], began_ns: int, environment: Mapping[str, str], exit_code: int) -> None:
     """Print the place of the run and the next command on stderr, as stdout is the command's."""
-    from commtrace.trace.files.writer import segment_paths
+    from commtrace.trace.files.rank_files import segment_paths
 
     directory = environment["COMMTRACE_DIR"]
     position = launchers.position(os.environ)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from commtrace.trace.files.file_calls import FileCalls
+from commtrace.trace.files.rank_files import remove_file, size_of
 
 _SEGMENTS_IN_BUDGET: Final = 8
 """A budget holds at least this many segments, because whole segments are deleted."""
@@ -37,22 +41,22 @@ class _Closed(NamedTuple):
 class Discards:
     """The closed segments of a rank, oldest first, and counts of the deleted ones."""
 
-    def __init__(self, budget: Budget, earlier: list[Path]) -> None:
+    def __init__(self, budget: Budget, earlier: Sequence[tuple[Path, int]], files: FileCalls) -> None:
         self._budget = budget
-        self._closed = [_Closed(path, path.stat().st_size, -1, -1) for path in earlier] if any(budget) else []
+        self._files = files
+        self._closed = [_Closed(path, size, -1, -1) for path, size in earlier] if any(budget) else []
         self._segments = self._bytes = 0
         self._first_step = self._last_step = -1
         self._at_ns = 0
 
     def closed(self, path: Path, first_step: int, last_step: int) -> None:
-        if any(self._budget) and path.exists():
-            self._closed.append(_Closed(path, path.stat().st_size, first_step, last_step))
+        if any(self._budget):
+            size = self._files.call(size_of, path)
+            if size is not None:
+                self._closed.append(_Closed(path, size, first_step, last_step))
 
     def rewritten(self, path: Path) -> None:
-        try:
-            num_bytes = path.stat().st_size
-        except FileNotFoundError:  # another process has deleted it
-            num_bytes = 0
+        num_bytes = self._files.call(size_of, path) or 0  # another process may have deleted it
         self._closed = [
             segment._replace(num_bytes=num_bytes) if segment.path == path else segment for segment in self._closed
         ]
@@ -69,7 +73,7 @@ class Discards:
         """Delete the oldest segments beyond the budget, before one that begins with ``step``; may raise OSError."""
         while self._closed and self._exceeded(self._closed[0], step):
             oldest = self._closed[0]
-            oldest.path.unlink(missing_ok=True)
+            self._files.call(remove_file, oldest.path)
             del self._closed[0]
             self._note(oldest)
 

@@ -14,15 +14,13 @@ from typing import Final
 import pyarrow as pa
 
 from commtrace.trace.files.messages import SegmentFile, is_as_written
+from commtrace.trace.files.rank_files import COMPACTING, remove_quietly
 
 ROWS_PER_BATCH: Final = 8_192
 """Readers decode whole batches: with 65,536 rows, files shrink by 4 % but readers decode eight times as many rows."""
 
 MOST_ROWS: Final = 500_000
 """Larger segments stay as they are: rewriting one would delay the harvester for too long."""
-
-SUFFIX: Final = ".compacting"
-"""Suffix of the new file until it replaces the old one."""
 
 _READ_OPTIONS: Final = pa.ipc.IpcReadOptions(use_threads=False)
 _WRITE_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 6), use_threads=False)
@@ -32,13 +30,13 @@ def is_worthwhile(num_batches: int, num_rows: int) -> bool:
     return num_batches > 1 and num_rows <= MOST_ROWS
 
 
-def compact(segment: Path, num_rows: int, *, sync: bool) -> bool:
+def compact(segment: Path, num_rows: int, sync: bool) -> bool:
     """Replace a segment of ``num_rows`` rows by one with few batches; return False, and keep the old one, on any error.
 
     A process that is killed at any instant leaves one of the two, whole; with ``sync``, so does a crash of the host.
     Waiting for the disk can take seconds.
     """
-    temporary = segment.with_name(segment.name + SUFFIX)
+    temporary = segment.with_name(segment.name + COMPACTING)
     try:
         if not is_as_written(segment):  # a new checksum would hide the damage
             return False
@@ -48,15 +46,9 @@ def compact(segment: Path, num_rows: int, *, sync: bool) -> bool:
         os.replace(temporary, segment)
     except (OSError, pa.ArrowException):
         # A full disk, a deleted file: the segment is whole and stays. Not worth a warning.
-        _remove(temporary)
+        remove_quietly(temporary)
         return False
     return True
-
-
-def remove_leftovers(directory: Path) -> None:
-    """Delete files that a process killed during compaction has left."""
-    for path in directory.glob(f"*{SUFFIX}"):
-        _remove(path)
 
 
 def _rewrite(segment: Path, target: Path, sync: bool) -> int:
@@ -70,7 +62,7 @@ def _rewrite(segment: Path, target: Path, sync: bool) -> int:
                 num_rows += len(table)
         file.finish()
         if sync:
-            os.fsync(file.fileno())
+            file.sync()
     return num_rows
 
 
@@ -88,8 +80,3 @@ def _merged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 def _one_batch(batches: list[pa.RecordBatch]) -> pa.Table:
     # The dictionaries of a segment grow from batch to batch, maybe within these.
     return pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):  # the directory is gone or read-only now; readers do not look at such files
-        path.unlink(missing_ok=True)

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Final
 
 from commtrace.errors import RunNotFoundError
-from commtrace.trace.files.writer import LATEST, RANK_DIRECTORY_PATTERN, rank_directory, segment_number, segment_paths
+from commtrace.trace.files.rank_files import (
+    LATEST,
+    RANK_DIRECTORY_PATTERN,
+    rank_directory,
+    segment_number,
+    segment_paths,
+)
 from commtrace.trace.inputs import printable
 from commtrace.trace.metadata import IMPORTED_FROM, RankMetadata
 from commtrace.trace.run import RankTrace

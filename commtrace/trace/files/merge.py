@@ -9,8 +9,8 @@ from pathlib import Path
 
 from commtrace.errors import ConfigurationError, RunNotFoundError
 from commtrace.trace.files.locate import Launch, find_run_directory, rank_directories
+from commtrace.trace.files.rank_files import RANK_DIRECTORY_PATTERN
 from commtrace.trace.files.reader import newest_launch_in, why_not_one_job
-from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN
 
 Place = Callable[[Path, Path], None]
 """Puts a folder or file, the first path, at the second one."""

@@ -13,11 +13,11 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from io import BytesIO, FileIO
+from io import BytesIO
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from commtrace.trace.files.safe_files import open_new
+from commtrace.trace.files.file_calls import HERE, FileCalls
 
 SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3
 """Kinds of messages (Message.fbs)."""
@@ -197,15 +197,19 @@ class Checked(NamedTuple):
 class SegmentFile:
     """A new file of a segment: Arrow writes to ``sink``, and :meth:`flush` writes that to the file at once."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = FileIO(open_new(path), "wb")
+    def __init__(self, path: Path, files: FileCalls = HERE) -> None:
+        self._file = files.create(path)
         self._checked: list[Checked] = []
         self._num_taken = 0
         self.sink = BytesIO()
         self.num_bytes = 0
 
-    def fileno(self) -> int:
-        return self._file.fileno()
+    def has_name(self) -> bool:
+        """Return whether nobody has deleted it."""
+        return self._file.has_name()
+
+    def sync(self) -> None:
+        self._file.sync()
 
     def flush(self) -> None:
         """Write the messages that Arrow has produced since the last call; raise OSError as for a full disk."""
@@ -229,18 +233,11 @@ class SegmentFile:
         self._write(_packed(self._checked))
 
     def _write(self, content: bytes) -> None:
-        rest = memoryview(content)
-        while rest:
-            written = self._file.write(rest) or 0
-            self.num_bytes += written
-            rest = rest[written:]
+        self._file.write(content)
+        self.num_bytes += len(content)
 
     def close(self) -> None:
         self._file.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):  # where it could not be opened, there is none
-            self._file.close()  # a recording that was never stopped: Python would warn of an open file at the very end
 
 
 def read_checksums(file: int, size: int) -> list[Checked] | None:

@@ -32,9 +32,10 @@ from commtrace.trace.files.locate import (
     rank_directories,
     two_at_once,
 )
+from commtrace.trace.files.rank_files import segment_paths
 from commtrace.trace.files.segment_index import ROOM_OF_RUN, ROOM_OF_TAIL, SegmentIndex, first_line
 from commtrace.trace.files.side_files import with_side_files
-from commtrace.trace.files.writer import segment_paths, segment_step_ranges
+from commtrace.trace.files.writer import segment_step_ranges
 from commtrace.trace.inputs import printable
 from commtrace.trace.metadata import RankMetadata, measures_durations
 from commtrace.trace.run import RankTrace, Run

@@ -1,4 +1,4 @@
-"""Write and read small files beside a rank's segments, for facts that a rank can no longer write as rows.
+"""Read small files beside a rank's segments, for facts that a rank can no longer write as rows.
 
 * ``lost-SESSION-COUNT``: the recording was closed, but this many spans were not written. The count is in the name,
   because even a full disk nearly always has room for an empty file.
@@ -10,21 +10,21 @@
 A rank that ends cleanly removes the stack and the looks.
 
 ``hang-NNN.json`` is written each time a rank makes no progress (:mod:`commtrace.trace.hang_report`).
+
+:mod:`.rank_files` writes them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from commtrace.trace import schema
-from commtrace.trace.files.safe_files import open_new, open_to_append
+from commtrace.trace.files.rank_files import looks_path, stack_path
 from commtrace.trace.hang_report import WrittenHang
 from commtrace.trace.inputs import decode_json, open_file, printable_json, read_file
 from commtrace.trace.run import PeerLook, RankTrace
@@ -47,25 +47,10 @@ def with_side_files(trace: RankTrace, rank_directory: Path) -> RankTrace:
         return trace
     trace = _with_losses(trace, [rank_directory / name for name in names if name.startswith("lost-")])
     trace = _with_exit(trace, names)
-    looks, stack = _looks_path(rank_directory, session), stack_path(rank_directory, session)
+    looks, stack = looks_path(rank_directory, session), stack_path(rank_directory, session)
     if looks.name in names:
         trace = _with_gone_peers(trace, looks)
     return _with_stack(trace, stack) if stack.name in names else trace
-
-
-def write_losses(rank_directory: Path, session: int, lost: Mapping[str, int]) -> None:
-    """Record that a recording was closed, and by kind the spans that are in no segment; raise OSError if that fails."""
-    file = open_new(rank_directory / f"lost-{session}-{sum(lost.values())}")
-    try:
-        with contextlib.suppress(OSError):  # the name alone suffices
-            os.write(file, json.dumps(dict(lost)).encode())
-    finally:
-        os.close(file)
-
-
-def write_exit(rank_directory: Path, session: int, exit_code: int) -> None:
-    """Record that the command that a rank belongs to has ended with this code; raise OSError if that fails."""
-    os.close(open_new(rank_directory / f"exit-{session}-{exit_code}"))
 
 
 def with_exit(trace: RankTrace, rank_directory: Path) -> RankTrace:
@@ -105,11 +90,6 @@ def _by_kind(path: Path, total: int) -> dict[str, int]:
     return lost if fits and sum(lost.values()) == total else {_OF_ANY_KIND: total}
 
 
-def stack_path(rank_directory: Path, session: int) -> Path:
-    """Return faulthandler's file of one recording."""
-    return rank_directory / f"stack-{session}"
-
-
 def read_stack(path: Path) -> tuple[str, ...]:
     """Return faulthandler's frames as ``file:line function``, innermost first; empty for a missing or damaged file."""
     try:
@@ -126,20 +106,6 @@ def _with_stack(trace: RankTrace, path: Path) -> RankTrace:
     return replace(trace, stack=stack) if stack else trace
 
 
-def note_gone_peers(rank_directory: Path, session: int, at_ns: int, ranks: Collection[int]) -> None:
-    """Record a look at ``at_ns`` (host's monotonic clock) and ranks gone since the last one; may raise OSError."""
-    file = open_to_append(_looks_path(rank_directory, session))
-    try:
-        os.write(file, f"{json.dumps([at_ns, sorted(ranks)])}\n".encode())
-    finally:
-        os.close(file)
-
-
-def forget_gone_peers(rank_directory: Path, session: int) -> None:
-    """Remove all looks; raise OSError if that fails."""
-    _looks_path(rank_directory, session).unlink(missing_ok=True)
-
-
 def _with_gone_peers(trace: RankTrace, path: Path) -> RankTrace:
     try:
         looks: list[PeerLook] = [decode_json(line, PeerLook) for line in read_file(path, _MOST_BYTES).splitlines()]
@@ -149,10 +115,6 @@ def _with_gone_peers(trace: RankTrace, path: Path) -> RankTrace:
     if not all(0 <= look.at_ns < 2**63 and all(rank in ranks for rank in look.ended) for look in looks):
         return trace
     return replace(trace, gone_peers=tuple(looks))
-
-
-def _looks_path(rank_directory: Path, session: int) -> Path:
-    return rank_directory / f"gone-{session}"
 
 
 def read_last_hang(rank_directory: Path, session: int, problems: list[str]) -> WrittenHang | None:

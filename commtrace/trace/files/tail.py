@@ -23,9 +23,9 @@ from commtrace.errors import RunNotFoundError
 from commtrace.trace import schema
 from commtrace.trace.files.decoding import LONGEST_NS, RankTable, decode, known_columns
 from commtrace.trace.files.locate import find_run_directory, missing_ranks
+from commtrace.trace.files.rank_files import rank_directory, segment_paths
 from commtrace.trace.files.reader import newest_segments
 from commtrace.trace.files.segment_index import ROOM_OF_TAIL, SegmentIndex, SegmentReplacedError
-from commtrace.trace.files.writer import rank_directory, segment_paths
 from commtrace.trace.inputs import MOST_RANKS, printable
 from commtrace.trace.marks import read_mark
 from commtrace.trace.metadata import RankMetadata

@@ -7,8 +7,6 @@ readable. Segments rotate by steps, so that readers can load a range of steps al
 from __future__ import annotations
 
 import errno
-import os
-import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -22,17 +20,18 @@ from commtrace.trace import schema
 from commtrace.trace.files import compaction
 from commtrace.trace.files.arrays import index_array, number_array, text_array
 from commtrace.trace.files.budget import Budget, Discards
+from commtrace.trace.files.file_calls import HERE, FileCalls
 from commtrace.trace.files.messages import SegmentFile, custom_metadata
-from commtrace.trace.files.side_files import write_losses
+from commtrace.trace.files.rank_files import (
+    next_segment_number,
+    prepare_rank_directory,
+    rank_directory,
+    remove_file,
+    write_losses,
+)
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.schema import Row, mark_row
 from commtrace.trace.spans import RowBatch, Spans
-
-SEGMENT_PATTERN: Final = re.compile(r"^spans-(\d+)\.arrows$")
-RANK_DIRECTORY_PATTERN: Final = re.compile(r"^rank-(\d+)$")
-
-LATEST: Final = "latest"
-"""As the last part of a path: the run beside it that was written last. Recorders make a link of that name."""
 
 _ANY_STEP: Final = np.iinfo(np.int32).max
 """Above the steps of all rows."""
@@ -51,10 +50,6 @@ _LATEST_MARKS: Final = frozenset({"clock_anchor", "in_flight", "peak_memory", "t
 """Marks of which later segments repeat the last one, for the same reason."""
 
 
-def rank_directory(run_directory: Path, rank: int) -> Path:
-    return run_directory / f"rank-{rank:05d}"
-
-
 class _Complete(NamedTuple):
     path: Path
     num_batches: int
@@ -66,6 +61,9 @@ class SegmentWriter:
 
     After an :class:`OSError` (disk full, directory gone) the segment is abandoned and the next write starts another.
     Written rows stay readable. A directory that somebody deleted is not made again.
+
+    Args:
+        files: where the file system is called.
     """
 
     def __init__(
@@ -75,14 +73,15 @@ class SegmentWriter:
         *,
         steps_per_segment: int = 100,
         budget: Budget = Budget(),  # noqa: B008 -- immutable
+        files: FileCalls = HERE,
     ) -> None:
         self.directory = rank_directory(run_directory, metadata.rank)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        compaction.remove_leftovers(self.directory)
+        self._files = files
+        earlier = files.call(prepare_rank_directory, self.directory)
         self._metadata = metadata
         self._steps_per_segment = min(steps_per_segment, budget.steps_per_segment or steps_per_segment)
         self._bytes_per_segment = budget.bytes_per_segment
-        self._discards = Discards(budget, segment_paths(self.directory))
+        self._discards = Discards(budget, earlier, files)
         self._first_step = 0
         self._last_step = -1
         self._words: dict[str, _Vocabulary] = {"name": _Vocabulary(pa.int32()), "dtype": _Vocabulary(pa.int8())}
@@ -148,7 +147,7 @@ class SegmentWriter:
 
     def _write_batch(self, batch: pa.RecordBatch) -> None:
         try:
-            if os.fstat(self._file.fileno()).st_nlink == 0:
+            if not self._file.has_name():
                 raise FileNotFoundError(errno.ENOENT, "deleted while it was written", str(self.directory))
             self._stream.write_batch(batch, custom_metadata(self._file.take_pending()))
             self._file.flush()
@@ -167,7 +166,7 @@ class SegmentWriter:
         return [] if discarded is None else [mark_row("discarded", discarded)]
 
     def write_losses(self, lost: Mapping[str, int]) -> None:
-        write_losses(self.directory, self._metadata.session, lost)
+        self._files.call(write_losses, self.directory, self._metadata.session, dict(lost))
 
     def close(self) -> None:
         """Close the current segment, and compact it if the budget has room for both forms of it."""
@@ -193,13 +192,13 @@ class SegmentWriter:
         segment, self._complete = self._complete, None
         if segment is None or not compaction.is_worthwhile(*segment[1:]):
             return
-        if compaction.compact(segment.path, segment.num_rows, sync=sync):
+        if self._files.call(compaction.compact, segment.path, segment.num_rows, sync):
             self._discards.rewritten(segment.path)
 
     def _open(self, first_step: int) -> None:
         self._discards.make_room(first_step)
         self._compact(sync=True)  # now, as the budget has room for a segment
-        number = _next_segment_number(self.directory)
+        number = self._files.call(next_segment_number, self.directory)
         if self._first_number is None:
             self._first_number = number
         self._path = self.directory / f"spans-{number:04d}.arrows"
@@ -208,7 +207,7 @@ class SegmentWriter:
         metadata[b"commtrace.first_step"] = str(first_step)
         metadata[b"commtrace.segment"], metadata[b"commtrace.first_segment"] = str(number), str(self._first_number)
         options = _DENSE if self._is_dense else _QUICK
-        self._file = SegmentFile(self._path)
+        self._file = SegmentFile(self._path, self._files)
         try:
             self._stream = pa.ipc.new_stream(self._file.sink, schema.SCHEMA.with_metadata(metadata), options=options)
         except (OSError, pa.ArrowException):
@@ -223,7 +222,7 @@ class SegmentWriter:
         if self._num_batches:
             self._discards.closed(self._path, self._first_step, self._last_step)
         else:  # another unreadable file for every try would help no reader
-            self._path.unlink(missing_ok=True)
+            self._files.call(remove_file, self._path)
 
     def _batch(self, batch: RowBatch) -> pa.RecordBatch:
         if batch.has_columns:
@@ -307,31 +306,6 @@ class _Vocabulary:
         for value in values:
             self._codes.setdefault(value, len(self._codes) - 1)
         self._words = text_array([word for word in self._codes if word is not None])
-
-
-def link_as_latest(run_directory: Path) -> None:
-    """Link ``latest`` to a run directory beside it, unless a file or folder has that name; raise OSError."""
-    link = run_directory.parent / LATEST
-    if link.exists() and not link.is_symlink():
-        return
-    made = link.with_name(f".{LATEST}-{os.getpid()}")
-    made.symlink_to(run_directory.name)
-    made.replace(link)
-
-
-def segment_paths(directory: Path) -> list[Path]:
-    """Return the segments in a rank's folder, oldest first."""
-    return sorted((path for path in directory.iterdir() if SEGMENT_PATTERN.match(path.name)), key=segment_number)
-
-
-def segment_number(path: Path) -> int:
-    match = SEGMENT_PATTERN.match(path.name)
-    assert match is not None
-    return int(match[1])
-
-
-def _next_segment_number(directory: Path) -> int:
-    return max(map(segment_number, segment_paths(directory)), default=-1) + 1
 
 
 def segment_step_ranges(first_steps: Sequence[int]) -> list[tuple[int, int]]:

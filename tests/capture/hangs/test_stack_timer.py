@@ -14,18 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from commtrace import _native
 from commtrace.capture.hangs.stack_timer import NoStackTimerError, StackTimer
+from commtrace.trace.files.file_calls import HERE
+from commtrace.trace.files.file_process import FileProcess
 from commtrace.trace.files.side_files import read_stack
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="needs timers of Linux"),
-    pytest.mark.skipif(_native.load()[0] is None, reason="needs the native part"),
+    pytest.mark.engine("python"),  # whatever records
 ]
 
 FOREVER = 30
 LOOKS_SECONDS = 0.75
-"""Three looks of the thread that copies."""
+"""Three looks of the process that copies."""
 C = ctypes.PyDLL(None)
 """Its functions keep Python's lock."""
 
@@ -36,8 +37,15 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def timer(path: Path) -> Iterator[StackTimer]:
-    timer = StackTimer(path)
+def files() -> Iterator[FileProcess]:
+    files = FileProcess()
+    yield files
+    files.close()
+
+
+@pytest.fixture
+def timer(path: Path, files: FileProcess) -> Iterator[StackTimer]:
+    timer = StackTimer(path, files)
     yield timer
     timer.close()
 
@@ -89,7 +97,7 @@ def test_a_forked_rank_has_a_timer_of_its_own(path: Path) -> None:
     if not child:
         status = 1
         try:
-            timer = StackTimer(path)
+            timer = StackTimer(path, FileProcess())
             timer.set(0.2)
             hold_the_lock(path)
             status = 0 if any(frame.endswith(" hold_the_lock") for frame in read_stack(path)) else 2
@@ -143,26 +151,28 @@ def test_a_signal_that_the_program_takes_is_left_to_it(timer: StackTimer, path: 
         signal.signal(number, before)
 
 
-def test_a_signal_without_its_handler_is_not_sent(timer: StackTimer, path: Path) -> None:
+def test_a_signal_without_its_handler_is_not_sent(timer: StackTimer, files: FileProcess, path: Path) -> None:
     """It would end the process. Nor is it used again, for faulthandler takes it for its own."""
     signal.signal(timer.signal, signal.SIG_DFL)
     timer.set(0.001)
     time.sleep(0.01)
     timer.close()
-    other = StackTimer(path)
+    other = StackTimer(path, files)
     assert other.signal != timer.signal
     other.close()
 
 
-def test_two_timers_take_two_signals(timer: StackTimer, tmp_path: Path) -> None:
-    other = StackTimer(tmp_path / "stack-8")
+def test_two_timers_take_two_signals(timer: StackTimer, files: FileProcess, tmp_path: Path) -> None:
+    other = StackTimer(tmp_path / "stack-8", files)
     assert other.signal != timer.signal
     other.close()
 
 
-def test_a_file_that_the_program_closed_is_neither_written_nor_copied(tmp_path: Path, path: Path) -> None:
+def test_a_file_that_the_program_closed_is_neither_written_nor_copied(
+    files: FileProcess, tmp_path: Path, path: Path
+) -> None:
     before = files_in_memory()
-    timer = StackTimer(path)
+    timer = StackTimer(path, files)
     (in_memory,) = files_in_memory() - before
     os.close(in_memory)
     theirs = os.open(tmp_path / "theirs", os.O_RDWR | os.O_CREAT)
@@ -186,7 +196,8 @@ def test_a_link_that_somebody_has_put_there_is_not_followed(timer: StackTimer, p
     assert not path.is_symlink()
 
 
-def test_without_the_native_part_there_is_no_timer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_native, "load", lambda: (None, "not built here"))
-    with pytest.raises(NoStackTimerError, match="not built here"):
-        StackTimer(path)
+def test_where_nothing_copies_it_there_is_no_timer(path: Path) -> None:
+    before = files_in_memory()
+    with pytest.raises(NoStackTimerError, match="nothing copies it"):
+        StackTimer(path, HERE)
+    assert files_in_memory() == before

@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from commtrace import side_process
 from commtrace.config import Config, OtlpConfig
 from commtrace.exporters.otlp import exporter as exporter_module
 from commtrace.exporters.otlp import process_sender as process_module
@@ -126,7 +127,7 @@ def test_signals_that_a_launcher_sends_to_all_do_not_end_it(
 
 
 def starts_after(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_module, "_PROGRAM", f"import time; time.sleep({seconds}); {process_module._PROGRAM}")
+    monkeypatch.setattr(side_process, "_PROGRAM", f"import time; time.sleep({seconds}); {side_process._PROGRAM}")
 
 
 def test_a_recording_that_ends_before_it_is_ready_loses_nothing(

@@ -14,6 +14,7 @@ import pytest
 from commtrace.trace import schema
 from commtrace.trace.files import compaction, segment_index
 from commtrace.trace.files.budget import Budget
+from commtrace.trace.files.rank_files import COMPACTING
 from commtrace.trace.files.reader import load_newest, load_run
 from commtrace.trace.files.writer import SegmentWriter
 from tests.trace.rows import mark, metadata, row, steps
@@ -147,7 +148,7 @@ def test_a_segment_that_somebody_shortened_or_deleted_is_left_alone(tmp_path: Pa
     with pytest.raises(FileNotFoundError):
         writer.write(steps(24, 25))
     writer.close()
-    assert not list(writer.directory.glob(f"*{compaction.SUFFIX}"))
+    assert not list(writer.directory.glob(f"*{COMPACTING}"))
 
 
 def test_a_segment_that_was_damaged_meanwhile_is_left_alone_and_told(tmp_path: Path) -> None:
@@ -166,7 +167,7 @@ def test_a_segment_that_was_damaged_meanwhile_is_left_alone_and_told(tmp_path: P
 def test_what_a_killed_process_left_behind_is_read_by_nobody_and_removed_by_the_next(tmp_path: Path) -> None:
     writer = written(tmp_path, 3)
     writer.close()
-    leftover = writer.directory / f"spans-0000.arrows{compaction.SUFFIX}"
+    leftover = writer.directory / f"spans-0000.arrows{COMPACTING}"
     leftover.write_bytes(b"half a file")
 
     assert load_run(tmp_path).problems == ()

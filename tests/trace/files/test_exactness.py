@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from commtrace.trace import schema
+from commtrace.trace.files.rank_files import rank_directory
 from commtrace.trace.files.reader import load_run, read_files
-from commtrace.trace.files.writer import rank_directory
 from tests.trace.rows import Row, row, write_rank
 
 

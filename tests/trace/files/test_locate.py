@@ -13,8 +13,9 @@ from commtrace.errors import RunNotFoundError
 from commtrace.trace.files import reader
 from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.locate import find_run_directory, runs_below
+from commtrace.trace.files.rank_files import link_as_latest
 from commtrace.trace.files.reader import load_newest, load_run
-from commtrace.trace.files.writer import SegmentWriter, link_as_latest
+from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.metadata import ClockAnchor
 from commtrace.trace.run import Run
 from tests.trace.rows import mark, metadata, row, steps, write_rank

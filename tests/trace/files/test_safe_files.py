@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from commtrace.trace.files.messages import SegmentFile
+from commtrace.trace.files.rank_files import note_gone_peers, write_losses
 from commtrace.trace.files.safe_files import open_new, open_to_append, replace_file
-from commtrace.trace.files.side_files import note_gone_peers, write_losses
 from tests.trace.rows import metadata, row, write_rank
 
 

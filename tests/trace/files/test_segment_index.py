@@ -15,6 +15,7 @@ from commtrace.trace.files import segment_index
 from commtrace.trace.files.compaction import compact
 from commtrace.trace.files.decoding import RankMarks
 from commtrace.trace.files.locate import Segment
+from commtrace.trace.files.rank_files import segment_paths
 from commtrace.trace.files.reader import load_run, newest_segments
 from commtrace.trace.files.segment_index import (
     Extent,
@@ -24,7 +25,7 @@ from commtrace.trace.files.segment_index import (
     read_extents,
     read_forward,
 )
-from commtrace.trace.files.writer import SegmentWriter, segment_paths
+from commtrace.trace.files.writer import SegmentWriter
 from tests.trace.rows import mark, metadata, row, steps
 
 

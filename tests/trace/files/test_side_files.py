@@ -10,14 +10,9 @@ import pytest
 
 import commtrace
 from commtrace.trace import schema
+from commtrace.trace.files.rank_files import forget_gone_peers, note_gone_peers, stack_path, write_losses
 from commtrace.trace.files.reader import load_run
-from commtrace.trace.files.side_files import (
-    forget_gone_peers,
-    note_gone_peers,
-    stack_path,
-    with_side_files,
-    write_losses,
-)
+from commtrace.trace.files.side_files import with_side_files
 from commtrace.trace.run import PeerLook, RankTrace
 from commtrace.trace.spans import Spans
 from tests.factory import metadata

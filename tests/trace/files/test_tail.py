@@ -13,9 +13,10 @@ import pytest
 from commtrace.errors import RunNotFoundError
 from commtrace.trace import schema
 from commtrace.trace.files import segment_index
+from commtrace.trace.files.rank_files import rank_directory, segment_paths
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.tail import RunTail
-from commtrace.trace.files.writer import SegmentWriter, rank_directory, segment_paths
+from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.schema import Row
 from tests.trace.rows import mark, metadata, row
 

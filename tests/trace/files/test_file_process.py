@@ -1,0 +1,201 @@
+"""Files are written by a process beside this one, as they would be by this one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from commtrace import side_process
+from commtrace.trace.files import file_process
+from commtrace.trace.files.file_process import FileProcess
+from commtrace.trace.files.rank_files import json_files_below, segment_paths, size_of
+
+PATIENCE_SECONDS = 20.0
+
+
+@pytest.fixture
+def files() -> Iterator[FileProcess]:
+    process = FileProcess()
+    yield process
+    process.close()
+
+
+def eventually(condition: object) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_functions_are_called_in_another_process(files: FileProcess) -> None:
+    assert files.call(os.getpid) == files.pid != os.getpid()
+
+
+def test_what_a_function_raises_is_raised_here(files: FileProcess, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as raised:
+        files.call(segment_paths, tmp_path / "gone")
+    assert raised.value.errno == errno.ENOENT
+    assert raised.value.filename == str(tmp_path / "gone")
+
+
+def test_a_file_is_written_as_here(files: FileProcess, tmp_path: Path) -> None:
+    file = files.create(tmp_path / "new")
+    file.write(b"ab")
+    file.write(b"c" * 1_000_000)
+    file.sync()
+    assert file.has_name()
+    (tmp_path / "new").rename(tmp_path / "renamed")
+    assert file.has_name()
+    assert (tmp_path / "renamed").read_bytes() == b"ab" + b"c" * 1_000_000
+    (tmp_path / "renamed").unlink()
+    assert not file.has_name()
+    file.close()
+
+
+def test_a_file_that_is_there_is_not_written_over(files: FileProcess, tmp_path: Path) -> None:
+    (tmp_path / "there").touch()
+    with pytest.raises(FileExistsError):
+        files.create(tmp_path / "there")
+
+
+def test_it_imports_nothing_large(files: FileProcess, tmp_path: Path) -> None:
+    assert files.call(json_files_below, tmp_path, [], 10) == []
+    assert not {"numpy", "pyarrow", "torch"} & set(files.call(_imported))
+
+
+def _imported() -> list[str]:
+    return list(sys.modules)
+
+
+def test_it_ends_when_it_is_closed_and_answers_no_more(files: FileProcess) -> None:
+    pid = files.call(os.getpid)
+    files.close()
+    eventually(lambda: not is_alive(pid))
+    with pytest.raises(OSError, match="has ended"):
+        files.call(os.getpid)
+
+
+def test_another_one_takes_its_place_after_a_while(
+    files: FileProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = files.create(tmp_path / "first")
+    first = files.pid
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(OSError, match="has died"):
+        files.call(os.getpid)
+    with pytest.raises(OSError, match="another one is started soon"):
+        files.call(os.getpid)
+    monkeypatch.setattr(file_process, "_RESTART_SECONDS", 0.0)
+    assert files.call(os.getpid) != first
+    with pytest.raises(OSError, match="is gone"):
+        file.write(b"of the one before")
+
+
+def test_where_no_process_can_be_started_calls_are_made_here(
+    files: FileProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert files.call(os.getpid) == os.getpid()
+    file = files.create(tmp_path / "new")
+    file.write(b"abc")
+    file.close()
+    assert files.call(size_of, tmp_path / "new") == 3
+    with pytest.raises(OSError, match="no process"):
+        files.keep_copy(0, tmp_path / "copy")
+
+
+def test_a_copy_follows_a_file_in_memory(files: FileProcess, tmp_path: Path) -> None:
+    source, path = os.memfd_create("source"), tmp_path / "copy"
+    remove = files.keep_copy(source, path)
+    assert not path.exists()
+    os.write(source, b"first")
+    eventually(lambda: path.exists() and path.read_bytes() == b"first")
+    os.write(source, b", second")
+    eventually(lambda: path.exists() and path.read_bytes() == b"first, second")
+    os.ftruncate(source, 0)
+    eventually(lambda: not path.exists())
+    os.pwrite(source, b"third", 0)
+    eventually(path.exists)
+    remove()
+    assert not path.exists()
+    os.close(source)
+
+
+RANK = """
+import os, sys, time
+from pathlib import Path
+from commtrace.trace.files.file_process import FileProcess
+files, source = FileProcess(), os.memfd_create("source")
+files.keep_copy(source, Path(sys.argv[1]))
+os.write(source, b"where it was")
+child = os.fork() if sys.argv[2] == "fork" else 1
+if child == 0:
+    time.sleep(60)
+print(files.call(os.getpid), child, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("has_child", ["alone", "fork"])
+def test_it_ends_with_a_rank_that_is_killed_and_leaves_the_copy(tmp_path: Path, has_child: str) -> None:
+    command = [sys.executable, "-c", RANK, str(tmp_path / "copy"), has_child]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdout is not None
+        pid, child = map(int, rank.stdout.readline().split())
+        rank.kill()
+    try:
+        eventually(lambda: not is_alive(pid))
+        assert (tmp_path / "copy").read_bytes() == b"where it was"
+    finally:
+        if has_child == "fork":
+            os.kill(child, signal.SIGKILL)
+
+
+def test_it_ignores_what_launchers_send_to_all(files: FileProcess) -> None:
+    pid = files.call(os.getpid)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(pid, number)
+    assert files.call(os.getpid) == pid
+
+
+def test_threads_share_it(files: FileProcess, tmp_path: Path) -> None:
+    def write(number: int) -> None:
+        file = files.create(tmp_path / str(number))
+        for _ in range(100):
+            file.write(b"x")
+        file.close()
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    assert [files.call(size_of, tmp_path / str(number)) for number in range(8)] == [100] * 8
+
+
+def test_what_cannot_be_sent_back_is_an_error(files: FileProcess) -> None:
+    with pytest.raises(OSError, match="lock"):
+        files.call(threading.Lock)
+    assert files.call(os.getpid) == files.pid
+
+
+def test_a_process_that_cannot_be_started_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(side_process.NotStartedError, match="executable"):
+        side_process.start("commtrace.trace.files.file_process")

@@ -26,7 +26,7 @@ import msgspec
 
 from commtrace.errors import ImportFileError
 from commtrace.importers.nccl_calls import DTYPES, complete_list, named_group, operation_of
-from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, write_rank
+from commtrace.importers.rows import Imported, group_rows, guessed_hosts, imported_rank, mark_row, new_run, write_rank
 from commtrace.trace import schema
 from commtrace.trace.inputs import MOST_RANKS, decode_json, printable, read_file
 from commtrace.trace.metadata import FLIGHT_RECORDER, Group
@@ -76,6 +76,7 @@ def import_flight_recorder(
     records = {record.rank: record for record in with_members(read.values())}
     world_size = max(record.world_size for record in records.values())
     num_spans = 0
+    guess = guessed_hosts("dumps") if len(records) > 1 and not ranks_per_host else None
     for rank, record in sorted(records.items()):
         per_host = ranks_per_host or _USUAL_RANKS_PER_HOST
         metadata = imported_rank(
@@ -89,7 +90,7 @@ def import_flight_recorder(
             backend=record.backend,
             versions={"flight recorder": record.version},
         )
-        problems = []
+        problems = [guess.mark] if guess and rank == min(records) else []
         if record.unreadable:
             message = f"{record.unreadable} damaged entries of {record.path.name} were left out."
             problems.append(mark_row("problem", {"message": message}))
@@ -97,7 +98,7 @@ def import_flight_recorder(
         marks = [*group_rows(record.groups.values()), *problems, mark_row("in_flight", in_flight)]
         # A rank that wrote a dump lived: nothing says how it ended.
         num_spans += write_rank(output, metadata, _rows(record), marks, closed=False)
-    return Imported(len(records), num_spans)
+    return Imported(len(records), num_spans, (guess.note,) if guess else ())
 
 
 def _rows(record: FlightRecord) -> Iterator[Row]:

@@ -78,6 +78,7 @@ class ConfiguredGroup(msgspec.Struct, frozen=True):
 
     pg_name: str | int | None = None
     ranks: str | list[int] | None = None
+    pg_desc: str | None = None
 
 
 class Distributed(msgspec.Struct, frozen=True):

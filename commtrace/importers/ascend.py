@@ -31,8 +31,11 @@ _NUMBERED: Final = re.compile(r"_(\d{1,9})_(\d{1,9})_\d{1,9}$")
 """``hcom_allReduce__868_3_1``: digits of the group's hash, number inside the group, part."""
 
 _TASK_TYPE: Final = re.compile(rb'"Task Type"\s*:\s*"([^"]*)"')
-_COMPUTES: Final = re.compile(rb"AI_|MIX_|KERNEL_|DSA|DVPP|FUSION|FFTS_PLUS")
+_COMPUTES: Final = re.compile(rb"AI_|MIX_|KERNEL_|DSA|DVPP|FUSION|FFTS_PLUS|Other")
 """Types of tasks that compute begin so; others copy, wait for or record an event, or are parts of communication."""
+
+_NO_OPERATOR: Final = re.compile(rb'"(?!KERNEL_AI(?:CORE|VEC)|KERNEL_MIX)[A-Z_\d]+"')
+"""Names of tasks that are of no operator, such as EVENT_WAIT; without operators recorded, kernels are named so too."""
 
 _COPIES: Final = (b'"MEMCPY', b'"MEMSET')
 _COMMUNICATES: Final = (b'"hcom_', b'"Hccl')
@@ -119,8 +122,10 @@ class Processes:
 
 def computes(event: Event) -> bool:
     """Return whether a task of the device is a kernel that does not communicate."""
-    task_type = _TASK_TYPE.search(bytes(event.args))
-    return bool(task_type and _COMPUTES.match(task_type[1])) and not bytes(event.name).startswith(_COMMUNICATES)
+    task_type, name = _TASK_TYPE.search(bytes(event.args)), bytes(event.name)
+    if not task_type or not _COMPUTES.match(task_type[1]):
+        return False
+    return not (name.startswith(_COMMUNICATES) or _NO_OPERATOR.fullmatch(name))
 
 
 def copies(event: Event) -> bool:

@@ -258,8 +258,9 @@ def _problems(trace: DeviceTrace) -> Iterator[str]:
         yield "no operation of HCCL was recorded."
     elif not trace.communication:
         yield (
-            f"none of {len(trace.kernels)} kernels is named nccl. If other kernels communicate, import again with "
-            "--communication-pattern and a part of their names."
+            f"none of {len(trace.kernels)} kernels is one of NCCL, RCCL or oneCCL. If others communicate, import again "
+            "with --communication-pattern and a part of their names. Devices that communicate without kernels, as "
+            "Gaudi does, do not show it."
         )
     if trace.communication and not len(trace.kernels):
         yield "all kernels communicate, none computes."

@@ -161,6 +161,31 @@ def test_a_hang_in_dumps_of_gloo_is_found(tmp_path: Path) -> None:
     assert all(group.missing == 0 for group in diagnosis.groups), "dumps begin where they begin"
 
 
+def test_what_a_rank_called_last_is_its_last_activity(tmp_path: Path) -> None:
+    """Dumps of gloo have no ends but a common bound."""
+    import_flight_recorder(gloo_hang(tmp_path), tmp_path / "run")
+
+    last = examine(tmp_path / "run", now_ns=EPOCH).hang.last_activities[2].last
+    assert last is not None
+    assert (last.role, last.seq, last.ago_ns) == ("world", 3, None)
+
+
+def test_hosts_that_dumps_do_not_name_are_said_to_be_a_guess(tmp_path: Path) -> None:
+    files = gloo_hang(tmp_path)
+    guessed = import_flight_recorder(files, tmp_path / "run")
+    given = import_flight_recorder(files, tmp_path / "given", ranks_per_host=1)
+
+    assert "is a guess" in guessed.notes[0]
+    assert any("is a guess" in note for note in examine(tmp_path / "run", now_ns=EPOCH).notes)
+    assert given.notes == ()
+
+
+def test_the_summary_of_dumps_leads_to_the_hang(tmp_path: Path) -> None:
+    import_flight_recorder(gloo_hang(tmp_path), tmp_path / "run")
+
+    assert "commtrace doctor says where the job hangs" in summarise(tmp_path / "run").verdict
+
+
 def test_operations_that_the_recorder_retired_have_ended(tmp_path: Path) -> None:
     import_flight_recorder(gloo_hang(tmp_path), tmp_path / "run")
 

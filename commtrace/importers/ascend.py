@@ -59,7 +59,13 @@ _DTYPES: Final = {
 _WHOLE_TENSOR: Final = re.compile(r"hcom_(?:allReduce|broadcast|reduce|send|receive)_")
 """Operations whose ``count`` is that of the tensor. Of others it is that of one rank's part, or a split's."""
 
-_DESCRIPTIONS: Final = {"default_group": "default_pg", "dp_cp": "dp-cp", "embd": "embedding"}
+_DESCRIPTIONS: Final = {
+    "default_group": "default_pg",
+    "hccl_world_group": "default_pg",
+    "dp_cp": "dp-cp",
+    "embd": "embedding",
+}
+"""Names of groups as torch describes them; MindSpore calls the default group hccl_world_group."""
 
 
 class Place(Enum):

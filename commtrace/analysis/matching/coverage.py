@@ -270,7 +270,10 @@ def _gaps(known: Int64, end: int, begin: int = 0) -> list[tuple[int, int]]:
 
 def _messages(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
     spans = trace.spans
-    rows = np.flatnonzero((spans.kind == schema.P2P) & (spans.group >= 0))
+    is_message = (spans.kind == schema.P2P) & (spans.group >= 0)
+    if trace.metadata.is_dump:  # which has rows of those in flight, too
+        is_message &= ~unfinished_rows(trace)
+    rows = np.flatnonzero(is_message)
     launched: dict[int, int] = {}
     under_way: dict[int, int] = {}
     unwritten: dict[int, int] = {}

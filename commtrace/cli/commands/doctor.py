@@ -206,7 +206,7 @@ def _header(diagnosis: Diagnosis, now_ns: int) -> Iterable[str]:
         last_sign = (
             "Last operation in the dumps:"
             if states.get("dumped")
-            else f"Last event in the {source} files:"
+            else f"Last event in the {escape(source)} files:"
             if source
             else "Not running: last write"
         )

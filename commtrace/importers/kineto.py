@@ -137,7 +137,7 @@ def _distributed_info(path: Path) -> Distributed:
     file = TraceFile(path)
     with closing(file.events()) as pieces:
         for _ in pieces:
-            if file.header.distributed is not None:  # nearly always before the first event
+            if file.is_list or file.header.distributed is not None:  # nearly always before the first event
                 break
     return file.header.distributed or Distributed()
 

@@ -68,8 +68,8 @@ _DESCRIPTIONS: Final = {
 """Names of groups as torch describes them; MindSpore calls the default group hccl_world_group."""
 
 
-class Place(Enum):
-    """The kind of process that an event lies on."""
+class ProcessKind(Enum):
+    """What the events of a process are."""
 
     DEVICE = "device"
     COMMUNICATION = "communication"
@@ -79,23 +79,23 @@ class Processes:
     """The processes and threads that a trace has named so far."""
 
     def __init__(self) -> None:
-        self._places: dict[bytes, Place] = {}
+        self._kinds: dict[bytes, ProcessKind] = {}
         self._devices: dict[bytes, int] = {}
         self._groups: dict[tuple[bytes, bytes], str] = {}
         self._unnamed: set[bytes] = set()
 
     def __bool__(self) -> bool:
-        return bool(self._places)
+        return bool(self._kinds)
 
     @property
     def named_late(self) -> bool:
         """Return whether events of a process stood before its name."""
-        return not self._unnamed.isdisjoint(self._places)
+        return not self._unnamed.isdisjoint(self._kinds)
 
     def name(self, event: Event) -> None:
         """Take the name in an event of the phase M; one that is damaged names nothing."""
         kind = bytes(event.name)
-        if len(self._groups) + len(self._places) >= _MOST_NAMES:
+        if len(self._groups) + len(self._kinds) >= _MOST_NAMES:
             return
         try:
             arguments: dict[str, object] = decode_json(bytes(event.args) or b"{}", dict[str, object])
@@ -103,20 +103,20 @@ class Processes:
             return
         name, pid = str(arguments.get("name", "")), bytes(event.pid)
         if kind == b'"process_name"' and name == _HARDWARE:
-            self._places[pid] = Place.DEVICE
+            self._kinds[pid] = ProcessKind.DEVICE
         elif kind == b'"process_name"' and name in _COMMUNICATION:
-            self._places[pid] = Place.COMMUNICATION
+            self._kinds[pid] = ProcessKind.COMMUNICATION
         elif kind == b'"process_labels"' and (label := _DEVICE_LABEL.fullmatch(str(arguments.get("labels", "")))):
             self._devices[pid] = int(label[1])
         elif kind == b'"thread_name"' and (group := _GROUP_THREAD.fullmatch(name)):
             self._groups[pid, bytes(event.tid)] = printable(group[1] or "")
 
-    def place(self, event: Event) -> Place | None:
+    def kind(self, event: Event) -> ProcessKind | None:
         """Return the kind of process of an event; None for all but those that this module is about."""
-        place = self._places.get(bytes(event.pid))
-        if place is None and event.cat is None and len(self._unnamed) < _MOST_NAMES:
+        kind = self._kinds.get(bytes(event.pid))
+        if kind is None and event.cat is None and len(self._unnamed) < _MOST_NAMES:
             self._unnamed.add(bytes(event.pid))
-        return place
+        return kind
 
     def device(self, event: Event) -> int:
         return self._devices.get(bytes(event.pid), 0)
@@ -183,8 +183,8 @@ def distributed_beside(trace: Path) -> Distributed:
     metadata = _metadata(folder / "profiler_metadata.json")
     arguments = metadata.distributed_args or _DistributedArguments()
     groups = [
-        ConfiguredGroup(name, one.global_ranks, _DESCRIPTIONS.get(one.group_name, one.group_name))
-        for name, one in (metadata.parallel_group_info or {}).items()
+        ConfiguredGroup(name, group.global_ranks, _DESCRIPTIONS.get(group.group_name, group.group_name))
+        for name, group in (metadata.parallel_group_info or {}).items()
     ]
     rank = next(_ranks_in_names(folder), arguments.rank)
     return Distributed(BACKEND, rank, arguments.world_size, pg_config=groups)

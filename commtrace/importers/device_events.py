@@ -177,10 +177,10 @@ class _Reader:
 
     def _read(self, event: Event) -> None:
         category = event.cat
-        place = self._processes.place(event)
-        if place is ascend.Place.DEVICE:
+        process = self._processes.kind(event)
+        if process is ascend.ProcessKind.DEVICE:
             self._task(event)
-        elif place is ascend.Place.COMMUNICATION:
+        elif process is ascend.ProcessKind.COMMUNICATION:
             self._operation(event)
         elif category in _KERNEL:
             self._kernel(event)

@@ -80,16 +80,16 @@ class HostCalls:
 
         An operation has the description that was given while it was open on its thread, if it is the only one.
         """
-        found = {link: dict[str, object]() for link, *_ in self._operations}
+        described = {link: dict[str, object]() for link, *_ in self._operations}
         for starts in self._starts.values():
             starts.sort()
         for link, thread, start, end in self._operations:
             starts = self._starts.get(thread, [])
             first = bisect_left(starts, (start, -1))
-            inside = [described for begin, described in starts[first : first + 2] if begin <= end]
+            inside = [call for begin, call in starts[first : first + 2] if begin <= end]
             if len(inside) == 1:
-                found[link] = self._described[inside[0]]
-        return {**found, **self._described}
+                described[link] = self._described[inside[0]]
+        return {**described, **self._described}
 
 
 def arguments_of(event: Event) -> Arguments:

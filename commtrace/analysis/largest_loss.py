@@ -19,6 +19,11 @@ from commtrace.trace import schema
 _WORTH_A_LOOK: Final = 0.05
 """Smallest share of the step that is singled out."""
 
+ONLY_DUMPS: Final = (
+    "Dumps show what was in flight, not where the time went: commtrace doctor says where the job hangs, and who has "
+    "not arrived."
+)
+
 _SAY_NOTHING_OF_WORK: Final = frozenset(
     schema.KINDS[kind] for kind in (schema.STEP, schema.MARK, schema.COLLECTIVE, schema.P2P, schema.STALL)
 )

@@ -22,7 +22,7 @@ from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.table import Communication, roles_of_one_rank
 from commtrace.analysis.engines import EngineUse, engines_used
-from commtrace.analysis.largest_loss import verdict
+from commtrace.analysis.largest_loss import ONLY_DUMPS, verdict
 from commtrace.analysis.matching.coverage import Coverage, missing_numbers
 from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.memory import RankMemory, peak_memory
@@ -178,7 +178,9 @@ def summarise_measured(
         abstentions=findings.abstentions,
         coverage=totals.captured.coverage(ranks_of_run),
         missing=missing_numbers(recorded, measured.counts) if is_whole else None,
-        verdict=verdict(
+        verdict=ONLY_DUMPS
+        if recorded.any_metadata.is_dump
+        else verdict(
             ranks,
             findings.verdicts,
             unmatched.roles | roles_of_one_rank(communication),

@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from commtrace.analysis.clocks.time_of_day import wall_clock_ns
 from commtrace.analysis.formatting import format_ranks
+from commtrace.analysis.hangs.rank_state import DUMPED, SILENT, Ending, find_endings
 from commtrace.analysis.hangs.rank_state import ENDED as RANK_ENDED
 from commtrace.analysis.hangs.rank_state import RUNNING as RANK_RUNNING
-from commtrace.analysis.hangs.rank_state import SILENT, Ending, find_endings
 from commtrace.trace import schema
 from commtrace.trace.files.locate import rank_directories
 from commtrace.trace.files.rank_files import rank_directory, segment_paths
@@ -36,9 +36,10 @@ ENDED: Final = "ended"
 FAILED: Final = "failed"
 CUT_OFF: Final = "cut_off"
 
-STATES: Final = (RUNNING, ENDED, FAILED, CUT_OFF)
+STATES: Final = (RUNNING, ENDED, FAILED, CUT_OFF, DUMPED)
 """``ended``: all recorded ranks closed their files, or ended well without that; ``failed``: some of them after an
-uncaught exception; ``cut_off``: some did not close theirs, as after SIGKILL."""
+uncaught exception; ``cut_off``: some did not close theirs, as after SIGKILL; ``dumped``: imported from dumps, which say
+nothing about the end."""
 
 MONITOR_STATUS: Final = "monitor.json"
 MONITOR_EVENTS: Final = "monitor.jsonl"
@@ -190,6 +191,8 @@ def _end_of(endings: Mapping[int, Ending]) -> tuple[str, str]:
     goes_on = any(one.state == RANK_RUNNING for one in endings.values()) or any(
         endings[rank].process not in (None, GONE) for rank in silent
     )
+    if any(one.state == DUMPED for one in endings.values()):
+        return DUMPED, ""
     if goes_on:
         return RUNNING, f"{format_ranks(silent)} silent" if silent else ""
     raised: dict[str, list[int]] = {}

@@ -1,41 +1,35 @@
-"""Read kernels, copies and communication kernels from one torch.profiler trace."""
+"""Read kernels, copies and communication kernels from one trace of torch.profiler, or of torch_npu's."""
 
 from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from commtrace.errors import ImportFileError
-from commtrace.importers.trace_events import Event, Header, TraceFile, nanoseconds
-from commtrace.trace.inputs import decode_json, printable
+from commtrace.importers import ascend
+from commtrace.importers.host_calls import HostCalls, arguments_of, integer, interval_of, link_of, text_of
+from commtrace.importers.trace_events import Event, Header, TraceFile
+from commtrace.trace.inputs import printable
 
-COMMUNICATION_PATTERN: Final = "(?i)nccl"
-"""Finds communication kernels by name."""
+COMMUNICATION_PATTERN: Final = "(?i)nccl|oneccl"
+"""Finds communication kernels by name: of NCCL, RCCL (ncclDevKernel), oneCCL."""
 
 _KERNEL: Final = frozenset({"kernel", "Kernel"})
 _MEMORY: Final = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
 _DEVICE_ANNOTATION: Final = "gpu_user_annotation"
-_HOST_OPERATION: Final = "cpu_op"
-_CALL_BEGINS: Final = b'"nccl:'
 _STEP_BEGINS: Final = b'"ProfilerStep#'
 _STEP_NAME: Final = re.compile(r"^ProfilerStep#([0-9]{1,9})\b")
-_COMMUNICATION_CALL: Final = b'"record_param_comms"'
-_RUNTIMES: Final = {"XPU": ("xpu_",), "CUDA": ("cuda_", "runtime", "hip")}
+_RUNTIMES: Final = {"XPU": ("xpu_",), "CUDA": ("cuda_", "runtime", "hip"), "NPU": ("enqueue", "dequeue")}
 """Categories of calls on the host begin with these words."""
 
 _DEVICES_NOT_READ: Final = ("mtia", "privateuse1", "hpu", "npu")
 _MOST_NAMES: Final = 1_000
-_LINKS: Final = ("External id", "external id")
-"""Joins a kernel and the call that launched it; lower case in traces of torch 1.8."""
-
-_LARGEST_NUMBER: Final = 2**61
 _DEVICE: Final = re.compile(rb'"device"\s*:\s*"?(\d{1,9})\b')
+_LINK: Final = re.compile(rb'"[Ee]xternal id"\s*:\s*"?(\d{1,18})\b')
 
 
 @dataclass(slots=True)
@@ -87,6 +81,7 @@ class DeviceTrace:
     host_calls: set[str] = field(default_factory=set)  # names of communication on the host: nccl:all_to_all
     other_categories: set[str] = field(default_factory=set)
     devices: set[tuple[int, bytes]] = field(default_factory=set)  # number and pid
+    backend: str = ""  # where the trace shows it otherwise than in its header
     unreadable: int = 0  # events left out: damaged arguments, or no valid time
 
     @property
@@ -113,11 +108,10 @@ def read_device_trace(path: Path, communication_pattern: str | None = None) -> D
     Raises:
         ImportFileError: it cannot be read, or holds no device event.
     """
-    file = TraceFile(path)
-    reader = _Reader(DeviceTrace(path, file.header), communication_pattern)
-    for events in file.events():
-        reader.read(events)
-    trace = reader.finish()
+    processes = ascend.Processes()
+    trace = _read(path, communication_pattern, processes)
+    if processes.named_late:
+        trace = _read(path, communication_pattern, processes)
     if not (len(trace.kernels) or len(trace.memory) or trace.communication):
         if trace.unreadable:
             raise ImportFileError(
@@ -128,6 +122,14 @@ def read_device_trace(path: Path, communication_pattern: str | None = None) -> D
             f"{path} holds no device events (cat kernel, gpu_memcpy, gpu_memset). {_advice(trace.other_categories)}"
         )
     return trace
+
+
+def _read(path: Path, communication_pattern: str | None, processes: ascend.Processes) -> DeviceTrace:
+    file = TraceFile(path)
+    reader = _Reader(DeviceTrace(path, file.header), communication_pattern, processes)
+    for events in file.events():
+        reader.read(events)
+    return reader.finish()
 
 
 def _advice(categories: Collection[str]) -> str:
@@ -152,24 +154,35 @@ def _advice(categories: Collection[str]) -> str:
 
 
 class _Reader:
-    def __init__(self, trace: DeviceTrace, communication_pattern: str | None) -> None:
+    def __init__(self, trace: DeviceTrace, communication_pattern: str | None, processes: ascend.Processes) -> None:
         self._trace = trace
         patterns = [COMMUNICATION_PATTERN, *([communication_pattern] if communication_pattern else [])]
         self._communicates = [re.compile(pattern) for pattern in patterns]
         self._names: dict[bytes, tuple[int, bool]] = {}
-        self._calls: dict[int, dict[str, object]] = {}  # by External id
+        self._host = HostCalls()
+        self._processes = processes
+        self._links = array("q")  # of kernels: External id of the operation that launched each, 0 if unknown
+        self._threads = array("q")  # of kernels: position in the next
+        self._thread_names: dict[bytes, int] = {}
 
     def read(self, events: Sequence[Event]) -> None:
         for event in events:
-            if event.ph == "X":
-                try:
+            try:
+                if event.ph == "X":
                     self._read(event)
-                except ValueError:
-                    self._trace.unreadable += 1
+                elif event.ph == "M":
+                    self._processes.name(event)
+            except ValueError:
+                self._trace.unreadable += 1
 
     def _read(self, event: Event) -> None:
         category = event.cat
-        if category in _KERNEL:
+        process = self._processes.kind(event)
+        if process is ascend.ProcessKind.DEVICE:
+            self._task(event)
+        elif process is ascend.ProcessKind.COMMUNICATION:
+            self._operation(event)
+        elif category in _KERNEL:
             self._kernel(event)
         elif category in _MEMORY:
             self._copy(event)
@@ -180,44 +193,59 @@ class _Reader:
         category = event.cat
         if category is not None and len(self._trace.other_categories) < _MOST_NAMES:
             self._trace.other_categories.add(category)
-        if bytes(event.name).startswith(_CALL_BEGINS):
-            self._host_call(_text(event.name))
-        elif bytes(event.name).startswith(_STEP_BEGINS):  # category Operator in torch 1.8, later user_annotation
+        if bytes(event.name).startswith(_STEP_BEGINS):  # category Operator in torch 1.8, later user_annotation
             self._step(event)
-        elif category == _HOST_OPERATION and bytes(event.name) == _COMMUNICATION_CALL:
-            arguments = _arguments(event)
-            link = _link(arguments)
-            if "Collective name" in arguments:
-                self._host_call(f"nccl:{arguments['Collective name']}")
-            if link is not None:
-                self._calls[link] = arguments
-
-    def _host_call(self, name: str) -> None:
-        if len(self._trace.host_calls) < _MOST_NAMES:
-            self._trace.host_calls.add(name)
+        else:
+            self._host.read(event)
 
     def _kernel(self, event: Event) -> None:
         times = self._device_times(event)
         if times is None:
             return
-        start, end = times
         name, communicates = self._name(event)
-        if not communicates:
-            self._trace.kernels.append(start, end, name)
+        if communicates:
+            arguments = arguments_of(event)
+            stream = printable(str(arguments.get("stream", _thread(bytes(event.tid)))))
+            self._trace.communication.append(CommunicationKernel(*times, self._trace.names[name], stream, arguments))
             return
-        arguments = _arguments(event)
-        stream = printable(str(arguments.get("stream", bytes(event.tid).decode("utf-8", "replace"))))
-        self._trace.communication.append(CommunicationKernel(start, end, self._trace.names[name], stream, arguments))
+        self._trace.kernels.append(*times, name)
+        link = _LINK.search(bytes(event.args))
+        self._links.append(int(link[1]) if link else 0)
+        self._threads.append(self._thread_names.setdefault(bytes(event.tid), len(self._thread_names)))
 
     def _copy(self, event: Event) -> None:
         times = self._device_times(event)
+        if times is not None:
+            name, _ = self._name(event)
+            self._trace.memory.append(*times, name, integer(arguments_of(event).get("bytes")))
+
+    def _task(self, event: Event) -> None:
+        """Take a task of an Ascend device."""
+        copies = ascend.copies(event)
+        if not (copies or ascend.computes(event)):
+            return
+        times = self._device_times(event)
         if times is None:
             return
+        self._trace.devices.add((self._processes.device(event), bytes(event.pid)))
         name, _ = self._name(event)
-        self._trace.memory.append(*times, name, integer(_arguments(event).get("bytes")))
+        if copies:
+            self._trace.memory.append(*times, name, integer(arguments_of(event).get("size(B)")))
+        else:
+            self._trace.kernels.append(*times, name)
+
+    def _operation(self, event: Event) -> None:
+        """Take an operation of HCCL; its parts are on other threads."""
+        group = self._processes.group(event)
+        times = None if group is None else self._device_times(event)
+        if group is None or times is None:
+            return
+        name = text_of(event.name)
+        arguments = ascend.described(name, group, arguments_of(event))
+        self._trace.communication.append(CommunicationKernel(*times, name, _thread(bytes(event.tid)), arguments))
 
     def _device_times(self, event: Event) -> tuple[int, int] | None:
-        times = _times(event)
+        times = interval_of(event)
         if times is None:
             self._trace.unreadable += 1
             return None
@@ -227,8 +255,8 @@ class _Reader:
         return times
 
     def _step(self, event: Event) -> None:
-        match = _STEP_NAME.match(_text(event.name))
-        times = _times(event) if match else None
+        match = _STEP_NAME.match(text_of(event.name))
+        times = interval_of(event) if match else None
         if match and times:
             on_device = event.cat == _DEVICE_ANNOTATION
             steps = self._trace.device_steps if on_device else self._trace.profiler_steps
@@ -239,57 +267,40 @@ class _Reader:
         text = bytes(event.name)
         known = self._names.get(text)
         if known is None:
-            name = _text(event.name)
+            name = text_of(event.name)
             known = len(self._trace.names), any(pattern.search(name) for pattern in self._communicates)
             self._names[text] = known
             self._trace.names.append(name)
         return known
 
     def finish(self) -> DeviceTrace:
-        """Add the arguments of the launching calls to kernels without a description."""
+        """Join kernels with the calls that launched them: some are only so known to communicate, or described."""
         trace = self._trace
+        trace.host_calls = self._host.names
+        trace.backend = ascend.BACKEND if self._processes else ""
+        launching = self._host.launching()
         for position, kernel in enumerate(trace.communication):
-            link = _link(kernel.arguments)
-            call = None if link is None else self._calls.get(link)
+            call = launching.get(link_of(kernel.arguments) or 0)
             if call and not kernel.is_described:
-                trace.communication[position] = CommunicationKernel(
-                    kernel.start, kernel.end, kernel.name, kernel.stream, {**kernel.arguments, **call}
-                )
+                trace.communication[position] = replace(kernel, arguments={**kernel.arguments, **call})
+        if not self._processes and any(link in launching for link in self._links):
+            self._take_launched(launching)
         return trace
 
-
-def integer(value: object, default: int = -1) -> int:
-    """Return an argument of an event, which some writers quote, as a number; else the default."""
-    if not isinstance(value, (int, float, str)):
-        return default
-    try:
-        number = int(value)
-    except (ValueError, OverflowError):
-        return default
-    return number if abs(number) < _LARGEST_NUMBER else default
-
-
-def _arguments(event: Event) -> dict[str, object]:
-    text = bytes(event.args)
-    decoded: object = decode_json(text) if text else {}
-    return decoded if isinstance(decoded, dict) else {}
+    def _take_launched(self, launching: Mapping[int, dict[str, object]]) -> None:
+        """Move kernels of any name that a communication call launched to communication."""
+        trace = self._trace
+        threads = [*self._thread_names]
+        kernels, trace.kernels = trace.kernels, Work()
+        columns = zip(kernels.start, kernels.end, kernels.name, self._links, self._threads, strict=True)
+        for start, end, name, link, thread in columns:
+            if link in launching:
+                stream = _thread(threads[thread])
+                kernel = CommunicationKernel(start, end, trace.names[name], stream, dict(launching[link]))
+                trace.communication.append(kernel)
+            else:
+                trace.kernels.append(start, end, name)
 
 
-def _link(arguments: dict[str, object]) -> int | None:
-    number = next((integer(arguments[name]) for name in _LINKS if name in arguments), -1)
-    return number if number > 0 else None  # 0: launched outside of every operation
-
-
-def _text(raw: msgspec.Raw) -> str:
-    if not bytes(raw):
-        return ""
-    decoded: object = decode_json(bytes(raw))
-    return printable(str(decoded))
-
-
-def _times(event: Event) -> tuple[int, int] | None:
-    try:
-        start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
-    except ValueError:
-        return None
-    return (start, start + duration) if duration >= 0 else None
+def _thread(tid: bytes) -> str:
+    return printable(tid.decode("utf-8", "replace").strip('"'))

@@ -26,7 +26,7 @@ import msgspec
 
 from commtrace.errors import ImportFileError
 from commtrace.importers.nccl_calls import DTYPES, complete_list, named_group, operation_of
-from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, write_rank
+from commtrace.importers.rows import Imported, group_rows, guessed_hosts, imported_rank, mark_row, new_run, write_rank
 from commtrace.trace import schema
 from commtrace.trace.inputs import MOST_RANKS, decode_json, printable, read_file
 from commtrace.trace.metadata import FLIGHT_RECORDER, Group
@@ -76,6 +76,7 @@ def import_flight_recorder(
     records = {record.rank: record for record in with_members(read.values())}
     world_size = max(record.world_size for record in records.values())
     num_spans = 0
+    guess = guessed_hosts("dumps") if len(records) > 1 and not ranks_per_host else None
     for rank, record in sorted(records.items()):
         per_host = ranks_per_host or _USUAL_RANKS_PER_HOST
         metadata = imported_rank(
@@ -89,39 +90,43 @@ def import_flight_recorder(
             backend=record.backend,
             versions={"flight recorder": record.version},
         )
-        problems = []
+        problems = [guess.mark] if guess and rank == min(records) else []
         if record.unreadable:
             message = f"{record.unreadable} damaged entries of {record.path.name} were left out."
             problems.append(mark_row("problem", {"message": message}))
-        in_flight = [_in_flight(entry) for entry in record.entries if not entry.has_ended]
+        in_flight = [_in_flight(entry, seq) for entry, seq, _ in _numbered(record) if not entry.has_ended]
         marks = [*group_rows(record.groups.values()), *problems, mark_row("in_flight", in_flight)]
         # A rank that wrote a dump lived: nothing says how it ended.
         num_spans += write_rank(output, metadata, _rows(record), marks, closed=False)
-    return Imported(len(records), num_spans)
+    return Imported(len(records), num_spans, (guess.note,) if guess else ())
 
 
-def _rows(record: FlightRecord) -> Iterator[Row]:
+def _numbered(record: FlightRecord) -> Iterator[tuple[Entry, int, int]]:
+    """Yield each entry with its number in its group, or between its pair of ranks, and its place among those of it."""
     messages = Counter[tuple[int, int, int]]()
     places = Counter[tuple[int, int]]()
-    for number, entry in enumerate(record.entries):
+    for entry in record.entries:
         group = entry.group.id if entry.group else -1
-        seq, op_in_seq = entry.seq, 0
         if entry.is_p2p:  # the recorder counts all messages of a rank; commtrace counts those of each pair
             sender, receiver = record.rank, entry.peer
             if entry.operation == "recv":
                 sender, receiver = receiver, sender
-            seq = messages[group, sender, receiver]
+            yield entry, messages[group, sender, receiver], 0
             messages[group, sender, receiver] += 1
         else:
-            op_in_seq = places[group, seq]
-            places[group, seq] += 1
+            yield entry, entry.seq, places[group, entry.seq]
+            places[group, entry.seq] += 1
+
+
+def _rows(record: FlightRecord) -> Iterator[Row]:
+    for number, (entry, seq, op_in_seq) in enumerate(_numbered(record)):
         yield Row(
             schema.P2P if entry.is_p2p else schema.COLLECTIVE,
             entry.operation,
             schema.COMMUNICATION,
             entry.created_ns,
             max(entry.created_ns, entry.completed_ns or 0) if entry.has_ended else entry.created_ns,
-            group=group,
+            group=entry.group.id if entry.group else -1,
             seq=seq,
             op_in_seq=op_in_seq,
             bytes=entry.num_bytes,
@@ -144,11 +149,14 @@ def _detail(entry: Entry) -> str:
     return json.dumps(detail)
 
 
-def _in_flight(entry: Entry) -> dict[str, object]:
+def _in_flight(entry: Entry, seq: int) -> dict[str, object]:
     return {
         "operation": entry.operation,
         "group": entry.group.id if entry.group else -1,
-        "seq": entry.seq,
+        "seq": seq,
+        "peer": entry.peer,
+        "bytes": entry.num_bytes,
+        "dtype": entry.dtype,
         "start": entry.created_ns,
         "state": entry.state,
     }
@@ -318,13 +326,14 @@ def read_flight_record(path: Path) -> FlightRecord:
     if unreadable and not entries:
         raise ImportFileError(f"{path}: all of its {unreadable} entries are damaged.")
     entries.sort(key=lambda entry: entry.created_ns)
-    if not tells_states:
-        # They ended before the dump, which has no later time than this.
-        latest_ns = max((entry.created_ns for entry in entries), default=0)
-        entries = [
-            replace(entry, completed_ns=latest_ns) if entry.is_retired and entry.is_timed else entry
-            for entry in entries
-        ]
+    # What ended no poll saw when, as all of gloo, did so before the dump, which has no later time than this.
+    latest_ns = max((max(entry.created_ns, entry.completed_ns or 0) for entry in entries), default=0)
+    entries = [
+        replace(entry, completed_ns=latest_ns)
+        if entry.has_ended and entry.completed_ns is None and entry.is_timed
+        else entry
+        for entry in entries
+    ]
     return FlightRecord(path, rank, printable(str(dump.version)), groups, entries, unreadable)
 
 

@@ -14,12 +14,22 @@ from pathlib import Path
 from typing import Final
 
 from commtrace.errors import ConfigurationError, ImportFileError
-from commtrace.importers.device_events import DeviceTrace, Work, integer, read_device_trace
+from commtrace.importers import ascend
+from commtrace.importers.device_events import DeviceTrace, Work, read_device_trace
+from commtrace.importers.host_calls import integer
 from commtrace.importers.nccl_calls import Call, describe, plain_name, qualified_name
-from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, write_rank
+from commtrace.importers.rows import (
+    Imported,
+    group_rows,
+    guessed_hosts,
+    imported_rank,
+    mark_row,
+    new_run,
+    write_rank,
+)
 from commtrace.importers.trace_events import Distributed, TraceFile
 from commtrace.trace import schema
-from commtrace.trace.metadata import Group
+from commtrace.trace.metadata import KINETO, Group
 from commtrace.trace.schema import Row
 
 _RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[-_.]?(\d+)", re.IGNORECASE)
@@ -29,11 +39,6 @@ _LOOKS_LIKE_COMMUNICATION: Final = re.compile(
     r"(?i)deep_?ep|\bep::|rccl|hccl|hcom_|oneccl|msccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|sendrecv"
 )
 """Kernels that communicate by other libraries, or by loads and stores of the GPU."""
-
-_GUESSED_HOSTS: Final = (
-    "the traces do not name their hosts. Which ranks share a host, and so a clock, is a guess from the number of "
-    "devices: --ranks-per-host sets it."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +93,18 @@ def import_kineto(
             max(world) + 1,
             session=session,
             run_id=run_id,
-            source="kineto",
+            source=KINETO,
             node=_host(rank, trace, options),
             local_rank=max(trace.device, 0),
-            backend=distributed.backend or "",
+            backend=trace.backend or distributed.backend or "",
             device=trace.header.devices[0] if trace.header.devices else "",
             versions={} if distributed.nccl_version is None else {"nccl": str(distributed.nccl_version)},
         )
         marks = _marks(trace, groups)
         if not (notes or trace.header.host or options.ranks_per_host or len(of_rank) == 1):
-            notes = (_GUESSED_HOSTS,)
-            marks.append(mark_row("problem", {"message": _GUESSED_HOSTS, "is_limit": True}))
+            guess = guessed_hosts("traces", " from the number of devices")
+            notes = (guess.note,)
+            marks.append(guess.mark)
         num_spans += write_rank(output, metadata, _rows(trace, calls, steps), marks)
     return Imported(len(of_rank), num_spans, notes)
 
@@ -126,10 +132,12 @@ def _ranks_of_files(files: Sequence[Path]) -> dict[int, tuple[Path, Distributed]
 
 
 def _distributed_info(path: Path) -> Distributed:
+    if path.absolute().parent.name == ascend.OUTPUT_FOLDER:
+        return ascend.distributed_beside(path)
     file = TraceFile(path)
     with closing(file.events()) as pieces:
         for _ in pieces:
-            if file.header.distributed is not None:  # nearly always before the first event
+            if file.is_list or file.header.distributed is not None:  # nearly always before the first event
                 break
     return file.header.distributed or Distributed()
 
@@ -246,10 +254,13 @@ def _problems(trace: DeviceTrace) -> Iterator[str]:
         )
     elif not len(trace.kernels) + len(trace.communication):
         yield "nothing but copies ran on the device: no kernel was recorded."
+    elif not trace.communication and trace.backend == ascend.BACKEND:
+        yield "no operation of HCCL was recorded."
     elif not trace.communication:
         yield (
-            f"none of {len(trace.kernels)} kernels is named nccl. If other kernels communicate, import again with "
-            "--communication-pattern and a part of their names."
+            f"none of {len(trace.kernels)} kernels is one of NCCL, RCCL or oneCCL. If others communicate, import again "
+            "with --communication-pattern and a part of their names. Devices that communicate without kernels, as "
+            "Gaudi does, do not show it."
         )
     if trace.communication and not len(trace.kernels):
         yield "all kernels communicate, none computes."

@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from commtrace.importers.device_events import CommunicationKernel, integer
+from commtrace.importers.device_events import CommunicationKernel
+from commtrace.importers.host_calls import integer
 from commtrace.importers.trace_events import Distributed
 from commtrace.trace.inputs import MOST_RANKS, decode_json, printable
 from commtrace.trace.metadata import UNKNOWN_ROLE, Group, group_id
@@ -53,6 +54,7 @@ _OPERATIONS: Final = {
     "reduce": "reduce",
     "send": "send",
     "recv": "recv",
+    "receive": "recv",
 }
 """By a part of the name without underscores; the first match counts."""
 
@@ -180,7 +182,7 @@ class _Groups:
     def __init__(self, world: Sequence[int], distributed: Distributed) -> None:
         self._world = tuple(world)
         self._backend = distributed.backend or ""
-        self._configured = {str(one.pg_name): one.ranks for one in distributed.pg_config or ()}
+        self._configured = {str(one.pg_name): one for one in distributed.pg_config or ()}
         self._known: dict[tuple[object, ...], Group] = {}
 
     @property
@@ -197,15 +199,17 @@ class _Groups:
 
     def _from_description(self, name: str, ranks: str, description: str, arguments: Mapping[str, object]) -> Group:
         members = self._members(name, ranks, arguments)
+        configured = self._configured.get(name)
+        description = description or printable(configured.pg_desc or "" if configured else "")
         return named_group(name, members, description, self._backend)
 
     def _members(self, name: str, ranks: str, arguments: Mapping[str, object]) -> tuple[int, ...]:
         members = complete_list(ranks)
         if members:
             return members
-        configured = complete_list(self._configured.get(name))
-        if configured:
-            return configured
+        configured = self._configured.get(name)
+        if configured and (members := complete_list(configured.ranks)):
+            return members
         first, stride, size = (
             integer(arguments.get(word)) for word in ("Global rank start", "Global rank stride", "Group size")
         )

@@ -24,6 +24,11 @@ _ROWS_PER_SEGMENT: Final = 50_000
 _LEAST_STEPS_PER_SEGMENT: Final = 100
 
 
+_GUESSED_HOSTS: Final = (
+    "the {files} do not name their hosts. Which ranks share a host, and so a clock, is a guess{from_what}: "
+    "--ranks-per-host sets it."
+)
+
 _CLOCK_SLACK_NS: Final = 50_000
 """Tolerance between the ends of a gap and of its communication, which are read one after the other."""
 
@@ -34,6 +39,18 @@ class Imported(NamedTuple):
     ranks: int
     num_spans: int
     notes: tuple[str, ...] = ()
+
+
+class Guess(NamedTuple):
+    """What an import had to guess, and the mark with which every reading command says so."""
+
+    note: str
+    mark: Row
+
+
+def guessed_hosts(files: str, from_what: str = "") -> Guess:
+    note = _GUESSED_HOSTS.format(files=files, from_what=from_what)
+    return Guess(note, mark_row("problem", {"message": note, "is_limit": True}))
 
 
 def mark_row(name: str, detail: object) -> Row:

@@ -78,6 +78,7 @@ class ConfiguredGroup(msgspec.Struct, frozen=True):
 
     pg_name: str | int | None = None
     ranks: str | list[int] | None = None
+    pg_desc: str | None = None
 
 
 class Distributed(msgspec.Struct, frozen=True):
@@ -123,6 +124,7 @@ class TraceFile:
     def __init__(self, path: Path, *, num_bytes_per_piece: int = 1 * 2**20) -> None:
         self.path = path
         self.header = Header()
+        self.is_list = False  # of events alone: known with the first piece, and then there is no header
         self._piece = num_bytes_per_piece
 
     def events(self) -> Generator[Sequence[Event], None, None]:
@@ -183,6 +185,7 @@ class TraceFile:
         num_bytes = min(self._piece, _HEADER_PIECE)
         buffer = file.read(num_bytes).lstrip(b"\xef\xbb\xbf \t\r\n")
         if buffer[:1] == b"[":
+            self.is_list = True
             return buffer[1:], b"}"
         if buffer[:1] != b"{":
             raise ImportFileError(

@@ -45,6 +45,8 @@ _KINDS_OF_FILE: Final = {
 
 def open_file(path: Path) -> BufferedReader:
     """Open a regular file, without waiting for a writer; raise OSError for a directory, a FIFO or a device."""
+    if "\0" in str(path):  # of a name that another file gave; os.open raises ValueError
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         kind = stat.S_IFMT(os.fstat(descriptor).st_mode)

@@ -28,6 +28,9 @@ IMPORTED_FROM: Final = "imported from"
 FLIGHT_RECORDER: Final = "flight-recorder"
 """The program of dumps, which a rank writes while it lives."""
 
+KINETO: Final = "kineto"
+"""The program of traces that hold some steps of a job."""
+
 _LARGEST: Final = 2**62
 """Differences of such numbers still fit into 64 bits."""
 
@@ -86,14 +89,23 @@ class RankMetadata:
     anchor: ClockAnchor = ClockAnchor(0, 0)
 
     @property
+    def is_imported(self) -> bool:
+        return self.boot_id == IMPORTED
+
+    @property
     def most_ranks(self) -> int:
         """Return a limit above all ranks of the job; an imported job may have unknown ranks."""
-        return MOST_RANKS if self.boot_id == IMPORTED else self.world_size
+        return MOST_RANKS if self.is_imported else self.world_size
 
     @property
     def is_dump(self) -> bool:
         """Return whether it was read from a dump, which shows one moment and says nothing of the end."""
         return self.versions.get(IMPORTED_FROM) == FLIGHT_RECORDER
+
+    @property
+    def is_window(self) -> bool:
+        """Return whether it was read from a trace of a part of the job, whose communication began before it."""
+        return self.versions.get(IMPORTED_FROM) == KINETO
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)

@@ -56,6 +56,7 @@ from tests.fuzz.mutators import (
     damage_value,
 )
 from tests.importers import kineto_files
+from tests.importers import test_ascend as ascend
 from tests.importers.test_aicb_csv import AICB_LINES
 from tests.importers.test_aicb_csv import write as write_aicb_log
 from tests.importers.test_flight_recorder import entry, gloo_hang, write_dump
@@ -223,6 +224,25 @@ def _damage_kineto(folder: Path, random: Random) -> bool:
         path = random.choice([path, folder / "rank-1.json.gz"])
         path.write_bytes(damage_bytes(path.read_bytes(), random))
     return False
+
+
+def _make_ascend(folder: Path) -> None:
+    ascend.two_ranks(folder, metadata=True)
+
+
+def _damage_ascend(folder: Path, random: Random) -> bool:
+    path = random.choice(sorted(folder.rglob("*.json")))
+    if random.random() < 0.7:
+        path.write_text(damage_json(path.read_text(), random), encoding="utf-8", errors="replace")
+    else:
+        path.write_bytes(damage_bytes(path.read_bytes(), random))
+    return False
+
+
+def _uses_of_ascend(folder: Path) -> Sequence[Command | Call]:
+    files = [str(path) for path in sorted(folder.rglob("trace_view.json"))]
+    command = ["import", "kineto", *files, "-o", str(folder / "imported")]
+    return [command, [*command, "--step-source", "profiler"]]
 
 
 def _uses_of_kineto(folder: Path) -> Sequence[Command | Call]:
@@ -562,6 +582,7 @@ DOORS: Final = (
     Door("files of complete segments", _make_short_segments, _exchange_and_tell, _only_summary),
     Door("monitor.json and triggers", _make_two_runs, _damage_beside_run, _only_top),
     Door("kineto", _make_kineto, _damage_kineto, _uses_of_kineto),
+    Door("ascend", _make_ascend, _damage_ascend, _uses_of_ascend),
     Door("flight recorder", _make_flight_records_and_run, _damage_flight_records, _uses_of_flight_records),
     Door("dumps of gloo", _make_gloo_dumps, _damage_gloo_dumps, _uses_of_gloo_dumps),
     Door("plans", _make_plan, _damage_plan, _uses_of_plan),

@@ -10,9 +10,11 @@ import pytest
 
 from commtrace.errors import RunNotFoundError
 from commtrace.history.facts import CUT_OFF, ENDED, FAILED, RUNNING, RunFacts, facts_of, fingerprint, read_facts
+from commtrace.importers.flight_recorder import import_flight_recorder
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.metadata import RankMetadata
 from tests.history.factory import BEGIN_NS, write_run
+from tests.importers.test_flight_recorder import gloo_hang
 from tests.trace.rows import mark, steps, write_rank
 
 LATER_NS = BEGIN_NS + 3600 * 10**9
@@ -93,6 +95,14 @@ def test_a_rank_without_an_end_was_cut_off_or_still_runs(tmp_path: Path) -> None
 
     assert (after.state, after.ending) == (CUT_OFF, "rank 0 cut off")
     assert (meanwhile.state, meanwhile.ending) == (RUNNING, "")
+
+
+def test_dumps_say_nothing_about_the_end_of_a_run(tmp_path: Path) -> None:
+    import_flight_recorder(gloo_hang(tmp_path), tmp_path / "run")
+
+    found = read(tmp_path / "run")
+
+    assert (found.state, found.ending) == ("dumped", "")
 
 
 def test_a_silent_rank_of_a_run_that_goes_on_is_named(tmp_path: Path) -> None:

@@ -74,7 +74,10 @@ def test_a_rank_that_did_not_arrive_is_seen(tmp_path: Path) -> None:
     run = load_run(tmp_path / "run")
     number = group_id([1, 3], 1)
     assert (run.ranks[1].closed, run.ranks[3].closed) == (False, False), "a dump says nothing of the end"
-    assert run.ranks[1].in_flight == (InFlight("all_reduce", group=number, seq=8, start=EPOCH + 900, state="started"),)
+    (in_flight,) = run.ranks[1].in_flight
+    assert in_flight == InFlight(
+        "all_reduce", group=number, seq=8, bytes=24, dtype="bfloat16", start=EPOCH + 900, state="started"
+    )
     matches = match(run)
     assert matches.ranks[1].complete.tolist() == [True, False]
     assert matches.ranks[1].wait_ns(run.ranks[1].spans).tolist() == [100, 0]
@@ -159,6 +162,68 @@ def test_a_hang_in_dumps_of_gloo_is_found(tmp_path: Path) -> None:
     ]
     assert [seen.in_flight for seen in diagnosis.groups[0].collectives] == [1, 1, 0]
     assert all(group.missing == 0 for group in diagnosis.groups), "dumps begin where they begin"
+
+
+@pytest.mark.parametrize("backend", ["nccl", "hccl", "xccl", "ucc", "gloo"])
+def test_a_message_that_nobody_receives_is_a_hang_and_no_other_call(tmp_path: Path, backend: str) -> None:
+    def message(number: int, words: str, *, retired: bool) -> Any:
+        name = f"{backend}:{words}"
+        return {**gloo_entry(0, number, retired=retired), "profiling_name": name, "is_p2p": True, "p2p_seq_id": number}
+
+    sent = [message(1, "send 0->1", retired=True), message(2, "send 0->1", retired=False)]
+    files = [
+        gloo_dump(tmp_path / "dump_0", *sent),
+        gloo_dump(tmp_path / "dump_1", message(1, "recv 1<-0", retired=True)),
+    ]
+    import_flight_recorder(files, tmp_path / "run")
+
+    diagnosis = examine(tmp_path / "run", now_ns=EPOCH)
+    assert diagnosis.findings == ("The job hangs: 1 communication waits in the end for rank 1.",)
+    assert (diagnosis.hang.stops[0].seq, diagnosis.hang.stops[0].arrived) == (1, (0,))
+    assert [(seen.recorded, seen.in_flight) for seen in diagnosis.groups[0].messages] == [(1, 1), (1, 0)]
+
+
+def test_what_was_completed_nobody_knows_when_ended_before_the_dump(tmp_path: Path) -> None:
+    """Old recorders name the state, and no time of it."""
+
+    def old(seq: int, created: int, state: str) -> Any:
+        return {**entry(seq, created, state=state), "time_discovered_completed_ns": None, "retired": None}
+
+    files = [
+        write_dump(tmp_path / "dump_1", old(7, 0, "completed"), old(8, 900, "started")),
+        write_dump(tmp_path / "dump_3", old(7, 100, "completed")),
+    ]
+    import_flight_recorder(files, tmp_path / "run")
+
+    diagnosis = examine(tmp_path / "run", now_ns=EPOCH)
+    assert diagnosis.findings[0] == "The job hangs: 1 communication waits in the end for rank 3."
+    seen = [seen for group in diagnosis.groups for seen in group.collectives]
+    assert [(one.recorded, one.in_flight) for one in seen] == [(1, 1), (1, 0)]
+
+
+def test_what_a_rank_called_last_is_its_last_activity(tmp_path: Path) -> None:
+    """Dumps of gloo have no ends but a common bound."""
+    import_flight_recorder(gloo_hang(tmp_path), tmp_path / "run")
+
+    last = examine(tmp_path / "run", now_ns=EPOCH).hang.last_activities[2].last
+    assert last is not None
+    assert (last.role, last.seq, last.ago_ns) == ("world", 3, None)
+
+
+def test_hosts_that_dumps_do_not_name_are_said_to_be_a_guess(tmp_path: Path) -> None:
+    files = gloo_hang(tmp_path)
+    guessed = import_flight_recorder(files, tmp_path / "run")
+    given = import_flight_recorder(files, tmp_path / "given", ranks_per_host=1)
+
+    assert "is a guess" in guessed.notes[0]
+    assert any("is a guess" in note for note in examine(tmp_path / "run", now_ns=EPOCH).notes)
+    assert given.notes == ()
+
+
+def test_the_summary_of_dumps_leads_to_the_hang(tmp_path: Path) -> None:
+    import_flight_recorder(gloo_hang(tmp_path), tmp_path / "run")
+
+    assert "commtrace doctor says where the job hangs" in summarise(tmp_path / "run").verdict
 
 
 def test_operations_that_the_recorder_retired_have_ended(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from commtrace.analysis.breakdown.rank_means import PARTS, RankMean
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.communication.table import Communication, Detail, communication_table
+from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.summary import summarise
 from commtrace.cli.main import app
 from commtrace.errors import ConfigurationError, ImportFileError
@@ -534,6 +535,46 @@ def test_a_rank_whose_kernels_take_longer_was_computing(tmp_path: Path) -> None:
 
     awaited = summarise(tmp_path / "run").awaited[0]
     assert (awaited.rank, [one.activity for one in awaited.activities]) == (1, ["compute"])
+
+
+def test_a_rank_whose_host_launched_nothing_was_idle(tmp_path: Path) -> None:
+    """Rank 1 computes for as long as rank 0 does, and copies; its device idles before both."""
+    files = []
+    for rank in (0, 1):
+        events = []
+        for step in range(10):
+            late = 30 * rank
+            described: dict[str, Any] = {"group": "0", "ranks": [0, 1], "seq": step, "collective": "allreduce"}
+            begin = 100 * step
+            events += [
+                annotation(f"ProfilerStep#{step}", begin, 99),
+                kernel(begin + late, 40),
+                *([copy(begin + late + 40, 10)] if rank else []),
+                nccl(begin + 40 + late + 10 * rank, 60 - late - 10 * rank, **described),
+            ]
+        files.append(write_trace(tmp_path / f"{rank}.json", events, rank=rank, world_size=2))
+
+    import_kineto(files, tmp_path / "run", KinetoOptions(profiler_steps=True))
+
+    awaited = summarise(tmp_path / "run").awaited[0]
+    assert (awaited.rank, [one.activity for one in awaited.activities]) == (1, ["idle", "memory"])
+    assert "idle, as its host launched nothing" in awaited.describe()
+
+
+def test_a_trace_begins_amid_the_job_and_says_nothing_of_its_end(tmp_path: Path) -> None:
+    """Its first collective has the number that it has in the job; kernels of graphs have none."""
+    described: dict[str, Any] = {"group": "0", "ranks": [0], "collective": "allreduce"}
+    events = [kernel(0, 5), nccl(5, 5, seq=812, **described), nccl(15, 5, seq=815, **described)]
+    import_kineto([write_trace(tmp_path / "0.json", events)], tmp_path / "run")
+
+    diagnosis = examine(tmp_path / "run", now_ns=0)
+    text = CliRunner().invoke(app, ["doctor", str(tmp_path / "run")]).stdout
+
+    assert diagnosis.findings == ()
+    assert [seen.ranges for seen in diagnosis.groups[0].collectives] == [((813, 814),)]
+    assert diagnosis.run.last_written_ns is None, "its times count from its begin"
+    assert "say nothing about their end" in text
+    assert "1970" not in text
 
 
 def test_a_trace_without_device_events_is_refused(tmp_path: Path) -> None:

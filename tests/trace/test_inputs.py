@@ -38,6 +38,7 @@ def test_only_a_regular_file_is_opened_and_nobody_waits_for_a_writer(tmp_path: P
         (Path("/dev/zero"), "is a device, not a file"),
         (tmp_path / "loop", "symbolic links"),
         (tmp_path / "missing", "No such file"),
+        (tmp_path / "a\0name", "No such file"),
     ):
         with pytest.raises(OSError, match=why) as error:
             open_file(path)

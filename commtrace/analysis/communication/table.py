@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -437,7 +438,8 @@ def _stalled_time(context: Context, partition: Partition, block: Block) -> _Stal
 
 
 def _reason(recorded: Run) -> str:
-    missing = sorted(set(range(recorded.world_size)) - set(recorded.ranks))
+    ranks = (rank for rank in range(recorded.world_size) if rank not in recorded.ranks)
+    missing = [*islice(ranks, _MOST_RANKS_NAMED + 1)]
     if not missing:
         return "not every member of it was matched"
     if len(missing) == 1:

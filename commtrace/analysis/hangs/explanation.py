@@ -13,7 +13,7 @@ from commtrace.analysis.hangs.setup import setup_findings
 from commtrace.analysis.hangs.stops import HUNG, UNEQUAL, WAITING, Link, Stop
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.mismatches import Mismatch
-from commtrace.trace.metadata import UNKNOWN_ROLE
+from commtrace.trace.metadata import IMPORTED_FROM, KINETO, UNKNOWN_ROLE
 from commtrace.trace.processes import GONE, IN_KERNEL, RUNS, SUSPENDED
 
 _MOST_STOPS: Final = 8
@@ -431,7 +431,9 @@ def _gaps(diagnosis: Diagnosis) -> Iterable[str]:
     for package, versions in differing.items():
         listed = "; ".join(f"{version} on {format_ranks(ranks)}" for version, ranks in versions.items())
         yield f"Ranks run different versions of {package}: {listed}."
-    if not dropped and not diagnosis.recording and not any(one.state in (STOPPED, SILENT) for one in diagnosis.ranks):
+    is_window = diagnosis.run.versions.get(IMPORTED_FROM) == KINETO  # whose kernels need not all have numbers
+    breaks_off = any(one.state in (STOPPED, SILENT) for one in diagnosis.ranks)
+    if not (dropped or diagnosis.recording or is_window or breaks_off):
         missing = sum(seen.missing for group in diagnosis.groups for seen in group.collectives)
         if missing:
             yield f"{missing} collectives were launched and are not in the files, and nothing says why."

@@ -35,6 +35,9 @@ _OLDER_RECORDER_NS: Final = 11_000_000_000
 
 _SLACK_NS: Final = 2_000_000_000
 
+_FIRST_DATE_NS: Final = 10**18
+"""The year 2001. Imported times before it count from the begin of a trace, or of a host's clock."""
+
 _LIBRARIES: Final = ("site-packages/", "dist-packages/", "/lib/python")
 
 _NO_FILE: Final = "<"
@@ -135,8 +138,11 @@ def _allowed_ns(trace: RankTrace) -> int:
 
 
 def last_write_ns(trace: RankTrace) -> int | None:
-    """Return the latest instant in the rank's files, epoch ns; None if they hold none."""
-    return None if trace.last_written_ns is None else wall_clock_ns(trace, trace.last_written_ns)
+    """Return the latest instant in the rank's files, epoch ns; None if they hold none, or imported times begin at 0."""
+    if trace.last_written_ns is None:
+        return None
+    last = wall_clock_ns(trace, trace.last_written_ns)
+    return None if trace.metadata.is_imported and last < _FIRST_DATE_NS else last
 
 
 class OpenPhase(NamedTuple):
@@ -245,7 +251,8 @@ def _last_span(run: Run, trace: RankTrace, groups: Mapping[int, Group]) -> LastS
     rows = np.flatnonzero(is_work)
     if not len(rows):
         return None
-    row = rows[np.argmax(spans.end[rows])]
+    rows = rows[spans.end[rows] == spans.end[rows].max()]  # several where ends are only known to lie before a dump
+    row = rows[np.argmax(spans.start[rows])]
     group = int(spans.group[row])
     return LastSpan(
         kind=schema.KINDS[spans.kind[row]],
@@ -254,5 +261,5 @@ def _last_span(run: Run, trace: RankTrace, groups: Mapping[int, Group]) -> LastS
         microbatch=int(spans.microbatch[row]) if spans.microbatch[row] >= 0 else None,
         role=groups[group].role if group in groups else None,
         seq=int(spans.seq[row]) if group >= 0 else None,
-        ago_ns=_age(trace, int(spans.end[row])),
+        ago_ns=None if trace.metadata.is_dump else _age(trace, int(spans.end[row])),
     )

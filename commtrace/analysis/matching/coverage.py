@@ -16,7 +16,6 @@ from commtrace.analysis.matching.operations import communication_rows, unfinishe
 from commtrace.analysis.matching.roles import Roles
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block, bounds_of
-from commtrace.trace.metadata import IMPORTED
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64, Spans
 
@@ -224,7 +223,7 @@ def missing_numbers(run: Run, counts: Mapping[int, RowCounts]) -> int | None:
 
     None if gaps are no loss: steps were left out on purpose, or the run was imported.
     """
-    if any(trace.recording or trace.discarded or trace.metadata.boot_id == IMPORTED for trace in run.ranks.values()):
+    if any(trace.recording or trace.discarded or trace.metadata.is_imported for trace in run.ranks.values()):
         return None
     return sum(own.last - own.first + 1 - own.recorded for rank in counts.values() for own in rank.numbers.values())
 
@@ -242,7 +241,8 @@ def _collectives(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
         under_way = np.array(sorted(in_flight.get(number, ())), np.int64)
         known = np.union1d(own, under_way)
         end = max(launched.get(number, 0), int(own[-1]) + 1 if len(own) else 0)
-        begin = int(known[0]) if trace.metadata.is_dump and len(known) else 0  # a dump has the last ones
+        has_the_first = not (trace.metadata.is_dump or trace.metadata.is_window)
+        begin = 0 if has_the_first or not len(known) else int(known[0])
         gaps = _gaps(known, end, begin)
         found[number] = Seen(
             rank=trace.rank,
@@ -270,7 +270,10 @@ def _gaps(known: Int64, end: int, begin: int = 0) -> list[tuple[int, int]]:
 
 def _messages(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
     spans = trace.spans
-    rows = np.flatnonzero((spans.kind == schema.P2P) & (spans.group >= 0))
+    is_message = (spans.kind == schema.P2P) & (spans.group >= 0)
+    if trace.metadata.is_dump:  # which has rows of those in flight, too
+        is_message &= ~unfinished_rows(trace)
+    rows = np.flatnonzero(is_message)
     launched: dict[int, int] = {}
     under_way: dict[int, int] = {}
     unwritten: dict[int, int] = {}

@@ -99,7 +99,8 @@ def _in_flight(run: Run, arrivals: Mapping[int, RankArrivals]) -> Run:
     ranks = {
         rank: _unfinished(trace, own, names)
         for rank, trace in run.ranks.items()
-        if (own := [one for one in arrivals[rank].in_flight if one.seq >= 0])
+        if not trace.metadata.is_dump  # which has rows of them
+        and (own := [one for one in arrivals[rank].in_flight if one.seq >= 0])
     }
     return replace(run, ranks=ranks, names=names)
 

@@ -32,12 +32,15 @@ from commtrace.trace.blocks import Block, end_to_end
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.spans import Bool, Int8, Int32, Int64, Spans
 
-EVALUATION, CHECKPOINT, GC, DATA, COMPUTE, COMMUNICATION, USER, NOTHING = (
-    "evaluation", "checkpoint", "gc", "data", "compute", "communication", "user", "nothing",
+EVALUATION, CHECKPOINT, GC, DATA, COMPUTE, COMMUNICATION, MEMORY, USER, IDLE, NOTHING = (
+    "evaluation", "checkpoint", "gc", "data", "compute", "communication", "memory", "user", "idle", "nothing",
 )  # fmt: skip
 
 _ACTIVITY_OF_KIND: Final[Mapping[int, str]] = {
     schema.USER: USER,
+    schema.COLLECTIVE: COMMUNICATION,  # only as kernels: see _is_activity
+    schema.P2P: COMMUNICATION,
+    schema.MEMORY: MEMORY,
     schema.KERNEL: COMPUTE,
     schema.PHASE: COMPUTE,
     schema.FORWARD: COMPUTE,
@@ -52,7 +55,8 @@ _ACTIVITY_OF_KIND: Final[Mapping[int, str]] = {
 }
 """In ascending priority where spans overlap."""
 
-_ACTIVITIES: Final = (*dict.fromkeys(_ACTIVITY_OF_KIND.values()), NOTHING)
+_ACTIVITIES: Final = (*dict.fromkeys(_ACTIVITY_OF_KIND.values()), IDLE, NOTHING)
+_IDLE, _NOTHING = _ACTIVITIES.index(IDLE), _ACTIVITIES.index(NOTHING)
 _PRIORITY_OF_KIND: Final = np.full(len(schema.KINDS), -1)
 _PRIORITY_OF_KIND[[*_ACTIVITY_OF_KIND]] = np.arange(len(_ACTIVITY_OF_KIND))
 _ACTIVITY_OF_PRIORITY: Final = np.array([_ACTIVITIES.index(activity) for activity in _ACTIVITY_OF_KIND.values()])
@@ -66,6 +70,8 @@ _ACTIVITY_TEXT: Final = {
     DATA: "waiting for input",
     COMPUTE: "computing for longer",
     COMMUNICATION: "communicating, or waiting itself",
+    MEMORY: "copying memory",
+    IDLE: "idle, as its host launched nothing",
     USER: "in a span of the script's own",
     NOTHING: "doing something that no span names",
 }
@@ -77,6 +83,8 @@ NEXT_STEP: Final = {
     DATA: "Give the input of this rank more workers or a deeper prefetch.",
     COMPUTE: "Balance the ranks: look at the length of its microbatches and at its device.",
     COMMUNICATION: "Look at what this rank waited for itself.",
+    MEMORY: "Copy beside computation: from pinned memory, on a stream of its own.",
+    IDLE: "Look at what its host did: input, synchronisation, slow launches.",
     USER: "Move that work off this rank, or do it on all ranks together.",
     NOTHING: "Name what it does with commtrace.span.",
 }
@@ -394,18 +402,37 @@ def _done_for_longer(waits: _Waits, context: Context) -> Int64:
         sides.append((rows, rank[rows], until, sign))
     for block in context.run.blocks:
         courses, ranks = _Courses.of(block), np.array(block.ranks, np.int32)  # no copy in another type
+        is_traced = _has_kernels(block)
         for rows, rank, until, sign in sides:
             near = slice(np.searchsorted(rank, ranks[0]), np.searchsorted(rank, ranks[-1], side="right"))
             place = np.searchsorted(ranks, rank[near])
             is_own = ranks[place] == rank[near]
             own = rows[near][is_own]
-            longer[own] += sign * courses.between(place[is_own], waits.since[own], until[own])
+            lasted = courses.between(place[is_own], waits.since[own], until[own])
+            idle = np.flatnonzero(is_traced[place[is_own]])
+            lasted[idle, _IDLE], lasted[idle, _NOTHING] = lasted[idle, _NOTHING], 0
+            longer[own] += sign * lasted
     return np.maximum(longer, 0, out=longer)
+
+
+def _has_kernels(block: Block) -> Bool:
+    """Return, by place in the block, whether the rank's kernels were traced: it idles where none ran."""
+    before = np.append(0, np.cumsum(block.spans.kind == schema.KERNEL))
+    has: Bool = np.diff(before[block.bounds]) > 0
+    return has
+
+
+def _is_activity(spans: Spans) -> Bool:
+    """Return which rows are an activity of their rank: communication is one only as a kernel, else its stalls are."""
+    communicates = (spans.kind == schema.COLLECTIVE) | (spans.kind == schema.P2P)
+    is_activity: Bool = (_PRIORITY_OF_KIND.take(spans.kind) >= 0) & (spans.end > spans.start)
+    is_activity &= ~communicates | (spans.timing == schema.KERNEL_TIMING)
+    return is_activity
 
 
 def _divided(ns: Int64, longer: Int64) -> Int64:
     """Divide waits among activities in proportion to ``longer``, shape (waits, activities)."""
-    longer[longer.sum(axis=1) == 0, -1] = 1
+    longer[longer.sum(axis=1) == 0, _NOTHING] = 1
     share = longer / longer.sum(axis=1, keepdims=True)
     share *= ns[:, np.newaxis]
     due: Int64 = np.floor(share, out=share).astype(np.int64)
@@ -427,7 +454,7 @@ class _Courses(NamedTuple):
     @classmethod
     def of(cls, block: Block) -> _Courses:
         spans = block.spans
-        rows = np.flatnonzero((_PRIORITY_OF_KIND.take(spans.kind) >= 0) & (spans.end > spans.start))
+        rows = np.flatnonzero(_is_activity(spans))
         bounds = np.searchsorted(rows, block.bounds)
         shift = end_to_end(spans.start[rows], spans.end[rows], bounds)
         own_shift = np.repeat(shift, np.diff(bounds))
@@ -441,8 +468,7 @@ class _Courses(NamedTuple):
         order = np.empty(len(rows), np.int64)
         order[np.argsort(priority, kind="stable")] = np.arange(len(rows))
         edges, winner = paint(start, end, order, np.zeros(1, np.int64))  # the axis begins at 0
-        nothing = len(_ACTIVITIES) - 1
-        activity = np.append(np.append(_ACTIVITY_OF_PRIORITY.take(priority), nothing)[winner], nothing)
+        activity = np.append(np.append(_ACTIVITY_OF_PRIORITY.take(priority), _NOTHING)[winner], _NOTHING)
         total = np.zeros((len(edges), len(_ACTIVITIES)), np.int64)
         total[np.arange(1, len(edges)), activity[:-1]] = np.diff(edges)
         return cls(shift, begins, ends, edges, activity, np.cumsum(total, axis=0, out=total))
@@ -456,7 +482,7 @@ class _Courses(NamedTuple):
         times = np.arange(len(place))
         lasted[times, self.activity[ended]] += ended_ns
         lasted[times, self.activity[begun]] -= begun_ns
-        lasted[:, -1] += idle_after - idle_before
+        lasted[:, _NOTHING] += idle_after - idle_before
         return lasted
 
     def _at(self, place: Int64, times: Int64) -> tuple[Int64, Int64, Int64]:

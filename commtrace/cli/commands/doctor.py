@@ -31,7 +31,7 @@ from commtrace.cli.self_check import Check, check_installation
 from commtrace.cli.views import clock_line
 from commtrace.errors import ConfigurationError, ImportFileError
 from commtrace.importers.flight_recorder import read_flight_record, with_members
-from commtrace.trace.metadata import UNKNOWN_ROLE
+from commtrace.trace.metadata import IMPORTED_FROM, UNKNOWN_ROLE
 from commtrace.trace.processes import SUSPENDED, process_state
 
 _FINDINGS: Final = 1
@@ -199,14 +199,21 @@ def _header(diagnosis: Diagnosis, now_ns: int) -> Iterable[str]:
     )
     states = run.states
     last = run.last_written_ns
+    source = run.versions.get(IMPORTED_FROM)
     if states.get("running") and last is not None:
         yield f"Still running: last write {format_duration(max(0, now_ns - last))} ago."
     elif last is not None:
-        last_sign = "Last operation in the dumps:" if states.get("dumped") else "Not running: last write"
+        last_sign = (
+            "Last operation in the dumps:"
+            if states.get("dumped")
+            else f"Last event in the {escape(source)} files:"
+            if source
+            else "Not running: last write"
+        )
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last / 1e9))
         yield f"{last_sign} {when}, {format_duration(max(0, now_ns - last))} ago."
     words = {
-        "ended": "ended cleanly",
+        "ended": "in the files, which say nothing about their end" if source else "ended cleanly",
         "stopped": "stopped without ending",
         "silent": "went silent before others",
         "dumped": "in a dump, which says nothing about their end",

@@ -66,10 +66,10 @@ def import_(
 ) -> None:
     """Make a run from a recording of another program. Every reading command accepts it.
 
-    kineto: the JSON that torch.profiler writes, plain or gzip. whatif: a Parquet trace of the what-if study of
-    stragglers. flight-recorder: the dumps of torch's flight recorder. inspector: the JSON lines of NCCL Inspector or
-    RCCL Inspector, or their folder. workerlog: the logs of Paddle's executor, or their folder. aicb-csv: the
-    log of an AICB benchmark.
+    kineto: the JSON that torch.profiler writes, plain or gzip, or torch_npu's trace_view.json. whatif: a Parquet trace
+    of the what-if study of stragglers. flight-recorder: the dumps of torch's flight recorder. inspector: the JSON lines
+    of NCCL Inspector or RCCL Inspector, or their folder. workerlog: the logs of Paddle's executor, or their folder.
+    aicb-csv: the log of an AICB benchmark.
     """
     with _progress() as show:
         if kind is Kind.KINETO:

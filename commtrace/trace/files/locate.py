@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Final
 
@@ -433,10 +433,12 @@ def _launch(metadata: RankMetadata) -> tuple[str, int, int]:
 
 
 def missing_ranks(ranks: Mapping[int, RankTrace], directory: Path) -> list[str]:
-    """Describe the ranks without readable files."""
+    """Describe the ranks without readable files. A damaged file may claim a million of them."""
     world_size = max(trace.metadata.world_size for trace in ranks.values())
-    missing = set(range(world_size)) - set(ranks)
-    there = {rank for rank in missing if rank_directory(directory, rank).is_dir()}
+    folders = _ranks_with_folders(directory) if len(ranks) < world_size else set()
+    unreadable = sorted(rank for rank in folders - ranks.keys() if rank < world_size)
+    known = folders | ranks.keys()
+    num_absent = world_size - sum(rank < world_size for rank in known)
     source = next(iter(ranks.values())).metadata.versions.get(IMPORTED_FROM)
     hint = (
         f"Import again with their {source} files as well, if there are any."
@@ -444,15 +446,23 @@ def missing_ranks(ranks: Mapping[int, RankTrace], directory: Path) -> list[str]:
         else "Bring their rank-NNNNN folders together with `commtrace merge`, or use a shared file system."
     )
     sentences = []
-    if missing - there:
-        absent = sorted(missing - there)
-        sentences.append(f"{len(absent)} of {world_size} ranks have no readable files: {_abbreviated(absent)}. {hint}")
-    if there:
+    if num_absent:
+        absent = _abbreviated(rank for rank in range(world_size) if rank not in known)
+        sentences.append(f"{num_absent} of {world_size} ranks have no readable files: {absent}. {hint}")
+    if unreadable:
         sentences.append(
-            f"{len(there)} of {world_size} ranks have folders in which nothing of this run can be read: "
-            f"{_abbreviated(sorted(there))}."
+            f"{len(unreadable)} of {world_size} ranks have folders in which nothing of this run can be read: "
+            f"{_abbreviated(unreadable)}."
         )
     return sentences
+
+
+def _ranks_with_folders(directory: Path) -> set[int]:
+    try:
+        matches = [RANK_DIRECTORY_PATTERN.match(path.name) for path in rank_directories(directory)]
+    except OSError:  # deleted while it was read
+        return set()
+    return {int(match[1]) for match in matches if match}
 
 
 def _format_ranks(ranks: Iterable[int]) -> str:
@@ -463,5 +473,5 @@ def _format_ranks(ranks: Iterable[int]) -> str:
 
 
 def _abbreviated(words: Iterable[object], most: int = 16) -> str:
-    listed = list(words)
+    listed = [*islice(words, most + 1)]
     return ", ".join(map(str, listed[:most])) + (" …" if len(listed) > most else "")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tracemalloc
 from contextlib import suppress
 from itertools import permutations
 from pathlib import Path
@@ -411,6 +412,18 @@ def test_many_missing_ranks_are_abbreviated(tmp_path: Path) -> None:
 
     assert "999 of 1000 ranks have no readable files: 1, 2, 3" in load_run(tmp_path).problems[0]
     assert len(load_run(tmp_path).problems[0]) < 300
+
+
+def test_a_million_missing_ranks_are_counted_without_a_look_at_each(tmp_path: Path) -> None:
+    write_rank(tmp_path, steps(0, 1), world_size=1_000_000)
+
+    tracemalloc.start()
+    problem = load_run(tmp_path).problems[0]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert problem.startswith("999999 of 1000000 ranks have no readable files: 1, 2, 3")
+    assert peak < 10_000_000
 
 
 def _rewritten(path: Path, **changes: bytes) -> None:

@@ -51,7 +51,7 @@ class CapturedOperation(NamedTuple):
 class _Counter(NamedTuple):
     """Numbers of a group that a graph takes: of collectives, or of messages of one kind."""
 
-    to_json: list[object]  # [group], or [group, is_send, peer, tag]
+    to_json: list[object]  # [group, is_send, peer, tag]; [group, None, -1, 0] of collectives
     take: Callable[[], int]  # takes them, and returns the first
 
 
@@ -153,7 +153,7 @@ class CapturedGraph:
             count = state.collective_seq.launched
             if count:
                 positions[id(state), None] = len(counters)
-                counters.append(_Counter([own.group.id], _taking(own, None, count)))
+                counters.append(_Counter([own.group.id, None, -1, 0], _taking(own, None, count)))
             for is_send, peer, tag, messages in state.collective_seq.messages():
                 if messages:
                     positions[id(state), (is_send, peer, tag)] = len(counters)

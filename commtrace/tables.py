@@ -179,6 +179,7 @@ COMMUNICATION: Final = pa.schema(
         _column("unfinished", pa.int64(), "calls whose end was not recorded"),
         _column("unmatched", pa.int64(), "calls that were not matched on all members"),
         _column("mismatched", pa.int64(), "calls whose members disagree on operation, bytes or dtype"),
+        _column("replayed", pa.int64(), "calls in replays of CUDA graphs: counted and sized, without times"),
         _column("upper_bounds", pa.int64(), "calls whose start or end is a bound: their durations are upper bounds"),
     ]
 )

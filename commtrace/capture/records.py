@@ -21,8 +21,6 @@ from commtrace.trace.schema import Row, mark_row, row_of
 if TYPE_CHECKING:
     import torch
 
-    from commtrace.capture.graphs.contents import CapturedGraph
-
 _NO = schema.NOT_APPLICABLE
 
 Entry: TypeAlias = tuple[Any, ...]
@@ -62,6 +60,18 @@ class Coordinates(NamedTuple):
     stage: int = _NO
 
 
+class GraphContents(Protocol):
+    """The part of a :class:`commtrace.capture.graphs.contents.CapturedGraph` that communication needs."""
+
+    def add(self, launch: Launch) -> None: ...
+
+    def close_bracket(self, state: object, seq: int) -> None: ...
+
+    def number(self, state: object, seq: int, *, is_p2p: bool) -> None: ...
+
+    def refused(self, state: object, seq: int) -> None: ...
+
+
 class LaunchGroup(Protocol):
     """The part of a :class:`commtrace.capture.collectives.groups.GroupState` that a launch needs."""
 
@@ -69,7 +79,7 @@ class LaunchGroup(Protocol):
     nccl: NcclBackend
     ranks_by_group_rank: tuple[int, ...]
     bracket: list[DeviceCall] | None
-    graph: CapturedGraph | None
+    graph: GraphContents | None
 
     def next_p2p(self, is_send: bool, peer: int, tag: int = 0) -> int: ...
 

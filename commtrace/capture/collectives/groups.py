@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from commtrace import launchers
 from commtrace.capture.collectives.operations import LEGACY, NcclBackend, nccl_backend
-from commtrace.capture.records import DeviceCall, Queue
+from commtrace.capture.records import DeviceCall, GraphContents, Queue
 from commtrace.identity import Place, current_place
 from commtrace.trace.metadata import UNKNOWN_ROLE, Group, group_id
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-    from commtrace.capture.graphs.contents import CapturedGraph
 
 _logger = logging.getLogger("commtrace")
 
@@ -155,7 +153,7 @@ class GroupState:
         ranks_by_group_rank: Sequence[int],
         nccl: NcclBackend = LEGACY,
         counters: Counters | None = None,
-        graph: CapturedGraph | None = None,
+        graph: GraphContents | None = None,
     ) -> None:
         self.graph = graph  # what goes into it is numbered here, from 0; None of a group's own state
         self.group = group

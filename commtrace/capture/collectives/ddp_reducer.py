@@ -93,7 +93,7 @@ class CppCalls:
         ))  # fmt: skip
         if self._devices is not None and tensor is not None and tensor.is_cuda:
             return self._devices.launch(launch, tensor.device.index)
-        return HostCall(launch)
+        return HostCall(launch) if state.graph is None else None
 
     def complete(self, issued: CppCall, work: Work, *, stalls_until_end: bool) -> None:
         """Have the end recorded. ``stalls_until_end``: the caller does nothing until then."""

@@ -420,7 +420,7 @@ class FunctionalCapture:
             return Awaited(launch)
         device = _device(tensor)
         if device is None or device.type != "cuda":
-            return Awaited(launch)
+            return Awaited(launch) if state.graph is None else None
         call = self._devices.launch(launch, device.index)
         return None if call is None else Awaited(call.launch, call)
 

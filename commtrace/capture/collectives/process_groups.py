@@ -260,7 +260,8 @@ class ProcessGroupCapture:
                         if device is not None and device.type == "cuda":
                             device_call, launch = devices.launch(launch, device.index), None
                         elif state.graph is not None:
-                            launch = None  # of the host's tensors: it is no part of the graph
+                            refused(operation, state, peer, seq)  # of the host's tensors: it is no part of the graph
+                            launch, seq = None, -1
                     blocked[0] = launch or device_call
             except Exception as error:
                 tracer.failed(PART, error)

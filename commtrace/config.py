@@ -24,6 +24,7 @@ from commtrace.options import (
     ENGINE,
     EXPORT,
     FLAG,
+    GRAPHS_RECORDED,
     MODULES,
     NODE,
     OTLP_LEVEL,
@@ -31,6 +32,7 @@ from commtrace.options import (
     PATH,
     PORT,
     RANKS,
+    REPLAYS,
     RUN_ID,
     SECONDS,
     SECONDS_OR_NEVER,
@@ -423,6 +425,13 @@ class Config:
         "What records: `native`, the part in C, or `python`, which records the same and needs more CPU time "
         "([production.md](production.md#the-native-part)). `auto`: `native` where it can be had.",
         example="python",
+    )
+    graphs: str = option(
+        REPLAYS,
+        GRAPHS_RECORDED,
+        "What is recorded of CUDA graphs: `replays`, with the communication that each contains "
+        "([coverage.md](coverage.md#cuda-graphs)), or nothing (`off`).",
+        example="off",
     )
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     prometheus: PrometheusConfig = field(default_factory=PrometheusConfig)

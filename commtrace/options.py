@@ -31,6 +31,10 @@ NATIVE: Final = "native"
 PYTHON: Final = "python"
 ENGINES: Final = (AUTO, NATIVE, PYTHON)
 
+REPLAYS: Final = "replays"
+OFF: Final = "off"
+GRAPHS: Final = (REPLAYS, OFF)
+
 OTLP_LEVELS: Final = ("none", "steps", "phases", "communication", "modules")
 """Each holds what those before it hold."""
 
@@ -260,6 +264,9 @@ WEBHOOK_FORMAT: Final = Kind(
 )
 ENGINE: Final = Kind(
     (str,), lambda text: text.strip().lower(), lambda text: text in ENGINES, f"one of {', '.join(ENGINES)}"
+)
+GRAPHS_RECORDED: Final = Kind(
+    (str,), lambda text: text.strip().lower(), lambda text: text in GRAPHS, f"one of {', '.join(GRAPHS)}"
 )
 OTLP_LEVEL: Final = Kind(
     (str,), lambda text: text.strip().lower(), lambda text: text in OTLP_LEVELS, f"one of {', '.join(OTLP_LEVELS)}"

@@ -27,6 +27,7 @@ from commtrace.analysis.breakdown.states import (
     IDLE,
     MEMORY,
     OTHER,
+    REPLAY,
     TRANSFER,
     WAIT,
 )
@@ -53,6 +54,7 @@ _STATE_COLUMNS: Final[Mapping[str, str]] = {
     GC: "gc_ns",
     MEMORY: "exposed_memory_ns",
     IDLE: "idle_ns",
+    REPLAY: "replay_ns",
     OTHER: "other_ns",
 }
 """The column of a state; those of a row add up to its ``wall_ns``."""
@@ -72,6 +74,7 @@ _STATES: Final = (
     _column("gc_ns", pa.int64(), "collecting garbage"),
     _column("exposed_memory_ns", pa.int64(), "copies during which nothing else ran; only in imported kernel traces"),
     _column("idle_ns", pa.int64(), "device idle; only in imported kernel traces"),
+    _column("replay_ns", pa.int64(), "replays of CUDA graphs that communicate: how they divide is not known"),
     _column("other_ns", pa.int64(), "in no recorded span"),
 )
 _HIDDEN: Final = _column(
@@ -176,6 +179,7 @@ COMMUNICATION: Final = pa.schema(
         _column("unfinished", pa.int64(), "calls whose end was not recorded"),
         _column("unmatched", pa.int64(), "calls that were not matched on all members"),
         _column("mismatched", pa.int64(), "calls whose members disagree on operation, bytes or dtype"),
+        _column("replayed", pa.int64(), "calls in replays of CUDA graphs: counted and sized, without times"),
         _column("upper_bounds", pa.int64(), "calls whose start or end is a bound: their durations are upper bounds"),
     ]
 )

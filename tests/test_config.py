@@ -72,6 +72,7 @@ def test_every_variable_sets_its_option() -> None:
         "COMMTRACE_OTLP_PROVIDER": "0",
         "COMMTRACE_TENSORBOARD_DIR": "tb",
         "COMMTRACE_BASELINE_FILE": "baseline.json",
+        "COMMTRACE_GRAPHS": "OFF",
     }
 
     assert set(environment) == set(VARIABLES)
@@ -92,6 +93,7 @@ def test_every_variable_sets_its_option() -> None:
         trigger_signal="SIGUSR2",
         hang_seconds=0.0,
         engine="native",
+        graphs="off",
         monitor=MonitorConfig(
             seconds=2.5,
             store="login1:29555",

@@ -232,6 +232,32 @@ static PyObject *group_self(PyObject *self) {
     return self;
 }
 
+static PyObject *python_take(PyObject *self, PyObject *count) {
+    Group *group = (Group *)self;
+    long long number = PyLong_AsLongLong(count);
+    if (number == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    int64_t first = group->next_collective;
+    group->next_collective += number;
+    return PyLong_FromLongLong(first);
+}
+
+static PyObject *python_take_messages(PyObject *self, PyObject *arguments) {
+    int is_send, peer;
+    long long tag, count;
+    if (!PyArg_ParseTuple(arguments, "piLL", &is_send, &peer, &tag, &count)) {
+        return NULL;
+    }
+    Group *group = (Group *)self;
+    int64_t first = group_next_message(group, is_send, peer, tag);
+    if (first < 0) {
+        return PyErr_NoMemory();
+    }
+    find_message(group, is_send, peer, (int32_t)(tag & 0x7FFFFFFF))->next += count - 1;
+    return PyLong_FromLongLong(first);
+}
+
 static PyObject *python_take_back(PyObject *self, PyObject *seq) {
     long long number = PyLong_AsLongLong(seq);
     if (number == -1 && PyErr_Occurred()) {
@@ -297,6 +323,9 @@ static PyObject *python_detach(PyObject *self, PyObject *unused) {
 }
 
 static PyMethodDef group_methods[] = {
+    {"take", python_take, METH_O, "Take the numbers of so many collectives; return the first of them."},
+    {"take_messages", python_take_messages, METH_VARARGS,
+     "Take the numbers of so many sends to, or receives from, a global rank; return the first of them."},
     {"take_back", python_take_back, METH_O,
      "Free the number of a collective that its backend refused, unless the next one has been taken."},
     {"next_message", python_next_message, METH_VARARGS,

@@ -31,6 +31,7 @@ static PyObject *failed;            /* (exception): an error of ours */
 static PyObject *forget_in_python;  /* (work): gives up what had its address */
 static bool times_devices;         /* tensors of a device are timed by marks; those of the host go to Python */
 static bool has_captured; /* a communication went into a graph, whose replays are not seen */
+static bool is_capturing; /* a graph is captured, on any thread: Python knows what goes into it */
 static int session;                 /* number of the recording: methods of an earlier one pass their calls on */
 
 static PyObject *name_nbytes, *name_dtype, *name_is_cuda, *name_get_device, *name_async, *name_root, *name_back,
@@ -407,7 +408,7 @@ static Call before_launch(const Method *method, PyObject *const *arguments, Py_s
     int32_t peer;
     int64_t tag;
     Group *group = group_of(arguments[0]);
-    if (group == NULL || group->is_slow || (method->is_p2p && group->has_slow_messages) ||
+    if (is_capturing || group == NULL || group->is_slow || (method->is_p2p && group->has_slow_messages) ||
         method->tensor >= num_arguments || method->options >= num_arguments) {
         return call;
     }
@@ -884,6 +885,7 @@ static PyObject *python_configure(PyObject *module, PyObject *arguments, PyObjec
     keep(&current_device, device);
     keep(&open_device, opener);
     times_devices = timed;
+    is_capturing = false;
     num_computing = 0;
     has_step_place = false;
     is_blocked = false;
@@ -897,6 +899,12 @@ static PyObject *python_set_recording(PyObject *module, PyObject *value) {
     bool was_recording = is_recording;
     is_recording = PyObject_IsTrue(value) == 1;
     num_pauses += is_recording && !was_recording;
+    Py_RETURN_NONE;
+}
+
+static PyObject *python_set_capturing(PyObject *module, PyObject *value) {
+    (void)module;
+    is_capturing = PyObject_IsTrue(value) == 1;
     Py_RETURN_NONE;
 }
 
@@ -1020,6 +1028,7 @@ PyMethodDef methods_functions[] = {
     {"configure", (PyCFunction)(void (*)(void))python_configure, METH_VARARGS | METH_KEYWORDS,
      "Say what a recording needs to know of torch and of Python's path."},
     {"set_recording", python_set_recording, METH_O, "Record calls from now on, or only count them."},
+    {"set_capturing", python_set_capturing, METH_O, "Leave all calls to Python while a graph is captured."},
     {"set_place", python_set_place, METH_O, "Say where training is: (step, microbatch, chunk, stage)."},
     {"set_computing", python_set_computing, METH_VARARGS,
      "Say by marks which streams compute, and whether the step's is among them."},

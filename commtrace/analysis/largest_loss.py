@@ -8,7 +8,18 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.breakdown.rank_means import RankMean
-from commtrace.analysis.breakdown.states import BUBBLE, CHECKPOINT, DATA, GC, IDLE, MEMORY, OTHER, TRANSFER, WAIT
+from commtrace.analysis.breakdown.states import (
+    BUBBLE,
+    CHECKPOINT,
+    DATA,
+    GC,
+    IDLE,
+    MEMORY,
+    OTHER,
+    REPLAY,
+    TRANSFER,
+    WAIT,
+)
 from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.step_totals import SummedSteps
 from commtrace.analysis.stragglers.awaited import Awaited
@@ -58,7 +69,28 @@ def verdict(
         return f"{none}: there is nothing to judge."
     if stragglers:
         return _straggler_sentence(max(stragglers, key=lambda one: one.cost_ms_per_step), wall / len(ranks))
-    worst = max(_losses(ranks, unmatched or {}, awaited, captured or {}), key=lambda loss: loss.time_ns)
+    replayed = sum(rank.total(REPLAY) for rank in ranks) / wall
+    return _replayed_sentence(replayed) + _loss_sentence(ranks, unmatched or {}, awaited, steps, captured or {}, wall)
+
+
+def _replayed_sentence(share: float) -> str:
+    if share < _WORTH_A_LOOK:
+        return ""
+    return (
+        f"{share:.0%} of the step is replayed from CUDA graphs that communicate: how much of it is compute, and how "
+        "much exposed communication, is not known. In the rest: "
+    )
+
+
+def _loss_sentence(
+    ranks: Sequence[RankMean],
+    unmatched: Mapping[str, str],
+    awaited: Sequence[Awaited],
+    steps: SummedSteps | None,
+    captured: Mapping[str, int],
+    wall: int,
+) -> str:
+    worst = max(_losses(ranks, unmatched, awaited, captured), key=lambda loss: loss.time_ns)
     share = worst.time_ns / wall
     if not worst.time_ns:
         return "The ranks compute all the time: there is no loss to name."

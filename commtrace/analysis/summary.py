@@ -17,7 +17,7 @@ from commtrace.analysis.breakdown.modules import ModuleTime
 from commtrace.analysis.breakdown.rank_means import RankMean
 from commtrace.analysis.breakdown.run_budget import RunBudget, run_budget
 from commtrace.analysis.breakdown.run_steps import Launch, RunSteps, run_steps
-from commtrace.analysis.breakdown.states import COMPUTE
+from commtrace.analysis.breakdown.states import COMPUTE, REPLAY
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.table import Communication, roles_of_one_rank
@@ -196,7 +196,7 @@ def summarise_measured(
                 measured.counts,
                 totals.numbers,
                 communication,
-                computes=bool(summed.total(COMPUTE).any()),
+                computes=bool(summed.total(COMPUTE).any() or summed.total(REPLAY).any()),
             )
         ),
         totals=totals,

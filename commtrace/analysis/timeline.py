@@ -32,7 +32,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.clocks.align import Alignment, align, apply
 from commtrace.analysis.keys import pack
 from commtrace.analysis.matching.match import Matches, RankMatches, communication_of, match
-from commtrace.analysis.matching.operations import communication_rows, unfinished_rows
+from commtrace.analysis.matching.operations import communication_rows, replayed_rows, timed_rows, unfinished_rows
 from commtrace.analysis.matching.roles import PIPELINE, UNKNOWN, Roles, find_roles, is_p2p
 from commtrace.analysis.steps.choice import select, whole_recording_as_step
 from commtrace.analysis.steps.inference import infer_steps
@@ -254,7 +254,7 @@ class Timeline:
         kind, lane = spans.kind[rows], spans.lane[rows]
         is_communication = communication_rows(spans)[rows]
         on_compute = (lane == schema.COMPUTE) & (kind != schema.STEP) & ~is_communication
-        communication = rows[is_communication]
+        communication = rows[is_communication & ~replayed_rows(spans)[rows]]
         nested = rows[on_compute]
         depth = _depths(spans.start[nested], spans.end[nested])
         stalled = spans.kind[nested] == schema.STALL
@@ -313,7 +313,7 @@ def _prepare(index: int, trace: RankTrace, matches: Matches) -> _Rank:
     stalled_on = np.full(len(spans), -1, np.int64)
     stalled_on[stalls] = communication_of(spans, stalls)
     matched = matches.ranks[trace.rank]
-    lane_of_row, lanes = _communication_lanes(trace, np.flatnonzero(communication_rows(spans)))
+    lane_of_row, lanes = _communication_lanes(trace, np.flatnonzero(timed_rows(spans)))
     return _Rank(
         index,
         trace,

@@ -21,6 +21,9 @@ from commtrace.capture.device.clock import CudaClock
 from commtrace.capture.device.device_watch import DeviceWatch
 from commtrace.capture.device.peak_memory import PART as PEAK_MEMORY
 from commtrace.capture.device.peak_memory import PeakMemory
+from commtrace.capture.graphs import replays, warm_ups
+from commtrace.capture.graphs.replays import GraphReplays
+from commtrace.capture.graphs.warm_ups import WarmUps
 from commtrace.capture.hangs.hang_watch import HangWatch
 from commtrace.capture.hangs.setup_recording import SetupRecording
 from commtrace.capture.model import modules
@@ -37,6 +40,7 @@ from commtrace.capture.triggers import Triggers
 from commtrace.config import FORWARDED, NOTES_VARIABLE, Config, has_variables
 from commtrace.identity import Identity
 from commtrace.installation import warn_if_untried
+from commtrace.options import OFF
 from commtrace.process_end import ExitCall, uncaught_exception
 from commtrace.recorder import Recorder, Sink
 from commtrace.trace.aggregates import AggregatingSink
@@ -134,6 +138,9 @@ class Instrumentation:
         self._garbage = GarbageCollections(self.tracer)
         self._phases = PhaseCapture(self.tracer)
         self._peak_memory = None if self._device_clock is None else PeakMemory(self.tracer, self._device_clock)
+        has_graphs = self._device_clock is not None and config.graphs != OFF
+        self._replays = GraphReplays(self.tracer) if has_graphs else None
+        self._warm_ups = WarmUps(self.tracer) if has_graphs else None
         self._device_watch = DeviceWatch(self.tracer.failed)
         self._marks = RunMarks(self.tracer, self._device_clock, self._triggers, self._unfinished, self._device_watch)
         self._hang_watch = HangWatch(self.tracer, self._unfinished, config.hang_seconds, self._files)
@@ -163,6 +170,7 @@ class Instrumentation:
             (functional.PART, self._stop_capture),
             (ddp_reducer.PART, self._stop_capture),
             (cpp_communication.HOOKS_PART, self._stop_capture),
+            (replays.PART, self._stop_capture),
             (optimizers.PART, self._optimizers.uninstall),
             (compiled_steps.PART, self._compiled_steps.uninstall),
             (phases.GARBAGE, self._garbage.uninstall),
@@ -181,6 +189,10 @@ class Instrumentation:
         if peak_memory is not None:
             self.tracer.guard.on_failure(PEAK_MEMORY, peak_memory.uninstall)
             self._install(PEAK_MEMORY, peak_memory.install, peak_memory.uninstall)
+        if self._replays is not None and self._warm_ups is not None:
+            self.tracer.guard.on_failure(warm_ups.PART, self._warm_ups.uninstall)
+            self._install(replays.PART, self._replays.install, self._replays.uninstall)
+            self._install(warm_ups.PART, self._warm_ups.install, self._warm_ups.uninstall)
         for name, install in (
             (hooks.COMPILER, hooks.keep_compiler_out),
             (group_lifecycle.CREATION, group_lifecycle.watch_creation),
@@ -307,8 +319,9 @@ class Instrumentation:
             self.tracer.failed("recording in a forked child", error)
 
     def _stop_capture(self) -> None:
-        for capture in (self._process_groups, self._cpp):
-            capture.uninstall()
+        for capture in (self._process_groups, self._cpp, self._replays):
+            if capture is not None:
+                capture.uninstall()
 
     def _install(self, name: str, install: Callable[[], None], uninstall: Callable[[], None]) -> None:
         self._uninstallers.append((name, uninstall))

@@ -60,6 +60,18 @@ class Coordinates(NamedTuple):
     stage: int = _NO
 
 
+class GraphContents(Protocol):
+    """The part of a :class:`commtrace.capture.graphs.contents.CapturedGraph` that communication needs."""
+
+    def add(self, launch: Launch) -> None: ...
+
+    def close_bracket(self, state: object, seq: int) -> None: ...
+
+    def number(self, state: object, seq: int, *, is_p2p: bool) -> None: ...
+
+    def refused(self, state: object, seq: int) -> None: ...
+
+
 class LaunchGroup(Protocol):
     """The part of a :class:`commtrace.capture.collectives.groups.GroupState` that a launch needs."""
 
@@ -67,6 +79,7 @@ class LaunchGroup(Protocol):
     nccl: NcclBackend
     ranks_by_group_rank: tuple[int, ...]
     bracket: list[DeviceCall] | None
+    graph: GraphContents | None
 
     def next_p2p(self, is_send: bool, peer: int, tag: int = 0) -> int: ...
 
@@ -282,6 +295,33 @@ def peak_memory_rows(entry: Entry) -> list[Row]:
     """Make the row of ``(…, step, instant, bytes allocated, bytes reserved)``: the highest peaks until a step ended."""
     _, _, step, at_ns, allocated, reserved = entry
     return [mark_row("peak_memory", {"step": step, "allocated": allocated, "reserved": reserved}, step, at_ns)]
+
+
+def graph_rows(entry: Entry) -> list[Row]:
+    """Make the mark of ``(…, graph, instant)``: what a CUDA graph contains, once."""
+    _, _, graph, at_ns = entry
+    return [mark_row("graph", graph.to_json(), at_ns=at_ns)]
+
+
+def replay_rows(entry: Entry) -> list[Row] | None:
+    """Make the row of ``(…, graph, number of the replay, name, coordinates, clock, start mark, end mark, firsts)``.
+
+    ``firsts`` are the numbers of the first communication of each counter of the graph.
+    """
+    _, kind, graph, number, name, coordinates, clock, start_mark, end_mark, firsts = entry
+    start, end = clock.resolve(start_mark), clock.resolve(end_mark)
+    if start is None or end is None:
+        return None
+    # Of the host, before the launch: that may block.
+    launched_ns = start_mark if isinstance(start_mark, int) else start_mark.taken_at
+    detail = json.dumps({"launched_ns": launched_ns, "first": firsts}, separators=(",", ":"))
+    return [
+        row_of((
+            kind, name, schema.COMPUTE, start, max(start, end), *coordinates, _NO, number, graph.num_operations,
+            graph.num_bytes, _NO, None, _NO, False, graph.id, _NO, _timing(clock, start_mark, end_mark), *_EXACT,
+            detail,
+        ))
+    ]  # fmt: skip
 
 
 def failed_rows(entry: Entry) -> list[Row]:

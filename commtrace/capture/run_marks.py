@@ -8,10 +8,11 @@ from typing import Final
 
 from commtrace import identity
 from commtrace.capture import triggers
-from commtrace.capture.collectives.untraced_paths import ACTIVE, find_invisible
+from commtrace.capture.collectives.untraced_paths import ACTIVE, REPLAYED_GRAPHS, find_invisible
 from commtrace.capture.collectives.untraced_paths import PART as INVISIBLE
 from commtrace.capture.device.clock import DeviceTiming
 from commtrace.capture.device.device_watch import DeviceWatch
+from commtrace.capture.graphs.replays import PART as GRAPHS
 from commtrace.capture.hangs.activity import PART as ACTIVITY
 from commtrace.capture.hangs.activity import ActivityWatch
 from commtrace.capture.records import Launch
@@ -123,6 +124,8 @@ class RunMarks:
             return
         try:
             found = find_invisible()
+            if self._tracer.captures.are_followed and self._tracer.guard.works(GRAPHS):
+                found.pop(REPLAYED_GRAPHS, None)
             found.update(dict.fromkeys(sorted(self._tracer.untraced_paths), ACTIVE))
             # What was active once stays: what it communicated is missing from the recording.
             found = {**known, **{name: ACTIVE if known.get(name) == ACTIVE else state for name, state in found.items()}}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from commtrace.capture.collectives.groups import GroupRegistry
 from commtrace.capture.collectives.operations import Unmeasured
 from commtrace.capture.device.clock import DeviceClock, HostClock, Mark, is_on_device, now_ns
+from commtrace.capture.graphs.contents import OpenCaptures
 from commtrace.capture.guard import Guard
 from commtrace.capture.model.step_finder import StepFinder
 from commtrace.capture.records import Coordinates, DeviceCall, Launch, Span, count_rows, failed_rows, span_rows
@@ -34,6 +35,9 @@ _WORK_KINDS = frozenset({schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE, sche
 _MOST_FAILURES = 8
 _PATIENCE_SECONDS = 0.1
 """The longest wait of a failed communication for its record to be written."""
+
+
+def _nobody(_is_capturing: bool) -> None: ...
 
 
 class Tracer:
@@ -62,6 +66,7 @@ class Tracer:
         self.detail = detail or DetailPlan()
         self.guard = guard or Guard()
         self.groups = groups or GroupRegistry()
+        self.captures = OpenCaptures(self.clock, _nobody if native is None else native.core.set_capturing)
         self.completions = CompletionCallbacks()
         self._host_clock = HostClock()
         self._coordinates = Coordinates()
@@ -327,11 +332,13 @@ class Tracer:
 
     def leave(self, span: Span) -> None:
         self.innermost = span.outer
+        is_captured = False
         if span.start is not None:
             self.last_mark = span.end = self.clock.mark()
             if span.kind in _WORK_KINDS:
                 self._work_end = span.end
                 self._tell_computing_streams()
+                is_captured = bool(self.captures.open) and self._was_captured(span)
         if span.kind in _COUNTED_KINDS:
             self.open_optimizers -= span.kind == schema.OPTIMIZER and self.open_optimizers > 0
             self.open_waits -= span.kind in _WAITING_KINDS and self.open_waits > 0
@@ -340,8 +347,19 @@ class Tracer:
             # A step that began inside the phase (an iteration called from a phase of the user's) stays.
             self.coordinates = outer if outer[0] == inner[0] else outer._replace(step=inner.step)
             span.coordinates = inner if outer[0] == inner[0] else inner._replace(step=outer.step)
-        if span.start is not None:
+        if span.start is not None and not is_captured:
             self.record(span)
+
+    def _was_captured(self, span: Span) -> bool:
+        """Return whether a phase went into a CUDA graph: nothing has run, and its time is that of the capture."""
+        graph = self.captures.current()
+        if graph is not None:
+            graph.passed(span.kind)
+        return graph is not None
+
+    def replayed(self, end: Mark) -> None:
+        """Note the end of work that was replayed from a CUDA graph, outside of any phase."""
+        self.last_mark = self._work_end = end
 
     def aside(self, kind: int, name: str) -> Span | None:
         """Begin a span of another thread than training's, on the host lane."""

@@ -113,6 +113,7 @@ def _looks(roles: Sequence[str]) -> dict[str, Fill]:
         **stalls,
         "exposed memory": Fill("span"),
         "pipeline bubble": BUBBLE,
+        "replay of graphs": Fill("span", "other"),
         **{name: Fill(name) for name in ("idle", "data", "checkpoint", "gc", "other")},
     }
 
@@ -124,6 +125,8 @@ def _parts(rank: RankMean) -> dict[str, int]:
         for state, time in rank.of_state.items()
         if state.kind in (WAIT, TRANSFER)
     }
-    parts = {"exposed memory": "memory", "pipeline bubble": "bubble"}
-    names = ("compute", "exposed memory", "pipeline bubble", "idle", "data", "checkpoint", "gc", "other")
+    parts = {"exposed memory": "memory", "pipeline bubble": "bubble", "replay of graphs": "replay"}
+    names = (
+        "compute", "exposed memory", "pipeline bubble", "replay of graphs", "idle", "data", "checkpoint", "gc", "other",
+    )  # fmt: skip
     return stalls | {name: rank.part(parts.get(name, name)) for name in names}

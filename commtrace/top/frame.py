@@ -9,7 +9,7 @@ from typing import Final
 from commtrace.analysis.stragglers.verdict import format_cause
 from commtrace.trace.json_values import JsonObject
 
-PARTS: Final = ("compute", "exposed", "bubble", "data", "checkpoint", "gc", "memory", "idle", "other")
+PARTS: Final = ("compute", "exposed", "bubble", "data", "checkpoint", "gc", "memory", "idle", "replay", "other")
 """The parts of a step; they add up to it. Only imported kernel traces have ``memory`` and ``idle``."""
 
 MOST_STEPS: Final = 20

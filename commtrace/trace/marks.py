@@ -20,6 +20,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from commtrace.trace import schema
+from commtrace.trace.graphs import CapturedGraph, check_graph
 from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json, is_plain_json
 from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, PeakMemory, RankMetadata
@@ -140,6 +141,25 @@ class _PeakMemory(Struct):
     reserved: Count
 
 
+_Bytes = Annotated[int, Meta(ge=-1, lt=2**47)]
+_Peer = Annotated[int, Meta(ge=-1, lt=MOST_RANKS)]
+# Group, is_send (null: collectives), peer, tag.
+_Counter = tuple[Identity, bool | None, _Peer, Time]
+# Name, position of its counter, offset from the counter's first number, op_in_seq, bytes, self_bytes, dtype, peer,
+# is_async, microbatch, chunk, stage, module.
+_Contained = tuple[Word, Count, Count, Step, _Bytes, _Bytes, Word | None, _Peer, bool, Step, Step, Step, Word]
+
+
+# What a CUDA graph contains: trace/graphs.py.
+class _Graph(Struct):
+    id: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    phases: Word
+    is_known: bool
+    unlisted: Count
+    counters: Annotated[list[_Counter], Meta(max_length=65_536)]
+    operations: Annotated[list[_Contained], Meta(max_length=65_536)]
+
+
 # The recorder was closed. exception: type of an uncaught one; frames: its origin, innermost first.
 class _End(Struct, omit_defaults=True):
     exception: Word = ""
@@ -172,6 +192,7 @@ _TYPES: Final[Mapping[str, Any]] = {
     "activity": _Activity,
     "device_state": _DeviceState,
     "peak_memory": _PeakMemory,
+    "graph": _Graph,
     "progress": _Progress,
     "discarded": _Discarded,
     "trigger": _Trigger,
@@ -198,6 +219,8 @@ def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
         detail = all_printable(detail)
     if name == "topology":
         _check_topology(detail)
+    elif name == "graph":
+        check_graph(detail, most_ranks)
     return detail
 
 
@@ -256,6 +279,7 @@ class Marks:
         self.drops: list[Drop] = []
         self.device_states: list[DeviceState] = []
         self.peak_memory: PeakMemory | None = None
+        self.graphs: dict[int, CapturedGraph] = {}
         self.progress: list[tuple[int, int]] = []
         self.discarded: DiscardedSegments | None = None
         self.triggers: dict[str, TriggeredDetail] = {}
@@ -311,6 +335,8 @@ class Marks:
             self.device_states.append(read_state(detail))
         elif name == "peak_memory":
             self.peak_memory = PeakMemory(detail["step"], detail["allocated"], detail["reserved"])
+        elif name == "graph":
+            self.graphs[detail["id"]] = CapturedGraph.of_mark(detail)
         elif name == "progress" and at_ns is not None:
             self.progress.append((detail["step"], at_ns))
         elif name == "discarded":

@@ -13,6 +13,7 @@ from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, PeakMemory
 from commtrace.trace.spans import Spans
 
 if TYPE_CHECKING:  # msgspec is not imported in training
+    from commtrace.trace.graphs import CapturedGraph
     from commtrace.trace.topology import Engine, Recording, Topology
 
 _BLOCKS: Final = "_blocks"
@@ -91,6 +92,7 @@ class RankTrace:
     drops: tuple[Drop, ...] = ()
     device_states: tuple[DeviceState, ...] = ()
     peak_memory: PeakMemory | None = None  # None without an accelerator
+    graphs: Mapping[int, CapturedGraph] = field(default_factory=dict)  # CUDA graphs that it captured, by their id
     last_written_ns: int | None = None  # the latest instant in the files
     closed: bool = True  # False if killed, or still running
     # its default process group was destroyed in order, or its command ended with 0: it may end without closing them

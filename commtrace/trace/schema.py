@@ -38,15 +38,16 @@ KINDS: Final = (
     "phase",
     "kernel",
     "memory",
+    "replay",
 )
 LANES: Final = ("host", "compute", "communication")
-TIMINGS: Final = ("host", "cuda_event", "nccl_timing", "kernel", "unknown")
+TIMINGS: Final = ("host", "cuda_event", "nccl_timing", "kernel", "unknown", "replay")
 
 STEP, FORWARD, BACKWARD, RECOMPUTE, MODULE, OPTIMIZER, COLLECTIVE, P2P, STALL, DATA, CHECKPOINT, GC, MARK = range(13)
 EVALUATION, USER, PHASE = 13, 14, 15
-KERNEL, MEMORY = 16, 17
+KERNEL, MEMORY, REPLAY = 16, 17, 18
 HOST, COMPUTE, COMMUNICATION = range(3)
-HOST_TIMING, CUDA_EVENT_TIMING, NCCL_TIMING, KERNEL_TIMING, UNKNOWN_TIMING = range(5)
+HOST_TIMING, CUDA_EVENT_TIMING, NCCL_TIMING, KERNEL_TIMING, UNKNOWN_TIMING, REPLAY_TIMING = range(6)
 
 NOT_APPLICABLE: Final = -1
 """In an integer column: this field has no meaning for this row."""

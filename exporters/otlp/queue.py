@@ -42,6 +42,7 @@ _ADDED_BY: Final[Mapping[str, frozenset[int]]] = {
             schema.EVALUATION,
             schema.USER,
             schema.PHASE,
+            schema.REPLAY,
         }
     ),
     "communication": frozenset({schema.COLLECTIVE, schema.P2P, schema.STALL}),

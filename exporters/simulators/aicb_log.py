@@ -168,6 +168,9 @@ def _calls(run: Run, trace: RankTrace, left_out: Counter[str]) -> tuple[list[Cal
         if num_bytes < 0 and name != "barrier":
             left_out["their bytes are unknown"] += 1
             continue
+        if spans.timing[row] == schema.REPLAY_TIMING:
+            left_out["they were replayed from CUDA graphs, in which their times are not known"] += 1
+            continue
         own = (int(spans.group[row]), int(spans.seq[row]), int(spans.name[row]), int(spans.start[row]))
         if spans.kind[row] == schema.COLLECTIVE and spans.op_in_seq[row] > 0 and own == bracket:
             calls[-1] = calls[-1]._replace(num_bytes=calls[-1].num_bytes + num_bytes)

@@ -58,7 +58,7 @@ def test_its_json_has_the_promised_shape() -> None:
         assert {"role", "operation", "group_size", "count", "bytes", "duration_ns", "algbw_gbps"} <= set(row)
         assert {"busbw_gbps", "exposed_ns", "hidden_ns", "wait_ns"} <= set(row)
         assert {"p50", "p99", "max", "sum"} == set(row["duration_ns"])
-    assert {"captured", "dropped", "missing", "not_visible"} == set(summary["coverage"])
+    assert {"captured", "dropped", "missing", "not_visible", "replays"} == set(summary["coverage"])
     assert isinstance(summary["stragglers"], list)
     assert isinstance(summary["verdict"], str)
 

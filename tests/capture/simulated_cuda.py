@@ -149,15 +149,60 @@ class SimulatedEvent:
 
 
 class SimulatedGraph:
-    """Like ``torch.cuda.CUDAGraph``, once it is captured."""
+    """Like ``torch.cuda.CUDAGraph``: each simulated GPU has a class of its own, so that its methods can be replaced.
 
-    def __init__(self, cuda: SimulatedCuda) -> None:
-        self.cuda = cuda
+    A graph that is replayed into another one becomes a kernel of it.
+    """
+
+    cuda: SimulatedCuda
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self.keep_graph = keep_graph
         self.executable = 0
+        self._graph = 0
+        self._stream: SimulatedStream | None = None
+
+    def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
+        """Capture what this thread and others put on the current stream, and on those that join it.
+
+        Raises:
+            DriverError: the stream is captured already, or is the default one.
+        """
+        modes = ("global", "thread_local", "relaxed")
+        stream = self.cuda.current_stream()
+        self.cuda.driver.begin_capture(stream.handle, modes.index(capture_error_mode))
+        self._stream = stream
+
+    def capture_end(self) -> None:
+        """End the capture.
+
+        Raises:
+            ForbiddenError: it was broken meanwhile.
+        """
+        assert self._stream is not None
+        with captures_unbroken():
+            self._graph = self.cuda.driver.end_capture(self._stream.handle)
+        if not self.keep_graph:
+            self.instantiate()
+
+    @classmethod
+    def unknown(cls, cuda: SimulatedCuda) -> SimulatedGraph:
+        """Return one whose class is replaced by nobody."""
+        unknown: SimulatedGraph = type("UnknownGraph", (cls,), {"cuda": cuda})()
+        return unknown
+
+    def instantiate(self) -> None:
+        self.executable = self.cuda.driver.instantiate(self._graph)
 
     def replay(self) -> None:
         """Launch it on the current stream."""
-        self.cuda.driver.launch_graph(self.executable, self.cuda.current_stream()._handle)
+        if not self.executable:
+            self.instantiate()
+        stream = self.cuda.current_stream()
+        if stream.is_capturing:
+            stream.run(MILLISECOND)
+        else:
+            self.cuda.driver.launch_graph(self.executable, stream._handle)
 
 
 class DevicesInUse(MutableSet[int]):
@@ -205,6 +250,8 @@ class SimulatedCuda:
         self.events: list[SimulatedEvent] = []
         methods = {name: vars(SimulatedEvent)[name] for name in ("record", "wait")}
         self.Event: type[SimulatedEvent] = type("Event", (SimulatedEvent,), {"cuda": self, **methods})
+        captures = {name: vars(SimulatedGraph)[name] for name in ("capture_begin", "capture_end", "replay")}
+        self.CUDAGraph: type[SimulatedGraph] = type("CUDAGraph", (SimulatedGraph,), {"cuda": self, **captures})
         self.stream_ids = itertools.count(1)
         self.can_spare = True
         self._current = threading.local()
@@ -303,25 +350,29 @@ class SimulatedCuda:
         return self.current_stream().is_capturing
 
     @contextmanager
-    def graph(self) -> Iterator[SimulatedGraph]:
-        """Capture a graph on this thread, in CUDA's default mode; as torch does, beside the default stream.
+    def graph(
+        self, graph: SimulatedGraph | None = None, stream: SimulatedStream | None = None, mode: str = "global"
+    ) -> Iterator[SimulatedGraph]:
+        """Capture a graph on this thread; as torch does, beside the default stream.
+
+        Without a ``graph`` it is one that torch does not know, as of a library that calls CUDA itself.
 
         Raises:
             ForbiddenError: the capture was broken meanwhile.
         """
-        stream, graph = self.current_stream(), SimulatedGraph(self)
+        graph = graph or SimulatedGraph.unknown(self)
+        stream = stream or self.current_stream()
         if stream.is_default:
             stream = self.Stream()
         with self.stream(stream):
-            self.driver.begin_capture(stream.handle)
+            graph.capture_begin(capture_error_mode=mode)
             try:
                 yield graph
             except BaseException:
-                with suppress(DriverError):
-                    self.driver.end_capture(stream.handle)
+                with suppress(DriverError, ForbiddenError):
+                    graph.capture_end()
                 raise
-            with captures_unbroken():
-                graph.executable = self.driver.instantiate(self.driver.end_capture(stream.handle))
+            graph.capture_end()
 
     def synchronize(self, device: Any = None) -> None:
         raise ForbiddenError("synchronize")

@@ -5,9 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from commtrace.capture import instrumentation
-from commtrace.config import NOTES_VARIABLE
+from commtrace.capture.graphs.replays import PART as GRAPHS
+from commtrace.capture.instrumentation import Instrumentation
+from commtrace.config import NOTES_VARIABLE, Config
+from tests.capture.recording import device_clock
+from tests.capture.simulated_cuda import SimulatedCuda
 
 
 def test_a_folder_is_noted_where_commtrace_run_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,3 +28,41 @@ def test_a_folder_is_noted_where_commtrace_run_waits_for_it(tmp_path: Path, monk
 def test_notes_that_cannot_be_written_are_left_out(notes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NOTES_VARIABLE, notes)
     assert not instrumentation._note(Path("rank-00000"))
+
+
+@pytest.mark.parametrize(("graphs", "is_followed"), [("replays", True), ("off", False)])
+def test_graphs_are_followed_unless_that_is_switched_off(
+    graphs: str, is_followed: bool, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = SimulatedCuda()
+    monkeypatch.setattr(instrumentation, "_device_clock", lambda native: device_clock(cuda, native))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", cuda.CUDAGraph)
+    methods = dict(vars(cuda.CUDAGraph))
+    warm_up = torch.cuda.make_graphed_callables
+    started = Instrumentation(Config(dir=str(tmp_path), engine=engine, graphs=graphs))
+    started.start()
+    try:
+        assert (vars(cuda.CUDAGraph)["replay"] is not methods["replay"]) == is_followed
+        assert (torch.cuda.make_graphed_callables is not warm_up) == is_followed
+        assert started.tracer.captures.are_followed == is_followed
+    finally:
+        started.stop()
+
+    assert {name: vars(cuda.CUDAGraph)[name] for name in methods} == methods
+    assert torch.cuda.make_graphed_callables is warm_up
+
+
+def test_if_graphs_cannot_be_followed_no_communication_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This rank would number its communication otherwise than others."""
+    cuda = SimulatedCuda()
+    monkeypatch.setattr(instrumentation, "_device_clock", lambda native: device_clock(cuda, native))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", cuda.CUDAGraph)
+    allreduce = dist.ProcessGroup.__dict__["allreduce"]
+    started = Instrumentation(Config(dir=str(tmp_path)))
+    started.start()
+    try:
+        assert dist.ProcessGroup.__dict__["allreduce"] is not allreduce
+        started.tracer.failed(GRAPHS, ZeroDivisionError())
+        assert dist.ProcessGroup.__dict__["allreduce"] is allreduce
+    finally:
+        started.stop()

@@ -18,6 +18,7 @@ QUESTIONS: Final = (
     "recorded peak",
     "dropped spans",
     "graph capture",
+    "replays of graphs",
     "aborted group",
 )
 """In the order of the table."""

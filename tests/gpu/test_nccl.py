@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bench.engines import details, recorded_rows
+from tests.gpu import replays
 from tests.gpu.jobs import BACKENDS, NEEDS_NCCL, run_program
 from tests.gpu.kernels import compared, nccl_kernels, recorded_operations, synchronisations
 from tests.gpu.table import microseconds
@@ -142,6 +143,17 @@ def test_nothing_was_dropped(recorded: Run, figures: list[str]) -> None:
         figures.append(f"rank {rank}: none of {len(rows)}")
         assert details(rows, "dropped") == []
         assert details(rows, "problem") == []
+
+
+@pytest.mark.answers("replays of graphs")
+def test_replays_contain_what_was_captured(backend: str, tmp_path: Path, figures: list[str]) -> None:
+    recorded, plain = tmp_path / "with", tmp_path / "without"
+    run_program(["graph_replays.py", recorded, backend], {"COMMTRACE_DIR": str(recorded)}, ranks=RANKS)
+    run_program(["graph_replays.py", plain, backend], {"COMMTRACE_ENABLED": "0"}, ranks=RANKS)
+
+    for rank in range(RANKS):
+        figures.append(f"rank {rank}: {replays.figures(recorded, rank)}")
+        assert replays.misses(recorded, plain, rank) == []
 
 
 @pytest.mark.answers("graph capture")

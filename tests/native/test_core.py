@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from commtrace.capture.collectives.groups import PythonCounters
 from commtrace.trace.schema import COLLECTIVE
 from tests.capture.recording import native
 from tests.native.bare_core import (
@@ -119,6 +120,40 @@ def test_calls_that_python_handles_hold_no_counters(core: BareCore) -> None:
 
     after = sys.getrefcount(core.counters)
     assert after == before
+
+
+def test_while_a_graph_is_captured_python_handles_every_call(core: BareCore) -> None:
+    slow: list[object] = []
+    method = core.method(nothing, lambda *arguments: slow.append(arguments))
+    core.core.set_capturing(True)
+    method(core.process_group, TENSORS, SYNCHRONOUS)
+    core.core.set_capturing(False)
+    method(core.process_group, TENSORS, SYNCHRONOUS)
+
+    assert len(slow) == 1
+    assert core.counters.launched == 1
+
+    core.core.set_capturing(True)
+    core.configure()  # by the next recording
+    core.method(nothing)(core.process_group, TENSORS, SYNCHRONOUS)
+    assert core.counters.launched == 2
+
+
+def test_several_numbers_are_taken_at_once_as_in_python(core: BareCore) -> None:
+    for counters in (core.group(ProcessGroup()), PythonCounters()):
+        assert next(counters) == 0
+        assert counters.take(3) == 1
+        assert next(counters) == 4
+        assert counters.launched == 5
+        assert counters.next_message(True, 2, 7) == 7 << 32
+        assert counters.take_messages(True, 2, 7, 3) == (7 << 32) + 1
+        assert counters.take_messages(False, 2, 7, 2) == 7 << 32
+        assert counters.next_message(True, 2, 7) == (7 << 32) + 4
+        assert sorted(counters.messages()) == [(False, 2, 7, 2), (True, 2, 7, 5)]
+    with pytest.raises(TypeError):
+        core.group(ProcessGroup()).take("one")
+    with pytest.raises(TypeError):
+        core.group(ProcessGroup()).take_messages(True, 2)
 
 
 def test_codes_of_dtypes_are_asked_for_in_each_recording(core: BareCore) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,11 @@ from tests.capture.simulated_nccl import SimulatedNccl, options, tensor
 from tests.safety.jobs import digest
 
 
+def make_graphed_callables(warm_up: Callable[[], object]) -> None:
+    """As torch's, which runs what is to be captured first without a graph."""
+    warm_up()
+
+
 class SimulatedGpu:
     """A GPU that forgets everything before each job."""
 
@@ -33,6 +39,9 @@ class SimulatedGpu:
         monkeypatch.setattr(self.nccl, "system_ns", time.time_ns)  # as the recorder's own clocks go
         self.nccl.take_the_place_of(dist.ProcessGroup, monkeypatch)
         monkeypatch.setattr(instrumentation, "_device_clock", self._clock)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", self.cuda.CUDAGraph)
+        for module in (torch.cuda, torch.cuda.graphs):
+            monkeypatch.setattr(module, "make_graphed_callables", make_graphed_callables)
         monkeypatch.setenv("TORCH_NCCL_ENABLE_TIMING", "1")
         monkeypatch.setattr(hidden_ends, "dump_of", self.nccl.dump)
         # Whatever the steps of the test's recording are: the ends of these are looked for.
@@ -41,9 +50,31 @@ class SimulatedGpu:
     def _clock(self, native: Native | None) -> DeviceTiming:
         return device_clock(self.cuda, native)
 
+    def _capture_and_replay(self, group: Any) -> None:
+        """Graphs with all kinds of communication, one of which becomes a part of another."""
+        torch.cuda.make_graphed_callables(lambda: group.allreduce([tensor(32)], options(False)))
+        inner, outer = self.cuda.CUDAGraph(), self.cuda.CUDAGraph()
+        with self.cuda.graph(inner):
+            group.allreduce([tensor(32)], options(False))
+            group.send([tensor(16)], 2, 0).wait()
+            group._start_coalescing(torch.device("cuda:0"))
+            group.allreduce([tensor(8)], options(True))
+            group.send([tensor(8)], 2, 0)
+            group._end_coalescing(torch.device("cuda:0")).wait()
+            group.allreduce([tensor(4, "cpu")], options(False))
+            self.nccl.is_aborted = True
+            with suppress(dist.DistBackendError):
+                group.allreduce([tensor(32)], options(False))
+            self.nccl.is_aborted = False
+        with self.cuda.graph(outer):
+            inner.replay()
+            self.cuda.current_stream().run(MILLISECOND)
+        inner.replay()
+        outer.replay()
+
     def job(self) -> str:
-        """Synchronous and asynchronous operations, brackets, pairs, a captured graph, phases, works that nobody waits
-        for, streams that wait for each other."""
+        """Synchronous and asynchronous operations, brackets, pairs, graphs and their replays, phases, works that nobody
+        waits for, streams that wait for each other."""
         self.cuda.advance(100 * MILLISECOND)  # a job before it may have been cut short
         started = self.cuda.now_ns
         self.nccl.intervals.clear()
@@ -66,6 +97,7 @@ class SimulatedGpu:
             group.barrier(SimpleNamespace(device=torch.device("cuda:0"), asyncOp=True)).wait()
             with self.cuda.graph():
                 group.allreduce([tensor(32)], options(False))
+            self._capture_and_replay(group)
             beside, after = self.cuda.Stream(), self.cuda.Stream()
             with self.cuda.stream(beside):
                 group.allreduce([tensor(32)], options(False))

@@ -23,6 +23,7 @@ from commtrace.analysis.breakdown.states import (
     MEMORY,
     OTHER,
     PHASES,
+    REPLAY,
     LaneIntervals,
     ReadyTimes,
     State,
@@ -33,7 +34,7 @@ from commtrace.analysis.breakdown.states import (
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.matched import Context
 from commtrace.analysis.matching.match import Matches, RankMatches, communications_of
-from commtrace.analysis.matching.operations import is_kernel_trace
+from commtrace.analysis.matching.operations import is_kernel_trace, replayed_rows
 from commtrace.analysis.matching.roles import Roles
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block, bounds_of
@@ -53,6 +54,7 @@ _KIND_OF_STATE: Final[Mapping[str, str]] = {
     MEMORY: "copies",
     IDLE: HOST,
     OTHER: HOST,
+    REPLAY: REPLAY,
 }
 
 KINDS: Final = (
@@ -343,7 +345,7 @@ def _kind(state: State) -> str:
 def _awaited_rank(spans: Spans, rank: int, own: RankMatches) -> Int64:
     """Return, by communication row, the awaited rank: its own without a wait or if it came last, −1 if unknown."""
     awaited = own.last_rank.astype(np.int64)
-    messages = np.flatnonzero(spans.kind == schema.P2P)
+    messages = np.flatnonzero((spans.kind == schema.P2P) & ~replayed_rows(spans))
     if spans.op_in_seq[messages].any():
         ordered = messages[np.argsort(spans.id[messages], kind="stable")]
         begins = spans.op_in_seq[ordered] == 0

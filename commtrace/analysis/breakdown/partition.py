@@ -15,7 +15,7 @@ from commtrace.analysis.breakdown.intervals import IntervalUnion, paint, ranges,
 from commtrace.analysis.breakdown.states import IDLE, OTHER, ReadyTimes, State, lane_states, states_of, together
 from commtrace.analysis.keys import grouped
 from commtrace.analysis.matching.match import Matches
-from commtrace.analysis.matching.operations import communication_rows, is_kernel_trace, of_one_sort
+from commtrace.analysis.matching.operations import is_kernel_trace, of_one_sort, timed_rows
 from commtrace.analysis.matching.roles import Roles, find_roles
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
@@ -234,5 +234,5 @@ def _steps(block: Block, wanted: Sequence[int] | None) -> _Steps:
 
 
 def _in_flight(spans: Spans, axis: Int64) -> IntervalUnion:
-    rows = np.flatnonzero(communication_rows(spans))
+    rows = np.flatnonzero(timed_rows(spans))
     return union(spans.start[rows] + axis[rows], spans.end[rows] + axis[rows])

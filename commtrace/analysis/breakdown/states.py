@@ -13,7 +13,7 @@ from commtrace.analysis.matching.roles import PIPELINE, Roles, is_p2p
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Int32, Int64, Spans
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 COMPUTE: Final = "compute"
 WAIT: Final = "exposed wait"
@@ -24,6 +24,8 @@ CHECKPOINT: Final = "checkpoint"
 GC: Final = "gc"
 MEMORY: Final = "exposed memory"
 IDLE: Final = "idle"
+REPLAY: Final = "replay"
+"""Within a replay of a CUDA graph that communicates: how it divides into compute and communication is not known."""
 OTHER: Final = "other"
 
 PHASES: Final = ("forward", "backward", "recompute", "optimizer", "evaluation", "other")
@@ -46,6 +48,7 @@ FIXED: Final = (
     State(BUBBLE),
     State(MEMORY),
     State(IDLE),
+    State(REPLAY),
 )
 """The states of every run; those of its roles follow. Unclaimed time is ``other``, or ``idle`` if kernels were traced,
 as nothing is missing then.
@@ -68,11 +71,14 @@ STATE_OF_KIND: Final = {
     schema.RECOMPUTE: StatePriority(State(COMPUTE, "recompute"), 2),
     schema.OPTIMIZER: StatePriority(State(COMPUTE, "optimizer"), 2),
     schema.EVALUATION: StatePriority(State(COMPUTE, "evaluation"), 3),
+    schema.REPLAY: StatePriority(State(REPLAY), 3),
     schema.DATA: StatePriority(State(DATA), 4),
     schema.CHECKPOINT: StatePriority(State(CHECKPOINT), 5),
     schema.GC: StatePriority(State(GC), 7),
 }
-"""Without stalls (priority 6): their state depends on their role. At equal priority the innermost span wins."""
+"""Without stalls (priority 6): their state depends on their role. At equal priority the innermost span wins. Replays
+without communication are compute of their phase.
+"""
 
 STALL_PRIORITY: Final = 6
 
@@ -173,10 +179,10 @@ def lane_states(run: Run, block: Block, ready_times: ReadyTimes, roles: Roles, a
     spans = block.spans
     states = states_of(roles.words)
     if is_kernel_trace(spans):
-        work = _work_intervals(spans, states, STATE_OF_TRACED_KIND, axis)
+        work = _work_intervals(run, spans, states, STATE_OF_TRACED_KIND, axis)
         rows, ready, priority = communication_rows(spans), ready_times.ready, TRACED_COMMUNICATION_PRIORITY
     else:
-        work = _work_intervals(spans, states, STATE_OF_KIND, axis)
+        work = _work_intervals(run, spans, states, STATE_OF_KIND, axis)
         rows, ready, priority = spans.kind == schema.STALL, ready_times.stall_ready, STALL_PRIORITY
     chosen = np.flatnonzero(rows & (spans.end > spans.start))
     return LaneStates(
@@ -186,8 +192,20 @@ def lane_states(run: Run, block: Block, ready_times: ReadyTimes, roles: Roles, a
     )
 
 
+def communicates(replays: Spans) -> Bool:
+    """Return of each of these rows, replays of CUDA graphs, whether it contains communication, or may contain some."""
+    return np.asarray((replays.op_in_seq > 0) | (replays.bytes < 0))
+
+
+def _state_of_computing_replays(run: Run, replays: Spans, states: tuple[State, ...]) -> Int32:
+    """Return the state of each of these rows, by the phase that it is named after."""
+    of_name = {code: name for code, name in enumerate(run.names) if name in PHASES}
+    phases = [of_name.get(code, "other") for code in replays.name.tolist()]
+    return np.array([states.index(State(COMPUTE, phase)) for phase in phases], np.int32)
+
+
 def _work_intervals(
-    spans: Spans, states: tuple[State, ...], priorities: Mapping[int, StatePriority], axis: Int64
+    run: Run, spans: Spans, states: tuple[State, ...], priorities: Mapping[int, StatePriority], axis: Int64
 ) -> LaneIntervals:
     state_of_kind = np.full(len(schema.KINDS), -1, np.int32)
     priority_of_kind = np.zeros(len(schema.KINDS), np.int32)
@@ -199,10 +217,13 @@ def _work_intervals(
     # Modules and users' spans on the host lane run beside the lane and say nothing about it.
     beside = (spans.lane[rows] != schema.COMPUTE) & np.isin(kinds, (schema.MODULE, schema.USER, schema.PHASE))
     rows, kinds = rows[~beside], kinds[~beside]
+    state = state_of_kind.take(kinds)
+    computing = np.flatnonzero(kinds == schema.REPLAY)
+    if len(computing):
+        computing = computing[~communicates(spans.take(rows[computing]))]
+        state[computing] = _state_of_computing_replays(run, spans.take(rows[computing]), states)
     start, end, shift = spans.start[rows], spans.end[rows], axis[rows]
-    return LaneIntervals(
-        start + shift, end + shift, state_of_kind.take(kinds), priority_of_kind.take(kinds), rows
-    ).filled()
+    return LaneIntervals(start + shift, end + shift, state, priority_of_kind.take(kinds), rows).filled()
 
 
 def _stalls(

@@ -13,6 +13,7 @@ import numpy as np
 from commtrace.analysis.clocks.fit import PiecewiseClock, least_power, multiples, rows_by_clock
 from commtrace.analysis.keys import pack, sort_groups
 from commtrace.analysis.matching.match import bucket, gather
+from commtrace.analysis.matching.operations import replayed_rows
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import Run
@@ -79,7 +80,8 @@ def _clock_of_rank(run: Run, keys: Sequence[tuple[str, str]]) -> Int64:
 def _between_hosts(run: Run, clock_of_rank: Int64) -> Callable[[Block], Bool]:
     def chosen(block: Block) -> Bool:
         spans = block.spans
-        p2p = np.flatnonzero((spans.kind == schema.P2P) & (spans.peer >= 0) & (spans.peer < len(clock_of_rank)))
+        is_message = (spans.kind == schema.P2P) & ~replayed_rows(spans)
+        p2p = np.flatnonzero(is_message & (spans.peer >= 0) & (spans.peer < len(clock_of_rank)))
         peer_clock = clock_of_rank[spans.peer[p2p]]
         own_clock = block.per_row(clock_of_rank[[*block.ranks]])[p2p]
         between = np.zeros(len(spans), np.bool_)

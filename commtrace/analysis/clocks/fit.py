@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.keys import numbered, pack, run_begins, sort_groups
-from commtrace.analysis.matching.operations import SYNCHRONISING, named, unfinished_rows_of
+from commtrace.analysis.matching.operations import SYNCHRONISING, named, replayed_rows, unfinished_rows_of
 from commtrace.analysis.statistics import MAD_TO_SIGMA
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
@@ -109,6 +109,7 @@ def _synchronising(run: Run, block: Block) -> Int64:
     spans = block.spans
     rows = (spans.kind == schema.COLLECTIVE) & named(run, spans, SYNCHRONISING) & ~unfinished_rows_of(run, block)
     # An uneven all_to_all does not end together; nor is an operation without group or number an observation.
+    rows &= ~replayed_rows(spans)
     return np.flatnonzero(rows & (spans.self_bytes < 0) & (spans.group >= 0) & (spans.seq >= 0))
 
 

@@ -16,6 +16,7 @@ from commtrace.analysis.matching.match import Matches, RankMatches, communicatio
 from commtrace.analysis.matching.operations import (
     communication_rows,
     is_kernel_trace,
+    replayed_rows,
     unfinished_rows,
     unfinished_rows_of,
 )
@@ -52,6 +53,7 @@ class Calls:
     mismatched: Bool
     duration_exact: Bool  # False: ``duration`` and ``hidden`` are upper bounds
     transfer_exact: Bool  # False: ``transfer`` is an upper bound
+    replayed: Bool  # in a replay of a CUDA graph: no time of it is known
 
     def __len__(self) -> int:
         return len(self.role)
@@ -67,7 +69,7 @@ class Calls:
     def empty(cls, count: int, **columns: npt.NDArray[Any]) -> Calls:
         """Return rows with these columns and zeros."""
         zeros = np.zeros(count, np.int64)
-        flags = ("finished", "complete", "mismatched", "duration_exact", "transfer_exact")
+        flags = ("finished", "complete", "mismatched", "duration_exact", "transfer_exact", "replayed")
         names = [column.name for column in fields(cls)]
         return cls(*(columns.get(name, zeros.astype(np.bool_) if name in flags else zeros) for name in names))
 
@@ -168,6 +170,7 @@ def _calls(known: CallRows, rows: Int64) -> Calls:
     spans, matches, roles = known.block.spans, known.matches, known.roles
     start, end, ready = spans.start[rows], spans.end[rows], matches.ready[rows]
     duration = np.maximum(end - start, 0)
+    replayed = replayed_rows(spans)[rows]
     calls = Calls(
         step=spans.step[rows],
         role=roles.role[rows],
@@ -182,12 +185,13 @@ def _calls(known: CallRows, rows: Int64) -> Calls:
         transfer=np.maximum(end - ready, 0),
         wait=np.where(spans.start_exact[rows], ready - start, 0),
         exposed=known.stalled_ns[rows, 0] + known.stalled_ns[rows, 1],
-        hidden=_hidden(known.block, rows, duration),
-        finished=~known.unfinished[rows],
+        hidden=np.where(replayed, 0, _hidden(known.block, rows, duration)),
+        finished=~known.unfinished[rows] & ~replayed,
         complete=matches.complete[rows],
         mismatched=matches.mismatched[rows],
         duration_exact=spans.start_exact[rows] & spans.end_exact[rows],
         transfer_exact=matches.ready_exact[rows] & spans.end_exact[rows],
+        replayed=replayed,
     )
     collective = spans.kind[rows] == schema.COLLECTIVE
     if not spans.op_in_seq[rows[collective]].any():
@@ -261,7 +265,8 @@ class CallSums:
     complete: int  # calls matched on all members
     mismatched: int
     upper_bounds: int
-    seen: int  # calls with an end
+    seen: int  # calls with an end of their own
+    replayed: int  # calls in replays of CUDA graphs
     all: Moved  # calls of known bytes; without a time
     finished: Moved  # those of them of exact duration, which is the time
     finished_bounds: Moved  # those of them whose duration is an upper bound
@@ -294,7 +299,7 @@ class CallSums:
 
     @property
     def unfinished(self) -> int:
-        return self.count - self.seen
+        return self.count - self.seen - self.replayed
 
     def __add__(self, other: CallSums) -> CallSums:
         return CallSums(
@@ -306,6 +311,7 @@ class CallSums:
             self.mismatched + other.mismatched,
             self.upper_bounds + other.upper_bounds,
             self.seen + other.seen,
+            self.replayed + other.replayed,
             self.all.plus(other.all),
             self.finished.plus(other.finished),
             self.finished_bounds.plus(other.finished_bounds),
@@ -359,6 +365,7 @@ def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> lis
             total(calls.mismatched[order]),
             total(finished & ~duration_exact),
             total(finished),
+            total(calls.replayed[order]),
             sent(sized, None),
             sent(sized & finished & duration_exact, duration),
             sent(sized & finished & ~duration_exact, duration),
@@ -376,4 +383,4 @@ def sum_stalls(stalls: Calls, order: Int64, begins: Int64) -> list[CallSums]:
     exposed = np.add.reduceat(stalls.exposed[order], begins, dtype=np.int64)
     none: Distribution[int] = Distribution.of(np.zeros(0, np.int64))
     nothing = (_NOTHING,) * 5
-    return [CallSums(0, one, 0, 0, 0, 0, 0, 0, *nothing, 0, none, none) for one in exposed.tolist()]
+    return [CallSums(0, one, 0, 0, 0, 0, 0, 0, 0, *nothing, 0, none, none) for one in exposed.tolist()]

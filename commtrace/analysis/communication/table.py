@@ -75,12 +75,13 @@ class Communication:
     unfinished: int  # calls without an end
     unmatched: int  # calls not matched on all members
     mismatched: int  # members disagree on operation, bytes or dtype
+    replayed: int  # calls in replays of CUDA graphs: counted and sized, without times of their own
     upper_bounds: int  # calls whose start or end is a bound: their durations and hidden times are upper bounds
 
     @property
     def durations_are_bounds(self) -> bool:
         """Return whether no call has an exact duration: those of the row are upper bounds."""
-        return 0 < self.upper_bounds == self.count - self.unfinished
+        return 0 < self.upper_bounds == self.count - self.unfinished - self.replayed
 
     @property
     def exposed_ratio(self) -> float | None:
@@ -117,6 +118,7 @@ class Communication:
             "unfinished": self.unfinished,
             "unmatched": self.unmatched,
             "mismatched": self.mismatched,
+            "replayed": self.replayed,
             "upper_bounds": self.upper_bounds,
         }
 
@@ -302,6 +304,7 @@ def _row(run: Run, key: CommunicationKey, sums: CallSums, compute_ns: int, detai
         unfinished=sums.unfinished,
         unmatched=sums.count - sums.complete,
         mismatched=sums.mismatched,
+        replayed=sums.replayed,
         upper_bounds=sums.upper_bounds,
     )
 

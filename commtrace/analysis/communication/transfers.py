@@ -14,7 +14,7 @@ from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH, bus_fa
 from commtrace.analysis.communication.links import SMALLEST_BYTES
 from commtrace.analysis.keys import grouped_rows
 from commtrace.analysis.matched import Context
-from commtrace.analysis.matching.operations import codes_named, communication_rows
+from commtrace.analysis.matching.operations import codes_named, timed_rows
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64, Spans
@@ -44,7 +44,7 @@ def large_transfers(context: Context, block: Block) -> Transfers:
     transfer_ns = spans.end - ready
     chosen = complete & ~mismatched & (spans.bytes >= SMALLEST_BYTES) & (transfer_ns > 0) & (group_size > 1)
     chosen &= ready_exact & spans.end_exact
-    chosen &= communication_rows(spans) & np.isin(spans.step, context.steps) & ~_named(context.run, spans)
+    chosen &= timed_rows(spans) & np.isin(spans.step, context.steps) & ~_named(context.run, spans)
     rows = np.flatnonzero(chosen)
     bus_bytes = np.zeros(len(rows))
     if len(rows):

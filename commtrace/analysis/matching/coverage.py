@@ -13,6 +13,7 @@ from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.matching.arrivals import GroupLabel, RankArrivals, describe_group, known_groups
 from commtrace.analysis.matching.operations import communication_rows, unfinished_rows
+from commtrace.analysis.matching.replays import ReplayKey, Replays, ReplaySums, add_replays, find_replays
 from commtrace.analysis.matching.roles import Roles
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block, bounds_of
@@ -33,11 +34,15 @@ _MOST_RANGES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Rows recorded (of the steps that count) and dropped, by kind; ``not_visible`` has sentences on unseen paths."""
+    """Rows recorded (of the steps that count) and dropped, by kind; ``not_visible`` has sentences on unseen paths.
+
+    Rows of communication in replays of CUDA graphs are counted as those of others; ``replays`` has the time of these.
+    """
 
     captured: dict[str, int]
     dropped: dict[str, int]
     not_visible: tuple[str, ...]
+    replays: tuple[Replays, ...] = ()  # longest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +51,15 @@ class Captured:
 
     rows: Mapping[str, int]
     roles: frozenset[str]
+    replays: Mapping[ReplayKey, ReplaySums]
 
     def __add__(self, other: Captured) -> Captured:
         rows = Counter(self.rows) + Counter(other.rows)
-        return Captured({kind: rows[kind] for kind in schema.KINDS if rows[kind]}, self.roles | other.roles)
+        return Captured(
+            {kind: rows[kind] for kind in schema.KINDS if rows[kind]},
+            self.roles | other.roles,
+            add_replays(self.replays, other.replays),
+        )
 
     def coverage(self, run: Run) -> Coverage:
         """Return the coverage of a run; integrations name unseen paths in ``topology["not_visible"]``."""
@@ -60,7 +70,8 @@ class Captured:
         reported = {str(path) for trace in run.ranks.values() for path in trace.topology.get("not_visible", ())}
         silent = _silent_dimensions(run, self.roles, skipped) if self.rows else ()
         paths = (*sorted(reported), *_invisible_paths(run), *_skipped(skipped), *silent)
-        return Coverage(dict(self.rows), dict(dropped), paths)
+        replays = sorted((Replays.of(*one) for one in self.replays.items()), key=lambda one: -one.time_ns)
+        return Coverage(dict(self.rows), dict(dropped), paths, tuple(replays))
 
 
 def find_captured(run: Run, roles: Roles, steps: Sequence[int] | None = None) -> Captured:
@@ -70,7 +81,7 @@ def find_captured(run: Run, roles: Roles, steps: Sequence[int] | None = None) ->
         kind = block.spans.kind if steps is None else block.spans.kind[np.isin(block.spans.step, steps)]
         counts += np.bincount(kind, minlength=len(schema.KINDS))
     rows = {kind: count for kind, count in zip(schema.KINDS, counts.tolist(), strict=True) if count}
-    return Captured(rows, frozenset(_roles_that_communicated(run, roles)))
+    return Captured(rows, frozenset(_roles_that_communicated(run, roles)), find_replays(run, steps))
 
 
 def find_coverage(run: Run, roles: Roles) -> Coverage:

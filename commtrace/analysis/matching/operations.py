@@ -32,6 +32,16 @@ def communication_rows(spans: Spans) -> Bool:
     return np.asarray((spans.kind == schema.COLLECTIVE) | (spans.kind == schema.P2P))
 
 
+def replayed_rows(spans: Spans) -> Bool:
+    """Mark communications in replays of CUDA graphs: what they sent is known, and not when in the replay."""
+    return np.asarray(spans.timing == schema.REPLAY_TIMING)
+
+
+def timed_rows(spans: Spans) -> Bool:
+    """Mark communications that have times of their own."""
+    return np.asarray(communication_rows(spans) & ~replayed_rows(spans))
+
+
 def named(run: Run, spans: Spans, operations: Iterable[str]) -> Bool:
     """Return a mask of the rows with one of these names."""
     return codes_named(run, spans.name, operations)

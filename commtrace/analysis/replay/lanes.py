@@ -12,7 +12,7 @@ import numpy as np
 from commtrace.analysis.breakdown.intervals import IntervalUnion, distinct
 from commtrace.analysis.keys import find_rows, pack
 from commtrace.analysis.matching.match import Matches
-from commtrace.analysis.matching.operations import SYNCHRONISING, codes_named, communication_rows
+from commtrace.analysis.matching.operations import SYNCHRONISING, codes_named, timed_rows
 from commtrace.analysis.replay.segments import LaneRows, Phases, Pieces, Segments, find_segments, narrow
 from commtrace.analysis.replay.step_bounds import StepBounds
 from commtrace.trace import schema
@@ -212,7 +212,7 @@ def _stalls(rows: LaneRows, steps: IntervalUnion) -> tuple[Int64, IntervalUnion]
 def _instants(rows: LaneRows, steps: IntervalUnion, stalls: Int64) -> Int64:
     """Return rows of finished communications without a length on which no stall was recorded."""
     spans = rows.spans
-    found = np.flatnonzero(communication_rows(spans) & (spans.start == spans.end))
+    found = np.flatnonzero(timed_rows(spans) & (spans.start == spans.end))
     found = found[steps.holding(rows.start(found)) >= 0]
     found = found[codes_named(rows.run, spans.name[found], (*SYNCHRONISING, "recv"))]
     if not len(found):
@@ -239,7 +239,7 @@ class _Begins(NamedTuple):
 def _begins(rows: LaneRows, numbers: Int64, intervals: IntervalUnion) -> _Begins:
     """Return the communications of the steps with these numbers."""
     # The recorded step counts: an operation may start at the very instant at which its step ends.
-    found = np.flatnonzero(communication_rows(rows.spans))
+    found = np.flatnonzero(timed_rows(rows.spans))
     number = rows.spans.step[found]
     step = np.minimum(np.searchsorted(numbers, number), len(numbers) - 1)
     wanted = numbers[step] == number

@@ -16,6 +16,7 @@ import numpy as np
 from commtrace.analysis.breakdown.intervals import paint
 from commtrace.analysis.keys import grouped, pack, sort_groups
 from commtrace.analysis.matched import Context
+from commtrace.analysis.matching.operations import timed_rows
 from commtrace.analysis.replay.scenarios import Replay, Scenario
 from commtrace.analysis.statistics import Float64
 from commtrace.analysis.stragglers.costs import Occurrence, cost_of, occurrence
@@ -345,6 +346,7 @@ class _BlockWaits(NamedTuple):
             for column in ("ready", "last_rank")
         )
         late = (last_rank >= 0) & (last_rank != rank) & (ready > spans.start) & np.isin(spans.step, context.steps)
+        late &= timed_rows(spans)
         communication = np.flatnonzero((spans.kind == schema.COLLECTIVE) | (spans.kind == schema.P2P))
         # By group, then by start; of those of one time by what they are, as the order of their rows means nothing.
         keys = (spans.peer, spans.op_in_seq, spans.seq, spans.kind, -spans.end, spans.start, spans.group, rank)

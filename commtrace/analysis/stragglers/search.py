@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from commtrace.analysis.breakdown.states import REPLAY
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.clocks.time_of_day import step_begin_ns, step_end_ns
 from commtrace.analysis.matching.match import Matches, blame_ns
@@ -52,6 +53,10 @@ NOT_THE_SAME_STEPS: Final = (
 )
 
 
+_MUCH_REPLAYED: Final = 0.05
+"""Share of the step in replays that is mentioned."""
+
+
 @dataclass(frozen=True, slots=True)
 class Findings:
     """Verdicts on stragglers, and what could not be judged."""
@@ -61,6 +66,30 @@ class Findings:
     replay_error: float = float("nan")  # median difference of replayed and measured steps, as a share
     together_ms_per_step: float = 0.0  # saved without everything that is named
     waited_for: str = ""  # without verdicts: the rank that others waited for most, and why it is no straggler
+
+
+class ReplayedShare(NamedTuple):
+    """Time of ranks in replays of CUDA graphs that communicate, and in steps, ns."""
+
+    replayed_ns: int
+    wall_ns: int
+
+    def plus(self, other: ReplayedShare) -> ReplayedShare:
+        return ReplayedShare(self.replayed_ns + other.replayed_ns, self.wall_ns + other.wall_ns)
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return what is not judged, if the time is much."""
+        share = self.replayed_ns / self.wall_ns if self.wall_ns else 0.0
+        if share < _MUCH_REPLAYED:
+            return ()
+        return (
+            f"{share:.0%} of the step is replayed from CUDA graphs that communicate. Ranks that wait inside of a "
+            "replay are not told from ranks that work: who holds them up there is not found, and lost time counts it "
+            "as ideal.",
+        )
+
+
+NONE_REPLAYED: Final = ReplayedShare(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +103,7 @@ class MeasuredWork:
     blame_ns: Mapping[int, int]  # by rank, the time that others waited for it
     clocks_agree: bool
     numbers: StepNumbers = NONE_COMPARED
+    replayed_share: ReplayedShare = NONE_REPLAYED
 
     @classmethod
     def of(cls, run: Run, matches: Matches, program: Program, parts: StatisticsParts) -> MeasuredWork:
@@ -109,6 +139,7 @@ class MeasuredWork:
             Counter(self.blame_ns) + Counter(later.blame_ns),
             self.clocks_agree,
             self.numbers + later.numbers,
+            self.replayed_share.plus(later.replayed_share),
         )
 
 
@@ -139,7 +170,9 @@ def measure_work(analysis: Analysis) -> MeasuredWork:
         return MeasuredWork.not_replayed(str(error), analysis.matches)
     parts = StatisticsParts.of(analysis.replayed.run, program, analysis.work, analysis.transfers)
     measured = MeasuredWork.of(analysis.run, analysis.matches, program, parts)
-    return replace(measured, numbers=find_step_numbers(analysis.context))
+    times = analysis.partition
+    replayed = ReplayedShare(int(times.total(REPLAY).sum()), int(times.wall_ns.sum()))
+    return replace(measured, numbers=find_step_numbers(analysis.context), replayed_share=replayed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +238,7 @@ def judge_stragglers(
         abstentions = (_too_few_steps(work),)
     if not np.isfinite(work.peers.peer_ns).any() and not verdicts:
         abstentions = (NO_PEERS, *undecided)
+    abstentions += measured.replayed_share.sentences()
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
     if not ordered:
         changes = common_change(work), baseline.difference(work) if baseline else ""

@@ -17,7 +17,7 @@ from commtrace.analysis.clocks.align import Alignment, ClockKey, align, apply
 from commtrace.analysis.clocks.causality import MOST_MESSAGES
 from commtrace.analysis.clocks.fit import MOST_ENDS, Thinned, least_power, multiples
 from commtrace.analysis.matching.coverage import RowCounts
-from commtrace.analysis.matching.operations import SYNCHRONISING, unfinished_ids
+from commtrace.analysis.matching.operations import SYNCHRONISING, replayed_rows, unfinished_ids
 from commtrace.analysis.steps.attempts import Repetitions
 from commtrace.analysis.windows.step_axis import StepAxis
 from commtrace.errors import RunNotFoundError
@@ -259,7 +259,7 @@ class _Collected:
     def _keep_for_clocks(self, spans: Spans, trace: RankTrace) -> None:
         if len(set(self.clocks.values())) < 2:
             return
-        known = spans.group >= 0
+        known = (spans.group >= 0) & ~replayed_rows(spans)
         synchronising = np.isin(spans.name, [self._code(name) for name in SYNCHRONISING])
         self.ends = self.ends.plus(
             spans.take(

@@ -175,6 +175,7 @@ class ProcessGroupHooks:
             self._tracer.unmeasured,
         )
         graph_task, operations, issue = torch._C._current_graph_task_id, self._operations, self._issued.launch
+        captures = self._tracer.captures
 
         def pre(arguments: HookArguments) -> None:
             try:
@@ -198,7 +199,8 @@ class ProcessGroupHooks:
                     payload = measure(tensors, own_rank)
                 except Exception as error:
                     payload = unmeasured(operation, tensors, error)
-                issued = issue(operation, state, -1, payload, peer)
+                own = captures.state(state) if captures.open else state
+                issued = issue(operation, own, -1, payload, peer)
                 thread.issuing.append((arguments.op_id, operation, peer, issued, results))
             except Exception as error:
                 failed(HOOKS_PART, error)
@@ -211,7 +213,7 @@ class ProcessGroupHooks:
 
         thread, failed, reducer = self._tracer.thread, self._tracer.failed, self._reducer
         graph_task, sent_elsewhere = torch._C._current_graph_task_id, self._sent_elsewhere
-        current_node = torch._C._current_autograd_node
+        current_node, captures = torch._C._current_autograd_node, self._tracer.captures
 
         def post(arguments: HookArguments) -> None:
             try:
@@ -225,7 +227,10 @@ class ProcessGroupHooks:
                         return
                     number, operation, peer, issued, results = issuing.pop()
                 # Here, not in the pre-hook: what is refused takes no number.
-                seq = number_of_message(state, operation, peer) if operation.is_p2p else next(state.collective_seq)
+                own = captures.state(state) if captures.open else state
+                seq = number_of_message(own, operation, peer) if operation.is_p2p else next(own.collective_seq)
+                if own.graph is not None:
+                    own.graph.number(own, seq, is_p2p=operation.is_p2p)
                 if issued is None:
                     return
                 launch = issued.launch

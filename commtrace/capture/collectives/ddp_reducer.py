@@ -82,7 +82,8 @@ class CppCalls:
     ) -> CppCall | None:
         """Take the time before a communication is handed on; return None if it is not to be recorded."""
         tracer = self._tracer
-        if not tracer.recording or (tracer.groups.skip_roles and tracer.groups.skips(state)):
+        is_wanted = tracer.recording or state.graph is not None
+        if not is_wanted or (tracer.groups.skip_roles and tracer.groups.skips(state)):
             return None
         num_bytes, self_bytes, dtype, tensor, members = payload
         is_member = root is not None and 0 <= root < len(state.ranks_by_group_rank)  # else its backend will refuse it
@@ -92,7 +93,7 @@ class CppCalls:
         ))  # fmt: skip
         if self._devices is not None and tensor is not None and tensor.is_cuda:
             return self._devices.launch(launch, tensor.device.index)
-        return HostCall(launch)
+        return HostCall(launch) if state.graph is None else None
 
     def complete(self, issued: CppCall, work: Work, *, stalls_until_end: bool) -> None:
         """Have the end recorded. ``stalls_until_end``: the caller does nothing until then."""
@@ -391,6 +392,7 @@ class ReducerKernels:
         group_argument = 2 if method == "allgather" else 1
         failed, completions, unmeasured = self._tracer.failed, self._tracer.completions, self._tracer.unmeasured
         thread, groups, issue, reducer = self._tracer.thread, self._tracer.groups, self._issued.launch, self._reducer
+        captures = self._tracer.captures
         group_of, work_of, graph_task = ProcessGroup.unbox, Work.unbox, torch._C._current_graph_task_id
         states, register = groups.states, groups.state
 
@@ -410,6 +412,8 @@ class ReducerKernels:
                         root = int(arguments[2]) if operation.has_root else None
                         process_group = group_of(arguments[group_argument])
                         state = states.get(id(process_group)) or register(process_group)
+                        if captures.open:
+                            state = captures.state(state)
                         seq = next(state.collective_seq)
                         issued = issue(operation, state, seq, payload, root)
                         if task == -1:  # In a backward they are the reducer's buckets, which live as long as it.

@@ -365,7 +365,8 @@ class FunctionalCapture:
 
     def _launch_message(self, message: Message, state: GroupState, peer: int, seq: int) -> Awaited | None:
         operation, tensor, _, _ = message
-        if not self._tracer.recording or self._tracer.groups.skips(state, peer):
+        is_wanted = self._tracer.recording or state.graph is not None
+        if not is_wanted or self._tracer.groups.skips(state, peer):
             return None
         try:
             payload: FunctionalPayload = (tensor.nbytes, NO_SELF_BYTES, tensor.dtype, None)
@@ -386,7 +387,7 @@ class FunctionalCapture:
         skip_roles, skips = tracer.groups.skip_roles, tracer.groups.skips
 
         def launch(arguments: Arguments, process_group: ProcessGroup, state: GroupState, seq: int) -> Awaited | None:
-            if not tracer.recording or (skip_roles and skips(state)):
+            if not (tracer.recording or state.graph is not None) or (skip_roles and skips(state)):
                 return None
             try:
                 num_bytes, self_bytes, dtype, members = payload = measure(arguments, process_group)
@@ -419,7 +420,7 @@ class FunctionalCapture:
             return Awaited(launch)
         device = _device(tensor)
         if device is None or device.type != "cuda":
-            return Awaited(launch)
+            return Awaited(launch) if state.graph is None else None
         call = self._devices.launch(launch, device.index)
         return None if call is None else Awaited(call.launch, call)
 
@@ -440,11 +441,12 @@ def _communicates_itself(overload: OpOverload) -> bool:
 
 
 def _states(tracer: Tracer) -> Callable[[str | ProcessGroup], tuple[ProcessGroup, GroupState]]:
-    states, register = tracer.groups.states, tracer.groups.state
+    states, register, captures = tracer.groups.states, tracer.groups.state, tracer.captures
 
     def state_of(group: str | ProcessGroup) -> tuple[ProcessGroup, GroupState]:
         process_group = _resolving()(group) if isinstance(group, str) else group
-        return process_group, states.get(id(process_group)) or register(process_group)
+        state = states.get(id(process_group)) or register(process_group)
+        return process_group, captures.state(state) if captures.open else state
 
     return state_of
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from commtrace import launchers
 from commtrace.capture.collectives.operations import LEGACY, NcclBackend, nccl_backend
-from commtrace.capture.records import DeviceCall, Queue
+from commtrace.capture.records import DeviceCall, GraphContents, Queue
 from commtrace.identity import Place, current_place
 from commtrace.trace.metadata import UNKNOWN_ROLE, Group, group_id
 
@@ -55,6 +55,12 @@ class Counters(Protocol):
     def launched(self) -> int:
         """Return how many collectives there have been."""
 
+    def take(self, count: int, /) -> int:
+        """Take the numbers of so many collectives; return the first of them."""
+
+    def take_messages(self, is_send: bool, peer: int, tag: int, count: int, /) -> int:
+        """Take the numbers of so many sends to, or receives from, ``peer``; return the first of them."""
+
     def take_back(self, seq: int, /) -> None:
         """Free the number of a collective that its backend refused, unless another thread has taken the next one."""
 
@@ -88,9 +94,19 @@ class PythonCounters:
     def launched(self) -> int:
         return _next_number(self._collectives)
 
+    def take(self, count: int) -> int:
+        first = next(self._collectives)
+        self._collectives = itertools.count(first + count)
+        return first
+
     def take_back(self, seq: int) -> None:
         if _next_number(self._collectives) == seq + 1:
             self._collectives = itertools.count(seq)
+
+    def take_messages(self, is_send: bool, peer: int, tag: int, count: int) -> int:
+        first = self.next_message(is_send, peer, tag)
+        self._messages[is_send, peer, tag] = itertools.count(first + count)
+        return first
 
     def next_message(self, is_send: bool, peer: int, tag: int = 0) -> int:
         key = (is_send, peer, tag)
@@ -124,6 +140,7 @@ class GroupState:
         "_bracket",
         "bracket_is_collective",
         "collective_seq",
+        "graph",
         "group",
         "nccl",
         "queues",
@@ -136,7 +153,9 @@ class GroupState:
         ranks_by_group_rank: Sequence[int],
         nccl: NcclBackend = LEGACY,
         counters: Counters | None = None,
+        graph: GraphContents | None = None,
     ) -> None:
+        self.graph = graph  # what goes into it is numbered here, from 0; None of a group's own state
         self.group = group
         self.nccl = nccl
         self.ranks_by_group_rank = tuple(ranks_by_group_rank)
@@ -160,9 +179,13 @@ class GroupState:
 
     def take_back(self, seq: int) -> None:
         self.collective_seq.take_back(seq)
+        if self.graph is not None:
+            self.graph.refused(self, seq)
 
     def take_back_p2p(self, is_send: bool, peer: int, seq: int) -> None:
         self.collective_seq.take_back_message(is_send, peer, seq)
+        if self.graph is not None:
+            self.graph.refused(self, seq)
 
     def queue(self, peer: int, device: int) -> Queue:
         """Return the operations on the own stream of a communicator of the device; ``peer`` is −1 for collectives."""

@@ -233,6 +233,7 @@ class ProcessGroupCapture:
         measure, is_collective = operation.measure, not operation.is_p2p
         launched, forgotten, unrecorded = self._launching(operation), self._forgotten, self._unrecorded
         refused, blocked, thread, unmeasured = self._refused, tracer.blocked, tracer.thread, tracer.unmeasured
+        captures = tracer.captures
 
         def method(process_group: ProcessGroup, /, *arguments: object, **keywords: object) -> object:
             launch = device_call = state = None
@@ -241,8 +242,11 @@ class ProcessGroupCapture:
                 thread.has_counted = True
                 positional = _by_position(arguments, keywords, operation.arguments) if keywords else arguments
                 state = states.get(id(process_group)) or register(process_group)
+                if captures.open:
+                    state = captures.state(state)
                 seq, peer, is_async = number(operation, state, positional)
-                if tracer.recording and not (skip_roles and skips(state, -1 if is_collective else peer)):
+                is_wanted = tracer.recording or state.graph is not None
+                if is_wanted and not (skip_roles and skips(state, -1 if is_collective else peer)):
                     try:
                         num_bytes, self_bytes, dtype, tensor, members = measure(positional, process_group)
                     except Exception as error:
@@ -255,6 +259,9 @@ class ProcessGroupCapture:
                         device = tensor.device if tensor is not None else _barrier_device(positional)
                         if device is not None and device.type == "cuda":
                             device_call, launch = devices.launch(launch, device.index), None
+                        elif state.graph is not None:
+                            refused(operation, state, peer, seq)  # of the host's tensors: it is no part of the graph
+                            launch, seq = None, -1
                     blocked[0] = launch or device_call
             except Exception as error:
                 tracer.failed(PART, error)

@@ -12,6 +12,9 @@ PART: Final = "search for invisible communication"
 CAPTURED_COMMUNICATION: Final = "communication captured into CUDA graphs"
 """A path that the capture itself detects: a communication was launched while its stream was recording a graph."""
 
+REPLAYED_GRAPHS: Final = "CUDA graphs"
+"""A path of this list that is none where replays are recorded."""
+
 ACTIVE: Final = "active"
 LOADED: Final = "loaded"
 
@@ -71,6 +74,6 @@ INVISIBLE_PATHS: Final[Mapping[str, Callable[[Modules], str | None]]] = {
     "NCCL EP": _nccl_ep,  # the same
     "symmetric memory": _symmetric_memory,  # communication inside kernels on symmetric memory
     "NVSHMEM": _nvshmem,  # communication issued by kernels
-    "CUDA graphs": _cuda_graphs,  # communication replayed from a graph
+    REPLAYED_GRAPHS: _cuda_graphs,  # communication replayed from a graph
 }
 """Functions that find the state of each way of communicating that is not seen, by its name."""

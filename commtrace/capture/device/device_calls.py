@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
+    from commtrace.capture.collectives.groups import GroupState
+
 
 PART: Final = "capture of device communication"
 
@@ -70,10 +72,14 @@ class DeviceCalls:
         """Take the launch mark; return None for an operation in a bracket, or one that cannot be timed."""
         operation, state = launch.operation, launch.state
         clock = self._clock
+        if state.graph is not None:
+            # Where a communication would get device times of its own, by nodes that stamp them in the graph.
+            state.graph.add(launch)
+            return None
         if clock.is_off:
             return None
         if clock.is_capturing():
-            self._tracer.untraced_paths.add(CAPTURED_COMMUNICATION)  # its replays cannot be seen
+            self._tracer.untraced_paths.add(CAPTURED_COMMUNICATION)  # by something else than torch's graphs
             return None
         if state.bracket is not None:
             is_first_to_run = not state.bracket and state.nccl.launches_in_brackets and not operation.is_p2p
@@ -246,7 +252,7 @@ class DeviceCalls:
 
         def start_coalescing(process_group: ProcessGroup, /, *arguments: object, **keywords: object) -> object:
             try:
-                state = tracer.groups.state(process_group)
+                state = self._state(process_group)
                 state.bracket, state.bracket_is_collective = [], False
             except Exception as error:
                 tracer.failed(PART, error)
@@ -274,12 +280,18 @@ class DeviceCalls:
 
         return end_coalescing
 
+    def _state(self, process_group: ProcessGroup) -> GroupState:
+        state = self._tracer.groups.state(process_group)
+        return self._tracer.captures.state(state) if self._tracer.captures.open else state
+
     def _close_bracket(self, process_group: ProcessGroup) -> tuple[DeviceCall, ...]:
         """Give the members of a bracket their common launch mark and, to collectives, their common number."""
-        state = self._tracer.groups.state(process_group)
+        state = self._state(process_group)
         calls, state.bracket = tuple(state.bracket or ()), None
         # Counted also where nothing is recorded: members of the group must agree on the numbers that follow.
         collective_seq = next(state.collective_seq) if state.bracket_is_collective else -1
+        if state.graph is not None:
+            state.graph.close_bracket(state, collective_seq)
         if not calls or self._clock.is_capturing():
             return ()
         start = calls[0].launch.start or self._clock.mark(calls[0].device)

@@ -317,7 +317,9 @@ def _not_written(seen: Seen) -> str:
 def _print_invisible(console: Console, diagnosis: Diagnosis) -> None:
     for path in diagnosis.coverage.not_visible:
         console.print(f"[yellow]Not visible:[/] {escape(path)}", soft_wrap=True)
-    if diagnosis.coverage.not_visible:
+    for replays in diagnosis.coverage.replays:
+        console.print(escape(replays.sentence), soft_wrap=True)
+    if diagnosis.coverage.not_visible or diagnosis.coverage.replays:
         console.print()
 
 

@@ -295,6 +295,9 @@ def _print_communication(console: Console, rows: Sequence[Communication]) -> Non
         note += "\nnodes: 1 if all members are on one, >1 if they are on several."
     if any(row.bandwidth_time == "duration" for row in rows):
         note += "\n* not matched on all members: bytes per duration, waiting included."
+    replayed = sum(row.replayed for row in rows)
+    if replayed:
+        note += f"\n{replayed} calls were replayed from CUDA graphs: they are counted, and their times are not known."
     bounds = sum(row.upper_bounds for row in rows)
     if bounds:
         note += (
@@ -325,6 +328,8 @@ def _print_coverage(console: Console, summary: Summary) -> None:
         console.print(f"Details: commtrace doctor {escape(summary.run.path)}", style="dim")
     for path in coverage.not_visible:
         console.print(f"[yellow]Not visible:[/] {escape(path)}")
+    for replays in coverage.replays:
+        console.print(escape(replays.sentence))
 
 
 _MOST_RANKS: Final = 16

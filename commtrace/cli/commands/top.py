@@ -167,6 +167,7 @@ _LETTERS: Final = {
     "gc": ("g", "magenta"),
     "memory": ("m", "cyan"),
     "idle": ("i", "yellow"),
+    "replay": ("r", "cyan"),
     "other": ("·", "dim"),
 }
 

@@ -14,6 +14,7 @@ from commtrace.trace import schema
 from commtrace.trace.aggregates import AGGREGATE
 from commtrace.trace.blocks import Block, bounds_of, end_to_end
 from commtrace.trace.files.exactness import exact_ends, exact_starts
+from commtrace.trace.graphs import with_contents
 from commtrace.trace.inputs import printable
 from commtrace.trace.marks import Marks, check_aggregates, read_mark
 from commtrace.trace.metadata import RankMetadata
@@ -103,7 +104,11 @@ def decode(
             tables, rank_marks, details, _last_written(block, possible), strict=True
         )
     }
-    kept = Spans(**{name: column[rows] for name, column in columns.items()})
+    kept = Block(block.ranks, bounds, Spans(**{name: column[rows] for name, column in columns.items()}))
+    replays = np.flatnonzero(kept.spans.kind == schema.REPLAY)
+    if len(replays):
+        texts = table["detail"].take(rows[replays]).to_pylist()
+        kept = with_contents(kept, replays, texts, [of_rank.marks.graphs for of_rank in rank_marks], names)
     problems = [
         f"rank {rank}: {message}"
         for rank, of_rank in zip(block.ranks, rank_marks, strict=True)
@@ -111,7 +116,7 @@ def decode(
     ]
     problems += [message for of_rank in rank_marks for message in dict.fromkeys(of_rank.marks.limits)]
     problems += _impossible(block, possible)
-    return DecodedBlock(Block(block.ranks, bounds, kept), ranks, names, problems)
+    return DecodedBlock(kept, ranks, names, problems)
 
 
 def known_columns(table: pa.Table) -> pa.Table:
@@ -272,6 +277,7 @@ def _trace(
         drops=tuple(marks.drops),
         device_states=tuple(marks.device_states),
         peak_memory=marks.peak_memory,
+        graphs=marks.graphs,
         last_written_ns=last_written_ns,
         closed=marks.closed,
         exception=marks.exception,
@@ -345,7 +351,8 @@ def _details(block: Block, detail: pa.ChunkedArray, selected: Bool) -> list[dict
     found: list[dict[int, str]] = [{} for _ in block.ranks]
     if detail.null_count == len(detail):
         return found
-    rows = np.flatnonzero(selected & detail.is_valid().to_numpy())
+    # That of a replay has been read into rows.
+    rows = np.flatnonzero(selected & detail.is_valid().to_numpy() & (block.spans.kind != schema.REPLAY))
     owners = np.searchsorted(block.bounds, rows, side="right") - 1
     for row, owner, text in zip(rows, owners, detail.take(rows).to_pylist(), strict=True):
         found[owner][int(block.spans.id[row])] = text

@@ -44,7 +44,7 @@ _DENSE = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
 _CLOSED_VOCABULARIES: Final = {
     "kind": text_array(schema.KINDS), "lane": text_array(schema.LANES), "timing": text_array(schema.TIMINGS),
 }  # fmt: skip
-_LASTING_MARKS: Final = frozenset({"process_group", "topology", "problem"})
+_LASTING_MARKS: Final = frozenset({"process_group", "topology", "problem", "graph"})
 """Marks that stay true: later segments repeat them, so that they can be read without the earlier ones."""
 _LATEST_MARKS: Final = frozenset({"clock_anchor", "in_flight", "peak_memory", "trigger", "left"})
 """Marks of which later segments repeat the last one, for the same reason."""

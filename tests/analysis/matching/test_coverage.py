@@ -30,13 +30,21 @@ def coverage(run: Run) -> dict[str, Any]:
 def test_rows_and_drops_are_added_up_over_the_ranks() -> None:
     rows = {rank: [collective("all_reduce", PAIR, 0, 0, 1), span("forward", 0, 1)] for rank in (0, 1)}
     run = make_run(rows, [PAIR], dropped=lambda rank: {"p2p": 3 + rank})
-    assert coverage(run) == {"captured": {"forward": 2, "collective": 2}, "dropped": {"p2p": 7}, "not_visible": []}
+    assert coverage(run) == {
+        "captured": {"forward": 2, "collective": 2},
+        "dropped": {"p2p": 7},
+        "not_visible": [],
+        "replays": [],
+    }
 
 
 def test_what_was_captured_in_parts_adds_up() -> None:
-    some, more = Captured({"step": 1}, frozenset({"dp"})), Captured({"gc": 2, "step": 3}, frozenset({"tp", "dp"}))
+    some, more = (
+        Captured({"step": 1}, frozenset({"dp"}), {}),
+        Captured({"gc": 2, "step": 3}, frozenset({"tp", "dp"}), {}),
+    )
 
-    assert some + more == more + some == Captured({"step": 4, "gc": 2}, frozenset({"dp", "tp"}))
+    assert some + more == more + some == Captured({"step": 4, "gc": 2}, frozenset({"dp", "tp"}), {})
     assert [*(more + some).rows] == [kind for kind in schema.KINDS if kind in ("step", "gc")]
 
 

@@ -40,5 +40,6 @@ QUESTIONS: Final = (
     "Megatron-core: results",
     "aborted group",
     "graph capture",
+    "replays of graphs",
 )
 """In the order of the table."""

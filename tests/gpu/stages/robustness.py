@@ -20,6 +20,7 @@ import torch
 
 from bench.engines import OFF, details, engines, environment, recorded_rows
 from tests.e2e.launch import run
+from tests.gpu import replays
 from tests.gpu.programs.exits import WAYS
 from tests.gpu.programs.start import PROGRAMS, python_path
 from tests.gpu.stages.stage import Answers, run_job, run_stage
@@ -34,6 +35,7 @@ def main(answers: Answers) -> None:
     jobs: list[Callable[[], None]] = [partial(tell_of_ends, answers, variants), partial(tell_of_captures, answers)]
     if torch.cuda.is_available():
         jobs.append(partial(tell_of_aborts, answers, variants))
+        jobs.append(partial(tell_of_replays, answers, variants))
     with ThreadPoolExecutor() as pool:
         for future in [pool.submit(job) for job in jobs]:
             future.result()
@@ -82,6 +84,19 @@ def tell_of_captures(answers: Answers) -> None:
         except RuntimeError as error:
             misses = [str(error)[-300:]]
         answers.add("graph capture", "five graphs of 0.7 s each", engine, misses=misses)
+
+
+def tell_of_replays(answers: Answers, variants: list[str]) -> None:
+    """Answer whether replays contain what was captured, by the kernels and the results of two ranks."""
+    outputs = {variant: answers.output / f"replays-{variant}" for variant in variants}
+    for variant, output in outputs.items():
+        run_job(["graph_replays.py", output, "nccl"], environment(variant, output), ranks=2, timeout=JOB_SECONDS)
+    for engine in variants[1:]:
+        misses = [
+            f"rank {rank}: {miss}" for rank in range(2) for miss in replays.misses(outputs[engine], outputs[OFF], rank)
+        ]
+        figures = "; ".join(f"rank {rank}: {replays.figures(outputs[engine], rank)}" for rank in range(2))
+        answers.add("replays of graphs", figures, engine, misses=misses)
 
 
 def tell_of_aborts(answers: Answers, variants: list[str]) -> None:

@@ -68,6 +68,7 @@ export interface RankTimes {
   exposed_memory_ns: number;
   bubble_ns: number;
   idle_ns: number;
+  replay_ns: number;
   data_ns: number;
   checkpoint_ns: number;
   gc_ns: number;
@@ -90,6 +91,7 @@ export interface Communication {
   hidden_ns: number;
   wait_ns: number;
   unfinished: number;
+  replayed: number;
   upper_bounds: number;
 }
 
@@ -186,5 +188,5 @@ export interface Summary {
   modules: ModuleTime[];
   pipeline: Pipeline | null;
   stragglers: Straggler[];
-  coverage: { captured: unknown; dropped: unknown; not_visible: unknown };
+  coverage: { captured: unknown; dropped: unknown; not_visible: unknown; replays: { sentence: string }[] };
 }

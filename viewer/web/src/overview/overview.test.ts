@@ -20,7 +20,16 @@ const TERMS = {
 } as unknown as OverviewTerms;
 
 function rank(number: number, stage: number, compute: number, wait = 0): RankTimes {
-  const none = { idle_ns: 0, data_ns: 0, checkpoint_ns: 0, gc_ns: 0, other_ns: 0, exposed_memory_ns: 0, bubble_ns: 0 };
+  const none = {
+    idle_ns: 0,
+    replay_ns: 0,
+    data_ns: 0,
+    checkpoint_ns: 0,
+    gc_ns: 0,
+    other_ns: 0,
+    exposed_memory_ns: 0,
+    bubble_ns: 0,
+  };
   const exposed = { exposed_ns: { dp: { wait, transfer: 10 } }, exposed_total_ns: wait + 10 };
   const counts = { hidden_ns: 4, wait_ns: 0, blame_ns: 0 };
   const place = { rank: number, host: "a", coordinates: { pp: stage } };

@@ -151,6 +151,7 @@ export function partsOf(times: StepTimes, roles: readonly string[], theme: Pick<
     { name: "exposed memory", ns: times.exposed_memory_ns, colour: "span" },
     { name: "pipeline bubble", ns: times.bubble_ns, colour: "bubble", hatched: true },
     { name: "idle", ns: times.idle_ns, colour: "idle" },
+    { name: "replay of graphs", ns: times.replay_ns, colour: "span", hatched: true },
     { name: "data", ns: times.data_ns, colour: "data" },
     { name: "checkpoint", ns: times.checkpoint_ns, colour: "checkpoint" },
     { name: "gc", ns: times.gc_ns, colour: "gc" },

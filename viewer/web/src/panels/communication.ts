@@ -18,9 +18,10 @@ export function showCommunication({ communication }: Summary): void {
     const rate = value < 1 ? `${formatBytes(value * 1e9)}/s` : significant(value);
     return (row.bandwidth_is_bound ? "≥" : "") + rate + (isDuring(row) ? "*" : "");
   };
+  const replayed = rows.reduce((sum, row) => sum + row.replayed, 0);
   const bounds = rows.reduce((sum, row) => sum + row.upper_bounds, 0);
   const areBounds = (row: Communication) =>
-    row.upper_bounds > 0 && row.upper_bounds === row.count - row.unfinished ? "≤" : "";
+    row.upper_bounds > 0 && row.upper_bounds === row.count - row.unfinished - row.replayed ? "≤" : "";
   const duration = (heading: "p50" | "p99" | "max"): ColumnOf<Communication> => ({
     heading,
     text: (row) => areBounds(row) + formatDuration(row.duration_ns[heading]),
@@ -68,6 +69,9 @@ export function showCommunication({ communication }: Summary): void {
         (rows.some(isDuring) ? " * not matched on all members: bytes per duration, waiting included." : "") +
         (bounds
           ? ` Start or end of ${bounds} calls is only a bound: they do not count for quantiles and bandwidths, where there are others (else ≤, ≥).`
+          : "") +
+        (replayed
+          ? ` ${replayed} calls were replayed from CUDA graphs: they are counted, and their times are not known.`
           : "") +
         (alone ? ` Left out: ${alone} calls on groups of one rank, which send nothing.` : ""),
       "hint",

@@ -18,6 +18,7 @@ export function showCoverage({ alignment, coverage, run }: Summary): void {
       "not visible",
       Array.isArray(coverage.not_visible) ? coverage.not_visible.join("; ") || "–" : described(coverage.not_visible),
     ],
+    ...coverage.replays.map(({ sentence }): [string, string] => ["CUDA graphs", sentence]),
     ["versions", versions.join(", ") || "–"],
   ];
   byId("coverage").append(

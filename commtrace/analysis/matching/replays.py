@@ -1,0 +1,162 @@
+"""Add up the replays of CUDA graphs, with the communication that they contain.
+
+When in a replay its communication ran is not known: the time of a replay with communication is neither compute nor
+exposed communication.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.keys import grouped, pack
+from commtrace.trace import schema
+from commtrace.trace.graphs import CapturedGraph
+from commtrace.trace.json_values import JsonObject, fields_to_json
+from commtrace.trace.run import RankTrace, Run
+
+_PREFIXES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+class ReplayKey(NamedTuple):
+    """Replays that are added up."""
+
+    phases: str  # of training, with plus signs between; "graph" if none is known
+    is_known: bool  # what they contain
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySums:
+    """Sums over the replays of some steps. Those of several windows add up."""
+
+    replays: int
+    rank_steps: int  # steps of a rank in which there were any
+    time_ns: int
+    calls: Mapping[str, int]  # by operation
+    num_bytes: Mapping[str, int]  # by operation, of calls of known bytes
+
+    def __add__(self, other: ReplaySums) -> ReplaySums:
+        return ReplaySums(
+            self.replays + other.replays,
+            self.rank_steps + other.rank_steps,
+            self.time_ns + other.time_ns,
+            Counter(self.calls) + Counter(other.calls),
+            Counter(self.num_bytes) + Counter(other.num_bytes),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ContainedCalls:
+    """The calls of one operation in replays, per rank and step."""
+
+    operation: str
+    count: float
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Replays:
+    """Replays of CUDA graphs in a step of a rank, in the mean of the steps that had any."""
+
+    phases: str
+    is_known: bool
+    count: float
+    time_ns: int
+    calls: tuple[ContainedCalls, ...]  # largest first
+
+    @classmethod
+    def of(cls, key: ReplayKey, sums: ReplaySums) -> Replays:
+        """Return the mean of sums."""
+        calls = [
+            ContainedCalls(operation, count / sums.rank_steps, sums.num_bytes.get(operation, 0) / sums.rank_steps)
+            for operation, count in sums.calls.items()
+        ]
+        calls.sort(key=lambda one: (-one.bytes, -one.count, one.operation))
+        return cls(*key, sums.replays / sums.rank_steps, sums.time_ns // sums.rank_steps, tuple(calls))
+
+    @property
+    def sentence(self) -> str:
+        """Return what was replayed, for how long, with what inside."""
+        work = "Work" if self.phases == "graph" else self.phases
+        from_graphs = "a CUDA graph" if self.count == 1 else "CUDA graphs"
+        took = f"{self.time_ns / 1e6:.3g} ms per step" + ("" if self.count == 1 else f" in {self.count:.3g} replays")
+        return f"{work[:1].upper()}{work[1:]} replayed from {from_graphs}: {took}, {self._contents()}."
+
+    def _contents(self) -> str:
+        if not self.is_known:
+            return "and what they contain is not known: they were captured before the recording began, or beside others"
+        if not self.calls:
+            return "without communication"
+        contain = "contains" if self.count == 1 else "contain"
+        calls = [f"{one.count:.3g} {one.operation} ({_bytes(one.bytes)})" for one in self.calls]
+        return f"which {contain} {', '.join(calls)}: when in it they ran, and whether they were exposed, is not known"
+
+    def to_json(self) -> JsonObject:
+        return {
+            "phases": self.phases,
+            "is_known": self.is_known,
+            "count": self.count,
+            "time_ns": self.time_ns,
+            "calls": [fields_to_json(one) for one in self.calls],
+            "sentence": self.sentence,
+        }
+
+
+def find_replays(run: Run, steps: Sequence[int] | None = None) -> dict[ReplayKey, ReplaySums]:
+    """Add up the replays of all ranks, in all or some steps."""
+    sums: dict[ReplayKey, ReplaySums] = {}
+    for trace in run.ranks.values():
+        for key, own in _of_rank(run, trace, steps):
+            sums[key] = sums[key] + own if key in sums else own
+    return sums
+
+
+def add_replays(
+    some: Mapping[ReplayKey, ReplaySums], others: Mapping[ReplayKey, ReplaySums]
+) -> dict[ReplayKey, ReplaySums]:
+    """Return the sums of both."""
+    return {
+        key: some[key] + others[key] if key in some and key in others else (some.get(key) or others[key])
+        for key in {**some, **others}
+    }
+
+
+def _of_rank(run: Run, trace: RankTrace, steps: Sequence[int] | None) -> Iterator[tuple[ReplayKey, ReplaySums]]:
+    spans = trace.spans
+    is_replay = spans.kind == schema.REPLAY
+    rows = np.flatnonzero(is_replay if steps is None else is_replay & np.isin(spans.step, steps))
+    if not len(rows):
+        return
+    replays = spans.take(rows)
+    is_known = (replays.bytes >= 0).astype(np.int64)
+    first, which = grouped(pack((replays.name, is_known)))
+    duration = replays.end - replays.start
+    for number, example in enumerate(first.tolist()):
+        own = which == number
+        calls, num_bytes = Counter[str](), Counter[str]()
+        for graph, count in zip(*np.unique(replays.id[own], return_counts=True), strict=True):
+            contents = trace.graphs.get(int(graph))
+            if contents is not None and is_known[example]:
+                for operation, (times, size) in _contents(contents).items():
+                    calls[operation] += times * int(count)
+                    num_bytes[operation] += size * int(count)
+        key = ReplayKey(run.names[int(replays.name[example])], bool(is_known[example]))
+        rank_steps = len(np.unique(replays.step[own]))
+        yield key, ReplaySums(int(own.sum()), rank_steps, int(duration[own].sum()), calls, num_bytes)
+
+
+def _contents(graph: CapturedGraph) -> Mapping[str, tuple[int, int]]:
+    """Return calls and bytes of each operation of a graph."""
+    calls, num_bytes = Counter[str](), Counter[str]()
+    for operation in graph.operations:
+        calls[operation.name] += 1
+        num_bytes[operation.name] += max(operation.num_bytes, 0)
+    return {name: (count, num_bytes[name]) for name, count in calls.items()}
+
+
+def _bytes(number: float) -> str:
+    return next((f"{number / size:.3g} {unit}" for size, unit in _PREFIXES if number >= size), f"{number:.0f} B")

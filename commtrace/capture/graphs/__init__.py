@@ -1,0 +1,1 @@
+"""CUDA graphs: what is captured into them, and their replays."""

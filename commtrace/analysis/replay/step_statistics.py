@@ -13,7 +13,7 @@ import numpy as np
 
 from commtrace.analysis.keys import find_rows, grouped, pack
 from commtrace.analysis.replay.edges import Transfers
-from commtrace.analysis.replay.program import Program, stage_of
+from commtrace.analysis.replay.program import Program, class_of
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD, Segments, first_of_phase
 from commtrace.analysis.statistics import Float64
 from commtrace.trace.blocks import pick
@@ -335,7 +335,7 @@ class StepStatistics:
 
     ranks: Int64  # numbers, ascending
     steps: Int64  # numbers, ascending
-    stages: Int64  # pipeline stage of each rank
+    stages: Int64  # pipeline stage of each rank, or what stands for it (program.class_of)
     measured_ns: Int64  # of each step, mean over the ranks
     replayed_ns: Int64  # of each step, with the measured durations
     table: WorkTable
@@ -358,7 +358,7 @@ class StepStatistics:
         return cls(
             ranks=program.ranks,
             steps=program.steps,
-            stages=np.array([stage_of(run.ranks[rank]) for rank in program.ranks.tolist()], np.int64),
+            stages=np.array([class_of(run.ranks[rank]) for rank in program.ranks.tolist()], np.int64),
             measured_ns=program.measured_step_times(),
             replayed_ns=program.step_times(),
             table=WorkTable.of(segments) if work is None else work,

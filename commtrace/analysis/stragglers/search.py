@@ -18,6 +18,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.clocks.time_of_day import step_begin_ns, step_end_ns
 from commtrace.analysis.matching.match import Matches, blame_ns
 from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
+from commtrace.analysis.matching.stages import are_told, not_told
 from commtrace.analysis.problems import StepNumbers, find_step_numbers
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import Program, build_program
@@ -32,7 +33,7 @@ from commtrace.analysis.stragglers.normal import Usual
 from commtrace.analysis.stragglers.slow_links import slow_links
 from commtrace.analysis.stragglers.slow_ranks import common_change, judge_stretches
 from commtrace.analysis.stragglers.slow_sets import SlowSets, judge_sets
-from commtrace.analysis.stragglers.uneven_stages import uneven_stages
+from commtrace.analysis.stragglers.uneven_stages import UnevenStages, uneven_stages
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.run import Run
@@ -203,7 +204,11 @@ def judge_stragglers(
         abstentions = tuple(dict.fromkeys(undecided))
     else:
         abstentions = (_too_few_steps(work),)
-    if not np.isfinite(work.peers.peer_ns).any() and not verdicts:
+    has_peers = bool(np.isfinite(work.peers.peer_ns).any())
+    if not are_told(run):
+        classes = dict(zip(work.ranks.tolist(), work.stages.tolist(), strict=True))
+        abstentions = (not_told(classes), *abstentions)
+    elif not has_peers and not verdicts:
         abstentions = (NO_PEERS, *undecided)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
     if not ordered:
@@ -261,7 +266,9 @@ def of_no_single_rank(
     ``normal_ranks`` is the scenario in which ``slow_ranks`` work normally, ``usual`` is the job when it is healthy.
     ``is_cut`` cuts the run where stages or links change.
     """
-    stages = uneven_stages(work, replay, normal_ranks, limits, is_cut=is_cut, usual=usual)
+    stages = UnevenStages()
+    if are_told(work.run):  # else the last one, which holds the output layer, would be
+        stages = uneven_stages(work, replay, normal_ranks, limits, is_cut=is_cut, usual=usual)
     slow = {*slow_ranks, *stages.ranks}
     # Ranks that are slow now and then have long microbatches, too.
     sequences = None if slow else uneven_sequences(work, replay)

@@ -30,8 +30,8 @@ STEPS: Final = 8
 """The first steps with messages, which say where a rank is: it does not move."""
 
 _WORKS: Final = 0.25
-"""A rank works on a message if it does so for this share of its usual time between messages before it sends its own. What
-goes round a ring is passed on at once."""
+"""A rank works on a message if it does so for this share of its usual time between messages before it sends its own.
+What goes round a ring is passed on at once."""
 
 MOST_GROUPS: Final = 64
 _MOST_NAMED: Final = 8

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -202,8 +202,11 @@ class AwaitedTotals:
         kept, new = _Dues.joined(parts).longest_steps()
         return AwaitedTotals((kept,), others + new.sums(), steps, ranks)
 
-    def longest(self) -> list[Awaited]:
-        """Return the ranks that others waited longest for, at most three."""
+    def longest(self, *, names_ranks: bool = True) -> list[Awaited]:
+        """Return the ranks that others waited longest for, at most three.
+
+        None of them stands out unless ``names_ranks``: of too few steps, who is waited for may be chance.
+        """
         dues = _Dues.joined(self.parts)
         ranks, which = np.unique(dues.last_rank, return_inverse=True)
         waited = np.zeros(len(ranks), np.int64)
@@ -213,10 +216,11 @@ class AwaitedTotals:
         total = int(waited.sum())
         steps = np.concatenate(self.steps).tolist()
         longest = [at for at in np.argsort(-waited, kind="stable").tolist() if int(ranks[at]) in self.ranks]
-        return [
+        found = [
             self._awaited(int(ranks[at]), int(waited[at]), dues.take(np.flatnonzero(which == at)), steps, total)
             for at in longest[:_MOST_RANKS]
         ]
+        return found if names_ranks else [replace(one, stands_out=False) for one in found]
 
     def _awaited(self, rank: int, wait_ns: int, dues: _Dues, steps: Sequence[int], total: int) -> Awaited:
         by_step = np.zeros((len(_ACTIVITIES), len(steps)), np.int64)

@@ -62,6 +62,7 @@ class Findings:
     replay_error: float = float("nan")  # median difference of replayed and measured steps, as a share
     together_ms_per_step: float = 0.0  # saved without everything that is named
     waited_for: str = ""  # without verdicts: the rank that others waited for most, and why it is no straggler
+    are_too_few_steps: bool = False  # of the steps to name anybody, in whatever sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +120,14 @@ def find_stragglers(
     thresholds: Thresholds | None = None,
     program: Program | None = None,
     baseline: Baseline | None = None,
+    around: Run | None = None,
 ) -> Findings:
-    """Find stragglers in steps that are in memory, with aligned clocks."""
+    """Find stragglers in steps that are in memory, with aligned clocks; ``around`` also has the rows between them."""
     try:
         program = program or build_program(run, matches)
     except ReplayError as error:
         return judge_stragglers(run, MeasuredWork.not_replayed(str(error), matches), None)
-    measured = MeasuredWork.of(run, matches, program, StatisticsParts.of(run, program))
+    measured = MeasuredWork.of(run, matches, program, StatisticsParts.of(run, program, around=around))
     replay = replay_of(run, program, measured.steps) if measured.steps else None
     return judge_stragglers(run, measured, replay, thresholds, baseline)
 
@@ -138,7 +140,8 @@ def measure_work(analysis: Analysis) -> MeasuredWork:
         program = analysis.program
     except ReplayError as error:
         return MeasuredWork.not_replayed(str(error), analysis.matches)
-    parts = StatisticsParts.of(analysis.replayed.run, program, analysis.work, analysis.transfers)
+    around = analysis.context.run
+    parts = StatisticsParts.of(analysis.replayed.run, program, analysis.work, analysis.transfers, around)
     measured = MeasuredWork.of(analysis.run, analysis.matches, program, parts)
     return replace(measured, numbers=find_step_numbers(analysis.context))
 
@@ -185,26 +188,26 @@ def judge_stragglers(
     abstentions = tuple(_reasons(measured, work))
     if abstentions:
         return Findings(abstentions=abstentions, replay_error=work.replay_error)
+    has_peers = bool(np.isfinite(work.peers.peer_ns).any())
+    if not work.noise_is_known:
+        too_few = _too_few_steps(work) if has_peers or not are_told(run) else NO_PEERS
+        return Findings(abstentions=(too_few,), replay_error=work.replay_error, are_too_few_steps=True)
     stretches = judge_stretches(work, baseline.of_ranks(work) if baseline else {})
     sets = judge_sets(work, replay, stretches)
-    verdicts, together = sets.verdicts, sets.together_ms
     undecided = tuple(sentence for one in stretches for sentence in one.undecided)
-    if work.noise_is_known:
-        usual = baseline.usual if baseline else None
-        others = of_no_single_rank(work, replay, _ranks(sets), sets.normal, is_cut=True, usual=usual)
-        if others.verdicts and any(one.slow for one in stretches):
-            # The cost of a rank is hidden where others wait for something else as well, and vice versa.
-            beside = judge_sets(work, replay, stretches, others.normal)
-            verdicts = beside.verdicts
-            if _ranks(beside) > _ranks(sets):
-                others = of_no_single_rank(work, replay, _ranks(beside), beside.normal, is_cut=True, usual=usual)
-        verdicts = [*verdicts, *others.verdicts]
-        together += sum(verdict.cost_ms_per_step for verdict in others.verdicts)
-        undecided += others.undecided
-        abstentions = tuple(dict.fromkeys(undecided))
-    else:
-        abstentions = (_too_few_steps(work),)
-    has_peers = bool(np.isfinite(work.peers.peer_ns).any())
+    usual = baseline.usual if baseline else None
+    others = of_no_single_rank(work, replay, _ranks(sets), sets.normal, is_cut=True, usual=usual)
+    verdicts = sets.verdicts
+    if others.verdicts and any(one.slow for one in stretches):
+        # The cost of a rank is hidden where others wait for something else as well, and vice versa.
+        beside = judge_sets(work, replay, stretches, others.normal)
+        verdicts = beside.verdicts
+        if _ranks(beside) > _ranks(sets):
+            others = of_no_single_rank(work, replay, _ranks(beside), beside.normal, is_cut=True, usual=usual)
+    verdicts = [*verdicts, *others.verdicts]
+    together = sets.together_ms + sum(verdict.cost_ms_per_step for verdict in others.verdicts)
+    undecided += others.undecided
+    abstentions = tuple(dict.fromkeys(undecided))
     if not are_told(run):
         classes = dict(zip(work.ranks.tolist(), work.stages.tolist(), strict=True))
         abstentions = (not_told(classes), *abstentions)
@@ -215,9 +218,9 @@ def judge_stragglers(
         changes = common_change(work), baseline.difference(work) if baseline else ""
         abstentions += tuple(filter(None, changes))
     # If normal is not known, a comparison with others would be one with the slow.
-    waited_for = (
-        "" if ordered or undecided else most_waited_for(stretches[0], measured.blame_ns, measured.num_steps, replay)
-    )
+    waited_for = ""
+    if not ordered and not undecided and are_told(run):
+        waited_for = most_waited_for(stretches[0], measured.blame_ns, measured.num_steps, replay)
     dated = tuple(_dated(verdict, work) for verdict in ordered)
     return Findings(dated, abstentions, work.replay_error, together, waited_for)
 

@@ -60,6 +60,7 @@ class _Record:
     host: str
     heard_at: float
     window: int = -1
+    steps: int = 0  # that it has reported
     suspected: int = 0  # windows in a row in which it was beyond normal, or was named and is not clear yet
     unsuspected: int = 0
     slow: SlowNow | None = None  # the newest observation; None while it is not suspected
@@ -152,6 +153,7 @@ class Watch:
         for report in news:
             record = self._records.setdefault(report.rank, _Record(report.host, now))
             record.window, record.heard_at, record.has_ended = report.window, now, report.ended
+            record.steps += report.steps
             record.device_model = report.device_model or record.device_model
             record.device_states.extend((now, state) for state in report.device_states)
         stepping = self._with_classes([report for report in news if report.steps and not report.ended])
@@ -186,8 +188,10 @@ class Watch:
                 self._suspect(self._records[report.rank], table, index, report.first_step, now)
         priced = self._replayed(reports, table, now)
         device = "GPU" if any(report.on_gpu for report in reports) else "rank"
-        events = self._ranks.join(self._slow_sets(), now, device)
-        pauses = [self._paused(one, now) for one in self._memory.take(reports)]
+        # Of fewer steps, the noise between them is not known, as in a recording.
+        are_enough = min(self._records[report.rank].steps for report in reports) >= Thresholds().fewest_steps
+        events = self._ranks.join(self._slow_sets() if are_enough else [], now, device)
+        pauses = [self._paused(one, now) for one in self._memory.take(reports) if are_enough]
         events += self._pauses.join(pauses, now, device)
         if priced is not None:
             self._undecided_of_steps.see(priced.undecided, self._replay.windows)

@@ -2,14 +2,13 @@
 
     torchrun --nproc-per-node 4 handmade_pipeline.py '{"pp": 2, "dp": 2, "schedule": "1f1b", "slow": 2}'
 
-Ranks are numbered with tp fastest, then pp, then dp. ``head`` is how many times as long the last stage works, ``slow`` a
-rank that works twice as long as its peers.
+Ranks are numbered with tp fastest, then pp, then dp. ``head`` is how many times as long the last stage works, ``slow``
+a rank that works twice as long as its peers.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 
@@ -44,6 +43,9 @@ def group_of(same: tuple[str, ...]) -> dist.ProcessGroup | None:
 
 
 gradients, tensors = group_of(("tp", "pp")), group_of(("pp", "dp"))
+if OPTIONS["schedule"] == "bidirectional":  # each stage's weights are on two ranks
+    mirrored = [dist.new_group([stage, PP - 1 - stage]) for stage in range(PP // 2)]
+    gradients = mirrored[min(STAGE, PP - 1 - STAGE)]
 tied = dist.new_group([0, PP - 1]) if OPTIONS["tied"] else None
 if OPTIONS["mesh"]:
     # Made after the others, for the name of its dimension: messages still go over the group of all ranks.
@@ -56,7 +58,11 @@ def next_to(distance: int) -> int:
 
 
 def works(chunk_is_last: bool) -> float:
-    return float(OPTIONS["work"]) * (float(OPTIONS["head"]) if chunk_is_last else 1) * (2 if RANK == OPTIONS["slow"] else 1)
+    return (
+        float(OPTIONS["work"])
+        * (float(OPTIONS["head"]) if chunk_is_last else 1)
+        * (2 if OPTIONS["slow"] == RANK else 1)
+    )
 
 
 class Work(torch.autograd.Function):
@@ -92,7 +98,7 @@ def exchange(*, sends: tuple[torch.Tensor, int] | None = None, receives: int | N
         received = torch.empty(4, WIDTH, requires_grad=True)
         operations.append(dist.P2POp(dist.irecv, received, receives))
     works = dist.batch_isend_irecv(operations) if operations else []
-    if sends is not None and OPTIONS["schedule"] == "1f1b":
+    if sends is not None and OPTIONS["schedule"] != "gpipe" and not OPTIONS["ring"]:
         sent.append((works.pop(0), sends[0]))
     for work in works:
         work.wait()
@@ -145,9 +151,7 @@ def one_f_one_b() -> None:
 
 def interleaved() -> None:
     """All forwards, then all backwards, of several chunks on each rank."""
-    chunks = [
-        Pipeline(STAGE == chunk == 0, STAGE == PP - 1 and chunk == CHUNKS - 1) for chunk in range(CHUNKS)
-    ]
+    chunks = [Pipeline(STAGE == chunk == 0, STAGE == PP - 1 and chunk == CHUNKS - 1) for chunk in range(CHUNKS)]
     for chunk in chunks:
         for _ in range(MICROBATCHES):
             chunk.forward()
@@ -164,7 +168,7 @@ def bidirectional() -> None:
     for pipeline in both:
         for _ in range(MICROBATCHES):
             pipeline.forward()
-    for pipeline in both:
+    for pipeline in reversed(both):
         for _ in range(MICROBATCHES):
             pipeline.backward()
 

@@ -510,7 +510,7 @@ def _why_not(found: SlowRanks, rank: int, replay: Replay) -> str:
     mean = _longer_in_the_mean(work, rank)
     both = f"{own / 1e6:.1f} against {peers / 1e6:.1f} ms per step, medians over {work.num_steps} steps"
     rare = _rarely_longer(work, rank, least)
-    if longer > least and rare:
+    if rare and max(longer, mean) > least:
         return f"{rare} A straggler is slow in most steps."
     if longer <= least < mean:
         return (
@@ -539,7 +539,7 @@ def _why_not(found: SlowRanks, rank: int, replay: Replay) -> str:
 
 
 def _rarely_longer(work: WorkStatistics, rank: int, least: float) -> str:
-    """Say in how many steps the work of a rank is longer than that of its peers, if its medians are not."""
+    """Say in how many steps the work of a rank is longer than that of its peers, if its median over all is not."""
     beside = _work_beside_peers(work, rank)
     if beside is None:
         return ""
@@ -548,12 +548,13 @@ def _rarely_longer(work: WorkStatistics, rank: int, least: float) -> str:
     if own_median > (1 + least) * typical_median:
         return ""
     excess_ns = own_ns - typical_ns
-    longer = int((excess_ns > max(float(excess_ns.mean()) / 2, least * typical_median)).sum())
-    if not longer or excess_ns.mean() <= 0:
+    longer = excess_ns > max(float(excess_ns.mean()) / 2, least * typical_median)
+    if not longer.any() or excess_ns.mean() <= 0:
         return ""
+    there, beside_it = float(np.median(own_ns[longer])), float(np.median(typical_ns[longer]))
     return (
-        f"Its own work takes longer than that of the ranks that do the same in {longer} of {len(own_ns)} steps, by "
-        f"{_longer_in_the_mean(work, rank):.0%} in the mean over all steps; the medians over all steps are "
+        f"Its own work takes longer than that of the ranks that do the same in {longer.sum()} of {len(own_ns)} steps: "
+        f"{there / 1e6:.1f} against {beside_it / 1e6:.1f} ms, medians over these steps; over all steps the medians are "
         f"{own_median / 1e6:.1f} and {typical_median / 1e6:.1f} ms."
     )
 

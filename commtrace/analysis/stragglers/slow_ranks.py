@@ -229,8 +229,10 @@ def _works_longer(work: WorkStatistics, rank: int) -> Bool:
     typical = np.maximum(np.median(steps[:, work.steady], axis=1, keepdims=True), 1.0)
     # Steps that are shorter on all ranks need less.
     shorter = np.minimum(np.median(steps / typical, axis=0), 1.0)
-    row = int(np.searchsorted(work.ranks, rank))
-    excess = float(work.peers.excess_ns[work.peers.rank == rank].sum())
+    row, own = int(np.searchsorted(work.ranks, rank)), work.peers.rank == rank
+    excess, usual = (float(ns[own].sum()) for ns in (work.peers.excess_ns, work.peers.usual_ns))
+    if typical[row, 0] < usual + excess / 2:  # what it does longer, it does in few steps
+        return np.asarray(steps[row] >= shorter * usual + excess / 2)
     return np.asarray(steps[row] >= shorter * (typical[row] - excess / 2))
 
 

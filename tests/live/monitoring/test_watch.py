@@ -384,7 +384,7 @@ def test_a_slow_rank_without_peers_in_a_window_is_not_cleared_for_that() -> None
 def test_windows_without_steps_change_no_verdict() -> None:
     """Steps of a minute: most windows hold none."""
     watch, events = Watch(4, SECONDS), []
-    for window in range(40):
+    for window in range(15 * 9):
         has_step = window % 15 == 14
         reports = [
             report(rank, window, (80, 5, 0, 5) if rank == 3 else (60, 5, 0, 5), steps=int(has_step))

@@ -17,11 +17,14 @@ import torch.distributed as dist
 
 OPTIONS = {
     "pp": 1, "dp": 1, "tp": 1, "chunks": 1, "microbatches": 4, "steps": 14, "schedule": "gpipe", "ring": "",
-    "head": 2.0, "slow": -1, "tied": False, "reports_loss": False, "work": 0.004, "mesh": False,
+    "head": 2.0, "slow": -1, "tied": False, "reports_loss": False, "work": 0.004, "mesh": False, "records": False,
 }  # fmt: skip
 OPTIONS |= json.loads(sys.argv[1])
 PP, DP, TP, CHUNKS, MICROBATCHES = (int(OPTIONS[name]) for name in ("pp", "dp", "tp", "chunks", "microbatches"))
 WIDTH = 32
+
+if OPTIONS["records"]:  # else `commtrace run` does
+    import commtrace.auto  # noqa: F401
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")

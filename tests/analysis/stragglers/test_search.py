@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from commtrace.analysis.chain import analyse
 from commtrace.analysis.matched import of_ranks
 from commtrace.analysis.matching.match import match
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
@@ -264,3 +266,68 @@ def _with_an_evaluation_between_steps(evaluation_ms: int, saving_ms: int, slower
             ]
         now = end
     return make_run(rows, [world])
+
+
+def evaluating(rank_1_ms: Sequence[int], *, num_steps: int = 21, meets: bool = True) -> Run:
+    """Two ranks with steps of 100 ms, after every fifth of which rank 0 evaluates for 50 ms, and rank 1 as given.
+
+    They meet behind it, or in the next step, which begins with the first of them.
+    """
+    rows: dict[int, list[Row]] = {0: [], 1: []}
+    now, longest = {0: 0, 1: 0}, 0
+    events = iter(rank_1_ms)
+    for step in range(num_steps):
+        meeting = max(now.values()) + 90 * MS
+        for rank, own in rows.items():
+            reduction = collective("all_reduce", DP, step, now[rank] + 90 * MS, meeting + 10 * MS, step=step, id=step)
+            own += [
+                span("step", now[rank], meeting + 10 * MS, step=step),
+                span("forward", now[rank], now[rank] + 90 * MS, step=step),
+                reduction,
+                stall(reduction, now[rank] + 90 * MS, meeting + 10 * MS, step=step),
+            ]
+            now[rank] = meeting + 10 * MS
+        if step % 5 == 4 and (more := next(events, None)) is not None:
+            done = {0: now[0] + 50 * MS, 1: now[1] + more * MS}
+            longest = max(done.values())
+            for rank, own in rows.items():
+                end = longest if meets else done[rank]
+                own.append(span("evaluation", now[rank], end, step=-1))
+                if meets:
+                    barrier = collective("barrier", EVALUATED, step, done[rank], end, step=-1, id=1_000 + step)
+                    own += [barrier, stall(barrier, done[rank], end, step=-1)]
+                now[rank] = end
+    return make_run(rows, [DP, EVALUATED])
+
+
+DP, EVALUATED = group("dp", 0, 1), group("evaluated", 0, 1)
+
+
+def of_summary(run: Run) -> Findings:
+    analysis = analyse(run)
+    return find_stragglers(analysis.run, analysis.matches, around=analysis.context.run)
+
+
+def test_what_ranks_wait_for_each_other_between_steps_counts_with_what_follows_the_last_one() -> None:
+    (verdict,) = of_summary(evaluating([250] * 4, num_steps=20)).verdicts
+
+    assert (verdict.rank, verdict.cause) == (1, "evaluation")
+    # Of 19 steps without the warm-up: four times 200 ms more than rank 0, which waits for them.
+    assert verdict.cost_ms_per_step == pytest.approx(4 * 200 / 19)
+    assert verdict.occurrence == "in 4 of 19 steps (5, 10, 15, 19): 0.8 s in all"
+    assert "4 times, by 200 ms each (median), 800 ms in all" in verdict.evidence
+    assert f"needs {4 * 250 / 19:.1f} ms per step for evaluation (mean)" in verdict.evidence
+
+
+def test_where_ranks_meet_in_the_next_step_it_costs_the_same() -> None:
+    run = evaluating([250] * 4, meets=False)
+    (verdict,) = of_summary(run).verdicts
+
+    assert (verdict.rank, verdict.cause) == (1, "evaluation")
+    assert verdict.cost_ms_per_step == pytest.approx(4 * 200 / 20)
+
+
+@pytest.mark.parametrize("rank_1_ms", [[50] * 4, [90, 30, 95, 25], [250, 250], [30, 120, 20, 110]])
+@pytest.mark.parametrize("meets", [False, True])
+def test_evaluations_that_scatter_or_are_few_name_nobody(rank_1_ms: list[int], meets: bool) -> None:
+    assert of_summary(evaluating(rank_1_ms, meets=meets)).verdicts == ()
